@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv.api.bench_feed import LOADS, Load, find_load, most_that_pass
-from dsv.api.bench_feed_process import Batches, Training
+from dsv.api.bench_feed_process import Training, batches
 from dsv.errors import UsageError
 
 SMALL = Load("small", "x", "none", 2, 1.0, 100, 0, 3, 0.9)
@@ -154,9 +154,9 @@ def test_the_search_is_right_where_more_is_worse(best: int, limit: int) -> None:
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(1, 5), st.integers(0, 3))
 def test_a_batch_of_files_is_a_part_of_a_random_order(sizes: list[int], accelerators: int, seed: int) -> None:
-    batches = Batches(sizes, SMALL, accelerators, by_bytes=False, seed=seed)
+    batch_of = batches(sizes, SMALL, accelerators, by_bytes=False, seed=seed)
     steps = len(sizes) * 2  # so many batches have each file as often as any other
-    read = [batches.batch(who, step) for step in range(steps) for who in range(accelerators)]
+    read = [batch_of(who, step) for step in range(steps) for who in range(accelerators)]
     assert all(len(batch) == SMALL.batch for batch in read)
     files = Counter(file for batch in read for file, start, stop in batch)
     assert set(files) == {*range(len(sizes))} and len(set(files.values())) == 1
@@ -166,13 +166,13 @@ def test_a_batch_of_files_is_a_part_of_a_random_order(sizes: list[int], accelera
         file
         for step in range(steps)
         for who in range(accelerators)
-        for file, _, _ in Batches(sizes, SMALL, accelerators, by_bytes=False, seed=seed).batch(who, step)
+        for file, _, _ in batches(sizes, SMALL, accelerators, by_bytes=False, seed=seed)(who, step)
     ]
 
 
 def test_accelerators_share_an_epoch() -> None:
-    batches = Batches([1] * 12, SMALL, 3, by_bytes=False, seed=1)
-    read = [file for step in range(2) for who in range(3) for file, _, _ in batches.batch(who, step)]
+    batch_of = batches([1] * 12, SMALL, 3, by_bytes=False, seed=1)
+    read = [file for step in range(2) for who in range(3) for file, _, _ in batch_of(who, step)]
     assert sorted(read) == [*range(12)]
 
 
@@ -180,11 +180,11 @@ def test_accelerators_share_an_epoch() -> None:
 @given(st.lists(st.integers(0, 700), min_size=1, max_size=12).filter(any), st.integers(1, 4))
 def test_a_batch_of_bytes_has_those_of_the_model(sizes: list[int], accelerators: int) -> None:
     load, total = replace(SMALL, batch=3), sum(sizes)
-    batches = Batches(sizes, load, accelerators, by_bytes=True, seed=0)
+    batch_of = batches(sizes, load, accelerators, by_bytes=True, seed=0)
     for who in range(accelerators):
         read: Counter[tuple[int, int]] = Counter()
         for step in range(total if total < 40 else 8):  # which is all bytes 300 times, or some of them
-            batch = batches.batch(who, step)
+            batch = batch_of(who, step)
             assert sum(stop - start for _, start, stop in batch) == 300
             for file, start, stop in batch:
                 assert 0 <= start < stop <= sizes[file]

@@ -16,13 +16,14 @@ import signal
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from random import Random
 
 from dsv.api.bench_feed import Load, Round
-from dsv.errors import Conflict, DsvError, NotFound, Unreachable
+from dsv.errors import Conflict, DsvError, Unreachable
 from dsv.fs.errors import as_error
 
 Range = tuple[int, int, int]
@@ -49,43 +50,38 @@ class _WorkerError(Exception):
     """What a worker says of its failure: the name of the class, message, subject and hint."""
 
 
-class Batches:
-    """Which bytes each accelerator reads in each step: the files in a random order, again and again.
+def batches(
+    sizes: Sequence[int], load: Load, accelerators: int, *, by_bytes: bool, seed: int
+) -> Callable[[int, int], list[Range]]:
+    """Return a function from an accelerator and a step to what is read then: files in a random order, again and again.
 
-    Each accelerator has its own part of that order. It is a pure function of what it is made of, so that any process
-    can find out any batch.
+    Each accelerator has its own part of that order. sizes: of the files. by_bytes: a batch has as many bytes as the
+    model's, and not as many files.
     """
+    order = list(range(len(sizes)))
+    Random(seed).shuffle(order)
+    ends = list(accumulate(sizes[file] for file in order))
 
-    def __init__(
-        self, sizes: Sequence[int], load: Load, accelerators: int, *, by_bytes: bool, seed: int
-    ) -> None:
-        """sizes: of the files. by_bytes: a batch has as many bytes as the model's, and not as many files."""
-        self._sizes, self._load, self._accelerators = sizes, load, accelerators
-        self._order = list(range(len(sizes)))
-        Random(seed).shuffle(self._order)
-        self._by_bytes = by_bytes
-        self._ends = list(accumulate(sizes[file] for file in self._order)) if by_bytes else []
+    def of_files(accelerator: int, number: int) -> list[Range]:
+        first = number * load.batch
+        places = (accelerator + accelerators * at for at in range(first, first + load.batch))
+        files = [order[place % len(order)] for place in places]
+        return [(file, 0, sizes[file]) for file in files]
 
-    def batch(self, accelerator: int, number: int) -> list[Range]:
-        """Return what the accelerator reads for a step."""
-        if self._by_bytes:
-            begin = self._ends[-1] * accelerator // self._accelerators + number * self._load.batch_bytes
-            return list(self._run(begin, begin + self._load.batch_bytes))
-        first = number * self._load.batch
-        places = (accelerator + self._accelerators * at for at in range(first, first + self._load.batch))
-        files = [self._order[place % len(self._order)] for place in places]
-        return [(file, 0, self._sizes[file]) for file in files]
-
-    def _run(self, begin: int, end: int) -> Iterator[Range]:
-        """Yield the ranges of the bytes from `begin` up to `end` of all files one behind the other, without an end."""
-        total = self._ends[-1]
+    def of_bytes(accelerator: int, number: int) -> list[Range]:
+        """Read the files one behind the other, without an end."""
+        begin = ends[-1] * accelerator // accelerators + number * load.batch_bytes
+        end, found = begin + load.batch_bytes, list[Range]()
         while begin < end:
-            place = bisect_right(self._ends, begin % total)
-            file = self._order[place]
-            start = begin % total - (self._ends[place] - self._sizes[file])
-            stop = min(self._sizes[file], start + end - begin)
-            yield file, start, stop
+            place = bisect_right(ends, begin % ends[-1])
+            file = order[place]
+            start = begin % ends[-1] - (ends[place] - sizes[file])
+            stop = min(sizes[file], start + end - begin)
+            found.append((file, start, stop))
             begin += stop - start
+        return found
+
+    return of_bytes if by_bytes else of_files
 
 
 class Training:
@@ -98,17 +94,13 @@ class Training:
     def __init__(self, load: Load, accelerators: int, begin: float) -> None:
         self._load = load
         self._there: list[dict[int, float]] = [{} for _ in range(accelerators)]
-        self._taken: list[float | None] = [None] * accelerators
+        self._taken: dict[int, float] = {}
+        self._warm = load.workers * load.depth
+        """Steps before those that count: what was read ahead in the beginning has to be used up."""
+        self._first_over: list[float] = []
         self.step = 0
         self.begins = [begin]
         """When each step began, and the last one that is not over."""
-        self._warm = load.workers * load.depth
-        self._first_over: list[float] = []
-
-    @property
-    def warm_up(self) -> int:
-        """Steps before those that count: what was read ahead in the beginning has to be used up."""
-        return self._warm
 
     @property
     def counted(self) -> int:
@@ -121,25 +113,28 @@ class Training:
 
     def take(self) -> list[int]:
         """Return the accelerators that take their batch of this step now."""
-        found = []
-        for number, there in enumerate(self._there):
-            if self._taken[number] is None and self.step in there:
-                self._taken[number] = max(self.begins[-1], there.pop(self.step))
-                found.append(number)
+        found = [
+            number
+            for number, there in enumerate(self._there)
+            if number not in self._taken and self.step in there
+        ]
+        for number in found:
+            self._taken[number] = max(self.begins[-1], self._there[number].pop(self.step))
         return found
 
     def end(self) -> float | None:
         """Return when this step is over for all, or None if some wait for their batch."""
-        taken = [at for at in self._taken if at is not None]
-        return max(taken) + self._load.seconds if len(taken) == len(self._taken) else None
+        if len(self._taken) < len(self._there):
+            return None
+        return max(self._taken.values()) + self._load.seconds
 
     def advance(self) -> None:
         """Begin the next step, which `end` has named the time of."""
         end = self.end()
         assert end is not None
         if self.step == self._warm:
-            self._first_over = [at + self._load.seconds for at in self._taken if at is not None]
-        self._taken = [None] * len(self._taken)
+            self._first_over = [at + self._load.seconds for at in self._taken.values()]
+        self._taken = {}
         self.begins.append(end)
         self.step += 1
 
@@ -279,16 +274,14 @@ def _described(error: DsvError) -> list[str | None]:
 def _work(what: Round, accelerator: int, worker: int, orders: int, results: int) -> None:
     """Read every `workers`-th batch of an accelerator, each when it is ordered, and say when it was there."""
     load = what.request.load
-    batches = Batches(what.sizes, load, what.accelerators, by_bytes=what.request.by_bytes, seed=_SEED)
-    reader = _Files(what) if what.commit is None else None
+    batch = batches(what.sizes, load, what.accelerators, by_bytes=what.request.by_bytes, seed=_SEED)
+    read = _files_reader(what) if what.commit is None else partial(_read_commit, what)
     number = worker
     with suppress(BrokenPipeError):
         while os.read(orders, 1):
-            asked = batches.batch(accelerator, number)
+            asked = batch(accelerator, number)
             try:
-                files, warm = (0, 0) if reader is None else reader.read(asked)
-                if reader is None:
-                    _read_commit(what, asked)
+                files, warm = read(asked)
             except DsvError as error:
                 os.write(results, json.dumps({"error": _described(error)}).encode() + b"\n")
                 return
@@ -298,8 +291,8 @@ def _work(what: Round, accelerator: int, worker: int, orders: int, results: int)
             number += load.workers
 
 
-def _read_commit(what: Round, asked: Sequence[Range]) -> None:
-    """Read ranges from the store, some MB at once, each byte checked against its id."""
+def _read_commit(what: Round, asked: Sequence[Range]) -> tuple[int, int]:
+    """Read ranges from the store, some MB at once, each byte checked against its id. Returns as `_files_reader`."""
     assert what.commit is not None
     group, size = list[tuple[str, int, int]](), 0
     for file, start, stop in asked:
@@ -311,54 +304,54 @@ def _read_commit(what: Round, asked: Sequence[Range]) -> None:
             group.append((what.paths[file], at, end))
             size += end - at
     what.commit.read_ranges(group)
+    return 0, 0
 
 
-class _Files:
-    """Reads files into memory that it has."""
+def _files_reader(what: Round) -> Callable[[Sequence[Range]], tuple[int, int]]:
+    """Return what reads ranges of files into memory that it has.
 
-    def __init__(self, what: Round) -> None:
-        self._paths, self._drop = what.paths, what.request.drop
-        self._buffer = memoryview(bytearray(_PIECE))
+    It returns of how many files it is known if they were in the page cache, and how many of them were.
+    """
+    buffer = memoryview(bytearray(_PIECE))
 
-    def read(self, asked: Sequence[Range]) -> tuple[int, int]:
-        """Return of how many files it is known if they were in the page cache, and how many of them were."""
-        found = [self._read(self._paths[file], start, stop) for file, start, stop in asked]
-        known = [one for one in found if one is not None]
-        return len(known), sum(known)
-
-    def _read(self, path: str, start: int, stop: int) -> bool | None:
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                self._forget(file)
-                warm = self._is_warm(file, start)
-                at = start
-                while at < stop:
-                    count = os.preadv(file, [self._buffer[: stop - at]], at)
-                    if not count:
-                        raise Conflict(f"{path} has become shorter while it was read", subject=path)
-                    at += count
-                self._forget(file)
-            finally:
-                os.close(file)
-        except FileNotFoundError as error:
-            raise NotFound(f"{path} was removed while the folder was read", subject=path) from error
-        except OSError as error:
-            raise as_error(error, path) from error
-        return warm
-
-    def _forget(self, file: int) -> None:
-        if self._drop:
+    def forget(file: int) -> None:
+        if what.request.drop:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def _is_warm(self, file: int, at: int) -> bool | None:
+    def is_warm(file: int, at: int) -> bool | None:
         """Return whether the next byte is in the page cache; None if the file system does not tell."""
         try:
-            return os.preadv(file, [self._buffer[:1]], at, os.RWF_NOWAIT) > 0 or None
+            return os.preadv(file, [buffer[:1]], at, os.RWF_NOWAIT) > 0 or None
         except BlockingIOError:
             return False
         except OSError:
             return None
+
+    def read(path: str, start: int, stop: int) -> bool | None:
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                forget(file)
+                warm = is_warm(file, start)
+                at = start
+                while at < stop:
+                    count = os.preadv(file, [buffer[: stop - at]], at)
+                    if not count:
+                        raise Conflict(f"{path} has become shorter while it was read", subject=path)
+                    at += count
+                forget(file)
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise as_error(error, path) from error
+        return warm
+
+    def read_all(asked: Sequence[Range]) -> tuple[int, int]:
+        found = [read(what.paths[file], start, stop) for file, start, stop in asked]
+        known = [one for one in found if one is not None]
+        return len(known), sum(known)
+
+    return read_all
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import platform
 import secrets
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -32,7 +32,7 @@ from dsv.run.engines.base import NoEngine
 from dsv.store.base import Store
 from dsv.store.open import OpenStore, split_of
 from dsv.store.options import StoreOptions
-from dsv.store.probe import KEYS, PROCESSES, THREADS, Proof, prove, prove_data, race
+from dsv.store.probe import KEYS, PROCESSES, THREADS, prove, prove_data, race
 from dsv.upkeep.packs import Schedule
 from dsv.values.units import format_bytes, format_count, rfc3339
 
@@ -198,9 +198,19 @@ def _writing(store: Store, *, single_writer: bool) -> Iterator[Finding]:
     except DsvError as error:
         yield _failed("write", error)
         return
-    yield _proved(store if split is None else split.names, proof, single_writer=single_writer)
+    names = store if split is None else split.names
+    if single_writer and not proof.put_if_absent_ok:
+        yield _warn("write", f"{names.url} was made for a single writer: of two syncs at once one is lost")
+    else:
+        order = "" if proof.ordered else "; its listings are in no order, which costs some requests"
+        hint = "use another store for what several people write"
+        yield _proved(
+            "write", names, () if proof.ok else proof.findings, f"Concurrent-write test passed{order}", hint
+        )
     if split is not None:
-        yield _proved_data(split.data, data)
+        good = f"{split.data.url} gives back what is written to it, whole, in ranges and in listings"
+        hint = "docs/operations/stores.md has the settings of each server"
+        yield _proved("write data", split.data, data, good, hint)
     yield _clock("clock", f"the store's clock and {host_name()}'s", written - between, 1.0)
     free = store.free_bytes()
     if free is not None:
@@ -219,31 +229,16 @@ def _under_load(store: Store, options: StoreOptions) -> Iterator[Finding]:
     except DsvError as error:
         yield _failed("write under load", error)
         return
-    if findings:
-        text = f"{names.url} does not keep what dsv relies on while it is busy: {'; '.join(findings)}"
-        hint = "dsv store move-names LOCATION keeps the names where one writer wins"
-        yield fail("write under load", text, hint)
-    else:
-        text = f"of {PROCESSES * THREADS} writers in {PROCESSES} processes one won each of {KEYS} keys"
-        yield _ok("write under load", text)
+    good = f"of {PROCESSES * THREADS} writers in {PROCESSES} processes one won each of {KEYS} keys"
+    hint = "dsv store move-names LOCATION keeps the names where one writer wins"
+    yield _proved("write under load", names, findings, good, hint)
 
 
-def _proved_data(data: Store, findings: tuple[str, ...]) -> Finding:
+def _proved(check: str, store: Store, findings: Sequence[str], good: str, hint: str) -> Finding:
+    """Return `good` if nothing was found, else what was."""
     if not findings:
-        text = f"{data.url} gives back what is written to it, whole, in ranges and in listings"
-        return _ok("write data", text)
-    text = f"{data.url} does not keep what dsv relies on: {'; '.join(findings)}"
-    return fail("write data", text, "docs/operations/stores.md has the settings of each server")
-
-
-def _proved(store: Store, proof: Proof, *, single_writer: bool) -> Finding:
-    if single_writer and not proof.put_if_absent_ok:
-        return _warn("write", f"{store.url} was made for a single writer: of two syncs at once one is lost")
-    if proof.ok:
-        order = "" if proof.ordered else "; its listings are in no order, which costs some requests"
-        return _ok("write", f"Concurrent-write test passed{order}")
-    text = f"{store.url} does not keep what dsv relies on: {'; '.join(proof.findings)}"
-    return fail("write", text, "use another store for what several people write")
+        return _ok(check, good)
+    return fail(check, f"{store.url} does not keep what dsv relies on: {'; '.join(findings)}", hint)
 
 
 def _clock(check: str, what: str, seconds: float, grain: float) -> Finding:

@@ -159,6 +159,7 @@ def command(
     *,
     examples: str,
     result: str = "",
+    options: Mapping[str, Any] | None = None,
     nulls: bool = False,
     words: str | None = None,
     unused: Iterable[str] = (),
@@ -168,12 +169,13 @@ def command(
     `examples` are lines, each with its meaning as a comment. `result` has the keys of its JSON document, such as
     `commit items(path size)`; docs/json.toml says what they mean.
 
-    With `words`, what follows `--` is in `call.words`, and is called so in the help. `unused` are global options, such
-    as `--cache`, that would have no effect.
+    `options` are the parameters, annotated as typer reads them, that its `**options` stands for. With `nulls`, keys
+    without a value are null. With `words`, what follows `--` is in `call.words`, and is called so in the help. `unused`
+    are global options, such as `--cache`, that would have no effect.
     """
 
     def declare(body: Body) -> Command:
-        _as_annotations(body)
+        _as_annotations(body, options or {})
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
         app.command(name, cls=Command, add_help_option=False)(body)
         made = get_command(app)
@@ -208,8 +210,11 @@ def argument(metavar: str, default: Any = None, **more: Any) -> Any:
     return made
 
 
-def _as_annotations(body: Body) -> None:
-    """Have typer read `full: bool = option(…)` as `full: Annotated[bool, option(…)] = False`, which it can share."""
+def _as_annotations(body: Body, more: Mapping[str, Any]) -> None:
+    """Have typer read `full: bool = option(…)` as `full: Annotated[bool, option(…)] = False`, which it can share.
+
+    `more` are parameters in that form for the `**options` of the body, behind its first two.
+    """
     signature = inspect.signature(body, eval_str=True)
     parameters = []
     for each in signature.parameters.values():
@@ -221,33 +226,16 @@ def _as_annotations(body: Body) -> None:
             kind: Any = Annotated[each.annotation, made]
             each = each.replace(default=preset, annotation=kind)
             body.__annotations__[each.name] = kind
-        parameters.append(each.replace(kind=each.KEYWORD_ONLY))
-    body.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-
-
-def with_parameters(more: Mapping[str, Any]) -> Callable[[Body], Body]:
-    """Give a function with `**options` these parameters by name, annotated as typer reads them, after its first two."""
-
-    def declare(body: Body) -> Body:
-        signature = inspect.signature(body, eval_str=True)
-        call, target, *own = (
-            each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD
+        if each.kind is not each.VAR_KEYWORD:
+            parameters.append(each.replace(kind=each.KEYWORD_ONLY))
+    parameters[2:2] = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=_EMPTY.get(get_args(kind)[0]), annotation=kind
         )
-        added = [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=False if get_args(kind)[0] is bool else None,
-                annotation=kind,
-            )
-            for name, kind in more.items()
-        ]
-        own = [each.replace(kind=each.KEYWORD_ONLY) for each in own]
-        body.__signature__ = signature.replace(parameters=[call, target, *added, *own])  # type: ignore[attr-defined]
-        body.__annotations__ |= more
-        return body
-
-    return declare
+        for name, kind in more.items()
+    ]
+    body.__annotations__ |= more
+    body.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
 
 
 def text(value: str) -> str:
@@ -288,32 +276,29 @@ def _show_help(ctx: typer.Context, value: bool) -> None:
 
 _PARSERS = {"N": whole(1), "TIME": parse_duration, "SIZE": parse_size, "TEXT": text}
 _EMPTY = {bool: False, str: ""}
-_FLAG: dict[str, Any] = {"expose_value": False, "is_eager": True, "callback": _remember}
-_HELP: dict[str, Any] = {**_FLAG, "callback": _show_help}
-
-
-def _declare(
-    store: Annotated[str | None, option("--store URL|NAME", "The store.", **_FLAG)] = None,
-    cache: Annotated[str | None, option("--cache DIR|NAME", "The cache.", **_FLAG)] = None,
-    directory: Annotated[str | None, option("-C DIR", "Do as if started in DIR.", **_FLAG)] = None,
-    json: Annotated[bool, option("--json", "One JSON document on stdout.", **_FLAG)] = False,
-    progress: Annotated[
-        str | None, option("--progress MODE", "auto, bar, lines, json, none.", **_FLAG)
-    ] = None,
-    quiet: Annotated[bool, option("-q --quiet", "No progress, no notes.", **_FLAG)] = False,
-    debug: Annotated[bool, option("--debug", "Show the traceback of a failure.", **_FLAG)] = False,
-    help: Annotated[bool, option("-h --help", "Show help.", **_HELP)] = False,  # noqa: A002
-) -> None:
-    """Declare the global options for `global_options`; this is never called."""
 
 
 @cache
 def global_options() -> tuple[Any, ...]:
     """Return the global options, whose values go to the session's `Flags`."""
+    kinds: dict[str, Any] = {}
+    for written, meaning in GLOBAL_OPTIONS:
+        names = written.replace(",", "")
+        flag = names.split()[-1].startswith("-")
+        name = "directory" if names == "-C DIR" else names.partition("--")[2].partition(" ")[0]
+        callback = _show_help if name == "help" else _remember
+        made = option(names, meaning, expose_value=False, is_eager=True, callback=callback)
+        kinds[name] = Annotated[bool, made] if flag else Annotated[str | None, made]
+    del kinds["version"]  # which is no option of a command
+
+    def body() -> None:
+        """Is never called."""
+
+    _as_annotations(body, kinds)
     app = typer.Typer(add_completion=False)
-    app.command(add_help_option=False)(_declare)
+    app.command(add_help_option=False)(body)
     params = get_command(app).params
-    take_as_typed(params, _declare)
+    take_as_typed(params, body)
     return tuple(params)
 
 

@@ -234,11 +234,14 @@ def cached_name(dataset: DatasetName, commit: CommitId, folder: Path) -> str:
     return f"{dataset}@{str(commit)[:12]}{'+' if '+' in folder.name else ''}"
 
 
+def first(lines: Sequence[str], most: int = 20, more: str = "") -> list[str]:
+    """Return the first lines, and one with the number of the others. `more` says where these are."""
+    return [*lines[:most], *([f"and {len(lines) - most:,} more{more}"] if len(lines) > most else [])]
+
+
 def patterns_of(lines: Sequence[str] | None) -> str:
     """Return a few patterns of a sparse workspace, and how many more there are."""
-    lines = lines or ()
-    more = [f"and {len(lines) - 5:,} more"] if len(lines) > 5 else []
-    return ", ".join([*lines[:5], *more]) or "nothing"
+    return ", ".join(first(lines or (), 5)) or "nothing"
 
 
 CACHED_KEYS = "cached_files cached_bytes"

@@ -88,13 +88,7 @@ def bench(
         by_bytes=batch == "bytes" or load.per_file > 1,
         drop=not keep_page_cache,
     )
-    found = _measured(call, request, offline)
-    if call.json:
-        more = {"from": request.source, "made": make is not None, "note": _NO_RESULT}
-        dropped = request.drop and request.source != "store"
-        call.items(map(call.item, found.rounds), call.head(found, page_cache_dropped=dropped, **more))
-    else:
-        _show(call, found)
+    _show(call, _measured(call, request, offline))
     return 0
 
 
@@ -137,6 +131,15 @@ def _source(source: str | None, target: str | None, folder: str | None, make: in
 
 def _show(call: Call, found: Fed) -> None:
     load, request = found.load, found.request
+    if call.json:
+        head: dict[str, object] = {
+            "from": request.source,
+            "made": request.make is not None,
+            "note": _NO_RESULT,
+        }
+        dropped = request.drop and request.source != "store"
+        call.items(map(call.item, found.rounds), call.head(found, page_cache_dropped=dropped, **head))
+        return
     call.line(f"{load.model} on {load.accelerator}, as in MLPerf Storage {load.versions}:")
     call.line(
         f"  {format_count(load.batch, 'sample')} of {format_bytes(load.sample)} each {load.seconds * 1000:g} ms, "

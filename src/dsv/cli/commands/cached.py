@@ -12,7 +12,7 @@ from dsv.cache.fill.check import Checked
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options.arguments import Targets
-from dsv.cli.output import local_time, printable, to_item
+from dsv.cli.output import first, local_time, printable, to_item
 from dsv.errors import IntegrityError, UsageError
 from dsv.values.names import Target
 from dsv.values.paths import show
@@ -239,7 +239,4 @@ def _foreign(paths: Sequence[bytes]) -> str:
 
 
 def _paths(item: Checked) -> str:
-    shown = [f"{wrong.path} ({wrong.problem})" for wrong in item.wrong[:SHOWN]]
-    if len(item.wrong) > SHOWN:
-        shown.append(f"and {len(item.wrong) - SHOWN:,} more")
-    return ", ".join(shown)
+    return ", ".join(first([f"{wrong.path} ({wrong.problem})" for wrong in item.wrong]))

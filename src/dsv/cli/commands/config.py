@@ -127,10 +127,9 @@ def _change(call: Call, key: str | None, value: str | None, unset: bool) -> None
         )
     after = edited(before.decode(), key, changed)
     if after is None:
-        import tomli_w
-
-        after = tomli_w.dumps(changed)
-        call.warn(f"{path} was rewritten, and its comments were lost")
+        raise UsageError(
+            f"{path} is written in a way that dsv can't change", subject=key, hint=f"edit {path}"
+        )
     _write(path, after)
     if call.json:
         call.results([] if value is None else [_without_password(Setting(key, value, str(path)))])

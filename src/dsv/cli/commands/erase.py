@@ -9,14 +9,13 @@ from dsv.api import verify as api
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
 from dsv.cli.options.arguments import Author, DryRun, one_of
-from dsv.cli.output import local_time, printable
+from dsv.cli.output import first, local_time, printable
 from dsv.errors import Conflict, Unreachable, UsageError
 from dsv.upkeep.successor import Succeeded
 from dsv.values.ids import FileId
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count, parse_duration
 
-_SHOWN = 20
 _TITLES = {
     "erased": "to be erased from all commits:",
     "shared": "others with a part of it:",
@@ -126,10 +125,8 @@ def _show(call: Call, done: api.Done) -> None:
         items = [item for item in done.items if item.state == state]
         if items:
             call.say(title)
-        for item in items[:_SHOWN]:
-            call.say(f"  {_story(item)}")
-        if len(items) > _SHOWN:
-            call.say(f"  and {len(items) - _SHOWN:,} more, which --dry-run lists")
+        for line in first(list(map(_story, items)), more=", which --dry-run lists"):
+            call.say(f"  {line}")
     _show_copies(call, done)
 
 

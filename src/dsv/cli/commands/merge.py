@@ -11,7 +11,7 @@ from dsv.api.checkout import Updated
 from dsv.api.context import Context
 from dsv.api.merge import Merged, MergeRequest
 from dsv.cli.call import Call
-from dsv.cli.declare import argument, command, option, whole, with_parameters
+from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.failure import of_error
 from dsv.cli.options.arguments import Author, DryRun, Force, Message, commit_target, override
 from dsv.cli.options.merging import (
@@ -87,8 +87,8 @@ _PICKED = f"dataset branch commit before source any_change {_RESULT}"
         dsv merge relabel --table-key image_id  # merge CSV and Parquet files row by row
     """,
     result=f"dataset branch commit before source bases outcome {_RESULT}",
+    options=_OPTIONS,
 )
-@with_parameters(_OPTIONS)
 def merge(
     call: Call,
     source: str = argument("BRANCH"),
@@ -116,8 +116,8 @@ def merge(
         dsv cherry-pick @relabel -- train/labels.csv  # only its changes to some paths
     """,
     result=_PICKED,
+    options=_PICK_OPTIONS,
 )
-@with_parameters(_PICK_OPTIONS)
 def cherry_pick(
     call: Call,
     source: str = argument("TARGET"),
@@ -143,8 +143,8 @@ def cherry_pick(
         dsv revert 3f2a9c01 -- train/  # only its changes below a folder
     """,
     result=_PICKED,
+    options=_PICK_OPTIONS,
 )
-@with_parameters(_PICK_OPTIONS)
 def revert(
     call: Call,
     source: str = argument("TARGET"),

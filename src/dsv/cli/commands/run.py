@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from dsv.cli.call import Call
-from dsv.cli.declare import COMMAND, command, option, text, whole, with_parameters
+from dsv.cli.declare import COMMAND, command, option, text, whole
 from dsv.run.spec import OPTIONS
 
 _NAMED: dict[str, Any] = {
@@ -33,8 +33,8 @@ _NAMED: dict[str, Any] = {
         "run dataset commit engine exit_code cache_hit stage_seconds params metrics out sweep(id exit_code "
         "runs)"
     ),
+    options=_NAMED,
 )
-@with_parameters(_NAMED)
 def run(
     call: Call,
     target: Annotated[str | None, typer.Argument(metavar="[TARGET]")] = None,

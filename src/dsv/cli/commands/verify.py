@@ -8,6 +8,7 @@ from dsv.api.verify import VerifyRequest
 from dsv.api.verify import verify as verify_store
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
+from dsv.cli.output import first
 from dsv.errors import IntegrityError, Unreachable, UsageError
 from dsv.upkeep.verify import Lost, Verification
 from dsv.values.names import Target
@@ -129,10 +130,8 @@ def _show(call: Call, done: Verification) -> None:
     ]:
         call.line(f"{commit[:12]} ({', '.join(named[commit][:3])}) has lost:")
         lines = [line for one in by_commit[commit] for line in _lines(one)]
-        for line in lines[:_PATHS]:
+        for line in first(lines, _PATHS):
             call.line(f"  {line}")
-        if len(lines) > _PATHS:
-            call.line(f"  and {len(lines) - _PATHS:,} more")
     for left in (len(done.faults) - _COMMITS, len(by_commit) - _COMMITS):
         if left > 0:
             call.line(f"and {left:,} more; --json lists all")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from dsv.cli.call import Call
 from dsv.cli.declare import option
-from dsv.cli.output import to_item
+from dsv.cli.output import first, to_item
 from dsv.errors import NotFound, UsageError
 from dsv.merge.paths import Choices
 from dsv.values.paths import PathSet, show
@@ -85,16 +85,10 @@ def settled_json(one: Settled) -> dict[str, object]:
     }
 
 
-_TOLD = 20
-"""Files that are listed."""
-
-
 def tell_settled(call: Call, settled: Sequence[Settled]) -> None:
     """Print a line for each file that was merged, or that a choice has settled."""
-    for one in settled[:_TOLD]:
-        call.line(f"  {one}")
-    if len(settled) > _TOLD:
-        call.line(f"  and {len(settled) - _TOLD:,} more; --json has them all")
+    for line in first(list(map(str, settled)), more="; --json has them all"):
+        call.line(f"  {line}")
 
 
 def tell_conflicts(call: Call, error: MergeConflict, **head: object) -> int:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from dsv.api.cache_targets import Targets, tracked
 from dsv.cache.claims import LeaseRecord, PinRecord
-from dsv.cache.evict import Trash, disk_now, find_trash, measure
+from dsv.cache.cleanup import Trash, find_trash, measure
+from dsv.cache.evict import disk_now
 from dsv.cache.fill import check as reading
 from dsv.cache.fill import directory, reservations
 from dsv.cache.fill.check import Checked

@@ -7,6 +7,7 @@ away can't come back.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from dsv.cache.claims import (
     INTENT,
@@ -41,46 +43,81 @@ from dsv.values.units import format_bytes, format_count
 # Seconds after which anyone may finish what one process should have finished long ago.
 ABANDONED = 600.0
 _OLD_DRAFT = 86400.0
+_MOST = 10_000  # files that are counted, so that `dsv cached` takes no time for a large commit that is being deleted
 _T = TypeVar("_T")
 
 
-class Stuck(msgspec.Struct, frozen=True):
-    """A folder that an earlier eviction left in the trash, and this one could not delete either."""
+class Trash(msgspec.Struct, frozen=True):
+    """A folder in the trash."""
 
     path: Path
-    of: str | None
-    """The place that it was a part of, if that is known."""
-    bytes: int
-    """Room on disk that it takes, as `files`."""
-    files: int
-    error: DsvError
-
-    @classmethod
-    def because_of(cls, error: OSError, path: Path, place: Place | None) -> Stuck:
-        rest = Remover(dry=True)
-        with contextlib.suppress(OSError):  # then what could be looked at is counted
-            rest.remove(path)
-        room = rest.removed.room
-        cause = explain(error, path, "delete")
-        earlier = "an earlier eviction" + (f" of {place}" if place else "")
-        size = f"{format_bytes(room.bytes)} in {format_count(room.files, 'file')}"
-        told = type(cause)(
-            f"{cause.message}; {earlier} left it, {size}",
-            subject=str(path),
-            hint=f"see what keeps it (lsattr -R {path}, or who owns it), then: dsv evict",
-        )
-        return cls(path, str(place) if place else None, room.bytes, room.files, told)
+    bytes: int = 0  # room on disk, as `files`
+    files: int = 0
+    counted: bool = True  # that is the space of the whole folder
+    of: str | None = None  # the place that it was a part of, if that is known
+    error: DsvError | None = None  # why it can't be deleted
 
     @property
-    def problem(self) -> str:
-        return self.error.message
+    def problem(self) -> str | None:
+        return None if self.error is None else self.error.message
+
+
+def find_trash(root: CacheRoot) -> list[Trash]:
+    """List and measure the folders in the trash. Raise `OSError` if that fails."""
+    found = []
+    for name in list_names(root.trash):
+        folder = root.trash / name
+        if folder == root.spare_folder or folder.is_symlink() or not folder.is_dir():
+            continue
+        trash = measure(folder)
+        if trash is not None:
+            found.append(trash)
+    return found
+
+
+def measure(folder: Path) -> Trash | None:
+    """Count the room that a folder takes, up to some files; None for an empty folder, or none. Raises `OSError`."""
+    room, seen = Extent(), 0
+    links: set[tuple[int, int]] = set()
+    empty = True
+    for below, folders, files in os.walk(folder):
+        empty = empty and not folders and not files
+        for name in files:
+            seen += 1
+            if seen > _MOST:
+                return Trash(folder, room.bytes, room.files, counted=False)
+            try:
+                status = (Path(below) / name).lstat()
+            except FileNotFoundError:
+                continue  # deleted meanwhile
+            if (status.st_dev, status.st_ino) not in links:
+                links.add((status.st_dev, status.st_ino))
+                room += Extent(status.st_blocks * 512, 1)
+    return None if empty else Trash(folder, room.bytes, room.files)
+
+
+def _stuck(folder: Path, place: Place | None, error: OSError) -> Trash:
+    """Return what an earlier eviction left in the trash, and this one could not delete either."""
+    found = None
+    with contextlib.suppress(OSError):
+        found = measure(folder)
+    found = found or Trash(folder)
+    cause = explain(error, folder, "delete")
+    earlier = "an earlier eviction" + (f" of {place}" if place else "")
+    size = f"{format_bytes(found.bytes)} in {format_count(found.files, 'file')}"
+    told = type(cause)(
+        f"{cause.message}; {earlier} left it, {size}",
+        subject=str(folder),
+        hint=f"see what keeps it (lsattr -R {folder}, or who owns it), then: dsv evict",
+    )
+    return replace(found, of=str(place) if place else None, error=told)
 
 
 class Swept(msgspec.Struct):
     """The result of clearing up."""
 
     freed: Extent = msgspec.field(default_factory=Extent)  # room that is free now
-    stuck: list[Stuck] = msgspec.field(default_factory=list)
+    stuck: list[Trash] = msgspec.field(default_factory=list)
 
 
 class Sweeper:
@@ -216,7 +253,7 @@ class Sweeper:
             with self._deleting:
                 remover.remove(folder)
         except OSError as error:
-            stuck = Stuck.because_of(error, folder, place)
+            stuck = _stuck(folder, place, error)
             with self._lock:
                 self._swept.stuck.append(stuck)
             raise

@@ -9,13 +9,12 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
 from dsv.cache.claims import INTENT, Claims, Intent, read_claims
-from dsv.cache.cleanup import Stuck, Sweeper, Swept, remove_empty
+from dsv.cache.cleanup import Sweeper, Swept, Trash, remove_empty
 from dsv.cache.fill import reservations
 from dsv.cache.fill.reservations import NoRoomBeside
 from dsv.cache.inventory import Inventory, Remembered, take_inventory
@@ -27,7 +26,6 @@ from dsv.cache.removal import Removed, Remover
 from dsv.cache.root import CacheRoot, Place, explain, explaining, nearest_folder
 from dsv.cache.settings import CacheSettings, check_writable, load_settings
 from dsv.errors import DsvError
-from dsv.fs.files import list_names
 from dsv.values.units import format_bytes, format_count
 
 
@@ -40,7 +38,7 @@ class EvictionResult(msgspec.Struct):
     exceeded: list[str] = msgspec.field(default_factory=list)  # limits that still do not hold
     leftovers: Extent = msgspec.field(default_factory=Extent)
     """Room freed from killed evictors and abandoned fills."""
-    stuck: list[Stuck] = msgspec.field(default_factory=list)
+    stuck: list[Trash] = msgspec.field(default_factory=list)
     """Remains of an earlier eviction in the trash that still can't be deleted."""
 
     @property
@@ -54,7 +52,7 @@ class EvictionResult(msgspec.Struct):
     @property
     def errors(self) -> list[DsvError]:
         failed = [one.error for one in self.failed if one.error is not None]
-        return [*failed, *(one.error for one in self.stuck)]
+        return [*failed, *(one.error for one in self.stuck if one.error is not None)]
 
     @property
     def exit_code(self) -> int:
@@ -269,52 +267,6 @@ def _evicted(due: CachedCommit, removed: Removed) -> CachedCommit:
     return replace(
         due, freed=removed.room, foreign=removed.foreign, foreign_paths=tuple(removed.foreign_paths)
     )
-
-
-_MOST = 10_000  # files that are counted, so that `dsv cached` takes no time for a large commit that is being deleted
-
-
-class Trash(msgspec.Struct, frozen=True):
-    """A folder in the trash."""
-
-    path: Path
-    bytes: int  # room on disk, as `files`
-    files: int
-    counted: bool  # that is the space of the whole folder
-
-
-def find_trash(root: CacheRoot) -> list[Trash]:
-    """List and measure the folders in the trash. Raise `OSError` if that fails."""
-    found = []
-    for name in list_names(root.trash):
-        folder = root.trash / name
-        if folder == root.spare_folder or folder.is_symlink() or not folder.is_dir():
-            continue
-        trash = measure(folder)
-        if trash is not None:
-            found.append(trash)
-    return found
-
-
-def measure(folder: Path) -> Trash | None:
-    """Count the room that a folder takes, up to some files; None for an empty folder, or none. Raises `OSError`."""
-    room, seen = Extent(), 0
-    links: set[tuple[int, int]] = set()
-    empty = True
-    for below, folders, files in os.walk(folder):
-        empty = empty and not folders and not files
-        for name in files:
-            seen += 1
-            if seen > _MOST:
-                return Trash(folder, room.bytes, room.files, counted=False)
-            try:
-                status = (Path(below) / name).lstat()
-            except FileNotFoundError:
-                continue  # deleted meanwhile
-            if (status.st_dev, status.st_ino) not in links:
-                links.add((status.st_dev, status.st_ino))
-                room += Extent(status.st_blocks * 512, 1)
-    return None if empty else Trash(folder, room.bytes, room.files, counted=True)
 
 
 _REST = 100  # all commits are looked at again once this takes at most so small a part of the time

@@ -113,7 +113,7 @@ def explain(error: OSError, path: Path | str, doing: str = "use") -> DsvError:
         return Denied(what, subject=subject, hint=hint)
     if error.errno in FULL:
         return NoRoom(f"{what}; {free_room(path)}", subject=subject, hint="dsv evict --dry-run")
-    if error.errno == errno.ENOTDIR and _is_below_a_file(Path(path)):
+    if error.errno == errno.ENOTDIR:  # below a file
         return NotFound(what, subject=subject)
     if error.errno in GONE:  # others remove folders while they are empty
         return Unreachable(what, subject=subject, hint="the cache is being changed by others: try again")
@@ -142,11 +142,6 @@ def free_room(path: Path | str) -> str:
 def nearest_folder(path: Path) -> Path:
     """Return the path, or the nearest one above it that exists: what is not there yet will be on that file system."""
     return next((one for one in (path, *path.parents) if one.exists()), path)
-
-
-def _is_below_a_file(path: Path) -> bool:
-    nearest = next((one for one in (path, *path.parents) if os.path.lexists(one)), path)
-    return not nearest.is_dir()
 
 
 def own_folder(path: Path) -> bool:

@@ -85,25 +85,37 @@ class Checked(msgspec.Struct):
 def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, progress: Progress) -> Checked:
     """Read every file of a visible commit, which somebody holds a lease on. Raises `OSError`."""
     result = Checked(root.visible(place), place)
+    jobs: deque[Future[Entry | Wrong]] = deque()
+
+    def drain() -> None:
+        for job in jobs:
+            job.exception()
+
+    def note(looked: Entry | Wrong) -> None:
+        entry = looked.entry if isinstance(looked, Wrong) else looked
+        if isinstance(looked, Wrong):
+            result.wrong.append(looked)
+        result.files += entry.is_file
+        result.bytes += entry.size
+        progress.advance(1, entry.size)
+
     top = os.open(root.visible(place), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-check") as pool:
-            jobs: deque[Future[Entry | Wrong]] = deque()
-
-            def drain() -> None:
-                for job in jobs:
-                    job.exception()
-
-            with closing(Folders(top, Rights.of(root), before_close=drain)) as folders:
-                for looked in _look_at_all(
-                    folders, root, _chosen(tree, selection, result.expected), pool, jobs
-                ):
-                    if isinstance(looked, Wrong):
-                        result.wrong.append(looked)
-                        looked = looked.entry
-                    result.files += looked.is_file
-                    result.bytes += looked.size
-                    progress.advance(1, looked.size)
+        with (
+            ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-check") as pool,
+            closing(Folders(top, Rights.of(root), before_close=drain)) as folders,
+        ):
+            for entry, where in _chosen(tree, selection, result.expected):
+                try:
+                    jobs.append(pool.submit(_look, root, *folders.of(entry.path), entry, where))
+                except OSError as error:
+                    if error.errno not in _NOT_A_FOLDER:
+                        raise
+                    jobs.append(pool.submit(Wrong, entry, where, "is missing"))
+                if len(jobs) > _AHEAD:
+                    note(jobs.popleft().result())
+            while jobs:
+                note(jobs.popleft().result())
     finally:
         os.close(top)
     result.strange = result.left = _find_foreign(root.visible(place), result.expected)
@@ -165,29 +177,6 @@ def _chosen(
         if entry.path in selection and tree.objects.erasures.of(entry) is None:
             expected.add(entry.path)
             yield entry, where
-
-
-def _look_at_all(
-    folders: Folders,
-    root: CacheRoot,
-    entries: Iterable[tuple[Entry, Location | None]],
-    pool: ThreadPoolExecutor,
-    jobs: deque[Future[Entry | Wrong]],
-) -> Iterator[Entry | Wrong]:
-    """Yield each entry, or what is wrong about it, in order; several threads read. jobs: under way."""
-    for entry, where in entries:
-        try:
-            folder, name = folders.of(entry.path)
-        except OSError as error:
-            if error.errno not in _NOT_A_FOLDER:
-                raise
-            jobs.append(pool.submit(Wrong, entry, where, "is missing"))
-        else:
-            jobs.append(pool.submit(_look, root, folder, name, entry, where))
-        if len(jobs) > _AHEAD:
-            yield jobs.popleft().result()
-    while jobs:
-        yield jobs.popleft().result()
 
 
 def _look(root: CacheRoot, folder: int, name: bytes, entry: Entry, where: Location | None) -> Entry | Wrong:

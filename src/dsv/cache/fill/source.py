@@ -19,12 +19,13 @@ from dsv.format.locator import Location
 from dsv.format.tree import Entry
 from dsv.repo.objects.erasures import Erasures
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import Leaf, LocatedSegment, TreeReader
+from dsv.repo.tree.read import LocatedSegment, TreeReader
 from dsv.transfer.download import READ_AHEAD, Donor, Fetcher, Wanted, donor_chunks
 from dsv.values.ids import ChunkId, CommitId, RecipeId
 from dsv.values.names import DatasetName
 from dsv.values.paths import PathSet
 
+_SEGMENTS = 16  # that are read together
 LEAST_AHEAD = 1 << 20  # bytes; less would make a request of every few files
 Stream = Generator[tuple[Wanted, Iterator[bytes]], None, None]
 
@@ -81,27 +82,6 @@ class StoreSource:
         return donor_chunks(self.repository.objects, recipe, where)
 
 
-class SegmentWindow:
-    """Segments of one tree by number; reads and keeps a few at a time, as they are mostly asked for in order."""
-
-    def __init__(self, tree: TreeReader, ahead: int = 16) -> None:
-        self._tree = tree
-        self._ahead = ahead
-        self._held: dict[int, LocatedSegment] = {}
-
-    @property
-    def leaves(self) -> Sequence[Leaf]:
-        return self._tree.leaves()
-
-    def get(self, number: int) -> LocatedSegment:
-        if number not in self._held:
-            # One before, so that the order is checked across the edge of the window.
-            first = max(number - 1, 0)
-            chosen = self._tree.leaves()[first : number + self._ahead]
-            self._held = dict(enumerate(self._tree.segments(chosen), first))
-        return self._held[number]
-
-
 class Item(msgspec.Struct):
     """An entry and its way into the tree."""
 
@@ -131,7 +111,8 @@ class Contents:
         self._directory = directory
         self._source = source
         tree = source.tree(CommitId.parse(directory.plan.commit))
-        self._segments = SegmentWindow(tree)
+        self._tree = tree
+        self._held: dict[int, LocatedSegment] = {}  # by number: the next ones, as they are asked for in order
         self._erasures = source.erasures
         self._starts = [0]
         for leaf in tree.leaves():
@@ -146,7 +127,7 @@ class Contents:
     def of(self, part: Part) -> Iterator[Item]:
         """Yield the part's entries in order, without files that were erased. Raises `OSError`."""
         for number in range(part.first, part.last + 1):
-            located = self._segments.get(number)
+            located = self._segment(number)
             items = self._items(number, located)
             if part.slices > 1:
                 start, end = slice_bounds(located.segment.sizes, part.slices)[part.slice]
@@ -163,7 +144,7 @@ class Contents:
             yield from self.of(part)
             return
         for number in range(part.first, part.last + 1):
-            located = self._segments.get(number)
+            located = self._segment(number)
             sizes = located.segment.sizes
             codes = self._codes(number)
             if sizes.count(0):  # a segment that is linked whole may have links and folders, which are not
@@ -236,6 +217,13 @@ class Contents:
             _coded(code, entry, where, moves)
             for code, (entry, where) in zip(codes, located.entries(), strict=True)
         )
+
+    def _segment(self, number: int) -> LocatedSegment:
+        if number not in self._held:
+            first = max(number - 1, 0)  # one before, so that the order is checked across the edge
+            leaves = self._tree.leaves()[first : number + _SEGMENTS]
+            self._held = dict(enumerate(self._tree.segments(leaves), first))
+        return self._held[number]
 
     def _codes(self, number: int) -> bytes:
         assert self._source_map is not None

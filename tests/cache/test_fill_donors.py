@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, settings
@@ -54,7 +55,8 @@ def test_codes_say_what_a_plain_comparison_says(
     wanted: list[File], cached: list[tuple[list[File], tuple[str, ...]]]
 ) -> None:
     tree = FakeTree(wanted)
-    matching = Matching.of(tree)
+    starts = list(accumulate((leaf.child.entries for leaf in tree.leaves()), initial=0))
+    matching = Matching(bytearray(starts[-1]), starts)
     there: list[dict[str, File]] = []
     for number, (files, paths) in enumerate(cached):
         selection = PathSet.of(path.encode() for path in paths)

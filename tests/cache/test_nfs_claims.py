@@ -149,7 +149,7 @@ def test_an_eviction_that_was_on_its_way_for_minutes_never_hits_a_taker(crew: Cr
     crew.go_on("taker")
     assert crew.hear("taker", 2) == "confirmed True"
     slow.plug_in()
-    assert crew.hear("slow", 3) == "VOIDED"
+    assert crew.hear("slow", 3) == "too late"
     assert visible(crew)
     crew.go_on("taker")
     assert crew.hear("taker", 3) == "there True lost False"

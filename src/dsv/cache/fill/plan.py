@@ -8,7 +8,7 @@ import operator
 import os
 from array import array
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from itertools import accumulate, takewhile
 
 import msgspec
 
@@ -183,13 +183,21 @@ def _selected(
 ) -> list[Load]:
     """Read the segments that hold selected paths, and count those paths."""
     loads: list[Load] = []
-    start = 0
-    starts = [start := start + leaf.child.entries for leaf in tree.leaves()]
+    leaves = tree.leaves()
+    starts = accumulate((leaf.child.entries for leaf in leaves), initial=0)
+    befores = [None, *(leaf.child.last for leaf in leaves)]
+    wanted = [
+        (number, start, leaf)
+        for number, (start, before, leaf) in enumerate(zip(starts, befores, leaves, strict=False))
+        if selection.overlaps(before, leaf.child.last)
+    ]
     unseen = set(selection.paths)
-    for number, leaf, entries in _overlapping(tree, selection):
-        first = starts[number] - leaf.child.entries
+    segments = tree.segments([leaf for *_, leaf in wanted])
+    for (number, start, _), located in zip(wanted, segments, strict=True):
+        segment = located.segment
         heavy = size = count = 0
-        for at, (path, kind, length) in enumerate(entries, first):
+        entries = zip(segment.paths, segment.kinds, segment.sizes, strict=True)
+        for at, (path, kind, length) in enumerate(entries, start):
             if path not in selection:
                 continue
             if unseen:
@@ -211,21 +219,6 @@ def _selected(
     sums.bytes = sum(load.bytes for load in loads)
     sums.entries = sum(load.entries for load in loads)
     return loads
-
-
-def _overlapping(
-    tree: TreeReader, selection: PathSet
-) -> Iterator[tuple[int, Leaf, Iterator[tuple[bytes, int, int]]]]:
-    numbers: list[int] = []
-    after: bytes | None = None
-    for number, leaf in enumerate(tree.leaves()):
-        if selection.overlaps(after, leaf.child.last):
-            numbers.append(number)
-        after = leaf.child.last
-    chosen = [tree.leaves()[number] for number in numbers]
-    for number, leaf, located in zip(numbers, chosen, tree.segments(chosen), strict=True):
-        segment = located.segment
-        yield number, leaf, zip(segment.paths, segment.kinds, segment.sizes, strict=True)
 
 
 def _count(code: int, size: int, donors: Sequence[DonorPlan], sums: _Sums) -> int:
@@ -345,17 +338,6 @@ class Matching(msgspec.Struct):
     """For each entry with a MOVED code, its path in the donor."""
     samples: dict[int, list[bytes]] = msgspec.field(default_factory=dict)
     """Some linked paths of each donor."""
-
-    @property
-    def complete(self) -> bool:
-        return not _is_open(self.codes)
-
-    @classmethod
-    def of(cls, tree: TreeReader) -> Matching:
-        starts = [0]
-        for leaf in tree.leaves():
-            starts.append(starts[-1] + leaf.child.entries)
-        return cls(bytearray(starts[-1]), starts)
 
     def add(self, donor: int, tree: TreeReader, theirs: TreeReader, selection: PathSet) -> bool:
         """Use donor number `donor` for what is still to be fetched; False if it had nothing of it.
@@ -506,10 +488,11 @@ def match(
     source: StoreSource, tree: TreeReader, found: Sequence[Candidate]
 ) -> tuple[Matching, list[Candidate]] | None:
     """Compare the tree with the candidates in their order; None if none of them has any of its files."""
-    matching = Matching.of(tree)
+    starts = list(accumulate((leaf.child.entries for leaf in tree.leaves()), initial=0))
+    matching = Matching(bytearray(starts[-1]), starts)
     used: list[Candidate] = []
     for place, record in found:
-        if matching.complete:
+        if not _is_open(matching.codes):
             break
         try:
             theirs = source.tree(place.commit)

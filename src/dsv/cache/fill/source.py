@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 
 import msgspec
@@ -114,9 +114,7 @@ class Contents:
         self._tree = tree
         self._held: dict[int, LocatedSegment] = {}  # by number: the next ones, as they are asked for in order
         self._erasures = source.erasures
-        self._starts = [0]
-        for leaf in tree.leaves():
-            self._starts.append(self._starts[-1] + leaf.child.entries)
+        self._starts = list(accumulate((leaf.child.entries for leaf in tree.leaves()), initial=0))
         self._selection = PathSet.of(path.encode() for path in directory.plan.selection)
         self._donor_trees: dict[int, TreeReader] = {}
         has_map = directory.plan.has_source_map

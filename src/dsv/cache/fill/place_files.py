@@ -66,7 +66,14 @@ class Pool:
         ):
             self._collect(FIRST_COMPLETED)
         self._raise()
-        self._open[self._executor.submit(task)] = size
+        done: Future[None] = Future()
+        self._open[done] = size
+        try:
+            self._executor.submit(_run, task, done)
+        except RuntimeError:  # "can't start new thread": those that are there do it
+            if len(self._open) == 1:
+                del self._open[done]
+                raise
 
     def drain(self) -> None:
         """Return when nothing is in flight."""
@@ -96,6 +103,15 @@ class Pool:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+def _run(task: Callable[[], None], done: Future[None]) -> None:
+    try:
+        task()
+    except BaseException as error:  # noqa: BLE001 (handed to the caller)
+        done.set_exception(error)
+    else:
+        done.set_result(None)
 
 
 class Job(msgspec.Struct):

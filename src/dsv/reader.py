@@ -135,12 +135,13 @@ class Store:
             raise StoreError(f"{key} is larger than {limit} bytes")
         return data
 
-    def names(self, prefix: str) -> list[str]:
-        """The names of one folder, in order."""
+    def names(self, prefix: str, digits: int = 0) -> list[str]:
+        """The names of one folder, in order. digits: only those of so many hex digits."""
         try:
-            return sorted(path.name for path in (self.folder / prefix).iterdir())
+            found = sorted(path.name for path in (self.folder / prefix).iterdir())
         except FileNotFoundError:
             return []
+        return [one for one in found if not digits or re.fullmatch(f"[0-9a-f]{{{digits}}}", one)]
 
     def read_pack(self, pack: bytes, offset: int, length: int) -> bytes:
         """May be shorter than asked for, where the pack is."""
@@ -198,13 +199,11 @@ def check_names(kind: str, carried: list[Any], *expected: object) -> None:
 
 
 def fits(value: object, expected: object) -> bool:
-    if expected in (ID_OR_NIL, TEXT_OR_NIL) and value is None:
-        return True
-    if expected is TEXT_OR_NIL:
-        return type(value) is str
+    if value is None:
+        return expected in (ID_OR_NIL, TEXT_OR_NIL)
     if expected in (ID, ID_OR_NIL):
         return isinstance(value, bytes) and len(value) == 32
-    return type(value) is expected
+    return type(value) is (str if expected is TEXT_OR_NIL else expected)
 
 
 # --- index files and objects
@@ -259,14 +258,16 @@ class Objects:
     def __init__(self, store: Store) -> None:
         self.store = store
         folder = store.folder / "index"
-        named = [name for name in store.names("index") if re.fullmatch("[0-9a-f]{32}", name)]
-        self.indexes = [Index(folder / name) for name in named]
+        self.indexes = [Index(folder / name) for name in store.names("index", 32)]
         self.any_outside = any(index.any_outside for index in self.indexes)
         self.external: dict[bytes, dict[int, str]] = {}
 
+    def _rows(self, kind: int, object_id: bytes) -> list[tuple[int, int, bytes, int, int, int]]:
+        return [row for index in self.indexes if (row := index.find(kind, object_id)) is not None]
+
     def url_of(self, chunk: bytes) -> str | None:
         """Where a chunk lies that only files outside the store have; None if the store has it, or nobody."""
-        rows = [row for index in self.indexes if (row := index.find(CHUNK, chunk)) is not None]
+        rows = self._rows(CHUNK, chunk)
         if any(row[0] != 1 for row in rows):
             return None
         for _, _, pack, offset, _, _ in rows:
@@ -278,20 +279,20 @@ class Objects:
 
     def read(self, kind: int, object_id: bytes) -> bytes:
         """The object's bytes, which have this id. Another copy is tried where one is damaged."""
-        rows = [row for index in self.indexes if (row := index.find(kind, object_id)) is not None]
+        rows = self._rows(kind, object_id)
         if any(row[0] == 2 for row in rows):
             raise StoreError(f"{KINDS[kind]} {object_id.hex()} was erased from the store")
         for where, codec, pack, offset, stored, length in rows:
             if where != 0 or length > OBJECT_MAX[kind] or stored > OBJECT_MAX[kind] + FRAME_SLACK:
                 continue
             data = unpacked(codec, self.store.read_pack(pack, offset, stored), stored, length)
-            if data is not None and self._id(kind, data) == object_id:
+            if data is None:
+                continue
+            made = blake3(data).digest() if kind == CHUNK else derived(CONTEXTS[kind], data)
+            if made == object_id:
                 return data
         what = "damaged in every copy" if rows else "in no index"
         raise StoreError(f"{KINDS[kind]} {object_id.hex()} is {what}")
-
-    def _id(self, kind: int, data: bytes) -> bytes:
-        return blake3(data).digest() if kind == CHUNK else derived(CONTEXTS[kind], data)
 
 
 def read_external(store: Store, pack: bytes) -> dict[int, str]:
@@ -421,7 +422,7 @@ def component(name: str) -> str:
 def last_move(store: Store, dataset: str, branch: str) -> tuple[bytes | None, bool, str] | None:
     """The commit of a branch's last move, whether it is deleted, and the action; None where there is no such branch."""
     prefix = f"refs/{component(dataset)}/branches/{component(branch)}"
-    seqs = [name for name in store.names(prefix) if re.fullmatch("[0-9a-f]{16}", name)]
+    seqs = store.names(prefix, 16)
     if not seqs:
         return None
     data = store.get(f"{prefix}/{seqs[0]}")
@@ -471,7 +472,7 @@ def tag_commit(store: Store, dataset: str, tag: str) -> bytes | None:
 def refuse_expired(names: Store, dataset: str, commit: bytes) -> None:
     """Raise `StoreError` if a commit is expired: its content may be gone. The log is read from its first entry on."""
     prefix = f"refs/{component(dataset)}/expired"
-    seqs = [name for name in names.names(prefix) if re.fullmatch("[0-9a-f]{16}", name)]
+    seqs = names.names(prefix, 16)
     said: tuple[str, str, int] | None = None  # action, author and time of the entry by which it expired
     freed = False
     for number, seq in enumerate(reversed(seqs)):
@@ -671,17 +672,14 @@ def tree(objects: Objects, commit: list[Any]) -> Iterator[Entry]:
 
 def check_path(path: bytes) -> None:
     parts = path.split(b"/")
+    reserved = (b"", b".", b"..", b".dsv", b".git")
     try:
         path.decode("utf-8")
     except UnicodeDecodeError:
         raise StoreError(f"path {path!r} is not UTF-8") from None
-    if (
-        len(path) > 4096
-        or b"\0" in path
-        or any(part in (b"", b".", b"..") or len(part) > 255 for part in parts)
-    ):
+    if len(path) > 4096 or b"\0" in path or any(len(part) > 255 for part in parts):
         raise StoreError(f"path {path!r} may not be in a tree")
-    if any(part.lower().replace("ſ".encode(), b"s") in (b".dsv", b".git") for part in parts):
+    if any(part.lower().replace("ſ".encode(), b"s") in reserved for part in parts):
         raise StoreError(f"path {path!r} may not be in a tree")
 
 
@@ -743,20 +741,17 @@ def chunks(
             yield from chunks(objects, child, length, found - 1)
 
 
+def contents(objects: Objects, entry: Entry) -> Iterator[tuple[bytes, int]]:
+    """The chunks of a file with their lengths."""
+    if entry.size > SINGLE_CHUNK_MAX:
+        return chunks(objects, entry.recipe_id, entry.size)
+    return iter([(entry.file_id, entry.size)] if entry.size else [])
+
+
 def content(objects: Objects, entry: Entry) -> Iterator[bytes]:
     """The file's bytes in pieces. Raises `StoreError` at the end where they are not the file."""
-    if not entry.size:
-        if entry.file_id != blake3().digest():
-            raise StoreError(f"{entry.path!r} is empty, but its id is not")
-        return
-    if entry.size <= SINGLE_CHUNK_MAX:
-        data = objects.read(CHUNK, entry.file_id)
-        if len(data) != entry.size:
-            raise StoreError(f"{entry.path!r} does not have the {entry.size} bytes that the tree says")
-        yield data
-        return
     whole, size = blake3(), 0
-    for chunk, length in chunks(objects, entry.recipe_id, entry.size):
+    for chunk, length in contents(objects, entry):
         data = objects.read(CHUNK, chunk)
         size += len(data)
         if len(data) != length or size > entry.size:
@@ -764,21 +759,19 @@ def content(objects: Objects, entry: Entry) -> Iterator[bytes]:
         whole.update(data)
         yield data
     if size != entry.size or whole.digest() != entry.file_id:
-        raise StoreError(f"the recipe of {entry.path!r} is not its file")
+        raise StoreError(f"the id or the recipe of {entry.path!r} is not its file")
 
 
 def read_erased(store: Store) -> dict[bytes, str]:
     """What was erased from the store, by the ids of files, chunks and recipes: when, by whom and why."""
     found: dict[bytes, str] = {}
-    for name in store.names("erased"):
-        if re.fullmatch("[0-9a-f]{32}", name):
-            data = store.get(f"erased/{name}", ERASURE_MAX)
-            files, objects, _, at, author, reason, _ = record(
-                data, "erasure", list, list, bytes, int, str, str, str
-            )
-            when = time.strftime("%Y-%m-%d", time.gmtime(at / 1000))
-            for one in (*files, *(object_id for _, object_id in objects)):
-                found.setdefault(one, f"was erased on {when} by {author}: {reason}")
+    for name in store.names("erased", 32):
+        data = store.get(f"erased/{name}", ERASURE_MAX)
+        fields = record(data, "erasure", list, list, bytes, int, str, str, str)
+        files, objects, _, at, author, reason, _ = fields
+        when = time.strftime("%Y-%m-%d", time.gmtime(at / 1000))
+        for one in (*files, *(object_id for _, object_id in objects)):
+            found.setdefault(one, f"was erased on {when} by {author}: {reason}")
     return found
 
 
@@ -786,25 +779,19 @@ def why_erased(objects: Objects, entry: Entry, erased: dict[bytes, str]) -> str 
     """Why a file can't be restored, or None if nothing of it was erased."""
     if not erased or not entry.size:
         return None
-    if entry.size <= SINGLE_CHUNK_MAX or entry.file_id in erased or entry.recipe_id in erased:
-        return erased.get(entry.file_id) or erased.get(entry.recipe_id)
-    parts = (erased.get(chunk) for chunk, _ in chunks(objects, entry.recipe_id, entry.size))
+    whole = erased.get(entry.file_id) or erased.get(entry.recipe_id)
+    if whole is not None:
+        return whole
+    parts = (erased.get(chunk) for chunk, _ in contents(objects, entry))
     return next((f"has lost a part, which {why}" for why in parts if why is not None), None)
 
 
 def why_outside(objects: Objects, entry: Entry) -> str | None:
     """Why a file can't be restored that the store only refers to; None if the store has all of it."""
-    if not objects.any_outside or not entry.size:
+    if not objects.any_outside:
         return None
-    small = entry.size <= SINGLE_CHUNK_MAX
-    ids = [entry.file_id] if small else (one for one, _ in chunks(objects, entry.recipe_id, entry.size))
-    urls = (url for one in ids if (url := objects.url_of(one)) is not None)
+    urls = (url for one, _ in contents(objects, entry) if (url := objects.url_of(one)) is not None)
     return next((f"is not in the store, but at {url}, which this reader can't reach" for url in urls), None)
-
-
-def left(entries: Iterator[Entry], without: set[bytes]) -> Iterator[Entry]:
-    """The entries that are restored."""
-    return (entry for entry in entries if entry.path not in without)
 
 
 def restore(store_dir: Path, target: str, out: Path, names: Path | None = None) -> tuple[bytes, int, int]:
@@ -838,7 +825,8 @@ def restore(store_dir: Path, target: str, out: Path, names: Path | None = None) 
     partial = out.with_name(f".{out.name}.partial-{os.getpid()}-{time.time_ns()}")
     partial.mkdir(parents=True)
     try:
-        write_tree(objects, left(tree(objects, commit), without), partial)
+        kept = (entry for entry in tree(objects, commit) if entry.path not in without)
+        write_tree(objects, kept, partial)
         partial.rename(out)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

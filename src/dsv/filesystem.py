@@ -285,27 +285,11 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         except Exception as error:
             if not errors_too:
                 raise
-            if len(asked) == 1 or not isinstance(
-                error, FileNotFoundError | IsADirectoryError | IntegrityError
-            ):
+            kinds = FileNotFoundError | IsADirectoryError | IntegrityError
+            if len(asked) == 1 or not isinstance(error, kinds):
                 return [error] * len(asked)
-        wrong = {path: self._fault(top + path) for path in {row[0] for row in asked}}
-        rest = [row for row in asked if wrong[row[0]] is None]
-        if len(rest) < len(asked):
-            read = self._ranges(top, rest, True) if rest else ()
-        else:  # something is damaged
-            read = [one for row in rest for one in self._ranges(top, [row], True)]
-        found = iter(read)
-        return [wrong[row[0]] or next(found) for row in asked]
-
-    def _fault(self, path: str) -> OSError | None:
-        """Return why no content can be there."""
-        try:
-            if self.info(path)["type"] == "file":
-                return None
-        except FileNotFoundError as error:
-            return error
-        return IsADirectoryError(errno.EISDIR, "there is no file", path)
+        middle = len(asked) // 2
+        return [one for part in (asked[:middle], asked[middle:]) for one in self._ranges(top, part, True)]
 
     def _open(
         self,

@@ -58,6 +58,7 @@ class UrlExport:
         self.place, self._fs, self._url = place, place.fs, url
         self._progress, self._force = progress, force
         self._is_store = place.protocol in OBJECT_STORES
+        self._made: set[str] = set()
         self._journal = Journal(notes, url.rstrip("/"))
         self._mark = blake3(f"{socket.gethostname()} {self._journal.path}".encode()).hexdigest(length=4)
 
@@ -77,7 +78,6 @@ class UrlExport:
                 subject=self.place.shown,
                 hint="choose another name; --force replaces it, if it is a file",
             )
-        self._make_folder(self.place.root)
         most = sum(entry.size + _AROUND for _, entry, _ in selection.found)
         with self._writing(self.place.root, most) as out:
             write_tar(selection, out, self.place.root)
@@ -122,7 +122,7 @@ class UrlExport:
         """
         noted: dict[bytes, FileId] = {}
         for name, info in there.items():
-            if (stored := self._journal.find(self._key(name), _version(info))) is not None:
+            if (stored := self._journal.find(self._key(name), version_of(info))) is not None:
                 noted[name] = stored.file_id
         same: dict[bytes, Future[bool]] = {}
         for name, entry, _ in files:
@@ -133,7 +133,7 @@ class UrlExport:
         for name, entry, _ in files:
             if name in same and same[name].result() and entry.file_id is not None:
                 noted[name] = entry.file_id
-                self._journal.add(self._key(name), _version(there[name]), entry)
+                self._journal.add(self._key(name), version_of(there[name]), entry)
         self._journal.save()
         write = [each for each in files if noted.get(each[0]) != each[1].file_id]
         clashing = () if self._is_store else _clashes({name for name, _, _ in write}, there, folders)
@@ -156,7 +156,6 @@ class UrlExport:
 
     def _write_all(self, selection: Selection, write: Found, pool: ThreadPoolExecutor) -> None:
         waiting: deque[tuple[str, Entry, Future[str | None]]] = deque()
-        folders: set[str] = set()
         saved = time.monotonic()
 
         def end_one() -> None:
@@ -171,9 +170,6 @@ class UrlExport:
         try:
             for name, entry, pieces in selection.contents(write):
                 key = self._key(name)
-                if (folder := key.rpartition("/")[0]) not in folders:
-                    self._make_folder(key)
-                    folders.add(folder)
                 future: Future[str | None] = Future()
                 try:
                     if entry.size > SMALL:
@@ -202,7 +198,7 @@ class UrlExport:
                 file.write(piece)
         if self.place.protocol in S3 and size < _PIECE:  # it was one part, whose entity tag this is
             return md5.hexdigest()
-        return _version(self.place.info(key))
+        return version_of(self.place.info(key))
 
     @contextmanager
     def _writing(self, key: str, size: int) -> Iterator[Any]:
@@ -210,8 +206,12 @@ class UrlExport:
 
         In a bucket an object appears when it is whole; elsewhere the file has a temporary name in the same folder.
         """
-        draft = f"{key.rpartition('/')[0]}/.dsv-{self._mark}{os.urandom(4).hex()}.part"
+        folder = key.rpartition("/")[0]
+        draft = f"{folder}/.dsv-{self._mark}{os.urandom(4).hex()}.part"
         with self.place.at_work("written"):
+            if not self._is_store and folder not in self._made:
+                self._fs.makedirs(folder, exist_ok=True)
+                self._made.add(folder)
             if self._is_store:
                 file = self._fs.open(key, "wb", block_size=max(_PIECE, size // _PARTS + 1), autocommit=False)
             else:
@@ -235,11 +235,6 @@ class UrlExport:
                     with suppress(Exception):
                         self._fs.rm_file(draft)
                 raise
-
-    def _make_folder(self, key: str) -> None:
-        if not self._is_store:
-            with self.place.at_work("written"):
-                self._fs.makedirs(key.rpartition("/")[0], exist_ok=True)
 
     def _key(self, name: bytes) -> str:
         return f"{self.place.root}/{name.decode('utf-8', 'surrogateescape')}"
@@ -295,12 +290,6 @@ class UrlExport:
             return taken
         who = "another dsv export" if taken.owner is None else f"dsv export (process {taken.owner.pid})"
         raise Conflict(f"{who} writes to {shown} now", subject=shown, hint="wait for it to end")
-
-
-def _version(info: Info) -> str | None:
-    """Return the entity tag if there is one: times differ in precision between a listing and a file."""
-    etag, _ = etag_and_time(info)
-    return version_of(info) if etag is None else str(etag).strip('"')
 
 
 def _clashes(names: set[bytes], there: Iterable[bytes], folders: set[bytes]) -> set[bytes]:

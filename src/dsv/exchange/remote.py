@@ -152,9 +152,14 @@ def etag_and_time(info: dict[str, Any]) -> tuple[object, object]:
 
 
 def version_of(info: dict[str, Any]) -> str | None:
-    """Size, entity tag and time, if the server gives one of the latter two."""
+    """Return the entity tag, or else size and time; None if the server gives neither tag nor time.
+
+    With a tag no time is needed: times differ in precision between a listing and a file.
+    """
     etag, time = etag_and_time(info)
-    return None if etag is None and time is None else f"{info.get('size')} {etag} {time}"
+    return (
+        str(etag).strip('"') if etag is not None else None if time is None else f"{info.get('size')} {time}"
+    )
 
 
 def is_same(before: dict[str, Any], now: dict[str, Any]) -> bool:

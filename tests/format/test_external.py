@@ -80,11 +80,14 @@ def test_limits() -> None:
     found = builder.finish()
     assert PACK_MAX - MAX_CHUNK < found.ends[-1] <= PACK_MAX
     assert ExternalPack.decode(found.encode()).ends == found.ends
-    with pytest.raises(ValueError, match="behind the end"):
-        ExternalPack.of([(ChunkId(bytes(32)), Source("file:///a", "", "", "", 5), 3, 3)]).encode()
-    with pytest.raises(ValueError, match="too long"):
-        long = Source("x" * (MAX_TEXT + 1), "", "", "", 5)
-        ExternalPack.of([(ChunkId(bytes(32)), long, 0, 5)]).encode()
+    for one, start, reason in (
+        (Source("file:///a", "", "", "", 5), 3, "behind the end"),
+        (Source("x" * (MAX_TEXT + 1), "", "", "", 5), 0, "too long"),
+    ):
+        builder = Builder()
+        builder.add(ChunkId(bytes(32)), one, start, 3)
+        with pytest.raises(ValueError, match=reason):
+            builder.finish().encode()
 
 
 def test_only_ids_of_external_packs_end_as_those() -> None:

@@ -87,7 +87,16 @@ class Builder:
         return Location(self.pack, self._end - length, length, length, Codec.RAW)
 
     def finish(self) -> ExternalPack:
-        return ExternalPack.of(self._rows)
+        numbers = {one: at for at, one in enumerate(dict.fromkeys(row[1] for row in self._rows))}
+        lengths = u32s(row[3] for row in self._rows)
+        return ExternalPack(
+            tuple(numbers),
+            b"".join(row[0] for row in self._rows),
+            u32s(numbers[row[1]] for row in self._rows),
+            u64s(row[2] for row in self._rows),
+            lengths,
+            list(accumulate(lengths)),
+        )
 
 
 class ExternalRow(NamedTuple):
@@ -111,20 +120,6 @@ class ExternalPack(msgspec.Struct, frozen=True):
     starts: array[int]
     lengths: array[int]
     ends: list[int]
-
-    @classmethod
-    def of(cls, rows: list[tuple[ChunkId, Source, int, int]]) -> ExternalPack:
-        """rows: id, source, start and length of each chunk."""
-        numbers = {one: at for at, one in enumerate(dict.fromkeys(row[1] for row in rows))}
-        lengths = u32s(row[3] for row in rows)
-        return cls(
-            tuple(numbers),
-            b"".join(row[0] for row in rows),
-            u32s(numbers[row[1]] for row in rows),
-            u64s(row[2] for row in rows),
-            lengths,
-            list(accumulate(lengths)),
-        )
 
     def __len__(self) -> int:
         return len(self.lengths)

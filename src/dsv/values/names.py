@@ -141,15 +141,11 @@ class Target(msgspec.Struct, frozen=True):
         dataset, at, rev = names.partition("@")
         if at and not rev:
             raise UsageError(f"{text!r} names no revision after the @", subject=text)
-        if dataset and _HEX.fullmatch(dataset) is not None:
+        is_rev = _HEX.fullmatch(dataset) or (not at and "~" in dataset and _REV.fullmatch(dataset))
+        if is_rev:
             raise UsageError(
-                f"{dataset!r} is no name for a dataset: 8 to 64 hex digits are read as a commit id",
-                subject=text,
-                hint=f"write @{dataset} for the commit",
-            )
-        if dataset and not at and _REV.fullmatch(dataset) and "~" in dataset:
-            raise UsageError(
-                f"{dataset!r} is no name for a dataset: a ~ belongs to a revision, after an @",
+                f"{dataset!r} is no name for a dataset: 8 to 64 hex digits are read as a commit id, and a ~ belongs to "
+                "a revision, after an @",
                 subject=text,
                 hint=f"write @{dataset} for the commit",
             )

@@ -13,7 +13,6 @@ import typer
 from dsv.cli.app import load
 from dsv.cli.catalogue import GLOBAL_OPTIONS, SECTIONS
 from dsv.cli.declare import Command
-from dsv.cli.failure import EXIT_CODES
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -115,7 +114,8 @@ def _lines() -> Iterator[str]:
     yield SETTINGS
     yield "## Exit codes"
     yield ""
-    yield from _table(("code", "meaning"), EXIT_CODES)
+    page = (Path(__file__).parent / "operations/automation.md").read_text("utf-8")
+    yield page.partition("## Exit codes")[2].partition("\n## ")[0].strip()
     for commands in SECTIONS.values():
         for name in commands:
             yield ""

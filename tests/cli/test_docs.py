@@ -19,7 +19,6 @@ from dsv.cli.app import SIBLINGS, load, root
 from dsv.cli.call import Session
 from dsv.cli.catalogue import COMMANDS, HIDDEN, SECTIONS
 from dsv.cli.declare import Command, global_options
-from dsv.cli.failure import EXIT_CODES
 from dsv.cli.output import Output
 from dsv.cli.terminal import of_process
 
@@ -32,14 +31,6 @@ def command(request: pytest.FixtureRequest) -> Command:
 def test_the_reference_has_every_command() -> None:
     page = runpy.run_path(str(Path(__file__).parents[2] / "docs/commands.py"))["reference"]()
     assert set(re.findall(r"^## dsv (\S+)$", page, re.MULTILINE)) == set(COMMANDS)
-
-
-def test_the_exit_codes_of_the_page_are_those_of_the_command_line() -> None:
-    page = (Path(__file__).parents[2] / "docs/operations/automation.md").read_text()
-    table = page.partition("## Exit codes")[2].partition("\n## ")[0]
-    assert re.findall(r"^\| `?([\d, ]+|run)`? \| (.+) \|$", table, re.MULTILINE) == [
-        (code.strip("`"), text) for code, text in EXIT_CODES
-    ]
 
 
 def _typed() -> Iterator[tuple[str, str, set[str]]]:

@@ -152,9 +152,9 @@ class Call(typer.Context):
         """Print a result as the JSON document with the keys that the command declares: see `to_item`."""
         self.document(to_item(found, self._keys, **more))
 
-    def results(self, found: Iterable[object]) -> None:
-        """Print several results as one JSON document: see `item`."""
-        self.items(map(self.item, found))
+    def results(self, found: Iterable[object], about: object = None, /, **more: object) -> None:
+        """Print several results as one JSON document, with the keys beside `items` of what they are about."""
+        self.items(map(self.item, found), self.head(about, **more) if about or more else None)
 
     def item(self, found: object, /, **more: object) -> dict[str, object]:
         """Return a result with the keys that the command declares below `items`: see `to_item`."""
@@ -295,7 +295,7 @@ class Call(typer.Context):
             return progress.JsonLines(self.session.command, stream)
         drawable = self.around.stderr_is_terminal and not self.around.is_dumb
         if mode == "bar" or (mode == "auto" and drawable):
-            return progress.Bar(self.session.command, stream, self.around.columns(), self.around.colour)
+            return progress.Bar(self.session.command, stream, self.around.columns())
         return progress.Lines(self.session.command, stream)
 
     def _stderr(self, text: str) -> None:

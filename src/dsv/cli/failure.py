@@ -14,22 +14,6 @@ from dsv.errors import DsvError, LaunchError, NoRoom, memory_ran_out
 READER_GONE = 141
 """A shell's exit code for a program that a closed pipe ended: 128 + SIGPIPE."""
 
-EXIT_CODES: tuple[tuple[str, str], ...] = (
-    ("0", "done"),
-    ("1", "differences, where `--exit-code` asked for them"),
-    ("2", "usage error"),
-    ("3", "not found"),
-    ("4", "conflict, or a dangerous act that was refused"),
-    ("5", "integrity: bytes that are not what their id says"),
-    ("6", "store or cache unreachable; trying again may work"),
-    ("7", "no room, or a limit: of a cache, or what `ulimit` allows dsv itself"),
-    ("8", "denied, or credentials expired"),
-    ("9", "not supported here"),
-    ("70", "unexpected"),
-    ("130, 143", "interrupted by Ctrl-C, by SIGTERM"),
-    ("`run`", "the job's own; 125 where dsv could not launch it, 126 and 127 as docker"),
-)
-
 
 class Failure(msgspec.Struct, frozen=True):
     """A failure for people and programs. `subject` is the object it is about."""

@@ -4,6 +4,7 @@ there: as JSON, as text, and in tables.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import unicodedata
@@ -42,9 +43,7 @@ class Output:
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw = raw
-        self._held: list[bytes] = []
-        self._size = 0
-        self._file: IO[bytes] | None = None
+        self._held: IO[bytes] = io.BytesIO()
         self._streaming = False
         self._may_stream = False
 
@@ -56,13 +55,16 @@ class Output:
         if self._streaming:
             self._send(data)
             return
-        self._held.append(bytes(data))
-        self._size += len(data)
-        if self._size > HELD_IN_MEMORY:
+        self._held.write(data)
+        if isinstance(self._held, io.BytesIO) and self._held.tell() > HELD_IN_MEMORY:
             if self._may_stream:
                 self.stream()
-            else:
-                self._spill()
+                return
+            from tempfile import TemporaryFile
+
+            held = self._held.getvalue()
+            self._held = TemporaryFile()  # noqa: SIM115 (closed by discard)
+            self._held.write(held)
 
     def stream(self) -> None:
         """Send what is held, and from now on everything at once."""
@@ -75,20 +77,14 @@ class Output:
 
     def publish(self) -> None:
         """Send everything. Raises `ReaderGone`, or `OSError` if stdout can't take it."""
-        if self._file is not None:
-            self._file.seek(0)
-            while data := self._file.read(1 << 20):
-                self._send(data)
-            self._file.close()
-            self._file = None
-        held, self._held, self._size = self._held, [], 0
-        self._send(b"".join(held))
+        self._held.seek(0)
+        while data := self._held.read(1 << 20):
+            self._send(data)
+        self.discard()
 
     def discard(self) -> None:
-        self._held, self._size = [], 0
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._held.close()
+        self._held = io.BytesIO()
 
     def __enter__(self) -> Output:
         return self
@@ -97,15 +93,6 @@ class Output:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self.discard()
-
-    def _spill(self) -> None:
-        if self._file is None:
-            from tempfile import TemporaryFile
-
-            self._file = TemporaryFile()  # noqa: SIM115 (closed by publish and discard)
-        for data in self._held:
-            self._file.write(data)
-        self._held, self._size = [], 0
 
     def _send(self, data: bytes) -> None:
         view = memoryview(data)

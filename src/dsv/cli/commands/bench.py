@@ -138,7 +138,7 @@ def _show(call: Call, found: Fed) -> None:
             "note": _NO_RESULT,
         }
         dropped = request.drop and request.source != "store"
-        call.items(map(call.item, found.rounds), call.head(found, page_cache_dropped=dropped, **head))
+        call.results(found.rounds, found, page_cache_dropped=dropped, **head)
         return
     call.line(f"{load.model} on {load.accelerator}, as in MLPerf Storage {load.versions}:")
     call.line(

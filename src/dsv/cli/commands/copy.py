@@ -57,7 +57,7 @@ def copy(
     with call.context(writes=True, author=author) as context:
         done = copy_names(context, wanted, to, CopyRequest(every, tags, create, dry_run, kept))
     if call.json:
-        call.items(map(call.item, done.names), call.head(done))
+        call.results(done.names, done)
         return
     _show(call, done, dry_run=dry_run)
 

@@ -188,7 +188,7 @@ def _tell_successor(call: Call, done: Succeeded) -> int:
 
 def _tell_status(call: Call, done: api.Status) -> int:
     if call.json:
-        call.items(map(call.item, done.items), call.head(done))
+        call.results(done.items, done)
     else:
         _show_status(call, done)
     if done.unanswered:

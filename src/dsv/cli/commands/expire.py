@@ -75,7 +75,7 @@ def expire(
 
 def _tell_undone(call: Call, dataset: DatasetName, kept: list[ExpiryItem]) -> None:
     if call.json:
-        call.items(map(call.item, kept), {"dataset": dataset, "dry_run": False})
+        call.results(kept, dataset=dataset, dry_run=False)
         return
     for item in kept:
         call.line(f"kept again {_row(item)}")
@@ -85,7 +85,7 @@ def _tell_undone(call: Call, dataset: DatasetName, kept: list[ExpiryItem]) -> No
 
 def _tell(call: Call, done: Expiry) -> None:
     if call.json:
-        call.items(map(call.item, done.items), call.head(done))
+        call.results(done.items, done)
         return
     gone = [item for item in done.items if item.expired]
     for item in done.items:

@@ -258,12 +258,10 @@ def _check_folder(root: Path, dataset: DatasetName, tree: TreeReader | None, dif
     if differing is Differing.REFUSE:
         names = [path for path, found in find_paths(tree, names) if found.entry is not None or found.below]
     if not names:
-        if not root.is_dir():
-            raise Conflict(f"{root} already exists and is not a folder", subject=str(root), hint=elsewhere)
         raise Conflict(
-            f"{root} already exists and is not empty",
+            f"{root} already exists and is {'not empty' if root.is_dir() else 'not a folder'}",
             subject=str(root),
-            hint=f"{elsewhere}; --keep turns it into a workspace as it is",
+            hint=f"{elsewhere}; --keep turns a folder into a workspace as it is",
         )
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,11 +32,10 @@ from dsv.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     from dsv.api.settings import Settings, StoreChoice
-    from dsv.format.external import Source
     from dsv.format.locator import ObjectKind
     from dsv.format.records import Commit, Writer
     from dsv.periodic import Clock
-    from dsv.repo.objects.externals import Found, ReadSource
+    from dsv.repo.objects.externals import ReadSource
     from dsv.repo.refs.branches import Refs
     from dsv.repo.repository import MetadataFolder, Repository
     from dsv.repo.resolve import Resolved
@@ -80,14 +79,9 @@ class Context(msgspec.Struct, frozen=True):
             endpoint=choice.endpoint, region=choice.region, profile=choice.profile, ca_file=choice.ca_bundle
         )
 
-    @contextmanager
-    def store(self, text: str | None = None, *, create: bool = False) -> Iterator[OpenStore]:
+    def store(self, text: str | None = None, *, create: bool = False) -> closing[OpenStore]:
         """Open a store as `open_store`, and close it at the end."""
-        store = self.open_store(text, create=create)
-        try:
-            yield store
-        finally:
-            store.close()
+        return closing(self.open_store(text, create=create))
 
     def open_store(self, text: str | None = None, *, create: bool = False) -> OpenStore:
         """Open the store that `text` names (None: the one in effect), which the caller closes.
@@ -233,17 +227,14 @@ class Context(msgspec.Struct, frozen=True):
 
 def reads_outside(options: Callable[[], StoreOptions]) -> ReadSource:
     """Return what reads files that a store refers to. options: as for the store, asked for with the first file."""
-    reader: ReadSource | None = None
 
-    def read(source: Source, start: int, length: int) -> Found:
-        nonlocal reader
-        if reader is None:
-            from dsv.exchange.reference import SourceReader
+    @cache
+    def reader() -> ReadSource:
+        from dsv.exchange.reference import SourceReader
 
-            reader = SourceReader(options())
-        return reader(source, start, length)
+        return SourceReader(options())
 
-    return read
+    return lambda source, start, length: reader()(source, start, length)
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -209,8 +209,7 @@ def _make(context: Context, split: OpenStore, layout: Format, found: list[FoundC
     if (
         layout.entries[-1].names is not None
     ):  # they had moved, and the data's log would lead to where they were
-        stamp = Stamp(context.writer.author, context.writer.tool, context.clock)
-        note_place(split.data, split.names, split.names.url, stamp)
+        note_place(split.data, split.names, split.names.url, _stamp(context))
 
 
 def _check_empty(names: Store) -> None:
@@ -362,16 +361,10 @@ def _target(places: OpenStore, wanted: str, log: Format, decided: FormatEntry | 
     return target
 
 
-@contextmanager
-def _opened(context: Context, places: OpenStore, target: str) -> Iterator[Store]:
-    url = (
-        f"{places.data.url.rstrip('/')}/{target.removeprefix(BELOW)}" if target.startswith(BELOW) else target
-    )
-    new = open_names(url, context.store_options(context.settings.store()), create=True)
-    try:
-        yield new
-    finally:
-        new.close()
+def _opened(context: Context, places: OpenStore, target: str) -> closing[Store]:
+    below = f"{places.data.url.rstrip('/')}/{target.removeprefix(BELOW)}"
+    url = below if target.startswith(BELOW) else target
+    return closing(open_names(url, context.store_options(context.settings.store()), create=True))
 
 
 def _stay(context: Context, places: OpenStore, log: Format, going: FormatEntry | None) -> MovedNames:

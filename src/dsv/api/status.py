@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -105,16 +105,10 @@ def branch_position(context: Context, workspace: Workspace, base: CommitId | Non
 _BESIDE = " --new-branch NAME"
 
 
-class Outcome(StrEnum):
-    NOTHING = "nothing"
-    PUBLISH = "publish"
-    REFUSED = "refused"
-
-
 class Forecast(msgspec.Struct, frozen=True):
     """The result that a sync would have."""
 
-    outcome: Outcome
+    outcome: Literal["nothing", "publish", "refused"]
     reason: str | None
     """The reason why the sync would be refused, if it would."""
     next: tuple[str, ...]
@@ -152,8 +146,8 @@ def _forecast(workspace: Workspace, compared: _Compared, branch: BranchPosition,
     if compared.baseline.begun:
         steps, instead = [compared.baseline.begun[-1].finish], None
     if reasons:
-        return Forecast(Outcome.REFUSED, "; ".join(reasons), tuple(steps), instead)
-    return Forecast(Outcome.PUBLISH if differences else Outcome.NOTHING, None, tuple(steps))
+        return Forecast("refused", "; ".join(reasons), tuple(steps), instead)
+    return Forecast("publish" if differences else "nothing", None, tuple(steps))
 
 
 def _by_branch(

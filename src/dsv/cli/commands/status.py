@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dsv.api.status import Outcome, Position, Status
+from dsv.api.status import Position, Status
 from dsv.api.status import status as compare
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
@@ -204,11 +204,11 @@ def _outlook(found: Status, paths: Sequence[str]) -> Iterator[str]:
     if found.branch.limits is not None:
         yield f"{found.workspace.branch} is protected: {printable(describe_limits(found.branch.limits))}"
     match found.sync.outcome:
-        case Outcome.REFUSED:
+        case "refused":
             yield f"dsv sync would be refused: {printable(found.sync.reason or '')}"
-        case Outcome.PUBLISH:
+        case "publish":
             yield f"dsv sync will publish {_counts(found)}"
-        case Outcome.NOTHING:
+        case "nothing":
             yield "no local changes to publish"
     for number, step in enumerate(_with_paths(found.sync.next, paths)):
         yield f"{'then' if number else 'next'}: {printable(step)}"

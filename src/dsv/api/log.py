@@ -84,17 +84,7 @@ def _without_ancestors(
     return tuple(one for one in commits if one in left)
 
 
-class Step(msgspec.Struct, frozen=True):
-    """A commit that changed the file."""
-
-    id: CommitId
-    commit: Commit
-    difference: Difference
-    present: bool = False
-    """The file's content has stayed the same since, under whatever name."""
-
-
-def follow(objects: Objects, start: CommitId, path: bytes, kept: KeptParents) -> Iterator[Step]:
+def follow(objects: Objects, start: CommitId, path: bytes, kept: KeptParents) -> Iterator[LogItem]:
     """Yield the commits that changed the file at this path of a commit, newest first, back to the one that added it.
 
     At a merge that took the file from one parent, that parent is followed, else the first one that has it. Freed
@@ -122,7 +112,8 @@ def follow(objects: Objects, start: CommitId, path: bytes, kept: KeptParents) ->
             continue
         step = _step(objects, commit_id, [parent for parent, _ in parents], now)
         made_content = step.before is None or step.content_changed
-        yield Step(commit_id, commit, step, made_content and not found_content)
+        present = made_content and not found_content
+        yield LogItem(commit_id, commit, difference=step, present=present)
         found_content = found_content or made_content
         if step.before is None:
             return
@@ -174,8 +165,10 @@ class LogItem(msgspec.Struct, frozen=True):
     """Its parents, or in a graph of selected commits its nearest ancestors among them."""
     found: Found | None = None
     """The change against the first parent, if the caller asked for it."""
-    step: Step | None = None
+    difference: Difference | None = None
     """The change of the file whose history is shown."""
+    present: bool = False
+    """Its content has stayed the same since, under whatever name."""
     expired: State | None = None
     """Set if the commit is expired."""
 
@@ -264,8 +257,7 @@ def _items(
 ) -> Iterator[LogItem]:
     if query.follow is not None:
         made = follow(repository.objects, start, query.follow, kept)
-        found = (LogItem(one.id, one.commit, step=one) for one in made if query.fits(one.commit))
-        return islice(found, query.limit)
+        return islice((one for one in made if query.fits(one.commit)), query.limit)
     walked = _line(commits, start) if query.first_parent else history.walk(commits, [start])
     chosen = _chosen(repository, _until_too_old(walked, query.since_ms), query, kept)
     if query.graph and not query.takes_all:

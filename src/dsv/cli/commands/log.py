@@ -114,7 +114,7 @@ def _item(item: LogItem) -> dict[str, object]:
     from dsv.cli.views import differences as told
     from dsv.diff.paths import Summary
 
-    step = None if item.step is None else item.step.difference
+    step = item.difference
     followed = told.item(step) if step is not None else {}
     folders = None if item.found is None else Summary(item.found.differences).by_folder()
     return {
@@ -123,7 +123,7 @@ def _item(item: LogItem) -> dict[str, object]:
         "expired": _expired(item),
         "folders": None if folders is None else list(map(told.folder_item, folders)),
         **{key: followed.get(key) for key in ("path", "change", "old_path", "similarity")},
-        "present": None if item.step is None else item.step.present,
+        "present": None if step is None else item.present,
     }
 
 
@@ -162,14 +162,14 @@ def _lines(call: Call, item: LogItem, *, oneline: bool) -> list[str]:
         lines = [commit_line(item.id, item.commit, _names(item), ink)]
     else:
         lines = commit_lines(item.id, item.commit, _names(item), ink)
-    if item.step is None and item.found is None:
+    if item.difference is None and item.found is None:
         return lines
     from dsv.cli.views import differences as told
     from dsv.diff.paths import Summary
 
-    if item.step is not None:
-        one = item.step.difference
-        since = ", and its content is the same since" if item.step.present else ""
+    if item.difference is not None:
+        one = item.difference
+        since = ", and its content is the same since" if item.present else ""
         lines.append(f"    {printable(one.path)}: {told.rename(one)}{since}")
         if not oneline:
             lines.insert(-1, "")

@@ -131,12 +131,12 @@ class Store:
         Raises `UsageError` for a key that no record has, `NotFound` for a dataset that is not there.
         """
         from dsv.api.runs import open_runs
-        from dsv.run.listing import Filter
+        from dsv.run.listing import Filter, Query
 
         name = None if dataset is None else DatasetName.parse(dataset)
         with open_runs(self._connection.reading, self._connection.variables) as found:
-            filters = [Filter.parse(text) for text in where]
-            return found.settle(found.listed(name, filters, sort, limit=limit))
+            query = Query(tuple(Filter.parse(text) for text in where), sort, limit=limit)
+            return found.settle(found.listed(name, query))
 
 
 class Commit:

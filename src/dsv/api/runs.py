@@ -19,7 +19,7 @@ from dsv.run.completing import Completer
 from dsv.run.dirs import ANSWERS, LIVE_LOG, run_folder
 from dsv.run.engine_list import Engines
 from dsv.run.engines.output import PART_SIZE, READ_SIZE, read_live
-from dsv.run.listing import Filter, RunView, choose_runs, list_runs, run_log, show_run
+from dsv.run.listing import Query, RunView, list_runs, run_log, show_run
 from dsv.run.parameters import SweepId, names_sweep
 from dsv.run.record import RECORD, RunId, RunRecord
 from dsv.run.record_store import RunStore, Spool, StoredRun
@@ -51,22 +51,19 @@ class Runs:
     def listed(
         self,
         dataset: DatasetName | None = None,
-        filters: Sequence[Filter] = (),
-        sort: str | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
+        query: Query | None = None,
         skipped: Callable[[DsvError], None] = lambda _: None,
     ) -> list[RunView]:
-        """Return the runs on a dataset (None: on the workspace's, or else on all), newest first, or as `choose_runs`.
+        """Return the runs on a dataset (None: on the workspace's, or else on all), newest first, or as the query says.
 
-        skipped: as of `list_runs`. Raises `NotFound` for a dataset that is not there, and what `choose_runs` raises.
+        skipped: as of `list_runs`. Raises `NotFound` for a dataset that is not there, and what `Query.choose` raises.
         """
-        orders = bool(filters or sort or reverse)
-        most, known = None if orders else limit, self.marks.known()
+        query = query or Query()
+        most, known = None if query.needs_all else query.limit, self.marks.known()
         views = list_runs(self.runs, self.spool, dataset or self.bound, most, early=known, skipped=skipped)
         if not views and dataset is not None and dataset not in self.repository.refs.datasets():
             raise NotFound(f"there is no dataset {dataset}", subject=dataset, hint="dsv datasets lists them")
-        return choose_runs(views, filters, sort, reverse, limit) if orders else views
+        return query.choose(views) if query.needs_all else views
 
     def sweep(self, text: str) -> SweepView:
         """Return a sweep, by its id, four characters or more of its end, or its name.

@@ -357,28 +357,44 @@ class Filter:
         return _is_number(actual) and _is_number(self.value) and OPERATORS[self.operator](actual, self.value)
 
 
-def choose_runs(
-    views: Iterable[RunView], filters: Sequence[Filter], sort: str | None, reverse: bool, limit: int | None
-) -> list[RunView]:
-    """Return the runs that match all filters, in the order of a key, those without it last; at most `limit` of them.
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which runs of a list are wanted, and in which order."""
 
-    sort: the largest first with a `-` before the key, the smallest with a `+`, and else a metric's best; the order
-    stays what it was for None. Raises `UsageError` for a key that no record has, and `NotFound` for a parameter or
-    metric that none of these has.
-    """
-    pairs = [(view, view.item()) for view in views]
-    key, backwards = (None, False) if sort is None else sort_order(sort)
-    for each in (*(one.key for one in filters), *(() if key is None else (key,))):
-        _check_key(each, [item for _, item in pairs])
-    pairs = [pair for pair in pairs if all(each.matches(pair[1]) for each in filters)]
-    if key is not None:
-        has = [pair for pair in pairs if look_up(pair[1], key) is not None]
-        lacks = [pair for pair in pairs if look_up(pair[1], key) is None]
-        has.sort(key=lambda pair: _rank(look_up(pair[1], key)), reverse=backwards is not reverse)
-        pairs = has + lacks
-    elif reverse:
-        pairs.reverse()
-    return [view for view, _ in pairs][:limit]
+    filters: tuple[Filter, ...] = ()
+    """All must match."""
+    sort: str | None = None
+    """A key: the largest first with a `-` before it, the smallest with a `+`, and else a metric's best. Runs without it
+    are last. None: the order stays what it was."""
+    reverse: bool = False
+    limit: int | None = None
+
+    @property
+    def needs_all(self) -> bool:
+        """Check that the newest runs may not be those that are wanted."""
+        return bool(self.filters or self.sort or self.reverse)
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that it looks at."""
+        return [each.key for each in self.filters] + ([] if self.sort is None else [sort_order(self.sort)[0]])
+
+    def choose(self, views: Iterable[RunView]) -> list[RunView]:
+        """Return the wanted runs. Raises `UsageError` for a key that no record has, and `NotFound` for a parameter or
+        metric that none of these has."""
+        pairs = [(view, view.item()) for view in views]
+        for each in self.keys:
+            _check_key(each, [item for _, item in pairs])
+        pairs = [pair for pair in pairs if all(each.matches(pair[1]) for each in self.filters)]
+        if self.sort is not None:
+            key, backwards = sort_order(self.sort)
+            has = [pair for pair in pairs if look_up(pair[1], key) is not None]
+            lacks = [pair for pair in pairs if look_up(pair[1], key) is None]
+            has.sort(key=lambda pair: _rank(look_up(pair[1], key)), reverse=backwards is not self.reverse)
+            pairs = has + lacks
+        elif self.reverse:
+            pairs.reverse()
+        return [view for view, _ in pairs][: self.limit]
 
 
 def sort_order(text: str) -> tuple[str, bool]:

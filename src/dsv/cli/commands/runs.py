@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,12 +18,11 @@ from dsv.cli.views.runs import write_csv, write_differences, write_one, write_ta
 from dsv.errors import NotFound, Unreachable, UsageError
 from dsv.run.listing import (
     Filter,
+    Query,
     RunView,
-    choose_runs,
     differences,
     run_known_here,
     runs_known_here,
-    sort_order,
 )
 from dsv.run.record import RunId, RunState
 from dsv.run.sweep import SweepView
@@ -97,6 +96,7 @@ def runs(
     lacks KEY matches KEY=null alone. Records are in the store, beside the dataset; one that could not be sent yet is
     shown too.
     """
+    ids, of_dataset = run or [], None if dataset is None else DatasetName.parse(dataset)
     if delete or older_than is not None or yes or force:
         others = call.typed() - {"run", "dataset", "delete", "older_than", "yes", "force"}
         if not delete or others or bool(run) == (older_than is not None):
@@ -105,126 +105,108 @@ def runs(
                 hint="dsv runs --delete ID, or dsv runs --delete --older-than 1y",
             )
         seconds = None if older_than is None else parse_duration(older_than)
-        _delete(call, run or [], None if dataset is None else DatasetName.parse(dataset), seconds, yes, force)
+        _delete(call, ids, of_dataset, seconds, yes, force)
         return
-    asked = _Asked(
-        ids=run or [],
-        dataset=None if dataset is None else DatasetName.parse(dataset),
-        filters=[Filter.parse(text) for text in where or ()],
-        sort=sort,
-        reverse=reverse,
-        limit=limit,
-        compare=compare,
-        as_csv=as_csv,
-        log=log,
-        out=out,
-    )
-    _check(call, asked)
+    query = Query(tuple(Filter.parse(text) for text in where or ()), sort, reverse, limit)
+    only = [option for option, given in (("--log", log), ("--out", out is not None)) if given]
+    if only and (len(ids) != 1 or compare or as_csv or len(only) > 1):
+        raise UsageError(f"{only[0]} needs one run, and nothing else", hint=f"dsv runs ID {only[0]}")
+    if as_csv and call.json:
+        raise UsageError("--csv and --json are two formats", hint="leave out one of them")
+    most = None if call.json or compare or as_csv else SHOWN
     try:
-        _show(call, asked)
+        with call.context() as context, open_runs(context, call.around.environ) as found:
+            warn_of_cut_off(call, found)
+            views, sweep = _find(call, found, ids, of_dataset, query, most, only=bool(only), compare=compare)
+            views = found.settle(views)
+            if out is not None:
+                _copy_output(call, context, found, views[0], out)
+            elif log:
+                _write_log(call, found, views[0])
+            elif compare:
+                _write_comparison(call, views, as_csv)
+            elif as_csv:
+                write_csv(call, views)
+            else:
+                _write(call, views, query, sweep, each=bool(ids) and sweep is None)
     except Unreachable as error:
-        if compare or as_csv or log or out is not None:
+        if compare or as_csv or only:
             raise
-        _show_known_here(call, asked, error)
+        _write(call, _known_here(call, ids, of_dataset, query, error), query, None, each=bool(ids))
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The runs that were asked for, and the way in which they are shown."""
+def _find(
+    call: Call,
+    found: Runs,
+    ids: list[str],
+    dataset: DatasetName | None,
+    query: Query,
+    most: int | None,
+    *,
+    only: bool,
+    compare: bool,
+) -> tuple[list[RunView], SweepView | None]:
+    """Return the runs that were asked for, and the sweep that they are of, if its id was given.
 
-    ids: list[str]
-    dataset: DatasetName | None
-    filters: list[Filter]
-    sort: str | None
-    reverse: bool
-    limit: int | None
-    compare: bool
-    as_csv: bool
-    log: bool
-    out: str | None
-
-    @property
-    def orders(self) -> bool:
-        return bool(self.filters or self.sort or self.reverse)
-
-    def choose(self, views: Iterable[RunView]) -> list[RunView]:
-        return choose_runs(views, self.filters, self.sort, self.reverse, self.limit)
-
-    @property
-    def columns(self) -> list[str]:
-        """The keys that a table must show."""
-        return [each.key for each in self.filters] + ([] if self.sort is None else [sort_order(self.sort)[0]])
-
-
-def _show_known_here(call: Call, asked: _Asked, away: Unreachable) -> None:
-    """Show what this machine knows while the store is not reachable.
-
-    Raises `away` if it doesn't know what was asked for.
+    most: of a list without a limit; only: one run is needed; compare: two are
     """
+    one = found.show_or_sweep(ids[0], dataset) if len(ids) == 1 else None
+    if isinstance(one, SweepView):
+        if only:
+            raise UsageError(
+                f"{one.id} has {format_count(len(one.members), 'run')}, and --log and --out are for one",
+                subject=one.id,
+                hint=f"dsv runs {one.members[0].record.run} --log",
+            )
+        return query.choose(one.members), one
+    if ids and (query.needs_all or query.limit):
+        raise UsageError(
+            "--filter, --sort, --reverse and --limit are for lists", hint="leave out the ids, or these"
+        )
+    if one is not None and compare:
+        raise UsageError("one run can't be compared", hint=f"dsv runs --compare {ids[0]} OTHER")
+    if ids:
+        return [one] if one is not None else [found.show(text, dataset) for text in ids], None
+    listed = found.listed(
+        dataset,
+        replace(query, limit=query.limit or most),
+        skipped=lambda error: call.warn(f"{error}; not shown"),
+    )
+    return listed, None
+
+
+def _known_here(
+    call: Call, ids: list[str], dataset: DatasetName | None, query: Query, away: Unreachable
+) -> list[RunView]:
+    """Return what this machine knows while the store is not reachable. Raise `away` if it doesn't know what was asked
+    for."""
     state = call.settings.state
-    found = [run_known_here(state, text) for text in asked.ids] if asked.ids else runs_known_here(state)
-    views = [view for view in found if view is not None and asked.dataset in (None, view.record.dataset)]
-    if not views or len(views) < len(asked.ids):
+    found = [run_known_here(state, text) for text in ids] if ids else runs_known_here(state)
+    views = [view for view in found if view is not None and dataset in (None, view.record.dataset)]
+    if not views or len(views) < len(ids):
         raise away
     call.warn(
         f"the store is not reachable, so these are only the runs that this machine knows: {away.message}"
     )
-    views = views if asked.ids else asked.choose(views)
+    return views if ids else query.choose(views)
+
+
+def _write(call: Call, views: list[RunView], query: Query, sweep: SweepView | None, *, each: bool) -> None:
+    """each: all of each run instead of a table"""
     if call.json:
         call.items(view.item() for view in views)
-    elif asked.ids:
-        _write_each(call, views)
+    elif each:
+        for number, view in enumerate(views):
+            if number:
+                call.line("")
+            write_one(call, view)
     else:
-        write_table(call, views, [each.key for each in asked.filters])
-
-
-def _show(call: Call, asked: _Asked) -> None:
-    ids = asked.ids
-    with call.context() as context, open_runs(context, call.around.environ) as found:
-        warn_of_cut_off(call, found)
-        one = found.show_or_sweep(ids[0], asked.dataset) if len(ids) == 1 else None
-        sweep = one if isinstance(one, SweepView) else None
-        if sweep is not None:
-            if asked.log or asked.out is not None:
-                raise UsageError(
-                    f"{sweep.id} has {format_count(len(sweep.members), 'run')}, and --log and --out are for one",
-                    subject=sweep.id,
-                    hint=f"dsv runs {sweep.members[0].record.run} --log",
-                )
-            views = asked.choose(sweep.members)
-        elif ids:
-            _check_ids(asked)
-            views = [one] if isinstance(one, RunView) else [found.show(text, asked.dataset) for text in ids]
-        else:
-            views = _listed(call, found, asked)
-        views = found.settle(views)
-        if asked.out is not None:
-            _copy_output(call, context, found, views[0], asked.out)
-        elif asked.log:
-            _write_log(call, found, views[0])
-        elif asked.compare:
-            _write_comparison(call, views, asked.as_csv)
-        elif asked.as_csv:
-            write_csv(call, views)
-        elif call.json:
-            call.items(view.item() for view in views)
-        elif ids and sweep is None:
-            _write_each(call, views)
-        else:
-            write_table(call, views, asked.columns, whole=sweep)
-            if not views:
-                call.say("no run matches" if asked.filters else "there are no runs yet")
-        if sweep is not None and sweep.not_begun and not call.json:
-            call.say(
-                f"{format_count(len(sweep.not_begun), 'run')} not begun: dsv run --again {sweep.id.short}"
-            )
-
-
-def _write_each(call: Call, views: list[RunView]) -> None:
-    for number, view in enumerate(views):
-        if number:
-            call.line("")
-        write_one(call, view)
+        write_table(call, views, query.keys, whole=sweep)
+        if not views:
+            call.say("no run matches" if query.filters else "there are no runs yet")
+        if sweep is not None and sweep.not_begun:
+            left = format_count(len(sweep.not_begun), "run")
+            call.say(f"{left} not begun: dsv run --again {sweep.id.short}")
 
 
 def _delete(
@@ -244,37 +226,6 @@ def _delete(
         call.line(f"deleted run {one.run} of {one.dataset}")
     if not chosen:
         call.say("no run is so old")
-
-
-def _check(call: Call, asked: _Asked) -> None:
-    """Refuse options that make no sense together."""
-    only = [option for option, given in (("--log", asked.log), ("--out", asked.out is not None)) if given]
-    if only and (len(asked.ids) != 1 or asked.compare or asked.as_csv or len(only) > 1):
-        raise UsageError(f"{only[0]} needs one run, and nothing else", hint=f"dsv runs ID {only[0]}")
-    if asked.as_csv and call.json:
-        raise UsageError("--csv and --json are two formats", hint="leave out one of them")
-
-
-def _check_ids(asked: _Asked) -> None:
-    if asked.compare and len(asked.ids) == 1:
-        raise UsageError("one run can't be compared", hint=f"dsv runs --compare {asked.ids[0]} OTHER")
-    if asked.orders or asked.limit:
-        raise UsageError(
-            "--filter, --sort, --reverse and --limit are for lists", hint="leave out the ids, or these"
-        )
-
-
-def _listed(call: Call, found: Runs, asked: _Asked) -> list[RunView]:
-    if asked.limit is None and not (call.json or asked.compare or asked.as_csv):
-        asked = replace(asked, limit=SHOWN)
-    return found.listed(
-        asked.dataset,
-        asked.filters,
-        asked.sort,
-        asked.reverse,
-        asked.limit,
-        skipped=lambda error: call.warn(f"{error}; not shown"),
-    )
 
 
 @contextmanager

@@ -72,7 +72,10 @@ def completed(
     state = RunState.ENDED if ended.launched else RunState.NOT_LAUNCHED
     if not ended.seen or ended.cause in (EndCause.LEASE_LOST, EndCause.LOST_SIGHT):
         state = RunState.CUT_OFF
-    hidden = _hiding(masker)
+
+    def hidden(text: str | None) -> str | None:
+        return None if text is None else salvaged(lambda: masker.text(text), lambda problem: problem)
+
     parts = tuple(
         replace(part, error=hidden(part.error))
         for part in on_one_clock(ended.parts, start.started_ms, noticed_ms)
@@ -108,11 +111,6 @@ def completed(
 
     its = salvaged(left, lambda problem: Metrics(problem=problem))
     return replace(record, metrics=its.values, metrics_error=its.problem)
-
-
-def _hiding(masker: Masker) -> Callable[[str | None], str | None]:
-    """Return what hides the secrets in a text."""
-    return lambda text: None if text is None else salvaged(lambda: masker.text(text), lambda problem: problem)
 
 
 def lost(why: str | None) -> Ended:

@@ -176,17 +176,8 @@ class _Supervisor:
             log = LogKeeper(live=None if self.live is None else self.live.add) if decided.spec.log else None
             with signals.caught() if self.signals is not None else nullcontext():
                 early = replace(launch.record(launch.plan(), now_ms()), state=RunState.SUBMITTED)
-                done = Attempts(
-                    launch,
-                    records,
-                    held,
-                    signals,
-                    self.progress.note,
-                    grace=lambda: records.marks.grace(launch.run, self.grace),
-                    hung_up=lambda: self._hang_up(launch),
-                    patience=patience,
-                    record=early,
-                ).run(lambda: Output(*self.sinks, log), log)
+                attempts = _Attempts(self, launch, held, signals, patience, early)
+                done = attempts.run(lambda: Output(*self.sinks, log), log)
                 if isinstance(done, GaveUp):
                     return done
                 record, ended, kept = done
@@ -203,10 +194,6 @@ class _Supervisor:
                         problem = error
                 engine = launch.chosen.engine
                 return RunResult(record, engine, launch.out, _error_of(launch, ended), problem)
-
-    def _hang_up(self, launch: Launch) -> None:
-        leave_terminal(launch.own, self.terminals)
-        self.progress.note(f"the terminal was closed; the run continues: dsv logs {launch.run}")
 
     def run_in_turn(self, decided: Launch, turns: Turns) -> RunResult:
         """Run at one pool after the other, until it begins.
@@ -394,18 +381,13 @@ def _targets(spec: JobSpec) -> dict[str, Target]:
 
 
 @dataclass(slots=True)
-class Attempts:
+class _Attempts:
     """The attempts of a run, with the leases that are held and the signals that are passed on meanwhile."""
 
+    by: _Supervisor
     launch: Launch
-    records: RunRecords
     leases: Sequence[Lease]
     signals: Signals
-    note: Callable[[str], None]
-    grace: Callable[[], float]
-    """Returns the seconds that the job gets to end by itself."""
-    hung_up: Callable[[], None]
-    """Called if the terminal goes away, and the job continues without it."""
     patience: Patience
     record: RunRecord
     """As it is known so far."""
@@ -437,13 +419,13 @@ class Attempts:
                 ended = self._attempt(output())
                 may_live = ended.may_live
                 if (gave_up := self.patience.left(ended)) is not None:
-                    self.records.moves_on()
+                    self.by.records.moves_on()
                     return gave_up
                 parts.append(self._part(ended))
                 left = 0 if "retries" in engine.gives else launch.spec.retries - len(parts) + 1
                 if left <= 0 or may_live or not may_try_again(parts[-1]):
                     break
-                self.note(_failure(parts[-1], left))
+                self.by.progress.note(_failure(parts[-1], left))
                 self.record = replace(self.record, parts=tuple(parts))
         finally:
             if not may_live:
@@ -468,7 +450,7 @@ class Attempts:
     def _attempt(self, output: Output) -> Ended:
         plan, engine, spec = self.launch.plan(), self.launch.chosen.engine, self.launch.spec
         self._began = None
-        self.records.announce(self.record)
+        self.by.records.announce(self.record)
         if spec.gpus is not None and not engine.queues:
             self._gpu_watch = GpuWatch(
                 choose_gpus(spec.gpus, self.launch.chosen.facts.machine, spec.gpu_type)
@@ -479,9 +461,9 @@ class Attempts:
         def waits(reason: str) -> bool:
             nonlocal said
             if not said:
-                self.note(f"the job waits: {reason}")
+                self.by.progress.note(f"the job waits: {reason}")
             said = True
-            self.records.announce(replace(self.record, state=RunState.QUEUED, error=reason))
+            self.by.records.announce(replace(self.record, state=RunState.QUEUED, error=reason))
             return self.patience.refused(reason)
 
         def expired() -> bool:
@@ -494,10 +476,10 @@ class Attempts:
             output,
             self.signals,
             lost=self._lost_lease,
-            note=self.note,
+            note=self.by.progress.note,
             over=self._over,
-            grace=self.grace,
-            hung_up=self.hung_up if engine.queues else None,
+            grace=lambda: self.by.records.marks.grace(self.launch.run, self.by.grace),
+            hung_up=self._hang_up if engine.queues else None,
             expired=expired,
         )
         job.check()
@@ -507,14 +489,18 @@ class Attempts:
         """Record how to find the job. It begins after that."""
         self._began_ms, self._began = now_ms(), monotonic()
         engine = self.launch.chosen.engine
-        if self.records.begun:
+        if self.by.records.begun:
             self.record = replace(self.record, job=ref)
-            self.records.announce(self.record)
+            self.by.records.announce(self.record)
         else:
             state = RunState.QUEUED if engine.queues else RunState.RUNNING
             self.record = replace(self.record, state=state, started_ms=self._began_ms, job=ref)
-            self.records.begin(self.record)
+            self.by.records.begin(self.record)
         self.patience.begin(engine, ref)
+
+    def _hang_up(self) -> None:
+        leave_terminal(self.launch.own, self.by.terminals)
+        self.by.progress.note(f"the terminal was closed; the run continues: dsv logs {self.launch.run}")
 
     def _over(self) -> None:
         self._ended_ms = now_ms()
@@ -528,7 +514,7 @@ class Attempts:
 
     def _part(self, ended: Ended) -> RunPart:
         """Return the record's part for one attempt."""
-        by = self.records.marks.stopped_by(self.launch.run)
+        by = self.by.records.marks.stopped_by(self.launch.run)
         if by is None and ended.signal is not None:
             by = SignalName(ended.signal).name
         return RunPart(

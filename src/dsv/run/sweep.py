@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import subprocess
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -33,7 +32,7 @@ from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import RunView, find_under_way
 from dsv.run.parameters import SweepId, SweepSeat, count_of, due
 from dsv.run.plan import masker_of
-from dsv.run.record import CodeState, RunId, RunRecord, RunState
+from dsv.run.record import CodeState, RunId, RunRecord
 from dsv.run.spec import JobSpec, seated
 from dsv.store.base import Put, Store, TooLargeError
 from dsv.values.json import Json
@@ -223,13 +222,6 @@ class SweepView:
         failed = next((code for code in codes if code), None)
         return failed if failed is not None or self.not_begun or None in codes else 0
 
-    def counts(self) -> dict[str, int]:
-        """Count the runs that have begun in each state, in words, the most important first."""
-        words = Counter(_word(view.record) for view in self.latest.values())
-        order = ["ok", "failed", "cut off", "not run", "running"]
-        known = sorted(words, key=lambda word: (order.index(word) if word in order else 9, word))
-        return {word: words[word] for word in known}
-
 
 def grouped(views: Sequence[RunView]) -> list[SweepView | RunView]:
     """Group the runs of each sweep, at the place of the first of them, in the order that they have."""
@@ -269,18 +261,6 @@ def sweep_of(views: Iterable[RunView], text: str) -> SweepView | None:
 def _seat(view: RunView) -> SweepSeat:
     assert view.record.sweep is not None  # so they were chosen
     return view.record.sweep
-
-
-def _word(record: RunRecord) -> str:
-    match record.state:
-        case RunState.ENDED:
-            return "ok" if record.exit_code == 0 else "failed"
-        case RunState.NOT_LAUNCHED:
-            return "not run"
-        case RunState.CUT_OFF:
-            return "cut off"
-        case state:
-            return str(state)
 
 
 @dataclass(frozen=True, slots=True)

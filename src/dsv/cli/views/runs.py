@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from dsv.cli.call import Call
@@ -116,7 +117,8 @@ def _write_groups(
         own = [""] * len(columns)
         own[0] = each.id.short if call.around.stdout_is_terminal else each.id
         known = whole or each
-        own[result] = ", ".join(f"{count} {word}" for word, count in known.counts().items())
+        counted = Counter(result_text(view.record) for view in known.latest.values()).most_common()
+        own[result] = ", ".join(f"{count} {word}" for word, count in counted)
         if whole is not None and whole.not_begun:
             own[result] += f", {len(whole.not_begun)} not begun"
         elif len(known.latest) < known.seat.of:

@@ -14,13 +14,11 @@ from dsv.errors import DsvError, LaunchError, Unreachable
 from dsv.run.engines.base import JobStatus
 from dsv.run.pools import (
     Choice,
-    GaveUp,
     PoolFacts,
     Prefer,
     ask_all,
     choose_pool,
     is_taken_back,
-    take_turns,
 )
 from dsv.run.record import RunState
 from dsv.run.resources import Capacity, GpuCount, NodeRoom, PassedOver, Resources
@@ -152,23 +150,6 @@ def test_what_goes_wrong_with_one_pool_is_its_own_matter() -> None:
 
     odd, fine = ask_all(["odd", "fine"], ask, unreachable)
     assert (odd.problem, fine) == ("ZeroDivisionError", facts("fine"))
-
-
-def test_a_job_waits_at_one_pool_after_the_other() -> None:
-    stays: list[tuple[str, float | None, tuple[PassedOver, ...]]] = []
-    a, b = PassedOver("a", "a is full"), PassedOver("b", "b is full")
-
-    def stay(pool: str, seconds: float | None, passed: tuple[PassedOver, ...]) -> str | GaveUp:
-        stays.append((pool, seconds, passed))
-        return "begun at c" if pool == "c" else GaveUp(f"{pool} is full")
-
-    assert take_turns({"a": 900, "b": 60, "c": 900}, stay) == "begun at c"
-    assert stays == [("a", 900, ()), ("b", 60, (a,)), ("c", None, (a, b))]
-
-
-def test_a_job_that_no_pool_ever_takes() -> None:
-    with pytest.raises(LaunchError, match="a: is gone; b: is gone"):
-        take_turns({"a": 1, "b": 1}, lambda pool, seconds, passed: GaveUp("is gone"))
 
 
 @pytest.mark.parametrize("state", list(RunState))

@@ -289,11 +289,13 @@ class Placing:
             note(f"not on {passed.pool}: {passed.reason}")
         return self._placed(spec, choice)
 
-    def order(self, placed: Placed) -> dict[str, float]:
-        """Return the pools that the run may go to, and the seconds to wait at each, from where it was placed."""
+    def order(self, placed: Placed) -> dict[str, float | None]:
+        """Return the pools that the run may go to, from where it was placed, and the seconds to wait at each but the
+        last."""
         assert placed.spec.pool is not None  # it was chosen
         waits = {pool.name: pool.wait for pool in self.pools}
-        return {name: waits[name] for name in (placed.spec.pool.name, *placed.spec.then)}
+        names = (placed.spec.pool.name, *placed.spec.then)
+        return {name: None if name == names[-1] else waits[name] for name in names}
 
     def enter(
         self,

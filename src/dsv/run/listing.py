@@ -469,24 +469,16 @@ def _check_key(key: str, items: Sequence[Item]) -> None:
     if not items:
         return
     head = key.partition(".")[0]
-    known = list(dict.fromkeys(each for item in items for each in flattened(item)))
-    if head not in _FREE:
-        if head not in items[0]:
-            below = [f"{free}.{key}" for free in _FREE if f"{free}.{key}" in known]
-            close = below or get_close_matches(key, [*items[0], *known], 1)
-            hint = close[0] if close else "params.NAME, metrics.NAME, or a key that dsv runs --json shows"
-            raise UsageError(
-                f"runs have no key {key}", subject=key, hint=f"did you mean {hint}?" if close else hint
-            )
-        return
-    if all(look_up(item, key) is None for item in items):
+    known = list(dict.fromkeys(each for item in items for each in (*item, *flattened(item))))
+    if head in _FREE and all(look_up(item, key) is None for item in items):
         there = [each for each in known if each.startswith(f"{head}.")]
-        names = {
-            each.partition(".")[2]: each for each in there
-        }  # what they all begin with makes nothing similar
-        close = get_close_matches(key.partition(".")[2], names, 1)
-        hint = f"did you mean {names[close[0]]}?" if close else f"these runs have {', '.join(there[:9])}"
-        raise NotFound(f"no run has {key}", subject=key, hint=hint if there else _HOW_TO_GET[head])
+        hint = f"these runs have {', '.join(there[:9])}" if there else _HOW_TO_GET[head]
+        raise NotFound(f"no run has {key}", subject=key, hint=hint)
+    if head not in _FREE and head not in items[0]:
+        below = [f"{free}.{key}" for free in _FREE if f"{free}.{key}" in known]
+        close = below or get_close_matches(key, known, 1)
+        hint = f"did you mean {close[0]}?" if close else "dsv runs --json shows the keys that there are"
+        raise UsageError(f"runs have no key {key}", subject=key, hint=hint)
 
 
 def _rank(value: Json) -> tuple[int, Json]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 from dsv.errors import UsageError
 from dsv.values.json import Json, check_json, json_or_text
@@ -18,27 +18,45 @@ MOST_READ: Final = 1_000_000
 """Runs of a sweep that is read."""
 PREFIX: Final = "sweep-"
 
-_SWEEP_ID = re.compile(r"sweep-([0-9]{8}-[0-9]{6}-[0-9a-f]{8})", re.ASCII)
+_TIMED = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{8}", re.ASCII)
 _PART = re.compile(r"[0-9a-f-]{4,}", re.ASCII)
 _PAIRS: Final = {"]": "[", "}": "{"}
 
 
-class SweepId(str):
-    """`sweep-20261120-132145-1f2e3d4c`: the time at which it was started in UTC, then randomness."""
+class TimedId(str):
+    """The time of the start in UTC, then randomness: `20261120-132145-1f2e3d4c`. Sorts by time."""
 
     __slots__ = ()
+    _what: ClassVar[str]
+    _prefix: ClassVar[str] = ""
 
     @classmethod
     def make(cls, time_ms: int, entropy: bytes) -> Self:
-        """Make one from milliseconds since 1970 and four random bytes."""
-        return cls(f"{PREFIX}{datetime.fromtimestamp(time_ms // 1000, UTC):%Y%m%d-%H%M%S}-{entropy.hex()}")
+        """From milliseconds since 1970 and four random bytes."""
+        if len(entropy) != 4:
+            raise ValueError("an id takes four random bytes")
+        moment = datetime.fromtimestamp(time_ms // 1000, UTC)
+        return cls(f"{cls._prefix}{moment:%Y%m%d-%H%M%S}-{entropy.hex()}")
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse the id of a sweep. Raise `UsageError` if it is invalid."""
-        if _SWEEP_ID.fullmatch(text) is None:
-            raise UsageError(f"{text!r} is not the id of a sweep", subject=text, hint="dsv runs lists them")
+        """Parse an id. Raise `UsageError` if it is invalid."""
+        if not text.startswith(cls._prefix) or _TIMED.fullmatch(text.removeprefix(cls._prefix)) is None:
+            raise UsageError(f"{text!r} is no id of a {cls._what}", subject=text, hint="dsv runs lists them")
         return cls(text)
+
+
+class RunId(TimedId):
+    __slots__ = ()
+    _what = "run"
+
+
+class SweepId(TimedId):
+    """`sweep-20261120-132145-1f2e3d4c`."""
+
+    __slots__ = ()
+    _what = "sweep"
+    _prefix = PREFIX
 
     @property
     def begun(self) -> str:

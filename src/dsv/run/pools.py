@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from threading import Event, Thread
 from time import monotonic
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 from dsv.errors import DsvError, LaunchError, Unreachable
 from dsv.run.engines.base import Ended, Engine, JobStatus
@@ -173,26 +173,6 @@ class GaveUp:
     """A job that no longer waits at a pool, and will never begin there."""
 
     reason: str
-
-
-Stay: TypeAlias = Callable[[str, float | None, tuple[PassedOver, ...]], _T | GaveUp]
-
-
-def take_turns(pools: Mapping[str, float], stay: Stay[_T]) -> _T:
-    """Wait at the first pool for so many seconds, then at the next, and so on; at the last for as long as it takes.
-
-    stay: has the job run at a pool, if it begins within so many seconds (None: whenever it does), and returns what came
-    of it; or `GaveUp`, once it is certain that it won't begin there. So the job is never at two pools: with an engine
-    that holds jobs back that means to submit it, and to leave only if `is_taken_back`. It is told which pools were left
-    before. Raises `LaunchError` if each pool gave up.
-    """
-    passed: tuple[PassedOver, ...] = ()
-    for number, (pool, seconds) in enumerate(pools.items(), 1):
-        found = stay(pool, None if number == len(pools) else seconds, passed)
-        if not isinstance(found, GaveUp):
-            return found
-        passed = (*passed, PassedOver(pool, found.reason))
-    raise no_pool(passed)
 
 
 def is_taken_back(status: JobStatus | None) -> bool:

@@ -6,15 +6,15 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from signal import Signals
-from typing import Annotated, Final, Self, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
 from dsv.errors import DsvError, IntegrityError, Unsupported, UsageError
 from dsv.format.records import Commit
+from dsv.run.parameters import RunId as RunId
 from dsv.run.parameters import SweepId, SweepSeat
 from dsv.run.resources import PassedOver
 from dsv.values.ids import CommitId
@@ -188,26 +188,6 @@ _LATER_START = re.compile(r"start-([2-9]|[1-9][0-9]{1,3})", re.ASCII)
 
 _COUNT = re.compile(r"[0-9]{1,18}", re.ASCII)
 _RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{8}", re.ASCII)
-
-
-class RunId(str):
-    """`20261120-132145-1f2e3d4c`: the time of the start in UTC, then randomness. Sorts by time."""
-
-    __slots__ = ()
-
-    @classmethod
-    def make(cls, time_ms: int, entropy: bytes) -> Self:
-        """From milliseconds since 1970 and four random bytes."""
-        if len(entropy) != 4:
-            raise ValueError("a run id takes four random bytes")
-        return cls(f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y%m%d-%H%M%S}-{entropy.hex()}")
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parse the id of a run. Raise `UsageError` if it is invalid."""
-        if _RUN_ID.fullmatch(text) is None:
-            raise UsageError(f"{text!r} is no id of a run", subject=text, hint="dsv runs lists them")
-        return cls(text)
 
 
 def start_name(number: int) -> str:

@@ -38,7 +38,7 @@ from dsv.run.engines.output import KeptLog, LiveLog, LogKeeper, Output
 from dsv.run.engines.reaper import GRACE
 from dsv.run.node_order import NO_ACCESS
 from dsv.run.plan import Launch, code_of, masker_of, output_of
-from dsv.run.pools import GaveUp, Patience, take_turns
+from dsv.run.pools import GaveUp, Patience, no_pool
 from dsv.run.record import (
     EndCause,
     GpuUse,
@@ -70,8 +70,8 @@ Announce: TypeAlias = Callable[[RunId, Path, Path], None]
 class Turns:
     """The pools that a run may go to, in order."""
 
-    pools: Mapping[str, float]
-    """With the seconds that it waits at each of them but the last."""
+    pools: Mapping[str, float | None]
+    """With the seconds that it waits at each of them; None at the last: as long as it takes."""
     enter: Callable[[str, float | None, tuple[PassedOver, ...]], tuple[JobSpec, Staging, str | None] | GaveUp]
     """Waits until the job may be given to a pool, for at most so many seconds; it gets the pools that were left before.
     The last value that it returns is why the job can't begin there at once, if that is known."""
@@ -201,25 +201,27 @@ class _Supervisor:
         Before the job goes to another engine, the former one has taken it back. If this process is killed in between,
         the mark names the last pool.
         """
-        records, note = self.records, self.progress.note
-        now = decided
-
-        def at(pool: str, seconds: float | None, passed: tuple[PassedOver, ...]) -> RunResult | GaveUp:
-            nonlocal now
-            if passed:
-                note(f"not on {passed[-1].pool}: {passed[-1].reason}")
-            if records.under_way:
-                records.announce(replace(now.record(now.plan(), now_ms()), state=RunState.QUEUED))
-            entered = turns.enter(pool, seconds, passed)
-            if isinstance(entered, GaveUp):
-                return entered
-            spec, staging, reason = entered
-            if passed or not now.chosen.engine.queues:  # what is free has changed while it waited
-                now = _decide(spec, now.place, staging, decided.run)
-            return self.run_at(now, staging, Patience(seconds, reason or "it did not begin"))
-
+        records, now = self.records, decided
+        passed: tuple[PassedOver, ...] = ()
         try:
-            return take_turns(turns.pools, at)
+            for pool, seconds in turns.pools.items():
+                if passed:
+                    self.progress.note(f"not on {passed[-1].pool}: {passed[-1].reason}")
+                if records.under_way:
+                    records.announce(replace(now.record(now.plan(), now_ms()), state=RunState.QUEUED))
+                entered = turns.enter(pool, seconds, passed)
+                done: RunResult | GaveUp
+                if isinstance(entered, GaveUp):
+                    done = entered
+                else:
+                    spec, staging, reason = entered
+                    if passed or not now.chosen.engine.queues:  # what is free has changed while it waited
+                        now = _decide(spec, now.place, staging, decided.run)
+                    done = self.run_at(now, staging, Patience(seconds, reason or "it did not begin"))
+                if not isinstance(done, GaveUp):
+                    return done
+                passed = (*passed, PassedOver(pool, done.reason))
+            raise no_pool(passed)
         except BaseException as error:
             if records.starts:
                 _record_not_started(now, records, error)

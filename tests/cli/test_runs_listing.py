@@ -109,7 +109,7 @@ def test_runs_are_sorted_and_filtered(trained: Dsv) -> None:
     ("arguments", "code", "said"),
     [
         (["--filter", "metrics.nope>1"], 3, "no run has metrics.nope"),
-        (["--sort", "metrics.ac"], 3, "did you mean metrics.acc?"),
+        (["--sort", "metrics.ac"], 3, "these runs have metrics.acc"),
         (["--sort", "metrics.f1"], 3, "these runs have metrics.acc, metrics.val.loss"),
         (["--filter", "exit_code=0", "--sort", "params.zz"], 3, "these runs have params.n"),
         (["--filter", "acc>1"], 2, "did you mean metrics.acc?"),

@@ -104,8 +104,7 @@ def runs(
                 "--delete takes ids or --older-than, with --dataset, --yes and --force alone",
                 hint="dsv runs --delete ID, or dsv runs --delete --older-than 1y",
             )
-        seconds = None if older_than is None else parse_duration(older_than)
-        _delete(call, ids, of_dataset, seconds, yes, force)
+        _delete(call, ids, of_dataset, older_than, yes, force)
         return
     query = Query(tuple(Filter.parse(text) for text in where or ()), sort, reverse, limit)
     only = [option for option, given in (("--log", log), ("--out", out is not None)) if given]
@@ -210,10 +209,10 @@ def _write(call: Call, views: list[RunView], query: Query, sweep: SweepView | No
 
 
 def _delete(
-    call: Call, ids: list[str], dataset: DatasetName | None, older_than: int | None, yes: bool, force: bool
+    call: Call, ids: list[str], dataset: DatasetName | None, age: str | None, yes: bool, force: bool
 ) -> None:
     with opened_runs(call) as found:
-        chosen = found.stored(ids, dataset) if older_than is None else found.older_than(older_than, dataset)
+        chosen = found.stored(ids, dataset) if age is None else found.older_than(parse_duration(age), dataset)
         if chosen:
             name = chosen[0].run if len(chosen) == 1 else format_count(len(chosen), "run")
             datasets = ", ".join(sorted({str(one.dataset) for one in chosen}))

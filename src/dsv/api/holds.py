@@ -76,7 +76,7 @@ def release(
                 raise _several(root, target, found)
             chosen |= _by_id(*found)
         if not (targets or ids):
-            chosen |= _by_id(*find_holds(root, _claimed(root), job=job))
+            chosen |= _by_id(*find_holds(root, find_all(root.dot / "claims"), job=job))
             if not chosen:
                 raise _holds_nothing(root, "what is cached")
         ended: dict[Place, list[str]] = {}
@@ -130,7 +130,7 @@ def _the_hold(root: CacheRoot, start: str, *, everyone: bool) -> Hold:
             subject=start,
             hint="dsv cached --json has the ids, and so has what dsv cache --hold --json printed",
         )
-    found = find_claims(root, _claimed(root), start)
+    found = find_claims(root, find_all(root.dot / "claims"), start)
     if not found:
         raise NotFound(
             f"there is no hold {start} in {root.path}: it was released, or it has expired",
@@ -152,10 +152,6 @@ def _the_hold(root: CacheRoot, start: str, *, everyone: bool) -> Hold:
         hint = f"dsv release --everyone --id {start}" if isinstance(one.claim, PinRecord) else "dsv cached"
         raise Conflict(f"hold {start} is {one.claim.user}'s, not yours", subject=start, hint=hint)
     return one
-
-
-def _claimed(root: CacheRoot) -> list[Place]:
-    return find_all(root.dot / "claims")
 
 
 def _no_hold(root: CacheRoot, target: Target, places: Sequence[Place]) -> DsvError:

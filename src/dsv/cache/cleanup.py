@@ -113,13 +113,6 @@ def _stuck(folder: Path, place: Place | None, error: OSError) -> Trash:
     return replace(found, of=str(place) if place else None, error=told)
 
 
-class Swept(msgspec.Struct):
-    """The result of clearing up."""
-
-    freed: Extent = msgspec.field(default_factory=Extent)  # room that is free now
-    stuck: list[Trash] = msgspec.field(default_factory=list)
-
-
 class Sweeper:
     """Clears up once. Places are visited by several threads: over NFS each visit is some round trips."""
 
@@ -133,15 +126,18 @@ class Sweeper:
         self._hurry = request.everything or request.need is not None
         # Only one remover at a time can tell which name of a file was the last.
         self._deleting = threading.Lock()
-        self._lock = threading.Lock()  # for the next two
-        self._swept = Swept()
+        self._lock = threading.Lock()  # for the next three
+        self._freed = Extent()
+        self._stuck: list[Trash] = []
         self._busy: set[str] = set()
         self._now = remembered.now
         self._visible: frozenset[Place] = frozenset()
 
-    def run(self) -> Swept:
-        """Remove the leftovers, except those that can't be deleted. Raise `OSError` if the cache is not writable at
-        all."""
+    def run(self) -> tuple[Extent, list[Trash]]:
+        """Remove the leftovers. Return the room that is free now, and what can't be deleted.
+
+        Raise `OSError` if the cache is not writable at all.
+        """
         root, request = self._root, self._request
         seen = find_visible(root)
         self._visible = frozenset(seen.places)
@@ -153,7 +149,7 @@ class Sweeper:
             self._visit(pool, self._draft, list(root.temporary.iterdir()))
             self._visit(pool, lambda link: remove_dangling(root, *link), seen.links)
             self._visit(pool, self._remove_probes, self._folders_of_probes())
-        return self._swept
+        return self._freed, self._stuck
 
     def _visit(
         self, pool: ThreadPoolExecutor, clear: Callable[[_T], None], all_of_them: Iterable[_T]
@@ -167,7 +163,7 @@ class Sweeper:
 
     def _free(self, room: Extent) -> None:
         with self._lock:
-            self._swept.freed += room
+            self._freed += room
 
     def _fill(self, place: Place) -> None:
         """Give up a fill that nobody has worked on for as long as a commit may stay unused."""
@@ -244,7 +240,7 @@ class Sweeper:
         young = _recent(folder, self._now)
         if young and (empty or not self._hurry or name in self._busy):
             return
-        if folder not in {one.path for one in self._swept.stuck}:  # which is reported with its place
+        if folder not in {one.path for one in self._stuck}:  # which is reported with its place
             self._remove(folder, None)
 
     def _remove(self, folder: Path, place: Place | None) -> None:
@@ -255,7 +251,7 @@ class Sweeper:
         except OSError as error:
             stuck = _stuck(folder, place, error)
             with self._lock:
-                self._swept.stuck.append(stuck)
+                self._stuck.append(stuck)
             raise
         finally:
             self._free(remover.removed.room)

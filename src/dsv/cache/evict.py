@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dsv.cache.claims import INTENT, Claims, Intent, read_claims
-from dsv.cache.cleanup import Sweeper, Swept, Trash, remove_empty
+from dsv.cache.cleanup import Sweeper, Trash, remove_empty
 from dsv.cache.fill import reservations
 from dsv.cache.fill.reservations import NoRoomBeside
 from dsv.cache.inventory import Inventory, Remembered, take_inventory
@@ -73,11 +73,9 @@ def evict(
     if not root.exists():
         return EvictionResult()
     remembered = remember(root)
-    swept = sweep(root, settings, request, remembered)
-    inventory = look(root, remembered)
-    result = evict_from(root, settings, request, inventory, on_evicted)
-    result.leftovers += swept.freed
-    result.stuck = swept.stuck
+    leftovers, stuck = sweep(root, settings, request, remembered)
+    result = evict_from(root, settings, request, look(root, remembered), on_evicted)
+    result.leftovers, result.stuck = leftovers, stuck
     return result
 
 
@@ -89,7 +87,7 @@ def remember(root: CacheRoot) -> Remembered:
 
 def sweep(
     root: CacheRoot, settings: CacheSettings, request: EvictionRequest, remembered: Remembered
-) -> Swept:
+) -> tuple[Extent, list[Trash]]:
     """Delete what killed evictors left, and fills that nobody continues. Raises as `evict`."""
     check_writable(root, settings)
     with explaining(root.path, "clean up"):
@@ -309,7 +307,7 @@ class RoomMaker:
 def evict_for(root: CacheRoot, settings: CacheSettings, need: Need, remembered: Remembered) -> EvictionResult:
     """Make room for a need. Raises `NoRoomBeside` if that is not enough."""
     request = EvictionRequest(need=need)
-    swept = sweep(root, settings, request, remembered)
+    leftovers, _ = sweep(root, settings, request, remembered)
     inventory = take_inventory(root, remembered)
     # Exactly: the records alone would have a commit free all that it wrote, even if others that stay link it.
     foreseen = preview(root, settings, request, inventory)
@@ -318,7 +316,7 @@ def evict_for(root: CacheRoot, settings: CacheSettings, need: Need, remembered: 
     result = evict_from(root, settings, request, inventory)
     if result.exceeded:
         raise _no_room(settings, need, result)
-    result.leftovers += swept.freed
+    result.leftovers = leftovers
     return result
 
 

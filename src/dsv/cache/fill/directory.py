@@ -69,7 +69,7 @@ def start(
     moves: Mapping[int, bytes],
     enlist: Callable[[Path], None],
 ) -> FillDirectory | None:
-    """Begin a fill; None if another was faster. Raises `OSError`.
+    """Begin a fill; None if another was faster. Raises `OSError`. Then `discard` removes what was made of it.
 
     enlist: puts the first worker's record into the folder that it is given, so that nobody takes a fill that has just
     appeared for one that nobody works on.
@@ -77,21 +77,17 @@ def start(
     target = root.fill(place)
     draft = root.temporary / f".fill-{plan.fill}"
     folder = draft / f"{PREFIX}{plan.fill}"
-    try:
-        for name in _FOLDERS:
-            root.make_directory(folder / name)
-        root.write_once(folder / "plan", msgspec.json.encode(plan))
-        if plan.has_source_map:
-            root.write_once(folder / "sheet", source_map)
-        for segment, paths in moves.items():
-            root.write_once(folder / "moves" / str(segment), paths)
-        enlist(folder / "workers")
-        if _appear(root, draft, target):
-            return FillDirectory(root, place, plan.fill, target / folder.name, plan)
-        return None
-    except OSError:
-        discard(root, plan.fill)
-        raise
+    for name in _FOLDERS:
+        root.make_directory(folder / name)
+    root.write_once(folder / "plan", msgspec.json.encode(plan))
+    if plan.has_source_map:
+        root.write_once(folder / "sheet", source_map)
+    for segment, paths in moves.items():
+        root.write_once(folder / "moves" / str(segment), paths)
+    enlist(folder / "workers")
+    if _appear(root, draft, target):
+        return FillDirectory(root, place, plan.fill, target / folder.name, plan)
+    return None
 
 
 def discard(root: CacheRoot, fill: str) -> None:

@@ -383,11 +383,9 @@ def do_free_parts(
         do(batch())
         if not claimed:
             return
-        took = max(time.monotonic() - began, 0.01)
-        most = round(_TURN * claimed / took)
         if remote:
-            most = min(most, table.free // _SHARE)
-        most = max(_FIRST, min(most, table.count))
+            took = max(time.monotonic() - began, 0.01)
+            most = max(_FIRST, min(round(_TURN * claimed / took), table.free // _SHARE))
 
 
 # How long a folder is emptied again and again while its owner still adds to it. Each file that it adds was written and

@@ -435,18 +435,12 @@ class CacheRoot:
             if error.errno not in FULL:
                 raise
             for spare in list_names(self.spares):
-                if self._use_spare(self.spares / spare, path):
+                try:
+                    (self.spares / spare).rename(path)
                     return True
+                except FileNotFoundError:  # another process was faster
+                    path.parent.stat()  # or the folder has gone
             raise
-
-    def _use_spare(self, spare: Path, path: Path) -> bool:
-        """Return False if another process was faster. Raises `OSError`, also if the folder of `path` has gone."""
-        try:
-            spare.rename(path)
-        except FileNotFoundError:
-            path.parent.stat()
-            return False
-        return True
 
 
 # How many levels below each folder are folders of dsv's own: down to one commit's claims, to the folders of one fill,

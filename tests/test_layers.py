@@ -53,14 +53,13 @@ FOR_CLI_ONLY = {"print", "input", "exit", "quit", "breakpoint", "os._exit"} | {
 # Processes of their own, that others start and talk to by pipes.
 PROGRAMS = {
     PACKAGE / "api/bench_feed_process.py",
-    PACKAGE / "store/probe.py",
     PACKAGE / "fs/sync_process.py",
     PACKAGE / "cache/fill/helper_process.py",
     PACKAGE / "cache/hold.py",
     PACKAGE / "run/engines/kubernetes/rendezvous.py",
     PACKAGE / "run/engines/reaper.py",
-    PACKAGE / "training/window_process.py",
-    PACKAGE / "transfer/prefetch_process.py",
+    PACKAGE / "training/window.py",
+    PACKAGE / "transfer/prefetch.py",
 }
 NOT_FOR_VALUES = {
     "pathlib",

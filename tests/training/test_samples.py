@@ -19,8 +19,7 @@ import pytest
 import dsv
 from dsv.training import window
 from dsv.training.samples import Samples
-from dsv.training.window import PACKET, Answer, Asked
-from dsv.training.window_process import _Blocks
+from dsv.training.window import PACKET, Answer, Asked, _Blocks
 from tests.api.pets_in_python import BIG, SMALL, close_all, environ_of, make_home, of
 from tests.waiting import PATIENCE, until
 

@@ -109,6 +109,7 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
 
 _LENGTH = struct.Struct("<I")
 _batches = msgspec.msgpack.Decoder(Batch)
+_orders = msgspec.msgpack.Decoder(Order)
 
 
 class Slot:
@@ -323,7 +324,7 @@ class _Reader:
         ours, theirs = Pipe()
         with theirs, _shared_memory(_SLOTS * Slot.SIZE) as shared:
             memory = memoryview(mmap.mmap(shared, 0))
-            program = [sys.executable, "-P", "-m", "dsv.transfer.prefetch_process"]
+            program = [sys.executable, "-P", "-m", "dsv.transfer.prefetch"]
             given = (theirs.fileno(), shared)
             # In a process group of its own it does not get a Ctrl-C that is meant for its parent.
             self._process = subprocess.Popen(
@@ -394,3 +395,26 @@ def _shared_memory(size: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def main() -> None:
+    """`python -m dsv.transfer.prefetch ROOT PIPE MEMORY`: a reading process, started by `Readers`.
+
+    It answers orders until its pipe is closed; the death of its parent closes it too. It decides nothing: a file that
+    it can't read, or that is changing, is left to the parent.
+    """
+    root, pipe, memory = sys.argv[1:]
+    slots = memoryview(mmap.mmap(int(memory), 0))
+    compressor = Compressor()
+    with Connection(int(pipe)) as asked, Descent(Path(root)) as descent:
+        while True:
+            try:
+                order = _orders.decode(asked.recv_bytes())
+                slot = Slot(slots, order.slot)
+                asked.send_bytes(slot.write(read_batch(descent, compressor, order, slot.contents)))
+            except (EOFError, BrokenPipeError, ConnectionResetError):
+                return
+
+
+if __name__ == "__main__":
+    main()

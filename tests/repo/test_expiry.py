@@ -71,7 +71,7 @@ def test_a_store_that_expired_nothing_is_not_asked(repository: Repository) -> No
         def get(self, key: str, limit: int = 0) -> bytes:
             raise AssertionError(key)
 
-    repository.refs._store = Silent(repository.store)
+    repository.refs.store = Silent(repository.store)
     assert read_expiry(repository.refs, DATASET).states == {}
 
 
@@ -83,7 +83,7 @@ def test_the_feature_comes_before_the_first_entry(repository: Repository) -> Non
             puts.append(key)
             return super().put_if_absent(key, data)
 
-    repository.store = repository.refs._store = Watching(repository.store)
+    repository.store = repository.refs.store = Watching(repository.store)
     put(repository, EXPIRE, IDS[0])
     written = [key for key in puts if not key.startswith(keys.PROBE_PREFIX)]
     assert written == [keys.format_key(1), keys.expiry_key(DATASET, 0)]

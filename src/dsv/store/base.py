@@ -151,6 +151,15 @@ class Store(Protocol):
         ...
 
 
+def forwarded(place: str, name: str) -> Any:
+    """Return a property that is what another store has, which `place` is: for stores around others."""
+
+    def change(self: object, value: object) -> None:
+        setattr(getattr(self, place), name, value)
+
+    return property(lambda self: getattr(getattr(self, place), name), change)
+
+
 def check_key(key: str) -> str:
     """Return `key` if it is one: ASCII components joined by `/`, none of which begins with a dot.
 

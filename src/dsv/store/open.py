@@ -17,7 +17,7 @@ import msgspec
 
 from dsv.errors import DsvError, Unreachable, Unsupported, UsageError
 from dsv.format.keys import needs_winner
-from dsv.store.base import LARGEST, Bytes, Item, Put, Store
+from dsv.store.base import LARGEST, Bytes, Item, Put, Store, forwarded
 from dsv.store.retry import Retrying
 
 if TYPE_CHECKING:
@@ -56,6 +56,10 @@ class Counts(msgspec.Struct, frozen=True):
 
 class OpenStore:
     """One store to those who use it. It owns its places, which may be asked by themselves, and are not counted then."""
+
+    ordered_listing: bool = forwarded("names", "ordered_listing")
+    """Of the names; `data` has its own."""
+    conditional: bool = forwarded("data", "conditional")
 
     def __init__(
         self, data: Store, names: Store | None = None, open_names: Callable[[str], Store] | None = None
@@ -111,23 +115,6 @@ class OpenStore:
         if self.is_split:
             self._left.append(self.names)
         self.names = names
-
-    @property
-    def ordered_listing(self) -> bool:
-        """Of the names; `data` has its own."""
-        return self.names.ordered_listing
-
-    @ordered_listing.setter
-    def ordered_listing(self, value: bool) -> None:
-        self.names.ordered_listing = value
-
-    @property
-    def conditional(self) -> bool:
-        return self.data.conditional
-
-    @conditional.setter
-    def conditional(self, value: bool) -> None:
-        self.data.conditional = value
 
     def _place_of(self, key: str) -> Store:
         """Return where a key, or all that begin with a prefix, are kept."""

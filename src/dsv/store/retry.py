@@ -15,7 +15,18 @@ from typing import Final, TypeVar
 import msgspec
 
 from dsv.errors import Denied, DsvError, NotFound, OutcomeUnknown, Unreachable, Unsupported
-from dsv.store.base import LARGEST, Busy, Bytes, CutShortError, Item, NoAnswer, Put, Store, TooLargeError
+from dsv.store.base import (
+    LARGEST,
+    Busy,
+    Bytes,
+    CutShortError,
+    Item,
+    NoAnswer,
+    Put,
+    Store,
+    TooLargeError,
+    forwarded,
+)
 
 _T = TypeVar("_T")
 
@@ -86,6 +97,9 @@ class _Trial:
 class Retrying:
     """One place of an opened store: it tries again."""
 
+    ordered_listing: bool = forwarded("inner", "ordered_listing")
+    conditional: bool = forwarded("inner", "conditional")
+
     def __init__(
         self,
         inner: Store,
@@ -101,22 +115,6 @@ class Retrying:
         self._policy = policy
         self._clock = clock
         self._sleep = sleep
-
-    @property
-    def ordered_listing(self) -> bool:
-        return self.inner.ordered_listing
-
-    @ordered_listing.setter
-    def ordered_listing(self, value: bool) -> None:
-        self.inner.ordered_listing = value
-
-    @property
-    def conditional(self) -> bool:
-        return self.inner.conditional
-
-    @conditional.setter
-    def conditional(self, value: bool) -> None:
-        self.inner.conditional = value
 
     def free_bytes(self) -> int | None:
         return self.inner.free_bytes()

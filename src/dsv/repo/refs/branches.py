@@ -201,7 +201,7 @@ class Refs(Tags):
         """Return all datasets, by name. A dataset exists once its branch `main` has a first entry; one that somebody
         began to make may be among them.
         """
-        found = named_parts(DatasetName, self._store.folders(keys.REFS_PREFIX))
+        found = named_parts(DatasetName, self.store.folders(keys.REFS_PREFIX))
         self.answers.list_datasets(found)
         return found
 
@@ -211,10 +211,10 @@ class Refs(Tags):
 
     def heads(self, dataset: DatasetName) -> list[Head]:
         """Return the newest entry of every branch that is not deleted, by name."""
-        found = parts(self._store, keys.branches_prefix(dataset))
+        found = parts(self.store, keys.branches_prefix(dataset))
         names = named_parts(BranchName, found)
         for name in names:
-            listed = latest(found[name.component], self._store.ordered_listing)
+            listed = latest(found[name.component], self.store.ordered_listing)
             if listed.number is not None:
                 self._listed[dataset, name] = listed
         heads = together([partial(self.head_or_none, dataset, name) for name in names])
@@ -232,7 +232,7 @@ class Refs(Tags):
     def exists(self, dataset: DatasetName) -> bool:
         if any(name == dataset and listed.number is not None for (name, _), listed in self._listed.items()):
             return True
-        return next(iter(self._store.list(keys.branches_prefix(dataset))), None) is not None
+        return next(iter(self.store.list(keys.branches_prefix(dataset))), None) is not None
 
     def deleted_dataset(self, dataset: DatasetName) -> Head | None:
         """Return the move that deleted the dataset; None for any other. Asks no more than `gone_dataset`."""
@@ -285,7 +285,7 @@ class Refs(Tags):
             raise deleted(gone)
         if not self.exists(dataset):
             raise self.erased(dataset) or NotFound(
-                f"there is no dataset {dataset} in {self._store.url}",
+                f"there is no dataset {dataset} in {self.store.url}",
                 subject=dataset,
                 hint="dsv datasets lists them",
             )
@@ -333,13 +333,13 @@ class Refs(Tags):
             self._check_there(dataset, entry)
         made = entry if after is None else self.permitted(after, entry)
         if after is None and branch == MAIN and (erasure := self.erasure(dataset)) is not None:
-            raise never_again(dataset, erasure, self._store.url)
+            raise never_again(dataset, erasure, self.store.url)
         key = keys.branch_key(dataset, branch, number)
         if self.named:
             made = replace(made, dataset=dataset, branch=branch, number=number)
         read = partial(self.entry, dataset, branch, number)
         what = f"this move of branch {branch} of {dataset}"
-        check = partial(check_kept, read, self._store.url, key, what, made)
+        check = partial(check_kept, read, self.store.url, key, what, made)
         if self.put(key, made.encode(), f"branch {branch} of {dataset}", check) is Put.WON:
             moved = Moved(self._saw(Head(dataset, branch, number, made)))
             if branch != MAIN and not made.deleted:
@@ -375,7 +375,7 @@ class Refs(Tags):
         if now.nonce != head.entry.nonce:
             key = keys.branch_key(head.dataset, head.branch, head.number)
             what = f"move {head.number} of branch {head.branch} of {head.dataset}"
-            raise changed(self._store.url, key, what, now)
+            raise changed(self.store.url, key, what, now)
 
     def limits(self, dataset: DatasetName, branch: BranchName) -> Limits | None:
         """Return what a protected branch allows; None for any other, which costs a listing that is made anyway."""
@@ -386,13 +386,13 @@ class Refs(Tags):
         """Return the newest rule of a branch; None if it never had one."""
         known = self._rules.get((dataset, branch))
         if known is not None:
-            later = _read_rule(self._store, dataset, branch, known.number + 1)
+            later = _read_rule(self.store, dataset, branch, known.number + 1)
             number = None if later is None else later.number
         else:
             self._beginning(dataset, branch)
             number = self._listed[dataset, branch].rule
         if number is not None:
-            known = self._rules[dataset, branch] = _newest_rule(self._store, dataset, branch, number)
+            known = self._rules[dataset, branch] = _newest_rule(self.store, dataset, branch, number)
         self.answers.add_limits(dataset, branch, None if known is None else known.limits)
         return known
 
@@ -414,7 +414,7 @@ class Refs(Tags):
         for other in self.datasets():
             if other != dataset and other.casefold() == dataset.casefold() and self.exists(other):
                 raise Conflict(
-                    f"{self._store.url} has a dataset {other}, and names may not differ in case only",
+                    f"{self.store.url} has a dataset {other}, and names may not differ in case only",
                     subject=dataset,
                 )
 
@@ -441,8 +441,8 @@ class Refs(Tags):
         branch = rule.dataset, rule.branch
         what = f"the rule of branch {rule.branch} of {rule.dataset}"
         key = keys.branch_rule_key(*branch, rule.number)
-        read = partial(_read_rule, self._store, *branch, rule.number)
-        check = partial(check_kept, read, self._store.url, key, what, rule)
+        read = partial(_read_rule, self.store, *branch, rule.number)
+        check = partial(check_kept, read, self.store.url, key, what, rule)
         won = self.put(key, rule.encode(), what, check) is Put.WON
         if won:
             self._rules[branch] = rule
@@ -528,14 +528,14 @@ class Refs(Tags):
     def _beginning(self, dataset: DatasetName, branch: BranchName) -> int | None:
         """Return a move from which the newest can be found; None where the listing has none."""
         listed = self._listed.get((dataset, branch))
-        if listed is None or listed.ordered != self._store.ordered_listing:
+        if listed is None or listed.ordered != self.store.ordered_listing:
             listed = self._listed[dataset, branch] = self._list(dataset, branch)
         return listed.number
 
     def _list(self, dataset: DatasetName, branch: BranchName) -> Listed:
         """List a branch, whose newest move has the smallest key."""
-        ordered = self._store.ordered_listing
-        rows = self._store.list(keys.branch_prefix(dataset, branch))
+        ordered = self.store.ordered_listing
+        rows = self.store.list(keys.branch_prefix(dataset, branch))
         return latest((row.key for row in rows), ordered)
 
     def _check_unbroken(self, dataset: DatasetName, branch: BranchName, number: int) -> None:
@@ -548,7 +548,7 @@ class Refs(Tags):
         key = keys.branch_key(dataset, branch, number)
         missing = keys.branch_key(dataset, branch, number - 1)
         raise self.erased(dataset) or IntegrityError(
-            f"{key} in {self._store.url} is move {number} of branch {branch} of {dataset}, and the move before it, "
+            f"{key} in {self.store.url} is move {number} of branch {branch} of {dataset}, and the move before it, "
             f"{missing}, is not there",
             subject=key,
             hint=f"put {missing} back from a copy of the store, or remove {key} if no dsv has written it",
@@ -560,4 +560,4 @@ class Refs(Tags):
             return None
         key = keys.branch_key(dataset, branch, number)
         names: dict[str, object] = {"dataset": dataset, "branch": branch, "number": number}
-        return read_named(RefEntry.decode, self._store, key, "ref", names, older=not self.named)
+        return read_named(RefEntry.decode, self.store, key, "ref", names, older=not self.named)

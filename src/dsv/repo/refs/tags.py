@@ -42,7 +42,7 @@ class Tags:
     """The tags of one store."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self.store = store
         self.expiry: dict[DatasetName, tuple[ExpiryEntry, ...]] = {}
         """The entries of expiry logs that were read; see `repo.expiry`."""
         self.answers = Answers()
@@ -52,23 +52,19 @@ class Tags:
         self.named = False  # until the store's format has said whether its entries carry their names
         self.store_id: StoreId | None = None  # until it has said that
 
-    @property
-    def store(self) -> Store:
-        return self._store
-
     def erasure(self, dataset: DatasetName) -> DatasetErased | None:
         """Return the tombstone of a dataset that was erased. It is looked for only if the dataset, or a part of it, is
         not there."""
-        return None if self.store_id is None else tombstone(self._store, self.store_id, dataset)
+        return None if self.store_id is None else tombstone(self.store, self.store_id, dataset)
 
     def erased(self, dataset: DatasetName) -> NotFound | None:
         """Return what to raise for a dataset that was erased; None if it was not."""
         found = self.erasure(dataset)
-        return None if found is None else gone(dataset, found, self._store.url)
+        return None if found is None else gone(dataset, found, self.store.url)
 
     def tags(self, dataset: DatasetName) -> list[tuple[TagName, TagValue]]:
         """Return all tags that are not deleted, by name."""
-        names = named_parts(TagName, parts(self._store, keys.tags_prefix(dataset)))
+        names = named_parts(TagName, parts(self.store, keys.tags_prefix(dataset)))
         found = ask_each(partial(self.tag, dataset), names)
         there = [(name, value) for name, value in found if value is not None]
         self.answers.list_names(dataset, "tags")
@@ -95,12 +91,12 @@ class Tags:
             value = replace(value, dataset=dataset, tag=tag)
         what = f"tag {tag} of {dataset}"
         key = keys.tag_key(dataset, tag)
-        check = partial(check_kept, partial(self.tag_value, dataset, tag), self._store.url, key, what, value)
+        check = partial(check_kept, partial(self.tag_value, dataset, tag), self.store.url, key, what, value)
         if self.put(key, value.encode(), what, check) is Put.LOST:
             existing = self.tag_value(dataset, tag)
             self._refuse_deleted(dataset, tag)
             if existing is None:
-                raise absent(self._store.url, key)
+                raise absent(self.store.url, key)
             if existing.commit != value.commit:
                 raise Conflict(
                     f"tag {tag} of {dataset} already names {str(existing.commit)[:12]}, and a tag never moves",
@@ -135,11 +131,11 @@ class Tags:
         Raises `Conflict` if somebody is moving the names, and `OutcomeUnknown` if somebody began to while it was
         written.
         """
-        with denial_named(self._store.url, key, what):
+        with denial_named(self.store.url, key, what):
             if self.layout is not None:
-                self.layout.check_at_rest(names_of(self._store).url)
+                self.layout.check_at_rest(names_of(self.store).url)
                 self.check_one_wins()
-            put = self._store.put_if_absent(key, data)
+            put = self.store.put_if_absent(key, data)
             both(won if put is Put.WON else lambda: None, partial(self.check_not_moved, what))
         return put
 
@@ -151,14 +147,14 @@ class Tags:
         """
         if self.layout is None:
             return
-        names = names_of(self._store)
+        names = names_of(self.store)
         try:
             if read_entry(names, len(self.layout.entries)) is None:
                 return
             self.layout = replace(self.layout, entries=tuple(read_format(names)))
         except (Unreachable, Denied, IntegrityError) as error:
             raise OutcomeUnknown(
-                f"{what} may have been written to {self._store.url}, but its format log cannot be read: "
+                f"{what} may have been written to {self.store.url}, but its format log cannot be read: "
                 f"{error.message}",
                 subject=names.url,
                 hint="run the same command again: it finds out by itself",
@@ -166,7 +162,7 @@ class Tags:
         if any(self.layout.has(one) for one in (NAMES_MOVING, NAMES_MOVED, NAMES_ELSEWHERE)):
             last = self.layout.entries[-1]
             raise OutcomeUnknown(
-                f"{last.author} began to move the names of {self._store.url} to {last.names} while {what} was written, "
+                f"{last.author} began to move the names of {self.store.url} to {last.names} while {what} was written, "
                 "and it may have been left behind",
                 subject=last.names,
                 hint="run the same command again when the move is over: it finds out by itself",
@@ -178,13 +174,13 @@ class Tags:
         """
         if self.proved or self.layout is None or self.layout.single_writer:
             return
-        names, key = names_of(self._store), f"{keys.PROBE_PREFIX}{os.urandom(8).hex()}"
+        names, key = names_of(self.store), f"{keys.PROBE_PREFIX}{os.urandom(8).hex()}"
         puts = [names.put_if_absent(key, data) for data in (b"first", b"second")]
         with suppress(DsvError):
             names.delete(key)
         if puts[1] is Put.WON:
             raise IntegrityError(
-                f"{self._store.url} no longer lets one writer win: it took {key} twice; nothing was written",
+                f"{self.store.url} no longer lets one writer win: it took {key} twice; nothing was written",
                 subject=key,
                 hint=ONE_WINS_AGAIN,
             )
@@ -192,7 +188,7 @@ class Tags:
     def tag_value(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
         """Return what a tag was set to, though it may be deleted; None if it never was."""
         return read_named(
-            TagValue.decode, self._store, keys.tag_key(dataset, tag), "tag",
+            TagValue.decode, self.store, keys.tag_key(dataset, tag), "tag",
             {"dataset": dataset, "tag": tag}, older=not self.named,
         )  # fmt: skip
 
@@ -219,14 +215,14 @@ class Tags:
 
     def _tombstone(self, dataset: DatasetName, tag: TagName) -> bool:
         try:
-            self._store.get(keys.tag_deleted_key(dataset, tag), RECORD_MAX)
+            self.store.get(keys.tag_deleted_key(dataset, tag), RECORD_MAX)
         except NotFound:
             return False
         return True
 
     def deletion(self, dataset: DatasetName, tag: TagName) -> TagDeleted | None:
         """Return the record by which a tag was deleted; None if it was not."""
-        return record_or_none(TagDeleted.decode, self._store, keys.tag_deleted_key(dataset, tag))
+        return record_or_none(TagDeleted.decode, self.store, keys.tag_deleted_key(dataset, tag))
 
 
 def named_parts(kind: type[Name], parts: Iterable[str]) -> list[Name]:

@@ -179,24 +179,13 @@ class Measured:
     seconds: float
     bytes: int
     """Bytes that the accelerators took."""
-    cpu: float
-    """Processor seconds of the processes that read."""
-    host_cpu: float
+    bytes_per_second: float
+    cpu_per_gb: float | None
+    """Processor seconds of the processes that read, for each 10^9 bytes; None if there were none."""
+    host_cpu_per_gb: float | None
     """The same of all processes of this host, and of its kernel."""
     page_cache: float | None
     """The share of files that were in this host's page cache when they were read; None if that is not known."""
-
-    @property
-    def bytes_per_second(self) -> float:
-        return self.bytes / self.seconds
-
-    @property
-    def cpu_per_gb(self) -> float | None:
-        return self.cpu / self.bytes * 1e9 if self.bytes else None
-
-    @property
-    def host_cpu_per_gb(self) -> float | None:
-        return self.host_cpu / self.bytes * 1e9 if self.bytes else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,8 +247,9 @@ class _Accelerators:
             "steps": training.counted,
             "seconds": last - first,
             "bytes": size,
-            "cpu": after[0] - before[0],
-            "host_cpu": after[1] - before[1],
+            "bytes_per_second": size / (last - first),
+            "cpu_per_gb": (after[0] - before[0]) / size * 1e9 if size else None,
+            "host_cpu_per_gb": (after[1] - before[1]) / size * 1e9 if size else None,
             "page_cache": warm / files if files else None,
         }
 

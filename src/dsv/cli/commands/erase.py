@@ -41,7 +41,7 @@ _TITLES = {
 def erase(
     call: Call,
     targets: list[str] | None = argument("[TARGET:PATH]..."),
-    ids: list[str] | None = option("--id FILEID", "A file by its id, as dsv ls -l prints it."),
+    ids: list[str] | None = option("--id FILEID", "A file by its id, as dsv ls --json prints it."),
     reason: str = option("--reason TEXT", "Why: shown instead of an erased file."),
     shared: str | None = option("--shared erase|keep", "What becomes of others with the same content."),
     yes: bool = option("--yes", "Do not ask."),

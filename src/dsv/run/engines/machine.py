@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -37,30 +37,28 @@ class Gpu:
     memory_bytes: int = 0
     """Bytes in use."""
 
-    def is_called(self, name: str) -> bool:
-        """Check that this index, UUID, or beginning of a UUID means it."""
-        return name == str(self.index) or (bool(name) and self.uuid.startswith(name))
-
     def is_among(self, names: tuple[str, ...] | None) -> bool:
-        """Check that one of these names means it; None is for all."""
-        return names is None or any(self.is_called(name) for name in names)
-
-
-def _nvml_count() -> int:
-    """Return the number of GPUs; 0 without the library or a driver."""
-    with _loaded() as found:
-        return found
+        """Check that one of these indices, UUIDs or beginnings of UUIDs means it; None is for all."""
+        if names is None:
+            return True
+        return any(name == str(self.index) or (name and self.uuid.startswith(name)) for name in names)
 
 
 def gpus_now() -> list[Gpu]:
-    """Return each GPU that answers."""
+    """Return each GPU that answers; none without NVIDIA's library or a driver."""
     import pynvml
 
-    found = []
-    with _loaded() as total:
-        for index in range(total):
+    found: list[Gpu] = []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return found
+    with suppress(pynvml.NVMLError):
+        for index in range(int(pynvml.nvmlDeviceGetCount())):
             with suppress(pynvml.NVMLError):  # it failed, or the caller may not use it
                 found.append(_read(index))
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlShutdown()
     return found
 
 
@@ -84,24 +82,6 @@ def _read(index: int) -> Gpu:
         utilization=utilization,
         memory_bytes=used,
     )
-
-
-@contextmanager
-def _loaded() -> Iterator[int]:
-    """Yield the number of GPUs while the library is in use."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        found = int(pynvml.nvmlDeviceGetCount())
-    except pynvml.NVMLError:
-        yield 0
-        return
-    try:
-        yield found
-    finally:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
 
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -129,17 +109,17 @@ class Machine:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Machine:
-        uid, gid = os.geteuid(), os.getegid()
+        uid, gid, models = os.geteuid(), os.getegid(), _gpu_models()
         return cls(
             memory_bytes=memory("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             uid=uid,
             gid=gid,
             groups=tuple(sorted(set(os.getgroups()) - {gid})),
             user=user_name(uid),
-            selinux=_reads(Path("/sys/fs/selinux/enforce")),
-            gpus=_gpu_count(),
+            selinux=os.access("/sys/fs/selinux/enforce", os.R_OK),
+            gpus=len(models),
             visible_gpus=visible(environ),
-            models=_gpu_models(),
+            models=models,
             cpus=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (),
         )
 
@@ -163,24 +143,8 @@ def memory(kind: str) -> int | None:
     return None if match is None else int(match[1]) * 1024
 
 
-def _reads(path: Path) -> bool:
-    try:
-        path.read_bytes()
-    except OSError:
-        return False
-    return True
-
-
-def _gpu_count() -> int:
-    """Read the driver's files; on WSL and Jetson, which have none, from NVIDIA's library."""
-    try:
-        return sum(1 for _ in _DRIVERS_GPUS.iterdir())
-    except OSError:
-        return _nvml_count()
-
-
 def _gpu_models() -> tuple[Gpu, ...]:
-    """Read the same places."""
+    """Read the driver's files; on WSL and Jetson, which have none, ask NVIDIA's library."""
     try:
         texts = [(folder / "information").read_text() for folder in sorted(_DRIVERS_GPUS.iterdir())]
     except OSError:

@@ -434,7 +434,6 @@ class LiveLog:
         self._path = path
         self._masker = masker
         self._part_size = part_size
-        self._full = 0
         self._size = 0
         self._key = b""  # the beginning of a private key, until its end has come
         self._file: int | None = _create(path)
@@ -458,7 +457,7 @@ class LiveLog:
     def remove(self) -> None:
         """Once the record is kept, which has the log."""
         self.close()
-        for part in (self._path, *_older(self._path).values()):
+        for part in (self._path, _older(self._path)):
             with suppress(OSError):
                 part.unlink()
 
@@ -472,10 +471,10 @@ class LiveLog:
             view = view[written:]
 
     def _next_part(self) -> None:
-        """Begin a new part. There is a file of the log's name all the time."""
-        self._full += 1
-        self._path.with_name(f"{self._path.name}.{self._full - 1}").unlink(missing_ok=True)
-        self._path.with_name(f"{self._path.name}.{self._full}").hardlink_to(self._path)
+        """Begin a new part in place of the full one, which takes the place of the one before it. There is a file of the
+        log's name all the time."""
+        _older(self._path).unlink(missing_ok=True)
+        _older(self._path).hardlink_to(self._path)
         new = self._path.with_name(f"{self._path.name}.new")
         self.close()
         self._file = _create(new)
@@ -502,31 +501,28 @@ class _LiveParts:
         opened.callback(lambda: self._file.close())
 
     def read(self, follow: Callable[[], bool] | None) -> Iterator[bytes]:
-        older = _older(self._path)
-        if older and os.path.samestat(os.fstat(self._file.fileno()), max(older.items())[1].stat()):
-            older.popitem()  # became that just now
-        if older:
-            number = max(older)
-            if number > 1:
-                yield b"[dsv: of a long log only the end is here until the run has ended]\n"
+        if not self._is_older(self._file):  # it became that just now
             with suppress(FileNotFoundError):
-                yield older[number].read_bytes()
+                yield _older(self._path).read_bytes()
         while True:
             goes_on = follow is not None and follow()  # asked first: what is written after that is read below
             following = _successor(self._path, self._file)
             while data := self._file.read(READ_SIZE):
                 yield data
             if following is not None:
-                full = self._file
-                parts = _older(self._path).values()
-                if not any(os.path.samestat(os.fstat(full.fileno()), each.stat()) for each in parts):
+                full, self._file = self._file, following
+                if not self._is_older(full):
                     yield b"\n[dsv: a part of the log is left out here]\n"
-                self._file = following
                 full.close()
             elif not goes_on:
                 return
             else:
                 sleep(_TICK)
+
+    def _is_older(self, file: BinaryIO) -> bool:
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(file.fileno()), _older(self._path).stat())
+        return False
 
 
 def _successor(path: Path, file: BinaryIO) -> BinaryIO | None:
@@ -541,10 +537,9 @@ def _successor(path: Path, file: BinaryIO) -> BinaryIO | None:
     return other
 
 
-def _older(path: Path) -> dict[int, Path]:
-    """Return the full parts by their numbers, in order."""
-    found = {each.suffix[1:]: each for each in path.parent.glob(f"{path.name}.*")}
-    return dict(sorted((int(number), each) for number, each in found.items() if number.isdecimal()))
+def _older(path: Path) -> Path:
+    """Return the path of the full part before the one of this path."""
+    return path.with_name(f"{path.name}.1")
 
 
 def _create(path: Path) -> int:

@@ -140,7 +140,7 @@ class FollowedJob(ABC):
             ended = self._until_end()
         except Exception as error:  # noqa: BLE001 (told as the reason: else whoever waits would wait for ever)
             reason = f"dsv can't follow the job any more: {error!r}"
-            ended = Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=reason)
+            ended = Ended(launched=True, seen=False, reason=reason)
         self._close()
         self.ended = ended
         self._on_end()
@@ -230,14 +230,7 @@ class Foreground:
             cause = EndCause.IMAGE_NOT_PULLED if isinstance(error, ImageNotPulled) else None
         except BaseException as error:  # noqa: BLE001 (raised by `check`, in the thread that waits)
             self._problem, reason = error, str(error)
-        ended = Ended(
-            exit_code=CANNOT_LAUNCH,
-            launched=False,
-            taken=ref is not None,
-            reason=reason,
-            hint=hint,
-            cause=cause,
-        )
+        ended = Ended(taken=ref is not None, reason=reason, hint=hint, cause=cause)
         if ref is not None and not self._is_gone(ref):
             ended = replace(ended, seen=False, may_live=True)
         self._ended = ended

@@ -223,9 +223,9 @@ class ImageIdentity:
 class Ended:
     """The end of a job."""
 
-    exit_code: int
+    exit_code: int = CANNOT_LAUNCH
     """The command's; 128 + n after signal n; 125 to 127 if it never began."""
-    launched: bool
+    launched: bool = False
     seen: bool = True
     """False if the engine no longer knows how, or whether, the job ended."""
     taken: bool = True

@@ -271,7 +271,7 @@ def _give(held: _Held, environ: Mapping[str, str]) -> Ended | None:
     if not answer:
         return None
     code, why = why_not_started(held.plan.argv[0], int(answer), environ, held.plan.cwd)
-    return Ended(exit_code=code, launched=False, reason=why)
+    return Ended(exit_code=code, reason=why)
 
 
 def _known(ref: JobRef) -> Known:

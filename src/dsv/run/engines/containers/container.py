@@ -345,7 +345,7 @@ class ContainerRun(FollowedJob):
         if not has_begun(details):
             if code < 0 and not self._told_to_end:  # the command may have run before the engine noted it
                 what = f"{self._engine.name} was killed by signal {-code} while it started container {self._id[:12]}"
-                return Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=what, image=image)
+                return Ended(launched=True, seen=False, reason=what, image=image)
             return replace(self._not_launched(code, details), image=image)
         exit_code = int(_state(details).get("ExitCode", code))
         reason, cause = None, None
@@ -428,7 +428,7 @@ class ContainerRun(FollowedJob):
             return Ended(exit_code=code, launched=True)
         name = self._engine.name
         what = f"{name} has no container" if gone else f"{name} did not answer when asked about container"
-        return Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=f"{what} {self._id[:12]}")
+        return Ended(launched=True, seen=False, reason=f"{what} {self._id[:12]}")
 
     def _not_launched(self, code: int, details: dict[str, Any]) -> Ended:
         self._output.was_read(1.0)
@@ -437,9 +437,7 @@ class ContainerRun(FollowedJob):
         # An init process says 126 and 127 itself, of the command alone; without one the engine does, and of more.
         if not (details.get("HostConfig") or {}).get("Init"):
             told = next((number for number, words in _CODES if words.search(reason)), CANNOT_LAUNCH)
-        return Ended(
-            exit_code=told, launched=False, reason=reason or f"{self._engine.name} ended with {code}"
-        )
+        return Ended(exit_code=told, reason=reason or f"{self._engine.name} ended with {code}")
 
     def _image(self, details: dict[str, Any]) -> ImageIdentity | None:
         number = str(details.get("Image") or "")

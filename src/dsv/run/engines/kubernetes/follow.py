@@ -15,7 +15,7 @@ from typing import Final
 
 from dsv.errors import DsvError
 from dsv.run.engines.attach import ENDING, FollowedJob
-from dsv.run.engines.base import CANNOT_LAUNCH, Ended
+from dsv.run.engines.base import Ended
 from dsv.run.engines.kubernetes.api import KubernetesApi, Refusal
 from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, ended, gone
 from dsv.run.engines.kubernetes.manifest import HOLDING, MAIN
@@ -102,7 +102,7 @@ class KubernetesRun(FollowedJob):
         if known and reason is None:
             return gone(known, killed=self._kills > 0)
         launched = known is not None and known.begun
-        return Ended(exit_code=CANNOT_LAUNCH, launched=launched, seen=False, reason=reason)
+        return Ended(launched=launched, seen=False, reason=reason)
 
     def _step(self, facts: JobSnapshot) -> Ended | None:
         """Do what the state of the job asks for. Return its end if it has ended, or can never begin."""
@@ -119,9 +119,7 @@ class KubernetesRun(FollowedJob):
         if never is None:
             return None
         self._job.delete()
-        return Ended(
-            exit_code=CANNOT_LAUNCH, launched=False, reason=never.reason, hint=never.hint, cause=never.cause
-        )
+        return Ended(reason=never.reason, hint=never.hint, cause=never.cause)
 
     def _why_never(self, facts: JobSnapshot) -> Obstacle | None:
         """Print why the job waits, and return the reason if it can never begin, as far as that can be told by now."""

@@ -91,14 +91,14 @@ class JobSnapshot:
 
 def waits_for_ended_nodes(job: JobSnapshot) -> bool:
     """Return whether the cluster retries a node although all have succeeded, so that its new pod waits for ever."""
-    return not job.end and _all_nodes_succeeded(job) and not all(_succeeded(each) for each in job.last)
+    return not job.end and _all_nodes_succeeded(job) and not all(each.succeeded for each in job.last)
 
 
 def ended(job: JobSnapshot) -> Ended | None:
     """Return how the job ended; None while it is alive."""
     last, parts = job.last, parts_of(job)
     all_over = len(last) == job.nodes and all(each.is_over for each in last)
-    all_succeeded = all_over and all(_succeeded(each) for each in last)
+    all_succeeded = all_over and all(each.succeeded for each in last)
     if condition(job.raw, "Complete") or all_succeeded or _all_nodes_succeeded(job):
         return Ended(exit_code=0, launched=True, cause=EndCause.EXITED, parts=parts, usage=_usage(last))
     failing = job.failed or condition(job.raw, "FailureTarget")
@@ -147,7 +147,7 @@ def parts_of(job: JobSnapshot) -> tuple[RunPart, ...]:
     don't."""
     found: list[RunPart] = []
     for pod in sorted(job.pods, key=lambda each: each.age):
-        if (part := pod.part()) is not None:
+        if (part := pod.part) is not None:
             before = max((each.attempt for each in found if each.node == part.node), default=0)
             found.append(replace(part, attempt=max(part.attempt, before + 1)))
     return tuple(sorted(found, key=lambda each: (each.attempt, each.node)))
@@ -160,7 +160,7 @@ def _all_nodes_succeeded(job: JobSnapshot) -> bool:
     ended by then, so a new pod of that node would wait for ever. The cluster still counts a node as completed whose pod
     was removed, as draining a machine does.
     """
-    done = [each for each in job.last if each.is_terminated and _succeeded(each)]
+    done = [each for each in job.last if each.is_terminated and each.succeeded]
     if not job.is_gang or not (done or job.completed):
         return False
     attempt = max((each.attempt for each in done), default=None)
@@ -228,12 +228,7 @@ def _never_began(job: JobSnapshot, failed: Mapping[str, Any]) -> Ended:
     elif obstacle is not None:
         cause, reason, hint = obstacle.cause, obstacle.reason, obstacle.hint
     code = TIMED_OUT if cause is EndCause.TIME_LIMIT else CANNOT_LAUNCH
-    return Ended(exit_code=code, launched=False, reason=reason, hint=hint, cause=cause)
-
-
-def _succeeded(pod: Pod) -> bool:
-    part = pod.part()
-    return part is not None and part.succeeded
+    return Ended(exit_code=code, reason=reason, hint=hint, cause=cause)
 
 
 def _usage(pods: Sequence[Pod]) -> Usage | None:

@@ -178,6 +178,9 @@ class Pod:
         made = self._ended.get("reason") != _UNKNOWN or containers[MAIN].get("containerID")
         self.begun = bool(made) and not self._never_started if self.command_ended else "running" in main
         """The command has begun, as far as the cluster knows."""
+        self.part = self._part()
+        """None if the command never began."""
+        self.succeeded = self.part is not None and self.part.succeeded
 
     def but(self, **changes: Any) -> Pod:
         """Return the pod with other arguments of these names."""
@@ -207,8 +210,7 @@ class Pod:
             return EndCause.CANCELLED, DELETED
         return (None, None) if ended or self.lost is None else self.lost
 
-    def part(self) -> RunPart | None:
-        """Return None if the command never began."""
+    def _part(self) -> RunPart | None:
         if not self.begun:
             return None
         cause, said = self.cause()

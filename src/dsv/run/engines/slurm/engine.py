@@ -19,7 +19,6 @@ from dsv.errors import LaunchError, Unreachable
 from dsv.fs.files import open_plain, replace_file
 from dsv.run.engines.attach import ENDING, FollowedJob, asked_by
 from dsv.run.engines.base import (
-    CANNOT_LAUNCH,
     NO_OPTIONS,
     Ended,
     Engine,
@@ -424,8 +423,6 @@ class SlurmRun(FollowedJob):
                 if job is not None and job.never_begins:
                     self._program.call("scancel", self._id)
                     return Ended(
-                        exit_code=CANNOT_LAUNCH,
-                        launched=False,
                         reason=f"Slurm can't run it: {job.reason}",
                         hint="sinfo --Format=partition,time shows what --time and stage_time may be together",
                         cause=EndCause.UNSCHEDULABLE,

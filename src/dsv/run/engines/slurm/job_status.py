@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dsv.fs.files import open_plain
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended, JobStatus, stage_facts
@@ -145,12 +145,10 @@ def _part(path: Path) -> RunPart | None:
         host=host,
         started_ms=written_ms - took_ms,
         ended_ms=None if over is None else written_ms,
-        **({} if code is None else _exited(int(code))),
+        end=None if code is None else EndCause.EXITED,
+        exit_code=None if code is None else int(code),
+        exit_signal=None if code is None else exit_signal(int(code)),
     )
-
-
-def _exited(code: int) -> dict[str, Any]:
-    return {"end": EndCause.EXITED, "exit_code": code, "exit_signal": exit_signal(code)}
 
 
 def _is_late(folder: Path, part: RunPart) -> bool:
@@ -298,18 +296,12 @@ def _ended(job: Queued | None, left: Left) -> Ended | None:
 
 
 def _not_started(reason: str | None, code: int = CANNOT_LAUNCH) -> Ended:
-    return Ended(exit_code=code, launched=False, reason=reason, cause=EndCause.NOT_STARTED)
+    return Ended(exit_code=code, reason=reason, cause=EndCause.NOT_STARTED)
 
 
 def _not_known(reason: str, left: Left, cause: EndCause = EndCause.LOST_SIGHT, *, seen: bool = True) -> Ended:
     """Return the end of a job whose command left no exit code."""
-    return Ended(
-        exit_code=CANNOT_LAUNCH,
-        launched=left.begun,
-        seen=seen,
-        reason=reason,
-        cause=cause if seen else None,
-    )
+    return Ended(launched=left.begun, seen=seen, reason=reason, cause=cause if seen else None)
 
 
 def _was_not_run(job: Queued, left: Left) -> bool:

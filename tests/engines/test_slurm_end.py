@@ -257,7 +257,7 @@ def test_the_reason_why_no_command_began_is_that_of_the_node_that_failed_first(t
         "end": "125 3\n",
     }
     done = ended(queued("FAILED", "NonZeroExitCode"), left(tmp_path, **files))
-    assert done is not None and done.reason == "the cache has no room"
+    assert done is not None and (done.reason, done.hint) == ("the cache has no room", "dsv evict")
 
 
 @pytest.mark.parametrize(

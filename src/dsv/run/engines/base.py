@@ -513,6 +513,23 @@ def stage_facts(text: str) -> dict[str, Any]:
         return {}
 
 
+_NO_ERRORS: Final = ("hint:", "{", "srun:", "slurmstepd", "attempt ")
+"""Beginnings of lines that are no error of a command."""
+
+
+def error_in(text: str) -> tuple[str | None, str | None]:
+    """Return the error that dsv, or else any other program, has written last, as JSON or as text; and dsv's hint."""
+    try:
+        error = json.loads(text)["error"]
+        return str(error["message"]), error["hint"] or None
+    except (ValueError, KeyError, TypeError):
+        lines = [line.strip() for line in text.splitlines()]
+    said = [line for line in lines if line and not line.startswith(_NO_ERRORS)]
+    errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")] or said
+    hints = [line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")]
+    return (errors[-1] if errors else None), (hints[-1] if hints else None)
+
+
 SEEN_TO: Final = frozenset({"image", "time_seconds", "retries"})
 """What no engine has to give. Images are checked by themselves; of one machine's jobs, dsv ends those that take too
 long, and starts those again that failed."""

@@ -5,7 +5,6 @@ A pod is one node of a run in one attempt.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dsv.fs.files import open_plain
-from dsv.run.engines.base import NodeLeft, stage_facts
+from dsv.run.engines.base import NodeLeft, error_in, stage_facts
 from dsv.run.engines.kubernetes.manifest import (
     FAILED_KEY,
     IGNORED_KEY,
@@ -362,21 +361,8 @@ def _text(path: Path) -> str:
 
 
 def stage_error(log: str) -> tuple[str | None, str | None]:
-    """Return the error message of dsv and its hint, from its JSON or from its text.
-
-    If the image has no dsv or an old one, the hint names another image.
-    """
-    try:
-        error = json.loads(log)["error"]
-        message: str | None = str(error["message"])
-        hint: str | None = error["hint"] or None
-    except (ValueError, KeyError, TypeError):
-        lines = [line.strip() for line in log.splitlines()]
-        said = [line for line in lines if line and not line.startswith(("hint:", "{"))]
-        errors = [line for line in said if line.startswith("error:")] or said
-        hints = [line for line in lines if line.startswith("hint: ")]
-        message = errors[-1].removeprefix("error: ") if errors else None
-        hint = hints[-1].removeprefix("hint: ") if hints else None
-        if any(_NO_MODULE.search(line) for line in said):
-            message = "the pool's image has a dsv that is too old for this one"
+    """Return the error of dsv and its hint. If the image has no dsv or an old one, the hint names another image."""
+    message, hint = error_in(log)
+    if _NO_MODULE.search(log):
+        message = "the pool's image has a dsv that is too old for this one"
     return message, _OTHER_IMAGE if _NO_PROGRAM in log or _TOO_OLD.search(log) else hint

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from dsv.fs.files import open_plain
-from dsv.run.engines.base import CANNOT_LAUNCH, Ended, JobStatus, stage_facts
+from dsv.run.engines.base import CANNOT_LAUNCH, Ended, JobStatus, error_in, stage_facts
 from dsv.run.engines.slurm.program import Queued, job_folder
 from dsv.run.engines.slurm.script import comment
 from dsv.run.record import TIMED_OUT, EndCause, JobRef, RunPart, RunState, deciding_part, exit_signal
@@ -279,8 +279,14 @@ def _ended(job: Queued | None, left: Left) -> Ended | None:
             told = _KILLED
         elif cause is EndCause.TIME_LIMIT:
             told, said = TIMED_OUT, "its time was over before the data was there"
-        why = left.stopped or said or _last_words(left.log + left.said) or _why_not_begun(job)
-        return replace(_not_started(why, told), cause=_or_stopped(cause, left, EndCause.NOT_STARTED))
+        error, hint = error_in(last_attempt(left.log + left.said))
+        why = left.stopped or said or error or _why_not_begun(job)
+        return Ended(
+            exit_code=told,
+            reason=why,
+            hint=hint if why == error else None,
+            cause=_or_stopped(cause, left, EndCause.NOT_STARTED),
+        )
     if left.launcher is not None and cause is None and left.stopped is None:
         if len(left.parts) < left.nodes:  # the others were ended
             return _not_started("the command could not be started on every node", left.launcher)
@@ -373,12 +379,3 @@ def _reason(cause: EndCause | None, said: str | None, part: RunPart | None, left
 def _line_of(text: str, position: int) -> str:
     line = text[text.rfind("\n", 0, position) + 1 :].partition("\n")[0]
     return re.sub(r"^\S+: error: |\*\*\* ?", "", line).strip()
-
-
-def _last_words(log: str) -> str | None:
-    """Return the last line that the job wrote, mostly why its data could not be staged."""
-    lines = [line.strip() for line in last_attempt(log).splitlines()]
-    said = [
-        line for line in lines if line and not line.startswith(("srun:", "slurmstepd", "attempt ", "hint:"))
-    ]
-    return said[-1].removeprefix("error: ") if said else None

@@ -202,7 +202,7 @@ class Kubernetes(Engine):
             except Refusal as refusal:
                 raise refusal.as_error("the cluster does not let the job begin", ref.run) from refusal
         if facts is None:
-            raise LaunchError(f"the cluster has no Job {job.name} any more", subject=ref.run)
+            raise LaunchError(job.missing(True), subject=ref.run)
         return KubernetesRun(
             job,
             output,
@@ -218,12 +218,7 @@ class Kubernetes(Engine):
         try:
             facts = job.look()
             if facts is None:
-                reason = f"the cluster has no Job {job.name} any more"
-                if self._cluster() != ref.where:
-                    reason = (
-                        f"the cluster that answers now is another one than the one with the Job {job.name}"
-                    )
-                return JobStatus(RunState.CUT_OFF, reason=reason)
+                return JobStatus(RunState.CUT_OFF, reason=job.missing(self._cluster() == ref.where))
         except DsvError:
             return None
         now = status(facts)

@@ -94,15 +94,13 @@ class KubernetesRun(FollowedJob):
 
     def _absent(self) -> Ended:
         """Return the end of a job that the cluster does not have any more."""
-        known, name = self._job.known(), self._job.name
-        reason = None if known else f"the cluster has no Job {name} any more"
+        known, is_same = self._job.known(), True
         with suppress(DsvError):
-            if known and not self._is_same_cluster():
-                reason = f"the cluster was replaced by another one, which has no Job {name}"
-        if known and reason is None:
+            is_same = self._is_same_cluster()
+        if known and is_same:
             return gone(known, killed=self._kills > 0)
-        launched = known is not None and known.begun
-        return Ended(launched=launched, seen=False, reason=reason)
+        reason = self._job.missing(is_same)
+        return Ended(launched=known is not None and known.begun, seen=False, reason=reason)
 
     def _step(self, facts: JobSnapshot) -> Ended | None:
         """Do what the state of the job asks for. Return its end if it has ended, or can never begin."""

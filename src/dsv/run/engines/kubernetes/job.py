@@ -285,6 +285,12 @@ class KubernetesJob:
     def pods_path(self) -> str:
         return f"/api/v1/namespaces/{self.namespace}/pods"
 
+    def missing(self, is_same_cluster: bool) -> str:
+        """Return the sentence for a cluster that does not have the Job."""
+        if is_same_cluster:
+            return f"the cluster has no Job {self.name} any more"
+        return f"the cluster that answers now is another one than the one with the Job {self.name}"
+
     def look(self) -> JobSnapshot | None:
         """Ask the cluster for the Job and its pods. Return None if there is no such Job."""
         pods: list[Any] | Refusal

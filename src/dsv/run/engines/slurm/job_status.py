@@ -269,27 +269,11 @@ def _ended(job: Queued | None, left: Left) -> Ended | None:
         reason = "Slurm has no such job any more, and the job left no word of its end"
         return _not_known(reason, left, seen=False)
     if not left.begun:
-        told = left.launcher or CANNOT_LAUNCH
-        if job is not None and _was_not_run(job, left):
-            cause, said = (
-                None,
-                f"Slurm did not run the batch script on {job.nodes}; the log of slurmd there says why",
-            )
-        elif cause is EndCause.CANCELLED or left.stopped is not None:
-            told = _KILLED
-        elif cause is EndCause.TIME_LIMIT:
-            told, said = TIMED_OUT, "its time was over before the data was there"
-        error, hint = error_in(last_attempt(left.log + left.said))
-        why = left.stopped or said or error or _why_not_begun(job)
-        return Ended(
-            exit_code=told,
-            reason=why,
-            hint=hint if why == error else None,
-            cause=_or_stopped(cause, left, EndCause.NOT_STARTED),
-        )
+        return _never_began(job, left, cause, said)
     if left.launcher is not None and cause is None and left.stopped is None:
         if len(left.parts) < left.nodes:  # the others were ended
-            return _not_started("the command could not be started on every node", left.launcher)
+            reason = "the command could not be started on every node"
+            return Ended(exit_code=left.launcher, reason=reason, cause=EndCause.NOT_STARTED)
         return _not_known("the data was not held any more on a node", left, EndCause.LEASE_LOST)
     if cause is None and left.stopped is None and (part is None or part.exit_code is None):
         return _not_known(_who_killed(left), left)
@@ -301,8 +285,24 @@ def _ended(job: Queued | None, left: Left) -> Ended | None:
     )
 
 
-def _not_started(reason: str | None, code: int = CANNOT_LAUNCH) -> Ended:
-    return Ended(exit_code=code, reason=reason, cause=EndCause.NOT_STARTED)
+def _never_began(job: Queued | None, left: Left, cause: EndCause | None, said: str | None) -> Ended:
+    code, hint = left.launcher or CANNOT_LAUNCH, None
+    # Slurm gave nodes to the job and could not run its batch script, which writes to the log first
+    ran = left.end is not None or left.stopped is not None or bool(left.log)
+    if job is not None and job.nodes and not ran and (job.was_killed or job.state == "CANCELLED"):
+        said = f"Slurm did not run the batch script on {job.nodes}; the log of slurmd there says why"
+        cause = None
+    elif cause is EndCause.CANCELLED or left.stopped is not None:
+        code = _KILLED
+    elif cause is EndCause.TIME_LIMIT:
+        code, said = TIMED_OUT, "its time was over before the data was there"
+    reason = left.stopped or said
+    if reason is None:
+        reason, hint = error_in(last_attempt(left.log + left.said))
+    if reason is None and job is not None:  # of one that was cancelled Slurm says why it waited before
+        reason = "it was cancelled before it began" if job.state == "CANCELLED" else job.reason
+    cause = _or_stopped(cause, left, EndCause.NOT_STARTED)
+    return Ended(exit_code=code, reason=reason, hint=hint, cause=cause)
 
 
 def _not_known(reason: str, left: Left, cause: EndCause = EndCause.LOST_SIGHT, *, seen: bool = True) -> Ended:
@@ -310,27 +310,11 @@ def _not_known(reason: str, left: Left, cause: EndCause = EndCause.LOST_SIGHT, *
     return Ended(launched=left.begun, seen=seen, reason=reason, cause=cause if seen else None)
 
 
-def _was_not_run(job: Queued, left: Left) -> bool:
-    """Check that Slurm gave nodes to the job and could not run its batch script, which writes to the log first."""
-    ran = left.end is not None or left.stopped is not None or bool(left.log)
-    return not ran and bool(job.nodes) and (job.was_killed or job.state == "CANCELLED")
-
-
 def _who_killed(left: Left) -> str:
     """Describe a command whose node did not say how it ended: srun, or what held the data, was killed."""
     untold = [part for part in left.parts if part.exit_code is None]
     nodes = ", ".join(f"node {part.node} ({part.host})" for part in untold) or "a node"
     return f"the command on {nodes} was killed from outside of it"
-
-
-def _why_not_begun(job: Queued | None) -> str | None:
-    """Return what Slurm says of a job that ended before it began.
-
-    Of one that was cancelled it says why it waited before.
-    """
-    if job is None:
-        return None
-    return "it was cancelled before it began" if job.state == "CANCELLED" else job.reason
 
 
 def _or_stopped(cause: EndCause | None, left: Left, otherwise: EndCause = EndCause.EXITED) -> EndCause:

@@ -83,16 +83,20 @@ class ContainerProgram(LocalEngine):
     def open(
         self, *arguments: str, env: Mapping[str, str] | None = None, stderr: int = subprocess.PIPE
     ) -> subprocess.Popen[bytes]:
-        """Start the program with its output in pipes, away from the terminal's signals. Raise `OSError`."""
-        return subprocess.Popen(
-            [self.name, *arguments],
-            env={**self.environ, **(env or {})},
-            cwd=_WORKING_FOLDER,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            start_new_session=True,
-        )
+        """Start the program with its output in pipes, away from the terminal's signals. Raise `LaunchError`."""
+        try:
+            return subprocess.Popen(
+                [self.name, *arguments],
+                env={**self.environ, **(env or {})},
+                cwd=_WORKING_FOLDER,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        except OSError as error:
+            reason = f"{self.name} can't be started: {error.strerror or error}"
+            raise LaunchError(reason, subject=self.name) from error
 
     @contextmanager
     def read_logs(self, container: str, follow: bool) -> Iterator[Iterator[bytes]]:
@@ -191,12 +195,7 @@ def create(
     watch: called with the process group of the program that makes it
     """
     with _written(plan.files):
-        try:
-            program = engine.open("create", *plan.argv[2:], env=plan.env)
-        except OSError as error:
-            raise LaunchError(
-                f"{engine.name} can't be started: {error.strerror or error}", subject=engine.name
-            ) from error
+        program = engine.open("create", *plan.argv[2:], env=plan.env)
         watch(program.pid)
         assert program.stdout is not None and program.stderr is not None  # asked for above
         output.tell(program.stderr)
@@ -303,11 +302,9 @@ class ContainerRun(FollowedJob):
         self._program: subprocess.Popen[bytes] | None = None
         try:
             self._open("start", *engine.start_options) if begin else self._open("logs", "--follow")
-        except OSError as error:
+        except LaunchError:
             guard.abandon()
-            raise LaunchError(
-                f"{engine.name} can't be started: {error.strerror or error}", subject=engine.name
-            ) from error
+            raise
         self._sampler = UsageSampler(Cgroup(self._pid).read)
         self._thread.start()
 
@@ -415,7 +412,7 @@ class ContainerRun(FollowedJob):
                 return True
         try:
             self._open("logs", *(("--follow",) if follow else ()), again=True)
-        except OSError:
+        except LaunchError:
             return False
         taken = self._end_of_program() == 0
         while taken and not self._output.was_read(_TICK) and not self._kills:

@@ -40,7 +40,7 @@ CLOCK_SECONDS = 60.0
 """A clock that differs by more is reported: S3 refuses requests from 15 minutes on, and times in records mislead."""
 LITTLE_ROOM = 5
 """Per cent of a file system below which its free room is reported."""
-_LIBRARIES = ("obstore", "botocore", "msgspec", "blake3", "zstandard", "typer")
+_LIBRARIES = ("obstore", "botocore", "msgspec", "blake3", "zstandard", "typer", "rich")
 
 
 class State(Enum):

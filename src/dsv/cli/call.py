@@ -295,7 +295,7 @@ class Call(typer.Context):
             return progress.JsonLines(self.session.command, stream)
         drawable = self.around.stderr_is_terminal and not self.around.is_dumb
         if mode == "bar" or (mode == "auto" and drawable):
-            return progress.Bar(self.session.command, stream, self.around.columns())
+            return progress.Bar(self.session.command, stream, self.around.columns(), self.around.colour)
         return progress.Lines(self.session.command, stream)
 
     def _stderr(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Progress on stderr: one line on a terminal, a line every ten seconds without one, JSON lines when asked."""
+"""Progress on stderr: a bar on a terminal, a line every ten seconds without one, JSON lines when asked."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from dsv.cli.output import printable, to_json
 from dsv.values.units import format_bytes, format_duration
 
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+
 LINE_SECONDS = 10.0
 JSON_SECONDS = 1.0
 BAR_SECONDS = 0.2
+BAR_WIDTH = 20
 BAR_AFTER = 0.5
-"""Commands that are done by then show no progress."""
-_ERASE = "\r\x1b[2K"
-"""The codes that empty the line of a terminal."""
+"""Commands that are done by then show no bar, and never import what draws one."""
 
 
 class Meter:
@@ -174,25 +177,62 @@ class Bar(Meter):
     every = BAR_SECONDS
 
     def __init__(
-        self, what: str, stream: TextIO, columns: int, clock: Callable[[], float] = time.monotonic
+        self,
+        what: str,
+        stream: TextIO,
+        columns: int,
+        colour: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(what, stream, clock)
         self._columns = columns
-        self._drawn = ""
+        self._colour = colour
+        self._room = columns
+        self._bar: RichProgress | None = None
+        self._task: Any = None
 
     def show(self) -> None:
-        if self._clock() - self._began >= BAR_AFTER:
-            text = f"{self.what}: {self.summary(self._columns - len(self.what) - 3)}"
-            self._drawn = text[: self._columns - 1]
-            self.put(_ERASE + self._drawn)
+        if self._bar is None:
+            if self._clock() - self._began < BAR_AFTER:
+                return
+            self._open()
+        assert self._bar is not None
+        total, done = self.total_bytes, self.bytes
+        if total is None:
+            total, done = self.total_files, self.files
+        self._bar.update(
+            self._task, total=total, completed=done, summary=self.summary(self._room), refresh=True
+        )
 
     def say(self, text: str) -> None:
-        self.put(f"{_ERASE}{printable(text)}\n{self._drawn}" if self._drawn else f"{printable(text)}\n")
+        if self._bar is None:
+            self.put(f"{printable(text)}\n")
+        else:
+            self._bar.console.print(printable(text), markup=False, highlight=False)
 
     def close(self) -> None:
-        if self._drawn:
-            self._drawn = ""
-            self.put(_ERASE)
+        if self._bar is not None:
+            bar, self._bar = self._bar, None
+            bar.stop()
+
+    def _open(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
+
+        console = Console(
+            file=self._stream, force_terminal=True, no_color=not self._colour, width=self._columns
+        )
+        columns = [TextColumn("{task.description}", markup=False)]
+        self._room = self._columns - len(self.what) - 2
+        if self._columns >= 90:
+            self._room -= BAR_WIDTH + 1
+            columns.append(BarColumn(bar_width=BAR_WIDTH))  # type: ignore[arg-type]
+        text = TextColumn("{task.fields[summary]}", markup=False, table_column=Column(no_wrap=True, ratio=1))
+        # Drawn by the thread that works, five times a second: a refreshing thread would take turns with it.
+        self._bar = Progress(*columns, text, console=console, transient=True, auto_refresh=False, expand=True)
+        self._task = self._bar.add_task(self.what, summary="")
+        self._bar.start()
 
 
 def _of(done: str, total: str | None) -> str:

@@ -113,7 +113,7 @@ def complete_left(
         left = None if engine is None else engine.left_on_node(folder, node, attempt)
         if engine is None or left is None:
             return False
-        secrets = KnownSecrets.on_node(start, engines.environ, read_argv(folder))
+        secrets = KnownSecrets.of(start, engines.environ, on_node=True, command=read_argv(folder))
         if not isinstance(left, Ended):
             return _complete_node(context, repository, engine, order, start, left, secrets)
         if start.job is None or (start.then and not left.launched):

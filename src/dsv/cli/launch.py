@@ -173,7 +173,7 @@ def launch(call: Call, typed: Typed) -> int:
 def _launch(call: Call, typed: Typed) -> RunResult | None:
     """Return None if it was only shown."""
     with call.context(writes=True) as context:
-        place = RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd, workspace_above)
+        place = _place(call)
         spec = member_spec(call, typed, context, place)
         cache = call.settings.cache().path
         placing = placing_of(call, typed, context, cache)
@@ -194,6 +194,10 @@ def _launch(call: Call, typed: Typed) -> RunResult | None:
             placing=placing,
             force=typed.force,
         )
+
+
+def _place(call: Call) -> RunPlace:
+    return RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd, workspace_above)
 
 
 def _check(call: Call, typed: Typed) -> None:
@@ -279,9 +283,7 @@ def launch_sweep(call: Call, typed: Typed) -> int:
         with launching():
             context = held.enter_context(call.context(writes=True))
             found = held.enter_context(open_runs(context, call.around.environ))
-            place = RunPlace.here(
-                call.around.environ, call.settings.state, call.settings.cwd, workspace_above
-            )
+            place = _place(call)
             plan = _plan(call, typed, context, place, found)
             cache = call.settings.cache().path
             placing = placing_of(call, typed, context, cache)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -187,7 +187,17 @@ def completed_by(
 
     logged: the run keeps a log
     """
-    kept = kept_log(start, lambda: _gathered(job.logs(follow=False)), secrets) if logged else None
+
+    def read() -> LogKeeper | None:
+        if (log := job.logs(follow=False)) is None:
+            return None
+        keeper = LogKeeper()
+        with log as pieces:
+            for data in pieces:
+                keeper.add(data)
+        return keeper
+
+    kept = kept_log(start, read, secrets) if logged else None
     record = completed(
         start,
         ended,
@@ -226,16 +236,6 @@ def _metrics(record: RunRecord, job: FoundJob) -> Metrics:
                 return read_metrics(out, None)
         return Metrics()
     return read_metrics(out, None)
-
-
-def _gathered(log: AbstractContextManager[Iterator[bytes]] | None) -> LogKeeper | None:
-    if log is None:
-        return None
-    keeper = LogKeeper()
-    with log as pieces:
-        for data in pieces:
-            keeper.add(data)
-    return keeper
 
 
 def no_log(problem: str) -> KeptLog:
@@ -348,7 +348,7 @@ class Completer:
         """Return the whole record and the log. job: if a cluster keeps what it has left."""
         if job is None:
             return completed(record, ended), None
-        secrets = KnownSecrets.elsewhere(record, self._engines.environ)
+        secrets = KnownSecrets.of(record, self._engines.environ)
         return completed_by(job, record, ended, secrets, now_ms(), logged=record.log is not None)
 
     def _without_job(self, record: RunRecord, status: JobStatus) -> RunRecord:
@@ -450,37 +450,30 @@ class KnownSecrets:
     """Names of variables, and other places, with secrets that it does not know."""
 
     @classmethod
-    def elsewhere(cls, record: RunRecord, environ: Mapping[str, str]) -> Self:
-        """Return those that are known on a machine that has only the record and its own environment."""
-        given = {name: environ[name] for name in record.env if name in environ}
-        return cls._of(record, given, environ, record.command, record.params)
-
-    @classmethod
-    def on_node(cls, record: RunRecord, environ: Mapping[str, str], command: Sequence[str] | None) -> Self:
-        """Return those that are known on a node of the run, which has the values that the job was given.
-
-        command: as it was typed
-        """
-        given = {name: environ[PASSED + name] for name in record.env if PASSED + name in environ}
-        params: Mapping[str, Json] = record.params
-        with suppress(KeyError, ValueError):
-            params = json.loads(environ[f"{PASSED}DSV_PARAMS"])
-        return cls._of(record, given, environ, record.command if command is None else command, params)
-
-    @classmethod
-    def _of(
+    def of(
         cls,
         record: RunRecord,
-        given: Mapping[str, str],
         environ: Mapping[str, str],
-        command: Sequence[str],
-        params: Mapping[str, Json],
+        *,
+        on_node: bool = False,
+        command: Sequence[str] | None = None,
     ) -> Self:
-        masker = Masker.of(given, environ, command, params)
+        """Return those that are known on a machine that has the record and its own environment.
+
+        on_node: it is a node of the run, whose environment has the values that the job was given
+        command: as it was typed, if that is known
+        """
+        prefix = PASSED if on_node else ""
+        given = {name: environ[prefix + name] for name in record.env if prefix + name in environ}
+        params: Mapping[str, Json] = record.params
+        if on_node:
+            with suppress(KeyError, ValueError):
+                params = json.loads(environ[f"{PASSED}DSV_PARAMS"])
+        typed = record.command if command is None else command
         unknown = [name for name in record.env if name not in given]
         told = [record.engine_args]
-        told += [record.command] if tuple(command) == record.command else []
+        told += [record.command] if tuple(typed) == record.command else []
         shown = [*told, record.params] if params == record.params else told
         if HIDDEN in json.dumps(shown):
             unknown.append("the command or the parameters")
-        return cls(masker, tuple(unknown))
+        return cls(Masker.of(given, environ, typed, params), tuple(unknown))

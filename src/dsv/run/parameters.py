@@ -108,18 +108,33 @@ def names_sweep(text: str) -> bool:
     return text.startswith(PREFIX) and _PART.fullmatch(text.removeprefix(PREFIX)) is not None
 
 
+def parse_params(texts: Iterable[str]) -> dict[str, Json]:
+    """`K=V`, as given with `-p`. What is JSON is taken as such (`0.1`, `true`, `[1,2]`), else it is a string.
+
+    So `-p v='"1.10"'` is a string. Raises `UsageError`.
+    """
+    return {name: _value(name, value) for name, value in _by_name(texts).items()}
+
+
+def _by_name(texts: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"{text!r} is not NAME=VALUE", subject=text, hint="-p lr=0.1")
+        if name in found:
+            raise UsageError(f"there are two parameters named {name}", subject=name)
+        found[name] = value
+    return found
+
+
 def parse_axes(texts: Iterable[str]) -> dict[str, list[Json]]:
     """Parse `K=V1,V2,…`, as given with `-p` to a sweep. Raises `UsageError`.
 
     A comma within quotes, brackets or braces separates nothing: `-p 'layers=[1,2],[3,4]'`, `-p 'opt="a,b",c'`.
     """
     axes: dict[str, list[Json]] = {}
-    for text in texts:
-        name, equals, rest = text.partition("=")
-        if not equals or not name.strip():
-            raise UsageError(f"{text!r} is not NAME=VALUE,VALUE…", subject=text, hint="-p lr=0.1,0.01")
-        if name in axes:
-            raise UsageError(f"there are two parameters named {name}", subject=name)
+    for name, rest in _by_name(texts).items():
         axes[name] = [_value(name, each) for each in split_values(name, rest)]
         written = [repr(value) for value in axes[name]]
         for value in written:

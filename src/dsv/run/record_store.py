@@ -40,7 +40,7 @@ from dsv.run.record import (
     parse_part_name,
     start_number,
 )
-from dsv.store.base import Bytes, Put, Store, TooLargeError
+from dsv.store.base import Bytes, Put, Store
 from dsv.values.ids import StoreId
 from dsv.values.names import DatasetName
 
@@ -69,8 +69,8 @@ class RunStore:
 
     def write(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> None:
         """Adds one part; the same bytes again are fine. Raises `Conflict` where others are there already."""
-        key = run_key(dataset, run, part)
-        if self._store.put_if_absent(key, data) is Put.LOST and self._stored(key, len(data)) != data:
+        if self.add(dataset, run, part, data) != data:
+            key = run_key(dataset, run, part)
             raise Conflict(f"{key} is there already, and differs", subject=key)
 
     def add(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> Bytes:
@@ -164,13 +164,6 @@ class RunStore:
             key = run_key(stored.dataset, stored.run, name)
             found.append((parsed[1], parsed[2], bytes(self._store.get(key, MAX_RECORD))))
         return found
-
-    def _stored(self, key: str, limit: int) -> bytes | None:
-        """None for an object that has more than `limit` bytes."""
-        try:
-            return self._store.get(key, limit)
-        except TooLargeError:
-            return None
 
 
 def _of_nodes(stored: StoredRun, kind: str) -> list[str]:

@@ -13,7 +13,7 @@ from dsv.errors import UsageError
 from dsv.run.dirs import RunPlace, code_state
 from dsv.run.engine_list import ENGINES
 from dsv.run.engines.base import Task, check_image
-from dsv.run.parameters import SweepSeat
+from dsv.run.parameters import SweepSeat, parse_params
 from dsv.run.record import CodeState, RunData, RunId, RunRecord
 from dsv.run.resources import (
     ALL_GPUS,
@@ -27,31 +27,12 @@ from dsv.run.resources import (
     parse_yes,
     setting,
 )
-from dsv.values.json import Json, check_json, json_or_text
+from dsv.values.json import Json, check_json
 from dsv.values.names import Rev, Target, is_data_name, parse_data
 from dsv.values.secrets import HIDDEN
 from dsv.values.units import parse_duration
 
 _ENV_NAME = re.compile(r"[^=\s\0]+")
-
-
-def parse_params(texts: Iterable[str]) -> dict[str, Json]:
-    """`K=V`, as given with `-p`. What is JSON is taken as such (`0.1`, `true`, `[1,2]`), else it is a string.
-
-    So `-p v='"1.10"'` is a string. Raises `UsageError`.
-    """
-    params: dict[str, Json] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.strip():
-            raise UsageError(f"{text!r} is not NAME=VALUE", subject=text, hint="-p lr=0.1")
-        if name in params:
-            raise UsageError(f"there are two parameters named {name}", subject=name)
-        try:
-            params[name] = check_json(json_or_text(value))
-        except ValueError as error:
-            raise UsageError(f"the parameter {name} can't be JSON: {error}", subject=name) from error
-    return params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

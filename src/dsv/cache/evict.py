@@ -19,7 +19,7 @@ from dsv.cache.fill import reservations
 from dsv.cache.fill.reservations import NoRoomBeside
 from dsv.cache.inventory import Inventory, Remembered, take_inventory
 from dsv.cache.leases import visible_identity
-from dsv.cache.names import TagLinks, show_tag
+from dsv.cache.names import hide_tags, show_tag
 from dsv.cache.policy import CachedCommit, Disk, EvictionRequest, Need, Planner
 from dsv.cache.record import USED, Extent, add_share, last_used, record_path
 from dsv.cache.removal import Removed, Remover
@@ -184,7 +184,7 @@ class _Executor:
     def __init__(self, root: CacheRoot) -> None:
         self._root = root
         self._remover = Remover()
-        self._links = TagLinks(root)
+        self._links: dict[str, dict[str, str]] = {}
 
     def evict(self, due: CachedCommit, heir: CachedCommit | None) -> CachedCommit | str | None:
         """Return what was evicted; why it stays after all; None if another evictor was faster. Raises `OSError`."""
@@ -194,7 +194,7 @@ class _Executor:
             known = (intent.file.name, *due.claims.names)
             claims = read_claims(root, place, known=known)
             reason = self._objection(due, claims)
-            tags = [] if reason else self._links.hide(place)
+            tags = [] if reason else hide_tags(root, place, self._links)
             gone = reason is None and intent.fire(root.visible(place))
         except BaseException:
             with contextlib.suppress(OSError):

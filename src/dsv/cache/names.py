@@ -46,30 +46,21 @@ def is_tag_link(path: Path) -> bool:
     return path.name.startswith(PREFIX) and _target(path) is not None
 
 
-class TagLinks:
-    """The links in one cache, of each dataset as they were when it was first looked at."""
+def hide_tags(root: CacheRoot, place: Place, known: dict[str, dict[str, str]]) -> list[TagName]:
+    """Remove the links to a place, before it goes out of sight; return their tags. Raises `OSError`.
 
-    def __init__(self, root: CacheRoot) -> None:
-        self._root = root
-        self._of: dict[str, dict[str, str]] = {}
-
-    def hide(self, place: Place) -> list[TagName]:
-        """Remove the links to a place, before it goes out of sight; return their tags. Raises `OSError`."""
-        links = self._links(place.dataset)
-        names = [name for name, target in links.items() if target == place.name]
-        for name in names:
-            _path(self._root, place.dataset, name).unlink(missing_ok=True)
-            del links[name]
-        return [TagName(name.removeprefix(PREFIX).replace("%2F", "/")) for name in names]
-
-    def _links(self, dataset: str) -> dict[str, str]:
-        if dataset not in self._of:
-            found = self._of[dataset] = {}
-            for name in list_names(self._root.path / dataset):
-                target = _target(_path(self._root, dataset, name)) if name.startswith(PREFIX) else None
-                if target is not None:
-                    found[name] = target
-        return self._of[dataset]
+    known: keeps the links of each dataset as they were when it was first looked at.
+    """
+    if place.dataset not in known:
+        names = [name for name in list_names(root.path / place.dataset) if name.startswith(PREFIX)]
+        targets = ((name, _target(_path(root, place.dataset, name))) for name in names)
+        known[place.dataset] = {name: target for name, target in targets if target is not None}
+    links = known[place.dataset]
+    hidden = [name for name, target in links.items() if target == place.name]
+    for name in hidden:
+        _path(root, place.dataset, name).unlink(missing_ok=True)
+        del links[name]
+    return [TagName(name.removeprefix(PREFIX).replace("%2F", "/")) for name in hidden]
 
 
 def remove_dangling(root: CacheRoot, dataset: str, name: str) -> None:

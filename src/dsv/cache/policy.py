@@ -125,7 +125,10 @@ class Planner:
         self._wanted = None if request.need is None else request.need.place.dataset_name
         self._waiting = sorted(candidates, key=lambda one: (one.last_use, one.place))
         self._there = {one.place: one for one in self._waiting}
-        self._room = _Accounts(self._waiting)
+        self._total = Extent()
+        self._datasets: dict[str, Extent] = {}
+        for one in self._waiting:
+            self._account(one, one.room)
         self._kept: list[CachedCommit] = []
 
     def run(
@@ -140,23 +143,25 @@ class Planner:
         evicted: list[CachedCommit] = []
         failed: list[CachedCommit] = []
         while (one := self._next()) is not None:
-            del self._there[one.place]
+            there = self._there.pop(one.place)
             heir = self._heir(one)
             outcome = act(one, heir)
             if isinstance(outcome, CachedCommit) and outcome.error is not None:
                 failed.append(outcome)
                 outcome = outcome if outcome.half_removed else outcome.error.message
             if isinstance(outcome, str):
-                self._there[one.place] = one
+                self._there[one.place] = there
                 self._kept.append(replace(one, reason=outcome))
                 continue
-            room = self._room.close(one)
+            self._account(one, Extent() - there.room)
             if outcome is not None:
                 self._disk = self._disk.freed(outcome.freed)
                 if outcome.error is None:
                     evicted.append(outcome)
                     if heir is not None:
-                        self._room.add(heir, room - outcome.freed)
+                        rest = there.room - outcome.freed
+                        self._there[heir.place] = replace(heir, room=heir.room + rest)
+                        self._account(heir, rest)
         for one in self._waiting:
             if self._request.only is None or one.place in self._request.only:
                 used = format_duration(max(0.0, self._now - one.last_use))
@@ -180,6 +185,10 @@ class Planner:
                 return replace(one, reason=reason)
         self._waiting = staying
         return None
+
+    def _account(self, one: CachedCommit, room: Extent) -> None:
+        self._total += room
+        self._datasets[one.dataset] = self._datasets.get(one.dataset, Extent()) + room
 
     def _heir(self, gone: CachedCommit) -> CachedCommit | None:
         """Return the commit that what others link of this one counts for: the last used of its dataset, else of any."""
@@ -223,7 +232,7 @@ class Planner:
         If room is made for a commit, only its dataset counts: what another has too much of takes no room that this one
         could have.
         """
-        rooms = self._room.datasets
+        rooms = self._datasets
         found = {}
         for name in rooms if self._wanted is None else [self._wanted]:
             most = self._settings.rule(name).max_size
@@ -235,7 +244,7 @@ class Planner:
     def _exceeded(self) -> list[str]:
         """Return each limit of the whole cache that does not hold now."""
         limits, coming = self._settings.limits, self._coming()
-        planned = self._room.total + self._disk.filling + coming
+        planned = self._total + self._disk.filling + coming
         with_it = f" with {format_bytes(coming.bytes)} still to come" if coming.bytes else ""
         found = []
         if limits.max_size is not None and planned.bytes > limits.max_size:
@@ -259,25 +268,3 @@ class Planner:
         if files is not None and files < needed:
             found.append(f"{files} inodes are free, {needed} are needed")
         return found
-
-
-class _Accounts:
-    """Room by commit and by dataset, and its sum, kept up to date."""
-
-    def __init__(self, candidates: Iterable[CachedCommit]) -> None:
-        self.total = Extent()
-        self.datasets: dict[str, Extent] = {}
-        self._places: dict[Place, Extent] = {}
-        for one in candidates:
-            self.add(one, one.room)
-
-    def add(self, one: CachedCommit, room: Extent) -> None:
-        self.total += room
-        self.datasets[one.dataset] = self.datasets.get(one.dataset, Extent()) + room
-        self._places[one.place] = self._places.get(one.place, Extent()) + room
-
-    def close(self, one: CachedCommit) -> Extent:
-        room = self._places[one.place]
-        self.add(one, Extent() - room)
-        del self._places[one.place]
-        return room

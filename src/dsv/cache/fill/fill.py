@@ -385,7 +385,7 @@ class FillParticipant:
         others = self._others()
         if others and not self._made_room and all(one.gone(now) for one in others):
             self._make_room()
-        elif self._table.started:
+        elif self._table.free < self._table.count:
             self._table.begin_at(random.randrange(max(1, len(self._directory.plan.parts))))
 
     def _work(self, worker: PartWorker) -> None:

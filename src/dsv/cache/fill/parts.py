@@ -222,11 +222,6 @@ class ClaimTable:
         self._cursor = 0
 
     @property
-    def started(self) -> bool:
-        """Somebody had claimed something when this was last looked at."""
-        return bool(self._newest)
-
-    @property
     def free(self) -> int:
         """Parts that nobody had claimed when this was last looked at."""
         return self.count - len(self._newest)

@@ -127,15 +127,15 @@ def test_typer_asks_the_parameters_of_dsv_for_their_values(dsv: Dsv) -> None:
 @pytest.mark.parametrize(
     ("line", "most"),
     [
-        ("status", 90),
-        ("log", 92),
-        ("resolve", 92),
-        ("cache pets@v1", 108),
-        ("cached", 200),
-        ("sync", 200),
-        ("pull", 200),
-        ("runs", 200),
-        ("doctor", 200),
+        ("status", 70),
+        ("log", 86),
+        ("resolve", 86),
+        ("cache pets@v1", 92),
+        ("cached", 155),
+        ("sync", 155),
+        ("pull", 155),
+        ("runs", 155),
+        ("doctor", 155),
     ],
 )
 def test_a_command_imports_little(pets: Dsv, line: str, most: int) -> None:

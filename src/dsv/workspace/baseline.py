@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -380,7 +380,12 @@ class Baseline(msgspec.Struct, frozen=True):
         base has at the paths that the command wrote: one of them is a file, and the other a folder.
         """
         if self.collisions:
-            raise in_one_place(self.collisions, self.scan.root)
+            raise Conflict(
+                f"new paths in the sparse workspace {self.scan.root} are in the way of files that it leaves out:"
+                f"{format_lines(list(map(str, self.collisions)))}",
+                subject=show(self.collisions[0].path),
+                hint="rename yours, or move it away and fetch the dataset's: dsv sparse add PATH",
+            )
         if self.warning is None:
             return
         progress.note(self.warning)
@@ -493,8 +498,10 @@ def _changes(begun: tuple[Begun, ...], base: CommitId | None, trees: Trees, held
         moved = frozenset[bytes]()
         if each.base != base:
             moved = frozenset(change.path for change in diff_trees(before, trees.of(base), held))
-        for change in each.concerning(diff_trees(before, after, held)):
-            if change.path not in moved:
+        chosen, less = (PathSet.of(map(str.encode, paths)) for paths in (each.paths, each.less))
+        for change in diff_trees(before, after, held):
+            restored = each.less and change.path in less
+            if chosen.touches(change.path) and not restored and change.path not in moved:
                 yield change
 
 
@@ -503,16 +510,6 @@ def below(tree: TreeReader | None, path: bytes, held: Held) -> Iterator[tuple[En
     if tree is None:
         return iter(())
     return tree.below(path) if held.whole else tree.within(Both(PathSet.of([path]), held))
-
-
-def in_one_place(collisions: Sequence[Collision], root: Path) -> Conflict:
-    """Return the error for new files that can't be committed."""
-    return Conflict(
-        f"new paths in the sparse workspace {root} are in the way of files that it leaves out:"
-        f"{format_lines(list(map(str, collisions)))}",
-        subject=show(collisions[0].path),
-        hint="rename yours, or move it away and fetch the dataset's: dsv sparse add PATH",
-    )
 
 
 def take_written(scan: WorkspaceScan, changes: Iterable[Change]) -> dict[bytes, Entry | None]:

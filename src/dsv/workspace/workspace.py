@@ -27,7 +27,6 @@ from dsv.values.toml import MAX_BYTES, binding, read_toml
 
 if TYPE_CHECKING:
     from dsv.repo.tracking import Tracking
-    from dsv.repo.tree.diff import Change
 
 DOT_FOLDER = ".dsv"
 _CONFIG = "config.toml"
@@ -62,13 +61,6 @@ class Begun(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     """The paths concerned; empty for the whole workspace."""
     less: tuple[str, ...] = ()
     """Paths that the user has restored since."""
-
-    def concerning(self, changes: Iterable[Change]) -> Iterator[Change]:
-        """Return the changes from `base` to `commit` that the command was to make."""
-        chosen, less = (PathSet.of(map(str.encode, paths)) for paths in (self.paths, self.less))
-        for change in changes:
-            if chosen.touches(change.path) and not (self.less and change.path in less):
-                yield change
 
     @property
     def finish(self) -> str:

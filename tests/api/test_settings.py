@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.api.environment import edited, lasting, read_config, with_value
+from dsv.api.environment import lasting, read_config, with_value
 from dsv.api.settings import (
     ENVIRONMENT_KEYS,
     PLAIN_KEYS,
@@ -235,11 +235,13 @@ def test_a_key_within_a_value_of_an_engine_is_refused_with_the_key_of_that_value
 
 
 def test_setting_a_value_keeps_the_others_and_unsetting_takes_empty_tables_along() -> None:
-    before: dict[str, object] = {"author": "a", "mine": {"x": 1}, "stores": {"lake": {"url": "s3://b"}}}
-    after = with_value(before, "stores.lake.profile", "p")
+    before = b'author = "a"\nmine.x = 1\n[stores.lake]\nurl = "s3://b"\n'
+    after = read_toml(with_value(before, "stores.lake.profile", "p", USER).encode())
     assert after == {"author": "a", "mine": {"x": 1}, "stores": {"lake": {"url": "s3://b", "profile": "p"}}}
-    assert before["stores"] == {"lake": {"url": "s3://b"}}
-    assert with_value(before, "stores.lake.url", None) == {"author": "a", "mine": {"x": 1}}
+    gone = read_toml(with_value(before, "stores.lake.url", None, USER).encode())
+    assert gone == {"author": "a", "mine": {"x": 1}}
+    with pytest.raises(NotFound, match="store is not set in"):
+        with_value(before, "store", None, USER)
 
 
 FILES = {
@@ -268,9 +270,9 @@ FILES = {
     ],
 )
 def test_what_is_written_into_a_file_leaves_its_comments(text: str, key: str, value: str) -> None:
-    changed = with_value(read_toml(text.encode()), key, value)
-    after = edited(text, key, changed)
-    assert after is not None and read_toml(after.encode()) == changed
+    after = with_value(text.encode(), key, value, USER)
+    found = read_config(after.encode(), USER).values
+    assert found == {**read_config(text.encode(), USER).values, key: value}
     assert [line.partition("#")[2] for line in after.splitlines() if "#" in line] == [
         line.partition("#")[2] for line in text.splitlines() if "#" in line
     ]
@@ -282,7 +284,7 @@ def test_what_is_taken_out_of_a_file_takes_its_own_comments_along() -> None:
         ("author", 'author = "Ann" # me\n'),
         ("stores.lake.url", '[stores.lake]\nurl = "s3://lake"\n\n'),
     ):
-        assert edited(text, key, with_value(read_toml(text.encode()), key, None)) == text.replace(lost, "")
+        assert with_value(text.encode(), key, None, USER) == text.replace(lost, "")
 
 
 names = st.text("abcdefghijklmnopqrstuvwxyz0123456789-_", min_size=1, max_size=8)
@@ -290,11 +292,6 @@ names = st.text("abcdefghijklmnopqrstuvwxyz0123456789-_", min_size=1, max_size=8
 
 @given(names, st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=20))
 def test_what_is_set_is_read_back(name: str, value: str) -> None:
-    import tomli_w
-
-    document = with_value({}, f"stores.{name}.url", value)
-    source = read_config(tomli_w.dumps(document).encode(), USER)
-    assert source.values == {f"stores.{name}.url": value}
-    kept = edited("# mine\n", f"stores.{name}.url", document)
-    assert kept is not None and kept.startswith("# mine\n")
-    assert read_config(kept.encode(), USER).values == source.values
+    kept = with_value(b"# mine\n", f"stores.{name}.url", value, USER)
+    assert kept.startswith("# mine\n")
+    assert read_config(kept.encode(), USER).values == {f"stores.{name}.url": value}

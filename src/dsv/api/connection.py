@@ -108,7 +108,7 @@ def make_context(
         settings=settings,
         options=StoreOptions.from_environment(environ),
         writer=Writer(author, host_name(), f"dsv {__version__}"),
-        metadata=environment.Folders(environ).cache() / ".dsv",
+        metadata=environment.own_folder(environ, "cache") / ".dsv",
         cwd=settings.cwd,
         progress=progress,
         offline=offline,

@@ -8,10 +8,9 @@ import os.path
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from dsv.api.settings import (
     BUILT_IN,
@@ -117,36 +116,35 @@ def parse_toml(data: bytes, origin: str) -> dict[str, object]:
         ) from None
 
 
-def with_value(document: dict[str, object], key: str, value: Json) -> dict[str, object]:
-    """Return a copy of a config document with `key` set, or taken out where `value` is None. Raises `UsageError`."""
-    if value is not None or not is_reserved(key):  # an older dsv let it be set, and it can be taken out
-        check_key(key)
-    if isinstance(value, str) and is_engines_key(key):
-        value = json_or_text(value)
-    return _placed(document, key.split("."), value)
-
-
-def edited(text: str, key: str, changed: Mapping[str, object]) -> str | None:
-    """Return a config file in which `key` has the value, or the absence, that `changed` says.
+def with_value(data: bytes, key: str, value: Json, origin: str) -> str:
+    """Return a config file in which `key` has this value, or is taken out where it is None.
 
     Comments, the order of the tables and how values are written stay; only comments within what is removed go with it.
-    None if the file is written in a way that can't be kept.
+    Raises `NotFound` for what can't be taken out as it is not there, and `UsageError`, too if the file is written in a
+    way that can't be kept.
     """
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
-    wanted: object = changed
-    for part in (parts := key.split(".")):
-        wanted = wanted.get(part) if isinstance(wanted, Mapping) else None
-    try:
-        document = tomlkit.parse(text)
-        _edit(document, parts, wanted)
+    if value is not None or not is_reserved(key):  # an older dsv let it be set, and it can be taken out
+        check_key(key)
+    if isinstance(value, str) and is_engines_key(key):
+        value = json_or_text(value)
+    wanted = dict(_flat(parse_toml(data, origin)))
+    if value is not None:
+        wanted[key] = value
+    elif wanted.pop(key, None) is None:
+        hint = "dsv config shows where values come from"
+        raise NotFound(f"{key} is not set in {origin}", subject=key, hint=hint)
+    with suppress(TOMLKitError, ValueError, TypeError, KeyError):
+        document = tomlkit.parse(data.decode())
+        _edit(document, key.split("."), value)
         found = tomlkit.dumps(document)
-        if read_toml(found.encode()) == changed:
+        if dict(_flat(read_toml(found.encode()))) == wanted:
             return found
-    except (TOMLKitError, ValueError, TypeError, KeyError):
-        pass
-    return None
+    raise UsageError(
+        f"{origin} is written in a way that dsv can't change", subject=key, hint=f"edit {origin}"
+    )
 
 
 def _edit(table: MutableMapping[str, Any], parts: list[str], value: object) -> None:
@@ -167,22 +165,6 @@ def _edit(table: MutableMapping[str, Any], parts: list[str], value: object) -> N
         table.pop(name)
 
 
-def _placed(document: dict[str, object], parts: list[str], value: Json) -> dict[str, object]:
-    copy = dict(document)
-    if len(parts) > 1:
-        inner = copy.get(parts[0])
-        changed = _placed(dict(inner) if isinstance(inner, dict) else {}, parts[1:], value)
-        if changed:
-            copy[parts[0]] = changed
-        else:
-            copy.pop(parts[0], None)
-    elif value is None:
-        copy.pop(parts[0], None)
-    else:
-        copy[parts[0]] = value
-    return copy
-
-
 def _flat(document: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for key, value in document.items():
         if isinstance(value, dict) and not is_key(f"{prefix}{key}"):
@@ -198,39 +180,26 @@ _OPEN = ("/dev/fd/", "/proc/")
 """Folders of what a shell has opened already, such as `<(command)`."""
 
 
-class Folders(msgspec.Struct, frozen=True):
-    """The folders of a user's files, by HOME and the XDG variables."""
+_BASES = {"config": ".config", "data": ".local/share", "cache": ".cache", "state": ".local/state"}
+"""The XDG base directories, below the home."""
 
-    environ: Mapping[str, str]
 
-    def home(self) -> Path:
-        """Return the user's home, even if the uid has no name and HOME isn't set."""
-        text = self.environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 (Path.home() raises there)
-        return Path(text) if text.startswith("/") else Path("/")
+def home(environ: Mapping[str, str]) -> Path:
+    """Return the user's home, even if the uid has no name and HOME isn't set."""
+    text = environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 (Path.home() raises there)
+    return Path(text) if text.startswith("/") else Path("/")
 
-    def config(self) -> Path:
-        return self._folder("XDG_CONFIG_HOME", ".config")
 
-    def data(self) -> Path:
-        return self._folder("XDG_DATA_HOME", ".local/share")
-
-    def cache(self) -> Path:
-        return self._folder("XDG_CACHE_HOME", ".cache")
-
-    def state(self) -> Path:
-        return self._folder("XDG_STATE_HOME", ".local/state")
-
-    def _folder(self, variable: str, below_home: str) -> Path:
-        """Return dsv's folder in an XDG base directory; a relative value is ignored, as the specification says."""
-        text = self.environ.get(variable, "")
-        base = Path(text) if text.startswith("/") else self.home() / below_home
-        return base / "dsv"
+def own_folder(environ: Mapping[str, str], base: str) -> Path:
+    """Return dsv's folder in an XDG base directory; a relative value is ignored, as the specification says."""
+    text = environ.get(f"XDG_{base.upper()}_HOME", "")
+    return (Path(text) if text.startswith("/") else home(environ) / _BASES[base]) / "dsv"
 
 
 def user_config(environ: Mapping[str, str], cwd: Path) -> Path:
     """Return DSV_CONFIG, or the user's config.toml where XDG puts it."""
     named = environ.get("DSV_CONFIG")
-    return cwd / named if named else Folders(environ).config() / "config.toml"
+    return cwd / named if named else own_folder(environ, "config") / "config.toml"
 
 
 def working_folder(environ: Mapping[str, str]) -> Path:
@@ -260,10 +229,12 @@ def gather(environ: Mapping[str, str], cwd: Path, flags: Mapping[str, str | None
         data = read_settings(path)
         if data is not None:
             sources.append(read_config(data, str(path)))
-    folders = Folders(environ)
-    built_in = {"store": str(folders.data() / "store"), "cache": str(folders.cache())}
+    built_in = {
+        "store": str(own_folder(environ, "data") / "store"),
+        "cache": str(own_folder(environ, "cache")),
+    }
     sources.append(Source(BUILT_IN, built_in))
-    return Settings(sources, cwd, folders.home(), folders.state())
+    return Settings(sources, cwd, home(environ), own_folder(environ, "state"))
 
 
 def find_workspace(start: Path) -> Path | None:

@@ -98,20 +98,32 @@ class Command(TyperCommand):
             ctx.enter()
             code: int | None = super().invoke(ctx)
         except UsageError as error:
-            named = blamed(error, self._given(ctx))
+            about = list(self._about(ctx, error.subject)) if error.subject else []
+            only = about[0] if len(about) == 1 else None
+            named = with_option(error, only) if isinstance(only, TyperOption) else error
             if named is error:
                 raise
             raise named from error
         return code
 
-    def _given(self, ctx: Call) -> Iterator[tuple[TyperOption | TyperArgument, object]]:
-        """Yield the parameters that were typed, and the global options."""
-        typed = ctx.typed()
-        for param in self.params:
-            if isinstance(param, TyperOption | TyperArgument) and param.name in typed:
-                yield param, ctx.params[param.name]
-        for option in global_options():
-            yield option, getattr(ctx.flags, option.name, None)
+    def _about(self, ctx: Call, subject: str) -> Iterator[TyperOption | TyperArgument]:
+        """Yield the parameters that were typed with this word, or with the end of its path.
+
+        The parts of NAME=TARGET, and of lists with commas, are words too.
+        """
+        values: list[tuple[Any, object]] = [
+            (param, ctx.params[param.name]) for param in self.params if param.name in ctx.typed()
+        ]
+        values += [(option, getattr(ctx.flags, option.name, None)) for option in global_options()]
+        for param, value in values:
+            words = [
+                word
+                for word in (value if isinstance(value, list | tuple) else [value])
+                if isinstance(word, str)
+            ]
+            parts = {part for word in words for part in (word, *word.partition("="), *word.split(","))}
+            if subject in parts or any(part and subject.endswith(f"/{part}") for part in parts):
+                yield param
 
     def _refuse_empty(self, ctx: Call) -> None:
         """Refuse an empty word: it is a variable that is not set."""
@@ -345,27 +357,3 @@ def with_option(error: UsageError, option: TyperOption) -> UsageError:
     if any(re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", error.message) for name in option.opts):
         return error
     return UsageError(f"{'/'.join(option.opts)}: {error.message}", subject=error.subject, hint=error.hint)
-
-
-def blamed(error: UsageError, given: Iterable[tuple[TyperOption | TyperArgument, object]]) -> UsageError:
-    """Return the error with the name of the option that it is about, or unchanged if that is not known.
-
-    Errors carry the word that they are about as `subject`. `given` are the parameters that were typed, with values.
-    """
-    about = [param for param, value in given if error.subject and _is_among(error.subject, _words(value))]
-    if len(about) == 1 and isinstance(about[0], TyperOption):
-        return with_option(error, about[0])
-    return error
-
-
-def _is_among(subject: str, words: set[str]) -> bool:
-    """Check if the subject is one of the words, or a folder that one of them is the end of."""
-    return subject in words or any(word and subject.endswith(f"/{word}") for word in words)
-
-
-def _words(value: object) -> set[str]:
-    """Return the words that were typed, and their parts, for NAME=TARGET and lists with commas."""
-    words = [
-        each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, str)
-    ]
-    return {part for word in words for part in (word, *word.partition("="), *word.split(","))}

@@ -7,7 +7,7 @@ from pathlib import Path
 from msgspec import structs
 
 from dsv.api import environment
-from dsv.api.environment import edited, lasting, parse_toml, with_value
+from dsv.api.environment import lasting, with_value
 from dsv.api.settings import PLAIN_KEYS, Setting, Settings, check_key, is_name
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, text
@@ -118,18 +118,7 @@ def _change(call: Call, key: str | None, value: str | None, unset: bool) -> None
             call.say(
                 f"{hide_in_urls(typed)} is {hide_in_urls(value)}: a config file means the same in every folder"
             )
-    before = environment.read_settings(path) or b""
-    document = parse_toml(before, str(path))
-    changed = with_value(document, key, value)
-    if unset and changed == document:
-        raise NotFound(
-            f"{key} is not set in {path}", subject=key, hint="dsv config shows where values come from"
-        )
-    after = edited(before.decode(), key, changed)
-    if after is None:
-        raise UsageError(
-            f"{path} is written in a way that dsv can't change", subject=key, hint=f"edit {path}"
-        )
+    after = with_value(environment.read_settings(path) or b"", key, value, str(path))
     _write(path, after)
     if call.json:
         call.results([] if value is None else [_without_password(Setting(key, value, str(path)))])

@@ -23,18 +23,7 @@ _BAD = re.compile(rb"//|/(?:\.\.?|%b)/" % _RESERVED.pattern, re.IGNORECASE)
 
 def check_path(path: bytes) -> None:
     """Raise `ValueError` with the reason where a tree may not hold this path."""
-    if not path:
-        raise ValueError("it is empty")
-    if len(path) > MAX_PATH:
-        raise ValueError(f"it is longer than {MAX_PATH} bytes")
-    if b"\0" in path:
-        raise ValueError("it holds a NUL")
-    try:
-        path.decode("utf-8")
-    except UnicodeDecodeError:
-        raise ValueError("it is not UTF-8") from None
-    if path[:1] == b"/":
-        raise ValueError("it is absolute")
+    _check_relative(path, MAX_PATH)
     for part in path.split(b"/"):
         if not part:
             raise ValueError("it has an empty component")
@@ -44,6 +33,26 @@ def check_path(path: bytes) -> None:
             raise ValueError(f"it has a component longer than {MAX_COMPONENT} bytes")
         if _RESERVED.fullmatch(part):
             raise ValueError(f"it has a component {part.decode()!r}, which is dsv's or git's own")
+
+
+def check_target(target: bytes) -> None:
+    """Raise `ValueError` where no tree may hold a symlink with this target, wherever it lies."""
+    _check_relative(target, MAX_TARGET)
+
+
+def _check_relative(text: bytes, most: int) -> None:
+    if not text:
+        raise ValueError("it is empty")
+    if len(text) > most:
+        raise ValueError(f"it is longer than {most} bytes")
+    if b"\0" in text:
+        raise ValueError("it holds a NUL")
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    if text[:1] == b"/":
+        raise ValueError("it is absolute")
 
 
 def check_joined(blob: bytes) -> list[bytes]:
@@ -98,22 +107,6 @@ def _any_longer(blob: bytes, limit: int) -> bool:
         if not start:
             return True
     return False
-
-
-def check_target(target: bytes) -> None:
-    """Raise `ValueError` where no tree may hold a symlink with this target, wherever it lies."""
-    if not target:
-        raise ValueError("it is empty")
-    if len(target) > MAX_TARGET:
-        raise ValueError(f"it is longer than {MAX_TARGET} bytes")
-    if b"\0" in target:
-        raise ValueError("it holds a NUL")
-    if target[:1] == b"/":
-        raise ValueError("it is absolute")
-    try:
-        target.decode("utf-8")
-    except UnicodeDecodeError:
-        raise ValueError("it is not UTF-8") from None
 
 
 def show(path: bytes, limit: int = 200) -> str:

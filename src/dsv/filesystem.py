@@ -351,22 +351,6 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
             while piece := source.read(1 << 22):
                 copy.write(piece)
 
-    def copy(self, path1: Any, path2: Any, *rest: Any, **options: Any) -> None:
-        with self._batch():
-            super().copy(path1, path2, *rest, **options)
-
-    def mv(self, path1: Any, path2: Any, *rest: Any, **options: Any) -> None:
-        with self._batch():
-            super().mv(path1, path2, *rest, **options)
-
-    def put(self, lpath: Any, rpath: Any, *rest: Any, **options: Any) -> None:
-        with self._batch():
-            super().put(lpath, rpath, *rest, **options)
-
-    def pipe(self, path: Any, value: bytes | None = None, **options: Any) -> None:
-        with self._batch():
-            super().pipe(path, value, **options)
-
     @contextmanager
     def _batch(self) -> Iterator[_Batch]:
         """The transaction's, that of the call around this one, or one that is published at the end."""
@@ -482,6 +466,16 @@ def _awaited(name: str) -> Callable[..., Any]:
     return call
 
 
+def _batched(name: str) -> Callable[..., None]:
+    def call(self: DsvFileSystem, *arguments: Any, **options: Any) -> None:
+        with self._batch():
+            getattr(AsyncFileSystem, name)(self, *arguments, **options)
+
+    return call
+
+
+for _call in ("copy", "mv", "put", "pipe"):  # one commit for all files of a call
+    setattr(DsvFileSystem, _call, _batched(_call))
 _CALLS = """
     cat cat_file cat_ranges copy cp_file du exists expand_path find get get_file glob info isdir isfile ls makedirs
     mkdir mv pipe pipe_file put put_file rm rm_file size sizes touch

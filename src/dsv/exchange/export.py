@@ -116,17 +116,17 @@ class Selection:
         self.is_one_file = only is not None and only.path == path and only.kind is not Kind.EMPTY_DIRECTORY
 
     def _leave_out(self, part: Child, error: IntegrityError) -> None:
-        self._note(part.last, Damaged(None, part.last, part.entries, error.message), error)
+        self._note(Damaged(None, part.last, part.entries, error.message), error)
 
     def skip(self, entry: Entry, error: IntegrityError) -> None:
         """Note a file that can't be read, or raise the error."""
-        self._note(entry.path, Damaged(entry.path, None, None, error.message), error)
+        self._note(Damaged(entry.path, None, None, error.message), error)
 
-    def _note(self, path: bytes, damaged: Damaged, error: IntegrityError) -> None:
+    def _note(self, damaged: Damaged, error: IntegrityError) -> None:
         if not self.skips:
             error.hint = "; or ".join(filter(None, ["--skip-damaged exports the rest", error.hint]))
             raise error
-        self.damaged[path] = damaged
+        self.damaged[damaged.path or damaged.upto or b""] = damaged
 
     def exported(self) -> Exported:
         """Return the result, if all of it was written but what is damaged."""

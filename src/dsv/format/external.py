@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from dsv.format.codec import Codec, compress, unpack_frame
 from dsv.format.columns import ColumnReader, ColumnWriter, first_seen, u32s, u64s
-from dsv.format.envelope import Buffer, damaged, header
+from dsv.format.envelope import Buffer, check_hash, check_magic, damaged, header
 from dsv.format.locator import PACK_MAX, Location, ObjectKind
 from dsv.format.recipe import MAX_CHUNK
 from dsv.values.ids import ChunkId, Id, PackId
@@ -178,10 +178,11 @@ class ExternalPack(msgspec.Struct, frozen=True):
     def decode(cls, data: Buffer) -> ExternalPack:
         """Raise `IntegrityError`, or `Unsupported` for a newer version."""
         view, what, end = memoryview(data), "external pack", len(MAGIC) + 32
-        if len(view) < len(MAGIC) + end or view[: len(MAGIC)] != MAGIC or view[-len(MAGIC) :] != MAGIC:
-            raise damaged(what, "it does not begin and end as one")
-        if blake3(view[:-end]).digest() != view[-end : -len(MAGIC)]:
-            raise damaged(what, "its bytes are not those its hash was written for")
+        if len(view) < len(MAGIC) + end:
+            raise damaged(what, "it is cut short")
+        for magic in (view[: len(MAGIC)], view[-len(MAGIC) :]):
+            check_magic(bytes(magic), MAGIC, what)
+        check_hash(view[: -len(MAGIC)], what)
         read = ColumnReader("external", unpack_frame(view[len(MAGIC) : -end], _FIXED, _LARGEST))
         count, rows = read.u32(MAX_ROWS, "sources"), read.u32(MAX_ROWS, "rows")
         column = bytes(read.raw(read.u32(MAX_TEXTS, "bytes of text")))

@@ -25,7 +25,7 @@ from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.segment import Segment
 from dsv.format.tree import Child, Cutter, Entry, Kind
 from dsv.repo.objects.erasures import NONE
-from dsv.repo.tree.read import Leaf, LocatedSegment
+from dsv.repo.tree.read import LocatedSegment, Part
 from dsv.transfer.download import Wanted
 from dsv.values.ids import ChunkId, CommitId, FileId, RecipeId, SegmentId, StoreId
 from dsv.values.paths import sort_key
@@ -121,7 +121,7 @@ class World:
 class FakeTree:
     def __init__(self, files: list[File]) -> None:
         self._entries = [file.entry() for file in files]
-        self._leaves: list[Leaf] = []
+        self._leaves: list[Part] = []
         self._runs: dict[bytes, list[Entry]] = {}
         run: list[Entry] = []
         cutter = Cutter(0)
@@ -139,13 +139,13 @@ class FakeTree:
         child = Child(
             run[-1].path, SegmentId.hash(encoded), len(run), len(files), sum(entry.size for entry in files)
         )
-        self._leaves.append(Leaf(child, None))
+        self._leaves.append(Part(child, None))
         self._runs[run[-1].path] = run
 
-    def leaves(self) -> list[Leaf]:
+    def leaves(self) -> list[Part]:
         return self._leaves
 
-    def segments(self, leaves: list[Leaf] | None = None) -> Iterator[LocatedSegment]:
+    def segments(self, leaves: list[Part] | None = None) -> Iterator[LocatedSegment]:
         for leaf in self._leaves if leaves is None else leaves:
             yield LocatedSegment(Segment.of(self._runs[leaf.child.last]), None)
 

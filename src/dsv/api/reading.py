@@ -27,7 +27,7 @@ from dsv.format.locator import Location
 from dsv.format.tree import Child, Entry
 from dsv.repo.objects.objects import Objects
 from dsv.repo.resolve import Resolved
-from dsv.repo.tree.read import Leaf, LocatedSegment, TreeReader
+from dsv.repo.tree.read import LocatedSegment, Part, TreeReader
 from dsv.transfer.download import Layout, read_ranges
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Rev, Target, clean_path
@@ -79,7 +79,7 @@ class KeptTree(TreeReader):
         super().__init__(objects, commit_id)
         self._kept = kept
 
-    def segments(self, leaves: list[Leaf] | None = None) -> Iterator[LocatedSegment]:
+    def segments(self, leaves: list[Part] | None = None) -> Iterator[LocatedSegment]:
         chosen = self.leaves() if leaves is None else leaves
         kept = [self._kept.get(leaf.child) for leaf in chosen]
         read = super().segments([leaf for leaf, known in zip(chosen, kept, strict=True) if known is None])

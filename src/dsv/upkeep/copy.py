@@ -21,7 +21,7 @@ from dsv.repo.objects.erasures import NOWHERE, Erasures
 from dsv.repo.objects.objects import Located, Objects, checked
 from dsv.repo.objects.ranges import RangeReader, spans
 from dsv.repo.session import Session
-from dsv.repo.tree.read import Leaf, TreeReader
+from dsv.repo.tree.read import Part, TreeReader
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import ChunkId, CommitId, Id, NodeId, PackId, RecipeId, SegmentId
 from dsv.values.paths import sort_key
@@ -78,7 +78,7 @@ class TreeCopy:
         return self._node(tree, tree.commit.root, tree.top(), tree.commit.level, None)
 
     def _node(
-        self, tree: TreeReader, node_id: Id, parts: list[Leaf], level: int, near: list[Leaf] | None
+        self, tree: TreeReader, node_id: Id, parts: list[Part], level: int, near: list[Part] | None
     ) -> Location:
         """Copy a node and all below it. near: what the base lists in place of `parts`; None above the base's root."""
         found = self._placed.get(node_id)
@@ -104,7 +104,7 @@ class TreeCopy:
         )
         return where
 
-    def _nodes(self, tree: TreeReader, parts: list[Leaf], level: int, near: list[Leaf] | None) -> None:
+    def _nodes(self, tree: TreeReader, parts: list[Part], level: int, near: list[Part] | None) -> None:
         tree.below_nodes(parts, level)  # all of them at once; then one after the other
         if near is not None and self._base is not None:
             self._base.below_nodes([one for one in near if any(_overlap(one, part) for part in parts)], level)
@@ -114,7 +114,7 @@ class TreeCopy:
                 nearer = self._base.below_nodes([one for one in near if _overlap(one, part)], level)
             self._node(tree, part.child.id, tree.below_nodes([part], level), level, nearer)
 
-    def _segments(self, tree: TreeReader, leaves: list[Leaf], near: list[Leaf]) -> None:
+    def _segments(self, tree: TreeReader, leaves: list[Part], near: list[Part]) -> None:
         segments = list(tree.segments(leaves))
         known = self._known(leaves, near)
         lacking: dict[Id, tuple[Entry, Location | None]] = {}
@@ -140,7 +140,7 @@ class TreeCopy:
             _check_same(SegmentId.hash(encoded), leaf.id)
             self._placed[leaf.id] = self._sink.put_metadata(ObjectKind.SEGMENT, leaf.id, encoded, places)
 
-    def _known(self, leaves: list[Leaf], near: list[Leaf]) -> dict[Id, Location]:
+    def _known(self, leaves: list[Part], near: list[Part]) -> dict[Id, Location]:
         """Return where the other store has contents of the base that may be in these segments too."""
         known: dict[Id, Location] = {}
         chosen = [one for one in near if any(_overlap(one, leaf) for leaf in leaves)]
@@ -229,12 +229,12 @@ def _content_of(entry: Entry) -> Id | None:
     return entry.recipe_id or entry.file_id
 
 
-def _overlap(one: Leaf, other: Leaf) -> bool:
+def _overlap(one: Part, other: Part) -> bool:
     """Return whether two nodes or segments of two trees may have paths in common."""
     return _begins_in(one, other) and _begins_in(other, one)
 
 
-def _begins_in(one: Leaf, other: Leaf) -> bool:
+def _begins_in(one: Part, other: Part) -> bool:
     return one.before is None or sort_key(one.before) < sort_key(other.child.last)
 
 

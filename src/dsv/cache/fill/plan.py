@@ -39,7 +39,7 @@ from dsv.format.tree import Kind
 from dsv.fs import system
 from dsv.fs.files import list_names
 from dsv.fs.folders import check_folding
-from dsv.repo.tree.read import Leaf, TreeReader
+from dsv.repo.tree.read import Part, TreeReader
 from dsv.values.ids import CommitId, SegmentId, StoreId
 from dsv.values.paths import PathSet, show, sort_key
 
@@ -147,7 +147,7 @@ def make_plan(
 
 
 def _whole(
-    number: int, leaf: Leaf, matching: Matching | None, donors: Sequence[DonorPlan], sums: _Sums
+    number: int, leaf: Part, matching: Matching | None, donors: Sequence[DonorPlan], sums: _Sums
 ) -> Load:
     """Count a segment that is wanted whole. Its node holds its sums, so it is not read."""
     child = leaf.child
@@ -443,7 +443,7 @@ class Matching(msgspec.Struct):
 class PathWindow:
     """Path -> content of another tree, asked for in tree order. Only the segments that are needed next are held."""
 
-    def __init__(self, tree: TreeReader, selection: PathSet, leaves: list[Leaf]) -> None:
+    def __init__(self, tree: TreeReader, selection: PathSet, leaves: list[Part]) -> None:
         """selection: the part of the tree that is cached. leaves: those of the segments that may be needed."""
         self._segments = tree.segments(leaves)
         self._selection = selection

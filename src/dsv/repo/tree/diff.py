@@ -13,7 +13,7 @@ from dsv.format.tree import Entry, Kind
 from dsv.values.paths import WHOLE, Scope, sort_key
 
 if TYPE_CHECKING:
-    from dsv.repo.tree.read import Leaf, LocatedSegment, TreeReader
+    from dsv.repo.tree.read import LocatedSegment, Part, TreeReader
     from dsv.values.ids import Id
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ class _Side:
         self._scope = scope
         self.level = 0 if tree is None else tree.commit.level - 1
         """The level of the nodes in `parts`; 0 once they are segments."""
-        self.parts: list[Leaf] = []
+        self.parts: list[Part] = []
 
     def begin(self) -> None:
         if self._tree is not None:

@@ -33,16 +33,12 @@ class Part(msgspec.Struct, frozen=True):
     before: bytes | None = None
     """The path before its first one; None at the beginning of the tree, or if unknown."""
 
-
-class Leaf(Part, frozen=True):
-    """A segment."""
-
     @property
     def id(self) -> SegmentId:
+        """Of a segment."""
         return SegmentId(self.child.id)
 
 
-P = TypeVar("P", bound=Part)
 T = TypeVar("T")
 
 
@@ -91,24 +87,24 @@ class TreeReader:
         self.commit_id = commit_id
         objects.opened.add(commit_id)
         self.commit, self._locator = objects.commit_and_locator(commit_id)
-        self._top: list[Leaf] | None = None
-        self._below: dict[tuple[Id, bytes], list[Leaf]] = {}
+        self._top: list[Part] | None = None
+        self._below: dict[tuple[Id, bytes], list[Part]] = {}
         """By a node's id and last path: no other place of the tree has both."""
-        self._leaves: list[Leaf] | None = None
+        self._leaves: list[Part] | None = None
         self.left_out: Callable[[Child, IntegrityError], None] | None = None
         """Is given each part of the tree that can't be read, which then is left out. None: it raises."""
 
-    def leaves(self) -> list[Leaf]:
+    def leaves(self) -> list[Part]:
         """Return all segments, in order."""
         if self._leaves is None:
             self._leaves = self._wanted_leaves(lambda before, last: True)
         return self._leaves
 
-    def leaves_of(self, scope: Scope) -> list[Leaf]:
+    def leaves_of(self, scope: Scope) -> list[Part]:
         """Segments that may hold something of the scope, in order."""
         return self.leaves() if scope.whole else self._wanted_leaves(scope.overlaps)
 
-    def top(self) -> list[Leaf]:
+    def top(self) -> list[Part]:
         """Return what the root lists: segments, if the commit's level is 1."""
         if self._top is None:
             if self._locator is not None and len(self._locator) > 1:
@@ -119,7 +115,7 @@ class TreeReader:
         assert self._top is not None
         return self._top
 
-    def below_nodes(self, parts: Sequence[Part], level: int) -> list[Leaf]:
+    def below_nodes(self, parts: Sequence[Part], level: int) -> list[Part]:
         """Return what these nodes of a level list, in order."""
         self.top()
         missing = [part for part in parts if _place(part) not in self._below]
@@ -130,12 +126,12 @@ class TreeReader:
     def _nodes(self, parts: Sequence[Part]) -> Iterator[Located[Node]]:
         return self.objects.nodes((NodeId(part.child.id), part.where) for part in parts)
 
-    def _segments(self, leaves: Sequence[Leaf]) -> Iterator[Located[Segment]]:
+    def _segments(self, leaves: Sequence[Part]) -> Iterator[Located[Segment]]:
         return self.objects.segments((leaf.id, leaf.where) for leaf in leaves)
 
     def _read(
-        self, parts: Sequence[P], read: Callable[[Sequence[P]], Iterator[Located[T]]]
-    ) -> Iterator[tuple[P, Located[T]]]:
+        self, parts: Sequence[Part], read: Callable[[Sequence[Part]], Iterator[Located[T]]]
+    ) -> Iterator[tuple[Part, Located[T]]]:
         """Yield the parts with what they are. Raises `IntegrityError` for one that can't be read, or leaves it out."""
         at = 0
         while at < len(parts):
@@ -157,7 +153,7 @@ class TreeReader:
                 self.left_out(child, named)
                 at += 1
 
-    def _wanted_leaves(self, wanted: Callable[[bytes | None, bytes], bool]) -> list[Leaf]:
+    def _wanted_leaves(self, wanted: Callable[[bytes | None, bytes], bool]) -> list[Part]:
         """Return the segments that are wanted, in order. wanted: asked of each segment and of each node above it, with
         the last path in front of it and its own.
         """
@@ -168,7 +164,7 @@ class TreeReader:
                 chosen = self.below_nodes(chosen, level)
         return chosen
 
-    def holding(self, paths: Iterable[bytes]) -> list[Leaf | None]:
+    def holding(self, paths: Iterable[bytes]) -> list[Part | None]:
         """Return the segment that has each path, or would have it; None behind the end. Paths come in tree order."""
         keys = [sort_key(path) for path in paths]
         parts = self.top()
@@ -193,7 +189,7 @@ class TreeReader:
             parts = self.below_nodes(parts, level)
         return found
 
-    def segments(self, leaves: list[Leaf] | None = None) -> Iterator[LocatedSegment]:
+    def segments(self, leaves: list[Part] | None = None) -> Iterator[LocatedSegment]:
         """Yield the given (else all) segments in order, checked to follow each other and to be what nodes say."""
         chosen = self.leaves() if leaves is None else leaves
         previous: bytes | None = None
@@ -307,7 +303,7 @@ class TreeReader:
         above: list[tuple[Part | None, NodeId, Location | None]] = [(None, self.commit.root, next(listed))]
         for level in range(self.commit.level, 0, -1):
             found = self.objects.nodes((node_id, where) for _, node_id, where in above)
-            parts: list[Leaf] = []
+            parts: list[Part] = []
             for (said, _, _), node in zip(above, found, strict=True):
                 opened = self._opened(said, node, level, listed)
                 if said is None:
@@ -319,15 +315,15 @@ class TreeReader:
 
     def _opened(
         self, said: Part | None, found: Located[Node], level: int, listed: Iterator[Location | None]
-    ) -> list[Leaf]:
+    ) -> list[Part]:
         """Return what a node lists, with the places that its locator gives, or else the next ones of the commit's."""
         before = None if said is None else said.before
         self._check_node(None if said is None else said.child, found.value, level, before)
-        parts: list[Leaf] = []
+        parts: list[Part] = []
         for child, place, by_commit in zip(
             found.value.children, places_of(found.locator), listed, strict=False
         ):
-            parts.append(Leaf(child, place or by_commit, before))
+            parts.append(Part(child, place or by_commit, before))
             before = child.last
         return parts
 

@@ -11,7 +11,7 @@ import msgspec
 from dsv.format.locator import MAX_ROWS, Location, Locator, LocatorBuilder, ObjectKind
 from dsv.format.segment import Segment, SegmentBuilder, SegmentRows
 from dsv.format.tree import MAX_LEVEL, Child, Cutter, Entry, Kind, Node, check_follows, parent
-from dsv.repo.tree.read import Leaf, LocatedSegment, Part, TreeReader
+from dsv.repo.tree.read import LocatedSegment, Part, TreeReader
 from dsv.values.ids import NodeId, PackId, SegmentId
 from dsv.values.paths import sort_key
 
@@ -283,7 +283,7 @@ class TreeWriter:
         if level:
             self._push(self._base.below_nodes([part], level), level - 1, limit)
             return
-        located = next(self._base.segments([Leaf(part.child, part.where, part.before)]))
+        located = next(self._base.segments([part]))
         self._rows = _Rows(self._sink, located, limit)
 
     def _push(self, parts: Sequence[Part], level: int, limit: bytes | None = None) -> None:

@@ -69,7 +69,6 @@ def test_the_list_and_its_changes(part: Dsv) -> None:
         ("clone pets . --only train", 4, ["is already a workspace of pets"]),
         ("clone pets ../new --keep --force", 2, ["exclude each other"]),
         ("clone pets ../new --only nope", 3, ["matches nope"]),
-        ("sparse-checkout", 2, ["dsv sparse add PATTERN"]),
     ],
 )
 def test_what_is_refused(part: Dsv, line: str, code: int, texts: list[str]) -> None:

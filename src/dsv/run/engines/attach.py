@@ -315,7 +315,9 @@ def _until_end(
         elif number == signal.SIGHUP and hung_up is not None:
             hung_up()
         elif number is not None and kills > 1 and hung_up is not None:
-            return _judged(_left_alive(128 + number), first, reason, timed_out)
+            left = "the job was left, as it could not be ended"
+            ended = Ended(exit_code=128 + number, launched=True, seen=False, may_live=True, reason=left)
+            return _judged(ended, first, reason, timed_out)
         elif number is not None and first is None:
             first, seconds = number, grace()
             note(
@@ -347,11 +349,6 @@ def _until_end(
     if not ended.launched and first is not None:
         ended = replace(ended, exit_code=128 + first, reason="interrupted before the command began")
     return _judged(ended, first, reason, timed_out)
-
-
-def _left_alive(exit_code: int) -> Ended:
-    reason = "the job was left, as it could not be ended"
-    return Ended(exit_code=exit_code, launched=True, seen=False, may_live=True, reason=reason)
 
 
 def _judged(ended: Ended, first: int | None, lost: str | None, timed_out: bool) -> Ended:

@@ -238,42 +238,29 @@ def too_few_gpus(wanted: int, of_type: str, found: int, hint: str) -> LaunchErro
     return LaunchError(said, subject="--gpus", hint=hint)
 
 
-@dataclass(slots=True)
-class _Sum:
-    name: str
-    samples: int = 0
-    utilization: float = 0.0
-    peak: int = 0
-
-
 class GpuWatch:
     """Samples the GPUs with these indices or UUIDs (None: all) every ten seconds."""
 
     def __init__(self, names: tuple[str, ...] | None = None, interval: float = INTERVAL) -> None:
         self._names = names
         self._interval = interval
-        self._sums: dict[str, _Sum] = {}
+        self._seen: dict[str, tuple[int, GpuUse]] = {}  # the number of samples by UUID, and what they say
         self._sampling = Periodic("dsv-gpu", self._sample)
-
-    def start(self) -> None:
-        self._sampling.start()
+        self.start = self._sampling.start
 
     def stop(self) -> tuple[GpuUse, ...]:
         """Return the use of each GPU; empty if there are none."""
         self._sampling.stop()
-        return tuple(
-            GpuUse(each.name, round(each.utilization / each.samples, 1), each.peak)
-            for each in self._sums.values()
-        )
+        return tuple(replace(use, utilization=round(use.utilization, 1)) for _, use in self._seen.values())
 
     def _sample(self) -> float:
         taken = gpus_now()
         for gpu in taken:
             if gpu.is_among(self._names):
-                one = self._sums.setdefault(gpu.uuid, _Sum(gpu.name))
-                one.samples += 1
-                one.utilization += gpu.utilization
-                one.peak = max(one.peak, gpu.memory_bytes)
+                count, use = self._seen.get(gpu.uuid, (0, GpuUse(gpu.name, 0.0, 0)))
+                mean = (use.utilization * count + gpu.utilization) / (count + 1)
+                peak = max(use.peak_memory_bytes, gpu.memory_bytes)
+                self._seen[gpu.uuid] = count + 1, GpuUse(gpu.name, mean, peak)
         return self._interval if taken else NEVER
 
 

@@ -147,7 +147,9 @@ class Kubernetes(Engine):
         image = check_image(job.image)
         check_command(job.command)
         check_given(self, job)
-        credentials = credentials_in(self.environ) if job.forward else {}
+        credentials = {}
+        if job.forward:
+            credentials = {each: self.environ[each] for each in _CREDENTIALS if each in self.environ}
         check_credentials(job, self._options, credentials)
         text = as_yaml(manifests(job, self._options, facts, forwarded=bool(credentials)))
         files, notes = [], []
@@ -411,10 +413,6 @@ _CREDENTIALS: Final = (
 """Variables that `forward_credentials` of a pool passes on, to the containers of dsv alone."""
 
 
-def credentials_in(environ: Mapping[str, str]) -> dict[str, str]:
-    return {each: environ[each] for each in _CREDENTIALS if each in environ}
-
-
 def check_credentials(job: Job, options: KubernetesOptions, forwarded: Mapping[str, str]) -> None:
     """Raise `UsageError` if the store's credentials are those of a local profile, and the pool names none for the
     cluster."""
@@ -458,11 +456,7 @@ def header_comments(job: Job, credentials: Mapping[str, str], namespace: str | N
     lines = [f"# Run {job.run}. To submit it: kubectl create -f THIS-FILE"]
     for each, keys in ((name, job.hidden), (credentials_name(name), credentials)):
         if keys:
-            given = " ".join(f"--from-literal={key}={_placeholder(key)}" for key in sorted(keys))
+            values = {"DSV_PARAMS": """'{"NAME": VALUE}'"""}
+            given = " ".join(f"--from-literal={key}={values.get(key, 'VALUE')}" for key in sorted(keys))
             lines.append(f"# It needs a Secret: {kubectl} create secret generic {each} {given}")
     return "\n".join(lines) + "\n"
-
-
-def _placeholder(key: str) -> str:
-    """Return a placeholder for the value of a variable. Parameters are one JSON object."""
-    return """'{"NAME": VALUE}'""" if key == "DSV_PARAMS" else "VALUE"

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import inf
 from threading import Lock
 from time import monotonic, time
@@ -244,22 +244,25 @@ _SIGNALS: Final = 8
 """Signals that the annotation of a pod holds at most."""
 
 
-@dataclass(slots=True)
 class KubernetesJob:
     """One Job. It remembers pods that are gone. Looking raises `Refusal`."""
 
-    api: KubernetesApi
-    namespace: str
-    name: str
-    uid: str
-    raw: Any = None
-    pods: dict[str, Pod] = field(default_factory=dict)
-    _signals: list[str] = field(default_factory=list)
-    _terminating: dict[str, float] = field(default_factory=dict)
-    """The times at which the deletion of pods was seen."""
-    _waiting: dict[str, float] = field(default_factory=dict)
-    """The times at which pods were first seen to wait."""
-    _lock: Lock = field(default_factory=Lock)
+    def __init__(
+        self, api: KubernetesApi, namespace: str, name: str, uid: str, pods: Mapping[str, Pod] | None = None
+    ) -> None:
+        self.api, self.namespace, self.name, self.uid = api, namespace, name, uid
+        self.id = f"{namespace}/{name}/{uid}"
+        """In a `JobRef`."""
+        self.path = f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}"
+        self.pods_path = f"/api/v1/namespaces/{namespace}/pods"
+        self.raw: Any = None
+        self.pods = dict(pods or {})
+        self._signals: list[str] = []
+        self._terminating: dict[str, float] = {}
+        """The times at which the deletion of pods was seen."""
+        self._waiting: dict[str, float] = {}
+        """The times at which pods were first seen to wait."""
+        self._lock = Lock()
 
     @classmethod
     def of_id(cls, api: KubernetesApi, text: str) -> KubernetesJob | None:
@@ -271,19 +274,6 @@ class KubernetesJob:
     def of_object(cls, api: KubernetesApi, raw: Any) -> KubernetesJob:
         metadata = raw["metadata"]
         return cls(api, metadata["namespace"], metadata["name"], metadata["uid"])
-
-    @property
-    def id(self) -> str:
-        """The id in a `JobRef`."""
-        return f"{self.namespace}/{self.name}/{self.uid}"
-
-    @property
-    def path(self) -> str:
-        return f"/apis/batch/v1/namespaces/{self.namespace}/jobs/{self.name}"
-
-    @property
-    def pods_path(self) -> str:
-        return f"/api/v1/namespaces/{self.namespace}/pods"
 
     def missing(self, is_same_cluster: bool) -> str:
         """Return the sentence for a cluster that does not have the Job."""

@@ -295,7 +295,7 @@ def test_a_variable_that_did_not_come_along_is_missed(tmp_path: Path) -> None:
     it = batch(tmp_path, "sh", "-c", 'exit "$TOKEN"', env={"TOKEN": "x"})
     assert run_script(tmp_path, it)[0] == 125
     (tmp_path / "other").mkdir()
-    it = replace(it, job=replace(it.job, scratch=tmp_path / "other" / "job"))
+    it = Batch(replace(it.job, scratch=tmp_path / "other" / "job"), it.options)
     assert run_script(tmp_path / "other", it, DSV_JOB_TOKEN="3")[0] == 3
 
 

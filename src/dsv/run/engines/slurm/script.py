@@ -161,12 +161,15 @@ _WARNED: Final = 60
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
 class Batch:
     """The job of a run, on the Slurm that these options describe."""
 
-    job: Job
-    options: SlurmOptions
+    def __init__(self, job: Job, options: SlurmOptions) -> None:
+        self.job, self.options = job, options
+        self.waits = job.nodes > 1 and bool(job.hold)
+        """A node with its data waits for others that may not have theirs."""
+        self.sbatch = (*options.sbatch, *job.engine_args)
+        """The options of sbatch that the pool names."""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -186,16 +189,6 @@ class Batch:
                 f"this pool runs its jobs by {container}, which needs an image", hint="--image IMAGE"
             )
         return CONTAINERS[container](job, (*job.env, *(MEETING if job.nodes > 1 else ())))
-
-    @property
-    def waits(self) -> bool:
-        """Check that a node with its data waits for others that may not have theirs."""
-        return self.job.nodes > 1 and bool(self.job.hold)
-
-    @property
-    def sbatch(self) -> tuple[str, ...]:
-        """The options of the pool."""
-        return (*self.options.sbatch, *self.job.engine_args)
 
 
 def comment(run: str, folder: Path) -> str:

@@ -162,15 +162,9 @@ class Refusal(DsvError):
         super().__init__(message, subject=NAME)
         self.status = status
         """The status of HTTP; None without an answer."""
-
-    @property
-    def is_away(self) -> bool:
-        """Return whether the cluster did not answer, or answered that it can't at the moment."""
-        return self.status is None or self.status >= 500 or self.status == 429
-
-    @property
-    def is_denied(self) -> bool:
-        return self.status in (401, 403)
+        self.is_away = status is None or status >= 500 or status == 429
+        """The cluster did not answer, or answered that it can't at the moment."""
+        self.is_denied = status in (401, 403)
 
     def as_error(self, what: str | None = None, subject: str = NAME) -> DsvError:
         """Return the error of a command. what: the first half of its sentence; None for a question."""

@@ -200,7 +200,9 @@ class ReferredSource(FolderSource):
         known = self._sources.get(file.key)
         data, found = self._read_source(known or self._expected(file), start, length)
         if known is None:
-            self._check_listed(file, found)
+            tag = file.info.get("ETag")
+            if found.size != file.size or (tag and found.tag and _tag(tag) != found.tag):
+                raise changed(hide_in_urls(found.url))
             self._sources[file.key] = found
             if self._scheme in HTTP and found.size > SINGLE_CHUNK_MAX:
                 self._read_source(found, found.size - 1, 1)  # readers will ask for parts
@@ -217,11 +219,6 @@ class ReferredSource(FolderSource):
         if not fits or "\0" in url:
             raise _unfit(show(file.path), "its URL is too long, or not UTF-8")
         return Source(url, self._endpoint, "", "", self._size(file))
-
-    def _check_listed(self, file: RemoteFile, found: Source) -> None:
-        tag = file.info.get("ETag")
-        if found.size != file.size or (tag and found.tag and _tag(tag) != found.tag):
-            raise changed(hide_in_urls(found.url))
 
 
 def open_referred(url: str, options: StoreOptions) -> ReferredSource:

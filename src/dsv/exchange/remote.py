@@ -79,10 +79,6 @@ class Place:
     """A lock for file systems that several threads can't use at once."""
 
     @property
-    def takes_turns(self) -> bool:
-        return not isinstance(self.turn, nullcontext)
-
-    @property
     def by_ssh(self) -> bool:
         return self.protocol in BY_SSH
 

@@ -121,7 +121,7 @@ class FolderSource:
     def __init__(self, place: Place) -> None:
         self.place = place
         self.fs, self.root = place.fs, place.root
-        self._jobs = 1 if place.takes_turns else JOBS
+        self._jobs = 1 if place.by_ssh else JOBS
         self._upcoming: deque[RemoteFile] = deque()
         self._begun: deque[tuple[RemoteFile, Future[bytes]]] = deque()
         self._bytes = 0

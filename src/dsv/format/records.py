@@ -257,10 +257,10 @@ class BranchRule(Record, frozen=True):
         return Limits(self.only_merge, self.who, self.max_removals) if self.is_protected else None
 
     def fault(self) -> str | None:
-        limits = Limits(self.only_merge, self.who, self.max_removals)
-        if not self.is_protected and limits != Limits():
-            return "it protects nothing and has limits"
-        return limits.fault()
+        if self.limits is not None:
+            return self.limits.fault()
+        is_bare = (self.only_merge, self.who, self.max_removals) == (False, (), None)
+        return None if is_bare else "it protects nothing and has limits"
 
 
 def checked_limits(*, only_merge: bool, who: tuple[str, ...], max_removals: int | None) -> Limits:

@@ -210,7 +210,11 @@ class Segment:
         out.raw(self.recipe_ids)
         out.raw(b"\0".join([*self.targets, b""]) if self.targets else b"")
         try:
-            split("segment", _limited(paths), len(self))
+            if len(paths) > PATHS_LIMIT:
+                raise damaged(
+                    "segment", f"it has {len(paths)} bytes of paths, over the limit of {PATHS_LIMIT}"
+                )
+            split("segment", paths, len(self))
             self._check()
         except IntegrityError as error:
             raise ValueError(error.message) from None
@@ -344,12 +348,6 @@ def _split_targets(column: bytes) -> list[bytes]:
     if column.count(b"\0") > MAX_ENTRIES:
         raise damaged("segment", "it has more symlink targets than entries")
     return column[:-1].split(b"\0")
-
-
-def _limited(paths: bytes) -> bytes:
-    if len(paths) > PATHS_LIMIT:
-        raise damaged("segment", f"it has {len(paths)} bytes of paths, over the limit of {PATHS_LIMIT}")
-    return paths
 
 
 class SegmentRows:

@@ -110,7 +110,8 @@ class Rev(msgspec.Struct, frozen=True):
         fault = _Name._fault(name)
         if fault is not None:
             fault = "a branch, a tag or a commit id comes before the ~" if text and not name else fault
-            raise UsageError(f"{text!r} is no revision: {fault}", subject=text, hint=_revision_like(text))
+            hint = f"such as main{text}" if text and not name else "such as main, v1.0 or main~2"
+            raise UsageError(f"{text!r} is no revision: {fault}", subject=text, hint=hint)
         return cls(name, ancestor)
 
     @property
@@ -120,11 +121,6 @@ class Rev(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.text}~{self.ancestor}" if self.ancestor else self.text
-
-
-def _revision_like(text: str) -> str:
-    """Return a hint for a text that is not a revision."""
-    return f"such as main{text}" if re.fullmatch(r"~[0-9]+", text) else "such as main, v1.0 or main~2"
 
 
 class Target(msgspec.Struct, frozen=True):

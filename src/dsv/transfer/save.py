@@ -90,7 +90,6 @@ class FileSaver(Generic[T]):
             files = size = 0
 
     def _store_all(self, run: Run[T]) -> list[Saved | None]:
-        """Store what was read ahead, all at once."""
         batch = run.batch
         if batch is None or run.memory is None or not any(batch.read):
             return []

@@ -155,7 +155,6 @@ class TreeCopy:
         return known
 
     def _contents(self, lacking: dict[Id, tuple[Entry, Location | None]]) -> Iterator[tuple[Id, Location]]:
-        """Copy contents, and yield where they lie."""
         recipes: list[tuple[Id, list[Recipe]]] = []
         self._sink.take(self._source, self._pieces(lacking, recipes))
         for content, (entry, _) in lacking.items():

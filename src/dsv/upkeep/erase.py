@@ -221,7 +221,6 @@ class Eraser:
                 yield dataset, located
 
     def _find(self, by_dataset: dict[str, list[CommitId]], files: set[FileId]) -> _Found:
-        """Return where files are, in all commits."""
         found = _Found()
         if not files:
             return found

@@ -449,7 +449,6 @@ class Collector:
             self._progress.note(f"waiting for {one.text}")
 
     def _sessions(self) -> dict[SessionId, frozenset[str]]:
-        """Return the parts of every session that is there."""
         found: dict[SessionId, set[str]] = {}
         for session_id, part in parsed(
             keys.parse_session_key, list_all(self._store, keys.SESSIONS_PREFIX, 1)

@@ -166,7 +166,6 @@ def check_bytes(
 def _check_external(
     externals: Externals, pack: PackId, data: memoryview, lacks: Lacks, *, every_row: bool, quick: bool
 ) -> CheckedPack:
-    """Check what an external pack says, and the files that it refers to."""
     try:
         table = ExternalPack.decode(data)
     except Unsupported as error:
@@ -210,7 +209,6 @@ def _lacking(lacking: Sequence[Named]) -> str:
 
 
 def _bad_rows(data: memoryview, table: PackTable) -> list:  # type: ignore[type-arg]
-    """Return the rows whose bytes do not unpack to their ids."""
     bad = []
     ids, kinds, codecs = table.ids, table.kinds, table.codecs
     columns = zip(table.offsets, table.stored, table.lengths, strict=True)
@@ -294,13 +292,10 @@ class Schedule:
 
     def fit(self, packs: int) -> None:
         """Make the slices small enough for so many packs."""
-        digits = self.digits
-        while digits < MAX_DIGITS and packs > _SLICE * 16**digits:
-            digits += 1
-        times = self.times
-        for _ in range(digits - self.digits):
-            times = array("I", [time for time in times for _ in range(16)])
-        self.digits, self.times = digits, times
+        before = self.digits
+        while self.digits < MAX_DIGITS and packs > _SLICE * 16**self.digits:
+            self.digits += 1
+        self._take(before, self.times)
 
     def order(self, left: Iterable[int]) -> list[int]:
         """Return these slices, those that were verified longest ago first."""

@@ -184,7 +184,6 @@ class Repair:
     # --- indexes, filters and locators
 
     def _hints(self) -> None:
-        """Put the filters and locators that are missing or wrong."""
         store, commits = self._repository.store, self._verifier.whole_commits()
         for hint in wrong_hints(self._repository, self._verifier.rows, commits):
             if hint.is_there:

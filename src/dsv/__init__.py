@@ -102,7 +102,7 @@ def store(
     url: its name, URL or folder, as of `--store`; without it the one that the workspace around `cwd` (None: the working
     folder), the environment or the config files name. names, cache: as of `--names` and `--cache`. author: of commits.
     offline: no store is asked, and what caches know is read. environ: in place of this process's environment. progress:
-    is told how far long work is. Raises `NotFound` if the working folder is gone.
+    is called with the progress of long work. Raises `NotFound` if the working folder is gone.
     """
     from pathlib import Path
 

@@ -365,16 +365,16 @@ def check_format(store: Store) -> Format:
     return Format(fields[0], tuple(name for name, _ in fields[3]), (fields[9:] or [None])[0])
 
 
-def find_names(store: Store, told: Path | None) -> Store:
-    """The place of the store's names, from the one that was told, or that the store says, to the last one."""
+def find_names(store: Store, given: Path | None) -> Store:
+    """The place of the store's names, from the one that was given, or that the store names, to the last one."""
     data = check_format(store)
     if "names-elsewhere" not in data.features:
         if "data-elsewhere" in data.features:
             raise StoreError(f"{store.folder} has the names of a store whose data is elsewhere")
-        if told is not None:
-            raise StoreError(f"{store.folder} keeps its names itself, and not in {told}")
+        if given is not None:
+            raise StoreError(f"{store.folder} keeps its names itself, and not in {given}")
         return store
-    place = told or place_of(store, data)
+    place = given or place_of(store, data)
     for _ in range(MOST_MOVES):
         if place is None:
             raise StoreError(f"{store.folder} keeps its names elsewhere: --names DIR says where")
@@ -449,9 +449,9 @@ def renamed(store: Store, dataset: str, way: str) -> str | None:
 
 def current_name(store: Store, dataset: str) -> str:
     """The name that a dataset has today, whose expiry log counts."""
-    met: set[str] = set()
-    while dataset not in met:
-        met.add(dataset)
+    seen: set[str] = set()
+    while dataset not in seen:
+        seen.add(dataset)
         to = renamed(store, dataset, "to")
         if to is not None and renamed(store, to, "from") != dataset:
             dataset = to
@@ -498,15 +498,15 @@ def refuse_expired(names: Store, dataset: str, commit: bytes) -> None:
         raise StoreError(f"commit {commit.hex()} of {dataset} was {how} on {when} by {said[1]}{gone}")
 
 
-def resolve(store: Store, target: str, told: Path | None = None) -> bytes:
-    """The id of the commit that DATASET[@REV] names. told: where the store's names are, if elsewhere."""
+def resolve(store: Store, target: str, given: Path | None = None) -> bytes:
+    """The id of the commit that DATASET[@REV] names. given: where the store's names are, if elsewhere."""
     dataset, _, rev = target.partition("@")
     match = re.fullmatch(r"([^~]+)(?:~([0-9]{1,6}))?", rev or "main")
     if match is None:
         raise StoreError(f"{rev!r} is no revision")
     name, back = match[1], int(match[2] or 0)
     whole = re.fullmatch("[0-9a-fA-F]{64}", name) is not None
-    names = find_names(store, told) if told is not None or not whole else store
+    names = find_names(store, given) if given is not None or not whole else store
     if not whole and not names.names(f"refs/{component(dataset)}"):
         refuse_erased(names, dataset)
         known = ", ".join(one.replace("%2F", "/") for one in names.names("refs"))
@@ -522,7 +522,7 @@ def resolve(store: Store, target: str, told: Path | None = None) -> bytes:
         if (
             made_for
             and made_for[0] != dataset
-            and current_name(find_names(store, told), made_for[0]) != dataset
+            and current_name(find_names(store, given), made_for[0]) != dataset
         ):
             raise StoreError(f"commit {name} is none of dataset {dataset}, but of {made_for[0]}")
     else:

@@ -25,8 +25,8 @@ class Notes(NoProgress):
         self.notes.append(message)
 
 
-def other(heard: float) -> Worker:
-    return Worker(owner=Owner(id="0" * 32, host="gpu7", user="ann"), heard=heard)
+def other(last_beat: float) -> Worker:
+    return Worker(owner=Owner(id="0" * 32, host="gpu7", user="ann"), last_beat=last_beat)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def reporter(tmp_path: Path, notes: Notes) -> Reporter:
 def test_a_waiting_process_names_who_is_at_work_and_when_it_takes_over(
     reporter: Reporter, notes: Notes
 ) -> None:
-    reporter.wait({"0": other(heard=80.0)}, 1, 100.0)
+    reporter.wait({"0": other(last_beat=80.0)}, 1, 100.0)
     (note,) = notes.notes
     assert note.startswith("waiting for ann@gpu7 to fill xrays@")
-    assert "1 of 2 parts, last heard of 20 s ago; after 40 s of silence this host takes over" in note
+    assert "1 of 2 parts, last seen 20 s ago; after 40 s of silence this host takes over" in note

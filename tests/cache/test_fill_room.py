@@ -199,7 +199,7 @@ def test_a_worker_can_leave_on_a_disk_that_is_full(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(root, "put_name", full)
     heartbeat.stop()
     (worker,) = read_workers(root.trash).values()
-    assert worker.left and worker.heard > 0
+    assert worker.left and worker.last_beat > 0
 
 
 def publish_world(root: CacheRoot, world: World, files: list[File]) -> Place:

@@ -38,7 +38,7 @@ def test_a_dead_and_a_cut_host_are_taken_over_and_do_no_harm_later(crew: Crew, l
     dead.power_off()
     answer = third.dsv("cache", "large@v1", "--json", "--progress=json", times=times).answer()
     item, notes = answer.item, [line for line in answer.err.splitlines() if '"note"' in line]
-    silent = [note for note in notes if "last heard of" in note and "after 30 s of silence" in note]
+    silent = [note for note in notes if "last seen" in note and "after 30 s of silence" in note]
     assert any("root@host4" in note or "root@host5" in note for note in silent), answer
     print(f"taken over, whole and published {answer.seconds:.1f} s after a power-off and an unplugging")
     assert [one.name for one in (crew.seen / ".dsv/claims").rglob("lease-*")] == [], (

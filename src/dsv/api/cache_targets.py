@@ -15,7 +15,7 @@ from blake3 import blake3
 from msgspec.structs import asdict, replace
 
 from dsv.api.context import mirror_places, open_with
-from dsv.cache.names import bind, bound_store, known_store, met, show_tag
+from dsv.cache.names import bind, bound_store, known_store, note_address, show_tag
 from dsv.cache.record import erasures_folder
 from dsv.cache.root import CacheRoot, Place, explain, explaining, folder_name, own_folder
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, UsageError
@@ -367,7 +367,7 @@ class Targets:
             return
         note_cache(self._context.settings, self.root.path)
         try:
-            met(self.root, found.store, address(self._context))
+            note_address(self.root, found.store, address(self._context))
             self._is_long_ago(found.store)
         except PermissionError:
             return

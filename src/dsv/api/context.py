@@ -253,7 +253,7 @@ def tracking(context: Context, repository: Repository) -> Iterator[None]:
     """Write what the store answers to the tracking files at the end, even after an error: to that of the workspace
     around too, which may follow another branch by then. Until then the repository has the last answer from there.
     """
-    with suppress(DsvError, OSError):  # whoever needs the workspace is told what is wrong with it
+    with suppress(DsvError, OSError):  # a command that needs the workspace reports what is wrong
         before = context.workspace_or_none()
         if before is not None and before.store_id == repository.id:
             last = before.tracking().branches.get(str(before.branch))
@@ -301,7 +301,7 @@ class Mirrors:
         """Of those that were not opened yet."""
         self._tell = tell
         self._opened: list[Repository] = []
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._lock = threading.Lock()
 
     def read(self, kind: ObjectKind, object_id: Id, why: DsvError) -> bytes | None:
@@ -359,8 +359,8 @@ class Mirrors:
 
     def _say(self, mirror: Repository, why: DsvError) -> None:
         url = mirror.store.url
-        if url not in self._told:
-            self._told.add(url)
+        if url not in self._reported:
+            self._reported.add(url)
             self._tell(f"{why.message}; it was read from the mirror {url}, as further objects may be")
 
 

@@ -93,7 +93,7 @@ def _settings(context: Context) -> Iterator[Finding]:
         setting = context.settings.get(key)
         if setting is not None:
             yield _ok(key, f"{setting.value}, from {setting.origin}")
-        with suppress(DsvError):  # what is wrong with the store's setting is told when it is opened
+        with suppress(DsvError):  # opening the store reports what is wrong with its setting
             names = context.settings.place_of_names() if key == "store" else None
             if names is not None:
                 yield _ok("names", f"{names.value}, from {names.origin}")
@@ -225,7 +225,7 @@ def _under_load(store: Store, options: StoreOptions) -> Iterator[Finding]:
     try:
         findings = race(names, options)
     except Denied:
-        return  # which was told already
+        return  # which was reported already
     except DsvError as error:
         yield _failed("write under load", error)
         return
@@ -242,7 +242,7 @@ def _proved(check: str, store: Store, findings: Sequence[str], good: str, hint: 
 
 
 def _clock(check: str, what: str, seconds: float, grain: float) -> Finding:
-    """grain: seconds that the time may be off because it is told in whole ones."""
+    """grain: seconds that the time may be off because it is given in whole ones."""
     off = max(0.0, abs(seconds) - grain)
     if off > CLOCK_SECONDS:
         return _warn(

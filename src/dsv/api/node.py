@@ -96,7 +96,7 @@ def complete_left(
     """Complete the record of a run from what its job left in this folder, and return whether that was done.
 
     False if others do it: the run has its record, its start is not in the store yet, not all nodes have ended, or its
-    end can't be told here. Several machines may do so at once: one of them wins.
+    end can't be known here. Several machines may do so at once: one of them wins.
 
     node, attempt: of the folder, if each node has its own
     """
@@ -163,10 +163,10 @@ def _complete_node(
     stored = runs.listing(order.dataset, start.run)[0]
     if RECORD in stored.parts:
         return False
-    told = runs.node_parts_and_usage(stored)
-    parts = [each for each, _ in told]
+    known = runs.node_parts_and_usage(stored)
+    parts = [each for each, _ in known]
     over = engine.is_over(parts, start.nodes, start.retries) if left.is_clear else None
-    of_last = [each for each in told if each[0].attempt == part.attempt]
+    of_last = [each for each in known if each[0].attempt == part.attempt]
     with output_kept(context, order, out) as keep:
         if over:
             joined = _joined(runs, stored, start.nodes, lost)
@@ -196,11 +196,11 @@ def _joined(runs: RunStore, stored: StoredRun, nodes: int, lost: int) -> KeptLog
     return KeptLog(log.data, log.total + lost) if log.data else None
 
 
-def _numbered(part: RunPart, told: Iterable[RunPart]) -> RunPart:
+def _numbered(part: RunPart, known: Iterable[RunPart]) -> RunPart:
     """Give the part the next number that this node has not had: a queue that took the job back counts from 1."""
     here = (part.host, part.started_ms)
     others = {
-        each.attempt for each in told if each.node == part.node and (each.host, each.started_ms) != here
+        each.attempt for each in known if each.node == part.node and (each.host, each.started_ms) != here
     }
     return replace(part, attempt=next(each for each in count(part.attempt) if each not in others))
 

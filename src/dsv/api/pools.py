@@ -331,7 +331,7 @@ class Placing:
         holds it back itself."""
         wanted = self._wanted(spec)
         deadline = None if seconds is None else monotonic() + seconds
-        pause, told = _SHORTEST_PAUSE, False
+        pause, reported = _SHORTEST_PAUSE, False
         while True:
             (facts,) = report_pools(self.context, self.environ, [pool], wanted)
             never, reason = facts.never, facts.not_now
@@ -339,8 +339,8 @@ class Placing:
                 return GaveUp(never)
             if reason is None or (facts.reachable and queues):
                 return reason
-            if not told:
-                told = True
+            if not reported:
+                reported = True
                 note(f"waiting for {pool.name}{_at_most(seconds)}: {reason}")
             left = pause if deadline is None else deadline - monotonic()
             if left <= 0:

@@ -372,7 +372,7 @@ def open_sweep(
     held if they are to run here. The caller is `driving` the sweep.
 
     start: starts one run
-    watch: told of the number of each run that has begun, with its id, or has ended, with its record
+    watch: called with the number of each run that has begun, with its id, or has ended, with its record
     """
     spec = plan.spec
     first, _ = dry_run(context, cache, spec, place, placing=placing)

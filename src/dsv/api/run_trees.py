@@ -236,8 +236,8 @@ def _reserved(folder: Path) -> Iterator[Problem]:
 
 
 def _left_out(problems: list[Problem]) -> tuple[str, ...]:
-    told = [f"{show(each.path)}: {each.reason}" for each in problems[:_NAMED]]
-    return (*told, f"and {len(problems) - _NAMED} more") if len(problems) > _NAMED else tuple(told)
+    lines = [f"{show(each.path)}: {each.reason}" for each in problems[:_NAMED]]
+    return (*lines, f"and {len(problems) - _NAMED} more") if len(problems) > _NAMED else tuple(lines)
 
 
 _PIECE = 1 << 20

@@ -259,11 +259,11 @@ class _Wanted:
             }
         if self.kind == "commit":
             return {self.commit}
-        met: set[CommitId] = set()
+        seen: set[CommitId] = set()
         if self.since is not None:
-            for _ in parents.walk([self.since], met):
+            for _ in parents.walk([self.since], seen):
                 pass
-        return {one for one in parents.walk([self.commit], met) if one in roots}
+        return {one for one in parents.walk([self.commit], seen) if one in roots}
 
 
 def _used(name: str, kind: Kind, commits: int, part: Part) -> Used:

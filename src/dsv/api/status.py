@@ -227,7 +227,7 @@ def status(
     """Compare the workspace (or these paths of it) with its base.
 
     The store is asked only for what is not kept locally, so mostly it need not be reachable. Where the branch is, is
-    told as the store said when a command last asked it; `fetch` asks it now, and raises `Unreachable`. Files are read
+    as the store said when a command last asked it; `fetch` asks it now, and raises `Unreachable`. Files are read
     only if their stats can't tell, or, with `rehash`, always. `author`: who would sign a sync, if that is not the
     context's writer; asked only if the branch's rule names who may move it. renames: looks for them, which reads a few
     new files.

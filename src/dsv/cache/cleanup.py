@@ -105,12 +105,12 @@ def _stuck(folder: Path, place: Place | None, error: OSError) -> Trash:
     cause = explain(error, folder, "delete")
     earlier = "an earlier eviction" + (f" of {place}" if place else "")
     size = f"{format_bytes(found.bytes)} in {format_count(found.files, 'file')}"
-    told = type(cause)(
+    failure = type(cause)(
         f"{cause.message}; {earlier} left it, {size}",
         subject=str(folder),
         hint=f"see what keeps it (lsattr -R {folder}, or who owns it), then: dsv evict",
     )
-    return replace(found, of=str(place) if place else None, error=told)
+    return replace(found, of=str(place) if place else None, error=failure)
 
 
 class Sweeper:
@@ -176,7 +176,7 @@ class Sweeper:
         workers = read_workers(found.workers)
         if any(not worker.gone(self._now) for worker in workers.values()):
             return
-        times = [worker.heard for worker in workers.values()]
+        times = [worker.last_beat for worker in workers.values()]
         last = max(times, default=found.folder.stat().st_ctime)
         allowed = self._settings.unused_for(place.dataset_name) or DEFAULT_UNUSED_FOR
         if not found.tree.is_dir():

@@ -126,7 +126,7 @@ def bound_store(root: CacheRoot, dataset: DatasetName) -> StoreId | None:
         return None
 
 
-def met(root: CacheRoot, store: StoreId, address: str) -> None:
+def note_address(root: CacheRoot, store: StoreId, address: str) -> None:
     """Remember that this address led to this store, so that next time a cached commit can do without asking.
 
     `address` is a URL and everything else that decides where it leads. Raises `OSError`.

@@ -70,7 +70,7 @@ class Command(TyperCommand):
         ctx.ignore_unknown_options = True
         try:
             values, words, _ = self.make_parser(ctx).parse_args(list(args))
-        except typer.TyperException:  # which is told when the arguments are parsed for good
+        except typer.TyperException:  # parsing the arguments for good reports it
             return
         finally:
             ctx.ignore_unknown_options = False

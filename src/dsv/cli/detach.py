@@ -33,9 +33,9 @@ def start_supervisor(call: Call, member: dict[str, Json] | None = None) -> Start
     """
     with ExitStack() as files:
         said = None if member is None else files.enter_context(TemporaryFile())
-        process, told = _start(call, member, said)
-        if told:
-            return Started(process, json.loads(told))
+        process, answer = _start(call, member, said)
+        if answer:
+            return Started(process, json.loads(answer))
         process.wait()
         if said is None:
             return Started(process)
@@ -46,14 +46,14 @@ def start_supervisor(call: Call, member: dict[str, Json] | None = None) -> Start
 def detach(call: Call) -> int:
     """Start the supervisor; return once it has announced its run, or has failed and said why."""
     supervisor = start_supervisor(call)
-    if supervisor.told is None:
+    if supervisor.launched is None:
         code = supervisor.poll()
         assert code is not None  # it was waited for
         return code
     if call.json:
-        call.document(supervisor.told)
+        call.document(supervisor.launched)
     else:
-        call.line(supervisor.told["run"])
+        call.line(supervisor.launched["run"])
     return 0
 
 
@@ -110,8 +110,8 @@ def main() -> None:
 
     def announce(number: str, folder: Path, out: Path) -> None:
         try:
-            with os.fdopen(pipe, "wb") as told:
-                told.write(json.dumps({"run": number, "out": str(out)}).encode("ascii") + b"\n")
+            with os.fdopen(pipe, "wb") as answer:
+                answer.write(json.dumps({"run": number, "out": str(out)}).encode("ascii") + b"\n")
         except BrokenPipeError as error:
             raise Interrupted("nobody waited for the run to be started") from error
         sys.stderr.flush()

@@ -90,14 +90,14 @@ def of_error(error: BaseException) -> Failure:
         subject = None if error.filename is None else _name(error.filename)
         message = f"{subject}: {reason}" if subject else reason
         return Failure(kind, code, message, subject, retryable=kind == "unreachable")
-    met = f"{type(error).__name__}: {error}".removesuffix(": ")
+    what = f"{type(error).__name__}: {error}".removesuffix(": ")
     if memory_ran_out():
         reason, hint = _LIMITS[errno.ENOMEM]
-        return Failure(NoRoom.kind, NoRoom.exit_code, f"dsv can't go on: {reason} ({met})", hint=hint)
+        return Failure(NoRoom.kind, NoRoom.exit_code, f"dsv can't go on: {reason} ({what})", hint=hint)
     return Failure(
         "unexpected",
         70,
-        f"dsv met an unexpected {met}",
+        f"dsv met an unexpected {what}",
         hint="run it again with --debug, and report what it prints",
     )
 

@@ -327,7 +327,7 @@ def _announce(call: Call, place: RunPlace, plan: SweepPlan, parallel: int) -> No
 
 def _tell_sweep(call: Call, found: Runs, driver: SweepDriver) -> int:
     if driver.ended_by == SIGHUP:
-        return 128 + SIGHUP  # nobody is there to be told
+        return 128 + SIGHUP  # nobody is there to read it
     code, view = outcome(found, driver)
     if call.json:
         runs = [] if view is None else [each.item() for each in view.members]

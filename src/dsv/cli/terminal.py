@@ -121,7 +121,7 @@ class Surroundings(msgspec.Struct, frozen=True):
                 columns = os.get_terminal_size(descriptor).columns
             except OSError:
                 continue
-            if columns > 0:  # a terminal that nobody told its size has none
+            if columns > 0:  # a terminal whose size was never set has none
                 return max(20, columns)
         return 80
 

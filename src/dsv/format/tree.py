@@ -29,7 +29,7 @@ class Kind(enum.IntEnum):
 
     @property
     def word(self) -> str:
-        """Return what people and programs are told of it."""
+        """Return how it is shown to people and programs."""
         return "directory" if self is Kind.EMPTY_DIRECTORY else self.name.lower()
 
 

@@ -74,7 +74,7 @@ def sync(descriptor: int) -> None:
 def begin_write_back(descriptor: int, start: int, size: int) -> None:
     """Has the kernel begin to write these dirty bytes to the disk, so that a later `sync` waits for less.
 
-    It promises nothing, and what fails is told by that `sync`.
+    It promises nothing, and what fails is reported by that `sync`.
     """
     if sys.platform == "linux" and hasattr(_libc(), "sync_file_range"):
         _libc().sync_file_range(

@@ -324,7 +324,7 @@ def _read_split(split: OpenStore, entries: list[FormatEntry] | None, data: Forma
     had_names = split.is_split
     entries = _follow(split, entries, data)
     if entries is None:
-        return data  # whoever asks for a name is told
+        return data  # asking for a name reports it
     names_url = split.names.url
     if not entries:
         raise NotFound(

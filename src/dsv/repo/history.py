@@ -83,15 +83,15 @@ class KeptParents:
         first_only: of each commit, go to its first parent alone.
         """
         found: dict[CommitId, None] = {}
-        waiting, met = list(reversed(commit.parents[: 1 if first_only else None])), set[CommitId]()
+        waiting, seen = list(reversed(commit.parents[: 1 if first_only else None])), set[CommitId]()
         while waiting:
             one = waiting.pop()
             if one not in self.freed:
                 found[one] = None
-            elif one not in met:
-                met.add(one)
+            elif one not in seen:
+                seen.add(one)
                 waiting += reversed(self._commits.commit(one).parents[: 1 if first_only else None])
-        self.passed |= met
+        self.passed |= seen
         return tuple(found)
 
 
@@ -212,7 +212,7 @@ class _Frontier:
         return commit_id, commit
 
 
-class _Met(NamedTuple):
+class _Seen(NamedTuple):
     """A commit that was read and not given away yet."""
 
     time_ms: int
@@ -220,38 +220,38 @@ class _Met(NamedTuple):
     commit: Commit | None
 
 
-def _read_until_lines_meet(frontier: _Frontier) -> dict[CommitId, _Met]:
+def _read_until_lines_meet(frontier: _Frontier) -> dict[CommitId, _Seen]:
     """Take commits until one is left that is an ancestor of all of them, or none is left."""
-    met: dict[CommitId, _Met] = {}
+    seen: dict[CommitId, _Seen] = {}
     has_root = False  # from a first commit nothing leads to the one that is left, which might be its child
-    while frontier and not (met and frontier.only() is not None and not has_root):
+    while frontier and not (seen and frontier.only() is not None and not has_root):
         commit_id, commit = frontier.take()
-        met[commit_id] = _Met(commit.time_ms, commit.parents, commit if len(met) < _HELD else None)
+        seen[commit_id] = _Seen(commit.time_ms, commit.parents, commit if len(seen) < _HELD else None)
         has_root = has_root or not commit.parents
         for parent in commit.parents:
-            if parent not in met:
+            if parent not in seen:
                 frontier.add(parent)
-    return met
+    return seen
 
 
-def _in_order(commits: Commits, met: dict[CommitId, _Met]) -> Iterator[tuple[CommitId, Commit]]:
-    children = dict.fromkeys(met, 0)
-    for one in met.values():
+def _in_order(commits: Commits, seen: dict[CommitId, _Seen]) -> Iterator[tuple[CommitId, Commit]]:
+    children = dict.fromkeys(seen, 0)
+    for one in seen.values():
         for parent in one.parents:
             if parent in children:
                 children[parent] += 1
-    number = {commit_id: at for at, commit_id in enumerate(met)}
-    ready = [(-met[one].time_ms, number[one], one) for one, count in children.items() if not count]
+    number = {commit_id: at for at, commit_id in enumerate(seen)}
+    ready = [(-seen[one].time_ms, number[one], one) for one, count in children.items() if not count]
     heapq.heapify(ready)
     while ready:
         *_, commit_id = heapq.heappop(ready)
-        _, parents, commit = met.pop(commit_id)
+        _, parents, commit = seen.pop(commit_id)
         yield commit_id, commit or commits.commit(commit_id)
         for parent in parents:
-            if parent in met:
+            if parent in seen:
                 children[parent] -= 1
                 if not children[parent]:
-                    heapq.heappush(ready, (-met[parent].time_ms, number[parent], parent))
+                    heapq.heappush(ready, (-seen[parent].time_ms, number[parent], parent))
 
 
 class _Painting:

@@ -126,7 +126,7 @@ def choose(found: Sequence[Unit], most_rows: int) -> list[Unit]:
 
 
 def tidy(repository: Repository, writer: Writer) -> None:
-    """Merge if a sync met too many index files. What goes wrong is no failure of the sync: the next one tries."""
+    """Merge if a sync found too many index files. What goes wrong is no failure of the sync: the next one tries."""
     found = _units(repository.objects.indexes.listed)
     small = [unit for unit in found if 2 * unit.rows <= SYNC_ROWS]  # the others stay as they are
     if len(small) > MOST_UNITS and len(choose(found, SYNC_ROWS)) > 1:

@@ -125,11 +125,11 @@ def _by_prefix(refs: Refs, objects: Objects, dataset: DatasetName, text: str) ->
 def _leads_to(refs: Refs, objects: Objects, dataset: DatasetName, commit_id: CommitId) -> bool:
     heads, tags = refs.names(dataset)
     waiting = {head.commit for head in heads if head.commit is not None} | {value.commit for _, value in tags}
-    met = set[CommitId]()
+    seen = set[CommitId]()
     while waiting and commit_id not in waiting:
-        met |= waiting
+        seen |= waiting
         read = together([partial(objects.commit, one) for one in waiting])
-        waiting = {parent for commit in read for parent in commit.parents} - met
+        waiting = {parent for commit in read for parent in commit.parents} - seen
     return commit_id in waiting
 
 

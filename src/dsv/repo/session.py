@@ -250,7 +250,7 @@ class Session:
         """Put the session's own first key once more, which has to lose.
 
         A server may stop honouring the condition of a write long after `dsv init` has tried it, as after an upgrade.
-        The ref would then overwrite somebody's move, who has read it back before and is not told any more.
+        The ref would then overwrite somebody's move, who has read it back before and would not learn of it.
         """
         if self.repository.format.single_writer:
             return
@@ -340,7 +340,7 @@ def check_whole(session: Session, dataset: DatasetName, commit_id: CommitId) -> 
     only.
 
     After the session was opened: a gc that frees the commit from now on waits for the session's verdict. Asks nothing
-    of a store that has never met gc, and not much if a branch or a tag has kept the commit.
+    of a store that no gc has cleaned, and not much if a branch or a tag has kept the commit.
     """
     check_not_expired(session.repository.refs, dataset, commit_id)
     if not session.collected:

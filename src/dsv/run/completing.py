@@ -247,7 +247,7 @@ def salvaged(make: Callable[[], _T], instead: Callable[[str], _T]) -> _T:
     neither the rest of the record nor the job's exit code."""
     try:
         return make()
-    except Exception as error:  # noqa: BLE001 (told in the record, in place of that part)
+    except Exception as error:  # noqa: BLE001 (the record has it, in place of that part)
         return instead(f"dsv met an unexpected {type(error).__name__}")
 
 
@@ -471,9 +471,9 @@ class KnownSecrets:
                 params = json.loads(environ[f"{PASSED}DSV_PARAMS"])
         typed = record.command if command is None else command
         unknown = [name for name in record.env if name not in given]
-        told = [record.engine_args]
-        told += [record.command] if tuple(typed) == record.command else []
-        shown = [*told, record.params] if params == record.params else told
+        texts = [record.engine_args]
+        texts += [record.command] if tuple(typed) == record.command else []
+        shown = [*texts, record.params] if params == record.params else texts
         if HIDDEN in json.dumps(shown):
             unknown.append("the command or the parameters")
         return cls(Masker.of(given, environ, typed, params), tuple(unknown))

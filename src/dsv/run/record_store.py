@@ -114,7 +114,7 @@ class RunStore:
     def read_all(self, stored: Sequence[StoredRun], skipped: Callable[[DsvError], None]) -> list[RunRecord]:
         """Their records in this order, several fetched at a time; errors are raised where `read` would.
 
-        skipped: told instead, in this thread, of each that is damaged or of a newer dsv.
+        skipped: called instead, in this thread, with each that is damaged or of a newer dsv.
         """
         found = []
         with ThreadPoolExecutor(READERS, "dsv-runs") as pool:
@@ -224,7 +224,7 @@ class Spool:
     def waiting(self, skipped: Callable[[DsvError], None] = lambda _: None) -> list[SpooledPart]:
         """Return the parts that wait, oldest run first, each run's parts in the order in which they are sent.
 
-        skipped: told of each folder that can't be read.
+        skipped: called with each folder that can't be read.
         """
         paths = [
             path for folder in self._listing(self._folder, skipped) for path in self._listing(folder, skipped)
@@ -253,7 +253,7 @@ class Spool:
                 if not _is_complete(runs, part):
                     problems.append(error)
                     continue
-                part.path.unlink(missing_ok=True)  # another dsv has told the end of this run
+                part.path.unlink(missing_ok=True)  # another dsv has recorded the end of this run
             except IntegrityError as error:
                 problems.append(error)
                 continue
@@ -270,7 +270,7 @@ class Spool:
     ) -> Iterator[RunRecord]:
         """The wanted ones of the runs that wait here, whole or just begun.
 
-        skipped: told of each that can't be read, is damaged, or is of a newer dsv.
+        skipped: called with each that can't be read, is damaged, or is of a newer dsv.
         """
         parts = [
             part

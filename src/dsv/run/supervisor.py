@@ -164,7 +164,7 @@ class _Supervisor:
     """The descriptors for what the job writes."""
     live: LiveLog | None
     terminals: tuple[int, ...]
-    """The descriptors of this process that are terminals, which can't be told once they are gone."""
+    """The descriptors of this process that are terminals, which can't be found out once they are gone."""
 
     def run_at(self, decided: Launch, staging: Staging, patience: Patience) -> RunResult | GaveUp:
         """Stage the data and run the job, until its record is kept. The leases end with that."""
@@ -278,12 +278,12 @@ def _record_not_started(decided: Launch, records: RunRecords, error: BaseExcepti
     """Complete the record of a run if it is under way and no engine has its job."""
     if records.begun or not records.under_way:
         return
-    told = isinstance(error, Interrupted | Terminated)
+    cancelled = isinstance(error, Interrupted | Terminated)
     unexpected = f"dsv met an unexpected {type(error).__name__}"
     ended = Ended(
         exit_code=error.exit_code if isinstance(error, Interrupted | Terminated) else CANNOT_LAUNCH,
         launched=False,
-        cause=EndCause.CANCELLED if told else EndCause.NOT_STARTED,
+        cause=EndCause.CANCELLED if cancelled else EndCause.NOT_STARTED,
         reason=decided.masked(error.message if isinstance(error, DsvError) else unexpected),
     )
     early = replace(decided.record(decided.plan(), now_ms()), state=RunState.STAGING)

@@ -374,14 +374,14 @@ class Started:
     """The process of a detached run or sweep."""
 
     process: subprocess.Popen[bytes]
-    told: Mapping[str, str] | None = None
+    launched: Mapping[str, str] | None = None
     """The id and the output folder, as it has announced them; None if it ended before."""
     said: str = ""
     """The reason why it ended before, for a run of a sweep."""
 
     @property
     def run(self) -> RunId | None:
-        return None if self.told is None else RunId.parse(self.told["run"])
+        return None if self.launched is None else RunId.parse(self.launched["run"])
 
     def poll(self) -> int | None:
         """Return its exit code, which is the run's; None while it goes on."""

@@ -421,7 +421,7 @@ class DirectoryStore:
         """Rows below `base` in key order: a folder sorts as its name with the slash that follows. Whoever takes only
         the first of very many rows waits for the names alone.
         """
-        folders: list[str] = []  # that were met, and come behind names that a slash sorts behind; as a heap
+        folders: list[str] = []  # that were seen, and come behind names that a slash sorts behind; as a heap
         for name in _names(folder, begins):
             while folders and folders[0] < name:
                 yield from _again(partial(self._walk_below, folder, base, heappop(folders)), start_after)

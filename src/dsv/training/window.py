@@ -379,7 +379,7 @@ class _Blocks:
         first, end = int(starts[block]), int(starts[block + 1])
         try:
             file, size = _in_memory(self._samples.read_stored(range(first, end)))
-        except Exception as error:  # noqa: BLE001 (each who waits is told)
+        except Exception as error:  # noqa: BLE001 (every waiting thread gets it)
             with self.lock:
                 self._under_way.discard(block)
                 for client, _ in self._waiting.pop(block):
@@ -402,7 +402,7 @@ class _Blocks:
     def _read_singly(self, samples: list[int], client: socket.socket) -> None:
         try:
             file, _ = _in_memory(self._samples.read_stored(samples))
-        except Exception as error:  # noqa: BLE001 (who waits is told)
+        except Exception as error:  # noqa: BLE001 (every waiting thread gets it)
             _send(client, Answer.of(-1, _explained(error)))
             return
         _send(client, Answer(-1, None, samples), file)

@@ -216,7 +216,7 @@ class Fetcher:
 
     def _elsewhere(self, tried: Location, piece: _Piece) -> Location | None:
         assert piece.chunk is not None
-        with suppress(IntegrityError):  # of an index file: it is told as this piece's
+        with suppress(IntegrityError):  # of an index file: reported as this piece's
             return self._objects.elsewhere(ObjectKind.CHUNK, tried, piece.chunk)
         return None
 

@@ -140,8 +140,9 @@ def plan_expiry(
     """Return which commits of a dataset expire: those of all moves of its branches, and their ancestors.
 
     Heads of branches and tagged commits stay, those in which a branch and `main` meet, so that they can be merged, and
-    those of the runs of the last year. Ages are told by the store's clock, the periods of the rules by the times that
-    the commits carry. Raises `NotFound` if there is no dataset, and what reading raises: nothing is passed over.
+    those of the runs of the last year. Ages are measured by the store's clock, the periods of the rules by the
+    times that the commits carry. Raises `NotFound` if there is no dataset, and what reading raises: nothing is passed
+    over.
     """
     repository.refs.head(dataset, MAIN)
     names = list(names_of_refs(repository, dataset))

@@ -72,7 +72,7 @@ SILENT_SECONDS = 3600.0
 """A session without a new beat for so long is fenced."""
 GRACE_SECONDS = 14 * 24 * 3600.0
 _POLL_SECONDS = 10.0
-_TOLD_SECONDS = 600.0
+_NOTE_SECONDS = 600.0
 """While it waits it says so often for whom."""
 _ASKED = 1000
 """Packs that an index names and a listing lacks are asked for one by one, so many at most."""
@@ -417,7 +417,7 @@ class Collector:
 
     def _wait(self, number: int) -> bool:
         """Wait for sessions that may have begun before the packs were condemned; False if that took too long."""
-        begun = told = self._clock()
+        begun = noted = self._clock()
         waits = {one: (parts, begun) for one, parts in self._sessions().items() if _is_open(parts)}
         if waits:
             self._tell_waits(number, waits, 0.0)
@@ -431,9 +431,9 @@ class Collector:
                     del waits[session_id]
             if not waits:
                 return True
-            if now - told >= _TOLD_SECONDS or now - begun >= self._options.max_wait:
+            if now - noted >= _NOTE_SECONDS or now - begun >= self._options.max_wait:
                 self._tell_waits(number, waits, now - begun)
-                told = now
+                noted = now
             if now - begun >= self._options.max_wait:
                 self.result.gave_up = True
                 return False

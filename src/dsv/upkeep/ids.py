@@ -123,7 +123,7 @@ class IdSet:
 
 
 class Seen:
-    """Ids that were met, in memory: 16 bytes for each. No two ids share them."""
+    """Ids that were seen, in memory: 16 bytes for each. No two ids share them."""
 
     def __init__(self) -> None:
         self._levels: list[tuple[Heads, Heads]] = []

@@ -202,7 +202,7 @@ class Losses:
     """Walks the trees of commits, and passes over what can't be read. Each part of a tree is looked at once."""
 
     def __init__(self, objects: Objects, lost: Heads, collect: IdSet | None = None) -> None:
-        """lost: heads of the ids of objects that can't be read, sorted. collect: gets the ids of all that is met."""
+        """lost: heads of the ids of objects that can't be read, sorted. collect: gets the ids of all that is seen."""
         self._objects = objects
         self._lost = lost
         self._collect = collect
@@ -211,7 +211,7 @@ class Losses:
         self.parts: dict[bytes, Part] = {}
         """By the id of a segment, or of a node that can't be read."""
         self.named: set[tuple[ObjectKind, Id]] = set()
-        """Objects that were met, and are lost."""
+        """Objects that were seen, and are lost."""
 
     def of_commit(self, commit_id: CommitId) -> tuple[bytes, ...]:
         """Return which of `parts` are in a commit. Raises what reading the commit itself raises."""

@@ -143,17 +143,17 @@ class Parents:
         self._objects = objects
         self.known: dict[CommitId, tuple[CommitId, ...]] = {}
 
-    def walk(self, starts: Iterable[CommitId], met: set[CommitId]) -> Iterator[CommitId]:
-        """Yield these commits and their ancestors, but for those that were met, which are added."""
-        waiting = [one for one in dict.fromkeys(starts) if one not in met]
+    def walk(self, starts: Iterable[CommitId], seen: set[CommitId]) -> Iterator[CommitId]:
+        """Yield these commits and their ancestors, except those that were seen before, and add them to `seen`."""
+        waiting = [one for one in dict.fromkeys(starts) if one not in seen]
         while waiting:
-            met.update(waiting)
+            seen.update(waiting)
             unread = [one for one in waiting if one not in self.known]
             read = ask_each(self._objects.commit, unread)
             self.known.update((one, commit.parents) for one, commit in read)
             yield from waiting
             above = dict.fromkeys(parent for one in waiting for parent in self.known[one])
-            waiting = [one for one in above if one not in met]
+            waiting = [one for one in above if one not in seen]
 
 
 def list_all(store: Store, prefix: str, depth: int = 0) -> list[Item]:

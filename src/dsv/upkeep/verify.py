@@ -131,7 +131,7 @@ class Verifier:
             self._marked = {*self.marks.packs, *(pack for pack, _, _ in self.marks.objects)}
         self.knows_erasures = True
         """No erasure is damaged of which there is no copy: what is lost is not what was erased."""
-        self._met: set[CommitId] = set()
+        self._seen: set[CommitId] = set()
         """The commits to which names lead, freed ones too."""
         self._checked: dict[PackId, CheckedPack] = {}
         """Packs that were read as a whole: those that are damaged, marked, or could not be asked for."""
@@ -201,17 +201,17 @@ class Verifier:
             (name.commit, name.why if name.holds or name.branch is None else f"history of {name.why}")
             for name in names
         ]
-        met: set[CommitId] = set()
+        seen: set[CommitId] = set()
         while waiting:
-            new = {one: why for one, why in reversed(waiting) if one not in met}
+            new = {one: why for one, why in reversed(waiting) if one not in seen}
             yield from ((one, why) for one, why in waiting if one not in gone)
-            met.update(new)
+            seen.update(new)
             waiting = []
             for one, commit in ask_each(self._commit, new):
                 if commit is not None:
                     why = new[one] if new[one].startswith("history of ") else f"history of {new[one]}"
-                    waiting += [(parent, why) for parent in commit.parents if parent not in met]
-        self._met |= met
+                    waiting += [(parent, why) for parent in commit.parents if parent not in seen]
+        self._seen |= seen
 
     def _names_of(self, dataset: DatasetName) -> list[Name]:
         try:
@@ -246,7 +246,7 @@ class Verifier:
     def look_at_unnamed_commits(self) -> None:
         """Find damaged commits that no name leads to: a garbage collection reads them, and ends there."""
         listed = parsed(keys.parse_commit_key, self.repository.store.list(keys.COMMIT_PREFIX))
-        for _ in ask_each(partial(self._commit, named=False), sorted(set(listed) - self._met)):
+        for _ in ask_each(partial(self._commit, named=False), sorted(set(listed) - self._seen)):
             pass
 
     def _commit(self, commit_id: CommitId, *, named: bool = True) -> Commit | None:
@@ -533,7 +533,7 @@ class Verifier:
 
         try:
             changed = mark_damage(self.repository, self._writer, change)
-        except (Denied, NoRoom) as error:  # whoever can't write is told all the same what is lost
+        except (Denied, NoRoom) as error:  # who can't write still learns what is lost
             self._progress.note(f"nothing could be marked in the store: {error.message}")
             return
         if changed is not None:

@@ -454,19 +454,19 @@ def lost(directory: FillDirectory, error: OSError) -> DsvError:
     """Give up the fill whose data could not be synced to disk; return the error to raise."""
     with contextlib.suppress(OSError):  # the caller, which gets the error, gives it up too
         end_unpublished(directory)
-    told: DsvError
+    failure: DsvError
     if error.errno in FULL:  # some file systems say so only now
-        told = refusal(
+        failure = refusal(
             directory.root, directory.place, error, directory.plan.need_bytes, directory.plan.need_files
         )
     else:
-        told = Lost(
+        failure = Lost(
             f"cannot fill {directory.place}: {directory.root.path} lost what was written to it: {error.strerror}",
             subject=str(directory.place),
             hint="check the kernel's log for that disk (dmesg), then try again",
         )
-    told.__cause__ = error
-    return told
+    failure.__cause__ = error
+    return failure
 
 
 class WriteBack:

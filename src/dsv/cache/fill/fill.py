@@ -415,7 +415,7 @@ class FillParticipant:
             wait = min(wait * 1.5, longest)
 
     def _without(self, damaged: Mapping[bytes, IntegrityError]) -> IntegrityError:
-        """Return the error for files that the store can't give, all that were met."""
+        """Return the error for files that the store can't give, all that were seen."""
         errors = [damaged[path] for path in sorted(damaged)]
         if len(errors) == 1:
             return errors[0]

@@ -31,7 +31,7 @@ class Worker(msgspec.Struct):
     """One process of a fill, and what it has done so far. The worker threads write this process's own."""
 
     owner: Owner
-    heard: float = msgspec.field(name="beat")
+    last_beat: float = msgspec.field(name="beat")
     """The time of the last heartbeat by the server's clock."""
     left: bool = False
     """It has stopped by itself."""
@@ -50,7 +50,7 @@ class Worker(msgspec.Struct):
 
     def gone(self, now: float) -> bool:
         """Return whether its unfinished parts may be taken over; `now` by the server's clock."""
-        return self.left or now - self.heard > EXPIRY or self.owner.surely_dead()
+        return self.left or now - self.last_beat > EXPIRY or self.owner.surely_dead()
 
 
 _WORKER = msgspec.json.Decoder(Worker)
@@ -109,7 +109,7 @@ class Heartbeat:
     def _write(self, *, left: bool) -> None:
         self.tally.left = left
         if not left:  # who leaves needs no time, which a full disk may refuse to tell
-            self.tally.heard = self._root.time_in(self._folder)
+            self.tally.last_beat = self._root.time_in(self._folder)
         data = msgspec.json.encode(self.tally).ljust(_RECORD_SIZE)
         try:
             self._put(data)
@@ -159,7 +159,7 @@ class Reporter:
         self._directory = directory
         self._heartbeat = heartbeat
         self._others: list[Worker] = []
-        self._told = (0, 0, 0)  # entries, bytes, bytes fetched
+        self._reported = (0, 0, 0)  # entries, bytes, bytes fetched
         self._looked = 0.0
         self._noted = time.monotonic()
 
@@ -183,10 +183,10 @@ class Reporter:
             self._noted = time.monotonic()
             at_work = [one for one in self._others if not one.gone(now)]
             who = ", ".join(sorted({f"{one.owner.user}@{one.owner.host}" for one in at_work})) or "nobody"
-            silent = max(0.0, now - max((one.heard for one in at_work), default=now))
+            silent = max(0.0, now - max((one.last_beat for one in at_work), default=now))
             self._progress.note(
                 f"waiting for {who} to fill {self._directory.place}: {parts_done} of "
-                f"{len(self._directory.plan.parts)} parts, last heard of {format_duration(silent)} ago; after "
+                f"{len(self._directory.plan.parts)} parts, last seen {format_duration(silent)} ago; after "
                 f"{format_duration(EXPIRY)} of silence this host takes over"
             )
 
@@ -205,7 +205,11 @@ class Reporter:
             min(plan.bytes, sum(one.bytes for one in everybody)),
             sum(one.fetched for one in everybody),
         )
-        more = [max(0, new - old) for new, old in zip(done, self._told, strict=True)]
+        more = [max(0, new - old) for new, old in zip(done, self._reported, strict=True)]
         if any(more):
-            self._told = (self._told[0] + more[0], self._told[1] + more[1], self._told[2] + more[2])
+            self._reported = (
+                self._reported[0] + more[0],
+                self._reported[1] + more[1],
+                self._reported[2] + more[2],
+            )
             self._progress.advance(*more)

@@ -17,7 +17,7 @@ from dsv.cli.failure import of_error
 from dsv.cli.options.arguments import All, ExitCode, JsonLines, Offline, commit_target, dataset_paths, one_of
 from dsv.cli.output import printable, to_item
 from dsv.cli.terminal import Ink, Style
-from dsv.cli.views import differences as told
+from dsv.cli.views import differences as view
 from dsv.diff.lines import decode_text, diff_lines, split_lines
 from dsv.diff.paths import Difference, Summary
 from dsv.diff.tables import LARGEST, TableDiff, diff_tables, is_table, require_pyarrow
@@ -25,7 +25,7 @@ from dsv.errors import DsvError, Unsupported, UsageError
 from dsv.values.names import Target
 
 ON_SCREEN = 50
-"""Paths listed on a terminal: more are told by the folder, as they would scroll everything else away."""
+"""Paths listed on a terminal: more are shown by folder, as they would scroll everything else away."""
 LARGEST_TEXT = 1 << 20
 """Bytes of a file that is compared line by line."""
 ROWS = 20
@@ -44,8 +44,8 @@ _STYLES = {"+": Style.ADDED, "-": Style.REMOVED, "@": Style.HINT}
         dsv diff @v1 @v2 --table --key image -- labels.csv  # row by row
     """,
     result=(
-        f"before before_dataset after after_dataset workspace {told.SUM_KEYS} unsearched note problems(path "
-        f"reason) {told.ITEM_KEYS} items(lines table) {told.FOLDER_KEYS}"
+        f"before before_dataset after after_dataset workspace {view.SUM_KEYS} unsearched note problems(path "
+        f"reason) {view.ITEM_KEYS} items(lines table) {view.FOLDER_KEYS}"
     ),
 )
 def diff(
@@ -53,9 +53,9 @@ def diff(
     a: str | None = argument("[A]"),
     b: str | None = argument("[B]"),
     stat: bool = option("--stat", "Sum up by folder, with bytes."),
-    dirs: told.Dirs = None,
-    name_only: told.NameOnly = False,
-    name_status: told.NameStatus = False,
+    dirs: view.Dirs = None,
+    name_only: view.NameOnly = False,
+    name_status: view.NameStatus = False,
     text: bool = option("--text", "Show how texts below 1 MiB differ, line by line."),
     table: bool = option("--table", "Show how CSV, Parquet and Arrow files differ, row by row."),
     key: list[str] | None = option("--key COLUMN", "With --table: what names a row."),
@@ -84,17 +84,17 @@ def diff(
                 _write_json(call, found, shown, lines=jsonl, summed=summed, dirs=dirs)
             elif name_only or name_status:
                 for one in found.found.differences:
-                    call.out.line(told.name_status(one) if name_status else printable(one.path))
+                    call.out.line(view.name_status(one) if name_status else printable(one.path))
             elif text or table:
                 _write_contents(call, found, shown)
             else:
                 whole_list = everything or not call.around.stdout_is_terminal
                 many = len(found.found.differences) > ON_SCREEN and not whole_list
                 if summed or many:
-                    told.write_folders(call, Summary(found.found.differences), dirs)
+                    view.write_folders(call, Summary(found.found.differences), dirs)
                 else:
                     for one in found.found.differences:
-                        call.out.line(told.line(one, call.around.stdout_ink))
+                        call.out.line(view.line(one, call.around.stdout_ink))
                 if many and not summed:
                     call.say("dsv diff --all lists every path")
             _say(call, found)
@@ -144,9 +144,9 @@ def _say(call: Call, found: Comparison) -> None:
     if found.note is not None:
         call.warn(found.note)
     if found.found.unsearched:
-        call.say(told.unsearched(found.found.unsearched))
+        call.say(view.unsearched(found.found.unsearched))
     total = Summary(found.found.differences).total
-    call.say(f"{_name(found.before)} -> {_name(found.after)}: {told.counts(total)}")
+    call.say(f"{_name(found.before)} -> {_name(found.after)}: {view.counts(total)}")
 
 
 def _name(side: Side) -> str:
@@ -159,7 +159,7 @@ def _write_json(
     call: Call, found: Comparison, shown: _Shown, *, lines: bool, summed: bool, dirs: int | None
 ) -> None:
     summary = Summary(found.found.differences)
-    folders = map(told.folder_item, summary.by_folder(dirs)) if summed else None
+    folders = map(view.folder_item, summary.by_folder(dirs)) if summed else None
     if folders is not None and not lines:
         call.document({**_head(found, summary), "folders": list(folders)})
     else:
@@ -170,7 +170,7 @@ def _write_json(
 
 def _items(call: Call, found: Comparison, shown: _Shown) -> Iterator[dict[str, object]]:
     for one, lines, table in _compared(call, found, shown):
-        item = told.item(one)
+        item = view.item(one)
         if shown.text:
             item["lines"] = lines
         if shown.table:
@@ -185,7 +185,7 @@ def _head(found: Comparison, summary: Summary) -> dict[str, object]:
         "after": found.after.commit,
         "after_dataset": found.after.dataset,
         "workspace": found.after.workspace,
-        **told.sums_item(summary.total),
+        **view.sums_item(summary.total),
         "unsearched": found.found.unsearched,
     }
     return to_item(found, f"{' '.join(fields)} note problems(path reason)", **fields)
@@ -195,14 +195,14 @@ def _write_contents(call: Call, found: Comparison, shown: _Shown) -> None:
     """Print each difference, with how its contents differ below it."""
     ink = call.around.stdout_ink
     for one, lines, table in _compared(call, found, shown):
-        call.out.line(told.line(one, ink))
+        call.out.line(view.line(one, ink))
         if lines is not None:
             for each in lines:
                 call.out.line(_painted(each, ink))
         elif table is not None:
             _write_table(call, table, ink)
         else:
-            for each in told.long_lines(one):
+            for each in view.long_lines(one):
                 call.out.line(each)
 
 

@@ -111,17 +111,17 @@ def _moment(context: Context, typed: str | None, *, end: bool = False) -> float 
 
 
 def _item(item: LogItem) -> dict[str, object]:
-    from dsv.cli.views import differences as told
+    from dsv.cli.views import differences as view
     from dsv.diff.paths import Summary
 
     step = item.difference
-    followed = told.item(step) if step is not None else {}
+    followed = view.item(step) if step is not None else {}
     folders = None if item.found is None else Summary(item.found.differences).by_folder()
     return {
         **to_item(item.commit, COMMIT_KEYS, commit=item.id),
         "names": list(item.names),
         "expired": _expired(item),
-        "folders": None if folders is None else list(map(told.folder_item, folders)),
+        "folders": None if folders is None else list(map(view.folder_item, folders)),
         **{key: followed.get(key) for key in ("path", "change", "old_path", "similarity")},
         "present": None if step is None else item.present,
     }
@@ -164,13 +164,13 @@ def _lines(call: Call, item: LogItem, *, oneline: bool) -> list[str]:
         lines = commit_lines(item.id, item.commit, _names(item), ink)
     if item.difference is None and item.found is None:
         return lines
-    from dsv.cli.views import differences as told
+    from dsv.cli.views import differences as view
     from dsv.diff.paths import Summary
 
     if item.difference is not None:
         one = item.difference
         since = ", and its content is the same since" if item.present else ""
-        lines.append(f"    {printable(one.path)}: {told.rename(one)}{since}")
+        lines.append(f"    {printable(one.path)}: {view.rename(one)}{since}")
         if not oneline:
             lines.insert(-1, "")
     if item.found is not None:
@@ -178,8 +178,8 @@ def _lines(call: Call, item: LogItem, *, oneline: bool) -> list[str]:
         indent = "  " if oneline else "    "
         if not oneline:
             lines.append("")
-        lines += [f"{indent}{line}" for line in told.folder_lines(summary)]
-        lines.append(f"{indent}{told.counts(summary.total)}")
+        lines += [f"{indent}{line}" for line in view.folder_lines(summary)]
+        lines.append(f"{indent}{view.counts(summary.total)}")
     return lines
 
 
@@ -226,8 +226,8 @@ def commit_lines(
     """Return all that there is to know of a commit. `parents` shows a single parent too."""
     lines = [ink.paint(Style.COMMIT, f"commit {commit_id}") + in_parentheses(names, ink)]
     if parents or len(commit.parents) > 1:
-        told = " ".join(str(parent)[:12] for parent in commit.parents) or "none, it is the first commit"
-        lines.append(f"{'Parent: ' if len(commit.parents) < 2 else 'Merge:  '}{told}")
+        shown = " ".join(str(parent)[:12] for parent in commit.parents) or "none, it is the first commit"
+        lines.append(f"{'Parent: ' if len(commit.parents) < 2 else 'Merge:  '}{shown}")
     lines += [
         f"Author: {printable(commit.author)}",
         f"Date:   {local_time(commit.time_ms)}",
@@ -240,8 +240,8 @@ def commit_lines(
 
 def in_parentheses(names: Sequence[str], ink: Ink) -> str:
     """Return the branches and tags of a commit."""
-    told = ", ".join(ink.paint(Style.REF, printable(name)) for name in names)
-    return f" ({told})" if told else ""
+    shown = ", ".join(ink.paint(Style.REF, printable(name)) for name in names)
+    return f" ({shown})" if shown else ""
 
 
 class Graph:

@@ -37,11 +37,11 @@ def node(
     """
     if call.json:
         raise UsageError("--json is not supported: the command has no result", hint="leave out --json")
-    told = _read(order)
+    ordered = _read(order)
     with call.context() as context:
         engines = engines_of(call.around.environ, call.settings)
-        done = complete_left(context, engines, told, Path(left), rank, attempt)
-    call.say(f"run {told.run}: " + ("its record is complete" if done else "its record is left to others"))
+        done = complete_left(context, engines, ordered, Path(left), rank, attempt)
+    call.say(f"run {ordered.run}: " + ("its record is complete" if done else "its record is left to others"))
 
 
 def _read(name: str) -> NodeOrder:

@@ -312,8 +312,8 @@ def _summary(done: Edited, counts: Mapping[str, int], dry_run: bool) -> str:
     if not done.any_change:
         at = "has no commit yet" if done.commit is None else f"is at {str(done.commit)[:12]}"
         return f"nothing {'would change' if dry_run else 'changed'}; {where} {at}"
-    told = [f"{count:,} {what}" for what, count in counts.items() if count]
-    changes = f"{format_count(len(done.paths), 'path')}: {', '.join(told)}"
+    parts = [f"{count:,} {what}" for what, count in counts.items() if count]
+    changes = f"{format_count(len(done.paths), 'path')}: {', '.join(parts)}"
     if dry_run:
         return f"{where} would change in {changes}; nothing was written"
     total = f"{format_count(done.files or 0, 'file')}, {format_bytes(done.bytes or 0)}"

@@ -9,7 +9,7 @@ from dsv.cli.commands.log import COMMIT_KEYS, commit_lines
 from dsv.cli.declare import command
 from dsv.cli.options.arguments import Offline, TargetOrBase, one_of
 from dsv.cli.output import printable, to_item
-from dsv.cli.views import differences as told
+from dsv.cli.views import differences as view
 from dsv.format.records import Erasure
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count, rfc3339
@@ -24,16 +24,16 @@ from dsv.values.units import format_bytes, format_count, rfc3339
         dsv show @v2:train/1.png  # one file: size, id, chunks, what it shares with the version before
     """,
     result=(
-        f"dataset {COMMIT_KEYS} names {told.SUM_KEYS} path(path kind size files id target chunks change "
-        f"old_path shared_bytes) {told.FOLDER_KEYS}"
+        f"dataset {COMMIT_KEYS} names {view.SUM_KEYS} path(path kind size files id target chunks change "
+        f"old_path shared_bytes) {view.FOLDER_KEYS}"
     ),
 )
 def show(
     call: Call,
     target: TargetOrBase = "",
-    dirs: told.Dirs = None,
-    name_only: told.NameOnly = False,
-    name_status: told.NameStatus = False,
+    dirs: view.Dirs = None,
+    name_only: view.NameOnly = False,
+    name_status: view.NameStatus = False,
     offline: Offline = False,
 ) -> None:
     """Show a commit, or one file of it.
@@ -45,7 +45,7 @@ def show(
     with call.context(offline=offline) as context, read(context, Target.parse(target)) as shown:
         if name_only or name_status:
             for one in shown.differences:
-                call.out.line(told.name_status(one) if name_status else printable(one.path))
+                call.out.line(view.name_status(one) if name_status else printable(one.path))
         elif call.json:
             _write_json(call, shown, dirs)
         elif shown.path is not None and shown.path.entry is not None:
@@ -71,10 +71,10 @@ def _write_change(call: Call, shown: ShownCommit, dirs: int | None) -> None:
     call.out.line("")
     since = "The first commit" if shown.parent is None else f"Since {shown.dataset}@{str(shown.parent)[:12]}"
     since += _passed(shown)
-    call.out.line(f"{since}: {told.counts(summary.total)}")
-    told.write_folders(call, summary, dirs)
+    call.out.line(f"{since}: {view.counts(summary.total)}")
+    view.write_folders(call, summary, dirs)
     if shown.unsearched:
-        call.say(told.unsearched(shown.unsearched))
+        call.say(view.unsearched(shown.unsearched))
 
 
 def _write_path(call: Call, shown: ShownCommit, path: ShownPath) -> None:
@@ -85,7 +85,7 @@ def _write_path(call: Call, shown: ShownCommit, path: ShownPath) -> None:
         ("in", _commit(shown)),
         ("target", None if entry.target is None else printable(entry.target)),
         ("size", f"{format_bytes(entry.size)} ({entry.size:,} bytes)" if entry.is_file else None),
-        ("mode", told.mode(entry)),
+        ("mode", view.mode(entry)),
         ("id", None if entry.file_id is None else str(entry.file_id)),
         ("chunks", f"{path.chunks:,}" if entry.is_file and path.erased is None else None),
         ("erased", None if path.erased is None else _erased(path.erased)),
@@ -154,7 +154,7 @@ def _write_json(call: Call, shown: ShownCommit, dirs: int | None) -> None:
     call.result(
         shown,
         **to_item(shown.commit, COMMIT_KEYS, commit=shown.id),
-        **told.sums_item(summary.total),
+        **view.sums_item(summary.total),
         path=path,
-        folders=[told.folder_item(row) for row in summary.by_folder(dirs)],
+        folders=[view.folder_item(row) for row in summary.by_folder(dirs)],
     )

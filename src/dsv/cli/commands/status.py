@@ -50,7 +50,7 @@ def status(
 
     The last lines compare the base with the branch, and say what to type next. Files are read only if their size and
     times leave a doubt. The store is not asked where the branch is: this tells what the last command that asked it
-    from here was told, and how long ago. --fetch asks it now.
+    from here was answered, and how long ago. --fetch asks it now.
     """
     typed = paths or ()
     with call.context() as context:

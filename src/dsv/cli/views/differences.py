@@ -139,10 +139,10 @@ def _similarity(one: Difference) -> str:
 
 def counts(total: Sums) -> str:
     """Return `2 added, 1 renamed; +1.20 kB`, or `no differences`."""
-    told = [f"{getattr(total, name):,} {name}" for name in COUNTED if getattr(total, name)]
+    parts = [f"{getattr(total, name):,} {name}" for name in COUNTED if getattr(total, name)]
     # With none of these, files were moved out of a folder.
-    net = [signed(total.net_bytes)] if told or total.net_bytes else []
-    return "; ".join([*([", ".join(told)] if told else []), *net]) or "no differences"
+    net = [signed(total.net_bytes)] if parts or total.net_bytes else []
+    return "; ".join([*([", ".join(parts)] if parts else []), *net]) or "no differences"
 
 
 def unsearched(count: int) -> str:
@@ -175,16 +175,16 @@ def _details(one: Difference) -> str:
         if there is not None and there.is_file:
             return f"  {format_bytes(there.size)}"
         return f"  {_kind_and_target(there)}"
-    told = []
+    parts = []
     if one.what is What.RETYPED:
-        told.append(f"{_kind_and_target(before)} -> {_kind_and_target(after)}")
+        parts.append(f"{_kind_and_target(before)} -> {_kind_and_target(after)}")
     elif before.target != after.target:
-        told.append(f"-> {printable(after.target or b'')}, was -> {printable(before.target or b'')}")
+        parts.append(f"-> {printable(after.target or b'')}, was -> {printable(before.target or b'')}")
     elif one.content_changed:
-        told.append(_sizes(before.size, after.size))
+        parts.append(_sizes(before.size, after.size))
     if one.mode_changed:
-        told.append(f"mode {mode(before)} -> {mode(after)}")
-    return f"  {', '.join(told)}" if told else ""
+        parts.append(f"mode {mode(before)} -> {mode(after)}")
+    return f"  {', '.join(parts)}" if parts else ""
 
 
 def _sizes(before: int, after: int) -> str:

@@ -217,7 +217,7 @@ class Indexes:
         self.listed = ListedIndexes({}, frozenset(), {}, Standing((), (), frozenset()))
         """The index files of the store when it was last asked."""
         self.damaged = set[IndexId]()
-        """Merged files that were met damaged, and whose originals are read instead. They count as not listed."""
+        """Merged files that were found damaged, and whose originals are read instead. They count as not listed."""
 
     def find(self, kind: ObjectKind, object_id: Id, *, usable: Usable = _any_pack) -> Location | None:
         """Return where the object lies, in a pack that is usable; None is a miss in what was loaded so far. A place

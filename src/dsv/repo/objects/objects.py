@@ -320,7 +320,7 @@ class Objects:
             yield Located(decoded(Recipe.decode, found.value, "recipe", recipe_id), found)
 
     def encode_segment(self, segment: Segment) -> bytes:
-        """As `Segment.encode`, with less work for paths that were met a moment ago."""
+        """As `Segment.encode`, with less work for paths that were seen a moment ago."""
         return segment.encode(self._segments.paths.split)
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location:

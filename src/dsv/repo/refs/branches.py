@@ -250,16 +250,16 @@ class Refs(Tags):
     def home(self, dataset: DatasetName) -> DatasetName:
         """Return the dataset whose expiry log counts for the commits of this one: what it was renamed to in the end,
         as soon as that is there, or itself."""
-        met = {dataset}
+        seen = {dataset}
         while (gone := self.gone_dataset(dataset)) is not None:
             to = renamed(gone.entry, RENAMED_TO)
             after = None if to is None else self.gone_dataset(to)
             if after is not None and renamed(after.entry, RENAMED_FROM) == dataset:
                 break  # the new name is not there yet
             found = to or renamed(gone.entry, RENAMED_FROM)
-            if found is None or found in met:
+            if found is None or found in seen:
                 break
-            met.add(found)
+            seen.add(found)
             dataset = found
         return dataset
 

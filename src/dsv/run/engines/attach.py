@@ -138,7 +138,7 @@ class FollowedJob(ABC):
     def _follow(self) -> None:
         try:
             ended = self._until_end()
-        except Exception as error:  # noqa: BLE001 (told as the reason: else whoever waits would wait for ever)
+        except Exception as error:  # noqa: BLE001 (it becomes the reason: else a waiting thread would wait for ever)
             reason = f"dsv can't follow the job any more: {error!r}"
             ended = Ended(launched=True, seen=False, reason=reason)
         self._close()

@@ -449,7 +449,7 @@ class Engine(ABC):
     def left_on_node(self, folder: Path, node: int, attempt: int) -> Ended | NodeLeft | None:
         """Return how the job ended, or this node of it, from what it left in a folder of the node.
 
-        None if that can't be told there. On one machine, the process that is attached to the job knows it.
+        None if that is not known there. On one machine, the process that is attached to the job knows it.
         """
         return None
 

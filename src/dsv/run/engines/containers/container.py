@@ -430,11 +430,11 @@ class ContainerRun(FollowedJob):
     def _not_launched(self, code: int, details: dict[str, Any]) -> Ended:
         self._output.was_read(1.0)
         reason = why(str(_state(details).get("Error") or self._output.last_line()))
-        told = CANNOT_LAUNCH
+        exit_code = CANNOT_LAUNCH
         # An init process says 126 and 127 itself, of the command alone; without one the engine does, and of more.
         if not (details.get("HostConfig") or {}).get("Init"):
-            told = next((number for number, words in _CODES if words.search(reason)), CANNOT_LAUNCH)
-        return Ended(exit_code=told, reason=reason or f"{self._engine.name} ended with {code}")
+            exit_code = next((number for number, words in _CODES if words.search(reason)), CANNOT_LAUNCH)
+        return Ended(exit_code=exit_code, reason=reason or f"{self._engine.name} ended with {code}")
 
     def _image(self, details: dict[str, Any]) -> ImageIdentity | None:
         number = str(details.get("Image") or "")

@@ -120,7 +120,7 @@ class KubernetesRun(FollowedJob):
         return Ended(reason=never.reason, hint=never.hint, cause=never.cause)
 
     def _why_never(self, facts: JobSnapshot) -> Obstacle | None:
-        """Print why the job waits, and return the reason if it can never begin, as far as that can be told by now."""
+        """Print why the job waits, and return the reason if it can never begin, as far as that is known by now."""
         now = monotonic()
         if now - self._asked < _EVENTS:
             return None

@@ -205,14 +205,14 @@ _SAID: Final = {
 
 def is_late(job: Queued | None, left: Left) -> bool:
     """Check that the script has ended, as Slurm says, and that this machine does not see all yet that it left: what a
-    file server told of a folder may be believed for a minute."""
+    file server said of a folder may be believed for a minute."""
     if job is None or job.state not in ("COMPLETED", "FAILED") or job.was_killed:
         return False
     return left.end is None or (left.end == 0 and not left.succeeded)
 
 
 def ended(job: Queued | None, left: Left, *, settled: bool = False) -> Ended | None:
-    """Return the end of a job; None while it lives, and while its end can't be told yet.
+    """Return the end of a job; None while it lives, and while its end is not known yet.
 
     job: None if Slurm doesn't know it any more.
     settled: the folder was looked at for so long that nothing more will be seen in it.
@@ -241,7 +241,7 @@ def _with_end(part: RunPart, cause: EndCause, written_ms: int | None) -> RunPart
 
 
 def left_here(left: Left) -> Ended | None:
-    """Return how the job ended, on its own node while Slurm still has it; None if that can't be told there."""
+    """Return how the job ended, on its own node while Slurm still has it; None if that is not known there."""
     done = None if left.end is None else ended(None, left, settled=True)
     return done if done is not None and done.seen else None
 

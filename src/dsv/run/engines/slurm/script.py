@@ -357,5 +357,5 @@ def warning_of(options: Sequence[str]) -> tuple[str, int] | None:
     script (`B:`).
     """
     found = [each for each in options if each.startswith("--signal")]
-    told = None if not found else _SIGNAL.fullmatch(found[-1])
-    return None if told is None else (told[1], _WARNED if told[2] is None else int(told[2]))
+    match = None if not found else _SIGNAL.fullmatch(found[-1])
+    return None if match is None else (match[1], _WARNED if match[2] is None else int(match[2]))

@@ -174,10 +174,6 @@ def _ago(seconds: float) -> str:
     return "now" if seconds < 10 else f"{format_duration(seconds)} ago"
 
 
-SHOWN = 20
-"""Wrong paths of one commit that are printed; JSON has all."""
-
-
 def check_cache(call: Call, targets: Sequence[Target], *, repair: bool | None) -> None:
     """Check cached commits. Raises `IntegrityError` if something is still wrong.
 
@@ -232,10 +228,8 @@ def _faults(item: Checked) -> str:
 
 
 def _foreign(paths: Sequence[bytes]) -> str:
-    shown = [show(path) for path in paths[:SHOWN]]
-    if len(paths) > SHOWN:
-        shown.append(f"and {len(paths) - SHOWN:,} more")
-    return f"{format_count(len(paths), 'file')} never committed: {', '.join(shown)}"
+    shown = ", ".join(first(list(map(show, paths))))
+    return f"{format_count(len(paths), 'file')} never committed: {shown}"
 
 
 def _paths(item: Checked) -> str:

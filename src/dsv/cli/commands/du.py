@@ -82,11 +82,7 @@ def _write_store(call: Call, store: StoreUsed, url: str, lost: int) -> None:
     )
     rows = [
         ("needed", store.needed.stored, f"{format_bytes(store.needed.original)} before compression"),
-        (
-            "expired",
-            expired.alone,
-            f"of these, of {format_count(expired.commits, 'expired commit')} alone",
-        ),
+        ("expired", expired.alone, f"of {format_count(expired.commits, 'expired commit')} alone"),
         ("unused", store.unused.stored + packs.unindexed_bytes, "of no commit"),
         ("duplicates", store.duplicates.stored, "stored in several packs"),
         ("frames", frames, f"of {format_count(packs.count, 'pack')}"),
@@ -101,18 +97,15 @@ def _write_store(call: Call, store: StoreUsed, url: str, lost: int) -> None:
         if size or name in ("needed", "unused", "total"):
             call.line(f"{name:<10} {format_bytes(size):>10}  {note}".rstrip())
     call.line("")
-    freed = [
-        f"{format_bytes(packs.free_bytes)} at once ({format_count(packs.free, 'pack')})"
-        if packs.free
-        else "",
-        f"{format_bytes(packs.rewritten_bytes)} by writing {format_count(packs.rewritten, 'pack')} anew"
-        if packs.rewritten
-        else "",
-    ]
-    if lost:
-        call.line("gc would free nothing, as something that is needed is lost")
-    else:
-        call.line(f"gc would free {' and '.join(filter(None, freed)) or 'nothing'}")
+    ways = (
+        (packs.free, packs.free_bytes, "at once"),
+        (packs.rewritten, packs.rewritten_bytes, "by writing anew what is needed"),
+    )
+    freed = " and ".join(
+        f"{format_bytes(size)} {how} ({format_count(count, 'pack')})" for count, size, how in ways if count
+    )
+    none = "nothing, as something that is needed is lost" if lost else "nothing"
+    call.line(f"gc would free {none if lost else freed or none}")
     if packs.partly:
         call.line(
             f"it would leave {format_bytes(packs.partly_unused_bytes)} that nothing needs in "

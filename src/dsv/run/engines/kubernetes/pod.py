@@ -118,7 +118,7 @@ class Obstacle:
     def hint(self) -> str:
         if self.cause is EndCause.IMAGE_NOT_PULLED:
             return "--image names another one; kubernetes.image_pull_secrets of the pool, the credentials of a registry"
-        return "kubectl describe nodes shows what nodes have, their labels and their taints"
+        return "kubectl describe pods says what they wait for, and kubectl describe nodes what nodes have"
 
 
 class Pod:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -32,65 +31,17 @@ from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import RunView, run_known_here
 from dsv.run.node_order import StoreAccess
 from dsv.run.pools import GaveUp
-from dsv.run.record import RunId, RunOutput, RunRecord, start_number
+from dsv.run.record import RunId, RunOutput, RunRecord
 from dsv.run.record_store import RunStore
 from dsv.run.resources import PassedOver
 from dsv.run.spec import JobSpec
 from dsv.run.staged import Staged
 from dsv.run.supervisor import Announce, RunResult, Turns
 from dsv.run.sweep import Started, SweepDriver, SweepPlan, SweepView
-from dsv.store.base import Bytes, Store
+from dsv.store.base import Store
 from dsv.store.options import StoreOptions, read_certificates
 from dsv.values.ids import CommitId, StoreId
-from dsv.values.names import DatasetName, Rev, Target
-
-
-class LateRunStore(RunStore):
-    """Writes records into one store, which the first write opens.
-
-    `opened` closes the store. `started` is called after the record of a run's start was written.
-    """
-
-    def __init__(
-        self,
-        context: Context,
-        store_id: StoreId,
-        opened: ExitStack,
-        started: Callable[[], None] = lambda: None,
-    ) -> None:
-        # Not the base's: the store that it would be given isn't open yet.
-        self._context = context
-        self._store_id = store_id
-        self._stack = opened
-        self._started = started
-        self._opened: Store | None = None
-        self._lock = threading.Lock()
-
-    @property
-    def _store(self) -> Store:
-        """Return the store, opened at the first call. Raise `Unsupported` if it needs a newer dsv, or an error of
-        opening it."""
-        with self._lock:
-            if self._opened is None:
-                self._opened = self._open()
-        return self._opened
-
-    def write(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> None:
-        """Write a part as `RunStore.write` does. Raise also the errors of opening the store."""
-        super().write(dataset, run, part, data)
-        if start_number(part) is not None:
-            self._started()
-
-    def _open(self) -> Store:
-        repository = self._stack.enter_context(self._context.repository())
-        if repository.id != self._store_id:
-            raise Conflict(
-                f"{repository.store.url} is not the store that the data came from",
-                subject=repository.store.url,
-                hint="dsv config store shows which store is in effect and why",
-            )
-        repository.format.check(repository.store.url, writing=True)
-        return repository.store
+from dsv.values.names import Rev, Target
 
 
 class _Staging:
@@ -226,19 +177,34 @@ def run(
                 return found.spec, staging_of(found.cache, found.spec) if passed else staging, found.reason
 
             turns = Turns(placing.order(placed), enter)
-        store = staging.main.store
-        runs = LateRunStore(context, store, opened, lambda: _close(sessions))
+        store_id = staging.main.store
+
+        runs = RunStore(lambda: _opened_again(context, store_id, opened), started=lambda: _close(sessions))
         return supervisor.run(
             spec,
             place=replace(place, author=context.writer.author),
             staging=staging,
-            records=RunRecords(place.state, store, None if offline else runs),
+            records=RunRecords(place.state, store_id, None if offline else runs),
             signals=signals,
             progress=context.progress,
             grace=grace,
             announce=announce,
             turns=turns,
         )
+
+
+def _opened_again(context: Context, store_id: StoreId, opened: ExitStack) -> Store:
+    """Return the store, to be written to: the data may have come from a cache, without asking any. Raise `Conflict` if
+    it is another one, and `Unsupported` if it needs a newer dsv."""
+    repository = opened.enter_context(context.repository())
+    if repository.id != store_id:
+        raise Conflict(
+            f"{repository.store.url} is not the store that the data came from",
+            subject=repository.store.url,
+            hint="dsv config store shows which store is in effect and why",
+        )
+    repository.format.check(repository.store.url, writing=True)
+    return repository.store
 
 
 def dry_run(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 import msgspec
@@ -59,19 +60,29 @@ class StoredRun(msgspec.Struct, frozen=True):
 class RunStore:
     """The runs of all datasets of one store, which stays the caller's."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(
+        self, store: Store | Callable[[], Store], started: Callable[[], None] = lambda: None
+    ) -> None:
+        """store: or a function that opens it, called once, at the first use; started: called after the record of a
+        run's start was written"""
         self._given = store
+        self._started = started
+        self._opening = Lock()
 
     @property
     def _store(self) -> Store:
-        """The store; a subclass opens it on first use."""
-        return self._given
+        with self._opening:
+            if callable(self._given):
+                self._given = self._given()
+            return self._given
 
     def write(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> None:
         """Adds one part; the same bytes again are fine. Raises `Conflict` where others are there already."""
         if self.add(dataset, run, part, data) != data:
             key = run_key(dataset, run, part)
             raise Conflict(f"{key} is there already, and differs", subject=key)
+        if start_number(part) is not None:
+            self._started()
 
     def add(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> Bytes:
         """Adds one part unless it is there already, and returns what is there now: of several writers one wins."""

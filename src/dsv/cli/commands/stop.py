@@ -254,12 +254,9 @@ def wait(call: Call, run: Annotated[list[str], typer.Argument(metavar="RUN...")]
         try:
             with opened_runs(call) as found:
                 warn_of_cut_off(call, found)
-                try:
-                    records = [_ended(found, text) for text in ids]
-                except NotFound as error:
-                    if len(run) > 1:
-                        raise
-                    return _wait(call, found, found.sweep_instead(run[0], error))
+                if len(ids) == 1 and isinstance(meant := found.show_or_sweep(ids[0]), SweepView):
+                    return _wait(call, found, meant)
+                records = [_ended(found, text) for text in ids]
         except Unreachable as error:
             records = _ended_here(call, ids, error)
     _write(call, records)

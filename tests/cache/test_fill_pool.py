@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from typing import Any
 
 import pytest
 
+from dsv.cache.fill import place_files
 from dsv.cache.fill.place_files import Pool
 
 
@@ -51,3 +53,31 @@ def test_where_the_system_grants_fewer_threads_those_do_everything(
             pool.run(partial(done.append, 0))
         assert not done
     pool.close()
+
+
+def test_a_thread_that_is_just_ending_a_task_does_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started, waiting = threading.Thread.start, [], threading.Event()
+    run = place_files._run
+
+    def limited(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    def not_idle_at_once(*args: Any) -> None:
+        run(*args)
+        waiting.wait()
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    monkeypatch.setattr(place_files, "_run", not_idle_at_once)
+    pool, done = Pool(8), list[int]()
+    try:
+        pool.run(partial(done.append, 1))
+        pool.drain()
+        pool.run(partial(done.append, 2))
+    finally:
+        waiting.set()
+    pool.drain()
+    pool.close()
+    assert done == [1, 2]

@@ -53,6 +53,7 @@ class Pool:
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self._executor = ThreadPoolExecutor(threads, "dsv-write") if threads else None
+        self._started = False  # there is a thread
         self._open: dict[Future[None], int] = {}
         self._error: BaseException | None = None
 
@@ -70,8 +71,9 @@ class Pool:
         self._open[done] = size
         try:
             self._executor.submit(_run, task, done)
+            self._started = True
         except RuntimeError:  # "can't start new thread": those that are there do it
-            if len(self._open) == 1:
+            if not self._started:
                 del self._open[done]
                 raise
 

@@ -58,6 +58,7 @@ def test_what_is_right_stays_untouched(ann: Person, folder: Path) -> None:
     ]
     assert {str(one): one.lstat().st_ino for one in path.rglob("*")} == before
     assert check(ann.context(), folder, [Target.parse("scans")]).items == report.items
+    assert not report.items[0].expected  # the paths of all that is cached would take much memory
 
 
 def test_every_kind_of_damage_is_found_and_repaired(ann: Person, folder: Path) -> None:

@@ -319,6 +319,7 @@ def _check(
         result = reading.check(root, place, source.tree(place.commit), record.paths, context.progress)
         if repair and (result.wrong or result.foreign):
             reading.repair(root, place, source, result, known, remove_foreign=remove_foreign)
+    result.expected.clear()  # every path of the commit: those of one at a time are enough to hold
     context.progress.finish()
     return result
 

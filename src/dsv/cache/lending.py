@@ -341,7 +341,8 @@ def _batches(
 
 
 def _open_all(batch: Sequence[tuple[Shelf, Lender, Entry]]) -> list[Opened]:
-    return [_open(lender.top, entry, shelf.clones) for shelf, lender, entry in batch]
+    """Open nothing of a cache that is left out: nobody takes that any more, and the run may have many such batches."""
+    return [None if shelf.away else _open(lender.top, entry, shelf.clones) for shelf, lender, entry in batch]
 
 
 def _open(top: int, entry: Entry, clones: bool) -> Opened:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -7,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from dsv.api import cache as api_cache
 from dsv.api.branches import delete_tag, tag
 from dsv.api.cache import Stager, cache
 from dsv.api.cached import cached
 from dsv.api.evict import evict
 from dsv.api.holds import hold, release
 from dsv.cache.root import FILE_TIME, CacheRoot
-from dsv.errors import Conflict, NoRoom, NotFound, Unreachable, UsageError
+from dsv.errors import Conflict, Denied, NoRoom, NotFound, Unreachable, UsageError
 from dsv.run.record import RunId
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, TagName, Target
@@ -274,6 +276,22 @@ def test_an_empty_cache_and_one_that_is_not_there(ann: Person, folder: Path) -> 
     assert not folder.exists()
     with pytest.raises(NotFound):
         evict(ann.context(), folder, [Target.parse("scans")])
+
+
+def test_a_read_only_cache_that_does_not_answer_is_unreachable(
+    ann: Person, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise Denied("read-only")
+
+    def away(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    cache(ann.context(), folder, [Target.parse("scans")])
+    monkeypatch.setattr(api_cache, "prepare_cache", refuse)
+    monkeypatch.setattr(api_cache, "lookup", away)
+    with pytest.raises(Unreachable, match="cannot use"):
+        cache(ann.context(), folder, [Target.parse("scans")])
 
 
 def test_a_dataset_of_a_team(ann: Person, folder: Path) -> None:

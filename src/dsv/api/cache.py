@@ -288,18 +288,19 @@ def take_lease(root: CacheRoot, place: Place, *, run: str | None = None, optiona
 
     If it is `optional`, a commit that is cached can be used without a lease if the cache is full or read-only.
     """
-    try:
-        return _take(root, place, run)
-    except (Denied, NoRoom, Unsupported) as error:
-        if optional and lookup(root, place) is not None:
-            return NoLease()
-        if not isinstance(error, NoRoom):  # a disk that others have filled to the last byte
-            raise
-    from dsv.cache.evict import RoomMaker
-    from dsv.cache.policy import Need
+    with explaining(root.path):
+        try:
+            return _take(root, place, run)
+        except (Denied, NoRoom, Unsupported) as error:
+            if optional and lookup(root, place) is not None:
+                return NoLease()
+            if not isinstance(error, NoRoom):  # a disk that others have filled to the last byte
+                raise
+        from dsv.cache.evict import RoomMaker
+        from dsv.cache.policy import Need
 
-    RoomMaker(root)(Need(place, *_CLAIM_ROOM))
-    return _take(root, place, run)
+        RoomMaker(root)(Need(place, *_CLAIM_ROOM))
+        return _take(root, place, run)
 
 
 def _take(root: CacheRoot, place: Place, run: str | None) -> Lease:

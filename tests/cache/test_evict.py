@@ -19,7 +19,7 @@ from dsv.cache import cleanup
 from dsv.cache.claims import Intent, IntentRecord, Owner
 from dsv.cache.evict import disk_now, evict, preview
 from dsv.cache.inventory import take_inventory
-from dsv.cache.leases import Lease
+from dsv.cache.leases import Lease, hold
 from dsv.cache.policy import CachedCommit, EvictionRequest, Need
 from dsv.cache.record import Extent
 from dsv.cache.removal import Remover
@@ -64,6 +64,19 @@ def test_the_least_recently_used_is_evicted_first_until_the_limit_holds(root: Ca
     assert [one.place for one in result.evicted] == [place(0), place(1)] == [o.place for o in heard]
     assert all("max_size is 210 kB" in one.reason for one in result.evicted) and result.exceeded == []
     assert len(take_inventory(root).visible) == 2
+
+
+def test_what_an_heir_inherited_counts_for_the_next_heir(root: CacheRoot) -> None:
+    files = {str(number): os.urandom(5000) for number in range(20)}
+    first = publish(root, place(1), files, age=300)
+    publish(root, place(2), files, age=200, links=first)
+    publish(root, place(3), {"z": b"1"}, age=100)
+    hold(root, place(2))
+    before = sum((one.room for one in take_inventory(root).visible), Extent())
+    result = evict(root, CacheSettings(), ALL)
+    assert [one.place for one in result.evicted] == [place(1), place(3)]
+    (kept,) = take_inventory(root).visible
+    assert kept.room == before - result.freed == Extent(20 * 8192, 20)
 
 
 def test_a_dry_run_says_exactly_what_evicting_frees(root: CacheRoot) -> None:

@@ -142,24 +142,24 @@ class Planner:
         """
         evicted: list[CachedCommit] = []
         failed: list[CachedCommit] = []
-        while (one := self._next()) is not None:
-            there = self._there.pop(one.place)
+        while (due := self._next()) is not None:
+            one = replace(due, room=self._there.pop(due.place).room)  # with what it inherited meanwhile
             heir = self._heir(one)
             outcome = act(one, heir)
             if isinstance(outcome, CachedCommit) and outcome.error is not None:
                 failed.append(outcome)
                 outcome = outcome if outcome.half_removed else outcome.error.message
             if isinstance(outcome, str):
-                self._there[one.place] = there
+                self._there[one.place] = one
                 self._kept.append(replace(one, reason=outcome))
                 continue
-            self._account(one, Extent() - there.room)
+            self._account(one, Extent() - one.room)
             if outcome is not None:
                 self._disk = self._disk.freed(outcome.freed)
                 if outcome.error is None:
                     evicted.append(outcome)
                     if heir is not None:
-                        rest = there.room - outcome.freed
+                        rest = one.room - outcome.freed
                         self._there[heir.place] = replace(heir, room=heir.room + rest)
                         self._account(heir, rest)
         for one in self._waiting:

@@ -328,6 +328,16 @@ def test_a_value_hidden_in_the_command_is_hidden_everywhere() -> None:
     assert masker.value({"a": ["swordfish-1"], "token": "else"}) == {"a": [HIDDEN], "token": HIDDEN}
 
 
+@pytest.mark.parametrize(
+    "secret", ["--password=hunter22", "--password hunter22", "-u bob:hunter22", "-phunter22"]
+)
+def test_an_option_behind_one_without_a_value_is_not_its_value(secret: str) -> None:
+    command = ["sh", "-c", f"tool --use-auth {secret} --lr=1"]
+    masker = Masker.of({}, {}, command)
+    assert "hunter22" not in " ".join(masker.argv(command))
+    assert masker.text("refused: hunter22") == "refused: ***"
+
+
 def test_what_is_known_is_hidden_as_programs_write_it() -> None:
     value = 'it\'s "a" pass\\word & é'
     masker = Masker.of({}, {"DB_PASSWORD": value})

@@ -86,7 +86,7 @@ _HEADS = re.compile(
     |(?<=\0)--?(?P<option>{_WORD})\0(?!--)
     |(?<=\0)(?<!-c\0)(?<!-[le]c\0)-{{0,2}}(?P<whole>{_WORD})=
     |(?<![A-Za-z0-9_.-])[0-9_.-]*+(?P<assigned>{_WORD})["']?+\s*+[=:]\s*+
-    |(?<![A-Za-z0-9_.-])(?:[A-Za-z0-9_.]|-(?!-?[A-Za-z]))*--?(?P<followed>{_WORD})\s++""",
+    |(?<![A-Za-z0-9_.-])(?:[A-Za-z0-9_.]|-(?!-?[A-Za-z]))*--?(?P<followed>{_WORD})\s++(?!--|-[pu])""",
     re.VERBOSE,
 )
 _VALUES: Final = {

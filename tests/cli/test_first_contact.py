@@ -74,6 +74,28 @@ def test_help_fits_the_terminal(dsv: Dsv, width: int) -> None:
     assert dsv("--quiet", "--help", width=width).out == root_help(width)
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("sync", "--allow-removals Publish even if most files, or a whole top-level folder, are gone."),
+        ("branch", "--max-removals PERCENT With --protect: no move removes more of its paths."),
+        ("branch", "--force Delete a branch whose commits have no other name;"),
+        ("tag", "--delete NAME Delete this tag, of the dataset named after it or else of the workspace's;"),
+        ("copy", "--history N|all Of each branch, copy the content of the last N commits."),
+        ("cached", "--repair / --no-repair With --check: also remove files that were never committed,"),
+        ("du", "--by-folder DEPTH Show the folders of one target, so many levels of them."),
+        ("bench", "An MLPerf model."),
+        ("bench", "Simulated GPU (default: newest)."),
+        (
+            "status",
+            "this shows what it answered to the last command that asked it from here, and how long ago",
+        ),
+    ],
+)
+def test_help_says_what_an_option_takes_and_when_it_is_needed(dsv: Dsv, command: str, words: str) -> None:
+    assert words in " ".join(dsv.ok(command, "--help").out.split())
+
+
 def test_a_store_that_nobody_set_up_is_no_missing_mount(dsv: Dsv) -> None:
     done = dsv("datasets")
     assert done.code == 3

@@ -38,8 +38,10 @@ def bench(
     typed: str | None = argument("[TARGET]"),
     folder: str | None = option("--folder DIR", "Read files below a folder; with --make, make them there."),
     make: int | None = option("--make SIZE", "Make data like the model's, such as 200G; remove it."),
-    model: str = option("--model unet3d|retinanet|resnet50|cosmoflow", "A model.", default="unet3d"),
-    accelerator: str | None = option("--accelerator b200|mi355|h100|a100", "Its GPU (default: the newest)."),
+    model: str = option("--model unet3d|retinanet|resnet50|cosmoflow", "An MLPerf model.", default="unet3d"),
+    accelerator: str | None = option(
+        "--accelerator b200|mi355|h100|a100", "Simulated GPU (default: newest)."
+    ),
     source: Literal["store", "cache", "folder"] | None = option(
         "--from store|cache|folder", "Where it is read (default: the store)."
     ),

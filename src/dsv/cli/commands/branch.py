@@ -39,10 +39,12 @@ def branch(
     only_merge: bool = option("--only-merge", "With --protect: only merges move it."),
     who: list[str] | None = option("--who AUTHOR", "With --protect: only these move it."),
     max_removals: int | None = option(
-        "--max-removals PERCENT", "With --protect: the most that a move removes.", parser=whole(0)
+        "--max-removals PERCENT", "With --protect: no move removes more of its paths.", parser=whole(0)
     ),
     unprotect: str | None = option("--unprotect NAME", "Remove the protection of this branch."),
-    force: bool = option("--force", "Delete what has no other name; with -m, move a protected one."),
+    force: bool = option(
+        "--force", "Delete a branch whose commits have no other name; with -m, move a protected one too."
+    ),
     message: str = option("-m --message TEXT", "Why, for the log of moves."),
     author: Author = None,
 ) -> None:

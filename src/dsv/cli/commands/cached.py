@@ -42,7 +42,7 @@ def cached(
     check: bool = option("--check", "Read cached files (of TARGET, or all) again, and repair what is wrong."),
     repair: bool | None = option(
         "--repair/--no-repair",
-        "With --check: remove foreign files too, or change nothing.",
+        "With --check: also remove files that were never committed, or change nothing.",
         show_default=False,
     ),
 ) -> None:

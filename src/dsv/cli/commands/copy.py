@@ -30,7 +30,9 @@ def copy(
     call: Call,
     target: str = argument("[DATASET][@REV]"),
     to: str | None = option("--to URL|NAME", "The store to copy to."),
-    history: str = option("--history N|all", "Copy the content of the last N commits.", default="all"),
+    history: str = option(
+        "--history N|all", "Of each branch, copy the content of the last N commits.", default="all"
+    ),
     tags: bool = option("--tags", "Copy tags too."),
     every: bool = option("--all", "Copy every dataset."),
     create: bool = option("--create", "Make the store if it does not exist yet."),

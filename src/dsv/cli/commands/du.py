@@ -27,7 +27,9 @@ from dsv.values.units import format_bytes, format_count
 def du(
     call: Call,
     targets: list[str] | None = argument("[DATASET][@REV[..REV]]..."),
-    by_folder: int | None = option("--by-folder DEPTH", "Show so many levels of folders.", parser=whole(1)),
+    by_folder: int | None = option(
+        "--by-folder DEPTH", "Show the folders of one target, so many levels of them.", parser=whole(1)
+    ),
     unused: bool = option("--unused", "Show the store alone, and what gc would free."),
 ) -> int:
     """Show what takes the space of a store.

@@ -51,7 +51,9 @@ def log(
     author: str = option("--author TEXT", "Commits of whose author this is part."),
     grep: str = option("--grep TEXT", "Commits whose message has this."),
     follow: str | None = option("--follow PATH", "Where a file's content comes from, through renames."),
-    reflog: str | None = option("--reflog BRANCH", "Every move of this branch, and who made it."),
+    reflog: str | None = option(
+        "--reflog BRANCH", "Every move of this branch, a deleted one too, and who made it."
+    ),
     first_parent: bool = option("--first-parent", "Of a merge, follow the branch that was merged into."),
     graph: bool = option("--graph", "Draw what was merged with what."),
     stat: bool = option("--stat", "Sum up by folder what each commit changed."),

@@ -44,7 +44,9 @@ def sync(
     message: str = option("-m --message TEXT", "Commit message; without, a count of the changes."),
     branch: str | None = option("--branch NAME", "Publish on this branch, and follow it from then on."),
     new_branch: str | None = option("--new-branch NAME", "The same, on a branch that this sync makes."),
-    allow_removals: bool = option("--allow-removals", "Publish even if most files are gone."),
+    allow_removals: bool = option(
+        "--allow-removals", "Publish even if most files, or a whole top-level folder, are gone."
+    ),
     skip_unsupported: SkipUnsupported = False,
     reupload: bool = option("--reupload", "Upload again what the store has lost."),
     jobs: int | None = option("-j --jobs N", "Processes that read small files.", hidden=True),

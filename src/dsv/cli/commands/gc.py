@@ -29,9 +29,11 @@ from dsv.values.units import format_bytes, format_count
 def gc(
     call: Call,
     budget: int | None = option("--budget TIME", "Copy nothing more after so long."),
-    max_repack: int | None = option("--max-repack SIZE", "Copy at most so much out of packs; 100GB."),
-    max_wait: int | None = option("--max-wait TIME", "Wait so long for others who write; 6h."),
-    grace: int | None = option("--grace TIME", "Keep what expired less than so long ago; 2w."),
+    max_repack: int | None = option(
+        "--max-repack SIZE", "Copy at most so much out of packs (default: 100GB)."
+    ),
+    max_wait: int | None = option("--max-wait TIME", "Wait so long for others who write (default: 6h)."),
+    grace: int | None = option("--grace TIME", "Keep what expired less than so long ago (default: 2w)."),
     dry_run: DryRun = False,
     yes: bool = option("--yes", "Do not ask."),
     author: Author = None,

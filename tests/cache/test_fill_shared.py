@@ -18,7 +18,7 @@ from tests.processes import running
 from tests.waiting import PATIENCE, until
 
 from dsv.cache.claims import read_claims
-from dsv.cache.fill import helper_process
+from dsv.cache.fill import files, helper_process
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import reservations
@@ -235,6 +235,31 @@ def test_what_an_earlier_claimer_left_torn_is_replaced(root: CacheRoot, world: W
         path.write_bytes(bytes(1000 if number < 5 else path.stat().st_size))
         path.chmod(0o444)
     world.check(commit, fill_here(root, world, commit))
+
+
+def test_what_an_earlier_claimer_linked_is_not_read(
+    root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be terabytes, and is what the other commit has."""
+    fill_here(root, world, world.commit(FILES))
+    new = [File(f"new/{number:03d}", 90_000, f"new{number}") for number in range(60)]
+    commit, before = world.commit([*FILES, *new]), len(world.fetched())
+    process = filler.start(root, world.folder, commit, part_bytes=PART, wait_after=41)
+    until(lambda: len(world.fetched()) - before > 40)
+    process.kill()
+    process.communicate()
+    (site,) = root.fill(FillRequest("xrays", commit, STORE).place).glob("at-*")
+    for mark in list((site / "parts").glob("*.done.*")):  # as after a power cut
+        mark.rename(mark.with_suffix(".00000000"))
+    read, hash_of = list[int](), files.hash_of
+
+    def count(descriptor: int) -> bytes:
+        read.append(os.fstat(descriptor).st_nlink)
+        return hash_of(descriptor)
+
+    monkeypatch.setattr(files, "hash_of", count)
+    world.check(commit, fill_here(root, world, commit))
+    assert read and set(read) == {1}
 
 
 @pytest.fixture

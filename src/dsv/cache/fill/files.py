@@ -307,21 +307,22 @@ class Links:
                 failed.append(at)
         return failed
 
-    def _is_as_filled(self, source: tuple[int, bytes], entry: Entry) -> bool:
-        """Check a donor's file by its attributes. Raises `OSError`."""
+    def identity(self, source: tuple[int, bytes], entry: Entry) -> tuple[int, int] | None:
+        """Return the device and inode of a donor's file; None if it is not as it was filled. Raises `OSError`."""
         try:
             found = os.stat(source[1], dir_fd=source[0], follow_symlinks=False)
         except OSError as error:
             if error.errno not in _NO_DONOR:
                 raise
-            return False
+            return None
         same = stat.S_ISREG(found.st_mode) and found.st_size == entry.size and has_time(found)
-        return same and bool(found.st_mode & 0o100) == (entry.kind is Kind.EXECUTABLE)
+        same = same and bool(found.st_mode & 0o100) == (entry.kind is Kind.EXECUTABLE)
+        return (found.st_dev, found.st_ino) if same else None
 
     def take(self, source: tuple[int, bytes], target: tuple[int, bytes], entry: Entry) -> Taken:
         """Make `target` the donor's file, if that is still as it was filled. Raises `FileExistsError`, `OSError`."""
         folder, name = source
-        if not self._is_as_filled(source, entry):
+        if self.identity(source, entry) is None:
             return Taken.NO
         try:
             os.link(name, target[1], src_dir_fd=folder, dst_dir_fd=target[0], follow_symlinks=False)
@@ -408,8 +409,11 @@ class State(enum.Enum):
     BROKEN = enum.auto()
 
 
-def examine(folder: int, name: bytes, entry: Entry) -> State:
-    """Read and check what is there for this file. Raises `OSError`."""
+def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None = None) -> State:
+    """Read and check what is there for this file; a link to `twin` (device, inode) is right as it is.
+
+    Raises `OSError`.
+    """
     try:
         descriptor = os.open(name, _READ, dir_fd=folder)
     except FileNotFoundError:
@@ -423,6 +427,8 @@ def examine(folder: int, name: bytes, entry: Entry) -> State:
         executable = entry.kind is Kind.EXECUTABLE
         if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
             return State.BROKEN
+        if (found.st_dev, found.st_ino) == twin:
+            return State.WHOLE
         if bool(found.st_mode & 0o100) != executable or hash_of(descriptor) != entry.file_id:
             return State.BROKEN
         if not has_time(found):

@@ -299,14 +299,16 @@ class Placer:
         """Return what is there of these files already. Raises `OSError`."""
         states: dict[bytes, State] = {}
 
-        def look(entry: Entry, target: tuple[int, bytes]) -> None:
-            states[entry.path] = examine(*target, entry)
+        def look(entry: Entry, target: tuple[int, bytes], source: tuple[int, bytes] | None) -> None:
+            twin = None if source is None else self._links.identity(source, entry)
+            states[entry.path] = examine(*target, entry, twin)
 
         for item in items:
             pace()
             target = self._find(job, self.asked, item.entry.path) if item.entry.is_file else None
             if target is not None:
-                self._run(job, partial(look, item.entry, target))
+                source = None if item.donor is None else self._links.folder_of(item.donor, item.donor_path)
+                self._run(job, partial(look, item.entry, target, source))
         self.pool.drain()
         return states
 

@@ -263,6 +263,7 @@ def test_what_can_not_be_imported(lab: Dsv, theirs: Theirs) -> None:
     ):
         done = lab("import", *words[:1], "pets:", "--create", *words[1:])
         assert done.code == code and why in done.err, done
+    assert "has revisions and a remote;" in lab("import", str(theirs.remote), "pets:", "--history").err
     theirs.commit({"more.dvc": b"outs: ["})
     done = lab("import", theirs.url, "pets:", "--create")
     assert done.code == 5 and "more.dvc" in done.err and "is not YAML" in done.err, done

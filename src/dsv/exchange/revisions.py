@@ -66,7 +66,8 @@ def no_revisions(url: str) -> UsageError:
     return UsageError(
         f"{shown} has no {'DVC remote' if url.startswith(HUB) else 'revisions'}",
         subject=shown,
-        hint=f"dvc+GIT-URL, a git repository with data in DVC, has both; {HUB}OWNER/NAME has revisions",
+        hint="dvc+GIT-URL, a git repository with data in DVC, has revisions and a remote; "
+        f"{HUB}OWNER/NAME has revisions",
     )
 
 

@@ -182,9 +182,9 @@ class Context(msgspec.Struct, frozen=True):
         found = self.workspace_or_none()
         if found is None:
             raise UsageError(
-                "the target names no dataset, and this is no workspace",
+                f"{target or 'the target'} names no dataset, and this is no workspace",
                 subject=target or None,
-                hint="dsv datasets lists the names",
+                hint=f"write DATASET{target}; dsv datasets lists the names",
             )
         return found
 

@@ -82,6 +82,18 @@ def test_trees_of_other_heights_are_compared() -> None:
         assert history.differs(small, large) == expected
 
 
+def test_commits_that_are_compared_are_no_reason_of_a_later_error() -> None:
+    """An error is explained by an expired commit that was opened, for which the store is asked about each."""
+    repository = create(MemoryStore())
+    made = [commit(repository, {"a": b"%d" % number}) for number in range(3)]
+    TreeReader(repository.objects, made[1])
+    opened = set(repository.objects.opened)
+    history = PathHistory(repository.objects, PathSet.of([b"a"]))
+    assert all(history.differs(parent, child) for parent, child in pairwise(made))
+    assert made[1] in opened
+    assert repository.objects.opened == opened
+
+
 @pytest.fixture
 def low_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes with few children, so that a small tree has levels as one of millions of files."""

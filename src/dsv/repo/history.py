@@ -412,7 +412,11 @@ class PathHistory:
             return None
         found = self._trees.get(commit_id)
         if found is None:
+            opened = self._objects.opened
+            was_open = commit_id in opened
             found = TreeReader(self._objects, commit_id)
+            if not was_open:  # else an error asks of each commit whether it is expired
+                opened.discard(commit_id)
             if self._objects.local(ObjectKind.NODE, found.commit.root) is None:
                 self.asked_store = True
             if len(self._trees) >= _TREES_HELD:

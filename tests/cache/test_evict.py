@@ -25,7 +25,7 @@ from dsv.cache.record import Extent
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits, load_settings, prepare_cache
-from dsv.errors import Denied, NoRoom, Unsupported, UsageError
+from dsv.errors import Denied, NoRoom, NotFound, Unreachable, Unsupported, UsageError
 
 ALL = EvictionRequest(everything=True)
 
@@ -402,3 +402,12 @@ def test_a_cache_that_may_only_be_read_says_so(open_folder: Path) -> None:
         finally:
             os._exit(code)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_file_in_place_of_one_of_dsvs_own_folders_is_not_an_absent_cache(root: CacheRoot) -> None:
+    (root.dot / "claims").rmdir()
+    (root.dot / "claims").touch()
+    with pytest.raises(Unreachable, match="Not a directory"):
+        evict(root, CacheSettings(), ALL)
+    with pytest.raises(NotFound, match="Not a directory"):
+        prepare_cache(CacheRoot(root.settings_file / "cache"))

@@ -113,7 +113,7 @@ def explain(error: OSError, path: Path | str, doing: str = "use") -> DsvError:
         return Denied(what, subject=subject, hint=hint)
     if error.errno in FULL:
         return NoRoom(f"{what}; {free_room(path)}", subject=subject, hint="dsv evict --dry-run")
-    if error.errno == errno.ENOTDIR:  # below a file
+    if error.errno == errno.ENOTDIR and not nearest_folder(Path(path)).is_dir():  # below a file
         return NotFound(what, subject=subject)
     if error.errno in GONE:  # others remove folders while they are empty
         return Unreachable(what, subject=subject, hint="the cache is being changed by others: try again")

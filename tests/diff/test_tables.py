@@ -23,7 +23,7 @@ def cells(made: TableDiff) -> Sequence[object]:
 def test_a_cell_that_is_no_number_changes_its_row_alone() -> None:
     made = diff(b"id,v\n1,3\n2,4\n3,5\n", b"id,v\n1,3\n2,unknown\n3,5\n", "id")
     assert made.columns_retyped == {"v": ("int64", "string")}
-    assert cells(made) == [({"id": "2"}, {"v": ("4", "unknown")})]
+    assert cells(made) == [({"id": 2}, {"v": ("4", "unknown")})]
     whole = diff(b"id,v\n1,3\n2,4\n3,5\n", b"id,v\n1,3\n2,unknown\n3,5\n")
     assert (whole.rows_removed, whole.rows_added) == (1, 1)
 
@@ -35,9 +35,14 @@ def test_a_key_that_is_no_number_leaves_the_other_rows() -> None:
 
 def test_numbers_that_are_written_in_another_way_differ() -> None:
     made = diff(b"id,v,w\n1,007,1.5\n2,8,2.5\n", b"id,v,w\n1,7,1.50\n2,8,2.5\n", "id")
-    assert cells(made) == [({"id": "1"}, {"v": ("007", "7"), "w": ("1.5", "1.50")})]
+    assert cells(made) == [({"id": 1}, {"v": ("007", 7), "w": ("1.5", "1.50")})]
     long = b"id,v\n1,12345678901234567890123\n"
     assert diff(long, long.replace(b"0123", b"0124"), "id").rows_changed == 1
+
+
+def test_numbers_stay_numbers() -> None:
+    made = diff(b"id,v\n1,3\n2,4\n", b"id,v\n1,3\n2,4.5\n", "id")
+    assert cells(made) == [({"id": 2}, {"v": (4, 4.5)})]
 
 
 def test_cells_with_several_lines_in_a_large_file() -> None:
@@ -45,12 +50,12 @@ def test_cells_with_several_lines_in_a_large_file() -> None:
     before = b"id,v\n" + lines.encode()
     assert len(before) > 1 << 20
     made = diff(before, before.replace(b', 50000"', b', changed"'), "id")
-    assert cells(made) == [({"id": "50000"}, {"v": ("a line\nanother, 50000", "a line\nanother, changed")})]
+    assert cells(made) == [({"id": 50_000}, {"v": ("a line\nanother, 50000", "a line\nanother, changed")})]
 
 
 def test_a_byte_order_mark_and_other_line_ends_change_no_row() -> None:
     made = diff(b"id,v\n1,x\n2,y\n", b"\xef\xbb\xbfid,v\r\n1,x\r\n2,z", "id")
-    assert cells(made) == [({"id": "2"}, {"v": ("y", "z")})]
+    assert cells(made) == [({"id": 2}, {"v": ("y", "z")})]
 
 
 def test_times_that_python_has_no_value_for() -> None:

@@ -91,10 +91,13 @@ def diff_tables(path: bytes, before: bytes | None, after: bytes | None, key: Seq
     old, new = _read(path, before or b""), _read(path, after or b"")
     types, now = old.types, new.types
     common = [name for name in types if name in now]
+    retyped = {name: (types[name], now[name]) for name in common if types[name] != now[name]}
+    as_written = {name for name, kinds in retyped.items() if set(kinds) != {"int64", "double"}}
+    old.as_written, new.as_written = as_written, as_written
     made = TableDiff(
         {name: kind for name, kind in now.items() if name not in types},
         {name: kind for name, kind in types.items() if name not in now},
-        {name: (types[name], now[name]) for name in common if types[name] != now[name]},
+        retyped,
     )
     if key or common:
         _compare(path, old, new, list(dict.fromkeys(key)), common, made)
@@ -104,24 +107,33 @@ def diff_tables(path: bytes, before: bytes | None, after: bytes | None, key: Seq
 class _Table(msgspec.Struct):
     """One version of a file."""
 
-    columns: Any
-    """Of a CSV file, the cells as they are written."""
+    typed: Any
+    """The columns to show."""
+    exact: Any
+    """The columns to compare. For a CSV file the cells as written, since one cell can change the type that is detected
+    for its whole column."""
     types: dict[str, str]
-    """The types that the file declares; those that the cells of a CSV file seem to have."""
+    """The types that the file declares."""
+    as_written: set[str] = set()
+    """Columns to show from `exact`."""
 
     def column(self, name: str) -> Any:
         """Return a column to compare, which is empty in an empty file."""
         import pyarrow
 
-        return self.columns.column(name) if self.types else pyarrow.chunked_array([], pyarrow.null())
+        return self.exact.column(name) if self.types else pyarrow.chunked_array([], pyarrow.null())
 
     def cells(self, at: int, names: Iterable[str]) -> Cells:
         return {name: self.cell(name, at) for name in names}
 
-    def cell(self, name: str, at: int) -> object:
-        value = shown(self.columns.column(name)[at])
-        if isinstance(value, bytes):
-            return value.decode("utf-8", "backslashreplace")
+    def cell(self, name: str, at: int, *, as_written: bool = False) -> object:
+        value = shown(self.typed.column(name)[at])
+        if self.exact is not self.typed:
+            written = self.exact.column(name)[at].as_py().decode("utf-8", "backslashreplace")
+            is_code = (
+                isinstance(value, int) and not isinstance(value, bool) and str(value) != written
+            )  # as 007
+            value = written if as_written or is_code or name in self.as_written else value
         is_plain = value is None or isinstance(value, bool | int | str)
         return value if is_plain or (isinstance(value, float) and math.isfinite(value)) else str(value)
 
@@ -166,7 +178,7 @@ def _compare(
                 cells = new.cells(after, new.types if key else common)
                 yield RowChange("added", new.cells(after, key), after=cells)
             elif before in changed:
-                both = {name: (old.cell(name, before), new.cell(name, after)) for name in changed[before]}
+                both = {name: _both(old, new, name, before, after) for name in changed[before]}
                 yield RowChange("changed", old.cells(before, key), cells=both)
 
     made.rows_added = sum(before < 0 for before, _ in joined)
@@ -179,6 +191,14 @@ def _each_once(rows: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Return the rows, each with how often it has come up, so that none is equal to another."""
     seen: dict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
     return [(*row, next(seen[row])) for row in rows]
+
+
+def _both(old: _Table, new: _Table, name: str, before: int, after: int) -> tuple[object, object]:
+    """Return a cell that differs; as it is written if that is all that differs, such as 1.5 and 1.50."""
+    one, other = old.cell(name, before), new.cell(name, after)
+    if str(one) != str(other):
+        return one, other
+    return old.cell(name, before, as_written=True), new.cell(name, after, as_written=True)
 
 
 class RepeatedKey(Exception):
@@ -336,14 +356,15 @@ def _read(path: bytes, data: bytes) -> _Table:
     kind = table_format(path)
     try:
         if not data:
-            table, schema = pyarrow.table({}), pyarrow.schema([])
-        elif kind == "parquet":  # whose texts are in dictionaries here, and not declared so
-            table, schema = read_parquet(data)[0], parquet.read_schema(pyarrow.BufferReader(data))
+            table = exact = pyarrow.table({})
+        elif kind == "parquet":
+            table = exact = read_parquet(data)[0]
         elif kind == "arrow":
-            table = _read_arrow(pyarrow.py_buffer(data), is_file=data.startswith(b"ARROW1"))
-            schema = table.schema
+            table = exact = _read_arrow(pyarrow.py_buffer(data), is_file=data.startswith(b"ARROW1"))
         else:
-            table, schema = _read_csv("\t" if kind == "tsv" else ",", data)
+            table, exact = _read_csv("\t" if kind == "tsv" else ",", data)
+        is_parquet = data and kind == "parquet"  # whose texts are in dictionaries here, and not declared so
+        schema = parquet.read_schema(pyarrow.BufferReader(data)) if is_parquet else table.schema
         twice = [name for name, count in Counter(table.schema.names).items() if count > 1]
         if twice:
             raise TableFault(f"several of its columns are named {twice[0]}")
@@ -354,18 +375,18 @@ def _read(path: bytes, data: bytes) -> _Table:
             subject=path.decode("utf-8", "backslashreplace"),
             hint="name other files behind --, or leave out --table",
         ) from error
-    return _Table(table, {field.name: str(field.type) for field in schema})
+    return _Table(table, exact, {field.name: str(field.type) for field in schema})
 
 
 def _read_csv(delimiter: str, data: bytes) -> tuple[Any, Any]:
-    """Return the cells as written, and the schema with the types that they seem to have."""
+    """Return the columns with the types that they seem to have, and the cells as written."""
     import pyarrow
     from pyarrow import csv
 
     how = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    schema = csv.read_csv(pyarrow.BufferReader(data), parse_options=how).schema
-    written = csv.ConvertOptions(column_types=dict.fromkeys(schema.names, pyarrow.binary()))
-    return csv.read_csv(pyarrow.BufferReader(data), parse_options=how, convert_options=written), schema
+    typed = csv.read_csv(pyarrow.BufferReader(data), parse_options=how)
+    written = csv.ConvertOptions(column_types=dict.fromkeys(typed.schema.names, pyarrow.binary()))
+    return typed, csv.read_csv(pyarrow.BufferReader(data), parse_options=how, convert_options=written)
 
 
 def _read_arrow(whole: Any, *, is_file: bool) -> Any:

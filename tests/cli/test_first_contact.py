@@ -29,6 +29,8 @@ def pets(dsv: Dsv) -> Dsv:
         ("login", "there is nothing to log in to"),
         ("stash", "dsv sync --new-branch NAME"),
         ("branches", "dsv branch\n"),
+        ("undo", "dsv restore gives up your changes; dsv revert undoes one commit"),
+        ("cancel", "dsv stop RUN\n"),
         (
             "rm labels.csv",
             "in a workspace: rm labels.csv, then dsv sync; without a workspace: dsv rm DATASET:PATH",

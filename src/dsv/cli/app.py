@@ -223,6 +223,8 @@ OTHER_NAMES: dict[str, str] = {
     "reset": "dsv restore",
     "rebase": "dsv merge BRANCH; history is never rewritten",
     "stash": "dsv sync --new-branch NAME publishes your changes on a branch of their own",
+    "undo": "dsv restore gives up your changes; dsv revert undoes one commit; dsv rollback takes the branch back",
+    "cancel": "dsv stop RUN",
     "fetch": "dsv pull updates a workspace; dsv clone makes one; dsv cache makes read-only files",
     "download": "dsv clone makes a workspace; dsv cache makes read-only files; dsv export writes a tar or a folder",
     "history": "dsv log",

@@ -139,7 +139,7 @@ def test_a_check_reads_again_and_repairs(pets: Dsv) -> None:
     (path / "a.txt").write_bytes(b"gamma\n")
     wrong = pets("cached", "--check", "--no-repair", "pets@v1")
     assert (wrong.code, wrong.out) == (5, "")
-    assert "a.txt" in wrong.err
+    assert "a.txt" in wrong.err and "hint: dsv cached --check pets@" in wrong.err
     report = pets.ok("cached", "--check", "--json").json
     item = report["checked"][0]
     assert item["repaired"] == 1

@@ -212,7 +212,9 @@ def _still_wrong(report: CheckReport, folder: str, *, repair: bool | None) -> In
         subject=folder,
         hint=anew
         if repair is True
-        else f"dsv cached --check --repair {first} also removes files that were never committed; or {anew}",
+        else f"dsv cached --check --repair {first} also removes files that were never committed; or {anew}"
+        if repair is None or any(item.left for item in wrong)
+        else f"dsv cached --check {first} repairs it; or {anew}",
     )
 
 

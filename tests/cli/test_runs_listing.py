@@ -143,6 +143,7 @@ def test_a_run_is_found_by_any_unique_part_of_its_id_and_by_its_name(dsv: Dsv) -
     assert trained("runs", "nothing").code == 3
     same_name = [trained.process("run", "pets", "--name", "twin", "--", "true").code for _ in range(2)]
     assert same_name == [0, 0] and "twin means 2 runs" in trained("runs", "twin").err
+    assert "hint: name one by its id, such as 2" in trained("stop", "twin").err
 
 
 def test_no_digit_is_cut_in_a_narrow_window(trained: Dsv) -> None:

@@ -274,7 +274,9 @@ def only_one(text: str, found: Collection[RunKey]) -> RunKey:
         raise UsageError(
             f"{text} means {len(several)} runs: {some}{more}",
             subject=text,
-            hint=f"dsv runs {several[0].run}" + (f" --dataset {several[0].dataset}" if twice else ""),
+            hint=f"dsv runs {several[0].run} --dataset {several[0].dataset}"
+            if twice
+            else f"name one by its id, such as {several[0].run}",
         )
     return next(iter(found))
 

@@ -184,3 +184,11 @@ def test_without_the_store_the_hint_names_the_command_that_works(pets: Dsv, line
     done = pets(*line.split())
     assert_says(done, 6, f"from what is cached here: {offline}\n")
     pets.ok(*offline.split()[1:])
+
+
+def test_no_hint_names_a_command_that_would_fail(pets: Dsv) -> None:
+    lose_the_store(pets)
+    shutil.rmtree(pets.cwd.parent / "cache/pets")
+    for line in ("cat @v1:a.txt", "ls pets@v3"):
+        done = pets(*line.split())
+        assert done.code == 6 and "--offline" not in done.err, done

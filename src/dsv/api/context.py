@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from blake3 import blake3
+from msgspec.structs import replace
 
 from dsv.api.settings import BUILT_IN
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, Unreachable, UsageError
@@ -26,7 +27,7 @@ from dsv.fs.files import read_small, replace_file
 from dsv.fs.folders import make_shared_folder
 from dsv.periodic import now_ms
 from dsv.values.ids import StoreId
-from dsv.values.names import Target
+from dsv.values.names import Target, clean_path
 from dsv.values.progress import NoProgress
 from dsv.workspace.workspace import Workspace
 
@@ -62,7 +63,7 @@ class Context(msgspec.Struct, frozen=True):
     offline: bool = False
     """No store is asked: what this machine's cache knows is read."""
     offline_hint: str | None = None
-    """The command line to name if the store can't be reached."""
+    """The command line to name if the store can't be reached, and the same could be read offline."""
     open_offline: Callable[[Context, Target | None], Repository] | None = None
     """A function that opens a repository offline; None if nothing can be read so."""
     override: str | None = None
@@ -118,10 +119,25 @@ class Context(msgspec.Struct, frozen=True):
                 stack.enter_context(explaining(repository))
                 yield repository
         except Unreachable as error:
-            if self.offline_hint is not None:
-                offer = f"perhaps from what is cached here: {self.offline_hint}"
+            if self.offline_hint is not None and self._can_answer_offline(target or Target()):
+                offer = f"from what is cached here: {self.offline_hint}"
                 error.hint = f"{error.hint}; {offer}" if error.hint else offer
             raise
+
+    def _can_answer_offline(self, target: Target) -> bool:
+        """Return whether the target's commit, its tree, and the file that it names can be read without the store."""
+        from dsv.repo.tree.read import TreeReader
+
+        try:
+            repository = replace(self, progress=NoProgress()).offline_repository(target)
+            tree = TreeReader(repository.objects, self.resolve(repository, target).commit)
+            path = clean_path(target.path)
+            found = tree.entry(path) if tree.leaves() and path else None
+            if found is not None and found[0].is_file and repository.objects.copy_of is not None:
+                repository.objects.copy_of(found[0])
+        except DsvError:
+            return False
+        return True
 
     def offline_repository(self, target: Target | None) -> Repository:
         if self.open_offline is None:

@@ -163,14 +163,25 @@ def write_differences(
     )
 
 
+_FOR_PROGRAMS = frozenset({"argv", "cache_hit", "commit", "dataset", "dsv", "job", "log"})
+"""Keys that only the JSON has; `data` says which commit it was."""
+_USUAL = {"nodes": 1, "retries": 0, "sent": True}
+"""Values that go without saying."""
+
+
 def write_one(call: Call, view: RunView) -> None:
-    """Write a line for each key of its JSON that has a value."""
+    """Write a line for each key of its JSON that says something to a person."""
     record = view.record
-    item = view.item() | {"started": local_time(record.started_ms), "argv": None}
+    item = view.item() | {"started": local_time(record.started_ms)}
     if record.ended_ms is not None:
         item["ended"] = local_time(record.ended_ms)
+    if len(record.parts) < 2:
+        item["parts"] = None
+    kept = {
+        key: value for key, value in item.items() if key not in _FOR_PROGRAMS and value != _USUAL.get(key)
+    }
     lines = []
-    for key, value in flattened(item).items():
+    for key, value in flattened(kept).items():
         if isinstance(value, list | tuple) and value and isinstance(value[0], dict):
             for one in value:
                 known = {

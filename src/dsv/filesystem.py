@@ -41,7 +41,7 @@ _BUFFER = 1 << 17
 _Key = tuple[str, str]
 """A store as a path names it, which is nothing for the one in effect; and DATASET@REV."""
 Row = dict[str, Any]
-"""What fsspec says of a path: name, size, type; and of a file `checksum` and `ETag`, both the id of its content."""
+"""A path in the form of fsspec: name, size, type; and of a file `checksum` and `ETag`, both the id of its content."""
 
 
 class _Batch:

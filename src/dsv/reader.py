@@ -763,7 +763,7 @@ def content(objects: Objects, entry: Entry) -> Iterator[bytes]:
 
 
 def read_erased(store: Store) -> dict[bytes, str]:
-    """What was erased from the store, by the ids of files, chunks and recipes: when, by whom and why."""
+    """The erasures of the store, by the ids of files, chunks and recipes: when, by whom and why."""
     found: dict[bytes, str] = {}
     for name in store.names("erased", 32):
         data = store.get(f"erased/{name}", ERASURE_MAX)

@@ -183,8 +183,8 @@ class Loader:
 
 
 class _Ask(NamedTuple):
-    """What a worker is to read for a batch: samples of all sources, numbered through, and blocks of each source that
-    are needed soon."""
+    """The reading task of a worker for a batch: samples of all sources, numbered through, and blocks of each source
+    that are needed soon."""
 
     samples: Any
     ahead: list[tuple[int, list[int]]]
@@ -203,7 +203,7 @@ class _Asks(torch.utils.data.Sampler):  # type: ignore[misc]
 
 
 class _Batches(torch.utils.data.Dataset):  # type: ignore[misc]
-    """What a worker reads for each `_Ask`."""
+    """The samples that a worker reads for an `_Ask`."""
 
     def __init__(self, sources: Sequence[Samples], transform: Transform | None) -> None:
         self._sources, self._transform = sources, transform

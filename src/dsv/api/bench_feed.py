@@ -49,14 +49,14 @@ _PIECE = 8 << 20
 _REMOVED_AT_ONCE = 200
 _SEED = 20
 PREFIX = "dsv-bench-feed-"
-"""What names of throwaway folders begin with."""
+"""The beginning of names of throwaway folders."""
 PREFETCH = 2
 """Batches that are read ahead (`prefetch_size` of DLIO). Each worker reads one at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one accelerator asks for, by a model of MLPerf Storage."""
+    """The demand of one accelerator, by a model of MLPerf Storage."""
 
     model: str
     accelerator: str
@@ -132,7 +132,7 @@ def find_load(model: str, accelerator: str | None) -> Load:
 
 @dataclass(frozen=True, slots=True)
 class FeedRequest:
-    """What to measure."""
+    """The options of a measurement."""
 
     load: Load
     source: str
@@ -157,7 +157,7 @@ class FeedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What the process of a round is given."""
+    """The arguments of the process of a round."""
 
     request: FeedRequest
     accelerators: int
@@ -169,7 +169,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a round has found, without the steps before those that count."""
+    """The result of a round, without the steps before those that count."""
 
     accelerators: int
     au: float

@@ -47,7 +47,7 @@ def main() -> None:
 
 
 class _WorkerError(Exception):
-    """What a worker says of its failure: the name of the class, message, subject and hint."""
+    """The failure of a worker: the name of the class, message, subject and hint."""
 
 
 def batches(

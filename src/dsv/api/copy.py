@@ -76,7 +76,7 @@ class CopiedName:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What was copied; for a dry run, what would be."""
+    """The result of a copy, or of a dry run."""
 
     source: str
     to: str

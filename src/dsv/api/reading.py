@@ -1,4 +1,4 @@
-"""What programs read: repositories that stay open in a process, files of a commit, and samples for training.
+"""Reading by programs: repositories that stay open in a process, files of a commit, and samples for training.
 
 A repository stays open so that a program reads many small things without opening one for each. Objects never change, so
 nothing that is kept gets old, and names are asked of the store each time. A forked process opens its own: it inherits
@@ -46,7 +46,7 @@ _TREES, _SEGMENTS, _LAYOUTS = 16, 64, 32
 
 
 class _Recent(Generic[Key, Value]):
-    """What was used last; thread-safe."""
+    """The entries that were used last; thread-safe."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -143,7 +143,7 @@ class Opened:
 
 
 class _Process:
-    """What this process has opened, by what decides where it leads."""
+    """The repositories that this process has opened, by all that decides where a name leads."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()

@@ -87,8 +87,8 @@ Kind = Literal["dataset", "branch", "commit", "range", "folder", "trees", "expir
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What something takes. Bytes are those in packs, with locators and rows of tables; original ones are those before
-    compression."""
+    """The space that something takes. Bytes are those in packs, with locators and rows of tables; original ones are
+    those before compression."""
 
     name: str
     kind: Kind
@@ -105,7 +105,7 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class StoreUsed:
-    """What a whole store takes."""
+    """The space that a whole store takes."""
 
     total: int
     """Bytes of all keys."""
@@ -128,7 +128,7 @@ class StoreUsed:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was measured."""
+    """The result of a measurement."""
 
     url: str
     items: list[Used]
@@ -373,7 +373,7 @@ class Requests:
 
 @dataclass(frozen=True, slots=True)
 class OfDataset:
-    """What nothing needs any more once the grace of a dataset's expired commits is over."""
+    """The expired commits of a dataset, whose content nothing needs any more once their grace is over."""
 
     dataset: DatasetName
     commits: int
@@ -383,7 +383,7 @@ class OfDataset:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a garbage collection would do."""
+    """The plan of a garbage collection."""
 
     url: str
     datasets: list[OfDataset]
@@ -510,7 +510,7 @@ def _pages(counts: Counts) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What a garbage collection has done."""
+    """The result of a garbage collection."""
 
     url: str
     done: Collected

@@ -173,7 +173,7 @@ _PARTS = (ObjectKind.CHUNK, ObjectKind.RECIPE)
 
 @dataclass(frozen=True, slots=True)
 class EraseRequest:
-    """What to erase, and how."""
+    """The paths to erase, and the options."""
 
     targets: tuple[Target, ...] = ()
     """Each with a path: the contents of the files there, in the target's commit."""
@@ -211,7 +211,7 @@ class Done:
     kept_bytes: int
     """Bytes of these files that stay, as other files have them, too."""
     unanswered: tuple[str, ...] = ()
-    """What could not be found out of the bucket, as sentences."""
+    """Facts about the bucket that could not be found out, as sentences."""
     elsewhere: tuple[str, ...] = ()
     """Where copies of the bytes stay after a garbage collection."""
 
@@ -362,7 +362,7 @@ class ErasureItem:
 
 @dataclass(slots=True)
 class Status:
-    """What still has erased contents."""
+    """Places that still have erased contents."""
 
     items: list[ErasureItem]
     overdue: bool = False
@@ -376,7 +376,7 @@ class Status:
     removed_versions: int = 0
     """Those that were deleted by this command."""
     unanswered: list[str] = field(default_factory=list)
-    """What could not be found out, or not be removed."""
+    """Problems: facts not found out, and contents not removed."""
     elsewhere: list[str] = field(default_factory=list)
     """Other places that may have copies, which no store knows of."""
 

@@ -37,7 +37,7 @@ _ID = "cache-id"
 
 
 class Obeyed(msgspec.Struct, frozen=True):
-    """What a cache says in the store. `cache` is the random id of the cache."""
+    """The answer of a cache in the store. `cache` is the random id of the cache."""
 
     cache: str
     host: str

@@ -100,7 +100,7 @@ class EvictionRequest(msgspec.Struct, frozen=True):
 
     @property
     def kept(self) -> frozenset[Place]:
-        """What must stay for the need."""
+        """The commits that must stay for the need."""
         return frozenset() if self.need is None else self.need.keep | {self.need.place}
 
 

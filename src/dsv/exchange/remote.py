@@ -46,7 +46,7 @@ _ACCESS = {
     "az": "check the URL; az login, or set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     "s3": "'aws s3 ls {url}' must work; use other credentials, such as AWS_PROFILE",
 }
-"""What helps where something is absent or access is denied: servers often answer one for the other."""
+"""The hint where something is absent or access is denied: servers often answer one for the other."""
 _SHAPES = {"hf": "hf://datasets/OWNER/NAME", "sftp": "sftp://USER@HOST/PATH", "http": "https://HOST/PATH"}
 _ENDPOINTS = {"hf": "variable HF_ENDPOINT", "s3": "endpoint (--source-endpoint, AWS_ENDPOINT_URL)"}
 """The setting that names the server, if the URL does not."""

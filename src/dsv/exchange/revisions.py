@@ -40,7 +40,7 @@ from dsv.values.secrets import hide_in_urls
 
 DVC = "dvc+"
 HUB = "hf://datasets/"
-"""What URLs of places with revisions begin with: git repositories with data in DVC, and datasets of the Hub."""
+"""Beginnings of URLs of places with revisions: git repositories with data in DVC, and datasets of the Hub."""
 _PATHS = (":(glob)**/*.dvc", ":(glob)**/dvc.lock", ":(glob)**/dvc.yaml")
 _NOT_FOUND = 127  # what env returns for a program that is not there
 _MD5 = re.compile(r"[0-9a-f]{32}(\.dir)?")
@@ -72,7 +72,7 @@ def no_revisions(url: str) -> UsageError:
 
 
 class Output(NamedTuple):
-    """What DVC has at a path."""
+    """An entry of DVC at a path."""
 
     path: str
     md5: str

@@ -72,7 +72,7 @@ class RemoteFile:
 
     @property
     def content_key(self) -> str:
-        """What is the same only for files with the same content, and of this place."""
+        """A value that only files with the same content share, and only at this place."""
         return self.digest or self.key
 
 

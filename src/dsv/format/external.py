@@ -45,8 +45,8 @@ class Source(msgspec.Struct, frozen=True):
     version: str
     """The version id, if the server keeps versions: that one is read. Else empty."""
     tag: str
-    """What changes with the content: an entity tag without quotes, the time of the last change, or of a file its time
-    in nanoseconds. Empty if the server gives neither."""
+    """A value that changes with the content: an entity tag without quotes, the time of the last change, or of a file
+    its time in nanoseconds. Empty if the server gives neither."""
     size: int
 
     def is_at(self, found: Source) -> bool:
@@ -112,7 +112,7 @@ class ExternalRow(NamedTuple):
 
 
 class ExternalPack(msgspec.Struct, frozen=True):
-    """What an external pack says. `ends[i]` is where the chunk i ends in the pack."""
+    """The content of an external pack. `ends[i]` is where the chunk i ends in the pack."""
 
     sources: tuple[Source, ...]
     ids: bytes

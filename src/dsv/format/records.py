@@ -392,7 +392,7 @@ MAX_COMMITS = 1 << 14
 
 
 class ExpiryAction(enum.StrEnum):
-    """What an entry of the log does with its commits."""
+    """The action of an entry of the log."""
 
     EXPIRE = "expire"
     DELETE = "delete"
@@ -444,7 +444,7 @@ def _fault_of_lists(most: int, *lists: Sequence[Any]) -> str | None:
 
 
 class Erasure(Record, frozen=True):
-    """What was erased, by whom, when and why."""
+    """An erasure: of which contents, by whom, when and why."""
 
     kind = "erasure"
     limit = ERASURE_MAX
@@ -481,7 +481,7 @@ MAX_DIGITS = 4
 
 
 class Damage(Record, frozen=True):
-    """What is known to be damaged in a store."""
+    """The known damage of a store."""
 
     kind = "damage"
     limit = DAMAGE_MAX
@@ -492,7 +492,7 @@ class Damage(Record, frozen=True):
     missing: tuple[Named, ...]
     """Objects that had no other place when this was written. Sorted, each once."""
     all_missing: bool
-    """Whether `missing` has all of them."""
+    """`missing` has all of them."""
     nonce: Nonce
     time_ms: Millis
     author: Short

@@ -1,5 +1,5 @@
-"""What the nodes of a run are given: the access to the store, the order to complete the record, and the variables by
-which they meet."""
+"""The order that the nodes of a run are given: the access to the store, how to complete the record, and the variables
+by which they meet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bucket's own settings mean for a store in it, and the old versions of packs that it keeps.
+"""The meaning of a bucket's own settings for a store in it, and the old versions of packs that it keeps.
 
 This uses AWS's calls, which Ceph, MinIO and StorageGRID have too. Settings that a server does not report, or reports
 only to administrators, are ignored. botocore is imported here, when a new store is made or an
@@ -182,7 +182,7 @@ def _applies(rule: Mapping[str, Any], prefix: str) -> bool:
 
 
 class History(msgspec.Struct, frozen=True):
-    """What a bucket keeps besides the objects that are there."""
+    """The old versions that a bucket keeps besides its objects."""
 
     versioned: bool = False
     """It keeps versions of deleted objects, or did so for a time."""
@@ -191,7 +191,7 @@ class History(msgspec.Struct, frozen=True):
     replicas: tuple[str, ...] = ()
     """Other buckets that get a copy of each object."""
     unanswered: tuple[str, ...] = ()
-    """What could not be found out, as sentences."""
+    """Facts that could not be found out, as sentences."""
 
 
 class OldVersion(msgspec.Struct, frozen=True):

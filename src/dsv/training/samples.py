@@ -352,7 +352,7 @@ class Samples:
 
     @property
     def fills(self) -> bool:
-        """Whether the cache is to be filled."""
+        """The cache is to be filled."""
         return self._use_cache == "fill"
 
     def fill(self) -> None:

@@ -48,7 +48,7 @@ _PEER = struct.Struct("3i")
 
 
 class Stored(Protocol):
-    """What a window is of: `samples.Samples`."""
+    """The samples of a window: `samples.Samples`."""
 
     window: int
 
@@ -82,7 +82,7 @@ class Answer(msgspec.Struct, array_like=True):
     error: tuple[str, str, str | None, str | None] | None = None
     """The class, message, subject and hint."""
     alone: list[int] = []
-    """What the file has instead of a block: these samples, in ascending order."""
+    """An entry of the file in place of a block: these samples, in ascending order."""
 
     @classmethod
     def of(cls, block: int, error: DsvError) -> Answer:

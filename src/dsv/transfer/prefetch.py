@@ -291,7 +291,7 @@ class Run(msgspec.Struct, Generic[T]):
     slot: int = 0
     memory: memoryview | None = None
     batch: Batch | None = None
-    """What was read of the small files, valid until the next run is asked for; None if they were not read."""
+    """The contents of the small files, valid until the next run is asked for; None if they were not read."""
 
     def add(self, item: T) -> bool:
         """False if it is full."""

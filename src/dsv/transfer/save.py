@@ -163,7 +163,7 @@ class Source:
     stored: Stored | None = None
     """The content, once it is stored; also by an attempt that lost a race, or by an earlier import."""
     reference: Callable[[], ExternalSource] | None = None
-    """What is noted of the content instead of storing it. Asked for once some of it was read."""
+    """The note that is made of the content instead of storing it. Asked for once some of it was read."""
 
     @property
     def is_file(self) -> bool:

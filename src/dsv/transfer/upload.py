@@ -60,7 +60,7 @@ class Uploader:
         self._session = session
         self._journal = journal
         self._new: dict[tuple[ObjectKind, bytes], Location] = {}
-        """What was packed, and is in no index file yet."""
+        """Objects that were packed, and are in no index file yet."""
         self._compressor = Compressor()
         self._cutter = FileCutter()
         memory = Memory()
@@ -299,7 +299,7 @@ class Uploader:
 
     @property
     def erasures(self) -> Erasures:
-        """What was erased from the store."""
+        """The erasures of the store."""
         return self._session.repository.objects.erasures
 
     def _check_part(self, chunk_id: ChunkId) -> None:

@@ -69,7 +69,7 @@ class Shared(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct):
-    """What an erasure does."""
+    """The plan of an erasure."""
 
     files: dict[FileId, int] = msgspec.field(default_factory=dict)
     """The files to erase, with their sizes."""

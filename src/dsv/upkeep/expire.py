@@ -64,7 +64,7 @@ class Rules(msgspec.Struct, frozen=True):
 
 
 class Dated(msgspec.Struct, frozen=True):
-    """What the rules look at in a commit."""
+    """The facts of a commit that the rules use."""
 
     commit: CommitId
     time_ms: int

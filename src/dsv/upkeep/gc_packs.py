@@ -91,7 +91,7 @@ def list_packs(store: Store) -> ListedPacks:
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """What something needs, and no pack that is there has."""
+    """Objects that something needs and no listed pack has."""
 
     objects: int
     packs: tuple[PackId, ...]
@@ -99,7 +99,7 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a garbage collection does."""
+    """The plan of a garbage collection."""
 
     whole: tuple[PackId, ...]
     """Packs that hold nothing that is needed."""
@@ -167,7 +167,7 @@ class Erased:
 
 
 class Needed:
-    """What is needed of each pack of a listing. An object that lies in several packs counts where most is needed. It
+    """The needed part of each pack of a listing. An object that lies in several packs counts where most is needed. It
     counts in all of them if each is condemned, is marked as damaged there, or has it outside the store."""
 
     def __init__(

@@ -36,7 +36,7 @@ class Hint(msgspec.Struct, frozen=True):
     """It is there, and is not what any dsv has put there. Else it gives a place that is lost since, or was copied by
     gc."""
     right: bytes
-    """What belongs there."""
+    """The right value."""
 
 
 def wrong_hints(repository: Repository, rows: IndexRows, commits: Iterable[CommitId]) -> Iterator[Hint]:

@@ -47,12 +47,12 @@ _KEPT_RECORDS = 8
 
 
 class CheckedPack(msgspec.Struct, frozen=True):
-    """What was found out about a pack."""
+    """The result of the check of a pack."""
 
     pack: PackId
     size: int = 0
     fault: str | None = None
-    """What is wrong with it; None if nothing is, or if the store could not be asked."""
+    """Its fault; None if nothing is, or if the store could not be asked."""
     gone: bool = False
     bad: tuple[tuple[ObjectKind, Id], ...] = ()
     """Objects whose bytes are damaged, locators left out: nothing is lost with one."""

@@ -41,7 +41,7 @@ _FIRST = (
     *("branches/main/ffffffffffffffff", "main/ffffffffffffffff", "ffffffffffffffff"),
     *("value", "start", "open"),
 )
-"""What every dataset, branch, tag, run and session has below its folder."""
+"""The name below its folder that every dataset, branch, tag, run and session has."""
 
 
 T = TypeVar("T")

@@ -54,11 +54,11 @@ class Sum(msgspec.Struct):
 
 
 class Part(msgspec.Struct):
-    """What a group of commits, or a folder, has."""
+    """The objects of a group of commits, or of a folder."""
 
     total: Sum
     alone: Sum
-    """What nothing else in the store has: it would be freed with the group."""
+    """Objects that nothing else in the store has: they would be freed with the group."""
 
     @property
     def shared(self) -> Sum:
@@ -76,11 +76,11 @@ class Packs(msgspec.Struct):
     rewritten: int = 0
     """Packs of which less than half is needed: gc writes that anew, and then deletes them."""
     rewritten_bytes: int = 0
-    """What that frees."""
+    """The space that this frees."""
     partly: int = 0
     """Packs of which more is needed, but not all."""
     partly_unused_bytes: int = 0
-    """What is not needed in them: gc leaves it there."""
+    """The part of them that is not needed: gc leaves it there."""
     unindexed: int = 0
     """Packs in no index, which are among the free ones: left by a sync that was killed, or being written now."""
     unindexed_bytes: int = 0
@@ -89,20 +89,20 @@ class Packs(msgspec.Struct):
 
 
 class Measured(msgspec.Struct):
-    """What the objects of a store take, and for whom."""
+    """The space of the objects of a store, and for whom."""
 
     groups: list[Part]
     reached: Sum
-    """What some commit has."""
+    """Objects of some commit."""
     unused: Sum
-    """What no commit has."""
+    """Objects of no commit."""
     duplicates: Sum
     """Further places of what is reached."""
     unlisted: int
     """Objects that commits have and no index lists: they are lost."""
     packs: Packs | None = None
     plan: Plan | None = None
-    """What gc would do."""
+    """The plan of gc."""
     gone: int = 0
     """Objects that something needs, that an index lists, and whose packs are not there."""
     index_files: int = 0

@@ -1,4 +1,4 @@
-"""Whether everything that commits refer to is in a store, and what was lost if it is not."""
+"""Check that a store has everything that commits refer to, and find what was lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from dsv.values.names import DatasetName
 from dsv.values.progress import NoProgress, Progress
 
 _NOTE_SECONDS = 60.0
-"""What was verified is noted in the store this often."""
+"""Seconds between two notes in the store of what was verified."""
 _KEYS = 1000
 """Rows of a listing that are looked at together."""
 

@@ -49,7 +49,7 @@ class Pattern(msgspec.Struct, frozen=True, dict=True):
 
     @cached
     def _literal(self) -> bytes:
-        """What it begins with."""
+        """The literal beginning."""
         return self.text[: _wildcard(self.text)]
 
     @cached
@@ -311,7 +311,7 @@ class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
 
     @cached
     def _folders(self) -> dict[bytes, tuple[int, bool | None]]:
-        """What `_folder` has found."""
+        """Earlier results of `_folder`."""
         return {}
 
     @classmethod

@@ -56,7 +56,7 @@ class StoreSource:
 
     @property
     def erasures(self) -> Erasures:
-        """What was erased from the store."""
+        """The erasures of the store."""
         return self.repository.objects.erasures
 
     def tree(self, commit: CommitId) -> TreeReader:

@@ -1,4 +1,4 @@
-"""What was erased from a store: nobody gives it out, and nobody stores it again. See `upkeep.erase`."""
+"""Contents that were erased from a store: nobody gives them out, and nobody stores it again. See `upkeep.erase`."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ class Objects:
 
     @property
     def erasures(self) -> Erasures:
-        """What was erased from the store, as of when it was first asked for."""
+        """The erasures of the store, as of when they were first asked for."""
         if self._erasures is None:
             self._erasures = self.read_erasures(self._metadata)
         return self._erasures

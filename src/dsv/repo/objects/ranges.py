@@ -37,7 +37,7 @@ class Span(msgspec.Struct, Generic[Item]):
     end: int
     items: list[tuple[int, Location, Item]]
     moved: bool = False
-    """What is wanted of it was to lie elsewhere, in a pack that is gone."""
+    """The wanted part was to lie elsewhere, in a pack that is gone."""
 
     @property
     def size(self) -> int:

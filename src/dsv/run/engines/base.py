@@ -531,8 +531,8 @@ def error_in(text: str) -> tuple[str | None, str | None]:
 
 
 SEEN_TO: Final = frozenset({"image", "time_seconds", "retries"})
-"""What no engine has to give. Images are checked by themselves; of one machine's jobs, dsv ends those that take too
-long, and starts those again that failed."""
+"""Options that no engine has to support. Images are checked by themselves; of one machine's jobs, dsv ends those that
+take too long, and starts those again that failed."""
 
 
 def check_given(engine: Engine | type[Engine], wanted: Resources) -> None:

@@ -35,6 +35,7 @@ class Cluster:
         self.deleted = False
         self.labels: dict[str, str] = {}
         self.told: list[str] = []
+        self.is_busy = False
 
     def items(self, path: str, **query: str) -> list[Any]:
         if not path.endswith("/pods") or (self.suspended and not self.stays):
@@ -52,6 +53,8 @@ class Cluster:
         if path == JOB:
             self.suspended = body.get("spec", {}).get("suspend", self.suspended)
             return self.get(path)
+        if self.is_busy:
+            raise Refusal("the server is busy", 503)
         (told,) = body["metadata"]["annotations"].values()
         self.told += [line.split()[1] for line in told.splitlines()]
         return {}
@@ -85,6 +88,21 @@ def test_a_signal_reaches_a_command_of_whose_start_nobody_had_heard() -> None:
     run.signal(signal.SIGTERM)
     assert cluster.told == ["USR1", "USR1", "TERM"]  # a node that has not looked meanwhile sees both
     assert not cluster.suspended and not cluster.deleted
+    cluster.deleted = True
+    run.kill()
+    until(lambda: run.ended is not None)
+
+
+def test_signals_that_a_busy_cluster_refuses_come_later_in_their_order() -> None:
+    cluster = Cluster(begun=True)
+    run = _run(cluster)
+    cluster.is_busy = True
+    run.signal(signal.SIGUSR1)
+    run.signal(signal.SIGTERM)
+    assert cluster.told == []
+    cluster.is_busy = False
+    until(lambda: run._unsent == [], "the signals")
+    assert list(dict.fromkeys(cluster.told)) == ["USR1", "TERM"]
     cluster.deleted = True
     run.kill()
     until(lambda: run.ended is not None)
@@ -298,10 +316,10 @@ def test_no_signal_comes_after_the_one_that_kills() -> None:
     cluster = Cluster(begun=False)
     run = _run(cluster)
     with run._lock:
-        run._unsent = signal.SIGINT
+        run._unsent = [signal.SIGINT]
         cluster.begun = True
     run.kill()
-    assert cluster.told[-1] == "KILL" and run._unsent is None
+    assert cluster.told[-1] == "KILL" and run._unsent == []
     cluster.deleted = True
     until(lambda: run.ended is not None)
 

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
 from time import monotonic
 from types import FrameType
-from typing import Final
+from typing import ClassVar, Final
 
 from dsv.errors import Interrupted, LaunchError
 from dsv.fs.process import host_name, user_name
@@ -107,6 +107,9 @@ def _handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], 
 class FollowedJob(ABC):
     """A `Handle` of a job that its engine holds, and that a thread of this process follows until its end."""
 
+    sent_again: ClassVar[frozenset[int]] = frozenset(ENDING)
+    """The signals that are kept until they have reached the command."""
+
     def __init__(self, name: str, on_end: Callable[[], None]) -> None:
         """name: of the thread, which `follow` starts."""
         self.ended: Ended | None = None
@@ -114,26 +117,26 @@ class FollowedJob(ABC):
         self._lock = Lock()
         self._wake = Event()
         self._kills = 0
-        self._unsent: int | None = None  # a signal that should end the job, and has not reached its command
+        self._unsent: list[int] = []  # signals that have not reached the command, in their order
         self._thread = Thread(target=self._follow, name=name, daemon=True)
 
     def signal(self, number: int) -> None:
         with self._lock:
-            if not self._send(number) and number in ENDING:
-                self._unsent = number
+            if not self._send(number) and number in self.sent_again:
+                self._unsent.append(number)
         self._wake.set()
 
     def kill(self) -> None:
         with self._lock:
             self._kills += 1
-            self._unsent = None if self._kill() else signal.SIGKILL
+            self._unsent = [] if self._kill() else [signal.SIGKILL]
         self._wake.set()
 
     def send_again(self) -> None:
-        """Send the signal that has not reached the command."""
+        """Send the signals that have not reached the command."""
         with self._lock:
-            if self._unsent is not None and self._send(self._unsent):
-                self._unsent = None
+            while self._unsent and self._send(self._unsent[0]):
+                del self._unsent[0]
 
     def _follow(self) -> None:
         try:

@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import partial
 from threading import Event, Thread
 from time import monotonic, sleep
-from typing import Final
+from typing import ClassVar, Final
 
 from dsv.errors import DsvError
-from dsv.run.engines.attach import ENDING, FollowedJob
+from dsv.run.engines.attach import ENDING, TELLING, FollowedJob
 from dsv.run.engines.base import Ended
 from dsv.run.engines.kubernetes.api import KubernetesApi, Refusal
 from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, ended, gone
@@ -32,6 +32,8 @@ _PATIENT: Final = 60.0
 
 class KubernetesRun(FollowedJob):
     """Several processes may follow a job, on any machine that reaches the cluster."""
+
+    sent_again: ClassVar[frozenset[int]] = frozenset((*ENDING, *TELLING))
 
     def __init__(
         self,
@@ -56,11 +58,11 @@ class KubernetesRun(FollowedJob):
     def _send(self, number: int) -> bool:
         """A job that has not begun is withdrawn instead, if the signal should end it."""
         name = signal.Signals(number).name
-        if number in ENDING and self._unsent is None:
+        if number in ENDING and number not in self._unsent:
             self._job.record_stop(name)
         facts = self._job.latest()
         if facts is None or not facts.begun:
-            return number in ENDING and facts is not None and self._job.withdraw_step(facts)
+            return number not in ENDING or (facts is not None and self._job.withdraw_step(facts))
         return self._job.signal(name.removeprefix("SIG"))
 
     def _kill(self) -> bool:
@@ -85,7 +87,7 @@ class KubernetesRun(FollowedJob):
                 done = self._absent() if facts is None else self._step(facts)
                 if done is not None:
                     return done
-                if self._unsent is not None:
+                if self._unsent:
                     self.send_again()
                     pause = _ASK[0]  # a command that began just now may end at once
             woken = self._wake.wait(pause)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from dsv.run.engines.base import Ended
+from dsv.run.engines.slurm.engine import read_logs
 from dsv.run.engines.slurm.job_status import Left, ended, status
-from dsv.run.engines.slurm.program import Queued
-from dsv.run.record import EndCause
+from dsv.run.engines.slurm.program import Answer, Queued
+from dsv.run.record import EndCause, JobRef
 
 RUN = "20261122-070000-0a1b2c3d"
 FOLDER = Path("/nfs/runs/x y/job")
@@ -278,3 +280,24 @@ def test_a_job_that_went_while_it_waited_for_another_attempt(
     (tmp_path / "node.1.0").write_text("n1 1770000000 3 1770000009\n")
     done = ended(None, Left(tmp_path))
     assert done is not None and (done.exit_code, str(done.cause or "exited")) == (3, cause)
+
+
+class Knows:
+    """Stands for Slurm's programs: Slurm knows the job, and goes on to know it for minutes after its end."""
+
+    state = "RUNNING"
+
+    def find(self, number: str, *, fresh: float) -> tuple[Queued, Answer]:
+        return queued(self.state), Answer()
+
+
+def test_a_log_that_is_followed_ends_if_another_dsv_completes_the_record(tmp_path: Path) -> None:
+    """It then removes what the job left, so that nothing tells the end any more."""
+    folder, slurm = tmp_path / "job", Knows()
+    left(folder, out__0="first\n")
+    ref = JobRef("slurm", RUN, "cluster", f"7:{folder}")
+    with read_logs(slurm, ref, follow=True) as pieces:  # type: ignore[arg-type]
+        assert next(pieces) == b"first\n"
+        slurm.state = "FAILED"
+        shutil.rmtree(folder)
+        assert list(pieces) == []

@@ -489,14 +489,16 @@ def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> AbstractConte
     """Read what the job has written, stdout and stderr together; with `follow` until its end."""
 
     def collect(writer: int, stop: Event) -> None:
-        streams = [Follower(job_folder(ref), stream, writer) for stream in ("out", "err")]
+        folder = job_folder(ref)
+        streams = [Follower(folder, stream, writer) for stream in ("out", "err")]
         with suppress(OSError):
-            over = False
+            over = was_there = False
             while not stop.is_set() and not over:
                 job, answer = program.find(job_id(ref), fresh=_ASK[1] / 3)
-                over = not follow or (
-                    answer.problem is None and ended(job, Left(job_folder(ref))) is not None
-                )
+                # Another dsv that completes the record removes the folder. Slurm knows the job for minutes after that.
+                is_gone, was_there = was_there and not folder.is_dir(), was_there or folder.is_dir()
+                is_over = answer.problem is None and ended(job, Left(folder)) is not None
+                over = not follow or is_gone or is_over
                 for each in streams:
                     each.step(last=over)
                 stop.wait(0 if over else _PAUSE[1] / 2)

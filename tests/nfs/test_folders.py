@@ -16,7 +16,7 @@ import os, sys, time
 from pathlib import Path
 from dsv.cache.fill.files import Folders, Rights
 top, marks = Path(sys.argv[1]), Path(sys.argv[2])
-rights = Rights(file=0o444, executable=0o555, folder=0o777, mend=True, group=None)
+rights = Rights(file=0o444, executable=0o555, given=0o777, mend=True)
 tree, drafts = (os.open(top / name, os.O_RDONLY | os.O_DIRECTORY) for name in ("tree", "drafts"))
 try:
     os.stat("a", dir_fd=tree)
@@ -52,12 +52,12 @@ from pathlib import Path
 from dsv.cache.removal import Remover
 tree, marks = Path(sys.argv[1]), Path(sys.argv[2])
 class Overtaken(Remover):
-    def _empty(self, folder, where, pool):
-        if where.shown == sys.argv[3]:
+    def _empty(self, folder, shown, pool):
+        if shown == sys.argv[3]:
             (marks / "open").touch()
             while not (marks / "gone").exists():
                 time.sleep(0.05)
-        return super()._empty(folder, where, pool)
+        return super()._empty(folder, shown, pool)
     def _files(self, folder, shown, names):
         if shown + "*" == sys.argv[3] and names:
             (marks / "open").touch()

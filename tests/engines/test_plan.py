@@ -50,7 +50,7 @@ def words(engine: ContainerEngine, job: Job, given: Facts) -> str:
 
 def test_docker_as_a_root_daemon() -> None:
     user = "--user 1000:1001 --group-add 44 --group-add 2000"
-    assert words(Docker({}), JOB, facts()) == f'docker run {BEGIN} {user} {MOUNTS} --gpus "device=0,1" {END}'
+    assert words(Docker({}), JOB, facts()) == f"docker run {BEGIN} {user} {MOUNTS} --gpus 2 {END}"
 
 
 def test_limits_are_options_of_the_engine() -> None:
@@ -83,7 +83,7 @@ def test_what_the_driver_says_of_a_gpu() -> None:
 def test_docker_rootless() -> None:
     assert (
         words(Docker({}), JOB, facts(rootless=True))
-        == f'docker run {BEGIN} --user 0:0 {MOUNTS} --gpus "device=0,1" {END}'
+        == f"docker run {BEGIN} --user 0:0 {MOUNTS} --gpus 2 {END}"
     )
 
 

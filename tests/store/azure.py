@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from dsv.store.options import StoreOptions
-from tests.labs.machine import free_ports, listening, wait_until
+from tests.labs.machine import free_ports, wait_until
 from tests.waiting import PATIENCE
 
 PROGRAM = "azurite-blob"
@@ -90,19 +90,11 @@ class OutsideAzure:
 @contextmanager
 def running(folder: Path) -> Iterator[Azurite]:
     """Azurite with all it holds in memory."""
-    (port,) = free_ports(1)
-    program = shutil.which(PROGRAM)
-    assert program is not None
-    argv = [program, "--inMemoryPersistence", "--blobHost", "127.0.0.1", "--blobPort", str(port)]
-    with (folder / "azurite.log").open("wb") as log:
-        process = subprocess.Popen(
-            [*argv, "--silent", "--skipApiVersionCheck", "--disableTelemetry"],
-            stdout=log,
-            stderr=log,
-            cwd=folder,
-        )
+    process, port = _start(folder)
+    while process.poll() is not None:  # another program took the port first
+        assert "EADDRINUSE" in _log(folder).read_text(), _log(folder).read_text()
+        process, port = _start(folder)
     try:
-        assert wait_until(lambda: listening(port), PATIENCE), (folder / "azurite.log").read_text()
         yield Azurite(port)
     finally:
         process.terminate()
@@ -111,3 +103,26 @@ def running(folder: Path) -> Iterator[Azurite]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _start(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """Return once it listens, or has ended."""
+    (port,) = free_ports(1)
+    program = shutil.which(PROGRAM)
+    assert program is not None
+    argv = [program, "--inMemoryPersistence", "--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    with _log(folder).open("wb") as log:
+        process = subprocess.Popen(
+            [*argv, "--silent", "--skipApiVersionCheck", "--disableTelemetry"],
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+        )
+    assert wait_until(
+        lambda: process.poll() is not None or "successfully listens" in _log(folder).read_text(), PATIENCE
+    ), _log(folder).read_text()
+    return process, port
+
+
+def _log(folder: Path) -> Path:
+    return folder / "azurite.log"

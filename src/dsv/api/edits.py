@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dsv.api.context import Context
 from dsv.api.edited_tree import EditedTree, as_text
-from dsv.errors import Conflict, NotFound, UsageError
+from dsv.errors import Conflict, NotFound, Unsupported, UsageError
 from dsv.format.records import Commit
 from dsv.format.tree import Kind
 from dsv.repo.refs.branches import Head, LostRace, deleted
@@ -153,9 +153,6 @@ class Edited:
         return Counter(path.what for path in self.paths)[what]
 
 
-_PUT = "what was to be put"
-
-
 def edit(context: Context, target: Target, edits: Sequence[Edit], request: EditRequest) -> Edited:
     """Apply the edits in their order, and publish the result as one commit on the target's branch (`main`).
 
@@ -189,7 +186,7 @@ def edit_in(
         problems = save_sources(uploader, new, context.progress, on_stored)
         plan.problems += problems
         if problems and not request.skip_unsupported:
-            raise refusal(problems, _PUT)
+            raise _refusal(problems, edits)
         for path, what in plan.changes:
             change = TreeChange(path, None) if what is None else what.change(path)
             if change is not None:
@@ -203,7 +200,7 @@ def edit_in(
         )  # fmt: skip
 
     if plan.problems and not request.skip_unsupported:
-        raise refusal(plan.problems, _PUT)
+        raise _refusal(plan.problems, edits)
     if not request.allow_removals:
         _check_removals(plan, base, name)
     if request.dry_run:
@@ -227,6 +224,13 @@ def edit_in(
     if isinstance(done, Unchanged):
         return edited(done.commit, None if base is None else base.commit, attempts, any_change=False)
     return edited(done.id, done.commit, attempts, any_change=True)
+
+
+def _refusal(problems: Sequence[Problem], edits: Sequence[Edit]) -> Unsupported:
+    error = refusal(problems, "what was to be put")
+    if any(isinstance(each, PutSources) for each in edits):  # no .dsvignore is read where an import reads
+        error.hint = "remove them there, or leave them out with --skip-unsupported"
+    return error
 
 
 def _tree(repository: Repository, head: Head | None) -> TreeReader | None:

@@ -47,6 +47,7 @@ from dsv.run.engines.machine import (
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import Guard
 from dsv.run.record import JobRef, RunState
+from dsv.run.resources import ALL_GPUS
 from dsv.values.json import Json
 
 PROBE_SECONDS = 5.0
@@ -282,9 +283,10 @@ class Docker(ContainerEngine):
         return options
 
     def gpu_options(self, wanted: int, gpu_type: str | None, facts: Facts) -> list[str]:
-        names = choose_gpus(wanted, facts.machine, gpu_type)
+        anyone = gpu_type is None and facts.machine.visible_gpus is None
+        names = None if anyone else choose_gpus(wanted, facts.machine, gpu_type)
         if names is None:
-            return ["--gpus", "all"]
+            return ["--gpus", "all" if wanted == ALL_GPUS else str(wanted)]
         return ["--gpus", f'"device={",".join(names)}"']  # the value is CSV: the quotes are docker's
 
     def read_image(self, image: dict[str, Any]) -> ImageIdentity:

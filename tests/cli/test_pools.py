@@ -13,9 +13,10 @@ import pytest
 
 from dsv.api import pools
 from dsv.api.cache import Stager
+from dsv.errors import Unreachable
 from dsv.run.engine_list import ENGINES
 from dsv.run.engines import machine
-from dsv.run.engines.base import NO_OPTIONS, Facts, Job, NoEngine, Plan
+from dsv.run.engines.base import NO_OPTIONS, Facts, Job, Plan
 from dsv.run.engines.process import Process
 from dsv.run.resources import Capacity, GpuCount, NodeRoom, Resources
 from dsv.values.json import Json
@@ -34,12 +35,12 @@ class Busy(Process):
     @classmethod
     def check_options(cls, options: Mapping[str, Json], where: str) -> None: ...
 
-    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
+    def capacity(self, wanted: Resources) -> Capacity:
         if not self._file.exists():
             return Capacity((NodeRoom("n"),), waiting=0)
         said = self._file.read_text()
         if said.startswith("down"):
-            return NoEngine("it is down")
+            raise Unreachable("it is down")
         if said.startswith("nodes:"):
             return Capacity(unseen=(said,))
         return Capacity((NodeRoom("n"),), waiting=2, not_now=said)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dsv.errors import Unreachable
 from dsv.run.engines.attach import Foreground, Signals, supervise
-from dsv.run.engines.base import Ended, Engine, Facts, Job, Mount, NoEngine, Plan
+from dsv.run.engines.base import Ended, Engine, Facts, Job, Mount, Plan
 from dsv.run.engines.output import LogKeeper, Output
 from dsv.run.record import JobRef
 from dsv.values.secrets import Masker
@@ -68,18 +69,19 @@ class Bench:
 
     @classmethod
     def of(cls, engine: Engine, folder: Path, image: str | None) -> Bench:
-        asked = [engine.probe()]
+        asked: list[Facts] = []
 
-        def answered() -> (
-            bool
-        ):  # a busy machine's engine may not answer within the few seconds that dsv waits
-            if isinstance(asked[-1], NoEngine) and "did not answer in" in asked[-1].reason:
+        def answered() -> bool:
+            """A busy machine's engine may not answer within the few seconds that dsv waits."""
+            try:
                 asked.append(engine.probe())
-            return not isinstance(asked[-1], NoEngine) or "did not answer in" not in asked[-1].reason
+            except Unreachable as error:
+                if "did not answer in" not in error.message:
+                    raise
+            return bool(asked)
 
         until(answered, "the engine's answer")
-        assert not isinstance(asked[-1], NoEngine), asked[-1].reason
-        return cls(engine, asked[-1], folder, image)
+        return cls(engine, asked[0], folder, image)
 
     def shell(self, script: str, *arguments: str, **more: object) -> Job:
         return self.job("sh", "-c", script, "sh", *arguments, **more)

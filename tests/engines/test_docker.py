@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.run.engines.base import NoEngine
+from dsv.errors import Unreachable
 from dsv.run.engines.containers.engine import Docker
 from tests.engines.container_conformance import ContainerConformance
 from tests.engines.harness import Bench
@@ -29,6 +29,6 @@ class TestDocker(ContainerConformance):
 
 
 def test_a_daemon_that_is_not_there(tmp_path: Path, docker_engine: ContainerEngine) -> None:
-    answer = Docker({**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none"}).probe()
-    assert isinstance(answer, NoEngine) and "does not answer" in answer.reason
+    with pytest.raises(Unreachable, match="does not answer"):
+        Docker({**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none"}).probe()
     assert Docker({**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none"}).inspect("0123456789ab") is None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dsv.run.engines.base import NoEngine
+from dsv.errors import Denied
 from dsv.run.engines.kubernetes.api import Refusal
 from dsv.run.engines.kubernetes.engine import Kubernetes
 from dsv.run.engines.kubernetes.follow import KubernetesRun, PodLog
@@ -208,8 +208,8 @@ def test_a_cluster_that_refuses_its_jobs_does_not_answer(monkeypatch: pytest.Mon
         return version if path == "/version" else known(path)
 
     monkeypatch.setattr(site, "get", get)
-    answer = engine.probe()
-    assert isinstance(answer, NoEngine) and answer.reason == "Kubernetes refuses: jobs.batch is forbidden"
+    with pytest.raises(Denied, match=r"Kubernetes refuses: jobs\.batch is forbidden"):
+        engine.probe()
 
 
 @pytest.mark.parametrize(("identity", "words"), [("k0", "has no Job job any more"), ("k1", "is another one")])

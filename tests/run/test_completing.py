@@ -10,11 +10,12 @@ from typing import Any, cast
 
 import pytest
 
+from dsv.errors import Unreachable
 from dsv.repo.repository import now_ms
 from dsv.run.active_runs import Marks
 from dsv.run.completing import Completer, completed
 from dsv.run.engine_list import Engines
-from dsv.run.engines.base import Ended, JobStatus, NoEngine
+from dsv.run.engines.base import Ended, JobStatus
 from dsv.run.record import RECORD, EndCause, JobRef, LogInfo, RunId, RunPart, RunRecord, RunState
 from dsv.values.ids import CommitId
 from tests.run.shop import SCANS, STORE, Shop
@@ -33,7 +34,7 @@ class Cluster:
     says: JobStatus | None
     environ: Mapping[str, str] = field(default_factory=dict)
     pools: Mapping[str, Any] = field(default_factory=dict)
-    silent: NoEngine | None = None
+    silent: Unreachable | None = None
     forgotten: list[JobRef] = field(default_factory=list)
     kept: tuple[JobRef, ...] = ()
     name = "slurm"
@@ -46,8 +47,9 @@ class Cluster:
     def status(self, ref: JobRef) -> JobStatus | None:
         return self.says
 
-    def probe(self) -> NoEngine | None:
-        return self.silent
+    def probe(self) -> None:
+        if self.silent is not None:
+            raise self.silent
 
     def forget(self, ref: JobRef) -> None:
         self.forgotten.append(ref)
@@ -179,7 +181,7 @@ def test_a_cluster_that_answers_but_not_about_the_job_is_said_to(shop: Shop) -> 
 
 
 def test_what_is_known_of_a_run_whose_cluster_is_away_is_said_to_be_old(shop: Shop, tmp_path: Path) -> None:
-    away = NoEngine("Kubernetes does not answer: refused")
+    away = Unreachable("Kubernetes does not answer: refused")
     cluster = Cluster(None, silent=away)
 
     def seen() -> RunRecord:
@@ -187,7 +189,7 @@ def test_what_is_known_of_a_run_whose_cluster_is_away_is_said_to_be_old(shop: Sh
 
     assert seen().state is RunState.QUEUED
     since = "not reachable since 1970-01-01T00:00:01"
-    assert since in str(seen().error) and str(seen().error).endswith(away.reason)
+    assert since in str(seen().error) and str(seen().error).endswith(away.message)
     cluster.says = JobStatus(RunState.RUNNING)
     assert (seen().state, seen().error) == (RunState.RUNNING, None)
     cluster.says = None

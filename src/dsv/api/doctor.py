@@ -28,7 +28,6 @@ from dsv.repo.damage import read_damage
 from dsv.repo.merge_indexes import check_indexes
 from dsv.repo.repository import Repository
 from dsv.run.engine_list import ENGINES, engine_of
-from dsv.run.engines.base import NoEngine
 from dsv.store.base import Store
 from dsv.store.open import OpenStore, split_of
 from dsv.store.options import StoreOptions
@@ -285,10 +284,11 @@ def _engines(environ: Mapping[str, str]) -> Iterator[Finding]:
     for name, make in ENGINES.items():
         if make.queues:  # a cluster is no engine of this machine: its pools are asked
             continue
-        answer = make(environ).probe()
-        if isinstance(answer, NoEngine):
+        try:
+            answer = make(environ).probe()
+        except DsvError as error:
             hint = f"start {name} if you run images by it; dsv run takes an engine that answers"
-            yield _warn(f"engine {name}", answer.reason, hint)
+            yield _warn(f"engine {name}", error.message, hint)
             continue
         gpus = answer.machine.gpus
         version = f" {answer.version}" if answer.version else ""
@@ -322,10 +322,11 @@ def _pools(context: Context, environ: Mapping[str, str]) -> Iterator[Finding]:
             continue
         if pool.engine is None:  # this machine, whose engines were asked
             continue
-        answer = engine_of(pool)(environ, pool.options).probe()
-        if isinstance(answer, NoEngine):
+        try:
+            answer = engine_of(pool)(environ, pool.options).probe()
+        except DsvError as error:
             settings = f"dsv pools; dsv config lists the settings of pools.{name}"
-            yield _warn(check, answer.reason, answer.hint or settings)
+            yield _warn(check, error.message, error.hint or settings)
         else:
             version = f" {answer.version}" if answer.version else ""
             yield _ok(check, f"{pool.engine}{version} answers")

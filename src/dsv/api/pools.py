@@ -17,7 +17,7 @@ from dsv.cache.record import lookup
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.run.engine_list import Engines, check_image_for, choose, engine_of
-from dsv.run.engines.base import Engine, NoEngine, Task, check_given
+from dsv.run.engines.base import Engine, Task, check_given
 from dsv.run.pools import (
     ANSWERS_WITHIN,
     Choice,
@@ -183,8 +183,6 @@ def _report(context: Context, environ: Mapping[str, str], pool: Pool, wanted: Wa
     refused = _refusal(pool, asked, wanted.image)
     engine = _engine(environ, pool, wanted)
     answer = engine.capacity(asked)
-    if isinstance(answer, NoEngine):
-        return unknown(pool, answer.error or Unreachable(answer.reason))
     folder = cache_folder(context.settings, pool)
     there, free, no_room = None, None, None
     if folder is not None and folder.is_dir():

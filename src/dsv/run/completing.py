@@ -17,7 +17,7 @@ from dsv.periodic import now_ms
 from dsv.run.active_runs import Marks
 from dsv.run.dirs import Metrics, job_folder, parse_metrics, read_metrics, remove_scratch
 from dsv.run.engine_list import Engines, FoundJob, find_job
-from dsv.run.engines.base import CANNOT_LAUNCH, Ended, Engine, JobStatus, NoEngine
+from dsv.run.engines.base import CANNOT_LAUNCH, Ended, Engine, JobStatus
 from dsv.run.engines.output import KeptLog, LogKeeper
 from dsv.run.node_order import PASSED
 from dsv.run.record import (
@@ -364,9 +364,11 @@ class Completer:
     def _as_last_known(self, record: RunRecord, engine: Engine) -> RunRecord:
         key = record.engine, record.pool
         if key not in self._silent:
-            answer = engine.probe()
-            but = f"{engine.name} answers, but not about this job"
-            self._silent[key] = answer.reason if isinstance(answer, NoEngine) else but
+            self._silent[key] = f"{engine.name} answers, but not about this job"
+            try:
+                engine.probe()
+            except DsvError as error:
+                self._silent[key] = error.message
         state, since = record.state, record.started_ms
         with suppress(OSError, ValueError):
             path = self._answers / record.run

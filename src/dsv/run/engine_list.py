@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final, cast
 
-from dsv.errors import LaunchError, UsageError
-from dsv.run.engines.base import NO_OPTIONS, Engine, Facts, JobStatus, NoEngine
+from dsv.errors import DsvError, LaunchError, UsageError
+from dsv.run.engines.base import NO_OPTIONS, Engine, Facts, JobStatus
 from dsv.run.record import JobRef, RunRecord, RunState
 from dsv.run.resources import Pool
 from dsv.values.json import Json
@@ -112,10 +112,10 @@ def choose(
         engine = make(environ)
         if not engine.takes_image:
             continue
-        answer = engine.probe()
-        if not isinstance(answer, NoEngine):
-            return Chosen(engine, answer)
-        reasons.append(answer.reason)
+        try:
+            return Chosen(engine, engine.probe())
+        except DsvError as error:
+            reasons.append(error.message)
     raise LaunchError(
         f"no engine can run {image}: {'; '.join(reasons)}",
         subject=image,
@@ -144,14 +144,11 @@ def _named(
         raise UsageError(f"there is no engine {name}", subject=name, hint=f"one of {', '.join(ENGINES)}")
     check_image_for(make, image)
     engine = make(environ, options)
-    answer = engine.probe()
-    if isinstance(answer, NoEngine):
-        raise LaunchError(
-            answer.reason,
-            subject=name,
-            hint=answer.hint or "dsv run chooses one that answers, without --engine",
-        )
-    return Chosen(engine, answer)
+    try:
+        return Chosen(engine, engine.probe())
+    except DsvError as error:
+        hint = error.hint or "dsv run chooses one that answers, without --engine"
+        raise LaunchError(error.message, subject=name, hint=hint) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 import msgspec
 
-from dsv.errors import DsvError, LaunchError, UsageError
+from dsv.errors import LaunchError, UsageError
 from dsv.fs.process import host_name
 from dsv.run.engines.machine import Machine, gpu_counts, memory, visible
 from dsv.run.engines.output import LogKeeper, Output
@@ -151,24 +151,6 @@ class Facts:
     """The labels, with their values, that show which GPUs the nodes of a cluster have."""
     hosts: tuple[tuple[str, str], ...] = ()
     """Commits, each with a node that recently had it in its own cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class NoEngine:
-    """An engine that can't be used here."""
-
-    reason: str
-    """Half a sentence."""
-    error: DsvError | None = None
-    """The same with a hint, unless the engine just doesn't answer."""
-
-    @classmethod
-    def of(cls, error: DsvError) -> NoEngine:
-        return cls(error.message, error)
-
-    @property
-    def hint(self) -> str | None:
-        return None if self.error is None else self.error.hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,8 +336,10 @@ class Engine(ABC):
         read_options(options, where, cls.name, {})
 
     @abstractmethod
-    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
+    def capacity(self, wanted: Resources) -> Capacity:
         """Return what it has for a job that asks for this, and what of that is free. At most a few seconds.
+
+        Raise `DsvError` as `probe`.
 
         A cluster leaves out the nodes that such a job can't run on (drained, tainted, of another partition, without
         the TPU), and says with `not_now` and `never` what its quotas and limits mean for the job.
@@ -370,8 +354,11 @@ class Engine(ABC):
         return self.status(ref)
 
     @abstractmethod
-    def probe(self) -> Facts | NoEngine:
-        """Check that the engine answers, for at most a few seconds. A cluster: its API or its controller."""
+    def probe(self) -> Facts:
+        """Check that the engine answers, for at most a few seconds. A cluster: its API or its controller.
+
+        Raise `DsvError` for one that can't be used here: `Unreachable`, unless there is a better one.
+        """
 
     def place(self, mount: Mount) -> str:
         """Return where a job finds this mount."""
@@ -575,11 +562,9 @@ class LocalEngine(Engine):
 
     gives: ClassVar[frozenset[str]] = frozenset({"gpus", "gpu_type", "cpus", "memory_bytes"})
 
-    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
+    def capacity(self, wanted: Resources) -> Capacity:
         """Return the one machine, with the GPUs that the caller may use."""
         facts = self.probe()
-        if isinstance(facts, NoEngine):
-            return facts
         node = NodeRoom(
             name=host_name(),
             gpus=gpu_counts(visible(self.environ)),

@@ -26,7 +26,6 @@ from dsv.run.engines.base import (
     JobStatus,
     LocalEngine,
     Mount,
-    NoEngine,
     Plan,
     check_command,
     check_given,
@@ -75,7 +74,7 @@ class Process(LocalEngine):
         super().__init__(environ, options)
         self._held: dict[JobRef, _Held] = {}
 
-    def probe(self) -> Facts | NoEngine:
+    def probe(self) -> Facts:
         return Facts(Machine.read(self.environ), Known.here().kernel)
 
     def place(self, mount: Mount) -> str:

@@ -7,7 +7,7 @@ import io
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from shutil import which
 from threading import Event
@@ -23,7 +23,6 @@ from dsv.run.engines.base import (
     JobStatus,
     LocalEngine,
     Mount,
-    NoEngine,
     Plan,
     PrivateFile,
     check_given,
@@ -73,8 +72,8 @@ class ContainerEngine(ContainerProgram):
         self._where: str | None = None
 
     @abstractmethod
-    def read_facts(self, info: dict[str, Any]) -> Facts | NoEngine:
-        """Read the answer of `info`."""
+    def read_facts(self, info: dict[str, Any]) -> Facts:
+        """Read the answer of `info`. Raise `Unreachable` if it is none of this engine."""
 
     @abstractmethod
     def user_options(self, job: Job, facts: Facts) -> list[str]:
@@ -84,15 +83,15 @@ class ContainerEngine(ContainerProgram):
     def gpu_options(self, wanted: int, gpu_type: str | None, facts: Facts) -> list[str]:
         """Return options that give the job its GPUs."""
 
-    def probe(self) -> Facts | NoEngine:
+    def probe(self) -> Facts:
         if which(self.name, path=self.environ.get("PATH")) is None:
-            return NoEngine(f"there is no {self.name} program")
+            raise Unreachable(f"there is no {self.name} program")
         done = self.call("info", "--format", "{{json .}}", seconds=PROBE_SECONDS)
         if done is None:
-            return NoEngine(f"{self.name} did not answer in {PROBE_SECONDS:.0f} s")
+            raise Unreachable(f"{self.name} did not answer in {PROBE_SECONDS:.0f} s")
         info = load_json(done.stdout)
         if done.returncode != 0 or not isinstance(info, dict):
-            return NoEngine(
+            raise Unreachable(
                 f"{self.name} does not answer: {first_line(done) or f'exit code {done.returncode}'}"
             )
         return self.read_facts(info)
@@ -171,8 +170,10 @@ class ContainerEngine(ContainerProgram):
         details = self.inspect(ref.id)
         if details:
             return status_of(details)
-        gone = details is not None and self._identity() == ref.where
-        return JobStatus(RunState.CUT_OFF) if gone else None
+        with suppress(Unreachable):
+            if details is not None and self._identity() == ref.where:
+                return JobStatus(RunState.CUT_OFF)
+        return None
 
     def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
         return self.read_logs(ref.id, follow) if is_id(ref.id) else None
@@ -191,10 +192,9 @@ class ContainerEngine(ContainerProgram):
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
         wanted = LABEL if run is None else f"{LABEL}={run}"
         done = self.call("ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={wanted}")
-        where = None if done is None or done.returncode != 0 else self._identity()
-        if done is None or where is None:
+        if done is None or done.returncode != 0:
             raise Unreachable(f"{self.name} does not answer", subject=self.name)
-        ids = done.stdout.decode("ascii", "replace").split()
+        where, ids = self._identity(), done.stdout.decode("ascii", "replace").split()
         found = ((each, self.inspect(each) or {}) for each in ids)
         return tuple(
             JobRef(self.name, labels[LABEL], where, each)
@@ -202,11 +202,10 @@ class ContainerEngine(ContainerProgram):
             if LABEL in (labels := (details.get("Config") or {}).get("Labels") or {})
         )
 
-    def _identity(self) -> str | None:
-        """Return the identity of the engine that answers; None if it doesn't."""
+    def _identity(self) -> str:
+        """Return the identity of the engine that answers. Raise `Unreachable` if it doesn't."""
         if self._where is None:
-            facts = self.probe()
-            self._where = None if isinstance(facts, NoEngine) else facts.where
+            self._where = self.probe().where
         return self._where
 
     def _environment(self, job: Job, facts: Facts) -> tuple[dict[str, str], tuple[PrivateFile, ...]]:
@@ -254,13 +253,13 @@ class Docker(ContainerEngine):
         "install the NVIDIA Container Toolkit, then: nvidia-ctk runtime configure --runtime=docker"
     )
 
-    def read_facts(self, info: dict[str, Any]) -> Facts | NoEngine:
+    def read_facts(self, info: dict[str, Any]) -> Facts:
         if "ServerVersion" not in info:  # podman-docker answers in podman's words
-            return NoEngine("the docker program is podman's")
+            raise Unreachable("the docker program is podman's")
         if info.get("ServerErrors"):
-            return NoEngine(f"docker does not answer: {info['ServerErrors'][0]}")
+            raise Unreachable(f"docker does not answer: {info['ServerErrors'][0]}")
         if info.get("OSType") not in (None, "", "linux"):
-            return NoEngine(f"docker runs {info['OSType']} containers")
+            raise Unreachable(f"docker runs {info['OSType']} containers")
         options = [str(option).split(",")[0] for option in info.get("SecurityOptions") or ()]
         return Facts(
             machine=Machine.read(self.environ),
@@ -310,10 +309,10 @@ class Podman(ContainerEngine):
         "install the NVIDIA Container Toolkit, then: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
     )
 
-    def read_facts(self, info: dict[str, Any]) -> Facts | NoEngine:
+    def read_facts(self, info: dict[str, Any]) -> Facts:
         host = info.get("host")
         if not isinstance(host, dict):
-            return NoEngine("podman does not answer as podman does")
+            raise Unreachable("podman does not answer as podman does")
         machine = Machine.read(self.environ)
         rootless = bool((host.get("security") or {}).get("rootless"))
         runtime = str((host.get("ociRuntime") or {}).get("name", ""))

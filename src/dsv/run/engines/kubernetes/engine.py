@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from time import time
 from typing import Any, ClassVar, Final
 
-from dsv.errors import DsvError, LaunchError, UsageError, as_launch_error
+from dsv.errors import DsvError, LaunchError, Unreachable, UsageError, as_launch_error
 from dsv.run.engines.base import (
     NO_OPTIONS,
     Engine,
@@ -30,7 +30,6 @@ from dsv.run.engines.base import (
     Job,
     JobStatus,
     NodeLeft,
-    NoEngine,
     NoPlaceYet,
     Plan,
     PrivateFile,
@@ -114,17 +113,15 @@ class Kubernetes(Engine):
     def check_options(cls, options: Mapping[str, Json], where: str) -> None:
         KubernetesOptions.read(options, where)
 
-    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
-        try:
+    def capacity(self, wanted: Resources) -> Capacity:
+        with _as_errors():
             return ask_capacity(self._api, self._options, wanted)
-        except DsvError as error:
-            return _no_engine(error)
 
-    def probe(self) -> Facts | NoEngine:
-        try:
+    def probe(self) -> Facts:
+        with _as_errors():
             version = self._api.get("/version", PROBE_SECONDS)
             if (reason := too_old(version)) is not None:
-                return NoEngine(reason)
+                raise Unreachable(reason)
             where = self._identity()
             # anybody may ask for /version
             self._api.get(self._api.path("batch/v1/jobs"), PROBE_SECONDS, limit="1")
@@ -133,8 +130,6 @@ class Kubernetes(Engine):
                 nodes = self._api.items("/api/v1/nodes", PROBE_SECONDS)
             with suppress(Refusal):
                 pods = self._api.items(self._api.path("pods"), PROBE_SECONDS, labelSelector=_OURS)
-        except DsvError as error:
-            return _no_engine(error)
         return Facts(
             Machine.read(self.environ),
             where,
@@ -309,10 +304,8 @@ class Kubernetes(Engine):
         return ()
 
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
-        try:
+        with _as_errors():
             jobs = self._jobs(SECONDS, "" if run is None else f",{LABEL}={object_name(run)}")
-        except Refusal as refusal:
-            raise refusal.as_error() from refusal
         refs = []
         for job, known in jobs:
             if known.run is not None and run in (None, known.run):
@@ -359,8 +352,13 @@ class Kubernetes(Engine):
         return str(found["metadata"]["uid"])
 
 
-def _no_engine(error: DsvError) -> NoEngine:
-    return NoEngine.of(error.as_error() if isinstance(error, Refusal) else error)
+@contextmanager
+def _as_errors() -> Generator[None, None, None]:
+    """Raise a refusal as the error of a command."""
+    try:
+        yield
+    except Refusal as refusal:
+        raise refusal.as_error() from refusal
 
 
 _KINDS: Final = {"Service": "services", "Secret": "secrets", "Job": "batch/v1/jobs"}

@@ -27,7 +27,6 @@ from dsv.run.engines.base import (
     Job,
     JobStatus,
     Mount,
-    NoEngine,
     Plan,
     PrivateFile,
     check_given,
@@ -150,7 +149,7 @@ class Slurm(Engine):
     def check_options(cls, options: Mapping[str, Json], where: str) -> None:
         SlurmOptions.read(options, where)
 
-    def capacity(self, wanted: Resources) -> Capacity | NoEngine:
+    def capacity(self, wanted: Resources) -> Capacity:
         nodes = self._program.call("scontrol", "--oneliner", "--details", "show", "node", seconds=10)
         which = (f"--partition={self._options.partition}",) if self._options.partition else ()
         jobs = self._program.call(
@@ -158,13 +157,13 @@ class Slurm(Engine):
         )
         for answer in (nodes, jobs):
             if answer.problem is not None:
-                return NoEngine(f"Slurm does not answer: {answer.problem}")
+                raise _unreachable(answer)
         return read_capacity(nodes.text, jobs.text, self._options)
 
-    def probe(self) -> Facts | NoEngine:
+    def probe(self) -> Facts:
         answer = self._program.cluster()
         if answer.problem is not None:
-            return NoEngine(f"Slurm does not answer: {answer.problem}")
+            raise _unreachable(answer)
         version = self._program.call("sbatch", "--version").text.strip().removeprefix("slurm-wlm ")
         return Facts(Machine.read(self.environ), answer.text, version.removeprefix("slurm ") or None)
 

@@ -6,7 +6,7 @@ import random
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,18 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.diff.lines import TooDifferent
-from dsv.merge.contents import Conflict, FromTheirs, merge_lines
+from dsv.merge.contents import Piece, merge_lines
+from dsv.merge.paths import Choice
 
 LINES = [b"a", b"b", b"c", b"d", b"", b"", b"}", b"\t"]
 TEXTS = st.lists(st.sampled_from(LINES), max_size=12).map(b"\n".join)
 
 
-def side(pieces: Sequence[bytes | FromTheirs | Conflict], number: int) -> bytes:
+def side(pieces: Iterable[Piece], choice: Choice) -> bytes:
     """The text with one side's lines in each conflict."""
-    return b"".join(
-        one if isinstance(one, bytes) else one[number] if isinstance(one, Conflict) else one.text
-        for one in pieces
-    )
+    return b"".join(one.theirs if (one.taken or choice) is Choice.THEIRS else one.ours for one in pieces)
 
 
 def git_merge_file(folder: Path, texts: Sequence[bytes], *options: str) -> tuple[int, bytes]:
@@ -70,14 +68,11 @@ def texts_of(chance: random.Random) -> list[bytes]:
 
 def compare(folder: Path, texts: Sequence[bytes]) -> None:
     ours, base, theirs = texts
-    pieces = merge_lines(base, ours, theirs)
-    conflicts = sum(isinstance(one, Conflict) for one in pieces)
-    assert git_merge_file(folder, texts, "--ours")[1] == side(pieces, 0), texts
-    count, merged = git_merge_file(folder, texts, "--theirs" if conflicts else "--ours")
-    assert merged == side(pieces, 1), texts
-    if conflicts:
-        count, _ = git_merge_file(folder, texts)
-    assert count == min(conflicts, 127), texts
+    pieces = list(merge_lines(base, ours, theirs))
+    conflicts = any(one.taken is None for one in pieces)
+    assert git_merge_file(folder, texts, "--ours")[1] == side(pieces, Choice.OURS), texts
+    assert git_merge_file(folder, texts, "--theirs")[1] == side(pieces, Choice.THEIRS), texts
+    assert bool(git_merge_file(folder, texts)[0]) == conflicts, texts
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -112,39 +107,42 @@ def test_the_result_is_that_of_git_for_long_texts_that_differ_much(
 
 @given(TEXTS, TEXTS)
 def test_a_side_without_changes_takes_the_other(base: bytes, other: bytes) -> None:
-    assert side(merge_lines(base, base, other), 0) == other
-    assert side(merge_lines(base, other, base), 0) == other
-    assert side(merge_lines(base, other, other), 0) == other
+    assert side(merge_lines(base, base, other), Choice.OURS) == other
+    assert side(merge_lines(base, other, base), Choice.OURS) == other
+    assert side(merge_lines(base, other, other), Choice.OURS) == other
 
 
 @pytest.mark.parametrize(
-    ("base", "ours", "theirs", "merged"),
+    ("base", "ours", "theirs", "merged", "conflicts"),
     [
-        (b"1\n2\n3\n", b"1\n2\n3\n4\n", b"0\n1\n2\n3\n", [b"0\n1\n2\n3\n4\n"]),
-        (b"1\n2\n3\n", b"1\nx\n3\n", b"1\ny\n3\n", [b"1\n", Conflict(b"x\n", b"y\n"), b"3\n"]),
-        (b"1\n2\n3\n", b"1\nx\n3\n", b"1\n3\n", [b"1\n", Conflict(b"x\n", b""), b"3\n"]),
-        (b"1\n2\n3\n4\n5\n", b"1\n3\n4\n5\n", b"1\n2\n3\n5\n", [b"1\n3\n5\n"]),
-        (b"1\r\n2\r\n3\r\n", b"x\r\n2\r\n3\r\n", b"1\r\n2\r\ny\r\n", [b"x\r\n2\r\ny\r\n"]),
-        (b"1\n2\n3", b"x\n2\n3", b"1\n2\n3\n", [b"x\n2\n3\n"]),
-        (b"", b"1\n", b"", [b"1\n"]),
-        (b"1\n2\n", b"1\n2\n\n", b"1\n2\n\n", [b"1\n2\n\n"]),
+        (b"1\n2\n3\n", b"1\n2\n3\n4\n", b"0\n1\n2\n3\n", b"0\n1\n2\n3\n4\n", []),
+        (b"1\n2\n3\n", b"1\nx\n3\n", b"1\ny\n3\n", b"1\nx\n3\n", [(b"x\n", b"y\n")]),
+        (b"1\n2\n3\n", b"1\nx\n3\n", b"1\n3\n", b"1\nx\n3\n", [(b"x\n", b"")]),
+        (b"1\n2\n3\n4\n5\n", b"1\n3\n4\n5\n", b"1\n2\n3\n5\n", b"1\n3\n5\n", []),
+        (b"1\r\n2\r\n3\r\n", b"x\r\n2\r\n3\r\n", b"1\r\n2\r\ny\r\n", b"x\r\n2\r\ny\r\n", []),
+        (b"1\n2\n3", b"x\n2\n3", b"1\n2\n3\n", b"x\n2\n3\n", []),
+        (b"", b"1\n", b"", b"1\n", []),
+        (b"1\n2\n", b"1\n2\n\n", b"1\n2\n\n", b"1\n2\n\n", []),
     ],
 )
-def test_texts(base: bytes, ours: bytes, theirs: bytes, merged: list[bytes | Conflict]) -> None:
-    pieces = merge_lines(base, ours, theirs)
-    assert [one for one in pieces if isinstance(one, Conflict)] == [
-        one for one in merged if isinstance(one, Conflict)
-    ]
-    assert side(pieces, 0) == side(merged, 0)
+def test_texts(
+    base: bytes, ours: bytes, theirs: bytes, merged: bytes, conflicts: list[tuple[bytes, bytes]]
+) -> None:
+    pieces = list(merge_lines(base, ours, theirs))
+    assert [one[:2] for one in pieces if one.taken is None] == conflicts
+    assert side(pieces, Choice.OURS) == merged
 
 
 @pytest.mark.parametrize("line", [b"", b"0", b"same"])
 def test_a_megabyte_of_equal_lines_is_merged(line: bytes) -> None:
     base = (line + b"\n") * ((1 << 20) // (len(line) + 1))
     begun = time.process_time()
-    assert side(merge_lines(base, b"first\n" + base, base + b"last\n"), 0) == b"first\n" + base + b"last\n"
+    assert (
+        side(merge_lines(base, b"first\n" + base, base + b"last\n"), Choice.OURS)
+        == b"first\n" + base + b"last\n"
+    )
     changed = base[: len(base) // 2] + b"x\n" + base[len(base) // 2 :]
-    assert side(merge_lines(base, changed, base), 0) == changed
+    assert side(merge_lines(base, changed, base), Choice.OURS) == changed
     assert time.process_time() - begun < 60
 
 
@@ -153,4 +151,4 @@ def test_texts_that_would_take_too_long_are_refused(monkeypatch: pytest.MonkeyPa
     chance = random.Random(1)
     base, ours = (b"".join(chance.choice([b"0\n", b"1\n"]) for _ in range(50_000)) for _ in range(2))
     with pytest.raises(TooDifferent):
-        merge_lines(base, ours, base + b"x\n")
+        list(merge_lines(base, ours, base + b"x\n"))

@@ -7,8 +7,7 @@ merge and a diff find the same changes as git.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from difflib import SequenceMatcher
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, AnyStr, NamedTuple
 
 MOST_STEPS = 10_000_000
@@ -17,8 +16,6 @@ _CONTEXT = 3
 
 # Git's bounds: they decide which of several ways to match the lines is found.
 _FEWEST_ROUNDS = 256  # of the search for the middle of a shortest edit before it takes the best so far
-_LONG_SNAKE = 20  # equal lines in a row that are worth a split
-_GOOD_SPLIT = 4  # how much further than its rounds a diagonal has to reach
 _MOST_FREQUENT = 1024  # copies from which a line is dropped among lines that the other text does not have
 _WINDOW = 100  # lines that are looked at to either side for that
 _DROPPED_RUN = 4
@@ -36,6 +33,12 @@ class Edit(NamedTuple):
     removed: int
     there: int
     added: int
+    side: int = 0
+    """The number of the other text, where there are several."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.removed
 
 
 def edits(before: Sequence[bytes | str], after: Sequence[bytes | str]) -> list[Edit]:
@@ -168,15 +171,13 @@ class _Search:
         rounds = 0
         while True:
             rounds += 1
-            long_snake = False
             bottom, top = _widen(forward, zero, bottom, top, least, most, -1)
             for d in range(top, bottom - 1, -2):
                 at = zero + d
                 i = forward[at - 1] + 1 if forward[at - 1] >= forward[at + 1] else forward[at + 1]
-                begun, j = i, i - d
+                j = i - d
                 while i < high and j < end and one[i] == other[j]:
                     i, j = i + 1, j + 1
-                long_snake = long_snake or i - begun > _LONG_SNAKE
                 forward[at] = i
                 if is_odd and lower <= d <= upper and backward[at] <= i:
                     return i, j, True, True
@@ -184,10 +185,9 @@ class _Search:
             for d in range(upper, lower - 1, -2):
                 at = zero + d
                 i = backward[at - 1] if backward[at - 1] < backward[at + 1] else backward[at + 1] - 1
-                begun, j = i, i - d
+                j = i - d
                 while i > low and j > start and one[i - 1] == other[j - 1]:
                     i, j = i - 1, j - 1
-                long_snake = long_snake or begun - i > _LONG_SNAKE
                 backward[at] = i
                 if not is_odd and bottom <= d <= top and i <= forward[at]:
                     return i, j, True, True
@@ -196,40 +196,9 @@ class _Search:
                 raise TooDifferent
             if minimal:
                 continue
-            box = low, high, start, end
-            if long_snake and rounds > _FEWEST_ROUNDS:
-                split = self._at_snake(box, rounds, range(top, bottom - 1, -2), range(upper, lower - 1, -2))
-                if split is not None:
-                    return split
             if rounds >= self._rounds:
+                box = low, high, start, end
                 return self._furthest(box, range(top, bottom - 1, -2), range(upper, lower - 1, -2))
-
-    def _at_snake(
-        self, box: tuple[int, int, int, int], rounds: int, ahead: range, back: range
-    ) -> tuple[int, int, bool, bool] | None:
-        """Return the diagonal that got furthest, behind or before a long run of equal lines."""
-        low, high, start, end = box
-        one, other = self._one.lines, self._other.lines
-        for reached, diagonals, is_back in ((self._forward, ahead, False), (self._backward, back, True)):
-            corner, corner_there = (high, end) if is_back else (low, start)
-            best, found = _GOOD_SPLIT * rounds, None
-            for d in diagonals:
-                i = reached[self._middle + d]
-                j = i - d
-                at, there = (i, j) if is_back else (i - _LONG_SNAKE, j - _LONG_SNAKE)
-                length = abs(i - corner) + abs(j - corner_there) - abs(d - (corner - corner_there))
-                if (
-                    length > best
-                    and low <= at <= high - _LONG_SNAKE
-                    and start <= there <= end - _LONG_SNAKE
-                    and low < i < high
-                    and start < j < end
-                    and one[at : at + _LONG_SNAKE] == other[there : there + _LONG_SNAKE]
-                ):
-                    best, found = length, (i, j, not is_back, is_back)
-            if found is not None:
-                return found
-        return None
 
     def _furthest(
         self, box: tuple[int, int, int, int], ahead: range, back: range
@@ -380,20 +349,42 @@ def split_lines(text: AnyStr) -> list[AnyStr]:
     return [line + end for line in lines] + ([last] if last else [])
 
 
+def near(found: Iterable[Edit], gap: int) -> Iterator[list[Edit]]:
+    """Group edits, which come from the top down, with at most `gap` unchanged lines between them."""
+    group: list[Edit] = []
+    end = 0
+    for one in found:
+        if group and one.start - end > gap:
+            yield group
+            group = []
+        group.append(one)
+        end = max(end, one.end)
+    if group:
+        yield group
+
+
 def diff_lines(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
     """Hunks with three lines around each change: `@@ -1,3 +1,4 @@`, then lines that begin with a space, - or +.
 
-    The lines come without their ends. One that is the last of its text and has no newline is followed by git's note.
+    The lines come without their ends. One that is the last of its text and has no newline is followed by git's note. Of
+    texts that are too different, all between equal ends is changed.
     """
-    for hunk in _Blocks(before, after).get_grouped_opcodes(_CONTEXT):
-        first, last = hunk[0], hunk[-1]
-        yield f"@@ -{_span(first[1], last[2])} +{_span(first[3], last[4])} @@"
-        for tag, start, end, new_start, new_end in hunk:
-            if tag == "equal":
-                yield from _marked(" ", before[start:end])
-            else:
-                yield from _marked("-", before[start:end])
-                yield from _marked("+", after[new_start:new_end])
+    try:
+        found = edits(before, after)
+    except TooDifferent:
+        start, end = _equal_ends(before, after)
+        found = [Edit(start, len(before) - start - end, start, len(after) - start - end)]
+    for hunk in near(found, 2 * _CONTEXT):
+        at, end = max(hunk[0].start - _CONTEXT, 0), min(hunk[-1].end + _CONTEXT, len(before))
+        moved = hunk[0].there - hunk[0].start
+        grown = sum(one.added - one.removed for one in hunk)
+        yield f"@@ -{_span(at, end)} +{_span(at + moved, end + moved + grown)} @@"
+        for one in hunk:
+            yield from _marked(" ", before[at : one.start])
+            yield from _marked("-", before[one.start : one.end])
+            yield from _marked("+", after[one.there : one.there + one.added])
+            at = one.end
+        yield from _marked(" ", before[at:end])
 
 
 def _marked(mark: str, lines: Sequence[str]) -> Iterator[str]:
@@ -401,31 +392,6 @@ def _marked(mark: str, lines: Sequence[str]) -> Iterator[str]:
         yield mark + line.removesuffix("\n")
         if not line.endswith("\n"):
             yield "\\ No newline at end of file"
-
-
-class _Blocks(SequenceMatcher[str]):
-    """The equal and the changed blocks. Of texts that are too different, all between equal ends is changed."""
-
-    def __init__(self, before: Sequence[str], after: Sequence[str]) -> None:
-        super().__init__()
-        self._before, self._after = before, after
-
-    def get_opcodes(self) -> list[Any]:
-        before, after = self._before, self._after
-        try:
-            found = edits(before, after)
-        except TooDifferent:
-            start, end = _equal_ends(before, after)
-            found = [Edit(start, len(before) - start - end, start, len(after) - start - end)]
-        blocks: list[tuple[str, int, int, int, int]] = []
-        at = there = 0
-        for one in [*found, Edit(len(before), 0, len(after), 0)]:
-            if one.start > at:
-                blocks.append(("equal", at, one.start, there, one.there))
-            at, there = one.start + one.removed, one.there + one.added
-            if one.removed or one.added:
-                blocks.append(("replace", one.start, at, one.there, there))
-        return blocks
 
 
 def _span(start: int, end: int) -> str:

@@ -10,7 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from dsv.api.context import Context, check_binding
-from dsv.api.log import names_by_commit
+from dsv.api.log import changes_between, names_by_commit
 from dsv.diff.paths import Difference, Found, Summary, differences, find_renames
 from dsv.errors import NotFound, Unreachable, UsageError
 from dsv.format.locator import Location
@@ -238,9 +238,7 @@ def diff(
         right = _side(context, repository, after)
         trees = Trees(lambda: repository.objects)
         old, new = trees.of(left.commit), trees.of(right.commit)
-        found = find_renames(
-            differences(diff_trees(old, new, scope)), partial(read_chunks, repository.objects)
-        )
+        found = changes_between(repository.objects, old, new, scope)
         _check_paths(scope, found, [old, new])
         yield Comparison(left, right, found, lambda: repository.objects)
 
@@ -363,11 +361,12 @@ def show(context: Context, target: Target) -> Iterator[ShownCommit]:
         folder = _folder(after, path) if path else None
         if path and folder is None:
             raise resolved.no_path(quote(path), str(target))
-        changes = differences(diff_trees(before, after, PathSet.of([path] if path else [])))
+        scope = PathSet.of([path] if path else [])
         if before is None:  # not held: it is the whole tree
+            changes = differences(diff_trees(None, after, scope))
             yield made(changes, path=folder, tree=None if path else after)
             return
-        found = find_renames(changes, partial(read_chunks, repository.objects))
+        found = changes_between(repository.objects, before, after, scope)
         yield made(found.differences, found.unsearched, folder)
 
 
@@ -375,15 +374,10 @@ def _file(before: TreeReader | None, after: TreeReader, found: Located) -> Shown
     """If the parent lacks it, it may be another one's new name, so all that differs is looked at."""
     entry, where = found
     objects = after.objects
-    scope = PathSet.of([entry.path])
-    if before is not None and before.entry(entry.path) is None:
-        scope = WHOLE
-    changes = differences(diff_trees(before, after, scope)) if before is not None else iter(())
-    renamed = find_renames(changes, partial(read_chunks, objects)).differences
-    mine = next((one for one in renamed if one.path == entry.path), None)
+    is_lacking = before is not None and before.entry(entry.path) is None
+    made = changes_between(objects, before, after, WHOLE if is_lacking else PathSet.of([entry.path]))
+    mine = next((one for one in made.differences if one.path == entry.path), None)
     old = None if mine is None else mine.before
-    if before is None:
-        mine = Difference(What.ADDED, None, entry)
     shared = entry.size if mine is None else 0 if old is None else shared_bytes(objects, old, entry)
     return ShownPath(
         entry.path,

@@ -22,7 +22,7 @@ from dsv.repo.resolve import Resolved
 from dsv.store.base import together
 from dsv.values.ids import CommitId
 from dsv.values.names import Rev, Target
-from dsv.values.paths import PathSet, show
+from dsv.values.paths import WHOLE, PathSet, show
 from dsv.values.units import format_count
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from dsv.repo.objects.objects import Objects
     from dsv.repo.refs.branches import Head
     from dsv.repo.repository import Repository
+    from dsv.repo.tree.read import TreeReader
     from dsv.values.names import BranchName, DatasetName, TagName
+    from dsv.values.paths import Scope
 
 
 Walked = tuple[CommitId, tuple[CommitId, ...], bool]
@@ -127,21 +129,18 @@ def follow(objects: Objects, start: CommitId, path: bytes, kept: KeptParents) ->
 
 def _step(objects: Objects, commit_id: CommitId, before: list[CommitId], now: Entry) -> Difference:
     """Return what a commit did to the file, compared with the first parent that has it."""
-    from dsv.diff.paths import Difference, differences, find_renames
-    from dsv.repo.objects.recipes import read_chunks
-    from dsv.repo.tree.diff import What, diff_trees
+    from dsv.diff.paths import Difference
+    from dsv.repo.tree.diff import What
     from dsv.repo.tree.read import TreeReader
 
     after = TreeReader(objects, commit_id)
     parents = [TreeReader(objects, parent) for parent in before]
     for parent in parents:
-        old = parent.entry(now.path)
-        if old is not None:
-            scope = PathSet.of([now.path])
-            return next(iter(differences(diff_trees(parent, after, scope))))
+        if parent.entry(now.path) is not None:
+            return changes_between(objects, parent, after, PathSet.of([now.path])).differences[0]
     for parent in parents:
-        found = find_renames(differences(diff_trees(parent, after)), partial(read_chunks, objects))
-        renamed = next((one for one in found.differences if one.path == now.path), None)
+        found = changes_between(objects, parent, after, WHOLE).differences
+        renamed = next((one for one in found if one.path == now.path), None)
         if renamed is not None and renamed.what is What.RENAMED:
             return renamed
     return Difference(What.ADDED, None, now)
@@ -353,18 +352,23 @@ def _touches(looked: PathHistory, one: LogEntry, query: Query, kept: KeptParents
 
 
 def _change(repository: Repository, item: LogItem, kept: KeptParents, scope: PathSet) -> Found:
-    from dsv.diff.paths import Found, differences, find_renames
-    from dsv.repo.objects.recipes import read_chunks
-    from dsv.repo.tree.diff import diff_trees
     from dsv.repo.tree.read import TreeReader
 
     objects = repository.objects
     parent = next(iter(kept.of(item.commit, first_only=True)), None)
     before = None if parent is None else TreeReader(objects, parent)
-    changes: Iterable[Difference] = differences(diff_trees(before, TreeReader(objects, item.id), scope))
-    if before is None:
-        return Found(tuple(changes))
-    return find_renames(changes, partial(read_chunks, objects))
+    return changes_between(objects, before, TreeReader(objects, item.id), scope)
+
+
+def changes_between(
+    objects: Objects, before: TreeReader | None, after: TreeReader | None, scope: Scope
+) -> Found:
+    """Return the differences of two trees (None: an empty one), with files that were renamed."""
+    from dsv.diff.paths import differences, find_renames
+    from dsv.repo.objects.recipes import read_chunks
+    from dsv.repo.tree.diff import diff_trees
+
+    return find_renames(differences(diff_trees(before, after, scope)), partial(read_chunks, objects))
 
 
 def names_by_commit(

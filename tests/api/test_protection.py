@@ -24,7 +24,7 @@ from dsv.api.merge import MergeRequest, cherry_pick, merge
 from dsv.api.sync import SyncRequest, sync
 from dsv.errors import Conflict, DsvError, IntegrityError, Unsupported
 from dsv.format import keys
-from dsv.format.records import BranchRule, Feature, FeatureRule, Limits, RefEntry
+from dsv.format.records import BranchRule, Feature, FeatureRule, Limits, RefEntry, Writer
 from dsv.repo import format_log
 from dsv.repo.refs.branches import Head, LostRace, Moved, Refs
 from dsv.repo.repository import Repository
@@ -271,8 +271,8 @@ def test_a_store_has_the_feature_from_its_first_rule_on(
 def test_two_who_add_the_feature_at_once(world: World) -> None:
     one, other = world.fresh, world.fresh
     feature = Feature("protected-branches", FeatureRule.READ_ONLY)
-    assert one.add_feature(feature, author="a", tool="t")
-    assert not other.add_feature(feature, author="b", tool="t")
+    assert one.add_feature(feature, Writer("a", "h", "t"))
+    assert not other.add_feature(feature, Writer("b", "h", "t"))
     assert len(world.fresh.format.entries) == 2 == len(other.format.entries)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dsv.format.records import RefEntry, TagValue, Writer
-from dsv.repo.move_refs import NamesMove, Stamp
+from dsv.repo.move_refs import NamesMove
 from dsv.repo.refs.branches import LostRace, Moved
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
@@ -75,7 +75,7 @@ class World:
         data = part(self.data)
         old = part(self.old) if self.split else data
         new = part(self.places[target])
-        return NamesMove(data, old, new, target, Stamp("bob", "dsv test", lambda: 1)), leader
+        return NamesMove(data, old, new, target, Writer("bob", "host", "dsv test"), lambda: 1), leader
 
     def check(self, place: MemoryStore) -> None:
         """The names are there, and can be read and written by all."""

@@ -20,7 +20,7 @@ from dsv.repo.format_log import (
     Format,
     read_format,
 )
-from dsv.repo.move_refs import NamesMove, Stamp
+from dsv.repo.move_refs import NamesMove
 from dsv.repo.refs.branches import Moved
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
@@ -124,7 +124,7 @@ def test_nothing_is_written_while_names_move(split: bool) -> None:
         lambda: during.refs.move(PETS, MAIN, newest, entry(b"late")),
         lambda: during.refs.set_tag(PETS, TagName.parse("late"), tag(b"late")),
         lambda: during.refs.add_rule(BranchRule.of(Limits(), Nonce.random(), 1, "ann", "", PETS, MAIN, 0)),
-        lambda: during.add_feature(feature, author="ann", tool="dsv test"),
+        lambda: during.add_feature(feature, WRITER),
         lambda: Session.open(during, WRITER),
     ]
     for write in writes:
@@ -233,14 +233,14 @@ def test_features_and_their_rules_come_along() -> None:
     before = world.repository()
     repository = world.repository()
     feature = Feature(PROTECTED_BRANCHES, FeatureRule.READ_ONLY)
-    assert repository.add_feature(feature, author="ann", tool="dsv test")
+    assert repository.add_feature(feature, WRITER)
     run(world.mover()[0])
     made = Format(tuple(read_format(world.new)))
     assert feature in made.entries[-1].features and made.has(DATA_ELSEWHERE)
     assert not made.has(NAMES_MOVED) and made.entries[-1].names is None
     other = Feature("unheard-of", FeatureRule.IGNORE)
     with pytest.raises(OutcomeUnknown):  # it opened the store before
-        before.add_feature(other, author="ann", tool="dsv test")
+        before.add_feature(other, WRITER)
     data = Format(tuple(read_format(world.data)))
     assert data.has(NAMES_ELSEWHERE) and data.entries[-1].names == "memory://new"
 
@@ -332,8 +332,7 @@ def test_who_finishes_late_does_not_lead_back_to_a_place_that_was_left() -> None
     late.decide()
     world.mover()[0].finish(ordered=True)
     other = "memory://other"
-    stamp = Stamp("bob", "dsv test", lambda: 1)
-    run(NamesMove(world.data, world.new, world.places[other], other, stamp))
+    run(NamesMove(world.data, world.new, world.places[other], other, WRITER, lambda: 1))
     late.finish(ordered=True)
     assert [one.names for one in read_format(world.data)[-2:]] == ["memory://new", other]
     world.check(world.places[other])

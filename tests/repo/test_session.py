@@ -185,7 +185,7 @@ def test_an_entry_of_the_format_log_that_is_gone_is_found(repository: Repository
     store = repository.store
     for number in range(5):
         feature = Feature(f"feature-{number}", FeatureRule.IGNORE)
-        repository.add_feature(feature, author="ann", tool="dsv")
+        repository.add_feature(feature, WRITER)
     whole = {item.key: store.get(item.key) for item in store.list(keys.FORMAT_PREFIX)}
     for gone in range(1, 5):
         damaged = MemoryStore()
@@ -195,7 +195,7 @@ def test_an_entry_of_the_format_log_that_is_gone_is_found(repository: Repository
         with pytest.raises(IntegrityError, match=keys.format_key(gone)):
             found = Repository.open(damaged, None)
             assert gone % 2, "seen by everybody"
-            found.add_feature(Feature("more", FeatureRule.IGNORE), author="ann", tool="dsv")
+            found.add_feature(Feature("more", FeatureRule.IGNORE), WRITER)
         with pytest.raises(IntegrityError, match=keys.format_key(gone)):
             check_log(damaged)
     check_log(store)

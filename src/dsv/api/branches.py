@@ -444,9 +444,7 @@ def protect_branch(
                 hint="the same command with --force -m REASON replaces it",
             )
         first = limits is not None and repository.add_feature(
-            Feature(PROTECTED_BRANCHES, FeatureRule.READ_ONLY),
-            author=context.writer.author,
-            tool=context.writer.tool,
+            Feature(PROTECTED_BRANCHES, FeatureRule.READ_ONLY), context.writer
         )
         rule = BranchRule.of(
             limits, Nonce.random(), context.clock(), context.writer.author, message,

@@ -15,9 +15,11 @@ from msgspec import structs
 from dsv.api.context import Context
 from dsv.errors import Conflict, DsvError, Unsupported, UsageError
 from dsv.format import keys
-from dsv.format.records import Commit, FormatEntry, RefEntry
+from dsv.format.records import Commit, Feature, FormatEntry, RefEntry, signed
 from dsv.repo.format_log import (
     DATA_ELSEWHERE,
+    ERASED_CONTENTS,
+    EXTERNAL_FEATURE,
     NAMES_ELSEWHERE,
     NAMES_MOVING,
     Format,
@@ -27,15 +29,15 @@ from dsv.repo.format_log import (
     read_layout,
 )
 from dsv.repo.merge_indexes import Merged, merge_indexes
-from dsv.repo.move_refs import NamesMove, Stamp, moves_elsewhere, note_place
+from dsv.repo.move_refs import NamesMove, moves_elsewhere, note_place
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.branches import LostRace, Refs
 from dsv.repo.repository import Repository
-from dsv.store.base import Put, Store, together
+from dsv.store.base import Put, Store, parsed, together
 from dsv.store.open import BELOW, OpenStore, Unavailable, open_names, split_of
 from dsv.store.probe import Proof, prove, prove_data, same_place
-from dsv.values.ids import CommitId, Nonce
+from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, MAX_COMPONENT, BranchName, DatasetName
 
 
@@ -193,23 +195,17 @@ def _make(context: Context, split: OpenStore, layout: Format, found: list[FoundC
         _place(context, refs, dataset, MAIN, None)
     for dataset, branch, commit_id in heads:
         _place(context, refs, dataset, branch, commit_id)
-    make_names(
-        split.names,
-        layout,
-        ordered=proof.ordered,
-        erased=any(keys.parse_erasure_key(item.key) for item in split.data.list(keys.ERASURE_PREFIX)),
-        external=any(
-            pack.is_external
-            for item in split.data.list(keys.PACK_PREFIX)
-            if (pack := keys.parse_pack_key(item.key)) is not None
-        ),
-        nonce=Nonce.random(),
-        time_ms=context.clock(),
-    )
+    more: list[str | Feature] = []
+    if any(parsed(keys.parse_erasure_key, split.data.list(keys.ERASURE_PREFIX))):
+        more.append(ERASED_CONTENTS)
+    if any(pack.is_external for pack in parsed(keys.parse_pack_key, split.data.list(keys.PACK_PREFIX))):
+        more.append(EXTERNAL_FEATURE)
+    entry = signed(layout.entries[-1], context.writer, context.clock())
+    make_names(split.names, entry, *more, ordered=proof.ordered)
     if (
         layout.entries[-1].names is not None
     ):  # they had moved, and the data's log would lead to where they were
-        note_place(split.data, split.names, split.names.url, _stamp(context))
+        note_place(split.data, split.names, split.names.url, context.writer, context.clock())
 
 
 def _check_empty(names: Store) -> None:
@@ -294,7 +290,7 @@ def move_names(context: Context, place: str) -> MovedNames:
             return _stay(context, places, log, going)
         target = _target(places, wanted, log, going)
         with _opened(context, places, target) as new:
-            move = NamesMove(places.data, old, new, target, _stamp(context))
+            move = NamesMove(places.data, old, new, target, context.writer, context.clock)
             proof = prove_names(new)
             copied = 0
             if going is None:
@@ -373,18 +369,14 @@ def _stay(context: Context, places: OpenStore, log: Format, going: FormatEntry |
         raise moves_elsewhere(old.url, going)
     began = log.has(NAMES_MOVING)
     if began:
-        NamesMove(places.data, old, old, old.url, _stamp(context)).take_back()
+        NamesMove(places.data, old, old, old.url, context.writer, context.clock).take_back()
     elif places.is_split and not old.url.startswith(_below(places)):
         noted = read_format(places.data)[-1].names
         if (
             noted is not None
         ):  # they have moved before, and whoever moved them may have been killed before it was noted
-            note_place(places.data, old, old.url, _stamp(context))
+            note_place(places.data, old, old.url, context.writer, context.clock())
     return MovedNames(old.url, old.url, taken_back=began)
-
-
-def _stamp(context: Context) -> Stamp:
-    return Stamp(context.writer.author, context.writer.tool, context.clock)
 
 
 RECOVERED: Final = DatasetName.parse("recovered")

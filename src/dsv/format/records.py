@@ -6,10 +6,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from dsv.errors import UsageError
 from dsv.format import recipe
@@ -502,6 +503,14 @@ class Damage(Record, frozen=True):
         if not {kind for _, kind, _ in self.objects} | {kind for kind, _ in self.missing} <= _MARKED:
             return "it names an object of an unknown kind"
         return _fault_of_lists(MAX_MARKS, self.packs, self.objects, self.missing)
+
+
+S = TypeVar("S", FormatEntry, Damage)
+
+
+def signed(record: S, writer: Writer, time_ms: int) -> S:
+    """Return a record that says the same, as this writer's."""
+    return replace(record, nonce=Nonce.random(), time_ms=time_ms, author=writer.author, tool=writer.tool)
 
 
 class Verified(Record, frozen=True):

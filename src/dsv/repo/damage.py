@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from dsv.errors import IntegrityError, NotFound
 from dsv.format import keys
-from dsv.format.records import DAMAGE_MAX, Damage, Feature, FeatureRule, Writer
+from dsv.format.records import DAMAGE_MAX, Damage, Feature, FeatureRule, Writer, signed
 from dsv.repo.errors import may_write, read_record
 from dsv.repo.format_log import DAMAGE_MARKS
 from dsv.store.base import Put, Store, StoreMissing
@@ -84,11 +82,9 @@ def mark_damage(
         if wanted is None or wanted == last:
             return last
         feature = Feature(DAMAGE_MARKS, FeatureRule.IGNORE)
-        repository.add_feature(feature, author=writer.author, tool=writer.tool)
+        repository.add_feature(feature, writer)
         number = max(numbers, default=-1) + 1
-        wanted = msgspec.structs.replace(
-            wanted, nonce=Nonce.random(), time_ms=repository.clock(), author=writer.author, tool=writer.tool
-        )
+        wanted = signed(wanted, writer, repository.clock())
         with may_write(store.url):
             won = store.put_if_absent(keys.gc_damage_key(number), wanted.encode()) is Put.WON
         if won:

@@ -36,8 +36,8 @@ from dsv.format.records import MAX_COMMITS, ExpiryAction, ExpiryEntry, Feature, 
 from dsv.repo.errors import broken, may_write
 from dsv.repo.format_log import EXPIRED_COMMITS
 from dsv.repo.refs.branches import Refs, is_deleted_dataset
-from dsv.repo.refs.read import check_kept, read_named
-from dsv.store.base import Put, ask_each, parsed
+from dsv.repo.refs.read import read_named
+from dsv.store.base import ask_each, parsed
 from dsv.values.cached import cached
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.units import rfc3339
@@ -207,7 +207,7 @@ def append(
                 return log
             refs.check_not_gone(dataset)
         repository.format.check(repository.store.url, writing=True)
-        repository.add_feature(FEATURE, author=writer.author, tool=writer.tool)
+        repository.add_feature(FEATURE, writer)
         entry = ExpiryEntry(
             action, tuple(commits[:MAX_COMMITS]), nonce, repository.clock(), writer.author, message,
             dataset, len(log.entries),
@@ -219,10 +219,8 @@ def put_entry(repository: Repository, entry: ExpiryEntry) -> bool:
     """Put an entry behind those that were read; False if another writer has won its number."""
     refs, dataset = repository.refs, entry.dataset
     key, what = keys.expiry_key(dataset, entry.number), f"the expiry log of {dataset}"
-    read = partial(expiry_entry, refs, dataset, entry.number)
-    check = partial(check_kept, read, repository.store.url, key, what, entry)
     with may_write(repository.store.url):
-        won = refs.put(key, entry.encode(), what, check) is Put.WON
+        won = refs.put_record(key, entry, what, partial(expiry_entry, refs, dataset, entry.number))
     known = refs.expiry.get(dataset, ())
     if won and len(known) == entry.number:  # all before it
         refs.expiry[dataset] = (*known, entry)

@@ -247,35 +247,15 @@ def read_data_layout(data: Store) -> Format:
     return layout
 
 
-def make_names(
-    names: Store,
-    data: Format,
-    *,
-    ordered: bool,
-    nonce: Nonce,
-    time_ms: int,
-    erased: bool = False,
-    external: bool = False,
-) -> None:
+def make_names(names: Store, entry: FormatEntry, *more: str | Feature, ordered: bool) -> None:
     """Make a place with refs in it the names of a store: the last write, after which it can be used.
 
-    erased, external: something was erased from the data, or is referred to there. Raises `Conflict` if the place has
-    become that of another store.
+    entry: of the log of the place where they were, or of the data's, as this writer's. more: further features. Raises
+    `Conflict` if the place has become that of another store.
     """
-    entry = data.entries[-1]
     without = OF_ONE_PLACE | {UNCONDITIONAL_WRITES, UNORDERED_LISTING}
-    more = (*(() if ordered else (UNORDERED_LISTING,)), *((ERASED_CONTENTS,) if erased else ()))
-    made = replace(
-        entry,
-        nonce=nonce,
-        time_ms=time_ms,
-        features=with_features(entry, DATA_ELSEWHERE, *more, without=without),
-        single_writer=False,
-        names=None,
-    )
-    if external and EXTERNAL_FEATURE not in made.features:
-        known = sorted((*made.features, EXTERNAL_FEATURE), key=lambda one: one.name)
-        made = replace(made, features=tuple(known))
+    of_place = (DATA_ELSEWHERE,) if ordered else (DATA_ELSEWHERE, UNORDERED_LISTING)
+    made = with_features(replace(entry, single_writer=False, names=None), *of_place, *more, without=without)
     names.put_if_absent(keys.README_KEY, README.encode())
     won = names.put_if_absent(keys.format_key(0), made.encode()) is Put.WON
     first = made if won else read_entry(names, 0)
@@ -288,12 +268,14 @@ def make_names(
 
 
 def with_features(
-    entry: FormatEntry, *more: str, without: frozenset[str] = frozenset()
-) -> tuple[Feature, ...]:
-    """Return those of an entry, with others added and some left out; each keeps its rule."""
+    entry: FormatEntry, *more: str | Feature, without: frozenset[str] = frozenset()
+) -> FormatEntry:
+    """Return an entry with further features and without some; each that it has keeps its rule. A program that does not
+    know one that is given by its name refuses the store."""
+    added = (one if isinstance(one, Feature) else Feature(one, FeatureRule.REFUSE) for one in more)
     kept = {one.name: one for one in entry.features if one.name not in without}
-    kept = {one.name: one for one in features(*more)} | kept
-    return tuple(kept[name] for name in sorted(kept))
+    kept = {one.name: one for one in added} | kept
+    return replace(entry, features=tuple(kept[name] for name in sorted(kept)))
 
 
 def _names_log(split: OpenStore) -> list[FormatEntry] | None:
@@ -448,14 +430,14 @@ def make_layout(store: Store, first: FormatEntry) -> None:
     split = split_of(store)
     if split is None:
         conditional = () if store.conditional else (UNCONDITIONAL_WRITES,)
-        whole = replace(first, features=with_features(first, *conditional))
+        whole = with_features(first, *conditional)
         store.put_if_absent(keys.format_key(0), whole.encode())
         store.put_if_absent(keys.README_KEY, README.encode())  # the winner may have died before it
         return
     _check_unused(split)
     maker = keys.maker_key(first.store_id)
     split.data.put_if_absent(maker, b"")
-    names = replace(first, features=with_features(first, DATA_ELSEWHERE))
+    names = with_features(first, DATA_ELSEWHERE)
     split.names.put_if_absent(keys.format_key(0), names.encode())
     made = read_format(split.names)
     if not Format(tuple(made)).has(DATA_ELSEWHERE) or not _is_maker(split.data, made[0].store_id):
@@ -463,9 +445,7 @@ def make_layout(store: Store, first: FormatEntry) -> None:
         raise _of_another(split)
     split.names.put_if_absent(keys.README_KEY, README.encode())
     further = (NAMES_ELSEWHERE,) if split.data.conditional else (NAMES_ELSEWHERE, UNCONDITIONAL_WRITES)
-    data = replace(
-        first, store_id=made[0].store_id, nonce=Nonce.random(), features=with_features(first, *further)
-    )
+    data = replace(with_features(first, *further), store_id=made[0].store_id, nonce=Nonce.random())
     split.data.put_if_absent(keys.format_key(0), data.encode())
     split.data.put_if_absent(keys.README_KEY, README.encode())
     for made_by in {first.store_id, made[0].store_id}:

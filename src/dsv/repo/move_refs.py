@@ -19,12 +19,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
 from dsv.errors import Conflict, Denied
 from dsv.format import keys
-from dsv.format.records import FormatEntry
+from dsv.format.records import FormatEntry, Writer, signed
+from dsv.periodic import Clock
 from dsv.repo.errors import broken
 from dsv.repo.format_log import (
     NAMES_ELSEWHERE,
@@ -38,7 +38,6 @@ from dsv.repo.format_log import (
 )
 from dsv.repo.refs.read import changed
 from dsv.store.base import Put, Store, batches, if_there, together
-from dsv.values.ids import Nonce
 
 _AT_ONCE: Final = 256
 """Keys, or branches, that are copied before more are begun."""
@@ -46,26 +45,18 @@ _STIR_SECONDS: Final = 0.05
 _COPIED: Final = (keys.REFS_PREFIX, keys.SESSIONS_PREFIX, keys.GC_PREFIX)
 
 
-class Stamp(msgspec.Struct, frozen=True):
-    """The person and the program that move the names, for the records."""
-
-    author: str
-    tool: str
-    clock: Callable[[], int]
-
-    def put_on(self, entry: FormatEntry) -> FormatEntry:
-        return replace(entry, nonce=Nonce.random(), time_ms=self.clock(), author=self.author, tool=self.tool)
-
-
 class NamesMove:
     """A move of the store's names from `old`, which may be the data's own place, to `new`, which is called `target`."""
 
-    def __init__(self, data: Store, old: Store, new: Store, target: str, stamp: Stamp) -> None:
+    def __init__(
+        self, data: Store, old: Store, new: Store, target: str, writer: Writer, clock: Clock
+    ) -> None:
         self._data = data
         self._old = old
         self._new = new
         self._target = target
-        self._stamp = stamp
+        self._writer = writer
+        self._clock = clock
         self._decides: int | None = None
         """The entry behind the one by which this move began. A move that was begun anew since then is another one, of
         which this one has copied nothing."""
@@ -94,8 +85,9 @@ class NamesMove:
                 return False
             self._check_here(log)
             last = log.entries[-1]
-            moving = replace(last, names=self._target, features=with_features(last, NAMES_MOVING))
-            first = self._append(self._old, log, moving) is Put.WON
+            first = (
+                self._append(log, replace(with_features(last, NAMES_MOVING), names=self._target)) is Put.WON
+            )
         if log.entries[-1].names != self._target:
             raise moves_elsewhere(self._old.url, log.entries[-1])
         self._decides = len(log.entries)
@@ -141,10 +133,7 @@ class NamesMove:
         if len(log.entries) == self._decides:
             last = log.entries[-1]
             what = NAMES_ELSEWHERE if self._old is self._data else NAMES_MOVED
-            moved = replace(
-                last, features=with_features(last, what, without=OF_ONE_PLACE), single_writer=False
-            )
-            self._append(self._old, log, moved)
+            self._append(log, replace(with_features(last, what, without=OF_ONE_PLACE), single_writer=False))
             log = self._log()
         if _decided_at(log) != self._decides:
             raise Conflict(
@@ -169,8 +158,7 @@ class NamesMove:
         log = self._log()
         if log.has(NAMES_MOVING) and self._decides in (None, len(log.entries)):
             last = log.entries[-1]
-            stay = replace(last, names=None, features=with_features(last, without=frozenset((NAMES_MOVING,))))
-            self._append(self._old, log, stay)
+            self._append(log, replace(with_features(last, without=frozenset((NAMES_MOVING,))), names=None))
         self._check_here(self._log())
 
     def finish(self, *, ordered: bool) -> None:
@@ -178,10 +166,9 @@ class NamesMove:
         log = self._log()
         if not read_format(self._new):
             self.copy()
-        made = self._stamp.put_on(log.entries[-1])
-        make_names(self._new, Format((made,)), ordered=ordered, nonce=made.nonce, time_ms=made.time_ms)
+        make_names(self._new, signed(log.entries[-1], self._writer, self._clock()), ordered=ordered)
         if self._old is not self._data:
-            note_place(self._data, self._new, self._target, self._stamp)
+            note_place(self._data, self._new, self._target, self._writer, self._clock())
 
     def _log(self) -> Format:
         return Format(tuple(read_format(self._old)))
@@ -194,8 +181,9 @@ class NamesMove:
         if log.has(NAMES_MOVED) or log.has(NAMES_ELSEWHERE):
             raise moves_elsewhere(self._old.url, log.entries[-1])
 
-    def _append(self, store: Store, log: Format, entry: FormatEntry) -> Put:
-        return store.put_if_absent(keys.format_key(len(log.entries)), self._stamp.put_on(entry).encode())
+    def _append(self, log: Format, entry: FormatEntry) -> Put:
+        entry = signed(entry, self._writer, self._clock())
+        return self._old.put_if_absent(keys.format_key(len(log.entries)), entry.encode())
 
     def _stir(self) -> None:
         """Change the log's folder once more, a little later. An NFS client that has asked for the entry in the very
@@ -237,12 +225,12 @@ class NamesMove:
         )
 
 
-def note_place(data: Store, place: Store, target: str, stamp: Stamp) -> None:
+def note_place(data: Store, place: Store, target: str, writer: Writer, time_ms: int) -> None:
     """Write into the data's log where the names are, if it does not say so already, and they have not left since."""
     while (last := (log := read_format(data))[-1]).names != target:
         if Format(tuple(read_format(place))).has(NAMES_MOVED):  # asked after the data's log was read
             return
-        noted = stamp.put_on(replace(last, names=target))
+        noted = signed(replace(last, names=target), writer, time_ms)
         data.put_if_absent(keys.format_key(len(log)), noted.encode())
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from dsv.errors import Unreachable
 from dsv.format import keys
-from dsv.format.records import Commit, Feature, FormatEntry, Limits, RefEntry
+from dsv.format.records import Commit, Feature, FormatEntry, Limits, RefEntry, Writer, signed
 from dsv.periodic import Clock, now_ms
 from dsv.repo.errors import may_write
 from dsv.repo.format_log import (
@@ -27,6 +27,7 @@ from dsv.repo.format_log import (
     has_layout,
     make_layout,
     read_layout,
+    with_features,
 )
 from dsv.repo.objects.erasures import NONE, Erasures, local_erasures, stored_erasures
 from dsv.repo.objects.metadata import MetadataCache
@@ -206,18 +207,11 @@ class Repository:
         make_layout(store, first)
         return cls.open(store, metadata, clock)
 
-    def add_feature(self, feature: Feature, *, author: str, tool: str) -> bool:
+    def add_feature(self, feature: Feature, writer: Writer) -> bool:
         """Note in the format log that the store uses a feature from now on; False if it did already."""
         while not self.format.has(feature.name):
             entries = self.format.entries
-            later = replace(
-                entries[-1],
-                nonce=Nonce.random(),
-                time_ms=self.clock(),
-                author=author,
-                tool=tool,
-                features=tuple(sorted((*entries[-1].features, feature), key=lambda one: one.name)),
-            )
+            later = signed(with_features(entries[-1], feature), writer, self.clock())
             self.format.check_at_rest(self.names_url)  # the next entry decides where the names are
             check_log(self.store)
             with may_write(self.store.url):

@@ -340,7 +340,7 @@ class Uploader:
         pack, filled = self._external.pack, self._external.finish()
         data = filled.encode()
         writer, repository = self._session.writer, self._session.repository
-        repository.add_feature(EXTERNAL_FEATURE, author=writer.author, tool=writer.tool)
+        repository.add_feature(EXTERNAL_FEATURE, writer)
         self._own.add(pack)
         self._session.put_pack(pack, data)
         repository.objects.externals.keep(pack, filled)

@@ -85,7 +85,7 @@ def delete_dataset(
         if seen is not None and seen.number != main.number:
             raise _moved(main)
         check_protection(repository, dataset)
-        repository.add_feature(FEATURE, author=writer.author, tool=writer.tool)
+        repository.add_feature(FEATURE, writer)
         done = _delete_branch(repository, writer, main, message)
         moved = not isinstance(done, LostRace)
         main = done.winner if isinstance(done, LostRace) else done.head
@@ -302,7 +302,7 @@ class _Rename:
             raise Conflict(
                 f"{error.message}, and its name is not used again", subject=new, hint="choose another name"
             )
-        self._repository.add_feature(FEATURE, author=self._writer.author, tool=self._writer.tool)
+        self._repository.add_feature(FEATURE, self._writer)
         refs.move(new, MAIN, there, self._move(RENAMED_FROM + self._old, None, deleted=True))
 
     def begin(self, main: Head, there: Head) -> None:

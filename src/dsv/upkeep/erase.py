@@ -113,7 +113,7 @@ def put_erasure(
     Raises `Denied`, `Conflict` if somebody moves the names, and what the store raises.
     """
     repository.format.check(repository.store.url, writing=True)
-    repository.add_feature(FEATURE, author=writer.author, tool=writer.tool)
+    repository.add_feature(FEATURE, writer)
     record = Erasure(
         tuple(sorted(set(files))), tuple(sorted(set(objects))), nonce, repository.clock(), writer.author, reason,
         writer.tool,
@@ -376,7 +376,7 @@ def adopt(repository: Repository, writer: Writer, theirs: Erasures) -> int:
     }
     if missing:
         stays = _needed_parts(repository, missing.values())
-        repository.add_feature(FEATURE, author=writer.author, tool=writer.tool)
+        repository.add_feature(FEATURE, writer)
         with may_write(repository.store.url):
             for one, record in missing.items():
                 taken = replace(record, objects=tuple(each for each in record.objects if each not in stays))

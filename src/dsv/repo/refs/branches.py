@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from dsv.errors import Conflict, IntegrityError, NotFound
+from dsv.errors import Conflict, DsvError, IntegrityError, NotFound
 from dsv.format import keys
 from dsv.format.records import (
     DELETE_DATASET,
@@ -27,9 +27,9 @@ from dsv.format.records import (
 )
 from dsv.repo.errors import broken
 from dsv.repo.format_log import EXPIRED_COMMITS
-from dsv.repo.refs.read import Listed, changed, check_kept, latest, never_again, parts, read_named
+from dsv.repo.refs.read import Listed, changed, latest, never_again, parts, read_named
 from dsv.repo.refs.tags import Tags, named_parts
-from dsv.store.base import Put, Store, absent, both, together
+from dsv.store.base import Store, absent, both, together
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339
@@ -108,29 +108,6 @@ def deleted(tombstone: Head) -> NotFound:
         hint = f"dsv branch --restore {dataset}@{branch} brings it back"
     who = f"({tombstone.entry.author}, {rfc3339(tombstone.entry.time_ms)})"
     return NotFound(f"{what} {who}", subject=subject, hint=hint)
-
-
-def gap(head: Head, number: int) -> IntegrityError:
-    key = keys.branch_key(head.dataset, head.branch, number)
-    return broken(key, f"branch {head.branch} of {head.dataset} lacks its entry {number}")
-
-
-def _newest_rule(store: Store, dataset: DatasetName, branch: BranchName, number: int) -> BranchRule:
-    """Return the last rule of a branch, searched by number from one that exists. Needs no listing."""
-    read = partial(_read_rule, store, dataset, branch)
-    rule, later = both(partial(read, number), partial(read, number + 1))
-    if rule is None:
-        raise absent(store.url, keys.branch_rule_key(dataset, branch, number))
-    while later is not None:
-        rule, number = later, number + 1
-        later = read(number + 1)
-    return rule
-
-
-def _read_rule(store: Store, dataset: DatasetName, branch: BranchName, number: int) -> BranchRule | None:
-    key = keys.branch_rule_key(dataset, branch, number)
-    names: dict[str, object] = {"dataset": dataset, "branch": branch, "number": number}
-    return read_named(BranchRule.decode, store, key, "branch-rule", names)
 
 
 def refused_mover(limits: Limits, author: str, *, merge: bool) -> str | None:
@@ -239,12 +216,14 @@ class Refs(Tags):
         gone = self.gone_dataset(dataset)
         return gone if is_deleted_dataset(gone) else None
 
+    @property
+    def _may_be_gone(self) -> bool:
+        return self.layout is not None and self.layout.has(EXPIRED_COMMITS)
+
     def gone_dataset(self, dataset: DatasetName) -> Head | None:
         """Return the move by which the dataset was deleted or renamed, or its name is reserved for another one; None if
         it is there, or never was. Asks nothing of a store in which no commit ever expired."""
-        if self.layout is None or not self.layout.has(EXPIRED_COMMITS):
-            return None
-        main = self.newest(dataset, MAIN)
+        main = self.newest(dataset, MAIN) if self._may_be_gone else None
         return main if main is not None and main.entry.deleted else None
 
     def home(self, dataset: DatasetName) -> DatasetName:
@@ -267,11 +246,7 @@ class Refs(Tags):
         """Return the dataset, and all names from which it was renamed."""
         found = [dataset]
         for one in found:
-            main = (
-                self.newest(one, MAIN)
-                if self.layout is not None and self.layout.has(EXPIRED_COMMITS)
-                else None
-            )
+            main = self.newest(one, MAIN) if self._may_be_gone else None
             for entry in () if main is None else self.history(main):
                 old = renamed(entry, RENAMED_FROM)
                 if old is not None and old not in found and self.home(old) == self.home(dataset):
@@ -316,7 +291,7 @@ class Refs(Tags):
             read = together([partial(self.entry, head.dataset, head.branch, each) for each in numbers])
             for each, entry in zip(numbers, read, strict=True):
                 if entry is None:
-                    raise self.erased(head.dataset) or gap(head, each)
+                    raise self._lacks(head.dataset, head.branch, each)
                 yield entry
             number, batch = number - batch, min(batch * 4, _AT_ONCE)
 
@@ -338,9 +313,7 @@ class Refs(Tags):
         if self.named:
             made = replace(made, dataset=dataset, branch=branch, number=number)
         read = partial(self.entry, dataset, branch, number)
-        what = f"this move of branch {branch} of {dataset}"
-        check = partial(check_kept, read, self.store.url, key, what, made)
-        if self.put(key, made.encode(), f"branch {branch} of {dataset}", check) is Put.WON:
+        if self.put_record(key, made, f"branch {branch} of {dataset}", read):
             moved = Moved(self._saw(Head(dataset, branch, number, made)))
             if branch != MAIN and not made.deleted:
                 self._check_there(dataset, made, f"branch {branch} was moved to {str(made.commit)[:12]}")
@@ -371,7 +344,7 @@ class Refs(Tags):
         to follow it."""
         now = self.entry(head.dataset, head.branch, head.number)
         if now is None:
-            raise self.erased(head.dataset) or gap(head, head.number)
+            raise self._lacks(head.dataset, head.branch, head.number)
         if now.nonce != head.entry.nonce:
             key = keys.branch_key(head.dataset, head.branch, head.number)
             what = f"move {head.number} of branch {head.branch} of {head.dataset}"
@@ -384,17 +357,29 @@ class Refs(Tags):
 
     def rule(self, dataset: DatasetName, branch: BranchName) -> BranchRule | None:
         """Return the newest rule of a branch; None if it never had one."""
+        read = partial(self._read_rule, dataset, branch)
         known = self._rules.get((dataset, branch))
+        later: BranchRule | None = None
         if known is not None:
-            later = _read_rule(self.store, dataset, branch, known.number + 1)
-            number = None if later is None else later.number
+            later = read(known.number + 1)
         else:
             self._beginning(dataset, branch)
             number = self._listed[dataset, branch].rule
-        if number is not None:
-            known = self._rules[dataset, branch] = _newest_rule(self.store, dataset, branch, number)
+            if number is not None:
+                known, later = both(partial(read, number), partial(read, number + 1))
+                if known is None:
+                    raise absent(self.store.url, keys.branch_rule_key(dataset, branch, number))
+        while later is not None:
+            known, later = later, read(later.number + 1)
+        if known is not None:
+            self._rules[dataset, branch] = known
         self.answers.add_limits(dataset, branch, None if known is None else known.limits)
         return known
+
+    def _read_rule(self, dataset: DatasetName, branch: BranchName, number: int) -> BranchRule | None:
+        key = keys.branch_rule_key(dataset, branch, number)
+        names: dict[str, object] = {"dataset": dataset, "branch": branch, "number": number}
+        return read_named(BranchRule.decode, self.store, key, "branch-rule", names)
 
     def last_read(self, dataset: DatasetName, branch: BranchName) -> Head | None:
         """Return the newest entry of a branch that was read. Asks nothing."""
@@ -441,9 +426,7 @@ class Refs(Tags):
         branch = rule.dataset, rule.branch
         what = f"the rule of branch {rule.branch} of {rule.dataset}"
         key = keys.branch_rule_key(*branch, rule.number)
-        read = partial(_read_rule, self.store, *branch, rule.number)
-        check = partial(check_kept, read, self.store.url, key, what, rule)
-        won = self.put(key, rule.encode(), what, check) is Put.WON
+        won = self.put_record(key, rule, what, partial(self._read_rule, *branch, rule.number))
         if won:
             self._rules[branch] = rule
             self.answers.add_limits(*branch, rule.limits)
@@ -499,11 +482,9 @@ class Refs(Tags):
         return self._saw(Head(dataset, branch, number, entry))
 
     def _saw(self, head: Head) -> Head:
-        self._seen[head.dataset, head.branch] = head
-        rule, listed = (
-            self._rules.get((head.dataset, head.branch)),
-            self._listed.get((head.dataset, head.branch)),
-        )
+        branch = head.dataset, head.branch
+        self._seen[branch] = head
+        rule, listed = self._rules.get(branch), self._listed.get(branch)
         has_none = listed is not None and listed.rule is None
         limits = rule.limits if rule is not None else None if has_none else UNSET
         self.answers.add_branch(head.dataset, head.branch, head.entry, head.number, limits)
@@ -517,13 +498,13 @@ class Refs(Tags):
             partial(self.entry, dataset, branch, number), partial(self.entry, dataset, branch, number + 1)
         )
         if entry is None:
-            key = keys.branch_key(dataset, branch, number)
-            raise self.erased(dataset) or IntegrityError(
-                f"the head of branch {branch} of {dataset} is listed, but cannot be read: {key}",
-                subject=key,
-                hint="run the same command again; if it stays so, look at the store's own tools",
-            )
+            raise self._lacks(dataset, branch, number)
         return entry, later
+
+    def _lacks(self, dataset: DatasetName, branch: BranchName, number: int) -> DsvError:
+        """Return the error for a move that is gone, though a later one or a listing has it."""
+        key = keys.branch_key(dataset, branch, number)
+        return self.erased(dataset) or broken(key, f"branch {branch} of {dataset} lacks its entry {number}")
 
     def _beginning(self, dataset: DatasetName, branch: BranchName) -> int | None:
         """Return a move from which the newest can be found; None where the listing has none."""

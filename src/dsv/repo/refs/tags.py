@@ -25,7 +25,7 @@ from dsv.format.envelope import RECORD_MAX
 from dsv.format.records import DatasetErased, ExpiryEntry, TagDeleted, TagValue
 from dsv.repo.errors import ONE_WINS_AGAIN, denial_named, record_or_none
 from dsv.repo.format_log import NAMES_ELSEWHERE, NAMES_MOVED, NAMES_MOVING, Format, read_entry, read_format
-from dsv.repo.refs.read import check_kept, gone, parts, read_named, tombstone
+from dsv.repo.refs.read import Signed, check_kept, gone, parts, read_named, tombstone
 from dsv.repo.tracking import Answers
 from dsv.store.base import Put, Store, absent, ask_each, both
 from dsv.store.open import names_of
@@ -91,8 +91,7 @@ class Tags:
             value = replace(value, dataset=dataset, tag=tag)
         what = f"tag {tag} of {dataset}"
         key = keys.tag_key(dataset, tag)
-        check = partial(check_kept, partial(self.tag_value, dataset, tag), self.store.url, key, what, value)
-        if self.put(key, value.encode(), what, check) is Put.LOST:
+        if not self.put_record(key, value, what, partial(self.tag_value, dataset, tag)):
             existing = self.tag_value(dataset, tag)
             self._refuse_deleted(dataset, tag)
             if existing is None:
@@ -124,6 +123,13 @@ class Tags:
             )
         self.put(keys.tag_deleted_key(dataset, tag), record.encode(), f"tag {tag} of {dataset}")
         self.answers.add_tag(dataset, tag, None)
+
+    def put_record(self, key: str, record: Signed, what: str, read: Callable[[], Signed | None]) -> bool:
+        """Write a record under a key that several may want, and `read` it back; False if another writer has won the
+        key. Raises as `put`, and `IntegrityError` if the store kept another writer's.
+        """
+        check = partial(check_kept, read, self.store.url, key, what, record)
+        return self.put(key, record.encode(), what, check) is Put.WON
 
     def put(self, key: str, data: bytes, what: str, won: Callable[[], None] = lambda: None) -> Put:
         """Write a key of the names; `won` is called if this writer wins it, and `what` says what the key is for.

@@ -6,6 +6,7 @@ any more. botocore has no threads of its own. It takes more of a processor for e
 
 from __future__ import annotations
 
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -15,26 +16,15 @@ from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from dsv.errors import Denied, Unsupported, UsageError
-from dsv.store.base import (
-    LARGEST,
-    Bytes,
-    Item,
-    Put,
-    check_folder,
-    check_key,
-    check_prefix,
-    check_range,
-    cut_short,
-    is_component,
-    too_large,
-)
+from dsv.store.base import Bytes, Put, check_key
 from dsv.store.credentials import aws_access, boto_client
-from dsv.store.object_errors import as_store_error, login_hint
+from dsv.store.object_errors import login_hint
 from dsv.store.objects import ObjectStore, lost_threads
 from dsv.store.options import read_certificates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from datetime import datetime
 
     from obstore.store import ClientConfig
     from obstore.store import ObjectStore as Client
@@ -177,73 +167,15 @@ _KINDS: Final = {
 }
 
 
-class ForkedS3:
+class ForkedS3(ObjectStore):
     """One prefix of one bucket, to be read alone. A fork of its process makes its own."""
 
-    conditional = True
-
     def __init__(self, url: str, bucket: str, prefix: str, options: StoreOptions) -> None:
-        self.url = url
-        self.ordered_listing = options.ordered_listing
-        self._bucket = bucket
-        self._prefix = f"{prefix}/" if prefix else ""
         limits = {"connect_timeout": options.connect_timeout, "read_timeout": options.read_timeout}
         self._client = boto_client(url, options, **limits, attempts=1)
-
-    def get(self, key: str, limit: int = LARGEST) -> bytes:
-        name = self._prefix + check_key(key)
-
-        def read() -> bytes:
-            body = self._client.get_object(Bucket=self._bucket, Key=name)["Body"]
-            return _closed(body, limit + 1)
-
-        data = self._asked(key, read)
-        if len(data) > limit:
-            raise too_large(self.url, key, limit)
-        return data
-
-    def get_range(self, key: str, start: int, length: int) -> memoryview:
-        check_range(start, length)
-        name = self._prefix + check_key(key)
-        if length == 0:
-            return memoryview(b"")
-
-        def read() -> memoryview:
-            wanted = f"bytes={start}-{start + length - 1}"
-            answer = self._client.get_object(Bucket=self._bucket, Key=name, Range=wanted)
-            if "ContentRange" in answer:
-                return memoryview(_closed(answer["Body"], length))
-            return memoryview(_closed(answer["Body"], start + length))[start:]
-
-        data = self._asked(key, read, beyond=memoryview(b""))
-        if len(data) != length:
-            raise cut_short(self.url, key, start, length, len(data))
-        return data
-
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
-        check_prefix(prefix)
-        further = (
-            {}
-            if start_after is None or not self.ordered_listing
-            else {"StartAfter": self._prefix + start_after}
-        )
-        for page in self._pages(Prefix=self._prefix + prefix, **further):
-            for row in page.get("Contents", ()):
-                key = row["Key"].removeprefix(self._prefix)
-                if start_after is None or key > start_after:
-                    yield Item(key, row["Size"])
-
-    def folders(self, prefix: str) -> Sequence[str]:
-        check_folder(prefix)
-        above = self._prefix + prefix
-        pages = self._pages(Prefix=above, Delimiter="/")
-        found = (row["Prefix"] for page in pages for row in page.get("CommonPrefixes", ()))
-        return sorted(filter(is_component, {path.removeprefix(above).rstrip("/") for path in found}))
-
-    def modified(self, key: str) -> float:
-        name = self._prefix + check_key(key)
-        head = self._asked(key, lambda: self._client.head_object(Bucket=self._bucket, Key=name))
-        return float(head["LastModified"].timestamp())
+        self._bucket = bucket
+        endpoint = self._client.meta.endpoint_url
+        super().__init__(url, endpoint, prefix, None, None, ordered_listing=options.ordered_listing)
 
     def put_if_absent(self, key: str, data: Bytes) -> Put:
         self._refuse()
@@ -251,26 +183,53 @@ class ForkedS3:
     def delete(self, key: str) -> None:
         self._refuse()
 
-    def free_bytes(self) -> int | None:
-        return None
-
     def close(self) -> None:
         self._client.close()
 
-    def _pages(self, **wanted: Any) -> Iterator[dict[str, Any]]:
-        further: dict[str, str] = {}
-        while True:
-            page: dict[str, Any] = self._asked(
-                None,
-                lambda: self._client.list_objects_v2(Bucket=self._bucket, **wanted, **further),  # noqa: B023
-            )
-            yield page
-            if not page.get("IsTruncated"):
-                return
-            further = {"ContinuationToken": page["NextContinuationToken"]}
+    def _check_process(self) -> None:
+        """Any may use it: it has no threads."""
 
-    def _asked(self, key: str | None, ask: Callable[[], _T], beyond: _T | None = None) -> _T:
-        """beyond: the answer for a range that begins behind the end."""
+    def _whole(self, path: str, limit: int) -> bytes:
+        return self._read(path, limit + 1)[0]
+
+    def _part(self, path: str, start: int, length: int) -> memoryview:
+        data, is_part = self._read(path, length, Range=f"bytes={start}-{start + length - 1}")
+        return memoryview(data if is_part else self._read(path, start + length)[0][start:])
+
+    def _read(self, path: str, size: int, **wanted: str) -> tuple[bytes, bool]:
+        """Return so many bytes at most, and whether they are those of a range."""
+
+        def read() -> tuple[bytes, bool]:
+            answer = self._client.get_object(Bucket=self._bucket, Key=path, **wanted)
+            with closing(answer["Body"]) as body:  # which gives the connection back
+                return bytes(body.read(size)), "ContentRange" in answer
+
+        return self._asked(read)
+
+    def _rows(self, prefix: str, after: str | None) -> Iterator[tuple[str, int]]:
+        for page in self._pages(Prefix=prefix, **({} if after is None else {"StartAfter": after})):
+            for row in page.get("Contents", ()):
+                yield row["Key"], row["Size"]
+
+    def _below(self, above: str) -> Sequence[str]:
+        pages = self._pages(Prefix=above, Delimiter="/")
+        return [row["Prefix"] for page in pages for row in page.get("CommonPrefixes", ())]
+
+    def _time(self, path: str) -> datetime:
+        head = self._asked(lambda: self._client.head_object(Bucket=self._bucket, Key=path))
+        found: datetime = head["LastModified"]
+        return found
+
+    def _pages(self, **wanted: str) -> Iterator[dict[str, Any]]:
+        more = True
+        while more:
+            page = self._asked(partial(self._client.list_objects_v2, Bucket=self._bucket, **wanted))
+            yield page
+            more = page.get("IsTruncated", False)
+            wanted["ContinuationToken"] = page.get("NextContinuationToken", "")
+
+    def _asked(self, ask: Callable[[], _T]) -> _T:
+        """Raise what obstore raises, with the facts that `object_errors` looks for."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -278,13 +237,10 @@ class ForkedS3:
         except ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             code = error.response.get("Error", {}).get("Code", "")
-            if status == 416 and beyond is not None:
-                return beyond
-            text = f"status code: {status} <Code>{code}</Code>"
-            raise as_store_error(RuntimeError(text), self.url, self._client.meta.endpoint_url, key) from error
+            raise BaseError(f"status code: {status} <Code>{code}</Code>") from error
         except BotoCoreError as error:
-            text = f"{error} (kind: {_KINDS.get(type(error).__name__, 'Request')}, )"
-            raise as_store_error(RuntimeError(text), self.url, self._client.meta.endpoint_url, key) from error
+            kind = _KINDS.get(type(error).__name__, "Request")
+            raise BaseError(f"{error} (kind: {kind}, )") from error
 
     def _refuse(self) -> NoReturn:
         raise Unsupported(
@@ -292,11 +248,3 @@ class ForkedS3:
             subject=self.url,
             hint="start processes by spawn or forkserver, or before anything is read",
         )
-
-
-def _closed(body: Any, size: int) -> bytes:
-    """Read so many bytes at most, and give the connection back."""
-    try:
-        return bytes(body.read(size))
-    finally:
-        body.close()

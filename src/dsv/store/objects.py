@@ -32,8 +32,9 @@ from dsv.store.base import (
 from dsv.store.object_errors import Answer, as_store_error
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from obstore import GetResult
-    from obstore.store import ObjectStore as Client
 
     from dsv.store.credentials import ChainProvider
 
@@ -55,8 +56,8 @@ def lost_threads() -> bool:
 class ObjectStore:
     """One prefix of one bucket, through obstore.
 
-    `quick` gives up on a silent server after seconds, `patient` gives an upload minutes: both reach the same
-    bucket.
+    Its clients are obstore's. `quick` gives up on a silent server after seconds, `patient` gives an upload minutes:
+    both reach the same bucket. A subclass reads in another way.
     """
 
     def __init__(
@@ -64,8 +65,8 @@ class ObjectStore:
         url: str,
         endpoint: str,
         prefix: str,
-        quick: Client,
-        patient: Client,
+        quick: Any,
+        patient: Any,
         *,
         provider: ChainProvider | None = None,
         ordered_listing: bool = True,
@@ -82,13 +83,10 @@ class ObjectStore:
     def get(self, key: str, limit: int = LARGEST) -> bytes:
         path = self._path(key)
         try:
-            answer = obstore.get(self._quick, path)
-            if answer.meta["size"] > limit:
-                raise too_large(self.url, key, limit)
-            data = _beginning(answer, limit + 1)
+            data = self._whole(path, limit)
         except (BaseError, OSError) as error:
             raise self._error(error, key) from error
-        if len(data) > limit:  # whatever size its headers gave
+        if data is None or len(data) > limit:
             raise too_large(self.url, key, limit)
         return data
 
@@ -98,14 +96,11 @@ class ObjectStore:
         if length == 0:
             return memoryview(b"")
         try:
-            data = memoryview(obstore.get_range(self._quick, path, start=start, length=length))
+            data = self._part(path, start, length)
         except (BaseError, OSError) as error:
-            answer = Answer.of(error)
-            if answer.beyond_the_end:
+            if Answer.of(error).beyond_the_end:
                 raise cut_short(self.url, key, start, length, 0) from error
-            if not answer.ranges_unusable:
-                raise self._error(error, key) from error
-            data = self._range_of_whole(key, path, start, length)
+            raise self._error(error, key) from error
         if len(data) != length:
             raise cut_short(self.url, key, start, length, len(data))
         return data
@@ -138,23 +133,15 @@ class ObjectStore:
         return self._list(prefix, start_after)
 
     def _list(self, prefix: str, start_after: str | None) -> Iterator[Item]:
-        folder = (self._prefix + prefix).rpartition("/")[0]
         after = max(start_after or "", _just_before(prefix) or "") if self.ordered_listing else None
         try:
-            stream: Iterator[Any] = obstore.list(
-                self._quick,
-                prefix=folder or None,
-                offset=self._prefix + after if after else None,
-                chunk_size=_LIST_BATCH,
-            )
-            for batch in stream:
-                for row in batch:
-                    key = row["path"].removeprefix(self._prefix)
-                    if key.startswith(prefix):
-                        if start_after is None or key > start_after:
-                            yield Item(key, row["size"])
-                    elif self.ordered_listing and key > prefix:
-                        return
+            for path, size in self._rows(self._prefix + prefix, self._prefix + after if after else None):
+                key = path.removeprefix(self._prefix)
+                if key.startswith(prefix):
+                    if start_after is None or key > start_after:
+                        yield Item(key, size)
+                elif self.ordered_listing and key > prefix:
+                    return
         except (BaseError, OSError) as error:
             raise self._error(error, None) from error
 
@@ -163,16 +150,15 @@ class ObjectStore:
         self._check_process()
         above = self._prefix + prefix
         try:
-            found = obstore.list_with_delimiter(self._quick, above.rstrip("/") or None)
+            names = {path.removeprefix(above).rstrip("/") for path in self._below(above)}
         except (BaseError, OSError) as error:
             raise self._error(error, None) from error
-        names = {path.removeprefix(above).rstrip("/") for path in found["common_prefixes"]}
         return sorted(filter(is_component, names))
 
     def modified(self, key: str) -> float:
         path = self._path(key)
         try:
-            return obstore.head(self._quick, path)["last_modified"].timestamp()
+            return self._time(path).timestamp()
         except (BaseError, OSError) as error:
             raise self._error(error, key) from error
 
@@ -193,13 +179,34 @@ class ObjectStore:
     def close(self) -> None:
         """Connections are obstore's, and end with its clients."""
 
-    def _range_of_whole(self, key: str, path: str, start: int, length: int) -> memoryview:
-        """Return the range from a server that answers every range with the whole object: no more of it is read than
-        that."""
+    def _whole(self, path: str, limit: int) -> bytes | None:
+        """Return an object; None, or more than `limit` bytes of it, if it has more, whatever its headers say."""
+        answer = obstore.get(self._quick, path)
+        return None if answer.meta["size"] > limit else _beginning(answer, limit + 1)
+
+    def _part(self, path: str, start: int, length: int) -> memoryview:
+        """Return a range, also from a server that answers every range with the whole object."""
         try:
-            return memoryview(_beginning(obstore.get(self._quick, path), start + length))[start:]
+            return memoryview(obstore.get_range(self._quick, path, start=start, length=length))
         except (BaseError, OSError) as error:
-            raise self._error(error, key) from error
+            if not Answer.of(error).ranges_unusable:
+                raise
+        return memoryview(_beginning(obstore.get(self._quick, path), start + length))[start:]
+
+    def _rows(self, prefix: str, after: str | None) -> Iterator[tuple[str, int]]:
+        """Yield the path and the size of at least all objects with the prefix that are behind `after`."""
+        folder = prefix.rpartition("/")[0] or None
+        stream: Iterator[Any] = obstore.list(self._quick, prefix=folder, offset=after, chunk_size=_LIST_BATCH)
+        for batch in stream:
+            for row in batch:
+                yield row["path"], row["size"]
+
+    def _below(self, above: str) -> Sequence[str]:
+        """Return the prefixes directly below one that is empty or ends with a slash."""
+        return obstore.list_with_delimiter(self._quick, above.rstrip("/") or None)["common_prefixes"]
+
+    def _time(self, path: str) -> datetime:
+        return obstore.head(self._quick, path)["last_modified"]
 
     def _path(self, key: str) -> str:
         self._check_process()

@@ -83,11 +83,8 @@ def test_nothing_is_decoded_by_a_type_named_on_the_spot() -> None:
 
 
 def test_only_what_is_learned_at_import_is_converted() -> None:
-    """Or what has nothing to learn: the options of pools are of built-in types alone."""
     assert {str(path) for path, _ in calls("convert")} == {
         "cache/settings.py",
         "workspace/workspace.py",
         "run/record.py",
-        "run/engines/base.py",
-        "run/engines/kubernetes/api.py",
     }

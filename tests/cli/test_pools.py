@@ -101,7 +101,10 @@ def test_an_engines_settings_may_be_anything(dsv: Dsv) -> None:
         ({"cache": "/c"}, "the pool a has no engine"),
         ({"engine": "slumr"}, "there is none of that name"),
         ({"engine": "process", "out": "runs:x"}, "is the relative folder"),
-        ({"engine": "process", "process.partition": "gpu"}, "means nothing to the process engine"),
+        (
+            {"engine": "process", "process.partition": "gpu"},
+            "pools.a.process.partition means nothing to the engine",
+        ),
         ({"engine": "process", "slurm.partition": "gpu"}, "has the engine process, and settings of slurm"),
     ],
 )

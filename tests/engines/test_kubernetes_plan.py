@@ -217,13 +217,13 @@ def test_an_overlay_is_merged_by_name() -> None:
     ("options", "words"),
     [
         ({"wrong": "x"}, "means nothing"),
-        ({"context": "two words"}, "has to be a word"),
+        ({"context": "two words"}, "kubernetes.context: Expected `str` matching"),
         ({"volumes": {"relative": {"claim": "c"}}}, "no folder below /"),
         ({"volumes": {"/nfs": {"claim": "c", "nfs": "s"}}}, "is a claim, or an nfs server"),
         ({"volumes": {"/": {"claim": "c"}}}, "no folder below /"),
-        ({"root": "maybe"}, "true or false"),
-        ({"overlay": "x"}, "a table"),
-        ({"image_pull_secrets": "x"}, "a list of names"),
+        ({"root": "maybe"}, "kubernetes.root: Expected `bool`"),
+        ({"overlay": "x"}, "kubernetes.overlay: Expected `object`"),
+        ({"image_pull_secrets": "x"}, "Expected `array`"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], words: str) -> None:

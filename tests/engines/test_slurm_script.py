@@ -6,17 +6,19 @@ import os
 import re
 import shlex
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from dsv.errors import UsageError
-from dsv.run.engines.base import Facts, Job, Mount
+from dsv.run.engines.base import Facts, Job, Mount, read_options
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.slurm.engine import Slurm, read_capacity
 from dsv.run.engines.slurm.program import Answer, SlurmProgram, read_queue
 from dsv.run.engines.slurm.script import (
     CONTAINERS,
+    DECODER,
     MEETING,
     Batch,
     SlurmOptions,
@@ -29,6 +31,7 @@ from dsv.run.node_order import node_environment
 from dsv.run.record import RunState
 from dsv.run.resources import ALL_GPUS, GpuCount, Resources, fit
 
+read = partial(read_options, DECODER, where="slurm")
 RUN = "20261122-070000-0a1b2c3d"
 FOLDER = Path("/nfs/runs/x y/job")
 
@@ -57,9 +60,7 @@ def test_what_a_job_asks_for_is_an_option_of_sbatch(asked: dict[str, object], op
 
 def test_what_the_pool_says_comes_before_what_was_typed() -> None:
     """The last of two options counts."""
-    options = SlurmOptions.read(
-        {"partition": "gpu", "account": "lab", "qos": "high", "sbatch": ["--exclusive"]}
-    )
+    options = read({"partition": "gpu", "account": "lab", "qos": "high", "sbatch": ["--exclusive"]})
     found = sbatch_options(Batch(job(engine_args=("--partition=cpu",)), options))
     assert found[-5:] == ["--partition=gpu", "--account=lab", "--qos=high", "--exclusive", "--partition=cpu"]
 
@@ -149,7 +150,7 @@ def test_several_nodes_are_told_where_to_meet() -> None:
 )
 def test_what_slurm_cannot_do_is_refused(asked: dict[str, object], options: dict[str, str]) -> None:
     with pytest.raises(UsageError):
-        render(Batch(job(**asked), SlurmOptions.read(options)))
+        render(Batch(job(**asked), read(options)))
 
 
 @pytest.mark.parametrize(
@@ -165,8 +166,8 @@ def test_what_slurm_cannot_do_is_refused(asked: dict[str, object], options: dict
     ],
 )
 def test_settings_that_mean_nothing_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match=r"pools\.a\.slurm\."):
-        SlurmOptions.read(options, "pools.a.slurm")
+    with pytest.raises(UsageError, match=r"pools\.a\.slurm"):
+        Slurm.check_options(options, "pools.a.slurm")
 
 
 @pytest.mark.parametrize(
@@ -250,7 +251,7 @@ def test_each_node_is_held_by_one_program_from_its_data_to_the_end_of_its_comman
 )
 def test_slurms_own_limit_has_room_for_the_data(stage_time: str | None, minutes: int) -> None:
     """And for the grace that the command gets; the command's own time is exactly what was asked for."""
-    options = SlurmOptions.read({} if stage_time is None else {"stage_time": stage_time})
+    options = read({} if stage_time is None else {"stage_time": stage_time})
     batch = Batch(job(time_seconds=61), options)
     assert f"--time={minutes}" in sbatch_options(batch)
     assert "  sleep 61\n" in render(batch)

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from pathlib import Path
 from threading import Event
 from time import monotonic, sleep
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -285,6 +286,28 @@ class NodeLeft:
     """Reads what the command wrote; None if no copy was made."""
 
 
+_T = TypeVar("_T")
+
+
+class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The options of an engine that has none."""
+
+
+def read_options(decoder: msgspec.json.Decoder[_T], options: Mapping[str, Json], where: str) -> _T:
+    """Return the options of an engine. Raise `UsageError` for an unknown key or a wrong value. where: the key of their
+    table."""
+    try:
+        return decoder.decode(msgspec.json.encode(dict(options)))
+    except msgspec.ValidationError as error:
+        said, _, place = str(error).partition(" - at `$")
+        key = where + re.split(r"[^\w.]", place)[0]
+        message, hint = f"{key}: {said}", f"dsv config {key}{'' if place else '.KEY'} VALUE"
+        if (unknown := re.fullmatch(r"Object contains unknown field `(.*)`", said)) is not None:
+            key = f"{where}.{unknown[1]}"
+            message, hint = f"{key} means nothing to the engine of the pool", f"dsv config --unset {key}"
+        raise UsageError(message, subject=key.rpartition(".")[2], hint=hint) from error
+
+
 class Handle(Protocol):
     """Attached to a job. Methods may be called from any thread, in any state, and don't raise."""
 
@@ -318,6 +341,8 @@ class Engine(ABC):
     """A hint if a job with GPUs can't be started."""
     shares_folders: ClassVar[bool] = True
     """True if its jobs see the folders of this machine under their names, so that what they leave is seen here."""
+    decoder: ClassVar[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(NoOptions)
+    """Reads the options of a pool for it, made at import."""
     gives: ClassVar[frozenset[str]]
     """The fields of `Task` that it can give a job, besides those of `SEEN_TO`. A job that
     asks for more is refused before anything of it is fetched."""
@@ -333,7 +358,7 @@ class Engine(ABC):
     @classmethod
     def check_options(cls, options: Mapping[str, Json], where: str) -> None:
         """Raise `UsageError` for what the engine can't use. where: the key of the table, `pools.NAME.ENGINE`."""
-        read_options(options, where, cls.name, {})
+        read_options(cls.decoder, options, where)
 
     @abstractmethod
     def capacity(self, wanted: Resources) -> Capacity:
@@ -447,42 +472,6 @@ class Engine(ABC):
     def find_image(self, reference: str) -> ImageIdentity | None:
         """Return the image of this name or id, if this machine has it."""
         return None
-
-
-OptionKind: TypeAlias = tuple[str, str, Callable[[Any], Any]]
-"""Of an option of a pool's engine: a description of its value, an example, and the function that reads it, which raises
-`ValueError` or `UsageError`."""
-
-
-def of_type(kind: Any) -> Callable[[Any], Any]:
-    """Return a function that takes values of this type as they are."""
-    return lambda value: msgspec.convert(value, kind)
-
-
-def read_options(
-    options: Mapping[str, Json], where: str, engine: str, kinds: Mapping[str, OptionKind]
-) -> dict[str, Any]:
-    """Return the options of an engine, of these kinds by their keys. Raise `UsageError` for an unknown key or a wrong
-    value. where: the key of their table."""
-    found = {}
-    for key, value in options.items():
-        if key not in kinds:
-            raise UsageError(
-                f"{where}.{key} means nothing to the {engine} engine",
-                subject=key,
-                hint=f"dsv config --unset {where}.{key}",
-            )
-        kind, example, read = kinds[key]
-        try:
-            found[key] = read(value)
-        except (ValueError, UsageError) as error:
-            why = "" if isinstance(error, msgspec.ValidationError | UsageError) else f": {error}"
-            raise UsageError(
-                f"{where}.{key} has to be {kind}{why}",
-                subject=key,
-                hint=f"dsv config {where}.{key} '{example}'",
-            ) from error
-    return found
 
 
 def stage_facts(text: str) -> dict[str, Any]:

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from time import sleep
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeAlias
 
 import msgspec
 
 from dsv.errors import Conflict, Denied, DsvError, LaunchError, NotFound, Unreachable, Unsupported, UsageError
-from dsv.run.engines.base import OptionKind, of_type, read_options
 from dsv.values.json import Json
 
 if TYPE_CHECKING:
@@ -37,95 +36,67 @@ class Volume:
     prefix: PurePosixPath
     source: Mapping[str, Json] = field(hash=False)
 
-    def holds(self, path: PurePosixPath) -> bool:
-        return path == self.prefix or self.prefix in path.parents
+    @classmethod
+    def of(cls, prefix: str, said: Mapping[str, str]) -> Self:
+        """Raise `ValueError`."""
+        folder = PurePosixPath(prefix)
+        if not folder.is_absolute() or ".." in folder.parts or folder == PurePosixPath("/"):
+            raise ValueError(f"{prefix} is no folder below /")
+        match said:
+            case {"claim": str(claim), **rest} if not rest:
+                return cls(folder, {"persistentVolumeClaim": {"claimName": claim}})
+            case {"nfs": str(server), "path": str(path), **rest} if not rest:
+                return cls(folder, {"nfs": {"server": server, "path": path}})
+            case {"host": str(path), **rest} if not rest:
+                return cls(folder, {"hostPath": {"path": path, "type": "Directory"}})
+        raise ValueError(f"{prefix} is a claim, or an nfs server and a path, or a folder of the host")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubernetesOptions:
-    context: str | None = None
+_Word: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[^\s\0]+\Z")]
+
+
+class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    context: _Word | None = None
     """Of the kubeconfig; None for the current one."""
-    kubeconfig: str | None = None
+    kubeconfig: _Word | None = None
     """The path; None for the file that kubectl uses."""
-    namespace: str | None = None
+    namespace: _Word | None = None
     """None for that of the context."""
-    image: str | None = None
+    image: _Word | None = None
     """The image of dsv, for the containers that fetch and hold the data."""
-    dsv: str = "dsv"
+    dsv: _Word = "dsv"
     """The program in that image."""
-    queue: str | None = None
+    queue: _Word | None = None
     """Of Kueue."""
-    gpu: str = "nvidia.com/gpu"
+    gpu: _Word = "nvidia.com/gpu"
     """The name of the resource for GPUs."""
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    tolerations: tuple[Mapping[str, Json], ...] = ()
-    priority_class: str | None = None
-    service_account: str | None = None
-    secret: str | None = None
+    node_selector: dict[_Word, str] = {}
+    tolerations: tuple[dict[str, Any], ...] = ()
+    priority_class: _Word | None = None
+    service_account: _Word | None = None
+    secret: _Word | None = None
     """The name of a Secret with credentials for the store."""
-    image_pull_secrets: tuple[str, ...] = ()
-    volumes: tuple[Volume, ...] = ()
+    image_pull_secrets: tuple[_Word, ...] = ()
+    volumes: dict[str, dict[str, str]] = {}
     root: bool = False
     """Let images run as root."""
     autoscaling: bool = False
     """Nodes are created on demand."""
-    overlay: Mapping[str, Json] = field(default_factory=dict)
+    overlay: dict[str, Any] = {}
     """Merged into the Job."""
 
-    @classmethod
-    def read(cls, options: Mapping[str, Json], where: str = NAME) -> Self:
-        """Raise `UsageError` for an unknown key or a value of the wrong type."""
-        return cls(**read_options(options, where, NAME, _KINDS))
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a volume that means nothing."""
+        self.volume_of(PurePosixPath("/"))
 
     def volume_of(self, path: PurePosixPath) -> Volume | None:
         """Return the volume with the longest prefix: a folder in a volume may be a volume of its own."""
-        fitting = [each for each in self.volumes if each.holds(path)]
+        volumes = [Volume.of(*each) for each in self.volumes.items()]
+        fitting = [each for each in volumes if each.prefix in (path, *path.parents)]
         return max(fitting, key=lambda each: len(each.prefix.parts), default=None)
 
 
-def _volumes(value: Json) -> tuple[Volume, ...]:
-    """Raise `ValueError`."""
-    return tuple(_volume(*each) for each in msgspec.convert(value, dict[str, dict[str, Any]]).items())
-
-
-def _volume(prefix: str, said: Mapping[str, Any]) -> Volume:
-    folder = PurePosixPath(prefix)
-    if not folder.is_absolute() or ".." in folder.parts or folder == PurePosixPath("/"):
-        raise ValueError(f"{prefix} is no folder below /")
-    match said:
-        case {"claim": str(claim), **rest} if not rest:
-            return Volume(folder, {"persistentVolumeClaim": {"claimName": claim}})
-        case {"nfs": str(server), "path": str(path), **rest} if not rest:
-            return Volume(folder, {"nfs": {"server": server, "path": path}})
-        case {"host": str(path), **rest} if not rest:
-            return Volume(folder, {"hostPath": {"path": path, "type": "Directory"}})
-    raise ValueError(f"{prefix} is a claim, or an nfs server and a path, or a folder of the host")
-
-
-def _flag(value: Json) -> bool:
-    return msgspec.convert(value, bool | Literal["true", "false"]) in (True, "true")
-
-
-_Word: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[^\s\0]+\Z")]
-_WORDS: Final = (
-    "context", "kubeconfig", "namespace", "image", "dsv", "queue", "gpu", "priority_class", "service_account", "secret"
-)  # fmt: skip
-_KINDS: Final[dict[str, OptionKind]] = {
-    **dict.fromkeys(_WORDS, ("a word", "NAME", of_type(_Word))),
-    "node_selector": ("a table of labels", '{"pool": "a100"}', of_type(dict[_Word, str])),
-    "tolerations": (
-        "a list of tables",
-        '[{"key": "nvidia.com/gpu", "operator": "Exists"}]',
-        of_type(tuple[dict[str, Any], ...]),
-    ),
-    "image_pull_secrets": ("a list of names", '["registry"]', of_type(tuple[_Word, ...])),
-    "volumes": ("a table of folders", '{"/nfs": {"claim": "datasets"}}', _volumes),
-    "root": ("true or false", "true", _flag),
-    "autoscaling": ("true or false", "true", _flag),
-    "overlay": ("a table", '{"spec": {"ttlSecondsAfterFinished": 3600}}', of_type(dict[str, Any])),
-}
-
-
+DECODER: Final = msgspec.json.Decoder(KubernetesOptions, strict=False)
 EXTRA: Final = "dsv[kubernetes]"
 SECONDS: Final = 15.0
 PROBE_SECONDS: Final = 5.0

@@ -21,6 +21,8 @@ from threading import Event
 from time import time
 from typing import Any, ClassVar, Final
 
+from msgspec.json import Decoder
+
 from dsv.errors import DsvError, LaunchError, Unreachable, UsageError, as_launch_error
 from dsv.run.engines.base import (
     NO_OPTIONS,
@@ -36,8 +38,10 @@ from dsv.run.engines.base import (
     check_command,
     check_given,
     check_image,
+    read_options,
 )
 from dsv.run.engines.kubernetes.api import (
+    DECODER,
     NAME,
     PROBE_SECONDS,
     SECONDS,
@@ -83,6 +87,7 @@ class Kubernetes(Engine):
     """The pods see the volumes of the pool, and no folder of this machine."""
 
     name: ClassVar[str] = NAME
+    decoder: ClassVar[Decoder[KubernetesOptions]] = DECODER
     takes_image: ClassVar[bool | None] = True
     queues: ClassVar[bool] = True
     shares_folders: ClassVar[bool] = False
@@ -105,13 +110,9 @@ class Kubernetes(Engine):
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
         super().__init__(environ, options)
-        self._options = KubernetesOptions.read(options)
+        self._options = read_options(self.decoder, options, NAME)
         self._api = KubernetesApi(environ, self._options)
         self._where: str | None = None
-
-    @classmethod
-    def check_options(cls, options: Mapping[str, Json], where: str) -> None:
-        KubernetesOptions.read(options, where)
 
     def capacity(self, wanted: Resources) -> Capacity:
         with _as_errors():
@@ -285,7 +286,7 @@ class Kubernetes(Engine):
     def forget(self, ref: JobRef) -> None:
         """Delete the Job. It is kept if each node has a cache of its own: its pods show which nodes have a commit."""
         job = self._find(ref)
-        if job is None or any("hostPath" in each.source for each in self._options.volumes):
+        if job is None or any("host" in each for each in self._options.volumes.values()):
             return
         with suppress(DsvError):
             facts = job.look()

@@ -15,6 +15,8 @@ from threading import Event, Thread
 from time import monotonic
 from typing import ClassVar, Final
 
+from msgspec.json import Decoder
+
 from dsv.errors import LaunchError, Unreachable
 from dsv.fs.files import open_plain, replace_file
 from dsv.run.engines.attach import ENDING, FollowedJob, asked_by
@@ -30,6 +32,7 @@ from dsv.run.engines.base import (
     Plan,
     PrivateFile,
     check_given,
+    read_options,
     until_over,
 )
 from dsv.run.engines.machine import Machine
@@ -48,7 +51,7 @@ from dsv.run.engines.slurm.job_status import (
     status_of,
 )
 from dsv.run.engines.slurm.program import NAME, Answer, Queued, SlurmProgram, job_folder, job_id
-from dsv.run.engines.slurm.script import Batch, SlurmOptions, passing, render
+from dsv.run.engines.slurm.script import DECODER, Batch, SlurmOptions, passing, render
 from dsv.run.record import EndCause, JobRef, RunState
 from dsv.run.resources import Capacity, GpuCount, NodeRoom, Resources
 from dsv.values.json import Json
@@ -133,6 +136,7 @@ class Slurm(Engine):
     """Every node has to see the folders of the run under their names here."""
 
     name: ClassVar[str] = NAME
+    decoder: ClassVar[Decoder[SlurmOptions]] = DECODER
     takes_image: ClassVar[bool | None] = None
     queues: ClassVar[bool] = True
     gpu_hint: ClassVar[str] = "sinfo --Format=nodes,gres,statelong shows the GPUs of the nodes"
@@ -142,12 +146,8 @@ class Slurm(Engine):
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
         super().__init__(environ, options)
-        self._options = SlurmOptions.read(options)
+        self._options = read_options(self.decoder, options, NAME)
         self._program = SlurmProgram(environ)
-
-    @classmethod
-    def check_options(cls, options: Mapping[str, Json], where: str) -> None:
-        SlurmOptions.read(options, where)
 
     def capacity(self, wanted: Resources) -> Capacity:
         nodes = self._program.call("scontrol", "--oneliner", "--details", "show", "node", seconds=10)
@@ -168,7 +168,7 @@ class Slurm(Engine):
         return Facts(Machine.read(self.environ), answer.text, version.removeprefix("slurm ") or None)
 
     def place(self, mount: Mount) -> str:
-        return str(mount.source) if self._options.container is None else mount.target
+        return str(mount.source) if self._options.container == "none" else mount.target
 
     def plan(self, job: Job, facts: Facts) -> Plan:
         check_given(self, job)

@@ -7,54 +7,56 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
 from dsv.errors import UsageError
-from dsv.run.engines.base import Job, Mount, OptionKind, check_command, of_type, read_options
+from dsv.run.engines.base import Job, Mount, check_command
 from dsv.run.node_order import OUTPUT_SECONDS, PASSED, NodeOrder, meeting_port
 from dsv.run.resources import ALL_GPUS
-from dsv.values.json import Json
 from dsv.values.units import parse_duration
 
-STAGE_SECONDS: Final = 1800
-"""Seconds of Slurm's time limit besides the command's own time and its grace, if the pool says nothing."""
 _SBATCH: Final = ("partition", "account", "qos", "constraint", "reservation", "gres")
 """Options of sbatch that have a key of their own."""
+_Line: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[^\n]+\Z")]
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmOptions:
+def _dsv_here() -> str:
+    """Return the program beside the Python that runs this, as nodes share the folders of users in most places."""
+    beside = Path(sys.executable).with_name("dsv")
+    return str(beside) if beside.exists() else "dsv"
+
+
+class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a Slurm pool."""
 
+    partition: _Line | None = None
+    account: _Line | None = None
+    qos: _Line | None = None
+    constraint: _Line | None = None
+    reservation: _Line | None = None
+    gres: _Line | None = None
     sbatch: tuple[str, ...] = ()
-    """Options of sbatch."""
-    container: str | None = None
-    """The program that runs images on the nodes, if there is one."""
-    dsv: str = "dsv"
+    """Further options of sbatch."""
+    container: str = "none"
+    dsv: _Line = msgspec.field(default_factory=_dsv_here)
     """The program on the nodes."""
-    partition: str | None = None
-    constraint: str | None = None
-    stage_seconds: int = STAGE_SECONDS
+    stage_time: str = "30m"
     """Added to the command's time to get the job's time limit."""
 
-    @classmethod
-    def read(cls, options: Mapping[str, Json], where: str = "slurm") -> Self:
-        """Raise `UsageError` for an unknown key or a wrong value."""
-        found = read_options(options, where, "slurm", _KINDS)
-        own = [f"--{key}={found[key]}" for key in _SBATCH if key in found]
-        container = found.get("container", "none")
-        return cls(
-            sbatch=(*own, *found.get("sbatch", ())),
-            container=None if container == "none" else container,
-            dsv=found.get("dsv") or _dsv_here(),
-            partition=found.get("partition"),
-            constraint=found.get("constraint"),
-            stage_seconds=found.get("stage_time", STAGE_SECONDS),
-        )
+    def __post_init__(self) -> None:
+        """Raise `ValueError`."""
+        if self.container not in ("none", *CONTAINERS):
+            raise ValueError(f"container is one of none, {', '.join(CONTAINERS)}")
+        try:
+            parse_duration(self.stage_time)
+        except UsageError as error:
+            raise ValueError(f"stage_time: {error.message}") from error
+
+
+DECODER: Final = msgspec.json.Decoder(SlurmOptions, strict=False)
 
 
 def _podman(job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
@@ -118,21 +120,6 @@ def _plain(mount: Mount) -> str:
     return source
 
 
-def _dsv_here() -> str:
-    """Return the program beside the Python that runs this, as nodes share the folders of users in most places."""
-    beside = Path(sys.executable).with_name("dsv")
-    return str(beside) if beside.exists() else "dsv"
-
-
-_one_line: Final = of_type(Annotated[str, msgspec.Meta(pattern=r"\A[^\n]+\Z")])
-_KINDS: Final[dict[str, OptionKind]] = {
-    **dict.fromkeys((*_SBATCH, "dsv"), ("a word", "VALUE", _one_line)),
-    "sbatch": ("a list of options", '["--exclusive"]', of_type(tuple[str, ...])),
-    "container": (f"one of none, {', '.join(CONTAINERS)}", "podman", of_type(Literal["none", *CONTAINERS])),
-    "stage_time": ("a duration", "30m", lambda value: parse_duration(_one_line(value))),
-}
-
-
 _SCRIPTS: Final = Path(__file__).with_name("job")
 COMMENT: Final = "dsv:"
 """With this a job's comment begins; the run and the folder of the job follow."""
@@ -168,7 +155,8 @@ class Batch:
         self.job, self.options = job, options
         self.waits = job.nodes > 1 and bool(job.hold)
         """A node with its data waits for others that may not have theirs."""
-        self.sbatch = (*options.sbatch, *job.engine_args)
+        own = [f"--{key}={value}" for key in _SBATCH if (value := getattr(options, key)) is not None]
+        self.sbatch = (*own, *options.sbatch, *job.engine_args)
         """The options of sbatch that the pool names."""
 
     @property
@@ -176,13 +164,13 @@ class Batch:
         """The command of each node. Raise `UsageError` for an image that this Slurm can't run."""
         job, container = self.job, self.options.container
         check_command(job.command)
-        if job.image is not None and container is None:
+        if job.image is not None and container == "none":
             raise UsageError(
                 "this Slurm runs no images, as its pool names nothing that does",
                 subject=job.image,
                 hint="dsv config pools.NAME.slurm.container podman (or apptainer, enroot), or leave out --image",
             )
-        if container is None:
+        if container == "none":
             return job.command
         if job.image is None:
             raise UsageError(
@@ -260,7 +248,9 @@ def sbatch_options(batch: Batch) -> list[str]:
     if job.memory_bytes is not None:
         found.append(f"--mem={math.ceil(job.memory_bytes / (1 << 20))}M")
     if job.time_seconds is not None:  # Slurm's limit counts from when the job has its nodes
-        found.append(f"--time={math.ceil((job.time_seconds + batch.options.stage_seconds + GRACE) / 60)}")
+        found.append(
+            f"--time={math.ceil((job.time_seconds + parse_duration(batch.options.stage_time) + GRACE) / 60)}"
+        )
     return [*found, *batch.sbatch]
 
 
@@ -268,7 +258,7 @@ def _task(batch: Batch) -> str:
     """Return the script of each node; srun gets it as one argument."""
     job, words = batch.job, batch.command
     command = shlex.join(words)
-    inside = job.workdir is None or batch.options.container is not None
+    inside = job.workdir is None or batch.options.container != "none"
     text = _script(
         "task",
         end=f"END_OF_TASK_{re.sub(r'[^A-Za-z0-9]', '_', job.run)}",

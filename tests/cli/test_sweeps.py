@@ -216,7 +216,7 @@ def test_as_many_runs_as_said_go_on_at_once_and_a_kill_of_the_terminal_leaves_th
 ) -> None:
     assert not (here.cwd / "ready3").exists() and states(here, "grid") == {1: "running", 2: "running"}
     busy = here("run", "--again", shown(here, "grid")[0]["sweep"]["id"])
-    assert busy.code == 4 and "by another dsv here" in busy.err
+    assert busy.code == 4 and "are being started by dsv on" in busy.err
     started.send_signal(signal.SIGKILL)
     started.wait()
     told = here.ok("runs", "grid")

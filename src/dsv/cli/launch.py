@@ -290,8 +290,8 @@ def launch_sweep(call: Call, typed: Typed) -> int:
             if typed.dry_run:
                 _show(call, context, cache, place, plan, placing)
                 return 0
-        held.enter_context(driving(place.state, plan.seat.id))
         become_driver(found, plan)
+        held.enter_context(driving(place.state, plan.seat.id))
         with launching():
             driver = held.enter_context(
                 open_sweep(

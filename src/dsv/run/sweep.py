@@ -8,10 +8,9 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import shlex
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from signal import SIGHUP
@@ -21,7 +20,7 @@ import msgspec
 
 from dsv.errors import Conflict, DsvError, LaunchError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.format.keys import runs_prefix
-from dsv.fs.files import list_names, read_json, write_once
+from dsv.fs.files import list_names, read_json, replace_file
 from dsv.fs.process import Process
 from dsv.periodic import now_ms
 from dsv.run.active_runs import Owner
@@ -113,48 +112,28 @@ def sweep_folder(state: Path, sweep: SweepId) -> Path:
 
 @contextmanager
 def driving(state: Path, sweep: SweepId) -> Iterator[None]:
-    """Make this process the driver of the sweep meanwhile. Raises `Conflict` if another one is, and `LaunchError`."""
+    """Leave the mark of this process as the driver meanwhile. Raises `Conflict` if another process of this machine has
+    it, and `LaunchError`."""
     path = _path(state, sweep)
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _alone(path.parent):
-            _take(path, state, sweep)
-    except OSError as error:
-        raise LaunchError(f"{path} can't be written: {error.strerror or error}", subject=str(path)) from error
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            path.unlink()
-
-
-def _take(path: Path, state: Path, sweep: SweepId) -> None:
-    data = msgspec.json.encode(Owner.here())
-    while not write_once(path, data):
-        if (other := driver(state, sweep)) is not None:
-            where = "here" if other.is_here else f"on {other.host_name}"
-            raise Conflict(
-                f"the runs of {sweep} are being started by another dsv {where}",
-                subject=sweep,
-                hint=f"dsv wait {sweep.short}"
-                if other.is_here
-                else f"if that is gone: rm {shlex.quote(str(path))}",
-            )
-        path.unlink(missing_ok=True)  # of one that was killed
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Lock the folder: of two that find the mark of a killed process, the second must not remove the mark of the first.
-
-    Only processes of one machine can find that, so a lock of this machine is enough.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    with ExitStack() as held:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            held.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            replace_file(path, msgspec.json.encode(Owner.here()))
+        except BlockingIOError as error:
+            here = f"the runs of {sweep} are being started by another dsv here"
+            raise Conflict(here, subject=sweep, hint=f"dsv wait {sweep.short}") from error
+        except OSError as error:
+            raise LaunchError(
+                f"{path} can't be written: {error.strerror or error}", subject=str(path)
+            ) from error
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                path.unlink()
 
 
 def driver(state: Path, sweep: SweepId) -> Owner | None:
@@ -409,7 +388,8 @@ class SweepDriver:
     """The signal that ended it before all runs were started."""
     refused: int | None = None
     """The exit code of the run that could not be started."""
-    _going: dict[int, _Going] = field(default_factory=dict)
+    _going: dict[int, tuple[RunId, Started | None]] = field(default_factory=dict)
+    """Runs that go on, each with its process unless an earlier driver has started it."""
     _begun: set[int] = field(default_factory=set)
     _stopping: bool = False
     _away_until: float = 0.0
@@ -417,7 +397,7 @@ class SweepDriver:
 
     def drive(self) -> None:
         self._begun = set(self.plan.begun)
-        self._going = {number: _Going(run, None, self.state) for number, run in self.plan.going}
+        self._going = {number: (run, None) for number, run in self.plan.going}
         with self.signals.caught():
             while True:
                 for number in self._due():
@@ -467,7 +447,7 @@ class SweepDriver:
         if run is None:
             self._refuse(number, started.said, started.poll())
             return
-        self._going[number] = _Going(run, started, self.state)
+        self._going[number] = run, started
         self.watch(number, run)
 
     def _refuse(self, number: int, why: str, code: int | None) -> None:
@@ -477,14 +457,17 @@ class SweepDriver:
         self.note(f"run {number} could not be started, so no more runs are started: {why}")
 
     def _look(self) -> None:
-        for number, one in list(self._going.items()):
-            if one.exit_code() is None:
+        for number, (run, started) in list(self._going.items()):
+            one = None if started is not None else find_under_way(self.state, run)
+            if (one is not None and not one.owner.is_dead) or (
+                started is not None and started.poll() is None
+            ):
                 continue
             del self._going[number]
             try:
-                view = self.show(one.run)
+                view = self.show(run)
             except DsvError as error:
-                self.note(f"run {one.run} has ended, and its record can't be read: {error.message}")
+                self.note(f"run {run} has ended, and its record can't be read: {error.message}")
             else:
                 self.watch(number, view)
 
@@ -501,24 +484,8 @@ class SweepDriver:
                 "send the signal again to kill them now"
             )
             self.note("the runs are ended at once" if again else patient)
-        for one in self._going.values():
-            found = find_under_way(self.state, one.run)
+        for run, _ in self._going.values():
+            found = find_under_way(self.state, run)
             if found is not None:
                 with suppress(NotFound, Unsupported):  # it has ended just now
                     found.ask_to_stop(0 if again else GRACE)
-
-
-@dataclass(slots=True)
-class _Going:
-    """A run that goes on: one of this process, or one that an earlier one has begun."""
-
-    run: RunId
-    started: Started | None
-    state: Path
-
-    def exit_code(self) -> int | None:
-        """None while it goes on; -1 if this process can't tell."""
-        if self.started is not None:
-            return self.started.poll()
-        one = find_under_way(self.state, self.run)
-        return None if one is not None and not one.owner.is_dead else -1

@@ -220,34 +220,3 @@ def test_a_cluster_that_has_no_place_yet_is_told_from_one_that_refuses(
     assert type(error.value) is kind
     assert ("still kept: old" in error.value.message) == (kind is NoPlaceYet and former is None)
     assert (error.value.hint == "kubectl delete job old") == ("still kept: old" in error.value.message)
-
-
-@pytest.mark.parametrize(
-    ("labels", "suspend", "status", "deleted"),
-    [
-        ({}, True, {}, True),
-        ({}, True, {"startTime": "2026-01-01T00:00:00Z"}, False),
-        ({}, False, {}, False),
-        ({"kueue.x-k8s.io/queue-name": "gpus"}, True, {}, False),
-    ],
-)
-def test_whoever_may_not_see_pods_leaves_no_job_behind_that_never_began(
-    labels: dict[str, str], suspend: bool, status: dict[str, Any], deleted: bool
-) -> None:
-    class Blind:
-        deleted = False
-
-        def get(self, path: str) -> Any:
-            return {
-                "metadata": {"uid": "u0", "labels": labels},
-                "spec": {"suspend": suspend},
-                "status": status,
-            }
-
-        def delete(self, path: str, grace: float | None = None) -> Any:
-            self.deleted = True
-            return {}
-
-    cluster = Blind()
-    job = KubernetesJob(cluster, "training", "job", "u0")  # type: ignore[arg-type]
-    assert job.delete_if_never_begun() == cluster.deleted == deleted

@@ -195,7 +195,10 @@ def test_jobs_that_ended_a_while_ago_are_the_ones_that_are_left_to_remove(
     assert engine.ended_jobs() == ()
 
 
-def test_a_cluster_that_refuses_its_jobs_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["jobs.batch", "pods"])
+def test_a_cluster_that_refuses_its_jobs_or_pods_is_not_used(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It answers what its version is to anybody."""
     site = Site(begun=True)
     engine = _engine(site, monkeypatch, {"claim": "c"})
@@ -203,12 +206,14 @@ def test_a_cluster_that_refuses_its_jobs_does_not_answer(monkeypatch: pytest.Mon
     known = site.get
 
     def get(path: str, *given: Any, **query: str) -> Any:
-        if "jobs" in path:
-            raise Refusal("jobs.batch is forbidden", 403)
+        if path.endswith(kind.removesuffix(".batch")):
+            raise Refusal(f"{kind} is forbidden", 403)
+        if query:
+            return {"items": []}
         return version if path == "/version" else known(path)
 
     monkeypatch.setattr(site, "get", get)
-    with pytest.raises(Denied, match=r"Kubernetes refuses: jobs\.batch is forbidden"):
+    with pytest.raises(Denied, match=f"Kubernetes refuses: {kind} is forbidden"):
         engine.probe()
 
 

@@ -124,8 +124,8 @@ class Kubernetes(Engine):
             if (reason := too_old(version)) is not None:
                 raise Unreachable(reason)
             where = self._identity()
-            # anybody may ask for /version
-            self._api.get(self._api.path("batch/v1/jobs"), PROBE_SECONDS, limit="1")
+            for kind in ("batch/v1/jobs", "pods"):  # anybody may ask for /version
+                self._api.get(self._api.path(kind), PROBE_SECONDS, limit="1")
             nodes, pods = [], []
             with suppress(Refusal):
                 nodes = self._api.items("/api/v1/nodes", PROBE_SECONDS)
@@ -257,9 +257,6 @@ class Kubernetes(Engine):
             return None
         try:
             facts = job.look()
-        except Refusal as refusal:
-            never = refusal.is_denied and job.delete_if_never_begun()
-            return JobStatus(RunState.NOT_LAUNCHED) if never else None
         except DsvError:
             return None
         if facts is None:

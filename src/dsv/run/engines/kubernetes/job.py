@@ -411,16 +411,6 @@ class KubernetesJob:
             with suppress(Refusal):
                 self.api.patch(self.path, {"spec": {"activeDeadlineSeconds": 1}})
 
-    def delete_if_never_begun(self) -> bool:
-        """Delete a Job that was never resumed, for a caller who may not list pods. Return whether it was one."""
-        with suppress(Refusal):
-            found = self._get()
-            if found is not None:
-                facts = JobSnapshot(found)
-                began = facts.status.get("startTime") or facts.status.get("active")
-                return facts.suspended and facts.queue is None and not began and self.delete()
-        return False
-
     def withdraw_step(self, facts: JobSnapshot) -> bool:
         """Do a step towards the deletion of a job that seems not to have begun. Return whether it was the last one.
 

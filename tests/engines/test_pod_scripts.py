@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.run.engines.base import NodeLeft
+from dsv.run.engines.base import Ended
 from dsv.run.engines.kubernetes.manifest import OWN, SIGNALS, run_script, script
 from dsv.run.engines.kubernetes.pod import read_left, read_log
 from dsv.run.record import EndCause
@@ -48,7 +48,7 @@ class Pod:
             until((self.own / "copied").exists, "the copy of the output")
         return code, (self.own / "shown").read_bytes()
 
-    def left(self) -> NodeLeft | None:
+    def left(self) -> Ended | None:
         return read_left(self.own, node=0, attempt=1, host="n")
 
 
@@ -65,7 +65,7 @@ def test_what_the_command_writes_is_shown_and_copied(pod: Pod) -> None:
     assert pod.run("echo out; echo err >&2; exit 7") == (7, b"out\nerr\n")
     log, left = read_log(pod.own), pod.left()
     assert log is not None and log.kept(Masker()).data == b"out\nerr\n"
-    assert left is not None and left.is_clear and left.part.exit_code == 7
+    assert left is not None and left.seen and left.parts[0].exit_code == 7
     assert (pod.own / "argv").read_bytes().split(b"\0")[:2] == [b"sh", b"-c"]
 
 
@@ -115,14 +115,14 @@ def test_a_node_of_several_leaves_what_all_agreed_upon(
 ) -> None:
     assert pod.run(script, DSV_GANG_PORT="1")[0] == code
     left = pod.left()
-    assert left is not None and left.is_clear and (left.part.end, left.part.exit_code) == end[:2]
-    assert end[2] is None or left.part.error == f"it was ended with the other nodes: {end[2]}"
+    assert left is not None and left.seen and (left.parts[0].end, left.parts[0].exit_code) == end[:2]
+    assert end[2] is None or left.parts[0].error == f"it was ended with the other nodes: {end[2]}"
 
 
 def test_a_command_that_was_killed_is_one_that_the_cluster_tells_of(pod: Pod) -> None:
     assert pod.run("kill -KILL $$")[0] == 137
     left = pod.left()
-    assert left is not None and not left.is_clear
+    assert left is not None and not left.seen
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])

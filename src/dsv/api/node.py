@@ -29,7 +29,7 @@ from dsv.run.completing import (
 )
 from dsv.run.dirs import read_metrics
 from dsv.run.engine_list import Engines, FoundJob
-from dsv.run.engines.base import Ended, Engine, JobStatus, NodeLeft
+from dsv.run.engines.base import Ended, Engine, JobStatus
 from dsv.run.engines.output import KeptLog, LogKeeper
 from dsv.run.node_order import NodeOrder
 from dsv.run.record import (
@@ -114,14 +114,15 @@ def complete_left(
         if engine is None or left is None:
             return False
         secrets = KnownSecrets.of(start, engines.environ, on_node=True, command=read_argv(folder))
-        if not isinstance(left, Ended):
-            return _complete_node(context, repository, engine, order, start, left, secrets)
+        if not engine.shares_folders:
+            log = engine.log_on_node(folder) if order.log else None
+            return _complete_node(context, repository, engine, order, start, left, log, secrets)
         if start.job is None or (start.then and not left.launched):
             return False
         job = FoundJob(engine, start.job, JobStatus(RunState.ENDED, left.exit_code, left))
-        whole, log = completed_by(job, start, left, secrets, logged=order.log)
+        whole, kept = completed_by(job, start, left, secrets, logged=order.log)
         with _seen_alive(folder), output_kept(context, order, Path(order.out)) as keep:
-            whole = finish(runs, replace(whole, output=keep(repository)), log)
+            whole = finish(runs, replace(whole, output=keep(repository)), kept)
         forget_job(whole, engines)
         return True
 
@@ -132,7 +133,8 @@ def _complete_node(
     engine: Engine,
     order: NodeOrder,
     start: RunRecord,
-    left: NodeLeft,
+    left: Ended,
+    log: LogKeeper | None,
     secrets: KnownSecrets,
 ) -> bool:
     """Send this node's part and its log, and complete the record if no other node and no other attempt follows.
@@ -142,18 +144,14 @@ def _complete_node(
     former pods, and numbers the attempts of the new ones from 1.
     """
     runs = RunStore(repository.store)
-    log = left.read_log() if order.log else None
     if order.log and log is None:
         return False
-    queued = bool(engine.environ.get("DSV_QUEUED"))
-    part = left.part
-    if queued and left.was_stopped:  # the queue may begin it again
-        part = replace(part, end=EndCause.EVICTED, error="the cluster took its place away")
-    if queued:
+    (part,) = left.parts
+    if engine.environ.get("DSV_QUEUED"):
         earlier = runs.node_parts_and_usage(runs.listing(order.dataset, start.run)[0])
         part = _numbered(part, (each for each, _ in earlier))
     out, lost = Path(order.out), 0
-    if left.is_clear or part.end is EndCause.EVICTED:
+    if left.seen or part.end is EndCause.EVICTED:
         kept = None if log is None else kept_log(start, lambda: log, secrets)
         if kept is not None:
             runs.add(order.dataset, start.run, node_log_name(part.node, part.attempt), kept.data)
@@ -165,7 +163,7 @@ def _complete_node(
         return False
     known = runs.node_parts_and_usage(stored)
     parts = [each for each, _ in known]
-    over = engine.is_over(parts, start.nodes, start.retries) if left.is_clear else None
+    over = engine.is_over(parts, start.nodes, start.retries) if left.seen else None
     of_last = [each for each in known if each[0].attempt == part.attempt]
     with output_kept(context, order, out) as keep:
         if over:
@@ -180,7 +178,7 @@ def _complete_node(
             usage = joint_usage(took for _, took in of_last if took is not None)
             record = replace(record, usage=usage, output=keep(repository))
             finish(runs, record, None if joined is None else joined.data)
-        elif over is None and (len(of_last) == start.nodes or not left.is_clear):
+        elif over is None and (len(of_last) == start.nodes or not left.seen):
             _send_output(runs, stored, start, keep(repository))
     return bool(over)
 

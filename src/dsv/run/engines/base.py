@@ -272,20 +272,6 @@ def until_over(ask: Callable[[], JobStatus | None], seconds: float) -> JobStatus
     return now
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLeft:
-    """The end of the command on one node, from what it left there; of an engine whose nodes each keep that."""
-
-    part: RunPart
-    usage: Usage | None
-    is_clear: bool
-    """The node can tell why it ended. Only the cluster knows why it stopped or killed a command."""
-    was_stopped: bool
-    """The cluster ended the node, and not dsv the command."""
-    read_log: Callable[[], LogKeeper | None]
-    """Reads what the command wrote; None if no copy was made."""
-
-
 _T = TypeVar("_T")
 
 
@@ -458,11 +444,17 @@ class Engine(ABC):
         Raise `Unreachable` without an answer. A cluster finds them by a label or by the job's name.
         """
 
-    def left_on_node(self, folder: Path, node: int, attempt: int) -> Ended | NodeLeft | None:
-        """Return how the job ended, or this node of it, from what it left in a folder of the node.
+    def left_on_node(self, folder: Path, node: int, attempt: int) -> Ended | None:
+        """Return how the job ended, from what it left in a folder of the node.
 
-        None if that is not known there. On one machine, the process that is attached to the job knows it.
+        Where nodes share no folders, it is the end of this node alone, in one part, and `seen` is False if only the
+        cluster knows why it stopped or killed the command. None if the end is not known there: on one machine, the
+        process that is attached to the job knows it.
         """
+        return None
+
+    def log_on_node(self, folder: Path) -> LogKeeper | None:
+        """Return what the command wrote on a node, from a folder of the node; None if no copy was made."""
         return None
 
     def is_over(self, parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:

@@ -26,12 +26,12 @@ from msgspec.json import Decoder
 from dsv.errors import DsvError, LaunchError, Unreachable, UsageError, as_launch_error
 from dsv.run.engines.base import (
     NO_OPTIONS,
+    Ended,
     Engine,
     Facts,
     Handle,
     Job,
     JobStatus,
-    NodeLeft,
     NoPlaceYet,
     Plan,
     PrivateFile,
@@ -66,9 +66,9 @@ from dsv.run.engines.kubernetes.manifest import (
     manifests,
     object_name,
 )
-from dsv.run.engines.kubernetes.pod import is_over, read_left
+from dsv.run.engines.kubernetes.pod import is_over, read_left, read_log
 from dsv.run.engines.machine import Machine
-from dsv.run.engines.output import Output
+from dsv.run.engines.output import LogKeeper, Output
 from dsv.run.record import JobRef, RunPart, RunState
 from dsv.run.resources import Capacity, Resources
 from dsv.values.json import Json
@@ -322,8 +322,12 @@ class Kubernetes(Engine):
     def _ref(self, job: KubernetesJob, facts: JobSnapshot) -> JobRef:
         return JobRef(self.name, facts.run or "", self._identity(), job.id)
 
-    def left_on_node(self, folder: Path, node: int, attempt: int) -> NodeLeft | None:
-        return read_left(folder, node=node, attempt=attempt, host=self.environ.get("DSV_HOST"))
+    def left_on_node(self, folder: Path, node: int, attempt: int) -> Ended | None:
+        host, queued = self.environ.get("DSV_HOST"), bool(self.environ.get("DSV_QUEUED"))
+        return read_left(folder, node=node, attempt=attempt, host=host, queued=queued)
+
+    def log_on_node(self, folder: Path) -> LogKeeper | None:
+        return read_log(folder)
 
     def is_over(self, parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
         return is_over(parts, nodes, retries)

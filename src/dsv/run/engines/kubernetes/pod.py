@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from dsv.fs.files import open_plain
-from dsv.run.engines.base import NodeLeft, error_in, stage_facts
+from dsv.run.engines.base import Ended, error_in, stage_facts
 from dsv.run.engines.kubernetes.manifest import (
     FAILED_KEY,
     IGNORED_KEY,
@@ -276,8 +275,13 @@ def is_over(parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
     return len({each.attempt for each in failed}) > retries or not may_try_again(decided)
 
 
-def read_left(folder: Path, *, node: int, attempt: int, host: str | None) -> NodeLeft | None:
-    """Return None if the command never began, or did not end by itself."""
+def read_left(
+    folder: Path, *, node: int, attempt: int, host: str | None, queued: bool = False
+) -> Ended | None:
+    """Return the end of one node, as `Engine.left_on_node`. None if the command never began, or did not end by itself.
+
+    queued: a queue may begin a job again that the cluster has stopped
+    """
     said = dict(re.findall(r"([a-z]+)=(\S*)", _text(folder / "ended")))
     if said.get("whole") != "yes" or not said.get("code", "").isdecimal():
         return None
@@ -304,8 +308,9 @@ def read_left(folder: Path, *, node: int, attempt: int, host: str | None) -> Nod
         end = _changed_at(folder / "end")
         may_be_killed = stopped is not None and (end is None or stopped < end)
     is_clear = why in CAUSES or not (signalled is not None or may_be_killed)
-    was_stopped = not is_clear and stopped is not None and signalled is None
-    return NodeLeft(part, usage_of(said), is_clear, was_stopped, partial(read_log, folder))
+    if queued and not is_clear and stopped is not None and signalled is None:
+        part = replace(part, end=EndCause.EVICTED, error="the cluster took its place away")
+    return Ended(exit_code=code, launched=True, seen=is_clear, usage=usage_of(said), parts=(part,))
 
 
 def read_log(folder: Path) -> LogKeeper | None:

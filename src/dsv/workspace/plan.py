@@ -35,7 +35,7 @@ from dsv.values.names import BranchName
 from dsv.values.paths import PathSet, folders_above, show
 from dsv.workspace.scan.folder import DIRECTORY, IGNORED, KEPT, OWN_SAME, Folder, Relation
 from dsv.workspace.scan.result import Pending, WorkspaceScan, hash_file, pending_at
-from dsv.workspace.scan.state import NameIndex
+from dsv.workspace.scan.state import NameIndex, relate
 
 if TYPE_CHECKING:
     from dsv.merge.apply import ContentMerger
@@ -539,7 +539,7 @@ class Disk:
         """Set how a file or symlink stands to the base, which has `base` there."""
         folder, at = self._find(path)
         if folder is not None and at is not None:
-            self._scan.relate(pending_at(folder, at, split(path)[1]), base)
+            relate(folder, at, base)
 
     def _find(self, path: bytes) -> tuple[Folder | None, int | None]:
         parent, name = split(path)

@@ -298,17 +298,12 @@ class WorkspaceScan:
     def relate(self, item: Pending, base: Entry | None) -> None:
         """Compare a path with the base's entry (None: it has none), and note the relation."""
         item.base = base
-        item.relation = Relation.ABSENT if base is None else Relation.DIFFERS
         if item.at == _OWN:
+            item.relation = Relation.ABSENT if base is None else Relation.DIFFERS
             return
         folder = self.state.edit(item.folder)
-        if base is None or base.kind is Kind.EMPTY_DIRECTORY:
-            folder.marks[item.at] = with_relation(
-                folder.marks[item.at], item.relation, Kind.FILE if base is None else base.kind
-            )
-        else:
-            relate(folder, item.at, base)
-            item.relation = folder.relation(item.at)
+        relate(folder, item.at, base)
+        item.relation = folder.relation(item.at)
 
     def published(self, commit: CommitId) -> None:
         """The base is now `commit`: it has everything from `work` that was recorded, and nothing that is `missing`."""

@@ -340,20 +340,21 @@ def sync_with_tree(state: State, entries: Iterable[Entry]) -> set[bytes]:
     return gone
 
 
-def relate(folder: Folder, at: int, entry: Entry) -> None:
-    """Set one name's relation to the base, which has `entry` there."""
+def relate(folder: Folder, at: int, entry: Entry | None) -> None:
+    """Set one name's relation to the base, which has `entry` there (None: nothing)."""
     kind, known = folder.kinds[at], folder.marks[at] & (TRUSTED | READ)
+    if entry is None:
+        folder.marks[at] = with_relation(known, Relation.ABSENT)
+        return
     relation = Relation.DIFFERS
-    if kind == Kind.SYMLINK or entry.kind is Kind.SYMLINK:
+    if entry.kind is Kind.EMPTY_DIRECTORY:
+        pass
+    elif kind == Kind.SYMLINK or entry.kind is Kind.SYMLINK:
         if kind == entry.kind and folder.targets.get(at) == entry.target:
             relation = Relation.SAME
-    elif not known & TRUSTED:
+    elif not known & TRUSTED or (kind == entry.kind and folder.id_at(at) == entry.file_id):
         assert entry.file_id is not None
-        relation, known = Relation.SAME, 0
-        folder.set_id(at, entry.file_id, entry.recipe_id)
-        folder.sizes[at] = entry.size
-    elif kind == entry.kind and folder.id_at(at) == entry.file_id:
-        relation = Relation.SAME
+        relation, known = Relation.SAME, known if known & TRUSTED else 0
         folder.set_id(at, entry.file_id, entry.recipe_id)
         folder.sizes[at] = entry.size
     folder.marks[at] = with_relation(known, relation, entry.kind)

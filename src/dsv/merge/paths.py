@@ -302,28 +302,39 @@ class _Decider:
             return _take_theirs(pair)
         if ours.after == theirs.after:
             return _keep_ours(pair)
-        merged = merge_file(ours, theirs, self._merge_content, self._choices)
-        return merged if isinstance(merged, Decision) else self._conflict(pair, ours, theirs, merged)
+        return merge_path(ours, theirs, self._merge_content, self._choices)
 
-    def _conflict(self, pair: _Pair, ours: Change, theirs: Change, reason: str) -> Decision:
-        choice = self._choices.of(pair.path)
-        if choice is Choice.OURS or (choice is Choice.BOTH and theirs.after is None):
-            return _settled(_keep_ours(pair), choice)
-        if choice is Choice.THEIRS:
-            return _settled(_take_theirs(pair), choice)
-        if choice is Choice.RESOLVED:
-            files = [one for one in (ours.after, theirs.after) if one is not None and one.is_file]
-            entry = Entry(pair.path, files[0].kind if files else Kind.FILE)
-            file = self._choices.resolved[pair.path]
-            return _settled(Decision(pair.path, pair.value_of_ours, entry, file=file), choice)
-        if choice is Choice.BOTH:
-            kept = _with_theirs(_settled(_keep_ours(pair), choice), theirs)
-            if isinstance(kept, Decision):
-                return kept
-            reason = kept
-        kind = conflict_kind(ours.before, ours.after, theirs.after)
-        conflict = PathConflict(pair.path, kind, ours.after, theirs.after, reason)
-        return _keep_ours(pair)._replace(undecided=True, conflict=conflict)
+
+def merge_path(
+    ours: Change, theirs: Change, merge_content: MergeContent | None, choices: Choices
+) -> Decision:
+    """Decide about a path that both sides changed, each in another way. merge_content: None for a path of which neither
+    the content nor the mode is to be merged.
+    """
+    pair, reason = _Pair(ours.path, ours, theirs), ""
+    if merge_content is not None:
+        merged = merge_file(ours, theirs, merge_content, choices)
+        if isinstance(merged, Decision):
+            return merged
+        reason = merged
+    choice = choices.of(pair.path)
+    if choice is Choice.OURS or (choice is Choice.BOTH and theirs.after is None):
+        return _settled(_keep_ours(pair), choice)
+    if choice is Choice.THEIRS:
+        return _settled(_take_theirs(pair), choice)
+    if choice is Choice.RESOLVED:
+        files = [one for one in (ours.after, theirs.after) if one is not None and one.is_file]
+        entry = Entry(pair.path, files[0].kind if files else Kind.FILE)
+        file = choices.resolved[pair.path]
+        return _settled(Decision(pair.path, pair.value_of_ours, entry, file=file), choice)
+    if choice is Choice.BOTH:
+        kept = _with_theirs(_settled(_keep_ours(pair), choice), theirs)
+        if isinstance(kept, Decision):
+            return kept
+        reason = kept
+    kind = conflict_kind(ours.before, ours.after, theirs.after)
+    conflict = PathConflict(pair.path, kind, ours.after, theirs.after, reason)
+    return _keep_ours(pair)._replace(undecided=True, conflict=conflict)
 
 
 def merge_file(ours: Change, theirs: Change, merge_content: MergeContent, choices: Choices) -> Decision | str:

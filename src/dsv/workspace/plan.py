@@ -6,6 +6,7 @@ import enum
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -20,19 +21,18 @@ from dsv.merge.paths import (
     Choice,
     Choices,
     ConflictKind,
-    MergedContent,
+    Decision,
     PathConflict,
     Settled,
-    beside,
     conflict_kind,
-    merge_file,
+    merge_path,
 )
 from dsv.repo.tree.diff import Change, Located, difference
 from dsv.repo.tree.read import TreeReader
 from dsv.transfer.file_reader import OPEN_FLAGS, Problem
 from dsv.values.ids import CommitId, FileId
 from dsv.values.names import BranchName
-from dsv.values.paths import PathSet, folders_above, show
+from dsv.values.paths import folders_above, show
 from dsv.workspace.scan.folder import DIRECTORY, IGNORED, KEPT, OWN_SAME, Folder, Relation
 from dsv.workspace.scan.result import Pending, WorkspaceScan, hash_file, pending_at
 from dsv.workspace.scan.state import NameIndex, relate
@@ -263,8 +263,7 @@ class Planner:
         if step.act is Act.CONFLICT:
             return self._settle(step, now)
         if step.settled == path and now is not None and self._goal.merger is not None:
-            merged = self._merge(_both_changed(change, now), now)  # theirs, where both changed it
-            return step if merged.act is Act.CONFLICT else merged
+            return self._settle(step, now)  # theirs, where both changed it
         return step
 
     def _apply(self, change: Change, now: Entry | None) -> Step:
@@ -314,96 +313,73 @@ class Planner:
         return _conflict(change, conflict, f"is in the way of {_name(change.path)}")
 
     def _settle(self, step: Step, now: Entry | None) -> Step:
-        """Settle a conflict; return the step itself if it stays one."""
+        """Settle a conflict; return the step itself if it stays one. The step of a path for which theirs was chosen
+        stays too, if nothing can be merged.
+        """
         change, conflict, choices = step.change, step.conflict, self._goal.choices
-        assert conflict is not None
         if any(one is not None and one.kind is Kind.EMPTY_DIRECTORY for one in (change.before, change.after)):
             return step
-        if conflict.path == change.path:
-            if (file := choices.resolved.get(change.path)) is not None:
-                return self._resolve(step, now, file)
-            if self._goal.merger is not None and now is not None:
-                step = self._merge(step, now)
-        if step.act is not Act.CONFLICT:
+        if conflict is not None and conflict.path != change.path:
+            choice = choices.of(change.path) or choices.of(conflict.path)
+            if choice is Choice.BOTH:
+                return _because(step, "a file and a folder can't be kept both")
+            settled = max(change.path, conflict.path, key=len)
+            return Step(Act.STAY, change, settled=settled) if choice is Choice.OURS else step
+        merger, content = self._goal.merger, None
+        is_erased = change.before is not None and self._goal.is_erased(change.before)
+        if merger is not None and now is not None and not is_erased:
+            content = partial(merger, read_ours=lambda: self._disk.content(now))
+        decision = merge_path(Change(change.path, change.before, now), change, content, choices)
+        if decision.conflict is not None:
+            return _because(step, decision.conflict.reason)
+        return self._decided(step, now, decision)
+
+    def _decided(self, step: Step, now: Entry | None, decision: Decision) -> Step:
+        """Return what a decision about a path comes to here; the step itself if theirs is taken, or can't be."""
+        change, made, content, settled = step.change, decision.result, decision.content, decision.settled
+        choice = None if settled is None else settled.choice
+        is_merged = settled is None or settled.content is not None or choice is Choice.RESOLVED
+        if choice is Choice.THEIRS and not is_merged:
             return step
-        if _chosen(choices.ours, step):
-            return Step(Act.STAY, change, settled=max(change.path, conflict.path, key=len))
-        return self._keep_both(step) if _chosen(choices.both, step) else step
-
-    def _resolve(self, step: Step, now: Entry | None, file: str) -> Step:
-        change = step.change
-        if now is None or not now.is_file or change.after is None or not change.after.is_file:
-            return _because(
-                step, "a resolved file is for a file on both sides; write it here, and use --ours"
-            )
-        with about(file):
-            content = Path(file).read_bytes()
-        made = Entry(change.path, now.kind, len(content), FileId.hash(content))
-        return Step(
-            Act.REPLACE, change, self._disk.row(change.path),
-            made=made, content=content, settled=change.path, merged=Settled(change.path, Choice.RESOLVED),
-        )  # fmt: skip
-
-    def _merge(self, step: Step, now: Entry) -> Step:
-        """Merge a file as a merge of branches does; return the step itself if that can't be done."""
-        change, merger = step.change, self._goal.merger
-        if merger is None or (change.before is not None and self._goal.is_erased(change.before)):
-            return step
-
-        def merge_content(ours: Change, theirs: Change, choice: Choice | None) -> MergedContent | str:
-            return merger(ours, theirs, choice, lambda: self._disk.content(now))
-
-        mine = Change(change.path, change.before, now)
-        merged = merge_file(mine, change, merge_content, self._goal.choices)
-        if isinstance(merged, str):
-            return _because(step, merged)
-        made = merged.result
-        assert made is not None
-        act = Act.REPLACE
-        if made.file_id == now.file_id:
-            act = Act.STAY if made.kind is now.kind else Act.CHMOD
-        kept = step if merged.beside is None else self._keep_both(step)
-        if merged.beside is not None and kept.act is Act.CONFLICT:
-            return kept
-        return Step(
-            act, change, self._disk.row(change.path), made=made, content=merged.content, merged=merged.settled,
-            settled=change.path if merged.settled is not None and merged.settled.choice is not None else None,
-            beside=kept.beside,
-        )  # fmt: skip
-
-    def _keep_both(self, step: Step) -> Step:
-        change, conflict, disk, after = step.change, step.conflict, self._disk, self._goal.after
-        assert conflict is not None
-        if conflict.path != change.path or disk.is_folder(change.path):
+        if choice is Choice.BOTH and self._disk.is_folder(change.path):
             return _because(step, "a file and a folder can't be kept both")
-        if change.after is None:
-            return Step(Act.STAY, change, settled=change.path)
-        name = beside(change.path)
-        if name is None:
-            return _because(step, "its name with .theirs in it would be too long")
-        kept = change.after._replace(path=name)
-        there = disk.entry(name)
-        if difference(there, kept) is None:  # a pull that was killed has kept it
-            return Step(Act.STAY, change, settled=change.path)
-        is_taken = after is not None and next(iter(after.below(name)), None) is not None
-        if there is not None or disk.is_folder(name) or is_taken or disk.foreign_above(name):
-            taken = replace(conflict, kind=ConflictKind.IN_THE_WAY)
-            return _because(replace(step, conflict=taken), f"there is {show(name)} already")
+        if decision.file is not None:
+            if now is None or not now.is_file or change.after is None or not change.after.is_file:
+                reason = "a resolved file is for a file on both sides; write it here, and use --ours"
+                return _because(step, reason)
+            with about(decision.file):
+                content = Path(decision.file).read_bytes()
+            made = Entry(change.path, now.kind, len(content), FileId.hash(content))
+        beside = decision.beside
+        if beside is not None and difference(self._disk.entry(beside[0].path), beside[0]) is None:
+            beside = None  # a pull that was killed has kept it
+        if beside is not None and (reason := self._taken(beside[0].path)):
+            assert step.conflict is not None
+            taken = replace(step.conflict, kind=ConflictKind.IN_THE_WAY)
+            return _because(replace(step, conflict=taken), reason)
+        act = Act.REPLACE
+        if made is None or now is None or made == now:
+            act = Act.STAY
+        elif made.file_id == now.file_id:
+            act = Act.STAY if made.kind is now.kind else Act.CHMOD
+        return Step(
+            act, change, self._disk.row(change.path), made=made, content=content, beside=beside,
+            settled=None if choice is None else change.path, merged=settled if is_merged else None,
+        )  # fmt: skip
+
+    def _taken(self, name: bytes) -> str:
+        """Return why nothing can be kept by this name; nothing if it can."""
+        disk, after = self._disk, self._goal.after
+        is_there = after is not None and next(iter(after.below(name)), None) is not None
+        if disk.entry(name) is not None or disk.is_folder(name) or is_there or disk.foreign_above(name):
+            return f"there is {show(name)} already"
         hidden = disk.hidden_by(name)
-        if hidden is not None:
-            return _because(step, f"{show(name)} {hidden[1]}")
-        return Step(Act.STAY, change, settled=change.path, beside=(kept, change.location))
-
-
-def _chosen(paths: PathSet | None, step: Step) -> bool:
-    """Return whether these have the path of the change or of the conflict."""
-    conflict = step.change.path if step.conflict is None else step.conflict.path
-    return paths is not None and (step.change.path in paths or conflict in paths)
+        return "" if hidden is None else f"{show(name)} {hidden[1]}"
 
 
 def _because(step: Step, reason: str) -> Step:
-    assert step.conflict is not None
-    if not reason:
+    """Return a conflict with a reason that it stays one."""
+    if step.conflict is None or not reason:
         return step
     return replace(step, conflict=replace(step.conflict, reason=reason), reason=f"{step.reason} ({reason})")
 

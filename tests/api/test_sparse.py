@@ -246,7 +246,7 @@ def test_more_is_added_and_taken_away_again(ann: Person, bob: Person) -> None:
     assert sparse_remove(bob.context(), ["raw"]).removed == 1
     assert bob.files() == {name: data for name, data in FILES.items() if name != "raw/big"}
     committed(bob, FILES)
-    with pytest.raises(NotFound, match=r"no file in .* matches nope"):
+    with pytest.raises(NotFound, match=r"nothing in commit .* matches nope"):
         sparse_remove(bob.context(), ["nope"])
     with pytest.raises(NotFound, match="matches nope"):
         sparse_add(bob.context(), ["nope/*"])

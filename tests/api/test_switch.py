@@ -121,7 +121,7 @@ def test_names_that_are_no_branch(lab: Lab) -> None:
         to(bob, "v1")
     with pytest.raises(NotFound, match="no branch secnod") as caught:
         to(bob, "secnod")
-    assert "--create" in str(caught.value.hint)
+    assert "dsv branch scans@secnod scans@main makes it" in str(caught.value.hint)
     with pytest.raises(Conflict, match="has a tag v1"):
         to(bob, "v1", create=True)
     with pytest.raises(Conflict, match="case only"):

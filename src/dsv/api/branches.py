@@ -101,16 +101,27 @@ def create_branch(context: Context, name: BranchPath, target: Target, message: s
     wanted = _target(context, name, target)
     with context.repository(wanted) as repository:
         resolved = context.resolve(repository, wanted)
-        dataset, branch = resolved.dataset, name.branch
-        newest = repository.refs.newest(dataset, branch)
-        if newest is not None and not newest.entry.deleted:
-            hint = f"dsv switch {branch} follows it; dsv branch {branch} TARGET --reset moves it"
-            raise already_there(newest, hint)
-        repository.refs.check_new_branch(dataset, branch)
-        head = put_move(
-            context, repository, (dataset, branch), newest, resolved.commit, Action("create", message)
-        )
+        where = (resolved.dataset, name.branch)
+        head = make_branch(context, repository, where, resolved.commit, Action("create", message))
         return describe(context, repository, head)
+
+
+def make_branch(
+    context: Context,
+    repository: Repository,
+    where: tuple[DatasetName, BranchName],
+    commit: CommitId,
+    action: Action,
+) -> Head:
+    """Publish the first move of a branch. Raises `Conflict` for a name that is taken."""
+    newest = repository.refs.newest(*where)
+    if newest is not None and not newest.entry.deleted:
+        branch = newest.branch
+        raise already_there(
+            newest, f"dsv switch {branch} follows it; dsv branch {branch} TARGET --reset moves it"
+        )
+    repository.refs.check_new_branch(*where)
+    return put_move(context, repository, where, newest, commit, action)
 
 
 def reset_branch(context: Context, name: BranchPath, target: Target, message: str = "") -> BranchItem:

@@ -8,24 +8,25 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from dsv.api.branches import make_branch
 from dsv.api.cache_targets import lending
 from dsv.api.context import Context
 from dsv.api.sync import open_to_publish, open_to_write
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
-from dsv.format.records import Commit
+from dsv.format.records import Action, Commit
 from dsv.merge.apply import ContentMerger
 from dsv.merge.paths import Choices, Settled
 from dsv.repo.errors import missing_commit
 from dsv.repo.history import distance
 from dsv.repo.objects.erasures import erased_error
-from dsv.repo.refs.branches import Head, LostRace, already_there, no_commit
+from dsv.repo.refs.branches import Head, LostRace, no_commit
 from dsv.repo.repository import Repository
-from dsv.repo.session import Session, check_whole, point_branch
+from dsv.repo.session import Session, check_whole
 from dsv.repo.tree.diff import Change, diff_trees, pair_entries
 from dsv.repo.tree.read import TreeReader
 from dsv.transfer.commit import Draft, new_commit, publish_commit
 from dsv.values.ids import CommitId
-from dsv.values.names import BranchName, DatasetName, TagName, Target, clean_path
+from dsv.values.names import BranchName, DatasetName, Target, clean_path
 from dsv.values.paths import PathSet, show, sort_key
 from dsv.workspace.baseline import Baseline, Held, below, open_baseline
 from dsv.workspace.checkout import bring_to, check_out, check_tree
@@ -152,14 +153,14 @@ def switch(context: Context, branch: BranchName, *, create: bool = False) -> Upd
         if opened.workspace.journal_path.exists():  # of a killed sync: what it had published is the base
             with Journal.open(opened.workspace.journal_path, workspace.store_id) as journal:
                 opened = finish_killed(opened, journal) or opened
-        done = _create(opened, branch) if create else _switch(opened, branch)
+        done = _create(context, opened, branch) if create else _switch(opened, branch)
         return done if home == workspace.dataset else replace(done, renamed_from=workspace.dataset)
 
 
 def _switch(opened: OpenWorkspace, branch: BranchName) -> Updated:
     workspace, repository = opened.workspace, opened.repository
     before = workspace.base()
-    head = _head(opened, branch)
+    head = repository.refs.head(workspace.dataset, branch)
     if head.commit is None:
         if before is not None:
             raise no_commit(head, "dsv sync --branch makes one of what is here")
@@ -183,37 +184,16 @@ def _switch(opened: OpenWorkspace, branch: BranchName) -> Updated:
     return Updated(head.dataset, branch, before, head.commit, workspace.branch).counting(made)
 
 
-def _create(opened: OpenWorkspace, branch: BranchName) -> Updated:
-    workspace, repository = opened.workspace, opened.repository
+def _create(context: Context, opened: OpenWorkspace, branch: BranchName) -> Updated:
+    workspace = opened.workspace
     dataset, base = workspace.dataset, opened.proven_base()
-    newest = repository.refs.newest(dataset, branch)
-    if newest is not None and not newest.entry.deleted:
-        raise already_there(newest)
-    repository.refs.check_new_branch(dataset, branch)
     if base is None:
         raise NotFound(
             f"{workspace.root} has no commit yet", subject=str(workspace.root), hint="dsv sync makes one"
         )
-    moved = point_branch(repository, opened.writer, (dataset, branch), newest, base, "create")
-    if isinstance(moved, LostRace):
-        raise already_there(moved.winner)
+    make_branch(context, opened.repository, (dataset, branch), base, Action("create"))
     opened.following(branch).workspace.set_seen(branch, base)
     return Updated(dataset, branch, base, base, workspace.branch, made=True)
-
-
-def _head(opened: OpenWorkspace, branch: BranchName) -> Head:
-    """Raise `NotFound`, with a hint for a tag, and for a branch that could be made."""
-    refs, dataset = opened.repository.refs, opened.workspace.dataset
-    newest = refs.newest(dataset, branch)
-    if newest is not None:
-        return newest if not newest.entry.deleted else refs.head(dataset, branch)
-    refs.require(dataset)
-    error = refs.no_name(dataset, branch)
-    if refs.tag(dataset, TagName.parse(branch)) is not None:
-        error.hint = f"dsv branch NAME @{branch} makes a branch there, and dsv switch NAME follows it"
-    else:
-        error.hint = f"dsv branch lists them; dsv switch {branch} --create makes it here"
-    raise error
 
 
 class Restored(Counts):

@@ -35,13 +35,18 @@ from dsv.values.toml import MAX_BYTES, binding, read_toml
 
 
 def read_config(data: bytes, origin: str) -> Source:
-    """Return what a config.toml says. Raises `UsageError` if it's not TOML, or a value isn't text."""
+    """Return what a config.toml says. Raises `UsageError` if it's not TOML, or a value isn't text or a table."""
     values: dict[str, str] = {}
     raw: dict[str, Json] = {}
     unknown: list[str] = []
-    document = parse_toml(data, origin)
-    _check_tables(document, origin)
-    for key, value in _flat(document):
+    for key, value in _flat(parse_toml(data, origin)):
+        table, *below = key.split(".")
+        if table in TABLES and len(below) < 2:
+            raise UsageError(
+                f"{key} in {origin} has to be a table",
+                subject=key,
+                hint=f"dsv config {table}.NAME.{TABLES[table][0]} VALUE",
+            )
         if not is_key(key):
             unknown.append(key)
         elif isinstance(value, str):
@@ -53,37 +58,13 @@ def read_config(data: bytes, origin: str) -> Source:
         ):
             values[key] = ",".join(value)
         elif is_engines_key(key):
-            raw[key] = _jsonable(value)
-            values[key] = json.dumps(raw[key], ensure_ascii=False)
+            values[key] = json.dumps(value, ensure_ascii=False, default=str)  # a date becomes text
+            raw[key] = json.loads(values[key])
         else:
             raise UsageError(
                 f"{key} in {origin} has to be text in quotes", subject=key, hint=f"dsv config {key} VALUE"
             )
     return Source(origin, values, tuple(unknown), raw)
-
-
-def _jsonable(value: object) -> Json:
-    """Return a value of TOML as JSON can hold it: a date becomes text."""
-    if isinstance(value, dict):
-        return {key: _jsonable(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_jsonable(inner) for inner in value]
-    return value if isinstance(value, bool | int | float | str) else str(value)
-
-
-def _check_tables(document: Mapping[str, object], origin: str) -> None:
-    """Raise `UsageError` if `stores` or `caches`, or one of them by name, is not a table."""
-    for table, parts in TABLES.items():
-        named = document.get(table, {})
-        rows = {table: named}
-        if isinstance(named, dict):
-            rows = {f"{table}.{name}": row for name, row in named.items()}
-        for name, row in rows.items():
-            if not isinstance(row, dict):
-                key = f"{name}.{parts[0]}" if name != table else f"{table}.NAME.{parts[0]}"
-                raise UsageError(
-                    f"{name} in {origin} has to be a table", subject=name, hint=f"dsv config {key} VALUE"
-                )
 
 
 def lasting(key: str, value: str, cwd: Path) -> str:

@@ -326,12 +326,15 @@ def sparse_add(context: Context, texts: Sequence[str]) -> Sparse:
 def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
     """The workspace no longer has what these patterns match; the dataset still does. Killed, the same call finishes it.
 
-    Raises `Conflict`, with nothing removed, if any of it was changed here, and `NotFound` if nothing matches.
+    Raises `Conflict`, with nothing removed, if any of it was changed here, and `NotFound` for a pattern that neither is
+    one of the workspace's nor matches anything in the base.
     """
     with open_to_write(context, "dsv sparse remove") as opened:
         workspace, base = opened.workspace, opened.proven_base()
         tree = None if base is None else TreeReader(opened.repository.objects, base)
         lines = tuple(_line(tree, text) for text in texts)
+        recorded = workspace.chosen.lines or ()
+        check_matches(tree, [line for line in lines if line not in recorded and f"!{line}" not in recorded])
         chosen, go = workspace.chosen.removed(lines), SparsePatterns(lines)
         with open_baseline(opened, base, writes=True) as baseline:
             _check_ended(baseline)
@@ -344,7 +347,6 @@ def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
                 return _going(baseline, (entry for entry, _ in held), goes)
 
             _check_unchanged(baseline, [path for path in _local(opened, baseline) if goes(path)])
-            _check_known(workspace, lines, changes())
             made = Made()
             if tree is not None:
                 hint = "publish the changes with dsv sync, or give them up with dsv restore PATH"
@@ -391,25 +393,6 @@ def _local(opened: OpenWorkspace, baseline: Baseline) -> Iterator[bytes]:
     yield from found
     for problem in (*baseline.scan.problems, *problems):
         yield problem.path
-
-
-def _check_known(workspace: Workspace, lines: Sequence[str], changes: Iterator[Change]) -> None:
-    """Raise `NotFound` for a pattern that neither is one of the workspace's nor matches anything that would go."""
-    recorded = workspace.chosen.lines or ()
-    unknown = {
-        line: SparsePatterns((line,)) for line in lines if line not in recorded and f"!{line}" not in recorded
-    }
-    for change in changes if unknown else ():
-        for line in [line for line, pattern in unknown.items() if pattern.matches(change.path)]:
-            del unknown[line]
-        if not unknown:
-            return
-    for line in unknown:
-        raise NotFound(
-            f"no file in {workspace.root} matches {line}",
-            subject=line,
-            hint="dsv sparse list shows its patterns",
-        )
 
 
 def _check_unchanged(baseline: Baseline, paths: list[bytes]) -> None:

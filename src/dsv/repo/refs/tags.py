@@ -214,10 +214,10 @@ class Tags:
                 subject=name,
                 hint=f"dsv tag --list {dataset} shows the tags; dsv log {dataset} finds its commit, if a branch has it",
             )
-        tags = "" if what == "branch" else f"dsv tag --list {dataset}, "
-        return NotFound(
-            f"dataset {dataset} has no {what} {name}", subject=name, hint=f"{tags}dsv branch --list {dataset}"
-        )
+        hint = f"dsv branch {dataset}@{name} {dataset}@main makes it; dsv branch --list {dataset} lists them"
+        if what != "branch":
+            hint = f"dsv tag --list {dataset}, dsv branch --list {dataset}"
+        return NotFound(f"dataset {dataset} has no {what} {name}", subject=name, hint=hint)
 
     def _tombstone(self, dataset: DatasetName, tag: TagName) -> bool:
         try:

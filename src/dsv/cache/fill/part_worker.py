@@ -175,8 +175,6 @@ class PartWorker:
                 continue
             self._count(entry)
         placer.pool.drain()
-        placer.take_failed(job)
-        placer.pool.drain()
         self._count_copies(job)
         yield from self._not_linked(job)
 

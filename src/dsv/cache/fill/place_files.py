@@ -129,10 +129,8 @@ class Job(msgspec.Struct):
     """Small files whose folder was replaced, with their content."""
     replace: set[bytes] = msgspec.field(default_factory=set)
     """Paths of broken files."""
-    unlinked: list[Item] = msgspec.field(default_factory=list)
-    """Items that could not be linked with their run."""
     failed: list[Item] = msgspec.field(default_factory=list)
-    """Items that could not be linked by themselves either."""
+    """Items that could neither be linked nor be copied."""
     copied: list[Item] = msgspec.field(default_factory=list)
     """Items that were copied instead, and take room."""
     symlinks: list[bytes] = msgspec.field(default_factory=list)
@@ -205,17 +203,17 @@ class Placer:
         if target is None:
             return
 
-        def link() -> None:
-            taken = self._links.take(source, target, item.entry)
-            if taken is Taken.NO:
-                job.failed.append(item)
-            elif taken is Taken.COPIED:
-                job.copied.append(item)
+        self._run(job, lambda: self._take(job, item, source, target))
 
-        self._run(job, link)
+    def _take(self, job: Job, item: Item, source: tuple[int, bytes], target: tuple[int, bytes]) -> None:
+        taken = self._links.take(source, target, item.entry)
+        if taken is Taken.NO:
+            job.failed.append(item)
+        elif taken is Taken.COPIED:
+            job.copied.append(item)
 
     def take_run(self, job: Job, run: LinkRun) -> None:
-        """Link them all; those that can't be are left for `take_failed`."""
+        """As `take`, of all files of a run."""
         source = self._links.open_folder(run.donor, run.folder)
         if source is None:
             job.failed.extend(run.item(at) for at in range(len(run.names)))
@@ -228,16 +226,11 @@ class Placer:
 
     def _link_all(self, job: Job, run: LinkRun, source: int, target: int, which: slice) -> Callable[[], None]:
         def link() -> None:
-            found = self._links.take_all(source, target, run.names[which], run.sizes[which], run.kinds[which])
-            job.unlinked.extend(run.item(which.start + at) for at in found)
+            left = self._links.take_all(source, target, run.names[which], run.sizes[which], run.kinds[which])
+            for at in (which.start + each for each in left):
+                self._take(job, run.item(at), (source, run.names[at]), (target, run.names[at]))
 
         return link
-
-    def take_failed(self, job: Job) -> None:
-        """Take one by one what `take_run` could not link."""
-        for item in job.unlinked:
-            self.take(job, item)
-        job.unlinked.clear()
 
     def write(self, job: Job, entry: Entry, pieces: Iterable[bytes]) -> None:
         """Create the file, or replace the broken one, from verified pieces."""

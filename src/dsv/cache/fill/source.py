@@ -155,7 +155,7 @@ class Contents:
                     yield from self._linked(located, code - LINK, *run.span())
                 else:
                     for at in range(*run.span()):
-                        yield _coded(codes[at], *_entry_at(located, at), moves)
+                        yield _coded(codes[at], *located.entry(at), moves)
 
     def _linked(self, located: LocatedSegment, donor: int, start: int, end: int) -> Iterator[LinkRun]:
         segment = located.segment
@@ -172,7 +172,7 @@ class Contents:
                 stop += 1
 
             def item(at: int, first: int = start) -> Item:
-                entry, where = _entry_at(located, first + at)
+                entry, where = located.entry(first + at)
                 return Item(entry, where, donor, entry.path)
 
             names = [path[cut:] for path in segment.paths[start:stop]]
@@ -242,14 +242,6 @@ def _coded(code: int, entry: Entry, where: Location | None, moves: Iterator[byte
     if CHUNKS <= code < CHUNKS + MAX_DONORS:
         return Item(entry, where, older=code - CHUNKS)
     return Item(entry, where)
-
-
-def _entry_at(located: LocatedSegment, at: int) -> tuple[Entry, Location | None]:
-    entry = located.segment.entry(at)
-    if not entry.size or located.locator is None:
-        return entry, None
-    row = at - located.segment.sizes[:at].count(0)
-    return entry, located.locator.get(row) if row < len(located.locator) else None
 
 
 # Runs of one linking code, and runs of all other codes.

@@ -31,6 +31,11 @@ class DsvError(Exception):
         self.subject = subject
         self.hint = hint
 
+    def parts(self) -> tuple[str, str, str | None, str | None]:
+        """Return its class (the nearest one of this module), message, subject and hint: for `made`, elsewhere."""
+        kind = next(one for one in type(self).__mro__ if one.__module__ == __name__)
+        return kind.__name__, self.message, self.subject, self.hint
+
 
 class UsageError(DsvError):
     """The command or the call was malformed."""
@@ -118,6 +123,12 @@ class LaunchError(DsvError):
 
     kind = "launch"
     exit_code = 125
+
+
+def made(kind: str, message: str, subject: str | None, hint: str | None) -> DsvError:
+    """Make an error of what `DsvError.parts` returned."""
+    found: type[DsvError] = globals().get(kind, DsvError)  # another version of dsv may have others
+    return found(message, subject=subject, hint=hint)
 
 
 @contextmanager

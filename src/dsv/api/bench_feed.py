@@ -27,11 +27,10 @@ from urllib.parse import unquote, urlsplit
 
 from msgspec import structs
 
-from dsv import errors
 from dsv.api.datasets import ls
 from dsv.api.program import Commit, Store
 from dsv.api.store import create_repository
-from dsv.errors import DsvError, NoRoom, NotFound, Unsupported, UsageError
+from dsv.errors import DsvError, NoRoom, NotFound, Unsupported, UsageError, made
 from dsv.fs.errors import about
 from dsv.store.base import together
 from dsv.values.names import Rev, Target
@@ -353,9 +352,8 @@ def _measure(what: Round) -> Measured:
     if not said:
         raise DsvError(f"a round ended with exit code {process.returncode} and no result")
     found = json.loads(said)
-    if "error" in found:
-        kind, message, subject, hint = found["error"]
-        raise getattr(errors, kind, DsvError)(message, subject=subject, hint=hint)
+    if isinstance(found, list):
+        raise made(*found)
     return Measured(**found, accelerators=what.accelerators)
 
 

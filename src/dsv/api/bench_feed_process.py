@@ -1,8 +1,8 @@
 """`python -m dsv.api.bench_feed_process`: one round of `bench_feed`.
 
-It is given a pickled `Round` on stdin, and writes its result to stdout as JSON. It forks the workers, each of which
-reads a batch for each byte in its pipe. The accelerators only wait and compute, so that this process is all of them. It
-ends when its stdin does, and the workers when their pipes do.
+It is given a pickled `Round` on stdin, and writes its result, or the parts of an error, to stdout as JSON. It forks the
+workers, each of which reads a batch for each message in its pipe. The accelerators only wait and compute, so that this
+process is all of them. It ends when its stdin does, and the workers when their pipes do.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import pickle
 import resource
-import select
 import signal
 import sys
 import time
@@ -19,11 +18,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, count
+from multiprocessing.connection import Connection, Pipe
 from random import Random
+from selectors import EVENT_READ, DefaultSelector
 
 from dsv.api.bench_feed import Load, Round
-from dsv.errors import Conflict, DsvError, Unreachable
+from dsv.errors import Conflict, DsvError, Unreachable, made
 from dsv.fs.errors import as_error
 
 Range = tuple[int, int, int]
@@ -38,16 +39,12 @@ _TOGETHER = 32 << 20
 def main() -> None:
     what: Round = pickle.load(sys.stdin.buffer)
     try:
-        said: dict[str, object] = _Accelerators(what).run()
+        said: object = _Accelerators(what).run()
     except OSError as error:
-        said = {"error": _described(as_error(error, "a worker"))}
-    except _WorkerError as error:
-        said = {"error": error.args[0]}
+        said = as_error(error, "a worker").parts()
+    except DsvError as error:
+        said = error.parts()
     sys.stdout.write(json.dumps(said))
-
-
-class _WorkerError(Exception):
-    """The failure of a worker: the name of the class, message, subject and hint."""
 
 
 def batches(
@@ -156,13 +153,15 @@ class Training:
 class _Accelerators:
     def __init__(self, what: Round) -> None:
         self._what = what
-        self._workers: list[int] = []
-        self._gives: dict[tuple[int, int], int] = {}
+        self._batch = batches(
+            what.sizes, what.request.load, what.accelerators, by_bytes=what.request.by_bytes, seed=_SEED
+        )
+        self._workers: dict[int, Connection] = {}
+        """By process; those of the first accelerator come first."""
+        self._selector = DefaultSelector()
         self._read: dict[tuple[int, int], list[int]] = {}
         self._used = [0, 0, 0]
         """Bytes, files of which it is known if they were in the page cache, and how many were, of steps that count."""
-        self._rest = b""
-        self._results, self._results_end = os.pipe()
 
     def run(self) -> dict[str, object]:
         """Start the workers, train, and end them."""
@@ -172,39 +171,60 @@ class _Accelerators:
             for accelerator in range(self._what.accelerators):
                 for worker in range(self._what.request.load.workers):
                     self._fork(accelerator, worker)
-            os.close(self._results_end)
+            self._selector.register(0, EVENT_READ)
+            for pipe in self._workers.values():
+                self._selector.register(pipe, EVENT_READ)
             return self._train()
         finally:
             for pid in self._workers:  # which may be in a read that does not end, so nobody waits for them
                 os.kill(pid, signal.SIGKILL)
 
     def _fork(self, accelerator: int, worker: int) -> None:
-        orders, give = os.pipe()
+        ours, theirs = Pipe()
         pid = os.fork()
         if pid:
-            os.close(orders)
-            self._workers.append(pid)
-            self._gives[accelerator, worker] = give
+            theirs.close()
+            self._workers[pid] = ours
             return
         try:
-            for other in (*self._gives.values(), give, self._results, 0):
-                os.close(other)  # or the pipes of others would not end with this process's parent
-            _work(self._what, accelerator, worker, orders, self._results_end)
+            os.close(0)
+            self._selector.close()
+            for other in (*self._workers.values(), ours):
+                other.close()  # or the pipes of others would not end with this process's parent
+            with suppress(EOFError, OSError):
+                self._work(accelerator, worker, theirs)
         finally:
             os._exit(0)
+
+    def _work(self, accelerator: int, worker: int, pipe: Connection) -> None:
+        """Read every `workers`-th batch of an accelerator, each when it is ordered, and say when it was there."""
+        what = self._what
+        read = _files_reader(what) if what.commit is None else partial(_read_commit, what)
+        for number in count(worker, what.request.load.workers):
+            pipe.recv_bytes()
+            asked = self._batch(accelerator, number)
+            try:
+                files, warm = read(asked)
+            except DsvError as error:
+                pipe.send(error.parts())
+                return
+            size = sum(stop - start for _, start, stop in asked)
+            pipe.send((accelerator, number, time.monotonic(), size, files, warm))
 
     def _train(self) -> dict[str, object]:
         what, load = self._what.request, self._what.request.load
         training = Training(load, self._what.accelerators, time.monotonic())
-        for give in self._gives.values():
-            os.write(give, b"x" * load.depth)
+        workers = [*self._workers.values()]
+        for _ in range(load.depth):
+            for worker in workers:
+                worker.send_bytes(b"")
         before = self._processor()
         while True:
             for accelerator in training.take():
                 counts = self._read.pop((accelerator, training.step))
                 if training.counted:  # which leaves out the first one
                     self._used = [sum(pair) for pair in zip(self._used, counts, strict=True)]
-                os.write(self._gives[accelerator, training.step % load.workers], b"x")
+                workers[accelerator * load.workers + training.step % load.workers].send_bytes(b"")
             end, now = training.end(), time.monotonic()
             if end is None or now < end:
                 self._listen(training, None if end is None else end - now)
@@ -218,20 +238,16 @@ class _Accelerators:
                     return self._result(training, before)
 
     def _listen(self, training: Training, seconds: float | None) -> None:
-        """Take what workers have read until then. Raises `_WorkerError`."""
-        heard, _, _ = select.select([self._results, 0], [], [], seconds)
-        if 0 in heard:
-            raise SystemExit(1)
-        if not heard:
-            return
-        data = os.read(self._results, 1 << 16)
-        if not data:
-            raise _WorkerError(_described(Unreachable("the processes that read were killed")))
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            said = json.loads(line)
-            if isinstance(said, dict):
-                raise _WorkerError(said["error"])
+        """Take what workers have read until then. Raises what one of them has raised."""
+        for key, _ in self._selector.select(seconds):
+            if not isinstance(key.fileobj, Connection):
+                raise SystemExit(1)
+            try:
+                said = key.fileobj.recv()
+            except (EOFError, OSError):
+                raise Unreachable("a process that reads was killed") from None
+            if isinstance(said[0], str):
+                raise made(*said)
             accelerator, number, at, *counts = said
             training.ready(accelerator, number, at)
             self._read[accelerator, number] = counts
@@ -266,30 +282,6 @@ def _ticks(path: str, behind: bytes, places: Sequence[int]) -> int:
     with open(path, "rb") as file:  # noqa: PTH123
         words = file.read().partition(behind)[2].split()
     return sum(int(words[place]) for place in places)
-
-
-def _described(error: DsvError) -> list[str | None]:
-    return [type(error).__name__, error.message[:2000], (error.subject or "")[:500] or None, error.hint]
-
-
-def _work(what: Round, accelerator: int, worker: int, orders: int, results: int) -> None:
-    """Read every `workers`-th batch of an accelerator, each when it is ordered, and say when it was there."""
-    load = what.request.load
-    batch = batches(what.sizes, load, what.accelerators, by_bytes=what.request.by_bytes, seed=_SEED)
-    read = _files_reader(what) if what.commit is None else partial(_read_commit, what)
-    number = worker
-    with suppress(BrokenPipeError):
-        while os.read(orders, 1):
-            asked = batch(accelerator, number)
-            try:
-                files, warm = read(asked)
-            except DsvError as error:
-                os.write(results, json.dumps({"error": _described(error)}).encode() + b"\n")
-                return
-            size = sum(stop - start for _, start, stop in asked)
-            said = [accelerator, number, time.monotonic(), size, files, warm]
-            os.write(results, json.dumps(said).encode() + b"\n")
-            number += load.workers
 
 
 def _read_commit(what: Round, asked: Sequence[Range]) -> tuple[int, int]:

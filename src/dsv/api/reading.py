@@ -22,7 +22,7 @@ from dsv.api.connection import Connection
 from dsv.api.context import Context, explaining, open_to_read, write_tracking
 from dsv.cache.record import lookup, mark_used
 from dsv.cache.root import CacheRoot, Place, folder_name
-from dsv.errors import DsvError, NotFound, UsageError
+from dsv.errors import DsvError, NotFound, UsageError, made
 from dsv.format.locator import Location
 from dsv.format.tree import Child, Entry
 from dsv.repo.objects.objects import Objects
@@ -284,8 +284,8 @@ class CommitSource:
             asked = [(opened.layout(entry, where), 0, entry.size) for entry, where in rows]
             return opened.read(asked, self._found.dataset)
         except DsvError as error:
-            message = f"{error.message} (in {self})"
-            raise type(error)(message, subject=error.subject, hint=error.hint) from error
+            kind, message, subject, hint = error.parts()
+            raise made(kind, f"{message} (in {self})", subject, hint) from error
 
     def cached(self) -> Path | None:
         """As of `Source`; notes that the commit is used."""

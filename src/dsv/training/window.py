@@ -29,8 +29,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from dsv import errors
-from dsv.errors import DsvError, Unreachable
+from dsv.errors import DsvError, Unreachable, made
 
 if TYPE_CHECKING:
     from dsv.training.order import Shape
@@ -80,19 +79,14 @@ class Answer(msgspec.Struct, array_like=True):
 
     block: int
     error: tuple[str, str, str | None, str | None] | None = None
-    """The class, message, subject and hint."""
+    """As `DsvError.parts`."""
     alone: list[int] = []
     """An entry of the file in place of a block: these samples, in ascending order."""
 
     @classmethod
     def of(cls, block: int, error: DsvError) -> Answer:
-        return cls(block, (type(error).__name__, error.message[:8000], error.subject, error.hint))
-
-    def check(self) -> None:
-        if self.error is not None:
-            name, message, subject, hint = self.error
-            kind = getattr(errors, name, DsvError)
-            raise kind(message, subject=subject, hint=hint)
+        kind, message, subject, hint = error.parts()
+        return cls(block, (kind, message[:8000], subject, hint))
 
 
 _ANSWER = msgspec.msgpack.Decoder(Answer)
@@ -192,11 +186,9 @@ class Window:
         if not data:
             raise EOFError("it has ended")
         found = _ANSWER.decode(data)
-        try:
-            found.check()
-        except DsvError:
+        if found.error is not None:
             self.close()  # other answers are under way
-            raise
+            raise made(*found.error)
         return found, files[0]
 
     def open(self) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from tests.waiting import PATIENCE
 
 from dsv.cache.fill import files, parts, workers
 from dsv.cache.fill.fill import fill
-from dsv.cache.fill.helper_process import HelperSpec
 from dsv.cache.fill.plan import FillRequest
 from dsv.cache.leases import Lease
 from dsv.cache.policy import Need
@@ -69,7 +69,7 @@ def main(order: dict[str, Any]) -> int:
     request = FillRequest("xrays", CommitId.parse(commit), STORE, PathSet.of(paths))
     if order.pop("lease", False):
         Lease.take(root, request.place, "stage")
-    helper = HelperSpec("tests.cache.fake_source:FakeSource", {"world": world, "commit": commit, **order})
+    helper = partial(FakeSource, world, commit, **order)
 
     def plenty(need: Need) -> None:
         pass

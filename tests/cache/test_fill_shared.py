@@ -6,10 +6,10 @@ import json
 import os
 import random
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cache import filler
@@ -22,10 +22,12 @@ from dsv.cache.fill import files, helper_process
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
 from dsv.cache.fill.reservations import reservations
+from dsv.cache.fill.source import StoreSource
 from dsv.cache.fill.workers import read_workers
 from dsv.cache.policy import Need
 from dsv.cache.removal import Remover
-from dsv.cache.root import CacheRoot
+from dsv.cache.root import CacheRoot, Place
+from dsv.fs.process import start_program
 from dsv.values.ids import CommitId
 
 FILES = [File(f"d{number % 5}/{number:03d}", 90_000 + number * 100, str(number)) for number in range(120)]
@@ -106,8 +108,8 @@ def test_helpers_import_nothing_from_the_current_folder(
     for name in ("json", "signal", "msgspec"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the data')")
     monkeypatch.chdir(tmp_path)
-    order = {"path": sys.path, "root": str(root.path), "dataset": "xrays", "name": "0" * 64, "fill": "none"}
-    helper = helper_process._start(order)
+    unused: Any = StoreSource  # it is pickled by its name
+    helper = start_program(helper_process.PROGRAM, (root.path, Place("xrays", "0" * 64), "none", 0, unused))
     helper.communicate()
     assert helper.returncode == 0  # there is no such fill, and it got as far as looking for it
 

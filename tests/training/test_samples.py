@@ -181,6 +181,15 @@ def test_a_block_is_read_once_for_all_processes_of_a_host(home: Path, shared: Sa
     assert printed[0] == printed[1]
 
 
+def test_a_window_imports_nothing_from_the_current_folder(
+    shared: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pickle", "selectors", "blake3"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the data')")
+    monkeypatch.chdir(tmp_path)
+    assert shared.read_ahead([0]) == [ALL[shared.path(0)]]
+
+
 def test_a_window_that_is_too_small_for_all_reads_again(home: Path) -> None:
     samples = of(home).open("pets").samples(window=1 << 20)
     for seed in (1, 2):

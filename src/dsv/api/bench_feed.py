@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import secrets
 import shlex
 import shutil
@@ -32,6 +31,7 @@ from dsv.api.program import Commit, Store
 from dsv.api.store import create_repository
 from dsv.errors import DsvError, NoRoom, NotFound, Unsupported, UsageError, made
 from dsv.fs.errors import about
+from dsv.fs.process import start_program
 from dsv.store.base import together
 from dsv.values.names import Rev, Target
 from dsv.values.progress import NoProgress
@@ -331,20 +331,11 @@ def _files_below(folder: Path) -> tuple[list[str], list[int]]:
 
 def _measure(what: Round) -> Measured:
     """Measure one number of accelerators. Raises what a reader has raised."""
-    order = pickle.dumps(what)
-    with about(sys.executable):
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for this process, which ends the other one
-        )
+    with about(sys.executable):  # Ctrl-C is for this process, which ends the other one
+        process = start_program(_PROGRAM, what, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None and process.stdout is not None
     with process:
         try:
-            with suppress(BrokenPipeError):
-                process.stdin.write(order)
-                process.stdin.flush()
             said = process.stdout.read()
         finally:
             with suppress(BrokenPipeError):

@@ -1,6 +1,6 @@
 """`python -m dsv.api.bench_feed_process`: one round of `bench_feed`.
 
-It is given a pickled `Round` on stdin, and writes its result, or the parts of an error, to stdout as JSON. It forks the
+It reads a `Round`, and writes its result, or the parts of an error, to stdout as JSON. It forks the
 workers, each of which reads a batch for each message in its pipe. The accelerators only wait and compute, so that this
 process is all of them. It ends when its stdin does, and the workers when their pipes do.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import resource
 import signal
 import sys
@@ -26,6 +25,7 @@ from selectors import EVENT_READ, DefaultSelector
 from dsv.api.bench_feed import Load, Round
 from dsv.errors import Conflict, DsvError, Unreachable, made
 from dsv.fs.errors import as_error
+from dsv.fs.process import read_order
 
 Range = tuple[int, int, int]
 """The number of a file, and the bytes of it from a start up to a stop."""
@@ -37,7 +37,7 @@ _TOGETHER = 32 << 20
 
 
 def main() -> None:
-    what: Round = pickle.load(sys.stdin.buffer)
+    what: Round = read_order()
     try:
         said: object = _Accelerators(what).run()
     except OSError as error:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 from blake3 import blake3
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
-from dsv.api.context import mirror_places, open_with
+from dsv.api.context import mirror_places
 from dsv.cache.names import bind, bound_store, known_store, note_address, show_tag
 from dsv.cache.record import erasures_folder
 from dsv.cache.root import CacheRoot, Place, explain, explaining, folder_name, own_folder
-from dsv.errors import Denied, DsvError, NotFound, Unreachable, UsageError
+from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unreachable, UsageError
 from dsv.fs.files import FULL, list_names, read_small, replace_file
 from dsv.repo.tracking import file_of, read
 from dsv.values.ids import CommitId
@@ -28,8 +28,9 @@ from dsv.values.units import format_duration
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
+    from dsv.api.context import Place as StorePlace
     from dsv.api.settings import Settings
-    from dsv.cache.fill.helper_process import HelperSpec
+    from dsv.cache.fill.helper_process import OpenSource
     from dsv.cache.fill.source import StoreSource
     from dsv.repo.repository import Repository
     from dsv.repo.resolve import Resolved
@@ -237,23 +238,13 @@ class Targets:
 
         return StoreSource(lambda: self.repository)
 
-    def helper(self) -> HelperSpec | None:
+    def helper(self) -> OpenSource | None:
         """Return how a helper process reaches the same store; None if only this process can."""
         choice = self._context.settings.store()
         if choice.url.startswith("memory:"):
             return None
-        options = asdict(self._context.store_options(choice))
-        arguments: dict[str, Any] = {
-            "url": choice.url,
-            "names": choice.names,
-            "options": options,
-            "dot": str(self.root.dot),
-        }
-        if self._context.settings.mirrors():
-            arguments["mirrors"] = [(*one, asdict(known)) for *one, known in mirror_places(self._context)]
-        from dsv.cache.fill.helper_process import HelperSpec
-
-        return HelperSpec("dsv.api.cache_targets:open_source", arguments)
+        place = choice.url, choice.names, self._context.store_options(choice)
+        return partial(open_source, self.root, place, mirror_places(self._context))
 
     def bind(self, found: Found) -> None:
         """Make the dataset's visible paths this store's. Raises `Conflict` if they are another's."""
@@ -394,29 +385,27 @@ class Targets:
                 show_tag(self.root, found.place, tag)
 
 
-def open_source(
-    url: str,
-    names: str | None,
-    options: dict[str, object],
-    dot: str,
-    mirrors: Sequence[tuple[str, str | None, dict[str, Any]]] = (),
-) -> StoreSource:
-    """Open the source of a fill in a helper process, with the arguments of `Targets.helper`."""
-    from dsv.api.context import reads_outside
+def open_source(root: CacheRoot, place: StorePlace, mirrors: list[StorePlace]) -> StoreSource:
+    """Open the source of a fill in a helper process: a store with its mirrors, or else the first of these."""
+    from dsv.api.context import Mirrors, reads_outside, use_mirrors
     from dsv.cache.fill.source import StoreSource
     from dsv.repo.repository import Repository
     from dsv.store.open import open_store
-    from dsv.store.options import StoreOptions
 
-    root = CacheRoot(Path(dot).parent)
-    known = StoreOptions(**options)  # type: ignore[arg-type]
+    url, names, options = place
 
     def opened() -> Repository:
-        repository = Repository.open(open_store(url, known, names=names), root.metadata)
-        repository.objects.externals.read_source = reads_outside(lambda: known)
+        others = Mirrors(url, mirrors, root.metadata, lambda _: None)
+        try:
+            repository = Repository.open(open_store(url, options, names=names), root.metadata)
+        except (Unreachable, IntegrityError) as error:
+            found = others.stand_in(error)
+            if found is None:
+                raise
+            return found
+        repository.objects.externals.read_source = reads_outside(lambda: options)
+        if mirrors:
+            use_mirrors(repository, others)
         return repository
 
-    if not mirrors:
-        return StoreSource(opened)
-    places = [(one, place, StoreOptions(**more)) for one, place, more in mirrors]
-    return StoreSource(partial(open_with, opened, url, places, root.metadata))
+    return StoreSource(opened)

@@ -467,19 +467,3 @@ def _stand_in(context: Context, mirrors: Mirrors, notes: list[Path], away: DsvEr
         raise away
     found.id = known  # so that workspaces and caches belong to the store, and not to its mirror
     return found
-
-
-def open_with(
-    opened: Callable[[], Repository], url: str, places: list[Place], metadata: MetadataFolder
-) -> Repository:
-    """Open a store with its mirrors, or else the first of these, in a process of a fill, which only reads objects."""
-    mirrors = Mirrors(url, places, metadata, lambda _: None)
-    try:
-        repository = opened()
-    except (Unreachable, IntegrityError) as error:
-        found = mirrors.stand_in(error)
-        if found is None:
-            raise
-        return found
-    use_mirrors(repository, mirrors)
-    return repository

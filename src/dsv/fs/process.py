@@ -13,8 +13,12 @@ import select
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    import subprocess
 
 _ZOMBIE = -1
 
@@ -158,3 +162,31 @@ def why_not_started(
         return 127, f"command not found: {command}"
     no_room = number in (errno.E2BIG, errno.ENOMEM, errno.EAGAIN)
     return 125 if no_room else 126, f"{command} can't be run: {os.strerror(number)}"
+
+
+def start_program(module: str, order: object, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a module of dsv as a process, which calls `read_order`. Its stdin is a pipe, which stays open.
+
+    The order goes in by the pipe, as it may hold what nobody should see in a list of processes. Raises `OSError`.
+    options: of `Popen`.
+    """
+    import pickle
+    import subprocess
+
+    # -P: what lies in the folder where the command was given is data, whatever its name. utf8: both read names alike.
+    program = [sys.executable, "-P", "-X", f"utf8={sys.flags.utf8_mode}", "-m", module]
+    process = subprocess.Popen(program, stdin=subprocess.PIPE, **options)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(pickle.dumps([one for one in sys.path if one]) + pickle.dumps(order))
+        process.stdin.flush()
+    return process
+
+
+def read_order() -> Any:
+    """Return what this process was started for, and import from where its parent does."""
+    import pickle
+
+    with open(0, "rb", closefd=False) as given:
+        sys.path[:] = pickle.load(given)
+        return pickle.load(given)

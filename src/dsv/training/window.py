@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
 import resource
 import selectors
 import socket
@@ -30,6 +29,7 @@ import numpy as np
 from blake3 import blake3
 
 from dsv.errors import DsvError, Unreachable, made
+from dsv.fs.process import read_order, start_program
 
 if TYPE_CHECKING:
     from dsv.training.order import Shape
@@ -217,18 +217,12 @@ _started: list[subprocess.Popen[bytes]] = []
 def start(samples: Stored, listening: socket.socket | None) -> None:
     """Start a process that has the window and answers on this socket; without one, that fills the cache."""
     files = [] if listening is None else [listening.fileno()]
-    process = subprocess.Popen(
-        [sys.executable, "-m", PROGRAM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        pass_fds=files,
-    )
+    nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = start_program(PROGRAM, (files, samples), start_new_session=True, pass_fds=files, **nowhere)
     _started.append(process)
     assert process.stdin is not None
-    with suppress(BrokenPipeError), process.stdin as order:
-        pickle.dump((files, samples), order)
+    with suppress(BrokenPipeError):
+        process.stdin.close()
 
 
 def _connect(samples: Stored) -> socket.socket:
@@ -467,7 +461,7 @@ def _accept_and_ask(listening: socket.socket, blocks: _Blocks) -> None:
 
 
 def main() -> None:
-    files, samples = pickle.load(sys.stdin.buffer)
+    files, samples = read_order()
     if not files:
         samples.fill()
         return

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from dsv.cache.fill import reservations
 from dsv.cache.fill.directory import FillDirectory, clear, discard, finalize, give_up, join, publish, start
 from dsv.cache.fill.files import Lost, WriteBack
-from dsv.cache.fill.helper_process import Helpers, HelperSpec, default_jobs
+from dsv.cache.fill.helper_process import Helpers, OpenSource, default_jobs
 from dsv.cache.fill.part_worker import PartWorker
 from dsv.cache.fill.parts import Claim, ClaimTable, Plan, do_free_parts
 from dsv.cache.fill.plan import FillRequest, Planned, make_plan
@@ -57,7 +57,7 @@ def fill(
     ensure_room: EnsureRoom,
     jobs: int | None = None,
     progress: Progress | None = None,
-    helper: HelperSpec | None = None,
+    helper: OpenSource | None = None,
 ) -> Cached:
     """Return when the commit is visible and whole, no matter which process filled it.
 
@@ -90,7 +90,7 @@ class Fill(msgspec.Struct):
     ensure_room: EnsureRoom
     jobs: int | None
     progress: Progress
-    helper: HelperSpec | None
+    helper: OpenSource | None
     kind: FileSystem
     forgotten: int = 0
     vanished: int = 0

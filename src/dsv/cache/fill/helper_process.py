@@ -1,7 +1,7 @@
 """Further processes on this host that work on the same fill, by the same claims as any other host.
 
-`python -m dsv.cache.fill.helper_process` is one of them. One line of JSON on stdin says what to do; the end of
-stdin, which is also the death of its parent, ends it. It does free parts while there are any, reports on stdout, and
+`python -m dsv.cache.fill.helper_process` is one of them. An order on stdin says what to do; the end of stdin, which is
+also the death of its parent, ends it. It does free parts while there are any, reports on stdout, and
 leaves the rest (waiting, takeover, publishing) to others.
 """
 
@@ -10,26 +10,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pkgutil
 import select
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from pathlib import Path
-
-import msgspec
+from collections.abc import Callable
 
 from dsv.cache.fill.directory import FillDirectory, join
 from dsv.cache.fill.part_worker import PartWorker
 from dsv.cache.fill.parts import ClaimTable, Plan, do_free_parts
 from dsv.cache.fill.source import StoreSource
 from dsv.cache.fill.workers import Heartbeat
-from dsv.cache.root import CacheRoot, Place
+from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError
 from dsv.fs import system
-from dsv.fs.process import processors
+from dsv.fs.process import processors, read_order, start_program
 from dsv.fs.system import FileSystem
 
 # One more process pays for its start with this much work, in entries and in bytes to write.
@@ -37,6 +33,7 @@ _ENTRIES_EACH = 16_000
 _BYTES_EACH = 512 << 20
 _MOST = 8
 _END_WITHIN = 10.0  # seconds
+PROGRAM = "dsv.cache.fill.helper_process"
 BEGAN = "began\n"  # what a helper says before its first claim
 
 
@@ -49,13 +46,8 @@ def default_jobs(plan: Plan, kind: FileSystem) -> int:
     return max(1, min(most, worth, len(plan.parts) // 2, _MOST))
 
 
-class HelperSpec(msgspec.Struct, frozen=True):
-    """The call by which a helper process makes its source."""
-
-    factory: str
-    """`module:function`."""
-    arguments: Mapping[str, object] = msgspec.field(default_factory=dict)
-    """JSON values."""
+OpenSource = Callable[[], StoreSource]
+"""Makes the source of a helper process. It can be pickled."""
 
 
 class Helpers:
@@ -66,20 +58,12 @@ class Helpers:
         self.linked = 0
         self._running: list[subprocess.Popen[bytes]] = []
 
-    def start(self, directory: FillDirectory, spec: HelperSpec, jobs: int) -> None:
+    def start(self, directory: FillDirectory, open_source: OpenSource, jobs: int) -> None:
         """Start one process less than `jobs`."""
         for number in range(1, jobs):
-            order = {
-                "path": sys.path,
-                "root": str(directory.root.path),
-                "dataset": directory.place.dataset,
-                "name": directory.place.name,
-                "fill": directory.fill,
-                "begin": number * len(directory.plan.parts) // jobs,
-                "factory": spec.factory,
-                "arguments": dict(spec.arguments),
-            }
-            self._running.append(_start(order))
+            begin = number * len(directory.plan.parts) // jobs
+            order = directory.root.path, directory.place, directory.fill, begin, open_source
+            self._running.append(start_program(PROGRAM, order, stdout=subprocess.PIPE))
 
     def stop(self, *, now: bool) -> bool:
         """End them when they have done what they began, or `now`, half way; others take that over. Return whether there
@@ -114,38 +98,17 @@ class Helpers:
             self.linked += int(report["linked"])
 
 
-def _start(order: dict[str, object]) -> subprocess.Popen[bytes]:
-    """Start one. The order goes in by a pipe, as it may hold what nobody should see in a list of processes."""
-    process = subprocess.Popen(
-        # -P: what lies in the folder where the command was given is data, whatever its name. utf8: names are, whatever
-        # the locale.
-        [sys.executable, "-P", "-X", "utf8", "-m", "dsv.cache.fill.helper_process"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(order).encode() + b"\n")
-        process.stdin.flush()
-    return process
-
-
 def main() -> int:
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the parent hears it too, and ends this process if need be
-    # Unbuffered: a thread that waits in Python's buffer would be in the way at the end.
-    with open(0, "rb", buffering=0, closefd=False) as given:
-        order = json.loads(given.readline())
-    sys.path[:] = order["path"]
+    path, place, fill, begin, open_source = read_order()
     stop = threading.Event()
     threading.Thread(target=_watch_input, args=(stop,), daemon=True).start()
-    root = CacheRoot(Path(order["root"]))
-    directory = join(root, Place(order["dataset"], order["name"]))
-    if directory is None or directory.fill != order["fill"]:
+    directory = join(CacheRoot(path), place)
+    if directory is None or directory.fill != fill:
         return 0
-    source = pkgutil.resolve_name(order["factory"])(**order["arguments"])
     try:
-        heartbeat = _work(directory, source, order["begin"], stop)
+        heartbeat = _work(directory, open_source(), begin, stop)
     except OSError:
         return 1  # the parent finds the same, and takes over what was begun
     except DsvError as error:
@@ -179,7 +142,7 @@ def _work(directory: FillDirectory, source: StoreSource, begin: int, stop: threa
 
 def _watch_input(stop: threading.Event) -> None:
     """End this process when its starter has ended, at most a part's work later, or at once if it hangs."""
-    while os.read(0, 1 << 16):
+    while os.read(0, 1 << 16):  # not by Python's buffer, in which it would be in the way at the end
         pass
     stop.set()
     threading.Event().wait(5.0)

@@ -36,10 +36,8 @@ from dsv.values.names import Target
 if TYPE_CHECKING:
     from dsv.api.cache_targets import Found
     from dsv.api.context import Context
-    from dsv.api.settings import Settings, StoreChoice
     from dsv.cache.root import Place
     from dsv.run.record import RunId
-    from dsv.store.options import StoreOptions
 
 _TRIES = 5
 _CLAIM_ROOM = (1 << 20, 16)  # bytes and files to make room for if not even a claim has any
@@ -76,13 +74,6 @@ class Stager:
         self._context = context
         self._offline = offline
         self._jobs = jobs
-
-    @property
-    def settings(self) -> Settings:
-        return self._context.settings
-
-    def store_options(self, store: StoreChoice) -> StoreOptions:
-        return self._context.store_options(store)
 
     def __enter__(self) -> Self:
         return self

@@ -13,8 +13,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from blake3 import blake3
 
@@ -38,44 +39,36 @@ if TYPE_CHECKING:
 
     from dsv.training.samples import Index, Samples
 
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
-
 _TREES, _SEGMENTS, _LAYOUTS = 16, 64, 32
 """How many are kept of what was used last: a decoded segment takes about 1 MB, the layout of a file of 64 GiB 5 MB."""
 
 
-class _Recent(Generic[Key, Value]):
-    """The entries that were used last; thread-safe."""
+class KeptSegments:
+    """The segments that were read last, by what their nodes say of them; of all trees of a repository. Thread-safe."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._values: OrderedDict[Key, Value] = OrderedDict()
+    def __init__(self) -> None:
+        self._values: OrderedDict[Child, LocatedSegment] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Key) -> Value | None:
+    def get(self, child: Child) -> LocatedSegment | None:
         with self._lock:
-            found = self._values.get(key)
+            found = self._values.get(child)
             if found is not None:
-                self._values.move_to_end(key)
+                self._values.move_to_end(child)
             return found
 
-    def put(self, key: Key, value: Value) -> None:
+    def put(self, child: Child, segment: LocatedSegment) -> None:
         with self._lock:
-            self._values[key] = value
-            self._values.move_to_end(key)
-            if len(self._values) > self._most:
+            self._values[child] = segment
+            self._values.move_to_end(child)
+            if len(self._values) > _SEGMENTS:
                 self._values.popitem(last=False)
-
-
-KeptSegments = _Recent[Child, LocatedSegment]
-"""By what their nodes say of them; of all trees of a repository."""
 
 
 class KeptTree(TreeReader):
     """A tree of which the segments that were read last stay decoded."""
 
-    def __init__(self, objects: Objects, commit_id: CommitId, kept: KeptSegments) -> None:
+    def __init__(self, objects: Objects, kept: KeptSegments, commit_id: CommitId) -> None:
         super().__init__(objects, commit_id)
         self._kept = kept
 
@@ -99,9 +92,9 @@ class Opened:
             self.repository = context.offline_repository(target)
         else:
             self.repository, _ = open_to_read(context, target, ExitStack())
-        self._trees: _Recent[CommitId, KeptTree] = _Recent(_TREES)
-        self._segments: KeptSegments = _Recent(_SEGMENTS)
-        self._layouts: _Recent[tuple[bytes, int], Layout] = _Recent(_LAYOUTS)
+        objects = self.repository.objects
+        self.tree = lru_cache(_TREES)(partial(KeptTree, objects, KeptSegments()))
+        self._large = lru_cache(_LAYOUTS)(partial(Layout, objects))
         self._lock = threading.Lock()
 
     def resolve(self, context: Context, target: Target) -> Resolved:
@@ -116,22 +109,10 @@ class Opened:
                 if not context.offline:
                     write_tracking(context, self.repository)
 
-    def tree(self, commit_id: CommitId) -> KeptTree:
-        found = self._trees.get(commit_id)
-        if found is None:
-            found = KeptTree(self.repository.objects, commit_id, self._segments)
-            self._trees.put(commit_id, found)
-        return found
-
     def layout(self, entry: Entry, location: Location | None) -> Layout:
         if entry.recipe_id is None:
             return Layout(self.repository.objects, entry, location)
-        key = entry.file_id or b"", entry.size
-        found = self._layouts.get(key)
-        if found is None:
-            found = Layout(self.repository.objects, entry, location)
-            self._layouts.put(key, found)
-        return found
+        return self._large(entry, location)
 
     def read(self, asked: Sequence[tuple[Layout, int, int]], dataset: DatasetName) -> list[bytes]:
         """As `read_ranges`."""

@@ -77,12 +77,12 @@ class _Staging:
         self.main = self.found[spec.target]
 
     def elsewhere(self) -> tuple[str, ...]:
-        store = self._stager.settings.store()
+        store = self._context.settings.store()
         return ("--store", store.name or store.url, "--cache", str(self._stager.root.path))
 
     def access(self) -> StoreAccess:
-        store = self._stager.settings.store()
-        return store_access(store, self._stager.store_options(store))
+        store = self._context.settings.store()
+        return store_access(store, self._context.store_options(store))
 
     def locate(self, target: Target) -> Staged:
         return self._stager.locate(self._exact(target))

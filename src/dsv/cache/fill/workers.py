@@ -159,7 +159,7 @@ class Reporter:
         self._directory = directory
         self._heartbeat = heartbeat
         self._others: list[Worker] = []
-        self._reported = (0, 0, 0)  # entries, bytes, bytes fetched
+        self._reported: tuple[int, ...] = (0, 0, 0)  # entries, bytes, bytes fetched
         self._looked = 0.0
         self._noted = time.monotonic()
 
@@ -200,16 +200,10 @@ class Reporter:
     def _tell(self) -> None:
         """Report progress. A part that was taken over is counted by two workers, but reported once."""
         plan, everybody = self._directory.plan, [*self._others, self._heartbeat.tally]
-        done = (
-            min(plan.entries, sum(one.entries for one in everybody)),
-            min(plan.bytes, sum(one.bytes for one in everybody)),
-            sum(one.fetched for one in everybody),
-        )
-        more = [max(0, new - old) for new, old in zip(done, self._reported, strict=True)]
+        entries = min(plan.entries, sum(one.entries for one in everybody))
+        size = min(plan.bytes, sum(one.bytes for one in everybody))
+        done = (entries, size, sum(one.fetched for one in everybody))
+        before, self._reported = self._reported, tuple(map(max, done, self._reported))
+        more = [new - old for new, old in zip(self._reported, before, strict=True)]
         if any(more):
-            self._reported = (
-                self._reported[0] + more[0],
-                self._reported[1] + more[1],
-                self._reported[2] + more[2],
-            )
             self._progress.advance(*more)

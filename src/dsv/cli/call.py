@@ -64,6 +64,8 @@ class Call(typer.Context):
 
     words: tuple[str, ...] = ()
     """The words after `--`, for commands that take some."""
+    answered = False
+    """The result was printed as JSON, so people are told nothing more."""
 
     @property
     def session(self) -> Session:
@@ -133,8 +135,9 @@ class Call(typer.Context):
         return gather(self.around.environ, working_folder(self.around.environ), flags)
 
     def line(self, text: str) -> None:
-        """Print a line of the result."""
-        self.out.line(printable(text))
+        """Print a line of the result, for people: nothing with --json."""
+        if not self.json:
+            self.out.line(printable(text))
 
     def table(
         self,
@@ -142,18 +145,25 @@ class Call(typer.Context):
         rows: Sequence[Sequence[str]],
         details: Sequence[Sequence[str]] = (),
     ) -> None:
-        write_table(self.out, self.around, columns, rows, details)
+        """Print a table, for people: nothing with --json."""
+        if not self.json:
+            write_table(self.out, self.around, columns, rows, details)
 
     def document(self, fields: Mapping[str, object]) -> None:
         """Print the result as one JSON document."""
         self.out.line(to_json(document(fields), indent=self.around.stdout_is_terminal))
 
     def result(self, found: object = None, /, **more: object) -> None:
-        """Print a result as the JSON document with the keys that the command declares: see `to_item`."""
-        self.document(to_item(found, self._keys, **more))
+        """With --json, print a result with the keys that the command declares: see `to_item`.
+
+        Then `line`, `table`, `say` and `warn` print nothing more: what a command calls next is the result for people.
+        """
+        if self.json:
+            self.document(to_item(found, self._keys, **more))
+            self.answered = True
 
     def results(self, found: Iterable[object], about: object = None, /, **more: object) -> None:
-        """Print several results as one JSON document, with the keys beside `items` of what they are about."""
+        """As `result`, with several results as `items`, and beside them the keys of what they are about."""
         self.items(map(self.item, found), self.head(about, **more) if about or more else None)
 
     def item(self, found: object, /, **more: object) -> dict[str, object]:
@@ -178,21 +188,23 @@ class Call(typer.Context):
         *,
         lines: bool = False,
     ) -> None:
-        """Print several results as one JSON document, or with `lines` each as a line."""
+        """As `result`, with several results as `items`. With `lines` print each as a line, without --json too."""
         if lines:
             for item in items:
                 self.out.line(to_json(item))
-        else:
+        elif self.json:
             write_items(self.out, items, head)
+            self.answered = True
 
     def say(self, text: str) -> None:
-        """Print a note for people on stderr, unless --quiet is given."""
-        if not self.quiet:
+        """Print a note for people on stderr, unless --quiet is given, or the result was printed as JSON."""
+        if not (self.quiet or self.answered):
             self._stderr(printable(text))
 
     def warn(self, text: str) -> None:
-        """Print a warning on stderr, with --quiet too."""
-        self._stderr(f"{self.around.stderr_ink.paint(Style.WARNING, 'warning:')} {printable(text)}")
+        """Print a warning on stderr, with --quiet too, unless the result was printed as JSON."""
+        if not self.answered:
+            self._stderr(f"{self.around.stderr_ink.paint(Style.WARNING, 'warning:')} {printable(text)}")
 
     def complain(self, failure: Failure) -> None:
         """Print a failure that doesn't end the command."""

@@ -209,7 +209,7 @@ def option(written: str, help: str, default: Any = None, **more: Any) -> Any:  #
     says: N, TIME or SIZE; TEXT has to be UTF-8.
     """
     names = [word for word in written.split() if word.startswith("-")]
-    metavar = next((word for word in written.split() if not word.startswith("-")), None)
+    metavar = " ".join(word for word in written.split() if not word.startswith("-")) or None
     made = typer.Option(..., *names, metavar=metavar, help=help, **more)
     made.preset = default
     return made

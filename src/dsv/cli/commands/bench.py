@@ -133,15 +133,13 @@ def _source(source: str | None, target: str | None, folder: str | None, make: in
 
 def _show(call: Call, found: Fed) -> None:
     load, request = found.load, found.request
-    if call.json:
-        head: dict[str, object] = {
-            "from": request.source,
-            "made": request.make is not None,
-            "note": _NO_RESULT,
-        }
-        dropped = request.drop and request.source != "store"
-        call.results(found.rounds, found, page_cache_dropped=dropped, **head)
-        return
+    head: dict[str, object] = {
+        "from": request.source,
+        "made": request.make is not None,
+        "note": _NO_RESULT,
+    }
+    dropped = request.drop and request.source != "store"
+    call.results(found.rounds, found, page_cache_dropped=dropped, **head)
     call.line(f"{load.model} on {load.accelerator}, as in MLPerf Storage {load.versions}:")
     call.line(
         f"  {format_count(load.batch, 'sample')} of {format_bytes(load.sample)} each {load.seconds * 1000:g} ms, "

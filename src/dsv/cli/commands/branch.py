@@ -88,9 +88,7 @@ def branch(
 
 
 def _tell(call: Call, item: BranchItem, lines: list[str]) -> None:
-    if call.json:
-        call.items([_item(call, item)])
-        return
+    call.items([_item(call, item)])
     call.line(lines[0])
     for note in lines[1:]:
         call.say(note)
@@ -130,9 +128,7 @@ def _refuse_list(name: str | None, message: str, author: str | None, *, reset: b
 
 def _list(call: Call, context: Context, dataset: str | None) -> None:
     found = api.branches(context, None if dataset is None else DatasetName.parse(dataset))
-    if call.json:
-        call.items(_item(call, item) for item in found)
-        return
+    call.items(_item(call, item) for item in found)
     columns = ["branch", "commit", "author~", "age>~", "ahead>", "behind>", "rule~"]
     rows = [
         [

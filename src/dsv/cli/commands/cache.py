@@ -68,12 +68,11 @@ def cache(
     if link is not None:
         make_link(Path(link), found[0].path)
         call.say(f"{link} leads to {found[0].path}")
-    if call.json:
-        call.results(found)
     for item in found:
         if not call.json:
             call.out.line(str(item.path))
         call.say(_story(item, while_pid))
+    call.results(found)
 
 
 def _hold(hold: str | None, environ: Mapping[str, str]) -> tuple[float | None, str | None]:

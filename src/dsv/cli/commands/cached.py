@@ -61,14 +61,12 @@ def cached(
             hint="dsv cached --check [TARGET]...",
         )
     report = report_cache(call.settings.cache().path)
-    if call.json:
-        items = []
-        for item in report.items:
-            leases = [to_item(lease, _LEASE) for lease in item.leases]
-            items.append(call.item(item, leases=leases, pins=[to_item(pin, _PIN) for pin in item.pins]))
-        call.result(report, items=items)
-    else:
-        _write(call, report)
+    items = []
+    for item in report.items:
+        leases = [to_item(lease, _LEASE) for lease in item.leases]
+        items.append(call.item(item, leases=leases, pins=[to_item(pin, _PIN) for pin in item.pins]))
+    call.result(report, items=items)
+    _write(call, report)
 
 
 def _write(call: Call, report: CachedReport) -> None:
@@ -184,14 +182,12 @@ def check_cache(call: Call, targets: Sequence[Target], *, repair: bool | None) -
         report = check(context, folder, targets, repair=repair is not False, remove_foreign=repair is True)
     if report.exit_code:
         raise _still_wrong(report, str(folder), repair=repair)
-    if call.json:
-        keys = "path dataset commit files bytes wrong repaired foreign removed"
-        checked = []
-        for item in report.items:
-            wrong = [to_item(one, "path problem links") for one in item.wrong]
-            checked.append(to_item(item, keys, wrong=wrong))
-        call.result(None, cache=folder, checked=checked)
-        return
+    keys = "path dataset commit files bytes wrong repaired foreign removed"
+    checked = []
+    for item in report.items:
+        wrong = [to_item(one, "path problem links") for one in item.wrong]
+        checked.append(to_item(item, keys, wrong=wrong))
+    call.result(None, cache=folder, checked=checked)
     for item in report.items:
         done = []
         if item.wrong:

@@ -64,9 +64,7 @@ def clone(
 
 
 def _show(call: Call, made: Cloned) -> None:
-    if call.json:
-        call.result(made, workspace=made.root, only=made.chosen.lines)
-        return
+    call.result(made, workspace=made.root, only=made.chosen.lines)
     where = f"{made.root} follows {made.dataset}@{made.branch}"
     if made.commit is None:
         call.line(f"{where}, which has no commit yet")

@@ -58,9 +58,7 @@ def config(
         settings = sorted([*settings, names], key=lambda one: one.key)
     if call.settings.get("author") is None:
         settings.insert(0, environment.author(call.settings, None))
-    if call.json:
-        call.results(map(_without_password, settings))
-        return
+    call.results(map(_without_password, settings))
     columns = ["key", "value", "origin~"]
     call.table(columns, [[setting.key, hide_in_urls(setting.value), setting.origin] for setting in settings])
     for origin, unknown in call.settings.unknown():
@@ -92,11 +90,9 @@ def _show_one(call: Call, key: str) -> None:
         setting = environment.author(call.settings, None) if key == "author" else call.settings.get(key)
     if setting is None:
         raise NotFound(f"{key} is not set", subject=key, hint=f"dsv config {key} VALUE")
-    if call.json:
-        call.results([_without_password(setting)])
-    else:
-        call.line(hide_in_urls(setting.value))
-        call.say(f"from {setting.origin}")
+    call.results([_without_password(setting)])
+    call.line(hide_in_urls(setting.value))
+    call.say(f"from {setting.origin}")
 
 
 def _change(call: Call, key: str | None, value: str | None, unset: bool) -> None:
@@ -120,12 +116,10 @@ def _change(call: Call, key: str | None, value: str | None, unset: bool) -> None
             )
     after = with_value(environment.read_settings(path) or b"", key, value, str(path))
     _write(path, after)
-    if call.json:
-        call.results([] if value is None else [_without_password(Setting(key, value, str(path)))])
-    else:
-        call.line(f"{key} {'removed from' if value is None else 'set in'} {path}")
     if value is not None:
         _warn(call, key, value, str(path))
+    call.results([] if value is None else [_without_password(Setting(key, value, str(path)))])
+    call.line(f"{key} {'removed from' if value is None else 'set in'} {path}")
 
 
 def _warn(call: Call, key: str, value: str, path: str) -> None:

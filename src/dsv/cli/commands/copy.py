@@ -58,9 +58,7 @@ def copy(
     kept = None if history == "all" else whole(1)(history)
     with call.context(writes=True, author=author) as context:
         done = copy_names(context, wanted, to, CopyRequest(every, tags, create, dry_run, kept))
-    if call.json:
-        call.results(done.names, done)
-        return
+    call.results(done.names, done)
     _show(call, done, dry_run=dry_run)
 
 

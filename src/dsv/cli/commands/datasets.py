@@ -70,9 +70,7 @@ def datasets(
 
 def _delete(call: Call, context: Context, name: DatasetName, message: str, *, yes: bool) -> None:
     gone = api.delete(context, name, lambda what: call.confirm(what, name, yes=yes), message)
-    if call.json:
-        call.items([_gone(call, name, gone.time_ms, gone.author)])
-        return
+    call.items([_gone(call, name, gone.time_ms, gone.author)])
     if gone.already:
         call.say(f"dataset {name} was already deleted by {gone.author} ({local_time(gone.time_ms)})")
         return
@@ -82,9 +80,7 @@ def _delete(call: Call, context: Context, name: DatasetName, message: str, *, ye
 
 def _rename(call: Call, context: Context, old: DatasetName, new: DatasetName, message: str) -> None:
     done = api.rename(context, old, new, message)
-    if call.json:
-        call.items([_item(call, None, dataset=new, renamed_from=old)])
-        return
+    call.items([_item(call, None, dataset=new, renamed_from=old)])
     if done.already:
         call.say(f"dataset {old} was already renamed to {new} by {done.author} ({local_time(done.time_ms)})")
         return
@@ -96,27 +92,21 @@ def _rename(call: Call, context: Context, old: DatasetName, new: DatasetName, me
 
 def _undelete(call: Call, context: Context, name: DatasetName, message: str) -> None:
     heads = api.undelete(context, name, message)
-    if call.json:
-        call.items([_item(call, None, dataset=name)])
-        return
+    call.items([_item(call, None, dataset=name)])
     branches = ", ".join(sorted(str(head.branch) for head in heads))
     call.line(f"dataset {name} is back, with {branches}")
 
 
 def _list_deleted(call: Call, context: Context) -> None:
     found = api.deleted_datasets(context)
-    if call.json:
-        call.items(_gone(call, one.dataset, one.entry.time_ms, one.entry.author) for one in found)
-        return
+    call.items(_gone(call, one.dataset, one.entry.time_ms, one.entry.author) for one in found)
     rows = [[str(one.dataset), local_time(one.entry.time_ms), one.entry.author] for one in found]
     call.table(["dataset", "deleted~", "by~"], rows)
 
 
 def _list(call: Call, context: Context) -> None:
     found = list_datasets(context)
-    if call.json:
-        call.items(_item(call, item) for item in found)
-        return
+    call.items(_item(call, item) for item in found)
     columns = ["dataset", "commit", "committed~", "files>", "size>"]
     rows = [
         [

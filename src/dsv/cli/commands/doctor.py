@@ -42,8 +42,7 @@ def show(call: Call, findings: Iterable[Finding]) -> int:
         found.append(finding)
         if not call.json:
             _write(call, finding)
-    if call.json:
-        call.results(found)
+    call.results(found)
     return 1 if any(each.state is State.FAIL for each in found) else 0
 
 

@@ -44,10 +44,8 @@ def du(
     """
     with call.context() as context:
         found = usage(context, targets or (), depth=by_folder, only_unused=unused)
-    if call.json:
-        call.result(found)
-    else:
-        _write(call, found)
+    call.result(found)
+    _write(call, found)
     return IntegrityError.exit_code if found.lost else 0
 
 

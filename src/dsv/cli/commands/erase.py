@@ -144,10 +144,8 @@ def _story(item: api.ErasedItem) -> str:
 
 
 def _tell(call: Call, done: api.Done, request: api.EraseRequest) -> None:
-    if call.json:
-        head = call.head(done, dry_run=request.dry_run, reason=request.reason)
-        call.items((call.item(item, id=item.file_id) for item in done.items), head)
-        return
+    head = call.head(done, dry_run=request.dry_run, reason=request.reason)
+    call.items((call.item(item, id=item.file_id) for item in done.items), head)
     if request.dry_run:
         for item in done.items:
             state = "would erase" if item.state == "erased" else item.state
@@ -174,9 +172,7 @@ def _tell(call: Call, done: api.Done, request: api.EraseRequest) -> None:
 
 
 def _tell_successor(call: Call, done: Succeeded) -> int:
-    if call.json:
-        call.items((), call.head(done, successor=done.dataset))
-        return 0
+    call.items((), call.head(done, successor=done.dataset))
     call.say(
         f"{done.dataset}: {format_count(done.commits, 'commit')}, {format_count(done.branches, 'branch')}, "
         f"{format_count(done.tags, 'tag')}, "
@@ -187,10 +183,8 @@ def _tell_successor(call: Call, done: Succeeded) -> int:
 
 
 def _tell_status(call: Call, done: api.Status) -> int:
-    if call.json:
-        call.results(done.items, done)
-    else:
-        _show_status(call, done)
+    call.results(done.items, done)
+    _show_status(call, done)
     if done.unanswered:
         return Unreachable.exit_code
     return 0 if done.is_gone and not done.overdue else 1

@@ -67,17 +67,14 @@ def evict(
                 call.say(_line(item, dry_run=False))
             raise
     _tell(call, report, dry_run=dry_run, say_kept=everything or dry_run)
-    if (everything or dry_run) and not (call.json or report.evicted or report.failed):
+    if (everything or dry_run) and not (report.evicted or report.failed):
         call.say(f"nothing to evict in {call.settings.cache().path}")
     return report.exit_code
 
 
 def _tell(call: Call, report: EvictionResult, *, dry_run: bool, say_kept: bool) -> None:
-    if call.json:
-        call.result(report, dry_run=dry_run)
-    else:
-        for item in report.evicted:
-            call.line(_line(item, dry_run=dry_run))
+    for item in report.evicted:
+        call.line(_line(item, dry_run=dry_run))
     for item in report.evicted:
         if item.foreign:
             named = ", ".join(item.foreign_paths)
@@ -89,6 +86,7 @@ def _tell(call: Call, report: EvictionResult, *, dry_run: bool, say_kept: bool) 
         call.complain(of_error(error))
     for limit in report.exceeded:
         call.warn(f"still exceeded: {limit}")
+    call.result(report, dry_run=dry_run)
 
 
 def _line(item: CachedCommit, *, dry_run: bool) -> str:

@@ -74,9 +74,7 @@ def expire(
 
 
 def _tell_undone(call: Call, dataset: DatasetName, kept: list[ExpiryItem]) -> None:
-    if call.json:
-        call.results(kept, dataset=dataset, dry_run=False)
-        return
+    call.results(kept, dataset=dataset, dry_run=False)
     for item in kept:
         call.line(f"kept again {_row(item)}")
     if not kept:
@@ -84,9 +82,7 @@ def _tell_undone(call: Call, dataset: DatasetName, kept: list[ExpiryItem]) -> No
 
 
 def _tell(call: Call, done: Expiry) -> None:
-    if call.json:
-        call.results(done.items, done)
-        return
+    call.results(done.items, done)
     gone = [item for item in done.items if item.expired]
     for item in done.items:
         if item.expired:

@@ -73,9 +73,7 @@ def export(
 
 
 def _show(call: Call, done: Exported, to: str) -> int:
-    if call.json:
-        call.result(done, to=to)
-        return IntegrityError.exit_code if done.damaged else 0
+    call.result(done, to=to)
     what = f"{to}: {format_count(done.files, 'file')}"
     if done.written is None:
         call.say(f"{what}, {format_bytes(done.bytes)}")

@@ -79,15 +79,13 @@ def gc(
 
 
 def _tell_forecast(call: Call, found: Forecast) -> None:
-    if not call.json:
-        for line in _lines(found):
-            call.line(line)
-        return
     head = call.head(
         found, dry_run=True, continued=found.unfinished, rewritten=found.packs.rewritten, copied_bytes=found.copied,
         spared=0, **_price(found.url, found.requests),
     )  # fmt: skip
     call.items(map(call.item, found.datasets), head)
+    for line in _lines(found):
+        call.line(line)
 
 
 def _lines(found: Forecast) -> Iterator[str]:
@@ -117,14 +115,12 @@ def _tell(call: Call, collected: Collection) -> None:
     done = collected.done
     rewritten = len(done.plan.rewrite) if done.plan is not None else 0
     left = done.plan.left if done.plan is not None else 0
-    if call.json:
-        head = call.head(
-            done, url=collected.url, dry_run=False, rewritten=rewritten, left=left,
-            freed=done.deleted_bytes - done.copied_bytes, **_price(collected.url, collected.requests),
-        )  # fmt: skip
-        freed = ({"dataset": one, "commits": count, "stored": None} for one, count in done.freed.items())
-        call.items(freed, head)
-        return
+    head = call.head(
+        done, url=collected.url, dry_run=False, rewritten=rewritten, left=left,
+        freed=done.deleted_bytes - done.copied_bytes, **_price(collected.url, collected.requests),
+    )  # fmt: skip
+    freed = ({"dataset": one, "commits": count, "stored": None} for one, count in done.freed.items())
+    call.items(freed, head)
     for dataset, count in done.freed.items():
         call.line(f"freed {format_count(count, 'expired commit')} of {dataset}")
     copied = f", after copying {format_bytes(done.copied_bytes)} out of {format_count(rewritten, 'pack')}"

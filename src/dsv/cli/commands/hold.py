@@ -81,9 +81,7 @@ def release(
 
 def _write(call: Call, holds: Sequence[api.HoldItem], verb: str) -> None:
     """Print a line for each commit, or the JSON document."""
-    if call.json:
-        call.items(call.item(each, count=len(each.ids)) for each in holds)
-        return
+    call.items(call.item(each, count=len(each.ids)) for each in holds)
     for item in holds:
         end = "" if item.until is None else f" until {local_time(item.until * 1000)}"
         many = f" ({len(item.ids)} holds)" if len(item.ids) != 1 else ""

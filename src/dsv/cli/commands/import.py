@@ -102,7 +102,6 @@ def import_(
 def _show(call: Call, url: str, done: Imported, *, dry_run: bool) -> None:
     more = {"found": done.found, "known": done.known, "read": done.read, "read_bytes": done.read_bytes}
     show_edited(call, done.edited, dry_run=dry_run, more={**more, "revisions": done.revisions})
-    if not call.json:
-        known = f", {done.known:,} known from before" if done.known else ""
-        read = f"{done.read:,} read ({format_bytes(done.read_bytes)})"
-        call.say(f"{format_count(done.found, 'file')} at {hide_in_urls(url)}: {read}{known}")
+    known = f", {done.known:,} known from before" if done.known else ""
+    read = f"{done.read:,} read ({format_bytes(done.read_bytes)})"
+    call.say(f"{format_count(done.found, 'file')} at {hide_in_urls(url)}: {read}{known}")

@@ -44,9 +44,7 @@ def init(
         made = init_workspace(context, context.cwd, name, single_writer=single_writer)
     for warning in made.warnings:
         call.warn(warning)
-    if call.json:
-        call.result(made, workspace=made.root, branch="main")
-        return
+    call.result(made, workspace=made.root, branch="main")
     call.line(f"{made.root} is bound to the new dataset {made.dataset} in {made.store}")
     if call.settings.store().origin == BUILT_IN:
         call.say(

@@ -114,7 +114,5 @@ def resolve(call: Call, target: TargetOrBase = "", offline: Offline = False) -> 
     wanted = commit_target("resolve", target)
     with call.context(offline=offline) as context:
         found = find(context, wanted)
-    if call.json:
-        call.result(found)
-    else:
-        call.line(str(found.commit))
+    call.result(found)
+    call.line(str(found.commit))

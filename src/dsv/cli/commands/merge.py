@@ -32,33 +32,22 @@ from dsv.merge.paths import MergeConflict
 from dsv.values.names import BranchName, Rev, Target, clean_path
 from dsv.values.paths import PathSet
 
-Ours = Annotated[
-    list[str] | None,
-    option(
-        "--ours PATH", "Settle conflicting rows, lines or paths at or below PATH with what the branch has."
-    ),
-]
-Theirs = Annotated[list[str] | None, option("--theirs PATH", "Settle them with what is brought in.")]
-Both = Annotated[
-    list[str] | None, option("--both PATH", "Keep ours, and theirs beside it as NAME.theirs.EXT.")
-]
-Into = Annotated[
-    str | None, option("--into BRANCH", "The branch that gets the commit: default the workspace's, or main.")
-]
-Mainline = Annotated[
-    int | None,
-    option(
-        "--mainline N",
-        "Of a merge commit: the changes against its N-th parent; 1 is the branch that it was made on.",
-        parser=whole(1),
-    ),
-]
-
 _OPTIONS: dict[str, Any] = {
-    "into": Into,
-    "ours": Ours,
-    "theirs": Theirs,
-    "both": Both,
+    "into": Annotated[
+        str | None,
+        option("--into BRANCH", "The branch that gets the commit: default the workspace's, or main."),
+    ],
+    "ours": Annotated[
+        list[str] | None,
+        option(
+            "--ours PATH",
+            "Settle conflicting rows, lines or paths at or below PATH with what the branch has.",
+        ),
+    ],
+    "theirs": Annotated[list[str] | None, option("--theirs PATH", "Settle them with what is brought in.")],
+    "both": Annotated[
+        list[str] | None, option("--both PATH", "Keep ours, and theirs beside it as NAME.theirs.EXT.")
+    ],
     "resolved": Resolved,
     "table_key": TableKey,
     "message": Message,
@@ -67,7 +56,15 @@ _OPTIONS: dict[str, Any] = {
     "author": Author,
 }
 """Of all three commands."""
-_PICK_OPTIONS = {"into": Into, "mainline": Mainline} | _OPTIONS
+_MAINLINE = Annotated[
+    int | None,
+    option(
+        "--mainline N",
+        "Of a merge commit: the changes against its N-th parent; 1 is the branch that it was made on.",
+        parser=whole(1),
+    ),
+]
+_PICK_OPTIONS = {"into": _OPTIONS["into"], "mainline": _MAINLINE} | _OPTIONS
 
 _COUNTS = "added changed removed merged"
 _RESULT = (
@@ -203,26 +200,24 @@ def _apply(
         except MergeConflict as error:
             return tell_conflicts(call, error, commit=None, **outcome_of("conflict"))
     warn_without_effect(call, done.without_effect)
-    failed = isinstance(done.here, DsvError)
-    if call.json:
-        settled = list(map(settled_json, done.counts.settled))
-        workspace = {
-            "status": "not-updated" if failed else "updated",
-            "reason": str(done.here) if failed else None,
-        }
-        outcome = "up-to-date" if done.up_to_date else "fast-forward" if done.fast_forwarded else "merged"
-        call.result(
-            done,
-            **to_item(done.counts, _COUNTS),
-            **outcome_of(outcome),
-            settled=settled,
-            conflicts=[],
-            workspace=None if done.here is None else workspace,
-        )
-    else:
-        call.line(_text(done, word, picked=function is not api.merge))
-        tell_settled(call, done.counts.settled)
     _tell_workspace(call, done.here)
+    failed = isinstance(done.here, DsvError)
+    settled = list(map(settled_json, done.counts.settled))
+    workspace = {
+        "status": "not-updated" if failed else "updated",
+        "reason": str(done.here) if failed else None,
+    }
+    outcome = "up-to-date" if done.up_to_date else "fast-forward" if done.fast_forwarded else "merged"
+    call.result(
+        done,
+        **to_item(done.counts, _COUNTS),
+        **outcome_of(outcome),
+        settled=settled,
+        conflicts=[],
+        workspace=None if done.here is None else workspace,
+    )
+    call.line(_text(done, word, picked=function is not api.merge))
+    tell_settled(call, done.counts.settled)
     return None
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from dsv.api.node import complete_left
 from dsv.api.pools import engines_of
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option, whole
+from dsv.cli.declare import argument, command, option, whole
 from dsv.errors import LaunchError, UsageError
 from dsv.run.node_order import MAX_ORDER, NodeOrder
 
@@ -24,10 +21,10 @@ from dsv.run.node_order import MAX_ORDER, NodeOrder
 )
 def node(
     call: Call,
-    order: Annotated[str, typer.Argument(metavar="ORDER")],
-    left: Annotated[str, option("--left FOLDER", "The folder with what the job left.")],
-    rank: Annotated[int, option("--rank N", "Which node this is, from 0.", parser=whole(0))] = 0,
-    attempt: Annotated[int, option("--attempt N", "Which attempt this is, from 1.", parser=whole(1))] = 1,
+    order: str = argument("ORDER"),
+    left: str = option("--left FOLDER", "The folder with what the job left.", default=...),
+    rank: int = option("--rank N", "Which node this is, from 0.", parser=whole(0), default=0),
+    attempt: int = option("--attempt N", "Which attempt this is, from 1.", default=1),
 ) -> None:
     """Complete the record of a run from what its job left.
 

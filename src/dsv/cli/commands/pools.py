@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import msgspec
-import typer
 
 from dsv.api.pools import Wanted, all_pools, load_pool, locate, report_pools, unknown
 from dsv.cli.call import Call
-from dsv.cli.declare import command
+from dsv.cli.declare import argument, command
 from dsv.cli.failure import Failure, of_error
 from dsv.cli.output import Column
 from dsv.errors import DsvError
@@ -31,7 +29,7 @@ from dsv.values.units import format_bytes
 )
 def pools(
     call: Call,
-    target: Annotated[str | None, typer.Argument(metavar="[TARGET]")] = None,
+    target: str | None = argument("[TARGET]"),
 ) -> int:
     """Show the pools that runs may go to, and what is free there.
 
@@ -48,10 +46,8 @@ def pools(
         asked = report_pools(context, call.around.environ, checked, wanted)
     by_name = {facts.pool: facts for facts in (*asked, *wrong)}
     found = [by_name[name] for name in (*all_pools(call.settings), HERE)]
-    if call.json:
-        call.results(found)
-    else:
-        _write_table(call, found, with_target=target is not None)
+    call.results(found)
+    _write_table(call, found, with_target=target is not None)
     failures = [_failure(facts.pool, facts.error) for facts in found if facts.error is not None]
     if failures:
         call.out.publish()  # they are read below the table

@@ -63,9 +63,7 @@ def pull(
 
 
 def _tell(call: Call, done: Updated) -> None:
-    if call.json:
-        call.result(done, merged=list(map(settled_json, done.merged)), conflicts=[])
-        return
+    call.result(done, merged=list(map(settled_json, done.merged)), conflicts=[])
     where = f"{done.dataset}@{done.branch}"
     if done.commit is None:
         call.line(f"{where} has no commit yet")

@@ -294,14 +294,12 @@ def show_edited(call: Call, done: Edited, *, dry_run: bool, more: Mapping[str, o
     for problem in done.skipped:
         call.warn(f"left out {problem}")
     counts = {what: done.count(what) for what in ("added", "changed", "moved", "removed")}
-    if call.json:
-        items = {"items": list(map(_item, done.paths))} if dry_run else {}
-        call.result(done, dry_run=dry_run, **counts, **items, **(more or {}))
-        return
+    items = {"items": list(map(_item, done.paths))} if dry_run and call.json else {}
+    call.result(done, dry_run=dry_run, **counts, **items, **(more or {}))
     if dry_run:
         for path in done.paths:
             old = "" if path.old is None else f"{printable(path.old)} -> "
-            call.out.line(f"{path.what:<8} {old}{printable(path.path)}")
+            call.line(f"{path.what:<8} {old}{printable(path.path)}")
     elif done.commit is not None:
         call.line(str(done.commit))
     call.say(_summary(done, counts, dry_run))

@@ -45,9 +45,7 @@ def restore(
     target = None if source is None else Target.parse(source)
     with call.context(offline=offline) as context:
         done = put_back(context, workspace_paths(context.workspace(), paths or ()), target, force=force)
-    if call.json:
-        call.result(done)
-        return
+    call.result(done)
     commit = str(done.commit)[:12]
     rev = None if target is None else target.rev
     is_named = rev is not None and not str(done.commit).startswith(rev.text)
@@ -80,9 +78,7 @@ def rollback(
     """
     with call.context(writes=True, author=author, override=override(force, message)) as context:
         done = take_back(context, Target.parse(target), message, dry_run=dry_run)
-    if call.json:
-        call.result(done)
-        return
+    call.result(done)
     where, source = f"{done.dataset}@{done.branch}", str(done.source)[:12]
     if done.commit is not None:
         call.line(str(done.commit))

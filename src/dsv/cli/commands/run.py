@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from dsv.cli.call import Call
-from dsv.cli.declare import COMMAND, command, option, text, whole
+from dsv.cli.declare import COMMAND, argument, command, option, text
 from dsv.run.spec import OPTIONS
 
 _NAMED: dict[str, Any] = {
@@ -37,36 +35,19 @@ _NAMED: dict[str, Any] = {
 )
 def run(
     call: Call,
-    target: Annotated[str | None, typer.Argument(metavar="[TARGET]")] = None,
-    on: Annotated[
-        str | None, option("--on POOL[,POOL]", "The pools to try; 'here' is this machine.", parser=text)
-    ] = None,
-    force: Annotated[bool, option("--force", "Take code of more than 200 MB.")] = False,
-    env: Annotated[
-        list[str] | None, option("-e --env K[=V]", "A variable; K alone passes your value.")
-    ] = None,
-    sweep: Annotated[
-        bool, option("--sweep", "A run for each combination of the values in -p K=V,V,…")
-    ] = False,
-    parallel: Annotated[
-        int | None,
-        option("--parallel N", "How many runs of a sweep at once (default: 1).", parser=whole(1)),
-    ] = None,
-    again: Annotated[
-        str | None, option("--again RUN", "Repeat this run, as far as that can be done.")
-    ] = None,
-    offline: Annotated[
-        bool, option("--offline", "Don't ask the store; the record is sent by a later run.")
-    ] = False,
-    json_file: Annotated[
-        str | None, option("--json-file FILE", "Write the result there: stdout and stderr are the job's.")
-    ] = None,
-    dry_run: Annotated[
-        bool, option("-n --dry-run", "Print what would be executed, and start nothing.")
-    ] = False,
-    detach: Annotated[
-        bool, option("-d --detach", "Run in the background: print the run's id and return.")
-    ] = False,
+    target: str | None = argument("[TARGET]"),
+    on: str | None = option("--on POOL[,POOL]", "The pools to try; 'here' is this machine.", parser=text),
+    force: bool = option("--force", "Take code of more than 200 MB."),
+    env: list[str] | None = option("-e --env K[=V]", "A variable; K alone passes your value."),
+    sweep: bool = option("--sweep", "A run for each combination of the values in -p K=V,V,…"),
+    parallel: int | None = option("--parallel N", "How many runs of a sweep at once (default: 1)."),
+    again: str | None = option("--again RUN", "Repeat this run, as far as that can be done."),
+    offline: bool = option("--offline", "Don't ask the store; the record is sent by a later run."),
+    json_file: str | None = option(
+        "--json-file FILE", "Write the result there: stdout and stderr are the job's."
+    ),
+    dry_run: bool = option("-n --dry-run", "Print what would be executed, and start nothing."),
+    detach: bool = option("-d --detach", "Run in the background: print the run's id and return."),
     **options: Any,
 ) -> int:
     """Run a command on a cached commit, in a container.

@@ -6,14 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from dsv.api.context import Context
 from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
-from dsv.cli.declare import command, option, whole
+from dsv.cli.declare import argument, command, option
 from dsv.cli.views.runs import write_csv, write_differences, write_one, write_table
 from dsv.errors import NotFound, Unreachable, UsageError
 from dsv.run.listing import (
@@ -31,28 +28,6 @@ from dsv.values.units import format_bytes, format_count, parse_duration
 
 SHOWN = 50
 """Runs in a table, where no limit is given; JSON has all."""
-
-
-Dataset = Annotated[str | None, option("--dataset DATASET", "Only runs on this dataset.")]
-Limit = Annotated[int | None, option("-n --limit N", "Show the first N of them.", parser=whole(1))]
-Where = Annotated[
-    list[str] | None,
-    typer.Option("--filter", metavar="'KEY OP VALUE'", help="Only runs that match; several must all match."),
-]
-Sort = Annotated[
-    str | None,
-    option("--sort KEY", "A metric's best first, else the smallest; +KEY: smallest, -KEY: largest first."),
-]
-Compare = Annotated[bool, option("--compare", "Compare these runs, or those that a filter leaves.")]
-Csv = Annotated[bool, option("--csv", "Write it as CSV, exact and with all columns.")]
-Log = Annotated[bool, option("--log", "Print the log of the run ID; of a very long one head and tail.")]
-Delete = Annotated[bool, option("--delete", "Delete the records, logs and outputs of these runs for good.")]
-OlderThan = Annotated[
-    str | None, option("--older-than DURATION", "With --delete: all that ended longer ago.")
-]
-Yes = Annotated[bool, option("--yes", "With --delete: do not ask.")]
-Force = Annotated[bool, option("--force", "With --delete: even if a run has not ended.")]
-Out = Annotated[str | None, option("--out DIR", "Copy the output of the run ID to a new folder.")]
 
 
 @command(
@@ -74,20 +49,24 @@ Out = Annotated[str | None, option("--out DIR", "Copy the output of the run ID t
 )
 def runs(
     call: Call,
-    run: Annotated[list[str] | None, typer.Argument(metavar="[ID]...")] = None,
-    dataset: Dataset = None,
-    limit: Limit = None,
-    where: Where = None,
-    sort: Sort = None,
-    reverse: Annotated[bool, option("--reverse", "Reverse the order.")] = False,
-    compare: Compare = False,
-    as_csv: Csv = False,
-    log: Log = False,
-    out: Out = None,
-    delete: Delete = False,
-    older_than: OlderThan = None,
-    yes: Yes = False,
-    force: Force = False,
+    run: list[str] | None = argument("[ID]..."),
+    dataset: str | None = option("--dataset DATASET", "Only runs on this dataset."),
+    limit: int | None = option("-n --limit N", "Show the first N of them."),
+    where: list[str] | None = option(
+        "--filter 'KEY OP VALUE'", "Only runs that match; several must all match."
+    ),
+    sort: str | None = option(
+        "--sort KEY", "A metric's best first, else the smallest; +KEY: smallest, -KEY: largest first."
+    ),
+    reverse: bool = option("--reverse", "Reverse the order."),
+    compare: bool = option("--compare", "Compare these runs, or those that a filter leaves."),
+    as_csv: bool = option("--csv", "Write it as CSV, exact and with all columns."),
+    log: bool = option("--log", "Print the log of the run ID; of a very long one head and tail."),
+    out: str | None = option("--out DIR", "Copy the output of the run ID to a new folder."),
+    delete: bool = option("--delete", "Delete the records, logs and outputs of these runs for good."),
+    older_than: str | None = option("--older-than DURATION", "With --delete: all that ended longer ago."),
+    yes: bool = option("--yes", "With --delete: do not ask."),
+    force: bool = option("--force", "With --delete: even if a run has not ended."),
 ) -> None:
     """Show, search, sort and compare the records of runs.
 

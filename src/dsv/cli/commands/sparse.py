@@ -46,9 +46,7 @@ def sparse(
         else:
             done = (sparse_add if action == "add" else sparse_remove)(context, words)
     lines = done.workspace.chosen.lines
-    if call.json:
-        call.result(done, workspace=done.workspace.root, sparse=lines is not None, only=lines or ())
-        return
+    call.result(done, workspace=done.workspace.root, sparse=lines is not None, only=lines or ())
     if action == "list":
         for line in lines or ():
             call.line(line)

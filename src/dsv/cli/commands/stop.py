@@ -9,15 +9,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import sleep
-from typing import Annotated, TypeVar
-
-import typer
+from typing import TypeVar
 
 from dsv.api.pools import engines_of
 from dsv.api.runs import Runs
 from dsv.cli.call import Call
 from dsv.cli.commands.runs import opened_runs, warn_of_cut_off
-from dsv.cli.declare import command, option
+from dsv.cli.declare import argument, command, option
 from dsv.cli.failure import of_error
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.run.active_runs import Owner, UnderWay
@@ -33,8 +31,6 @@ from dsv.values.units import format_count, parse_duration
 
 _TICK = 0.2
 
-Grace = Annotated[str | None, option("--grace DURATION", "How long the job gets to end by itself: 20s.")]
-
 
 @command(
     "stop",
@@ -46,7 +42,11 @@ Grace = Annotated[str | None, option("--grace DURATION", "How long the job gets 
     result="run stopped state exit_code",
     unused=["--cache"],
 )
-def stop(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], grace: Grace = None) -> None:
+def stop(
+    call: Call,
+    run: str = argument("RUN"),
+    grace: str | None = option("--grace DURATION", "How long the job gets to end by itself: 20s."),
+) -> None:
     """Stop a run and wait for its end.
 
     RUN is a run's id, four characters or more that only its id begins or ends with, or its --name. The job gets SIGTERM
@@ -187,10 +187,8 @@ def _tell_sweep(call: Call, before: SweepView) -> None:
 
 
 def _tell(call: Call, run: str, asked: bool, state: RunState, exit_code: int | None, text: str) -> None:
-    if call.json:
-        call.document({"run": run, "stopped": asked, "state": state, "exit_code": exit_code})
-    else:
-        call.say(text)
+    call.result(run=run, stopped=asked, state=state, exit_code=exit_code)
+    call.say(text)
 
 
 def is_in_cluster(call: Call, record: RunRecord) -> bool:
@@ -232,7 +230,7 @@ _PAUSE, _LONGEST_PAUSE = 2.0, 15.0
     result="items(run state exit_code error)",
     unused=["--cache"],
 )
-def wait(call: Call, run: Annotated[list[str], typer.Argument(metavar="RUN...")]) -> int:
+def wait(call: Call, run: list[str] = argument("RUN...")) -> int:
     """Wait until runs have ended, and exit with their exit code.
 
     RUN is a run's id, four characters or more that only its id begins or ends with, or its --name. Of several runs, the
@@ -276,11 +274,9 @@ def _ended_here(call: Call, ids: Iterable[str], away: Unreachable) -> list[RunRe
 
 
 def _write(call: Call, records: Iterable[RunRecord]) -> None:
-    if call.json:
-        call.results(records)
-    else:
-        for each in records:
-            call.line(f"{each.run} {each.exit_code}")
+    call.results(records)
+    for each in records:
+        call.line(f"{each.run} {each.exit_code}")
 
 
 def _wait_for_sweep(call: Call, text: str) -> int:
@@ -301,10 +297,10 @@ def _wait(call: Call, found: Runs, view: SweepView) -> int:
         return replace(now, members=tuple(found.settle(now.members)))
 
     view = _until(found, settled, lambda now: not _goes_on(call, found, now))
-    _write(call, (each.record for each in view.latest.values()))
     if view.not_begun:
         left = format_count(len(view.not_begun), "run")
         call.warn(f"{left} of {view.id} not begun: dsv run --again {view.id.short}")
+    _write(call, [each.record for each in view.latest.values()])
     return CANNOT_LAUNCH if view.exit_code is None else view.exit_code
 
 
@@ -336,9 +332,6 @@ def _ended(found: Runs, text: str) -> RunRecord:
     return view.record
 
 
-Follow = Annotated[bool, option("-f --follow", "Go on until the run has ended.")]
-
-
 @command(
     "logs",
     examples="""
@@ -348,7 +341,11 @@ Follow = Annotated[bool, option("-f --follow", "Go on until the run has ended.")
     """,
     unused=["--cache"],
 )
-def logs(call: Call, run: Annotated[str, typer.Argument(metavar="RUN")], follow: Follow = False) -> None:
+def logs(
+    call: Call,
+    run: str = argument("RUN"),
+    follow: bool = option("-f --follow", "Go on until the run has ended."),
+) -> None:
     """Print what a run writes, or wrote.
 
     RUN is a run's id, four characters or more that only its id begins or ends with, or its --name; a run that is under

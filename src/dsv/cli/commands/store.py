@@ -75,10 +75,8 @@ def _move(call: Call, place: str) -> int:
 
     with call.context(writes=True) as context:
         done = move_names(context, place)
-    if call.json:
-        setting, value = done.configure or (None, None)
-        call.result(done, setting=setting, value=value)
-        return 0
+    setting, value = done.configure or (None, None)
+    call.result(done, setting=setting, value=value)
     call.line(done.names)
     if done.taken_back:
         call.say("the move was undone: the names are where they were")
@@ -106,9 +104,7 @@ def _merge_indexes(call: Call) -> int:
 
     with call.context(writes=True) as context:
         done = merge_index_files(context)
-    if call.json:
-        call.result(done)
-        return 0
+    call.result(done)
     call.say(
         f"{format_count(done.merged, 'index file')} merged, {done.deleted:,} deleted; a sync needs to know "
         f"{done.files:,}"
@@ -121,12 +117,8 @@ def _rebuild(call: Call, *, dry_run: bool) -> int:
 
     with call.context(writes=not dry_run) as context:
         done = rebuild_names(context, dry_run=dry_run)
-    if call.json:
-        names, keys = "commit dataset head_of", "author branch time message"
-        call.items(
-            {**to_item(one, names, commit=one.id), **to_item(one.commit, keys)} for one in done.commits
-        )
-        return 0
+    names, keys = "commit dataset head_of", "author branch time message"
+    call.items({**to_item(one, names, commit=one.id), **to_item(one.commit, keys)} for one in done.commits)
     columns = ["commit", "dataset", "head of", "time~", "author~", "message~"]
     rows = [
         [

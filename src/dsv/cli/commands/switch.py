@@ -36,9 +36,7 @@ def switch(
     """
     with call.context(writes=True, author=author) as context:
         done = follow(context, _branch(context, branch), create=create)
-    if call.json:
-        call.result(done)
-        return
+    call.result(done)
     at = "which has no commit yet" if done.commit is None else f"at {str(done.commit)[:12]}"
     where = f"{done.dataset}@{done.branch}, {at}"
     if not done.any_change:

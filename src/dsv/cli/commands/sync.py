@@ -78,12 +78,10 @@ def sync(
         )
         done = publish(context, request)
     _warn(call, done)
-    if call.json:
-        call.result(done)
-    else:
-        if done.commit is not None:
-            call.line(str(done.commit))
-        call.say(_summary(done))
+    call.result(done)
+    if done.commit is not None:
+        call.line(str(done.commit))
+    call.say(_summary(done))
     return IntegrityError.exit_code if done.lost else 0
 
 

@@ -67,10 +67,8 @@ def tag(
     tag_name, wanted = TagName.parse(name), commit_target(f"tag {name}", target)
     with call.context(writes=True, author=author) as context:
         made = api.tag(context, tag_name, wanted, message)
-    if call.json:
-        call.results([made])
-    else:
-        call.line(f"{made.dataset}@{made.tag} is {made.commit}")
+    call.results([made])
+    call.line(f"{made.dataset}@{made.tag} is {made.commit}")
 
 
 def _delete(
@@ -79,19 +77,15 @@ def _delete(
     where = None if dataset is None else DatasetName.parse(dataset)
     with call.context(writes=True, author=author) as context:
         gone = api.delete_tag(context, where, TagName.parse(delete), message, force=force)
-    if call.json:
-        call.results([])
-    else:
-        call.line(f"tag {delete} is deleted; it was {gone.dataset}@{str(gone.commit)[:12]}")
-        call.say(f"dsv tag NEW-NAME {gone.dataset}@{gone.commit} names that commit again")
+    call.results([])
+    call.line(f"tag {delete} is deleted; it was {gone.dataset}@{str(gone.commit)[:12]}")
+    call.say(f"dsv tag NEW-NAME {gone.dataset}@{gone.commit} names that commit again")
 
 
 def _list(call: Call, dataset: str | None) -> None:
     with call.context() as context:
         found = api.tags(context, None if dataset is None else DatasetName.parse(dataset))
-    if call.json:
-        call.results(found)
-        return
+    call.results(found)
     columns = ["tag", "commit", "tagged~", "by~", "message~"]
     rows = [
         [item.tag, str(item.commit)[:12], local_time(item.time_ms), item.author, item.message]

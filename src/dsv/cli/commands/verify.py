@@ -78,12 +78,10 @@ def verify(
     with call.context(writes=True) as context:
         done = verify_store(context, request)
     oldest = None if not done.oldest else rfc3339(done.oldest * 1000)
-    if call.json:
-        call.items(_items(done), _head(call, done, oldest))
-    else:
-        _show(call, done)
-        if done.oldest is not None:
-            call.line(f"oldest unverified: {oldest or 'some packs were never read'}")
+    call.items(_items(done), _head(call, done, oldest))
+    _show(call, done)
+    if done.oldest is not None:
+        call.line(f"oldest unverified: {oldest or 'some packs were never read'}")
     if not done.is_whole:
         return IntegrityError.exit_code
     return Unreachable.exit_code if done.unasked else 0

@@ -6,15 +6,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from dsv.api.hold_while import HeldData, Watched, environment_of, hold_while
 from dsv.cache.hold import PROGRAM
 from dsv.cli.call import Call
 from dsv.cli.commands.cache import item_of
-from dsv.cli.declare import COMMAND, command, option, whole
+from dsv.cli.declare import COMMAND, argument, command, option
 from dsv.cli.launch import launching
 from dsv.cli.options.arguments import Offline
 from dsv.cli.output import document, to_json
@@ -34,20 +31,13 @@ from dsv.values.names import Target, parse_data
 )
 def with_(
     call: Call,
-    target: Annotated[str, typer.Argument(metavar="TARGET")],
-    data: Annotated[
-        list[str] | None,
-        option("--data NAME=TARGET", "Further data, in $DSV_DATA_NAME."),
-    ] = None,
-    jobs: Annotated[
-        int | None,
-        option("-j --jobs N", "Processes that fill the cache.", parser=whole(1)),
-    ] = None,
+    target: str = argument("TARGET"),
+    data: list[str] | None = option("--data NAME=TARGET", "Further data, in $DSV_DATA_NAME."),
+    jobs: int | None = option("-j --jobs N", "Processes that fill the cache."),
     offline: Offline = False,
-    json_file: Annotated[
-        str | None,
-        option("--json-file FILE", "Write there what 'dsv cache --json' says of the data."),
-    ] = None,
+    json_file: str | None = option(
+        "--json-file FILE", "Write there what 'dsv cache --json' says of the data."
+    ),
 ) -> int:
     """Run a command while its data is held in the cache.
 

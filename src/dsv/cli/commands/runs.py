@@ -77,12 +77,6 @@ def runs(
     """
     ids, of_dataset = run or [], None if dataset is None else DatasetName.parse(dataset)
     if delete or older_than is not None or yes or force:
-        others = call.typed() - {"run", "dataset", "delete", "older_than", "yes", "force"}
-        if not delete or others or bool(run) == (older_than is not None):
-            raise UsageError(
-                "--delete takes ids or --older-than, with --dataset, --yes and --force alone",
-                hint="dsv runs --delete ID, or dsv runs --delete --older-than 1y",
-            )
         _delete(call, ids, of_dataset, older_than, yes, force)
         return
     query = Query(tuple(Filter.parse(text) for text in where or ()), sort, reverse, limit)
@@ -190,6 +184,13 @@ def _write(call: Call, views: list[RunView], query: Query, sweep: SweepView | No
 def _delete(
     call: Call, ids: list[str], dataset: DatasetName | None, age: str | None, yes: bool, force: bool
 ) -> None:
+    typed = call.typed()
+    others = typed - {"run", "dataset", "delete", "older_than", "yes", "force"}
+    if "delete" not in typed or others or bool(ids) == (age is not None):
+        raise UsageError(
+            "--delete takes ids or --older-than, with --dataset, --yes and --force alone",
+            hint="dsv runs --delete ID, or dsv runs --delete --older-than 1y",
+        )
     with opened_runs(call) as found:
         chosen = found.stored(ids, dataset) if age is None else found.older_than(parse_duration(age), dataset)
         if chosen:

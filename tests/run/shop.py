@@ -15,12 +15,13 @@ from dsv.run.active_runs import RunRecords
 from dsv.run.dirs import RunPlace
 from dsv.run.engines.attach import Signals
 from dsv.run.engines.base import Plan
+from dsv.run.listing import RunView
 from dsv.run.node_order import NO_ACCESS, StoreAccess
 from dsv.run.record import RunId, RunOutput, RunRecord
 from dsv.run.record_store import SPOOLS, RunStore, Spool
 from dsv.run.spec import Again, JobSpec, again
 from dsv.run.staged import Staged
-from dsv.run.supervisor import RunResult, dry_run, run
+from dsv.run.supervisor import dry_run, run
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId, StoreId
@@ -151,7 +152,7 @@ class Shop:
     def request(self, *command: str, target: str = "team/scans@v1", **more: Any) -> JobSpec:
         return JobSpec(target=Target.parse(target), command=command, **more)
 
-    def run(self, *command: str, offline: bool = False, **more: Any) -> RunResult:
+    def run(self, *command: str, offline: bool = False, **more: Any) -> RunView:
         return self.launch(self.request(*command, **more), offline=offline)
 
     def launch(
@@ -161,7 +162,7 @@ class Shop:
         offline: bool = False,
         signals: Signals | None = None,
         grace: float = 20.0,
-    ) -> RunResult:
+    ) -> RunView:
         records = RunRecords(self.place.state, STORE, None if offline else self.runs)
         with self.output() as (stdout, stderr):
             return run(

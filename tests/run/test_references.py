@@ -20,14 +20,15 @@ from dsv.run.engines.base import Handle, JobStatus, Plan
 from dsv.run.engines.output import Output
 from dsv.run.engines.process import Process
 from dsv.run.engines.reaper import processes_of
+from dsv.run.listing import RunView
 from dsv.run.record import START, JobRef, RunId, RunOutput, RunRecord, RunState
 from dsv.run.record_store import Spool
-from dsv.run.supervisor import RunResult, run
+from dsv.run.supervisor import run
 from tests.run.shop import SCANS, STORE, Folders, Shop
 from tests.waiting import until
 
 
-def start(shop: Shop, *command: str, **more: Any) -> RunResult:
+def start(shop: Shop, *command: str, **more: Any) -> RunView:
     records = RunRecords(shop.place.state, STORE, shop.runs)
     return run(shop.request(*command, **more), place=shop.place, staging=shop.data, records=records)
 

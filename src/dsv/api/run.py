@@ -36,7 +36,7 @@ from dsv.run.record_store import RunStore
 from dsv.run.resources import PassedOver
 from dsv.run.spec import JobSpec
 from dsv.run.staged import Staged
-from dsv.run.supervisor import Announce, RunResult, Turns
+from dsv.run.supervisor import Announce, Turns
 from dsv.run.sweep import Started, SweepDriver, SweepPlan, SweepView
 from dsv.store.base import Store
 from dsv.store.options import StoreOptions, read_certificates
@@ -144,7 +144,7 @@ def run(
     announce: Announce | None = None,
     placing: Placing | None = None,
     force: bool = False,
-) -> RunResult:
+) -> RunView:
     """Stage the data in this cache, run the job, and keep its record. Wait for all of it.
 
     Raises what `supervisor.run` raises.

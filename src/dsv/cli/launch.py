@@ -29,7 +29,6 @@ from dsv.run.parameters import SweepSeat, combination, names_sweep, parse_axes, 
 from dsv.run.pools import Prefer
 from dsv.run.record import RunId
 from dsv.run.spec import OPTIONS, JobSpec, again, asked, parse_env, parse_options
-from dsv.run.supervisor import RunResult
 from dsv.run.sweep import SweepDriver, SweepPlan, as_member, continued_sweep, driving, new_sweep, sweep_folder
 from dsv.values.json import Json
 from dsv.values.names import HERE, Target
@@ -170,7 +169,7 @@ def launch(call: Call, typed: Typed) -> int:
     return 0 if result is None else _tell(call, result, file)
 
 
-def _launch(call: Call, typed: Typed) -> RunResult | None:
+def _launch(call: Call, typed: Typed) -> RunView | None:
     """Return None if it was only shown."""
     with call.context(writes=True) as context:
         place = _place(call)
@@ -221,12 +220,11 @@ def _check(call: Call, typed: Typed) -> None:
         raise UsageError("a repeated run has its target already", hint=f"dsv run --again {typed.again}")
 
 
-def _tell(call: Call, result: RunResult, file: FileIO | None) -> int:
+def _tell(call: Call, result: RunView, file: FileIO | None) -> int:
     record = result.record
     if result.error is not None:
         call.complain(of_error(result.error))
-    seconds = RunView(record, sent=True).took_seconds
-    took = "" if seconds is None else f" after {format_duration(seconds)}"
+    took = "" if result.took_seconds is None else f" after {format_duration(result.took_seconds)}"
     reason = None if result.error is not None else record.error or cause_text(record)
     why = "" if reason is None else f": {reason}"
     call.say(f"run {record.run} ended with exit code {result.exit_code}{took}{why}; output in {result.out}")
@@ -241,7 +239,7 @@ def _tell(call: Call, result: RunResult, file: FileIO | None) -> int:
     return result.exit_code
 
 
-def _document(result: RunResult) -> dict[str, object]:
+def _document(result: RunView) -> dict[str, object]:
     names = (
         "run", "dataset", "commit", "engine", "exit_code", "cache_hit", "stage_seconds", "params", "metrics"
     )  # fmt: skip

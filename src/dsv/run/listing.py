@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from dsv.errors import DsvError, NotFound, UsageError
+from dsv.errors import DsvError, LaunchError, NotFound, UsageError
 from dsv.run.active_runs import UnderWay, under_way
 from dsv.run.record import RunId, RunPart, RunRecord
 from dsv.run.record_store import SPOOLS, RunStore, Spool, SpooledPart, StoredRun
@@ -52,6 +52,20 @@ class RunView:
     record: RunRecord
     sent: bool
     """All that is known of it is in the store."""
+    error: LaunchError | None = None
+    """The reason why this dsv could not launch it, ended it, or lost track of it."""
+    problem: DsvError | None = None
+    """The reason why this dsv could not send its record; the next run sends it."""
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a run that has ended."""
+        assert self.record.exit_code is not None  # it has ended
+        return self.record.exit_code
+
+    @property
+    def out(self) -> Path:
+        return Path(self.record.out)
 
     @property
     def took_seconds(self) -> float | None:

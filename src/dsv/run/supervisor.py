@@ -36,6 +36,7 @@ from dsv.run.engines.base import CANNOT_LAUNCH, NO_OPTIONS, Ended, Engine, Plan,
 from dsv.run.engines.machine import GpuWatch, choose_gpus, with_free_gpus
 from dsv.run.engines.output import KeptLog, LiveLog, LogKeeper, Output
 from dsv.run.engines.reaper import GRACE
+from dsv.run.listing import RunView
 from dsv.run.node_order import NO_ACCESS
 from dsv.run.plan import Launch, code_of, masker_of, output_of
 from dsv.run.pools import GaveUp, Patience, no_pool
@@ -77,26 +78,6 @@ class Turns:
     The last value that it returns is why the job can't begin there at once, if that is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """A run that has ended."""
-
-    record: RunRecord
-    engine: Engine
-    """The engine that had its job."""
-    out: Path
-    error: LaunchError | None
-    """The reason why dsv could not launch it, ended it, or lost track of it."""
-    problem: DsvError | None = None
-    """The reason why the record isn't in the store yet; the next run sends it."""
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code for dsv."""
-        assert self.record.exit_code is not None  # it has ended
-        return self.record.exit_code
-
-
 def run(
     spec: JobSpec,
     *,
@@ -110,8 +91,8 @@ def run(
     grace: float = GRACE,
     announce: Announce | None = None,
     turns: Turns | None = None,
-) -> RunResult:
-    """Run it and wait for it. Its output goes to these descriptors, None for nowhere.
+) -> RunView:
+    """Run it and wait for it; return it as it ended. Its output goes to these descriptors, None for nowhere.
 
     Raises `LaunchError` for what kept it from being started, but `UsageError`, `Interrupted` and `Terminated` as they
     are.
@@ -136,19 +117,10 @@ def run(
             live = stack.enter_context(_announced(decided, records, announce))
         terminals = tuple(each for each in (0, 1, 2) if signals is not None and os.isatty(each))
         supervisor = _Supervisor(records, signals, progress, grace, (stdout, stderr), live, terminals)
-        if turns is None:
-            done = supervisor.run_at(decided, staging, Patience())
-            assert not isinstance(done, GaveUp)  # there is no other pool
-        else:
-            done = supervisor.run_in_turn(decided, turns)
-        if done.problem is None:
-            done = replace(done, problem=records.send())
-            whole = records.is_in_store(done.problem) and done.record.state.is_terminal
-            if whole and done.record.job is not None:
-                done.engine.forget(done.record.job)
-        lost = done.record.end is EndCause.LOST_SIGHT
-        if lost and (known := records.told_by_others(done.record)) is not None:
-            done = replace(done, record=known, error=None)  # the job was seen to end where it ran
+        if turns is not None:
+            return supervisor.run_in_turn(decided, turns)
+        done = supervisor.run_at(decided, staging, Patience())
+        assert not isinstance(done, GaveUp)  # there is no other pool
         return done
 
 
@@ -166,8 +138,8 @@ class _Supervisor:
     terminals: tuple[int, ...]
     """The descriptors of this process that are terminals, which can't be found out once they are gone."""
 
-    def run_at(self, decided: Launch, staging: Staging, patience: Patience) -> RunResult | GaveUp:
-        """Stage the data and run the job, until its record is kept. The leases end with that."""
+    def run_at(self, decided: Launch, staging: Staging, patience: Patience) -> RunView | GaveUp:
+        """Stage the data and run the job, until its record is kept, with which the leases end; then send that."""
         records = self.records
         signals = self.signals or Signals()
         with ExitStack() as leases:
@@ -192,10 +164,22 @@ class _Supervisor:
                         records.finish(record, data)
                     except NoRoom as error:  # that changes nothing about how the job ended
                         problem = error
-                engine = launch.chosen.engine
-                return RunResult(record, engine, launch.out, _error_of(launch, ended), problem)
+        return self._sent(RunView(record, False, _error_of(launch, ended), problem), launch.chosen.engine)
 
-    def run_in_turn(self, decided: Launch, turns: Turns) -> RunResult:
+    def _sent(self, done: RunView, engine: Engine) -> RunView:
+        """Send the record, if it is kept, and let the engine forget the job once it is in the store."""
+        record = done.record
+        if done.problem is None:
+            problem = self.records.send()
+            done = replace(done, sent=self.records.is_in_store(problem), problem=problem)
+            if done.sent and record.state.is_terminal and record.job is not None:
+                engine.forget(record.job)
+        known = self.records.told_by_others(record) if record.end is EndCause.LOST_SIGHT else None
+        return (
+            done if known is None else replace(done, record=known, error=None)
+        )  # its end was seen where it ran
+
+    def run_in_turn(self, decided: Launch, turns: Turns) -> RunView:
         """Run at one pool after the other, until it begins.
 
         Before the job goes to another engine, the former one has taken it back. If this process is killed in between,
@@ -210,7 +194,7 @@ class _Supervisor:
                 if records.under_way:
                     records.announce(replace(now.record(now.plan(), now_ms()), state=RunState.QUEUED))
                 entered = turns.enter(pool, seconds, passed)
-                done: RunResult | GaveUp
+                done: RunView | GaveUp
                 if isinstance(entered, GaveUp):
                     done = entered
                 else:

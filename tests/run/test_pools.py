@@ -21,7 +21,7 @@ from dsv.run.pools import (
     is_taken_back,
 )
 from dsv.run.record import RunState
-from dsv.run.resources import Capacity, GpuCount, NodeRoom, PassedOver, Resources
+from dsv.run.resources import Capacity, GpuCount, NodeRoom, PassedOver, Resources, fit
 from tests.waiting import PATIENCE
 
 WANTED = Resources(gpus=8)
@@ -30,7 +30,7 @@ _OTHER = "it can begin as well, and doesn't have the data cached"
 
 def facts(pool: str, free: int = 8, total: int = 8, **more: object) -> PoolFacts:
     capacity = Capacity((NodeRoom("n", (GpuCount("A100", free, total),)),))
-    return PoolFacts(pool=pool, capacity=capacity, wanted=WANTED, **more)  # type: ignore[arg-type]
+    return PoolFacts(pool=pool, capacity=fit(WANTED, capacity), **more)  # type: ignore[arg-type]
 
 
 FREE, CACHED = facts("free"), facts("cached", cached=True)

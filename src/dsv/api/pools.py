@@ -28,7 +28,7 @@ from dsv.run.pools import (
     choose_pool,
     waited,
 )
-from dsv.run.resources import PassedOver, Pool, Resources, check_resources
+from dsv.run.resources import PassedOver, Pool, Resources, check_resources, fit
 from dsv.run.spec import POOL_OPTIONS, JobSpec, on_pool
 from dsv.values.names import HERE, Target
 from dsv.values.units import format_bytes, format_duration
@@ -193,9 +193,8 @@ def _report(context: Context, environ: Mapping[str, str], pool: Pool, wanted: Wa
     return PoolFacts(
         pool=pool.name,
         engine=engine.name,
-        wanted=asked,
         refused=refused,
-        capacity=answer,
+        capacity=fit(asked, answer),
         cached=there if wanted.data else None,
         no_room=no_room,
         cache=pool.cache or (None if folder is None else str(folder)),

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 from dsv.errors import DsvError, LaunchError, Unreachable
 from dsv.run.engines.base import Ended, Engine, JobStatus
 from dsv.run.record import EndCause, JobRef, RunState
-from dsv.run.resources import Capacity, GpuCount, PassedOver, Resources, fit
+from dsv.run.resources import Capacity, GpuCount, PassedOver
 from dsv.values.units import format_duration
 
 
@@ -35,9 +35,7 @@ class PoolFacts:
     refused: str | None = None
     """The reason why its engine can't run the job at all."""
     capacity: Capacity | None = None
-    """None without an answer."""
-    wanted: Resources = field(default_factory=Resources)
-    """The resources that the job requests there."""
+    """As `fit` returns it for the job; None without an answer."""
     cached: bool | None = None
     """Its cache has the data; None if that is unknown."""
     no_room: str | None = None
@@ -82,14 +80,14 @@ class PoolFacts:
             return f"unreachable: {self.error.message}"
         if self.no_room is not None and self.refused is None:
             return f"no room in its cache: {self.no_room}"
-        return self.refused or (None if self.capacity is None else fit(self.wanted, self.capacity).never)
+        return self.refused or (None if self.capacity is None else self.capacity.never)
 
     @property
     def not_now(self) -> str | None:
         """The reason why the job can't begin there now. None if it can."""
         if self.error is not None:
             return f"unreachable: {self.error.message}"
-        return None if self.capacity is None else fit(self.wanted, self.capacity).not_now
+        return None if self.capacity is None else self.capacity.not_now
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any, Final
 
 from dsv.errors import UsageError
@@ -184,7 +185,7 @@ def check_resources(wanted: Resources) -> None:
         raise UsageError("no machine has GPUs and TPUs", subject=wanted.tpu, hint="leave out --gpus")
     if wanted.tpu is None or wanted.tpu_topology is None:
         return
-    chips, product = tpu_chips(wanted.tpu), _product(wanted.tpu_topology)
+    chips, product = tpu_chips(wanted.tpu), prod(map(int, wanted.tpu_topology.split("x")))
     if product != chips:
         raise UsageError(
             f"the topology {wanted.tpu_topology} has {product} chips, and {wanted.tpu} has {chips}",
@@ -215,13 +216,6 @@ def _whole(text: str, what: str, least: int, most: int, hint: str) -> int:
     if not re.fullmatch(r"[0-9]{1,6}", text, re.ASCII) or not least <= int(text) <= most:
         raise UsageError(f"{text!r} is not a {what} ({least} to {most:,})", subject=text, hint=hint)
     return int(text)
-
-
-def _product(topology: str) -> int:
-    result = 1
-    for side in topology.split("x"):
-        result *= int(side)
-    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,29 +271,18 @@ def counted(counts: Iterable[GpuCount]) -> tuple[GpuCount, ...]:
     return tuple(GpuCount(kind, free[kind], total[kind]) for kind in total)
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """The answer whether a job can begin. Both fields are None if it can."""
-
-    never: str | None = None
-    """The reason why it never can."""
-    not_now: str | None = None
-    """The reason why it can't now."""
-
-
-def fit(wanted: Resources, capacity: Capacity) -> Fit:
-    """Compare what a job asks for with what is free."""
+def fit(wanted: Resources, capacity: Capacity) -> Capacity:
+    """Compare what a job asks for with what is free. Return the capacity with the reason why the job can never begin,
+    or can't now."""
     if capacity.never is not None:
-        return Fit(never=capacity.never)
+        return capacity
     able = [node for node in capacity.nodes if _has(wanted, node, free=False)]
     if len(able) < wanted.nodes and not capacity.grows:
-        return Fit(never=_lack(wanted, len(able)))
-    if capacity.not_now is not None:
-        return Fit(not_now=capacity.not_now)
+        return replace(capacity, never=_lack(wanted, len(able)))
     ready = [node for node in able if _has(wanted, node, free=True)]
-    if len(ready) < wanted.nodes:
-        return Fit(not_now=_busy(wanted, capacity, len(ready)))
-    return Fit()
+    if capacity.not_now is None and len(ready) < wanted.nodes:
+        return replace(capacity, not_now=_busy(wanted, capacity, len(ready)))
+    return capacity
 
 
 def _has(wanted: Resources, node: NodeRoom, *, free: bool) -> bool:

@@ -19,9 +19,9 @@ from dsv.run.engines.containers.engine import ContainerEngine
 from dsv.run.engines.output import Output
 from dsv.run.record import EndCause, RunState
 from tests.engines.conformance import EngineConformance
-from tests.engines.durable import READY_THEN_WAIT, in_another_process
+from tests.engines.durable import READY_THEN_WAIT
 from tests.engines.harness import Bench, Running
-from tests.waiting import PATIENCE, until
+from tests.waiting import until
 
 
 class ContainerConformance(EngineConformance):
@@ -219,27 +219,6 @@ class ContainerConformance(EngineConformance):
         with os.fdopen(reader, "rb") as file:
             assert file.read() == b"".join(b"out %d\n" % number for number in range(1, 301)) + b"end"
         assert self.call(bench, "ps", "--all", "--quiet", "--filter", f"label=dsv.run={job.run}") == ""
-
-    def test_another_process_attaches_to_a_job_that_runs(self, bench: Bench) -> None:
-        """It gets the output from its first byte, and the exit code."""
-        out, env = self.out(bench)
-        script = 'echo first; echo ready > "$OUT/ready"; until [ -e "$OUT/go" ]; do sleep 0.1; done; echo last; exit 9'
-        with in_another_process(
-            bench, bench.plan(bench.shell(script, mounts=(out,), env=env)), "attached"
-        ) as one:
-            self.ready(out)
-            ref = self.written_down(bench)
-            reader, writer = os.pipe()
-            over = threading.Event()
-            output = Output(writer, None)
-            handle = self.another(bench).attach(ref, output, over.set)
-            (out.source / "go").touch()
-            assert over.wait(PATIENCE) and output.settled(PATIENCE)
-            os.close(writer)
-            with os.fdopen(reader, "rb") as file:
-                assert file.read() == b"first\nlast\n"
-            assert one.wait(PATIENCE) == 9
-        assert handle.ended is not None and handle.ended.exit_code in (0, 9)
 
     def test_a_job_that_is_over_tells_its_exit_code(self, bench: Bench) -> None:
         """To whoever asks, if the process that would have removed it is gone."""

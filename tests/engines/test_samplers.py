@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from dsv.run.engines.machine import Cgroup, GpuWatch, Machine, UsageSampler, session_memory
+from dsv.run.engines.machine import GpuWatch, Machine, UsageSampler, control_group, session_memory
 from dsv.run.record import GpuUse
 from tests.waiting import until
 
@@ -42,7 +42,7 @@ def test_control_groups(tmp_path: Path, lines: str, files: dict[str, str]) -> No
     _tree(tmp_path / "fs", files)
     _tree(tmp_path / "proc", {"77/cgroup": lines})
     pids = iter([None, None, 77])
-    sampler = UsageSampler(Cgroup(lambda: next(pids), tmp_path / "fs", tmp_path / "proc").read)
+    sampler = UsageSampler(control_group(lambda: next(pids), tmp_path / "fs", tmp_path / "proc"))
     sampler.start()
     until(lambda: sampler.cpu_seconds is not None, "a sample")
     sampler.stop()
@@ -52,7 +52,7 @@ def test_control_groups(tmp_path: Path, lines: str, files: dict[str, str]) -> No
 def test_a_group_that_is_the_whole_machine_tells_nothing(tmp_path: Path) -> None:
     _tree(tmp_path / "fs", {"memory.stat": "anon 1000\n", "cpu.stat": "usage_usec 5\n"})
     _tree(tmp_path / "proc", {"77/cgroup": "0::/\n"})
-    sampler = UsageSampler(Cgroup(lambda: 77, tmp_path / "fs", tmp_path / "proc").read)
+    sampler = UsageSampler(control_group(lambda: 77, tmp_path / "fs", tmp_path / "proc"))
     sampler.start()
     sampler.stop()
     assert (sampler.peak_memory_bytes, sampler.cpu_seconds) == (None, None)
@@ -61,7 +61,7 @@ def test_a_group_that_is_the_whole_machine_tells_nothing(tmp_path: Path) -> None
 def test_a_group_that_is_the_callers_own_tells_nothing(tmp_path: Path) -> None:
     _tree(tmp_path / "fs", {"user.slice/memory.stat": "anon 1000\n", "user.slice/cpu.stat": "usage_usec 5\n"})
     _tree(tmp_path / "proc", {"77/cgroup": "0::/user.slice\n", "self/cgroup": "0::/user.slice\n"})
-    sampler = UsageSampler(Cgroup(lambda: 77, tmp_path / "fs", tmp_path / "proc").read)
+    sampler = UsageSampler(control_group(lambda: 77, tmp_path / "fs", tmp_path / "proc"))
     sampler.start()
     sampler.stop()
     assert (sampler.peak_memory_bytes, sampler.cpu_seconds) == (None, None)

@@ -396,15 +396,13 @@ class Engine(ABC):
 
     @abstractmethod
     def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
-        """Let the job begin if it hasn't, and stay with it. Its output from the beginning goes to `output`.
+        """Let a job begin that this object has just submitted, and stay with it. Its output goes to `output`.
 
         on_end: called once, by another thread, at the end. A command that can't be started is an ended job. Raise
-        `LaunchError` if the job can't be attached to from here: a plain process can't from any process but the one
-        that submitted it.
+        `LaunchError` if the engine does not let it begin.
 
-        A cluster releases the job, then follows its log and asks for its state until that is terminal, all by the
-        reference: any machine that reaches the cluster may attach, several may at once, and one that goes away
-        changes nothing. `signal` and `kill` are requests to the cluster.
+        A cluster releases the job, then follows its log and asks for its state until that is terminal. `signal` and
+        `kill` are requests to the cluster. A process that goes away changes nothing.
         """
 
     @abstractmethod

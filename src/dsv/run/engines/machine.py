@@ -325,48 +325,46 @@ def _session_of(process: Path) -> str | None:
     return None
 
 
-class Cgroup:
-    """The control group of a container, in version 1 or 2. `find_pid` returns the container's first process; None until
-    it has started."""
+def control_group(
+    find_pid: Callable[[], int | None], root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
+) -> Callable[[], Sample | None]:
+    """Return a function that reads the control group of a container, in version 1 or 2.
 
-    def __init__(
-        self,
-        find_pid: Callable[[], int | None],
-        root: Path = Path("/sys/fs/cgroup"),
-        proc: Path = Path("/proc"),
-    ) -> None:
-        self._find_pid = find_pid
-        self._root = root
-        self._proc = proc
-        self._folders: list[Path] | None = None
+    find_pid: returns the container's first process; None until it has started
+    """
+    folders: list[Path] | None = None
 
-    def read(self) -> Sample | None:
-        if self._folders is None:
-            pid = self._find_pid()
+    def read() -> Sample | None:
+        nonlocal folders
+        if folders is None:
+            pid = find_pid()
             if pid is None:
                 return None
-            self._folders = self._find_folders(pid)
-        memory = (found for each in self._folders if (found := _memory_of(each)) is not None)
-        seconds = (used for each in self._folders if (used := _cpu_of(each)) is not None)
+            folders = _group_folders(_lines(proc / str(pid)), _lines(proc / "self"), root)
+        memory = (found for each in folders if (found := _memory_of(each)) is not None)
+        seconds = (used for each in folders if (used := _cpu_of(each)) is not None)
         return next(memory, None), next(seconds, None)
 
-    def _find_folders(self, pid: int) -> list[Path]:
-        """Return the folders that may hold the figures, the best first."""
-        own = self._lines("self")
-        found: list[Path] = []
-        for line in self._lines(str(pid)):
-            _, controllers, path = line.split(":", 2)
-            # A rootless engine that can't create groups leaves the container in the caller's, and the root group has
-            # the figures of the whole machine.
-            if line not in own and (below := path.strip("/")):
-                found += [self._root / each / below for each in (controllers, *controllers.split(","))]
-        return found
+    return read
 
-    def _lines(self, process: str) -> list[str]:
-        try:
-            return (self._proc / process / "cgroup").read_text().splitlines()
-        except OSError:
-            return []
+
+def _group_folders(lines: list[str], own: list[str], root: Path) -> list[Path]:
+    """Return the folders that may hold the figures, the best first."""
+    found: list[Path] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        # A rootless engine that can't create groups leaves the container in the caller's, and the root group has the
+        # figures of the whole machine.
+        if line not in own and (below := path.strip("/")):
+            found += [root / each / below for each in (controllers, *controllers.split(","))]
+    return found
+
+
+def _lines(process: Path) -> list[str]:
+    try:
+        return (process / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
 
 
 def _memory_of(folder: Path) -> int | None:

@@ -137,13 +137,7 @@ class Process(LocalEngine):
         return ref
 
     def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
-        held = self._held.pop(ref, None)
-        if held is None:
-            raise LaunchError(
-                f"the output of run {ref.run} goes to the process that started it",
-                subject=ref.run,
-                hint=f"dsv logs {ref.run}",
-            )
+        held = self._held.pop(ref)
         return _ProcessRun(held, {**self.environ, **held.plan.env}, output, on_end)
 
     def status(self, ref: JobRef) -> JobStatus | None:

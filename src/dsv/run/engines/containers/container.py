@@ -32,7 +32,7 @@ from dsv.run.engines.base import (
     Plan,
     PrivateFile,
 )
-from dsv.run.engines.machine import Cgroup, UsageSampler
+from dsv.run.engines.machine import UsageSampler, control_group
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import Guard
 from dsv.run.record import EndCause, JobRef, RunState, Usage
@@ -281,7 +281,7 @@ _CODES = (
 
 
 class ContainerRun(FollowedJob):
-    """A container, which it starts if `begin` is set."""
+    """A container, which it starts."""
 
     def __init__(
         self,
@@ -290,8 +290,6 @@ class ContainerRun(FollowedJob):
         guard: Guard,
         output: Output,
         on_end: Callable[[], None],
-        *,
-        begin: bool,
     ) -> None:
         super().__init__("dsv-container", on_end)
         self._engine = engine
@@ -301,11 +299,11 @@ class ContainerRun(FollowedJob):
         self._told_to_end = False
         self._program: subprocess.Popen[bytes] | None = None
         try:
-            self._open("start", *engine.start_options) if begin else self._open("logs", "--follow")
+            self._open("start", *engine.start_options)
         except LaunchError:
             guard.abandon()
             raise
-        self._sampler = UsageSampler(Cgroup(self._pid).read)
+        self._sampler = UsageSampler(control_group(self._pid))
         self._thread.start()
 
     def _send(self, number: int) -> bool:

@@ -156,13 +156,7 @@ class ContainerEngine(ContainerProgram):
         return ref
 
     def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
-        guard = self._guards.pop(ref, None)
-        status = JobStatus(RunState.SUBMITTED) if guard is not None else self.status(ref)
-        if status is None or status.state is RunState.CUT_OFF:
-            raise LaunchError(f"{self.name} has no container {ref.id[:12]}", subject=ref.run)
-        if guard is None:
-            guard = Guard(ref.run, self.environ, container=self.name)
-        return ContainerRun(self, ref, guard, output, on_end, begin=status.state is RunState.SUBMITTED)
+        return ContainerRun(self, ref, self._guards.pop(ref), output, on_end)
 
     def status(self, ref: JobRef) -> JobStatus | None:
         if not is_id(ref.id):

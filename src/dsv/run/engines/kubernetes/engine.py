@@ -187,20 +187,15 @@ class Kubernetes(Engine):
         return JobRef(self.name, plan.run, plan.where, made.id)
 
     def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
-        job = self._find(ref)
-        if job is None:
-            raise LaunchError(f"{ref.id} is no job of this cluster", subject=ref.run)
+        job = KubernetesJob.of_id(self._api, ref.id)
+        assert job is not None  # `submit` made the reference
         with as_launch_error():
             try:
-                facts = job.look()
-                if facts is not None and facts.suspended and facts.queue is None:
-                    queue = self._options.queue  # which resumes it
-                    labelled: Manifest = {"metadata": {"labels": {QUEUE_LABEL: queue}}}
-                    self._api.patch(job.path, labelled if queue else {"spec": {"suspend": False}})
+                queue = self._options.queue  # which resumes it
+                labelled: Manifest = {"metadata": {"labels": {QUEUE_LABEL: queue}}}
+                job.raw = self._api.patch(job.path, labelled if queue else {"spec": {"suspend": False}})
             except Refusal as refusal:
                 raise refusal.as_error("the cluster does not let the job begin", ref.run) from refusal
-        if facts is None:
-            raise LaunchError(job.missing(True), subject=ref.run)
         return KubernetesRun(
             job,
             output,

@@ -31,7 +31,7 @@ _PATIENT: Final = 60.0
 
 
 class KubernetesRun(FollowedJob):
-    """Several processes may follow a job, on any machine that reaches the cluster."""
+    """A Job, followed by its pods and their logs."""
 
     sent_again: ClassVar[frozenset[int]] = frozenset((*ENDING, *TELLING))
 

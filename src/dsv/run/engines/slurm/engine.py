@@ -212,9 +212,7 @@ class Slurm(Engine):
         )
 
     def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
-        number = self._number(ref)
-        if not number:
-            raise LaunchError(f"{ref.id} is no job of this cluster", subject=ref.run)
+        number = job_id(ref)
         job, answer = self._program.find(number, fresh=0)
         if job is not None and job.run_state is RunState.SUBMITTED and job.lives:
             answer = self._program.call("scontrol", "release", number)
@@ -351,7 +349,7 @@ _CUT: Final = b"\n[dsv: the disk of the job's folder is full; what it wrote last
 
 
 class SlurmRun(FollowedJob):
-    """Several may look on at one job, from any machine that sees its folder."""
+    """A job, followed by the files in its folder and by what Slurm says of it."""
 
     def __init__(
         self, program: SlurmProgram, ref: JobRef, output: Output, on_end: Callable[[], None]

@@ -91,22 +91,25 @@ parse_tpu = _matching(_TPU, "a TPU slice, such as v5e-8")
 parse_topology = _matching(_TOPOLOGY, "a topology of a TPU slice, such as 2x4")
 
 
+def _whole(what: str, least: int, most: int, hint: str) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,6}", text, re.ASCII) or not least <= int(text) <= most:
+            raise UsageError(f"{text!r} is not a {what} ({least} to {most:,})", subject=text, hint=hint)
+        return int(text)
+
+    return parse
+
+
+parse_nodes = _whole("number of nodes", 1, MAX_NODES, "--nodes 2")
+parse_retries = _whole("number of retries", 0, MAX_RETRIES, "--retries 2")
+
+
 def parse_cpus(text: str) -> float:
     """Raise `UsageError`."""
     value = float(text) if _CPUS.fullmatch(text) else 0.0
     if value <= 0:
         raise UsageError(f"{text!r} is not a number of CPUs", subject=text, hint="--cpus 4, or --cpus 1.5")
     return value
-
-
-def parse_nodes(text: str | int) -> int:
-    """Raise `UsageError`."""
-    return _whole(str(text), "number of nodes", 1, MAX_NODES, "--nodes 2")
-
-
-def parse_retries(text: str | int) -> int:
-    """Raise `UsageError`."""
-    return _whole(str(text), "number of retries", 0, MAX_RETRIES, "--retries 2")
 
 
 def parse_memory(text: str) -> int:
@@ -210,12 +213,6 @@ def is_type(model: str, wanted: str) -> bool:
 
 def _words(text: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", text.lower())
-
-
-def _whole(text: str, what: str, least: int, most: int, hint: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,6}", text, re.ASCII) or not least <= int(text) <= most:
-        raise UsageError(f"{text!r} is not a {what} ({least} to {most:,})", subject=text, hint=hint)
-    return int(text)
 
 
 @dataclass(frozen=True, slots=True)

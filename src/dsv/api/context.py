@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dsv.format.records import Commit, Writer
     from dsv.periodic import Clock
     from dsv.repo.objects.externals import ReadSource
+    from dsv.repo.objects.objects import Objects
     from dsv.repo.refs.branches import Refs
     from dsv.repo.repository import MetadataFolder, Repository
     from dsv.repo.resolve import Resolved
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from dsv.values.ids import CommitId, Id
     from dsv.values.progress import Progress
 
+T = TypeVar("T")
 _OFTEN_ENOUGH_MS = 1000
 """The time of an answer that has not changed is written into a workspace again after so long."""
 
@@ -322,20 +324,23 @@ class Mirrors:
 
     def read(self, kind: ObjectKind, object_id: Id, why: DsvError) -> bytes | None:
         """Return an object, checked, from the first mirror that has it."""
-        for mirror in self._all():
-            with suppress(DsvError):
-                data = mirror.objects.read(kind, object_id)
-                self._say(mirror, why)
-                return data
-        return None
+        return self._first(lambda objects: objects.read(kind, object_id), why)
 
     def commit(self, commit_id: CommitId, why: DsvError) -> Commit | None:
         """Return a commit, checked, from the first mirror that has it."""
+        return self._first(lambda objects: objects.commit_or_none(commit_id), why)
+
+    def _first(self, get: Callable[[Objects], T | None], why: DsvError) -> T | None:
         for mirror in self._all():
             with suppress(DsvError):
-                found = mirror.objects.commit_or_none(commit_id)
+                found = get(mirror.objects)
                 if found is not None:
-                    self._say(mirror, why)
+                    url = mirror.store.url
+                    if url not in self._reported:
+                        self._reported.add(url)
+                        self._tell(
+                            f"{why.message}; it was read from the mirror {url}, as further objects may be"
+                        )
                     return found
         return None
 
@@ -372,12 +377,6 @@ class Mirrors:
                 mirror = self._opened[number]
             yield mirror
             number += 1
-
-    def _say(self, mirror: Repository, why: DsvError) -> None:
-        url = mirror.store.url
-        if url not in self._reported:
-            self._reported.add(url)
-            self._tell(f"{why.message}; it was read from the mirror {url}, as further objects may be")
 
 
 def _open(of: str, place: Place, metadata: MetadataFolder) -> Repository:

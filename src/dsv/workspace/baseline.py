@@ -175,14 +175,12 @@ def _collisions_at(tree: TreeReader, item: Pending, found: Found, held: Held) ->
 def count_held(scan: WorkspaceScan) -> int:
     """Return how many paths of the base the workspace has, or had before they went."""
     count = len(scan.missing)
-    for path in scan.state.paths():
-        folder = scan.state.folder(path)
-        if folder is not None:
-            count += sum(
-                kind in KEPT and folder.relation(at) is not Relation.ABSENT
-                for at, kind in enumerate(folder.kinds)
-            )
-            count += folder.own == OWN_SAME
+    for folder in scan.state.folders():
+        count += sum(
+            kind in KEPT and folder.relation(at) is not Relation.ABSENT
+            for at, kind in enumerate(folder.kinds)
+        )
+        count += folder.own == OWN_SAME
     return count
 
 

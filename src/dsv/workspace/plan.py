@@ -214,37 +214,24 @@ class Planner:
 
     def _steps(self) -> Iterator[Step]:
         """Decide about all changes. A file that stays here is in the way of what the commit has below it, and of a
-        file in its folder's place.
+        file in its folder's place, which then has a second step.
 
         What is written later need not look for that: by then the base has no such file.
         """
-        over: Change | None = None  # puts a file where a folder is, and waits for what becomes of that
+        over: Change | None = None  # the last one that puts a file where a folder is
         kept: bytes | None = None  # the last file that stays, and that the commit does not have
         for change in self._goal.changes():
-            if over is not None and not change.path.startswith(over.path + b"/"):
-                yield self._unless_kept(over, kept)
-                over = None
-            if self._replaces_folder(change):
-                over = change
-                continue
-            if kept is not None and change.after is not None and change.path.startswith(kept + b"/"):
-                yield self._unless_kept(change, kept)
-                continue
             step = self.decide(change)
-            if step.act is Act.STAY and change.after is None:
+            is_open = step.act not in (Act.CONFLICT, Act.STAY)
+            if is_open and self._replaces_folder(change):
+                over = change
+            elif step.act is Act.STAY and change.after is None:
                 kept = change.path
+                if over is not None and kept.startswith(over.path + b"/"):
+                    yield self._settle(self._in_the_way(over, kept), None)
+            if is_open and change.after is not None and kept and change.path.startswith(kept + b"/"):
+                step = self._settle(self._in_the_way(change, kept), None)
             yield step
-        if over is not None:
-            yield self._unless_kept(over, kept)
-
-    def _unless_kept(self, change: Change, kept: bytes | None) -> Step:
-        """Decide about a change, which is a conflict if the file that is kept lies above or below its path."""
-        step = self.decide(change)
-        if kept is None or step.act in (Act.CONFLICT, Act.STAY):
-            return step
-        if not (kept.startswith(change.path + b"/") or change.path.startswith(kept + b"/")):
-            return step
-        return self._settle(self._in_the_way(change, kept), None)
 
     def decide(self, change: Change) -> Step:
         """Apply the change if the disk is as in the base, or if what is there may go.

@@ -144,11 +144,8 @@ class WorkspaceScan:
         self._find_unsettled()
 
     def _find_unsettled(self) -> None:
-        self.unsettled = [
-            path
-            for path in sorted(self.state.paths(), key=sort_key)
-            if (folder := self.state.folder(path)) is not None and not folder.is_clean
-        ]
+        unclean = (folder.path for folder in self.state.folders() if not folder.is_clean)
+        self.unsettled = sorted(unclean, key=sort_key)
         self.find_missing()
 
     def find_missing(self) -> None:
@@ -401,11 +398,10 @@ def whole_folders(scan: WorkspaceScan, found: Differences) -> frozenset[bytes]:
     state = scan.state
     added = Counter(path.rpartition(b"/")[0] for path in found.added if state.folder(path) is None)
     mixed: set[bytes] = set()
-    for path in state.paths():
-        folder = state.folder(path)
-        kept = 0 if folder is None else sum(folder.kinds.count(kind) for kind in KEPT)
-        if folder is not None and (kept != added[path] or (folder.is_empty and folder.own == OWN_SAME)):
-            mixed.update((path, *folders_above(path)))
+    for folder in state.folders():
+        kept = sum(folder.kinds.count(kind) for kind in KEPT)
+        if kept != added[folder.path] or (folder.is_empty and folder.own == OWN_SAME):
+            mixed.update((folder.path, *folders_above(folder.path)))
     for path in (*found.changed, *found.retyped, *found.removed):
         mixed.update((path, *folders_above(path)))
     new = {way for path in found.added for way in folders_above(path) if way not in mixed}

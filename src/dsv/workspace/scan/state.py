@@ -145,11 +145,17 @@ class State:
         """Return the paths of all folders, in no order."""
         return list(self._encoded)
 
+    def folders(self) -> Iterator[Folder]:
+        """Yield all folders as `folder` does, in no order."""
+        for path in self.paths():
+            folder = self.folder(path)
+            assert folder is not None
+            yield folder
+
     def links(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield the path and the target of each symlink."""
-        for path in self._encoded:
-            folder = self.folder(path)
-            if folder is not None and folder.targets:
+        for folder in self.folders():
+            if folder.targets:
                 names = folder.name_list()
                 for at in folder.positions(Kind.SYMLINK):
                     yield folder.path_of(names[at]), folder.targets[at]

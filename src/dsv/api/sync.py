@@ -29,7 +29,7 @@ from dsv.workspace.checkout import check_out, check_tree
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.plan import Goal, Made
 from dsv.workspace.publish import Journal, Publisher, Reuploaded, Saved, finish_killed, reupload
-from dsv.workspace.scan.result import WorkspaceScan, detect_changes, may_differ
+from dsv.workspace.scan.result import WorkspaceScan, detect_changes
 from dsv.workspace.workspace import Workspace
 
 
@@ -156,9 +156,8 @@ def sync(context: Context, request: SyncRequest) -> Synced:
             _check_storable(scan, request, context.progress)
             check_paths(opened.workspace.root, lambda: tree, request.paths)
             reuploaded = _reupload_lost(opened, tree, request)
-            at_base = publisher.find_head()
-            changed = bool(scan.missing) or may_differ(scan, reading=not at_base)
-            if not at_base:
+            changed = not scan.unchanged
+            if not publisher.find_head():
                 raise publisher.moved(changed=changed)
             saved = Saved()
             if changed:

@@ -129,8 +129,11 @@ class WorkspaceScan:
 
     @property
     def unchanged(self) -> bool:
-        """Return whether it is certain that a sync would change nothing."""
-        return not self.missing and next(self.pending(), None) is None
+        """Return whether it is certain, without reading, that a sync would change nothing."""
+        # A symlink may be too young to be trusted without another look, and be the same.
+        return not self.missing and all(
+            item.base is not None and item.known == item.base for item in self.pending()
+        )
 
     def sync_with_tree(self, entries: Iterable[Entry]) -> None:
         """Make the state mirror the base, whose entries these are, in tree order."""
@@ -407,21 +410,6 @@ def whole_folders(scan: WorkspaceScan, found: Differences) -> frozenset[bytes]:
     new = {way for path in found.added for way in folders_above(path) if way not in mixed}
     gone = {way for path in found.removed for way in folders_above(path) if state.folder(way) is None}
     return frozenset(new | gone)
-
-
-def may_differ(scan: WorkspaceScan, *, reading: bool) -> bool:
-    """Return whether a path that is on disk may differ from the base. reading: find out even if only contents can
-    tell.
-    """
-    with Descent(scan.root) as descent:
-        for item in scan.pending():
-            if item.base is not None and item.known == item.base:
-                continue  # too young to be trusted without another look, and the same
-            if not reading or item.surely_changed or item.known is not None or item.base is None:
-                return True
-            if hash_file(scan, item, descent) is not None or difference(item.base, item.known) is not None:
-                return True
-    return False
 
 
 def hash_file(scan: WorkspaceScan, item: Pending, descent: Descent) -> Problem | None:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv.api.bench_feed import LOADS, Load, find_load, most_that_pass
-from dsv.api.bench_feed_process import Training, batches
+from dsv.api.bench_feed import LOADS, FeedRequest, Load, find_load, most_that_pass
+from dsv.api.bench_feed_process import Heard, Trained, batches, train
 from dsv.errors import UsageError
 
 SMALL = Load("small", "x", "none", 2, 1.0, 100, 0, 3, 0.9)
@@ -21,36 +21,29 @@ ReadTime = Callable[[int, int, float], float]
 """When a batch is there, by its accelerator, its number, and when it was ordered."""
 
 
-def train(load: Load, accelerators: int, steps: int, read: ReadTime) -> Training:
-    """Drive a training as the process of a round does, in virtual time."""
-    training = Training(load, accelerators, 0.0)
+def trained(load: Load, accelerators: int, steps: int, read: ReadTime) -> Trained:
+    """Train in virtual time."""
     events: list[tuple[float, int, int]] = []
-    order: dict[tuple[int, int], int] = {}  # of a worker: the batch that it reads next
+    next_of: dict[tuple[int, int], int] = {}  # of a worker: the batch that it reads next
     free: dict[tuple[int, int], float] = {}
+    now = 0.0
 
-    def give(accelerator: int, worker: int, now: float) -> None:
-        number = order.setdefault((accelerator, worker), worker)
-        order[accelerator, worker] += load.workers
+    def order(accelerator: int, worker: int) -> None:
+        number = next_of.setdefault((accelerator, worker), worker)
+        next_of[accelerator, worker] += load.workers
         done = read(accelerator, number, max(now, free.get((accelerator, worker), 0.0)))
         free[accelerator, worker] = done
         heapq.heappush(events, (done, accelerator, number))
 
-    for worker in range(load.workers):
-        for accelerator in range(accelerators):
-            for _ in range(load.depth):
-                give(accelerator, worker, 0.0)
-    now = 0.0
-    while training.counted < steps:
-        for accelerator in training.take():
-            give(accelerator, training.step % load.workers, now)
-        end = training.end()
-        if end is not None and (not events or end <= events[0][0]):
-            now = end
-            training.advance()
-        else:
-            now, accelerator, number = heapq.heappop(events)
-            training.ready(accelerator, number, now)
-    return training
+    def hear(until: float | None) -> Heard:
+        nonlocal now
+        if until is not None and (not events or until <= events[0][0]):
+            now = until
+            return {}
+        now, accelerator, number = heapq.heappop(events)
+        return {(accelerator, number): (now, (1, 0, 0))}
+
+    return train(FeedRequest(load, "folder", steps=steps, seconds=1e9), accelerators, 0.0, hear, order)
 
 
 def recursion(load: Load, times: list[list[float]], steps: int) -> float:
@@ -83,21 +76,20 @@ def test_the_utilization_is_that_of_its_definition(data: st.DataObject) -> None:
     every = load.workers * load.depth + steps + load.workers * load.depth
     one = st.lists(st.integers(0, 40).map(lambda n: n / 8), min_size=every, max_size=every)
     times = data.draw(st.lists(one, min_size=accelerators, max_size=accelerators))
-    training = train(load, accelerators, steps, lambda who, number, at: at + times[who][number])
-    assert training.utilization() == pytest.approx(recursion(load, times, steps))
-    assert training.counted == steps and len(training.begins) == training.step + 1
-    first, last = training.measured
-    assert (steps - 1) * load.seconds <= last - first + 1e-9
+    found = trained(load, accelerators, steps, lambda who, number, at: at + times[who][number])
+    assert found.utilization == pytest.approx(recursion(load, times, steps))
+    assert found.steps == steps and found.used == [accelerators * (steps - 1), 0, 0]
+    assert (steps - 1) * load.seconds <= found.seconds + 1e-9
 
 
 def test_who_never_waits_is_used_all_the_time() -> None:
-    assert train(SMALL, 3, 5, lambda who, number, at: at).utilization() == pytest.approx(1)
+    assert trained(SMALL, 3, 5, lambda who, number, at: at).utilization == pytest.approx(1)
 
 
 def test_the_slowest_reader_keeps_all_waiting() -> None:
     """Each step ends for all of them at once. One reads a batch in 6 s with 3 workers: one in 2 s."""
-    slow = train(SMALL, 4, 30, lambda who, number, at: at + 6.0 * (who == 2))
-    assert slow.utilization() == pytest.approx(0.5, abs=0.01)
+    slow = trained(SMALL, 4, 30, lambda who, number, at: at + 6.0 * (who == 2))
+    assert slow.utilization == pytest.approx(0.5, abs=0.01)
 
 
 def test_what_was_read_ahead_before_does_not_count() -> None:
@@ -109,7 +101,7 @@ def test_what_was_read_ahead_before_does_not_count() -> None:
         last = max(last, at) + 4.0
         return last
 
-    assert train(SMALL, 1, 2, read).utilization() == pytest.approx(0.25)
+    assert trained(SMALL, 1, 2, read).utilization == pytest.approx(0.25)
 
 
 @settings(max_examples=40)
@@ -127,7 +119,7 @@ def test_the_search_finds_what_a_storage_can_feed(feeds: int, mark: float, worke
             last = max(last, at) + each
             return last
 
-        return train(load, accelerators, 25, read).utilization() >= mark
+        return trained(load, accelerators, 25, read).utilization >= mark
 
     assert most_that_pass(passes, 64) == feeds
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import select
 import signal
 import sys
 import time
@@ -17,12 +18,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import accumulate, count
+from itertools import accumulate, count, product
 from multiprocessing.connection import Connection, Pipe
 from random import Random
-from selectors import EVENT_READ, DefaultSelector
+from typing import NamedTuple
 
-from dsv.api.bench_feed import Load, Round
+from dsv.api.bench_feed import FeedRequest, Load, Round
 from dsv.errors import Conflict, DsvError, Unreachable, made
 from dsv.fs.errors import as_error
 from dsv.fs.process import read_order
@@ -81,73 +82,69 @@ def batches(
     return of_bytes if by_bytes else of_files
 
 
-class Training:
-    """Accelerators that train together: each takes its next batch when it is there, computes, and waits for the others.
+Heard = dict[tuple[int, int], tuple[float, Sequence[int]]]
+"""By accelerator and step, when a batch was there, and what was counted while it was read."""
 
-    Times are those of one clock. The computation of a step takes exactly the seconds of the load: whoever drives this
-    may be late, and no step is longer for that.
+
+class Trained(NamedTuple):
+    """The result of a training, without the first of the steps that count."""
+
+    utilization: float
+    """The mean of all accelerators, as DLIO has it: for each the time begins when its own first step is over."""
+    steps: int
+    """Those that count, with the first one."""
+    seconds: float
+    used: list[int]
+    """Sums of what was counted."""
+
+
+def train(
+    request: FeedRequest,
+    accelerators: int,
+    begin: float,
+    hear: Callable[[float | None], Heard],
+    order: Callable[[int, int], None],
+    begin_to_measure: Callable[[], None] = lambda: None,
+) -> Trained:
+    """Train with accelerators that take their next batch when it is there, compute, and wait for the others.
+
+    Times are those of one clock. The computation of a step takes exactly the seconds of the load: who hears of
+    something late makes no step longer.
+
+    hear: waits for a batch, or without one until a time; then it returns nothing. Those of one accelerator may come in
+    any order. order: has a worker of an accelerator read its next batch. begin_to_measure: is called when the first
+    step that counts is over.
     """
-
-    def __init__(self, load: Load, accelerators: int, begin: float) -> None:
-        self._load = load
-        self._there: list[dict[int, float]] = [{} for _ in range(accelerators)]
-        self._taken: dict[int, float] = {}
-        self._warm = load.workers * load.depth
-        """Steps before those that count: what was read ahead in the beginning has to be used up."""
-        self._first_over: list[float] = []
-        self.step = 0
-        self.begins = [begin]
-        """When each step began, and the last one that is not over."""
-
-    @property
-    def counted(self) -> int:
-        """Steps that are over and count, the first of which is left out of the sums."""
-        return max(0, self.step - self._warm)
-
-    def ready(self, accelerator: int, number: int, at: float) -> None:
-        """A batch was read. Those of one accelerator may come in any order."""
-        self._there[accelerator][number] = at
-
-    def take(self) -> list[int]:
-        """Return the accelerators that take their batch of this step now."""
-        found = [
-            number
-            for number, there in enumerate(self._there)
-            if number not in self._taken and self.step in there
-        ]
-        for number in found:
-            self._taken[number] = max(self.begins[-1], self._there[number].pop(self.step))
-        return found
-
-    def end(self) -> float | None:
-        """Return when this step is over for all, or None if some wait for their batch."""
-        if len(self._taken) < len(self._there):
-            return None
-        return max(self._taken.values()) + self._load.seconds
-
-    def advance(self) -> None:
-        """Begin the next step, which `end` has named the time of."""
-        end = self.end()
-        assert end is not None
-        if self.step == self._warm:
-            self._first_over = [at + self._load.seconds for at in self._taken.values()]
-        self._taken = {}
-        self.begins.append(end)
-        self.step += 1
-
-    @property
-    def measured(self) -> tuple[float, float]:
-        """Return between which times bytes count: from the end of the first step that counts to now."""
-        return self.begins[self._warm + 1], self.begins[-1]
-
-    def utilization(self) -> float:
-        """Return the share of their time in which the accelerators computed, without the first step that counts.
-
-        As DLIO does, it is the mean of all accelerators, and for each the time begins when its own first step is over.
-        """
-        computing = (self.counted - 1) * self._load.seconds
-        shares = [computing / (self.begins[-1] - over) for over in self._first_over]
-        return min(1.0, sum(shares) / len(shares))
+    load = request.load
+    for worker, accelerator, _ in product(range(load.workers), range(accelerators), range(load.depth)):
+        order(accelerator, worker)
+    warm = load.workers * load.depth  # steps that use up what was read ahead in the beginning
+    there: Heard = {}
+    used, first, first_over = [0, 0, 0], 0.0, list[float]()
+    for step in count():
+        taken: dict[int, float] = {}
+        while True:
+            for accelerator in range(accelerators):
+                if accelerator not in taken and (accelerator, step) in there:
+                    at, counts = there.pop((accelerator, step))
+                    taken[accelerator] = max(begin, at)
+                    if step > warm:
+                        used = [sum(pair) for pair in zip(used, counts, strict=True)]
+                    order(accelerator, step % load.workers)
+            if len(taken) == accelerators:
+                break
+            there |= hear(None)
+        end = max(taken.values()) + load.seconds
+        while heard := hear(end):
+            there |= heard
+        if step == warm:
+            first, first_over = end, [at + load.seconds for at in taken.values()]
+            begin_to_measure()
+        if step > warm and (step - warm + 1 >= request.steps or end - first >= request.seconds):
+            shares = [(step - warm) * load.seconds / (end - over) for over in first_over]
+            return Trained(min(1.0, sum(shares) / len(shares)), step - warm + 1, end - first, used)
+        begin = end
+    raise AssertionError("unreachable")
 
 
 class _Accelerators:
@@ -156,40 +153,42 @@ class _Accelerators:
         self._batch = batches(
             what.sizes, what.request.load, what.accelerators, by_bytes=what.request.by_bytes, seed=_SEED
         )
-        self._workers: dict[int, Connection] = {}
-        """By process; those of the first accelerator come first."""
-        self._selector = DefaultSelector()
-        self._read: dict[tuple[int, int], list[int]] = {}
-        self._used = [0, 0, 0]
-        """Bytes, files of which it is known if they were in the page cache, and how many were, of steps that count."""
+        self._workers: dict[tuple[int, int], Connection] = {}
+        """By accelerator and number."""
+        self._processes: list[int] = []
+        self._readable = select.epoll()
+        self._before = (0.0, 0.0)
 
     def run(self) -> dict[str, object]:
         """Start the workers, train, and end them."""
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        what = self._what
         try:
-            for accelerator in range(self._what.accelerators):
-                for worker in range(self._what.request.load.workers):
-                    self._fork(accelerator, worker)
-            self._selector.register(0, EVENT_READ)
-            for pipe in self._workers.values():
-                self._selector.register(pipe, EVENT_READ)
-            return self._train()
+            for number in product(range(what.accelerators), range(what.request.load.workers)):
+                self._fork(*number)
+            self._pipes = {pipe.fileno(): pipe for pipe in self._workers.values()}
+            for descriptor in (0, *self._pipes):
+                self._readable.register(descriptor, select.EPOLLIN)
+            begin = time.monotonic()
+            found = train(what.request, what.accelerators, begin, self._hear, self._order, self._measure)
+            return self._result(found)
         finally:
-            for pid in self._workers:  # which may be in a read that does not end, so nobody waits for them
+            for pid in self._processes:  # which may be in a read that does not end, so nobody waits for them
                 os.kill(pid, signal.SIGKILL)
 
     def _fork(self, accelerator: int, worker: int) -> None:
         ours, theirs = Pipe()
+        self._workers[accelerator, worker] = ours
         pid = os.fork()
         if pid:
             theirs.close()
-            self._workers[pid] = ours
+            self._processes.append(pid)
             return
         try:
             os.close(0)
-            self._selector.close()
-            for other in (*self._workers.values(), ours):
+            self._readable.close()
+            for other in self._workers.values():
                 other.close()  # or the pipes of others would not end with this process's parent
             with suppress(EOFError, OSError):
                 self._work(accelerator, worker, theirs)
@@ -209,69 +208,49 @@ class _Accelerators:
                 pipe.send(error.parts())
                 return
             size = sum(stop - start for _, start, stop in asked)
-            pipe.send((accelerator, number, time.monotonic(), size, files, warm))
+            pipe.send(((accelerator, number), (time.monotonic(), (size, files, warm))))
 
-    def _train(self) -> dict[str, object]:
-        what, load = self._what.request, self._what.request.load
-        training = Training(load, self._what.accelerators, time.monotonic())
-        workers = [*self._workers.values()]
-        for _ in range(load.depth):
-            for worker in workers:
-                worker.send_bytes(b"")
-        before = self._processor()
-        while True:
-            for accelerator in training.take():
-                counts = self._read.pop((accelerator, training.step))
-                if training.counted:  # which leaves out the first one
-                    self._used = [sum(pair) for pair in zip(self._used, counts, strict=True)]
-                workers[accelerator * load.workers + training.step % load.workers].send_bytes(b"")
-            end, now = training.end(), time.monotonic()
-            if end is None or now < end:
-                self._listen(training, None if end is None else end - now)
-                continue
-            training.advance()
-            if training.counted == 1:
-                before = self._processor()
-            if training.counted >= 2:
-                first, last = training.measured
-                if training.counted >= what.steps or last - first >= what.seconds:
-                    return self._result(training, before)
+    def _order(self, accelerator: int, worker: int) -> None:
+        self._workers[accelerator, worker].send_bytes(b"")
 
-    def _listen(self, training: Training, seconds: float | None) -> None:
-        """Take what workers have read until then. Raises what one of them has raised."""
-        for key, _ in self._selector.select(seconds):
-            if not isinstance(key.fileobj, Connection):
+    def _hear(self, until: float | None) -> Heard:
+        """As of `train`. Raises what a worker has raised."""
+        # To the microsecond: epoll itself counts milliseconds.
+        select.select([self._readable], [], [], None if until is None else max(0.0, until - time.monotonic()))
+        heard: Heard = {}
+        for descriptor, _ in self._readable.poll(0):
+            if descriptor == 0:
                 raise SystemExit(1)
             try:
-                said = key.fileobj.recv()
+                said = self._pipes[descriptor].recv()
             except (EOFError, OSError):
                 raise Unreachable("a process that reads was killed") from None
             if isinstance(said[0], str):
                 raise made(*said)
-            accelerator, number, at, *counts = said
-            training.ready(accelerator, number, at)
-            self._read[accelerator, number] = counts
+            heard |= [said]
+        return heard
 
-    def _result(self, training: Training, before: tuple[float, float]) -> dict[str, object]:
-        after = self._processor()
-        first, last = training.measured
-        size, files, warm = self._used
-        utilization = training.utilization()
+    def _measure(self) -> None:
+        self._before = self._processor()
+
+    def _result(self, found: Trained) -> dict[str, object]:
+        after, (size, files, warm) = self._processor(), found.used
+        own, all_of_them = (now - before for now, before in zip(after, self._before, strict=True))
         return {
-            "au": utilization,
-            "passed": utilization >= self._what.request.load.mark,
-            "steps": training.counted,
-            "seconds": last - first,
+            "au": found.utilization,
+            "passed": found.utilization >= self._what.request.load.mark,
+            "steps": found.steps,
+            "seconds": found.seconds,
             "bytes": size,
-            "bytes_per_second": size / (last - first),
-            "cpu_per_gb": (after[0] - before[0]) / size * 1e9 if size else None,
-            "host_cpu_per_gb": (after[1] - before[1]) / size * 1e9 if size else None,
+            "bytes_per_second": size / found.seconds,
+            "cpu_per_gb": own / size * 1e9 if size else None,
+            "host_cpu_per_gb": all_of_them / size * 1e9 if size else None,
             "page_cache": warm / files if files else None,
         }
 
     def _processor(self) -> tuple[float, float]:
         """Return the processor seconds of this process and the workers, and of all processes of this host."""
-        own = [_ticks(f"/proc/{pid}/stat", b") ", (11, 12)) for pid in (os.getpid(), *self._workers)]
+        own = [_ticks(f"/proc/{pid}/stat", b") ", (11, 12)) for pid in (os.getpid(), *self._processes)]
         busy = _ticks("/proc/stat", b"cpu ", (0, 1, 2, 5, 6))
         each = os.sysconf("SC_CLK_TCK")
         return sum(own) / each, busy / each

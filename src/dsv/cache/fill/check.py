@@ -6,9 +6,9 @@ import errno
 import os
 import stat
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -19,6 +19,7 @@ from dsv.cache.root import CacheRoot, Place
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
 from dsv.fs.attributes import refresh
+from dsv.fs.folders import open_folder
 from dsv.repo.tree.read import TreeReader
 from dsv.transfer.download import Wanted
 from dsv.values.ids import CommitId
@@ -150,16 +151,17 @@ def repair(
                 files.append(wrong)
                 continue
         elif entry.kind is Kind.SYMLINK:
-            draft = root.temporary / os.urandom(8).hex()
-            draft.symlink_to(os.fsdecode(entry.target or b""))
-            draft.replace(path)
+            with _replacing(root, path) as draft:
+                draft.symlink_to(os.fsdecode(entry.target or b""))
         else:
             root.make_directory(path)
         result.repaired += 1
     stream = source.files(Wanted(wrong.entry, wrong.where) for wrong in files)
     for wrong, (_, pieces) in zip(files, stream, strict=True):
         path = _at(visible, wrong.entry.path)
-        _fetch(root, pieces, path, rights, executable=wrong.entry.kind is Kind.EXECUTABLE)
+        with _replacing(root, path) as draft, open_folder(root.temporary) as folder:
+            executable = wrong.entry.kind is Kind.EXECUTABLE
+            create_file(folder, draft.name, pieces, rights, executable=executable)
         if wrong.identity is not None:
             known[(wrong.identity, wrong.entry.file_id, wrong.entry.kind)] = path
         result.repaired += 1
@@ -279,23 +281,21 @@ def _put_away(root: CacheRoot, path: Path) -> None:
 
 
 def _replace_by_link(root: CacheRoot, twin: Path, path: Path) -> bool:
-    draft = root.temporary / os.urandom(8).hex()
     try:
-        draft.hardlink_to(twin)
+        with _replacing(root, path) as draft:
+            draft.hardlink_to(twin)
     except OSError:
         return False
-    draft.replace(path)
     return True
 
 
-def _fetch(root: CacheRoot, pieces: Iterable[bytes], path: Path, rights: Rights, *, executable: bool) -> None:
+@contextmanager
+def _replacing(root: CacheRoot, path: Path) -> Iterator[Path]:
+    """Yield a name for what takes the place of the path when the block has made it."""
     draft = root.temporary / os.urandom(8).hex()
-    folder = os.open(root.temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        create_file(folder, draft.name, pieces, rights, executable=executable)
+        yield draft
         draft.replace(path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    finally:
-        os.close(folder)

@@ -221,8 +221,14 @@ def finish_file(descriptor: int, rights: Rights, *, executable: bool) -> None:
         os.close(descriptor)
 
 
-def has_time(found: os.stat_result) -> bool:
-    return found.st_mtime_ns == _TIMES[0]
+def _is_as_filled(found: os.stat_result, size: int, *, executable: bool) -> bool:
+    """Return whether nobody has changed a donor's file since its fill, as far as its inode tells."""
+    return (
+        found.st_size == size
+        and found.st_mtime_ns == _TIMES[0]
+        and bool(found.st_mode & 0o100) == executable
+        and stat.S_ISREG(found.st_mode)
+    )
 
 
 # link(2): at the limit of links, another device, another user's file (fs.protected_hardlinks), not supported.
@@ -262,7 +268,7 @@ class Links:
         self._drafts = drafts
         self._before_close = before_close
         self._folders: dict[int, Folders | None] = {}
-        self._tops: list[int] = []
+        self._opened = contextlib.ExitStack()
         self._clones = True
 
     def folder_of(self, donor: int, path: bytes) -> tuple[int, bytes] | None:
@@ -294,10 +300,7 @@ class Links:
         for at, (name, size, kind) in enumerate(zip(names, sizes, kinds, strict=True)):
             try:
                 found = stat_(name, dir_fd=source, follow_symlinks=False)
-                right_kind = bool(found.st_mode & 0o100) == (kind == Kind.EXECUTABLE)
-                if not (
-                    right_kind and found.st_size == size and has_time(found) and stat.S_ISREG(found.st_mode)
-                ):
+                if not _is_as_filled(found, size, executable=kind == Kind.EXECUTABLE):
                     failed.append(at)
                     continue
                 link(name, name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
@@ -315,8 +318,7 @@ class Links:
             if error.errno not in _NO_DONOR:
                 raise
             return None
-        same = stat.S_ISREG(found.st_mode) and found.st_size == entry.size and has_time(found)
-        same = same and bool(found.st_mode & 0o100) == (entry.kind is Kind.EXECUTABLE)
+        same = _is_as_filled(found, entry.size, executable=entry.kind is Kind.EXECUTABLE)
         return (found.st_dev, found.st_ino) if same else None
 
     def take(self, source: tuple[int, bytes], target: tuple[int, bytes], entry: Entry) -> Taken:
@@ -337,13 +339,8 @@ class Links:
         return Taken.LINKED
 
     def close(self) -> None:
-        for folders in self._folders.values():
-            if folders is not None:
-                folders.close()
-        for top in self._tops:
-            os.close(top)
+        self._opened.close()
         self._folders.clear()
-        self._tops.clear()
 
     def _open(self, donor: int) -> Folders | None:
         plan = self._donors[donor]
@@ -356,8 +353,10 @@ class Links:
             if error.errno not in _NO_DONOR:
                 raise
             return None
-        self._tops.append(top)
-        return Folders(top, self._rights, before_close=self._before_close)
+        self._opened.callback(os.close, top)
+        folders = Folders(top, self._rights, before_close=self._before_close)
+        self._opened.callback(folders.close)
+        return folders
 
     def _copy(self, source: tuple[int, bytes], target: tuple[int, bytes], entry: Entry) -> Taken:
         """Shared blocks cost nothing. A copy is made of small files only: a large one's chunks are checked and
@@ -431,7 +430,7 @@ def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None
             return State.WHOLE
         if bool(found.st_mode & 0o100) != executable or hash_of(descriptor) != entry.file_id:
             return State.BROKEN
-        if not has_time(found):
+        if found.st_mtime_ns != _TIMES[0]:
             with contextlib.suppress(PermissionError):  # another user's: it just can't be linked to later
                 os.utime(descriptor, ns=_TIMES)
         return State.WHOLE
@@ -456,7 +455,7 @@ class Lost(Unreachable):
     """The disk could not write some part of a fill; the fill has ended."""
 
 
-def lost(directory: FillDirectory, error: OSError) -> DsvError:
+def _lost(directory: FillDirectory, error: OSError) -> DsvError:
     """Give up the fill whose data could not be synced to disk; return the error to raise."""
     with contextlib.suppress(OSError):  # the caller, which gets the error, gives it up too
         end_unpublished(directory)
@@ -476,7 +475,7 @@ def lost(directory: FillDirectory, error: OSError) -> DsvError:
 
 
 class WriteBack:
-    """Syncs the local file system that a fill's tree is on. For one thread; `close` it afterwards."""
+    """Syncs the file system that a fill's tree is on. For one thread; `close` it afterwards."""
 
     def __init__(self, directory: FillDirectory) -> None:
         """Start the syncer. Raise `OSError` if that fails."""
@@ -520,4 +519,4 @@ class WriteBack:
         try:
             step()
         except OSError as error:
-            self._error = lost(self._directory, error)
+            self._error = _lost(self._directory, error)

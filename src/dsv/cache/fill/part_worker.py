@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from dsv.cache.fill.directory import FillDirectory
-from dsv.cache.fill.files import LARGE_PIECE, State, lost
+from dsv.cache.fill.files import LARGE_PIECE, State, WriteBack
 from dsv.cache.fill.parts import Claim, ClaimTable, bar_drafts, blocks, read_ahead
 from dsv.cache.fill.place_files import Job, Placer
 from dsv.cache.fill.source import Contents, Item, LinkRun, StoreSource
@@ -21,7 +21,6 @@ from dsv.errors import IntegrityError, Unreachable
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
 from dsv.fs import system
-from dsv.fs.syncer import Syncer
 from dsv.transfer.download import Wanted
 
 _TICK_EVERY = 64  # small files; a larger one counts as several
@@ -55,7 +54,7 @@ class PartWorker:
         self._ahead = read_ahead(directory.plan)
         self.damaged: dict[bytes, IntegrityError] = {}
         """By path, what the store can't give. The parts with these files stay undone, and the others are done."""
-        self._syncer: Syncer | None = None  # if each part is synced by itself
+        self._write_back: WriteBack | None = None  # if each part is synced by itself
         self._stack = contextlib.ExitStack()
         self.unplanned = 0
         """Bytes of disk used for files that the plan had counted on linking."""
@@ -66,8 +65,8 @@ class PartWorker:
             self._placer = Placer(directory, kind)
             self._stack.callback(self._placer.close)
             if kind.remote and not kind.sync_each:
-                self._syncer = Syncer(directory.tree, directory.dead)
-                self._stack.callback(self._syncer.close)
+                self._write_back = WriteBack(directory)
+                self._stack.callback(self._write_back.close)
         except BaseException:
             self._stack.close()
             raise
@@ -209,11 +208,8 @@ class PartWorker:
                 subject=str(self._directory.place),
                 hint="check what else deletes files there, then try again",
             )
-        if self._syncer is not None:
-            try:
-                self._syncer.sync()
-            except OSError as error:
-                raise lost(self._directory, error) from error
+        if self._write_back is not None:
+            self._write_back.finish()
         self._report_links(job)
         self._table.finish(job.claim)
         self._drop(job)

@@ -110,7 +110,7 @@ def test_too_little_memory_is_said(pets: Dsv) -> None:
 AT_THE_LIMIT = """
 import os, resource, sys
 from contextlib import suppress
-from dsv.cli.failure import of_error
+from dsv.cli.failure import failure_text, of_error
 size = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE") + (64 << 20)
 resource.setrlimit(resource.RLIMIT_AS, (size, size))
 taken = []
@@ -119,7 +119,7 @@ with suppress(MemoryError):
         taken.append(bytes(1 << 20))
 del taken
 failure = of_error(SystemError("error return without exception set"))
-print(failure.exit_code, failure.text())
+print(failure.exit_code, failure_text(failure))
 """
 
 

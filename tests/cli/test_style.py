@@ -10,8 +10,9 @@ import pytest
 
 from dsv.cli.call import Call
 from dsv.cli.declare import Command, command
-from dsv.cli.failure import Failure
+from dsv.cli.failure import failure_text
 from dsv.cli.terminal import PLAIN, Ink, Surroundings, wrapped
+from dsv.errors import DsvError
 from tests.kit.dsv import Dsv, write_files
 
 CODES = re.compile(r"\x1b\[[\d;]*m")
@@ -73,9 +74,12 @@ def test_each_stream_is_judged_alone() -> None:
 
 
 def test_an_objects_name_is_painted_once_and_has_no_power() -> None:
-    failure = Failure("x", 1, "a\x1b[2J is not a\x1b[2J", "a\x1b[2J")
-    assert failure.text(Ink(True)) == "\x1b[1;31merror:\x1b[0m \x1b[1ma\\x1b[2J\x1b[0m is not a\\x1b[2J\n"
-    assert failure.text(PLAIN) == failure.text()
+    failure = DsvError("a\x1b[2J is not a\x1b[2J", subject="a\x1b[2J")
+    assert (
+        failure_text(failure, Ink(True))
+        == "\x1b[1;31merror:\x1b[0m \x1b[1ma\\x1b[2J\x1b[0m is not a\\x1b[2J\n"
+    )
+    assert failure_text(failure, PLAIN) == failure_text(failure)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
@@ -23,7 +22,7 @@ from dsv import __version__
 from dsv.cli.call import Session
 from dsv.cli.catalogue import COMMANDS, root_help
 from dsv.cli.declare import Command, global_options, option, take_as_typed
-from dsv.cli.failure import READER_GONE, Failure, of_error, without_passwords
+from dsv.cli.failure import READER_GONE, failure_json, failure_text, of_error, without_passwords
 from dsv.cli.output import Output, ReaderGone
 from dsv.cli.terminal import Surroundings, wrapped
 from dsv.errors import Terminated, UsageError
@@ -159,14 +158,14 @@ def _fail(error: BaseException, arguments: Sequence[str], session: Session) -> i
         around.stderr.write(without_passwords("".join(traceback.format_exception(error))))
     failure = _of_typer(error, session) if isinstance(error, typer.TyperException) else of_error(error)
     if failure.exit_code in INTERRUPTED and failure.hint is None and session.command in RESUMED:
-        failure = msgspec.structs.replace(failure, hint="the same command goes on from here")
+        failure.hint = "the same command goes on from here"
     with suppress(BrokenPipeError, ReaderGone):
         if session.flags.json or "--json" in _options(arguments):
             with suppress(OSError):  # stdout can't take it, which may be the failure
-                session.out.write(failure.json().encode())
+                session.out.write(failure_json(failure).encode())
                 session.out.publish()
                 return failure.exit_code
-        text = failure.text(around.stderr_ink)
+        text = failure_text(failure, around.stderr_ink)
         around.stderr.write(wrapped(text, around.columns()) if around.stderr_is_terminal else text)
         around.stderr.flush()
     return failure.exit_code
@@ -188,7 +187,7 @@ _HINTS = {
 """Options of other tools that are spelled like none of ours."""
 
 
-def _of_typer(error: typer.TyperException, session: Session) -> Failure:
+def _of_typer(error: typer.TyperException, session: Session) -> UsageError:
     """Put typer's messages into our words: one sentence, then a hint."""
     path = f"dsv {session.command}".strip()
     hint = f"{path} --help"
@@ -211,7 +210,7 @@ def _of_typer(error: typer.TyperException, session: Session) -> Failure:
         text = error.format_message().replace("\n", " ").rstrip(". ")
         text = text.replace("argument(s)", "argument").replace("Value error, ", "")
         message = text[:1].lower() + text[1:]
-    return Failure("usage", 2, message, subject, hint)
+    return UsageError(message, subject=subject, hint=hint)
 
 
 OTHER_NAMES: dict[str, str] = {

@@ -16,14 +16,13 @@ import typer
 from dsv.cli.catalogue import MODES
 from dsv.cli.output import Keys, document, printable, to_item, to_json, write_items, write_table
 from dsv.cli.terminal import Style, wrapped
-from dsv.errors import Conflict, NotFound, UsageError
+from dsv.errors import Conflict, DsvError, NotFound, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dsv.api.context import Context
     from dsv.api.settings import Settings
-    from dsv.cli.failure import Failure
     from dsv.cli.output import Column, Output
     from dsv.cli.progress import Meter
     from dsv.cli.terminal import Surroundings
@@ -206,9 +205,11 @@ class Call(typer.Context):
         if not self.answered:
             self._stderr(f"{self.around.stderr_ink.paint(Style.WARNING, 'warning:')} {printable(text)}")
 
-    def complain(self, failure: Failure) -> None:
+    def complain(self, error: DsvError) -> None:
         """Print a failure that doesn't end the command."""
-        self._stderr(failure.text(self.around.stderr_ink).rstrip("\n"))
+        from dsv.cli.failure import failure_text, of_error
+
+        self._stderr(failure_text(of_error(error), self.around.stderr_ink).rstrip("\n"))
 
     @contextmanager
     def context(

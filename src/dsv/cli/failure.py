@@ -5,46 +5,54 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 
-import msgspec
-
 from dsv.cli.output import printable, to_json
 from dsv.cli.terminal import PLAIN, Ink, Style
-from dsv.errors import DsvError, LaunchError, NoRoom, memory_ran_out
+from dsv.errors import (
+    Conflict,
+    Denied,
+    DsvError,
+    Interrupted,
+    LaunchError,
+    NoRoom,
+    NotFound,
+    Unreachable,
+    Unsupported,
+    memory_ran_out,
+)
 
 READER_GONE = 141
 """A shell's exit code for a program that a closed pipe ended: 128 + SIGPIPE."""
 
 
-class Failure(msgspec.Struct, frozen=True):
-    """A failure for people and programs. `subject` is the object it is about."""
+class NoRoomToLaunch(NoRoom):
+    """A limit of the process or the machine kept `dsv run` from starting the command."""
 
-    kind: str
-    exit_code: int
-    message: str
-    subject: str | None = None
-    hint: str | None = None
-    retryable: bool = False
+    exit_code = LaunchError.exit_code
 
-    def text(self, ink: Ink = PLAIN) -> str:
-        message = _line(without_passwords(self.message))
-        if self.subject:
-            name = _line(without_passwords(self.subject))
-            message = message.replace(name, ink.paint(Style.NAME, name), 1)
-        lines = [f"{ink.paint(Style.ERROR, 'error:')} {message}"]
-        if self.hint:
-            lines.append(f"{ink.paint(Style.HINT, 'hint:')} {_line(without_passwords(self.hint))}")
-        return "\n".join(lines) + "\n"
 
-    def json(self) -> str:
-        error = {
-            "kind": self.kind,
-            "exit": self.exit_code,
-            "message": without_passwords(self.message),
-            "object": self.subject if self.subject is None else without_passwords(self.subject),
-            "hint": self.hint if self.hint is None else without_passwords(self.hint),
-            "retryable": self.retryable,
-        }
-        return to_json({"schema": 1, "error": error}) + "\n"
+def failure_text(error: DsvError, ink: Ink = PLAIN) -> str:
+    """Return the lines for people."""
+    message = _line(without_passwords(error.message))
+    if error.subject:
+        name = _line(without_passwords(error.subject))
+        message = message.replace(name, ink.paint(Style.NAME, name), 1)
+    lines = [f"{ink.paint(Style.ERROR, 'error:')} {message}"]
+    if error.hint:
+        lines.append(f"{ink.paint(Style.HINT, 'hint:')} {_line(without_passwords(error.hint))}")
+    return "\n".join(lines) + "\n"
+
+
+def failure_json(error: DsvError) -> str:
+    """Return the document for programs."""
+    fields = {
+        "kind": error.kind,
+        "exit": error.exit_code,
+        "message": without_passwords(error.message),
+        "object": error.subject if error.subject is None else without_passwords(error.subject),
+        "hint": error.hint if error.hint is None else without_passwords(error.hint),
+        "retryable": error.retryable,
+    }
+    return to_json({"schema": 1, "error": fields}) + "\n"
 
 
 _LIMITS: dict[int, tuple[str, str]] = {
@@ -55,50 +63,46 @@ _LIMITS: dict[int, tuple[str, str]] = {
 }
 """Resources that the process or the machine can run out of, and how to see their limits."""
 
-_BY_ERRNO: dict[int, tuple[str, int, str]] = {
-    errno.EACCES: ("denied", 8, "permission denied"),
-    errno.EPERM: ("denied", 8, "operation not permitted"),
-    errno.EROFS: ("denied", 8, "read-only file system"),
-    errno.ENOSPC: ("no-room", 7, "no space left on the device"),
-    errno.EDQUOT: ("no-room", 7, "disk quota exceeded"),
-    errno.ENOENT: ("not-found", 3, "no such file or directory"),
-    errno.ENOTDIR: ("not-found", 3, "not a directory"),
-    errno.EISDIR: ("conflict", 4, "a directory is in the way"),
-    errno.EEXIST: ("conflict", 4, "something else is there already"),
-    errno.ENOTEMPTY: ("conflict", 4, "the directory is not empty"),
-    errno.EBUSY: ("conflict", 4, "in use by something else"),
-    errno.ELOOP: ("not-found", 3, "too many symlinks lead on from there"),
-    errno.ENAMETOOLONG: ("unsupported", 9, "the name is too long for this file system"),
-    errno.EIO: ("unreachable", 6, "the disk or the file server reported an input/output error"),
-    errno.ETIMEDOUT: ("unreachable", 6, "the file server did not answer"),
-    errno.ESTALE: ("unreachable", 6, "the file server no longer knows this file"),
-    errno.EHOSTDOWN: ("unreachable", 6, "the file server is down"),
+_BY_ERRNO: dict[int, tuple[type[DsvError], str]] = {
+    errno.EACCES: (Denied, "permission denied"),
+    errno.EPERM: (Denied, "operation not permitted"),
+    errno.EROFS: (Denied, "read-only file system"),
+    errno.ENOSPC: (NoRoom, "no space left on the device"),
+    errno.EDQUOT: (NoRoom, "disk quota exceeded"),
+    errno.ENOENT: (NotFound, "no such file or directory"),
+    errno.ENOTDIR: (NotFound, "not a directory"),
+    errno.EISDIR: (Conflict, "a directory is in the way"),
+    errno.EEXIST: (Conflict, "something else is there already"),
+    errno.ENOTEMPTY: (Conflict, "the directory is not empty"),
+    errno.EBUSY: (Conflict, "in use by something else"),
+    errno.ELOOP: (NotFound, "too many symlinks lead on from there"),
+    errno.ENAMETOOLONG: (Unsupported, "the name is too long for this file system"),
+    errno.EIO: (Unreachable, "the disk or the file server reported an input/output error"),
+    errno.ETIMEDOUT: (Unreachable, "the file server did not answer"),
+    errno.ESTALE: (Unreachable, "the file server no longer knows this file"),
+    errno.EHOSTDOWN: (Unreachable, "the file server is down"),
 }
 
 
-def of_error(error: BaseException) -> Failure:
-    """Return the failure for any exception that a command let through."""
+def of_error(error: BaseException) -> DsvError:
+    """Return what any exception that a command let through means to its caller."""
     limit = _limit(error)
     if limit is not None:
         return limit
     if isinstance(error, DsvError):
-        return Failure(error.kind, error.exit_code, error.message, error.subject, error.hint, error.retryable)
+        return error
     if isinstance(error, KeyboardInterrupt):
-        return Failure("interrupted", 130, "interrupted")
+        return Interrupted("interrupted")
     if isinstance(error, OSError) and error.errno in _BY_ERRNO:
-        kind, code, reason = _BY_ERRNO[error.errno]
+        kind, reason = _BY_ERRNO[error.errno]
         subject = None if error.filename is None else _name(error.filename)
-        message = f"{subject}: {reason}" if subject else reason
-        return Failure(kind, code, message, subject, retryable=kind == "unreachable")
+        return kind(f"{subject}: {reason}" if subject else reason, subject=subject)
     what = f"{type(error).__name__}: {error}".removesuffix(": ")
     if memory_ran_out():
         reason, hint = _LIMITS[errno.ENOMEM]
-        return Failure(NoRoom.kind, NoRoom.exit_code, f"dsv can't go on: {reason} ({what})", hint=hint)
-    return Failure(
-        "unexpected",
-        70,
-        f"dsv met an unexpected {what}",
-        hint="run it again with --debug, and report what it prints",
+        return NoRoom(f"dsv can't go on: {reason} ({what})", hint=hint)
+    return DsvError(
+        f"dsv met an unexpected {what}", hint="run it again with --debug, and report what it prints"
     )
 
 
@@ -111,8 +115,8 @@ def without_passwords(text: str) -> str:
     return hide_in_urls(text)
 
 
-def _limit(error: BaseException) -> Failure | None:
-    """Return the failure for an error that a limit of the process has caused; None for any other.
+def _limit(error: BaseException) -> NoRoom | None:
+    """Return the error for one that a limit of the process has caused; None for any other.
 
     Trying again would meet the limit, even if a part of dsv reported it as "the store can't be reached".
     """
@@ -121,11 +125,10 @@ def _limit(error: BaseException) -> Failure | None:
         return None
     said, hint = reason
     if isinstance(error, DsvError):
-        code = error.exit_code if isinstance(error, LaunchError) else NoRoom.exit_code
-        return Failure(NoRoom.kind, code, error.message, error.subject, hint)
+        kind = NoRoomToLaunch if isinstance(error, LaunchError) else NoRoom
+        return kind(error.message, subject=error.subject, hint=hint)
     subject = _name(error.filename) if isinstance(error, OSError) and error.filename is not None else None
-    message = f"{subject}: {said}" if subject else f"dsv can't go on: {said}"
-    return Failure(NoRoom.kind, NoRoom.exit_code, message, subject, hint)
+    return NoRoom(f"{subject}: {said}" if subject else f"dsv can't go on: {said}", subject=subject, hint=hint)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

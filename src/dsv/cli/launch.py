@@ -17,7 +17,7 @@ from dsv.api.runs import Runs, open_runs
 from dsv.api.sync import workspace_above
 from dsv.cli.call import Call
 from dsv.cli.detach import detach, start_supervisor
-from dsv.cli.failure import Failure, of_error
+from dsv.cli.failure import failure_json, of_error
 from dsv.cli.output import document, to_json
 from dsv.cli.views.runs import cause_text, params_text, result_text, write_table
 from dsv.errors import DsvError, LaunchError, UsageError, as_launch_error
@@ -146,17 +146,28 @@ def launching() -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            failure: Failure = of_error(error)
-            raise LaunchError(failure.message, subject=failure.subject, hint=failure.hint) from error
+            raise of_error(error) from error
 
 
 @spared()
 def launch(call: Call, typed: Typed) -> int:
-    """Run it and return the exit code. Raises `LaunchError` for what keeps it from being launched."""
-    _check(call, typed)
+    """Run it, or all runs of a sweep, and return the exit code: of a sweep 0 if all have succeeded.
+
+    Raises `LaunchError` for what keeps it from being launched.
+    """
+    several = typed.sweep or (typed.again is not None and names_sweep(typed.again))
+    if several and call.session.member is None:
+        check, start = _check_sweep, _launch_sweep
+    else:
+        check, start = _check, _launch_one
+    check(call, typed)
     if typed.detach and call.session.announce is None:
         with launching():
             return detach(call)
+    return start(call, typed)
+
+
+def _launch_one(call: Call, typed: Typed) -> int:
     # Opened first, so that no result is lost for a name that can't be written.
     file = None if typed.json_file is None or typed.dry_run else _open(typed.json_file)
     try:
@@ -164,7 +175,7 @@ def launch(call: Call, typed: Typed) -> int:
             result = _launch(call, typed)
     except DsvError as error:
         if file is not None:
-            _write(call, file, of_error(error).json())
+            _write(call, file, failure_json(of_error(error)))
         raise
     return 0 if result is None else _tell(call, result, file)
 
@@ -223,7 +234,7 @@ def _check(call: Call, typed: Typed) -> None:
 def _tell(call: Call, result: RunView, file: FileIO | None) -> int:
     record = result.record
     if result.error is not None:
-        call.complain(of_error(result.error))
+        call.complain(result.error)
     took = "" if result.took_seconds is None else f" after {format_duration(result.took_seconds)}"
     reason = None if result.error is not None else record.error or cause_text(record)
     why = "" if reason is None else f": {reason}"
@@ -265,18 +276,8 @@ def _write(call: Call, file: FileIO, text: str) -> None:
         call.warn(f"{file.name} can't be written: {error.strerror}")
 
 
-def is_sweep(typed: Typed) -> bool:
-    """Check that several runs are asked for."""
-    return typed.sweep or (typed.again is not None and names_sweep(typed.again))
-
-
-@spared()
-def launch_sweep(call: Call, typed: Typed) -> int:
-    """Start its runs and wait for them; return the exit code, 0 if all have succeeded."""
-    _check_sweep(call, typed)
-    if typed.detach and call.session.announce is None:
-        with launching():
-            return detach(call)
+def _launch_sweep(call: Call, typed: Typed) -> int:
+    """Start its runs and wait for them."""
     with ExitStack() as held:
         with launching():
             context = held.enter_context(call.context(writes=True))

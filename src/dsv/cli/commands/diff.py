@@ -13,7 +13,6 @@ from dsv.api.diff import Comparison, Side
 from dsv.api.diff import diff as compare
 from dsv.cli.call import Call
 from dsv.cli.declare import PATHS, argument, command, option
-from dsv.cli.failure import of_error
 from dsv.cli.options.arguments import All, ExitCode, JsonLines, Offline, commit_target, dataset_paths, one_of
 from dsv.cli.output import printable, to_item
 from dsv.cli.terminal import Ink, Style
@@ -233,7 +232,7 @@ def _table(
     except (Unsupported, UsageError) as error:
         if alone:
             raise
-        call.complain(of_error(error))
+        call.complain(error)
         shown.failed.append(error)
         return None
 

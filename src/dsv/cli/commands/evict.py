@@ -7,7 +7,6 @@ from dsv.cache.evict import EvictionResult
 from dsv.cache.policy import CachedCommit
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option, whole
-from dsv.cli.failure import of_error
 from dsv.cli.options.arguments import DryRun, Targets
 from dsv.cli.output import cached_name
 from dsv.errors import DsvError
@@ -83,7 +82,7 @@ def _tell(call: Call, report: EvictionResult, *, dry_run: bool, say_kept: bool) 
         for kept in report.kept:
             call.say(f"kept {_name(kept)}: {kept.reason}")
     for error in report.errors:
-        call.complain(of_error(error))
+        call.complain(error)
     for limit in report.exceeded:
         call.warn(f"still exceeded: {limit}")
     call.result(report, dry_run=dry_run)

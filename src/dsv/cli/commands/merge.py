@@ -12,7 +12,6 @@ from dsv.api.context import Context
 from dsv.api.merge import Merged, MergeRequest
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
-from dsv.cli.failure import of_error
 from dsv.cli.options.arguments import Author, DryRun, Force, Message, commit_target, override
 from dsv.cli.options.merging import (
     CONFLICT_KEYS,
@@ -246,6 +245,6 @@ def _tell_workspace(call: Call, here: Updated | DsvError | None) -> None:
     """Report the update of the workspace that follows the branch."""
     if isinstance(here, DsvError):
         call.warn("the commit is published, but this workspace was not updated; dsv pull updates it")
-        call.complain(of_error(here))
+        call.complain(here)
     elif here is not None:
         call.say(f"updated this workspace: {written(here)}")

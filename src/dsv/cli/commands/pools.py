@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from dsv.api.pools import Wanted, all_pools, load_pool, locate, report_pools, unknown
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command
-from dsv.cli.failure import Failure, of_error
+from dsv.cli.failure import of_error
 from dsv.cli.output import Column
 from dsv.errors import DsvError
 from dsv.run.pools import PoolFacts
@@ -68,13 +66,11 @@ def _configured(call: Call) -> tuple[list[Pool], list[PoolFacts]]:
     return [*checked, load_pool(call.settings, HERE, "dsv pools")], wrong
 
 
-def _failure(pool: str, problem: DsvError) -> Failure:
+def _failure(pool: str, problem: DsvError) -> DsvError:
     found = of_error(problem)
-    return (
-        found
-        if pool in (problem.subject or "").split(".")
-        else msgspec.structs.replace(found, message=f"the pool {pool}: {found.message}")
-    )
+    if pool not in (problem.subject or "").split("."):
+        found.message = f"the pool {pool}: {found.message}"
+    return found
 
 
 def _write_table(call: Call, found: Sequence[PoolFacts], *, with_target: bool) -> None:

@@ -61,10 +61,7 @@ def run(
     keys run and out alone.
     """
     typed = {name: value for name, value in locals().items() if name not in ("call", "options", "env")}
-    from dsv.cli.launch import Typed, is_sweep, launch, launch_sweep
+    from dsv.cli.launch import Typed, launch
 
     given = {name: value for name, value in options.items() if value}
-    asked = Typed(**typed, env=tuple(env or ()), options=given)
-    if call.session.member is None and is_sweep(asked):
-        return launch_sweep(call, asked)
-    return launch(call, asked)
+    return launch(call, Typed(**typed, env=tuple(env or ()), options=given))

@@ -16,7 +16,6 @@ from dsv.api.runs import Runs
 from dsv.cli.call import Call
 from dsv.cli.commands.runs import opened_runs, warn_of_cut_off
 from dsv.cli.declare import argument, command, option
-from dsv.cli.failure import of_error
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.run.active_runs import Owner, UnderWay
 from dsv.run.engine_list import find_job
@@ -169,7 +168,7 @@ def _stop_sweep(call: Call, view: SweepView, seconds: float) -> None:
     if process is not None and process.is_here:
         _wait_for_driver(call, view.id, process)
     for problem in problems[1:]:
-        call.complain(of_error(problem))
+        call.complain(problem)
     if problems:
         raise problems[0]
     _tell_sweep(call, view)

@@ -30,18 +30,20 @@ from dsv.errors import Terminated, UsageError
 INTERRUPTED = (130, 143)
 RESUMED = frozenset({"sync", "pull", "clone", "cache", "sparse"})
 """Commands that use what an interrupted one had done."""
-SIBLINGS = {
-    "cherry-pick": "merge",
-    "revert": "merge",
-    "rm": "put",
-    "mv": "put",
-    "release": "hold",
-    "cat": "ls",
-    "resolve": "ls",
-    "rollback": "restore",
-    "wait": "stop",
-    "logs": "stop",
+_FILES = {
+    "branch": "tag",
+    "clone": "init sparse",
+    "evict": "hold release",
+    "gc": "du expire",
+    "import": "export",
+    "ls": "cat resolve",
+    "merge": "cherry-pick pull revert",
+    "put": "mv rm",
+    "restore": "rollback switch",
+    "stop": "logs wait",
+    "store": "doctor",
 }
+SIBLINGS = {name: file for file, names in _FILES.items() for name in names.split()}
 """Commands that are in the file of another one."""
 
 

@@ -19,7 +19,7 @@ from dsv.cli.call import Call
 from dsv.cli.detach import detach, start_supervisor
 from dsv.cli.failure import failure_json, of_error
 from dsv.cli.output import document, to_json
-from dsv.cli.views.runs import cause_text, params_text, result_text, write_table
+from dsv.cli.run_views import cause_text, params_text, result_text, write_table
 from dsv.errors import DsvError, LaunchError, UsageError, as_launch_error
 from dsv.run.dirs import RunPlace
 from dsv.run.engines.attach import Signals, spared

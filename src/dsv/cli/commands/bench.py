@@ -9,7 +9,7 @@ from dsv.api.bench_feed import Fed, FeedRequest, bench_feed, find_load
 from dsv.api.connection import Connection
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
-from dsv.cli.options.arguments import Offline
+from dsv.cli.options import Offline
 from dsv.errors import UsageError
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count

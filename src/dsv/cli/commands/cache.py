@@ -10,7 +10,7 @@ from dsv.api.cache import cache as materialize
 from dsv.api.cache import check_link, make_link
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
-from dsv.cli.options.arguments import Offline, Strict, one_of
+from dsv.cli.options import Offline, Strict, one_of
 from dsv.cli.output import local_time, to_item
 from dsv.errors import UsageError
 from dsv.run.staged import Staged

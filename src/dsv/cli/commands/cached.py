@@ -11,7 +11,7 @@ from dsv.cache.claims import LeaseRecord
 from dsv.cache.fill.check import Checked
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
-from dsv.cli.options.arguments import Targets
+from dsv.cli.options import Targets
 from dsv.cli.output import first, local_time, printable, to_item
 from dsv.errors import IntegrityError, UsageError
 from dsv.values.names import Target

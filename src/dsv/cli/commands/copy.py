@@ -6,7 +6,7 @@ from dsv.api.copy import Copied, CopyRequest
 from dsv.api.copy import copy as copy_names
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
-from dsv.cli.options.arguments import Author, DryRun
+from dsv.cli.options import Author, DryRun
 from dsv.cli.output import short
 from dsv.errors import UsageError
 from dsv.values.names import Target

@@ -7,7 +7,7 @@ from dsv.api.context import Context
 from dsv.api.datasets import datasets as list_datasets
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
-from dsv.cli.options.arguments import Author, one_of
+from dsv.cli.options import Author, one_of
 from dsv.cli.output import local_time, rfc3339, short
 from dsv.errors import UsageError
 from dsv.values.names import DatasetName

@@ -11,12 +11,12 @@ import msgspec
 
 from dsv.api.diff import Comparison, Side
 from dsv.api.diff import diff as compare
+from dsv.cli import differences as view
 from dsv.cli.call import Call
 from dsv.cli.declare import PATHS, argument, command, option
-from dsv.cli.options.arguments import All, ExitCode, JsonLines, Offline, commit_target, dataset_paths, one_of
+from dsv.cli.options import All, ExitCode, JsonLines, Offline, commit_target, dataset_paths, one_of
 from dsv.cli.output import printable, to_item
 from dsv.cli.terminal import Ink, Style
-from dsv.cli.views import differences as view
 from dsv.diff.lines import decode_text, diff_lines, split_lines
 from dsv.diff.paths import Difference, Summary
 from dsv.diff.tables import LARGEST, TableDiff, diff_tables, is_table, require_pyarrow

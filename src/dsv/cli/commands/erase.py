@@ -8,7 +8,7 @@ from typing import Any
 from dsv.api import verify as api
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
-from dsv.cli.options.arguments import Author, DryRun, one_of
+from dsv.cli.options import Author, DryRun, one_of
 from dsv.cli.output import first, local_time, printable
 from dsv.errors import Conflict, Unreachable, UsageError
 from dsv.upkeep.successor import Succeeded

@@ -12,7 +12,7 @@ from dsv.api.log import log as read_log
 from dsv.api.log import reflog as read_moves
 from dsv.cli.call import Call
 from dsv.cli.declare import PATHS, command, option, whole
-from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, commit_target, dataset_paths, one_of
+from dsv.cli.options import JsonLines, Offline, TargetOrBase, commit_target, dataset_paths, one_of
 from dsv.cli.output import local_time, printable, short, to_item
 from dsv.cli.terminal import Ink, Style
 from dsv.errors import UsageError
@@ -113,7 +113,7 @@ def _moment(context: Context, typed: str | None, *, end: bool = False) -> float 
 
 
 def _item(item: LogItem) -> dict[str, object]:
-    from dsv.cli.views import differences as view
+    from dsv.cli import differences as view
     from dsv.diff.paths import Summary
 
     step = item.difference
@@ -166,7 +166,7 @@ def _lines(call: Call, item: LogItem, *, oneline: bool) -> list[str]:
         lines = commit_lines(item.id, item.commit, _names(item), ink)
     if item.difference is None and item.found is None:
         return lines
-    from dsv.cli.views import differences as view
+    from dsv.cli import differences as view
     from dsv.diff.paths import Summary
 
     if item.difference is not None:

@@ -7,7 +7,7 @@ from dsv.api.datasets import ls as list_entries
 from dsv.api.datasets import resolve as find
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
-from dsv.cli.options.arguments import JsonLines, Offline, TargetOrBase, commit_target, one_of
+from dsv.cli.options import JsonLines, Offline, TargetOrBase, commit_target, one_of
 from dsv.cli.output import printable
 from dsv.format.records import Erasure
 from dsv.format.tree import Entry

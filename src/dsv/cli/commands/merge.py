@@ -1,35 +1,38 @@
-"""dsv merge, cherry-pick and revert."""
+"""dsv merge, cherry-pick, revert and pull, and the conflicts that they show."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from dsv.api import merge as api
 from dsv.api.checkout import Updated
+from dsv.api.checkout import pull as bring
 from dsv.api.context import Context
 from dsv.api.merge import Merged, MergeRequest
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
-from dsv.cli.options.arguments import Author, DryRun, Force, Message, commit_target, override
-from dsv.cli.options.merging import (
-    CONFLICT_KEYS,
-    SETTLED_KEYS,
-    Resolved,
-    TableKey,
-    choices,
-    settled_json,
-    tell_conflicts,
-    tell_settled,
-    warn_without_effect,
-)
-from dsv.cli.output import to_item, written
-from dsv.errors import DsvError
+from dsv.cli.options import Author, DryRun, Force, Message, commit_target, override, workspace_paths
+from dsv.cli.output import WRITTEN_KEYS, first, to_item, written
+from dsv.errors import DsvError, NotFound, UsageError
+from dsv.format.tree import Entry
 from dsv.merge.apply import MergeCounts
-from dsv.merge.paths import MergeConflict
+from dsv.merge.paths import Choices, MergeConflict, Settled
 from dsv.values.names import BranchName, Rev, Target, clean_path
-from dsv.values.paths import PathSet
+from dsv.values.paths import PathSet, show
+
+Resolved = Annotated[
+    list[str] | None,
+    option("--resolved PATH=FILE", "Give PATH, which both sides changed, the content of the local FILE."),
+]
+TableKey = Annotated[
+    str | None,
+    option("--table-key COLUMN", "Merge CSV and Parquet files row by row; COLUMN tells rows apart."),
+]
+SETTLED_KEYS = "choice from_theirs settled from_theirs_count settled_count"
+CONFLICT_KEYS = "conflicts(path kind ours theirs reason) without_effect"
 
 _OPTIONS: dict[str, Any] = {
     "into": Annotated[
@@ -184,7 +187,7 @@ def _apply(
 
     into, message = options["into"], options["message"]
     request = MergeRequest(
-        choices=choices(options["ours"], options["theirs"], options["both"], options["resolved"], _paths),
+        choices=_choices(options["ours"], options["theirs"], options["both"], options["resolved"], _paths),
         into=None if into is None else BranchName.parse(into.removeprefix("@")),
         source=_source(call, source),
         message=message,
@@ -197,11 +200,11 @@ def _apply(
         try:
             done = function(context, request)
         except MergeConflict as error:
-            return tell_conflicts(call, error, commit=None, **outcome_of("conflict"))
-    warn_without_effect(call, done.without_effect)
+            return _tell_conflicts(call, error, commit=None, **outcome_of("conflict"))
+    _warn_without_effect(call, done.without_effect)
     _tell_workspace(call, done.here)
     failed = isinstance(done.here, DsvError)
-    settled = list(map(settled_json, done.counts.settled))
+    settled = list(map(_settled_json, done.counts.settled))
     workspace = {
         "status": "not-updated" if failed else "updated",
         "reason": str(done.here) if failed else None,
@@ -216,7 +219,7 @@ def _apply(
         workspace=None if done.here is None else workspace,
     )
     call.line(_text(done, word, picked=function is not api.merge))
-    tell_settled(call, done.counts.settled)
+    _tell_settled(call, done.counts.settled)
     return None
 
 
@@ -248,3 +251,145 @@ def _tell_workspace(call: Call, here: Updated | DsvError | None) -> None:
         call.complain(here)
     elif here is not None:
         call.say(f"updated this workspace: {written(here)}")
+
+
+@command(
+    "pull",
+    examples="""
+        dsv pull  # what others have synced to this workspace's branch
+        dsv pull --theirs labels/ --ours notes.txt  # settle conflicts by path
+        dsv pull --both labels.csv  # keep yours, and theirs beside it as labels.theirs.csv
+    """,
+    result=(
+        f"dataset branch before commit {WRITTEN_KEYS} any_change merged(path {SETTLED_KEYS}) {CONFLICT_KEYS}"
+    ),
+)
+def pull(
+    call: Call,
+    ours: list[str] | None = option("--ours PATH", "Settle conflicts at or below PATH: what is here stays."),
+    theirs: list[str] | None = option("--theirs PATH", "Settle them: what is here goes, and is lost."),
+    both: list[str] | None = option("--both PATH", "Keep both: theirs beside it as NAME.theirs.EXT."),
+    resolved: Resolved = None,
+    table_key: TableKey = None,
+) -> int | None:
+    """Update the workspace to its branch.
+
+    Local changes stay, and the next sync publishes them on top. A text below 1 MiB that both sides changed is merged
+    line by line; a change of mode goes together with one of content. If both changed a path in another way, it ends
+    with exit code 4 and the list, and writes nothing; --ours, --theirs and --both settle that by path. What can be
+    merged is merged all the same.
+    """
+    with call.context() as context:
+        workspace = context.workspace()
+        chosen = _choices(ours, theirs, both, resolved, lambda typed: workspace_paths(workspace, typed))
+        try:
+            done = bring(context, chosen, table_key)
+        except MergeConflict as error:
+            return _tell_conflicts(
+                call, error, dataset=workspace.dataset, branch=workspace.branch, commit=None
+            )
+    _warn_without_effect(call, done.without_effect)
+    _tell_pulled(call, done)
+    return None
+
+
+def _tell_pulled(call: Call, done: Updated) -> None:
+    call.result(done, merged=list(map(_settled_json, done.merged)), conflicts=[])
+    where = f"{done.dataset}@{done.branch}"
+    if done.commit is None:
+        call.line(f"{where} has no commit yet")
+    elif not done.any_change:
+        call.line(f"{where} is already at {str(done.commit)[:12]}")
+    else:
+        call.line(f"pulled {where} ({str(done.commit)[:12]}): {written(done)}")
+        _tell_settled(call, done.merged)
+
+
+def _choices(
+    ours: list[str] | None,
+    theirs: list[str] | None,
+    both: list[str] | None,
+    resolved: list[str] | None,
+    paths: Callable[[list[str]], Sequence[bytes]],
+) -> Choices:
+    """Return the choices for conflicts. Raises `UsageError` for a path with two of them.
+
+    `paths` makes paths of the dataset of those that were typed.
+    """
+    seen: dict[bytes, str] = {}
+
+    def choose(path: bytes, option: str) -> None:
+        if seen.setdefault(path, option) != option:
+            name = path.decode("utf-8", "backslashreplace") or "."
+            raise UsageError(
+                f"{seen[path]} and {option} both name {name}", subject=name, hint="choose one of them"
+            )
+
+    sides: dict[str, PathSet | None] = {}
+    for name, typed in (("--ours", ours), ("--theirs", theirs), ("--both", both)):
+        side = sides[name] = PathSet.of(paths(typed)) if typed else None
+        for path in () if side is None else side.paths or (b"",):
+            choose(path, name)
+    files: dict[bytes, str] = {}
+    for one in resolved or ():
+        named, equals, file = one.partition("=")
+        if not (named and equals and file):
+            raise UsageError(
+                f"{one} is not PATH=FILE", subject=one, hint="--resolved labels.csv=/tmp/labels.csv"
+            )
+        [path] = paths([named])
+        if path in files:
+            raise UsageError(f"--resolved names {named} twice", subject=named, hint="give it one file")
+        choose(path, "--resolved")
+        if not Path(file).is_file():
+            hint = "--resolved PATH=FILE: FILE is a file on this machine"
+            raise NotFound(f"{file} is not a file", subject=file, hint=hint)
+        files[path] = file
+    return Choices(sides["--ours"], sides["--theirs"], sides["--both"], files)
+
+
+def _settled_json(one: Settled) -> dict[str, object]:
+    content = one.content
+    return {
+        "path": one.path.decode("utf-8", "surrogateescape"),
+        "choice": None if one.choice is None else one.choice.name.lower(),
+        "from_theirs": [] if content is None else content.taken.first,
+        "from_theirs_count": 0 if content is None else content.taken.count,
+        "settled": [] if content is None else content.settled.first,
+        "settled_count": None if content is None else content.settled.count,
+    }
+
+
+def _tell_settled(call: Call, settled: Sequence[Settled]) -> None:
+    """Print a line for each file that was merged, or that a choice has settled."""
+    for line in first(list(map(str, settled)), more="; --json has them all"):
+        call.line(f"  {line}")
+
+
+def _tell_conflicts(call: Call, error: MergeConflict, **head: object) -> int:
+    """Print the list for a program, and return the exit code; for people raise the error, which has it."""
+    _warn_without_effect(call, error.without_effect)
+    if not call.json:
+        raise error
+    keys = "path kind ours theirs reason"
+    conflicts = [
+        to_item(
+            one, keys, ours=_entry_json(one.ours), theirs=_entry_json(one.theirs), reason=one.reason or None
+        )
+        for one in error.conflicts
+    ]
+    call.result(error, **head, conflicts=conflicts)
+    return error.exit_code
+
+
+def _warn_without_effect(call: Call, paths: Iterable[bytes]) -> None:
+    """Warn of paths that were mistyped, most likely."""
+    for path in paths:
+        call.warn(f"a side was chosen for {show(path)}, but no conflict is at or below it")
+
+
+def _entry_json(entry: Entry | None) -> dict[str, object] | None:
+    if entry is None:
+        return None
+    kind = entry.kind.name.lower().replace("_", "-")
+    return to_item(entry, "kind size file_id target", kind=kind)

@@ -13,7 +13,7 @@ from typing import Annotated
 from dsv.api.edits import Edit, Edited, EditRequest, Move, MoveAll, PathEdit, Put, Remove, edit
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
-from dsv.cli.options.arguments import (
+from dsv.cli.options import (
     AllowRemovals,
     Author,
     Create,

@@ -11,7 +11,7 @@ from dsv.api.context import Context
 from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
-from dsv.cli.views.runs import write_csv, write_differences, write_one, write_table
+from dsv.cli.run_views import write_csv, write_differences, write_one, write_table
 from dsv.errors import NotFound, Unreachable, UsageError
 from dsv.run.listing import (
     Filter,

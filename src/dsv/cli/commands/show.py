@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dsv.api.diff import ShownCommit, ShownPath
 from dsv.api.diff import show as read
+from dsv.cli import differences as view
 from dsv.cli.call import Call
 from dsv.cli.commands.log import COMMIT_KEYS, commit_lines
 from dsv.cli.declare import command
-from dsv.cli.options.arguments import Offline, TargetOrBase, one_of
+from dsv.cli.options import Offline, TargetOrBase, one_of
 from dsv.cli.output import printable, to_item
-from dsv.cli.views import differences as view
 from dsv.format.records import Erasure
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count, rfc3339

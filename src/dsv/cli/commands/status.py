@@ -11,7 +11,7 @@ from dsv.api.status import Position, Status
 from dsv.api.status import status as compare
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
-from dsv.cli.options.arguments import All, ExitCode, Paths, Rehash, workspace_paths
+from dsv.cli.options import All, ExitCode, Paths, Rehash, workspace_paths
 from dsv.cli.output import patterns_of, printable, rfc3339
 from dsv.cli.terminal import CHANGES
 from dsv.format.records import describe_limits
@@ -137,7 +137,7 @@ def _write(call: Call, found: Status, typed: Sequence[str], *, everything: bool)
 
 def _write_folders(call: Call, found: Status, changes: Sequence[tuple[bytes, str]]) -> str:
     """Print a table with a row for each folder, and return the totals."""
-    from dsv.cli.views.differences import COUNTED, FOLDERS, folder_name
+    from dsv.cli.differences import COUNTED, FOLDERS, folder_name
     from dsv.diff.paths import Difference, Summary, Sums
     from dsv.format.tree import Entry, Kind
     from dsv.repo.tree.diff import What

@@ -6,7 +6,7 @@ from dsv.api.sync import Synced, SyncRequest
 from dsv.api.sync import sync as publish
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
-from dsv.cli.options.arguments import (
+from dsv.cli.options import (
     Author,
     Force,
     Paths,

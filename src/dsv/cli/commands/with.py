@@ -13,7 +13,7 @@ from dsv.cli.call import Call
 from dsv.cli.commands.cache import item_of
 from dsv.cli.declare import COMMAND, argument, command, option
 from dsv.cli.launch import launching
-from dsv.cli.options.arguments import Offline
+from dsv.cli.options import Offline
 from dsv.cli.output import document, to_json
 from dsv.errors import UsageError
 from dsv.run.staged import Staged

@@ -1,1 +1,0 @@
-"""Results, printed for a person."""

@@ -25,7 +25,7 @@ ACTIONS = ("check", "merge-indexes", "move-names", "rebuild-names")
     examples="""
         dsv store check  # test the store in effect, as dsv init did
         dsv store move-names /nfs/names  # keep the store's names there from now on
-        dsv store rebuild-names --names /nfs/new-names --dry-run  # _show_findings which names can be recovered
+        dsv store rebuild-names --names /nfs/new-names --dry-run  # show which names can be recovered
     """,
     result=(
         "items(check state text hint commit dataset branch head_of author time message) merged files "

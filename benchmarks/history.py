@@ -29,7 +29,7 @@ from dsv.format.codec import Codec
 from dsv.format.locator import Location
 from dsv.format.records import RefEntry, Writer
 from dsv.format.tree import Entry, Kind
-from dsv.repo.refs.branches import Head, Moved
+from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange
@@ -142,8 +142,8 @@ class _Making:
             assert parent.commit is not None
             entry = RefEntry(parent.commit, False, Nonce.random(), next(self._clock), WRITER.author, "branch")
             moved = repository.refs.move(DATASET, name, None, entry)
-            assert isinstance(moved, Moved)
-            after = moved.head
+            assert isinstance(moved, Head)
+            after = moved
         parents = () if parent is None or parent.commit is None else (parent.commit,)
         base = TreeReader(repository.objects, parents[0]) if parents else None
         draft = Draft(DATASET, name, after, parents, "a commit of the benchmark", "sync")

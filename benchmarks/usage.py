@@ -25,7 +25,7 @@ from pathlib import Path
 
 from dsv.format.records import Commit, RefEntry, Writer
 from dsv.format.tree import Entry, Kind
-from dsv.repo.refs.branches import Moved
+from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.read import TreeReader
@@ -61,7 +61,7 @@ def commit(repository: Repository, numbers: Iterable[int], label: str) -> None:
         )  # fmt: skip
         commit_id = session.put_commit(repository.named(made, DATASET, MAIN), tree.locator)
         move = RefEntry(commit_id, False, Nonce.random(), repository.clock(), WRITER.author, "sync")
-        assert isinstance(session.publish(DATASET, MAIN, head, move), Moved)
+        assert isinstance(session.publish(DATASET, MAIN, head, move), Head)
         session.close()
 
 
@@ -70,7 +70,7 @@ def fill(folder: Path, files: int, commits: int) -> None:
     store = DirectoryStore(folder)
     repository = Repository.create(store, None, author=WRITER.author, tool=WRITER.tool)
     entry = RefEntry(None, False, Nonce.random(), repository.clock(), WRITER.author, "init")
-    assert isinstance(repository.refs.move(DATASET, MAIN, None, entry), Moved)
+    assert isinstance(repository.refs.move(DATASET, MAIN, None, entry), Head)
     chance = random.Random(1)
     for number in range(commits):
         start = chance.randrange(max(1, files - CHANGES))

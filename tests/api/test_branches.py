@@ -339,7 +339,7 @@ def test_no_branch_is_made_or_moved_to_what_gc_is_removing(world: World) -> None
             work()
     assert world.heads() == before
     done = GcDone(0, Nonce.random(), 0)
-    world.store.put_if_absent(keys.gc_done_key(0), done.encode())
+    world.store.put_if_absent(keys.gc_key(0, "done"), done.encode())
     world.create("y", 0)
 
 

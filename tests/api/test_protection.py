@@ -26,7 +26,7 @@ from dsv.errors import Conflict, DsvError, IntegrityError, Unsupported
 from dsv.format import keys
 from dsv.format.records import BranchRule, Feature, FeatureRule, Limits, RefEntry, Writer
 from dsv.repo import format_log
-from dsv.repo.refs.branches import Head, LostRace, Moved, Refs
+from dsv.repo.refs.branches import Head, LostRace, Refs
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, naming
 from dsv.store.memory import MemoryStore
@@ -112,7 +112,7 @@ def test_only_the_named_authors_move_it(world: World) -> None:
         refs.move(DATASET, MAIN, head, entry(commit_on(world, head), author="eve@lab"))
     for author in ("Bob Lee <bob@lab>", "ann@lab"):
         head = refs.head(DATASET, MAIN)
-        assert isinstance(refs.move(DATASET, MAIN, head, entry(commit_on(world, head), author=author)), Moved)
+        assert isinstance(refs.move(DATASET, MAIN, head, entry(commit_on(world, head), author=author)), Head)
     eve = structs.replace(world.context, writer=structs.replace(world.context.writer, author="eve@lab"))
     with pytest.raises(Conflict, match="not among those"):
         protect_branch(eve, MAIN_PATH, None)
@@ -140,13 +140,13 @@ def test_only_a_merge_moves_it(world: World) -> None:
         repository.refs.check_mover(head, "ann@lab")
     repository.refs.check_mover(head, "ann@lab", merge=True)
     on_top = commit_on(world, head)
-    assert isinstance(repository.refs.move(DATASET, MAIN, head, entry(on_top, action="merge")), Moved)
+    assert isinstance(repository.refs.move(DATASET, MAIN, head, entry(on_top, action="merge")), Head)
     head = repository.refs.head(DATASET, MAIN)
     before = repository.objects.commit(on_top)
     merged = structs.replace(before, parents=(on_top, world.commits[0]), message="two parents")
     with Session.open(repository, WRITER) as session:
         both = session.put_commit(merged, None)
-        assert isinstance(session.publish(DATASET, MAIN, head, entry(both, action="sync")), Moved)
+        assert isinstance(session.publish(DATASET, MAIN, head, entry(both, action="sync")), Head)
 
 
 @pytest.mark.parametrize(

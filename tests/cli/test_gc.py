@@ -200,7 +200,7 @@ def test_at_a_terminal_it_shows_what_goes_and_asks(old: Dsv) -> None:
 def test_sessions_that_go_on_are_named_and_nothing_is_deleted(old: Dsv) -> None:
     store = store_of(old)
     with Session.open(Repository.open(store, None), Writer("Ada", "node7", "dsv 0.9")) as session:
-        path = old.home / "store" / keys.session_open_key(session.id)
+        path = old.home / "store" / keys.session_key(session.id, "open")
         os.utime(path, (os.stat(path).st_mtime - 3 * 86400,) * 2)
         before = packs(old)
         result = old("gc", "--yes", *NOW, "--max-wait", "0s", "--json")

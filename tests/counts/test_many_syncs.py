@@ -9,7 +9,7 @@ import pytest
 from dsv.api.datasets import dataset_item
 from dsv.format.records import RefEntry
 from dsv.repo.merge_indexes import GRACE_SECONDS, merge_indexes
-from dsv.repo.refs.branches import Moved
+from dsv.repo.refs.branches import Head
 from dsv.store.open import Counts, OpenStore
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, DatasetName
@@ -73,8 +73,8 @@ def test_a_list_of_datasets_asks_the_same_however_many_moves_they_have() -> None
         for _ in range(number + 1):
             entry = RefEntry(None, False, Nonce.random(), 0, "Ann", "init")
             moved = repository.refs.move(name, MAIN, head, entry)
-            assert isinstance(moved, Moved)
-            head = moved.head
+            assert isinstance(moved, Head)
+            head = moved
     again = reopened(store)
     before = store.counts
     names = again.refs.datasets()

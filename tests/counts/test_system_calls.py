@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsv.format.records import RefEntry
-from dsv.repo.refs.branches import Moved
+from dsv.repo.refs.branches import Head
 from dsv.store.directory import DirectoryStore
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, DatasetName
@@ -118,8 +118,8 @@ def count_datasets(home: Path, datasets: int) -> int:
         for action in ("init", "test"):
             entry = RefEntry(None, False, Nonce.random(), 0, WRITER.author, action)
             moved = repository.refs.move(name, MAIN, head, entry)
-            assert isinstance(moved, Moved)
-            head = moved.head
+            assert isinstance(moved, Head)
+            head = moved
     return traced(who, "datasets")
 
 

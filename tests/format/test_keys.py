@@ -30,13 +30,13 @@ def test_the_layout_of_a_store() -> None:
     assert keys.tag_key(LUNGS, TagName.parse("v1")) == "refs/team-a%2Flungs/tags/v1/value"
     assert keys.tag_deleted_key(LUNGS, TagName.parse("v1")) == "refs/team-a%2Flungs/tags/v1/deleted"
     assert keys.expiry_key(LUNGS, 1) == "refs/team-a%2Flungs/expired/fffffffffffffffe"
-    assert keys.session_open_key(session) == f"sessions/{'0' * 32}/open"
+    assert keys.session_key(session, "open") == f"sessions/{'0' * 32}/open"
     assert keys.session_beat_key(session, 10) == f"sessions/{'0' * 32}/beat-0000000a"
-    assert keys.session_verdict_key(session) == f"sessions/{'0' * 32}/verdict"
-    assert keys.session_closed_key(session) == f"sessions/{'0' * 32}/closed"
-    assert keys.gc_condemned_key(1) == "gc/0000000000000001/condemned"
-    assert keys.gc_decision_key(1) == "gc/0000000000000001/decision"
-    assert keys.gc_done_key(1) == "gc/0000000000000001/done"
+    assert keys.session_key(session, "verdict") == f"sessions/{'0' * 32}/verdict"
+    assert keys.session_key(session, "closed") == f"sessions/{'0' * 32}/closed"
+    assert keys.gc_key(1, "condemned") == "gc/0000000000000001/condemned"
+    assert keys.gc_key(1, "decision") == "gc/0000000000000001/decision"
+    assert keys.gc_key(1, "done") == "gc/0000000000000001/done"
     assert keys.gc_verified_key(10) == "gc/verified-000000000000000a"
     assert keys.pack_search_prefix("0") == "packs/0" and keys.pack_search_prefix("0102") == "packs/01/0102"
     assert keys.gc_damage_key(10) == "gc/damage-000000000000000a"
@@ -62,9 +62,9 @@ def test_what_is_built_is_parsed(number: int) -> None:
     assert keys.parse_format_key(keys.format_key(number)) == number
     assert keys.parse_gc_damage_key(keys.gc_damage_key(number)) == number
     assert keys.parse_gc_verified_key(keys.gc_verified_key(number)) == number
-    assert keys.parse_gc_key(keys.gc_condemned_key(number)) == (number, "condemned")
-    assert keys.parse_gc_key(keys.gc_decision_key(number)) == (number, "decision")
-    assert keys.parse_gc_key(keys.gc_done_key(number)) == (number, "done")
+    assert keys.parse_gc_key(keys.gc_key(number, "condemned")) == (number, "condemned")
+    assert keys.parse_gc_key(keys.gc_key(number, "decision")) == (number, "decision")
+    assert keys.parse_gc_key(keys.gc_key(number, "done")) == (number, "done")
 
 
 def test_ids_are_parsed() -> None:

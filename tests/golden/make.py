@@ -123,7 +123,7 @@ def build(*, named: bool = False, node_locators: bool = False) -> dict[str, byte
         _expiry(made, first)
         _erasure(made)
         decision = GcDecision(0, (name_of("condemned 0").pack,), _nonce("decision"), TIME + 50, "golden 5")
-        made.put(keys.gc_decision_key(0), decision.encode())
+        made.put(keys.gc_key(0, "decision"), decision.encode())
     return dict(sorted(made.keys.items()))
 
 
@@ -310,14 +310,14 @@ def _sessions(made: StoreMaker, commit: CommitId) -> None:
     published, fenced = SessionId(name_of("session 1").raw(16)), SessionId(name_of("session 2").raw(16))
     for session in (published, fenced):
         opened = SessionOpen(_nonce(f"open {session}"), TIME, AUTHOR, "host-1", "golden 1")
-        made.put(keys.session_open_key(session), opened.encode())
+        made.put(keys.session_key(session, "open"), opened.encode())
     made.put(keys.session_beat_key(published, 0), SessionBeat(_nonce("beat"), TIME + 60_000).encode())
-    made.put(keys.session_verdict_key(published), SessionVerdict(commit, _nonce("declared")).encode())
-    made.put(keys.session_closed_key(published), SessionClosed(_nonce("closed"), TIME + 61_000).encode())
-    made.put(keys.session_verdict_key(fenced), SessionVerdict(None, _nonce("fenced")).encode())
+    made.put(keys.session_key(published, "verdict"), SessionVerdict(commit, _nonce("declared")).encode())
+    made.put(keys.session_key(published, "closed"), SessionClosed(_nonce("closed"), TIME + 61_000).encode())
+    made.put(keys.session_key(fenced, "verdict"), SessionVerdict(None, _nonce("fenced")).encode())
     condemned = tuple(sorted(name_of(f"condemned {at}").pack for at in range(2)))
-    made.put(keys.gc_condemned_key(0), GcCondemned(0, condemned, _nonce("gc"), TIME, "golden 1").encode())
-    made.put(keys.gc_done_key(0), GcDone(0, _nonce("done"), TIME + 99).encode())
+    made.put(keys.gc_key(0, "condemned"), GcCondemned(0, condemned, _nonce("gc"), TIME, "golden 1").encode())
+    made.put(keys.gc_key(0, "done"), GcDone(0, _nonce("done"), TIME + 99).encode())
 
 
 def _damage(made: StoreMaker) -> None:

@@ -10,7 +10,7 @@ from dsv.format import keys
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.records import Commit, GcCondemned, RefEntry, Writer
 from dsv.format.tree import Entry, Kind
-from dsv.repo.refs.branches import Head, Moved
+from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.read import TreeReader
@@ -40,7 +40,7 @@ def create(store: Store, *, single_writer: bool = False) -> Repository:
         clock=lambda: next(TIME),
     )
     entry = RefEntry(None, False, Nonce.random(), next(TIME), WRITER.author, "init")
-    assert isinstance(repository.refs.move(DATASET, MAIN, None, entry), Moved)
+    assert isinstance(repository.refs.move(DATASET, MAIN, None, entry), Head)
     return repository
 
 
@@ -87,7 +87,7 @@ def commit(
 
 def publish(session: Session, head: Head, commit_id: CommitId) -> None:
     entry = RefEntry(commit_id, False, Nonce.random(), next(TIME), WRITER.author, "sync")
-    assert isinstance(session.publish(DATASET, MAIN, head, entry), Moved)
+    assert isinstance(session.publish(DATASET, MAIN, head, entry), Head)
 
 
 def read(repository: Repository, commit_id: CommitId) -> Files:
@@ -117,4 +117,4 @@ def condemn(repository: Repository, epoch: int, pack_keys: list[str]) -> None:
     """As gc says that it is about to remove them."""
     ids = sorted(pack for pack in map(keys.parse_pack_key, pack_keys) if pack is not None)
     record = GcCondemned(epoch, tuple(ids), Nonce.random(), 0, "test")
-    repository.store.put_if_absent(keys.gc_condemned_key(epoch), record.encode())
+    repository.store.put_if_absent(keys.gc_key(epoch, "condemned"), record.encode())

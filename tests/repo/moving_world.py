@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from dsv.format.records import RefEntry, TagValue, Writer
 from dsv.repo.move_refs import NamesMove
-from dsv.repo.refs.branches import LostRace, Moved
+from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.repository import Repository
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
@@ -102,7 +102,7 @@ def tag(seed: bytes) -> TagValue:
     return TagValue(commit(seed), Nonce.random(), 1, "ann", "")
 
 
-def move(repository: Repository, branch: BranchName, seed: bytes) -> Moved | LostRace:
+def move(repository: Repository, branch: BranchName, seed: bytes) -> Head | LostRace:
     return repository.refs.move(PETS, branch, repository.refs.newest(PETS, branch), entry(seed))
 
 

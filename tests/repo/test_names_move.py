@@ -21,7 +21,7 @@ from dsv.repo.format_log import (
     read_format,
 )
 from dsv.repo.move_refs import NamesMove
-from dsv.repo.refs.branches import Moved
+from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.values.ids import Nonce, SessionId
@@ -96,7 +96,7 @@ def test_who_opened_the_store_before_the_move_is_not_told_that_a_lost_write_coun
             run(world.mover({number: Fault(kind)})[0])
         try:
             moved = before.refs.move(PETS, MAIN, newest, entry(b"late"))
-            assert isinstance(moved, Moved)
+            assert isinstance(moved, Head)
         except OutcomeUnknown as error:
             assert "bob began to move the names of memory://data to memory://new" in error.message
             moved = None
@@ -104,9 +104,9 @@ def test_who_opened_the_store_before_the_move_is_not_told_that_a_lost_write_coun
         run(world.mover()[0])
         there = world.repository()
         if moved is not None:
-            assert there.refs.head(PETS, MAIN).entry == moved.head.entry
+            assert there.refs.head(PETS, MAIN).entry == moved.entry
         elif there.refs.head(PETS, MAIN).commit != commit(b"late"):
-            assert isinstance(move(there, MAIN, b"late"), Moved)
+            assert isinstance(move(there, MAIN, b"late"), Head)
         assert there.refs.head(PETS, MAIN).number == 2
         world.check(world.new)
     assert ends == {False, True}
@@ -178,7 +178,7 @@ def test_a_mover_does_not_decide_a_move_that_was_begun_anew(split: bool, again: 
     late.begin()
     late.copy()
     world.mover()[0].take_back()
-    assert isinstance(move(world.repository(), MAIN, b"between"), Moved)
+    assert isinstance(move(world.repository(), MAIN, b"between"), Head)
     anew, _ = world.mover(target=again)
     anew.begin()
     with pytest.raises(Conflict, match="bob has taken back that the names move to memory://new"):
@@ -220,9 +220,9 @@ def test_a_late_copy_adds_nothing_that_does_not_follow() -> None:
     fast.decide()
     fast.finish(ordered=True)
     for seed in (b"killed", b"killed too"):
-        assert isinstance(killed.refs.move(PETS, MAIN, killed.refs.newest(PETS, MAIN), entry(seed)), Moved)
+        assert isinstance(killed.refs.move(PETS, MAIN, killed.refs.newest(PETS, MAIN), entry(seed)), Head)
     mine = move(world.repository(), MAIN, b"mine")
-    assert isinstance(mine, Moved) and mine.head.number == 2
+    assert isinstance(mine, Head) and mine.number == 2
     slow.copy()
     head = world.repository().refs.head(PETS, MAIN)
     assert (head.number, head.commit) == (2, commit(b"mine"))
@@ -261,7 +261,7 @@ def test_moves_that_a_listing_has_missed_are_copied_too() -> None:
 
 def test_a_place_with_other_keys_is_refused_before_anything_is_said() -> None:
     key, session = keys.tag_key(PETS, TagName.parse("v1")), SessionId.random()
-    for other in (key, keys.branch_key(DatasetName.parse("dogs"), MAIN, 0), keys.gc_condemned_key(0)):
+    for other in (key, keys.branch_key(DatasetName.parse("dogs"), MAIN, 0), keys.gc_key(0, "condemned")):
         world = World(True)
         world.new.put_if_absent(other, b"another's")
         mover, _ = world.mover()
@@ -270,7 +270,7 @@ def test_a_place_with_other_keys_is_refused_before_anything_is_said() -> None:
         assert "dsv store move-names memory://old takes it back" in str(raised.value.hint)
     world = World(True)
     world.new.put_if_absent(key, world.old.get(key))  # as an earlier copy has left it
-    world.new.put_if_absent(keys.session_open_key(session), b"deleted since")
+    world.new.put_if_absent(keys.session_key(session, "open"), b"deleted since")
     mover, _ = world.mover()
     mover.check_free()
     run(mover)
@@ -319,7 +319,7 @@ def test_what_is_asked_ahead_of_a_place_that_was_left_is_asked_again() -> None:
     mover.decide()
     mover.finish(ordered=True)
     killed.refs.layout = None  # it does not look for the move
-    assert isinstance(move(killed, MAIN, b"killed"), Moved)
+    assert isinstance(move(killed, MAIN, b"killed"), Head)
     repository = Repository.open(world.opened(), None, ahead=lambda refs: refs.expect(PETS, MAIN))
     assert repository.refs.head(PETS, MAIN).number == 1
 

@@ -10,7 +10,7 @@ from dsv.format import keys
 from dsv.format.records import RefEntry, TagDeleted, TagValue
 from dsv.repo.errors import denial_named
 from dsv.repo.refs import read as listed_module
-from dsv.repo.refs.branches import LostRace, Moved, Refs
+from dsv.repo.refs.branches import Head, LostRace, Refs
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
 from dsv.store.base import Bytes, Put
@@ -30,10 +30,10 @@ def test_of_many_moves_one_wins_and_the_others_know_it(repository: Repository) -
     head = repository.refs.head(DATASET, MAIN)
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(lambda n: repository.refs.move(DATASET, MAIN, head, entry(n)), range(8)))
-    winners = [result for result in results if isinstance(result, Moved)]
+    winners = [result for result in results if isinstance(result, Head)]
     assert len(winners) == 1
     losers = [result for result in results if isinstance(result, LostRace)]
-    assert {loser.winner.entry for loser in losers} == {winners[0].head.entry}
+    assert {loser.winner.entry for loser in losers} == {winners[0].entry}
     assert repository.refs.head(DATASET, MAIN).number == 1
 
 
@@ -212,8 +212,8 @@ def test_the_head_of_a_long_branch_takes_one_listing_of_few_rows() -> None:
     head = None
     for number in range(3000):
         moved = Refs(store).move(DATASET, MAIN, head, entry(number % 256))
-        assert isinstance(moved, Moved)
-        head = moved.head
+        assert isinstance(moved, Head)
+        head = moved
     before = store.counts
     assert Refs(store).head(DATASET, MAIN).number == 2999
     asked = store.counts - before

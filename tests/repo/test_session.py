@@ -119,7 +119,7 @@ def test_what_an_index_said_before_the_session_does_not_count(repository: Reposi
     old = [item.key for item in repository.store.list(keys.INDEX_PREFIX)]
     for key in [*collect(repository, 0), *old]:
         repository.store.delete(key)
-    repository.store.put_if_absent(keys.gc_done_key(0), GcDone(0, Nonce.random(), 0).encode())
+    repository.store.put_if_absent(keys.gc_key(0, "done"), GcDone(0, Nonce.random(), 0).encode())
     with Session.open(before, WRITER) as session:
         found = session.find(ObjectKind.CHUNK, kept)
         assert found is not None and keys.pack_key(found.pack) in packs(repository)
@@ -132,7 +132,7 @@ def test_what_an_index_said_before_the_session_does_not_count(repository: Reposi
 def test_an_epoch_that_is_over_condemns_nothing(repository: Repository) -> None:
     commit(repository, {"f": b"content"})
     condemn(repository, 0, packs(repository))
-    repository.store.put_if_absent(keys.gc_done_key(0), GcDone(0, Nonce.random(), 0).encode())
+    repository.store.put_if_absent(keys.gc_key(0, "done"), GcDone(0, Nonce.random(), 0).encode())
     with Session.open(repository, WRITER) as session:
         assert session.condemned == frozenset()
 
@@ -145,7 +145,9 @@ def test_a_fenced_session_publishes_nothing(repository: Repository) -> None:
         made = Commit(tree.root, tree.level, (), "a", 0, "", tree.files, tree.bytes, tree.entries)
         commit_id = session.put_commit(made, tree.locator)
         fence = SessionVerdict(None, Nonce.random())
-        assert repository.store.put_if_absent(keys.session_verdict_key(session.id), fence.encode()) is Put.WON
+        assert (
+            repository.store.put_if_absent(keys.session_key(session.id, "verdict"), fence.encode()) is Put.WON
+        )
         with pytest.raises(Conflict, match="gave up"):
             publish(session, head, commit_id)
     assert repository.refs.head(DATASET, MAIN).commit is None
@@ -345,6 +347,6 @@ def test_a_commit_that_gc_is_removing_gets_no_new_name(repository: Repository) -
     condemn(repository, 0, packs(repository))
     with pytest.raises(Conflict, match="being removed"), naming(repository, WRITER, DATASET, head, ""):
         pytest.fail("a name was given")
-    repository.store.put_if_absent(keys.gc_done_key(0), GcDone(0, Nonce.random(), 0).encode())
+    repository.store.put_if_absent(keys.gc_key(0, "done"), GcDone(0, Nonce.random(), 0).encode())
     with naming(Repository.open(repository.store, None), WRITER, DATASET, head, ""):
         pass

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from dsv.format.records import Limits, RefEntry, TagDeleted, TagValue
-from dsv.repo.refs.branches import Head, Moved, Refs
+from dsv.repo.refs.branches import Head, Refs
 from dsv.repo.tracking import Answers, Tracked, Tracking, file_of, read, tracked_datasets
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId, Nonce
@@ -23,8 +23,8 @@ def entry(commit: CommitId) -> RefEntry:
 
 def move(refs: Refs, branch: BranchName, commit: CommitId, after: Head | None = None) -> Head:
     moved = refs.move(SCANS, branch, after, entry(commit))
-    assert isinstance(moved, Moved)
-    return moved.head
+    assert isinstance(moved, Head)
+    return moved
 
 
 def test_a_tag_that_another_has_deleted_is_gone_at_the_next_question(tmp_path: Path) -> None:

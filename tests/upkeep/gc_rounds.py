@@ -21,7 +21,7 @@ from dsv.errors import Conflict, DsvError, IntegrityError
 from dsv.format.records import ExpiryAction
 from dsv.repo.expiry import append, read_expiry
 from dsv.repo.merge_indexes import merge_indexes
-from dsv.repo.refs.branches import Moved
+from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.repo.session import point_branch
 from dsv.store.base import Store
@@ -165,7 +165,7 @@ class Rounds:
         except DsvError as error:
             assert "expired" in error.message or "gc" in error.message or not self.alone
         else:
-            assert isinstance(moved, Moved)
+            assert isinstance(moved, Head)
 
     def merge_indexes(self) -> None:
         merge_indexes(self.open(), WRITER)

@@ -15,7 +15,7 @@ from dsv.format import keys
 from dsv.format.records import Commit, ExpiryAction, RefEntry
 from dsv.repo.expiry import append
 from dsv.repo.merge_indexes import merge_indexes
-from dsv.repo.refs.branches import Moved
+from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.read import TreeReader
@@ -162,7 +162,7 @@ class Writing:
         """Return whether gc let it."""
         entry = RefEntry(self.commit, False, Nonce.random(), 9, WRITER.author, "sync")
         try:
-            assert isinstance(self.session.publish(DATASET, MAIN, self.head, entry), Moved)
+            assert isinstance(self.session.publish(DATASET, MAIN, self.head, entry), Head)
         except Conflict:
             return False
         finally:

@@ -11,7 +11,7 @@ from dsv.errors import Conflict, NotFound
 from dsv.format import keys
 from dsv.format.records import DELETE_DATASET, ExpiryAction, RefEntry, TagValue, Writer
 from dsv.repo.expiry import append, read_expiry
-from dsv.repo.refs.branches import LostRace, Moved
+from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
 from dsv.repo.session import naming, point_branch
@@ -61,7 +61,7 @@ def make() -> tuple[MemoryStore, list[CommitId]]:
     commits = [commit(repository, {"a": b"%d" % number}) for number in range(3)]
     for branch in (DEV, OLD):
         assert isinstance(
-            point_branch(repository, WRITER, (DATASET, branch), None, commits[1], "create"), Moved
+            point_branch(repository, WRITER, (DATASET, branch), None, commits[1], "create"), Head
         )
     gone = RefEntry(None, True, Nonce.random(), 0, "a", "delete")
     repository.refs.move(DATASET, OLD, repository.refs.head(DATASET, OLD), gone)

@@ -12,7 +12,7 @@ import pytest
 from dsv.format import keys
 from dsv.format.records import RefEntry
 from dsv.repo.merge_indexes import merge_indexes
-from dsv.repo.refs.branches import Moved
+from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.store.memory import MemoryStore
 from dsv.upkeep.roots import read_notes
@@ -88,7 +88,7 @@ def test_names_that_were_put_back_from_a_backup_and_moved_elsewhere(tmp_path: Pa
         world.change({"instead": bytes([number]) * 1000})
     head = world.repository.refs.head(DATASET, MAIN)
     back = RefEntry(old, False, Nonce.random(), 9, WRITER.author, "reset")
-    assert isinstance(world.repository.refs.move(DATASET, MAIN, head, back), Moved)
+    assert isinstance(world.repository.refs.move(DATASET, MAIN, head, back), Head)
     collect(world.store, tmp_path / "2", notes=tmp_path / "notes")
     world.check()
     done = collect(world.store, tmp_path / "3", notes=tmp_path / "notes")

@@ -10,7 +10,7 @@ from dsv.errors import IntegrityError, NotFound, Unreachable, Unsupported
 from dsv.format import keys
 from dsv.format.records import ExpiryAction, RefEntry, SessionVerdict, TagValue
 from dsv.repo.expiry import append
-from dsv.repo.refs.branches import Moved
+from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.base import LARGEST, Item
@@ -29,9 +29,7 @@ RUN = "20261120-132145-1f2e3d4c"
 def move(repository: Repository, dataset: DatasetName, branch: str, to: CommitId | None) -> None:
     name = BranchName.parse(branch)
     entry = RefEntry(to, False, Nonce.random(), next(TIME), WRITER.author, "reset")
-    assert isinstance(
-        repository.refs.move(dataset, name, repository.refs.newest(dataset, name), entry), Moved
-    )
+    assert isinstance(repository.refs.move(dataset, name, repository.refs.newest(dataset, name), entry), Head)
 
 
 def tag(repository: Repository, dataset: DatasetName, name: str, to: CommitId) -> None:
@@ -102,7 +100,7 @@ def test_a_move_back_and_a_deleted_branch_keep_their_commits(repository: Reposit
     move(repository, DATASET, "main", one)
     side = repository.refs.newest(DATASET, BranchName.parse("side"))
     gone = RefEntry(None, True, Nonce.random(), next(TIME), WRITER.author, "delete")
-    assert isinstance(repository.refs.move(DATASET, BranchName.parse("side"), side, gone), Moved)
+    assert isinstance(repository.refs.move(DATASET, BranchName.parse("side"), side, gone), Head)
     assert roots(repository) == {one, two}
 
 
@@ -133,7 +131,7 @@ def test_what_a_session_is_about_to_name_stays_until_it_is_closed(repository: Re
     with Session.open(repository, WRITER) as session:
         assert roots(repository) == {kept}
         verdict = SessionVerdict(other, Nonce.random())
-        repository.store.put_if_absent(keys.session_verdict_key(session.id), verdict.encode())
+        repository.store.put_if_absent(keys.session_key(session.id, "verdict"), verdict.encode())
         assert other in roots(repository)
         session.close()
     assert roots(repository) == {kept}
@@ -308,7 +306,7 @@ def test_every_record_that_can_not_be_read_is_an_error() -> None:
     repository = world()
     with Session.open(repository, WRITER) as session:
         verdict = SessionVerdict(next(iter(roots(repository))), Nonce.random())
-        repository.store.put_if_absent(keys.session_verdict_key(session.id), verdict.encode())
+        repository.store.put_if_absent(keys.session_key(session.id, "verdict"), verdict.encode())
         records = [key for key in each_record(repository) if "verdict" not in key or str(session.id) in key]
         assert len(records) > 20
 

@@ -27,7 +27,7 @@ from dsv.format.records import (
 )
 from dsv.repo.format_log import PROTECTED_BRANCHES
 from dsv.repo.history import ahead_behind, only_in
-from dsv.repo.refs.branches import LostRace, Moved, already_there, no_commit
+from dsv.repo.refs.branches import Head, LostRace, already_there, no_commit
 from dsv.store.base import together
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target
@@ -238,7 +238,7 @@ def put_move(
         moved = point_branch(repository, context.writer, where, after, commit, str(action))
     if isinstance(moved, LostRace):
         raise moved_meanwhile(moved.winner)
-    return moved.head
+    return moved
 
 
 @contextmanager
@@ -475,8 +475,8 @@ def _note(context: Context, repository: Repository, head: Head, rule: BranchRule
     while not head.entry.deleted:
         entry = RefEntry.of(context.writer, context.clock(), head.commit, str(action))
         moved = repository.refs.move(head.dataset, head.branch, head, entry)
-        if isinstance(moved, Moved):
-            return moved.head
+        if isinstance(moved, Head):
+            return moved
         head = moved.winner
     return head
 

@@ -22,7 +22,7 @@ from dsv.format.records import RefEntry
 from dsv.fs.errors import about
 from dsv.merge.paths import Choices
 from dsv.repo.errors import may_write
-from dsv.repo.refs.branches import Moved
+from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader, find_paths
 from dsv.values.ids import CommitId
@@ -111,7 +111,7 @@ def _create_dataset(
         if not resumed:
             workspace.unbind()
         raise
-    if isinstance(made, Moved):
+    if isinstance(made, Head):
         return
     if resumed:  # an earlier, interrupted init of this folder had come this far, or somebody else has
         head = repository.refs.head_or_none(dataset, MAIN)

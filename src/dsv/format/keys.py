@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from dsv.errors import UsageError
 from dsv.values.ids import CommitId, ErasedId, ErasureId, Id, IndexId, PackId, SessionId, StoreId
@@ -248,8 +248,8 @@ def session_prefix(session: SessionId) -> str:
     return f"{SESSIONS_PREFIX}{session.hex()}/"
 
 
-def session_open_key(session: SessionId) -> str:
-    return session_prefix(session) + "open"
+def session_key(session: SessionId, part: Literal["open", "verdict", "closed"]) -> str:
+    return session_prefix(session) + part
 
 
 def session_beat_key(session: SessionId, count: int) -> str:
@@ -259,14 +259,6 @@ def session_beat_key(session: SessionId, count: int) -> str:
     return f"{session_prefix(session)}beat-{count:08x}"
 
 
-def session_verdict_key(session: SessionId) -> str:
-    return session_prefix(session) + "verdict"
-
-
-def session_closed_key(session: SessionId) -> str:
-    return session_prefix(session) + "closed"
-
-
 def parse_session_key(key: str) -> tuple[SessionId, str] | None:
     """Session, and the part behind it: `open`, `beat-…`, `verdict`, `closed`."""
     parts = key.split("/")
@@ -274,16 +266,8 @@ def parse_session_key(key: str) -> tuple[SessionId, str] | None:
     return None if session is None else (session, parts[2])
 
 
-def gc_condemned_key(epoch: int) -> str:
-    return f"{GC_PREFIX}{_up(epoch)}/condemned"
-
-
-def gc_decision_key(epoch: int) -> str:
-    return f"{GC_PREFIX}{_up(epoch)}/decision"
-
-
-def gc_done_key(epoch: int) -> str:
-    return f"{GC_PREFIX}{_up(epoch)}/done"
+def gc_key(epoch: int, part: Literal["condemned", "decision", "done"]) -> str:
+    return f"{GC_PREFIX}{_up(epoch)}/{part}"
 
 
 def parse_gc_key(key: str) -> tuple[int, str] | None:

@@ -230,7 +230,7 @@ def _delete_replaced(session: Session, listed: ListedIndexes, record: str | None
 def _settled(session: Session, listed: ListedIndexes, record: str | None) -> int | None:
     """Return the latest merge whose record is older than the time of grace: by the store's clock, which dates both."""
     store = session.repository.store
-    now = store.modified(record or keys.session_open_key(session.id))
+    now = store.modified(record or keys.session_key(session.id, "open"))
     for number in sorted(listed.records, reverse=True):
         with suppress(NotFound):
             if all(now - store.modified(key) >= GRACE_SECONDS for key in listed.records[number]):

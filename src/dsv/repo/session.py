@@ -34,7 +34,7 @@ from dsv.repo.errors import ONE_WINS_AGAIN, may_write, read_record
 from dsv.repo.expiry import check_not_expired, keep_named
 from dsv.repo.format_log import ERASED_CONTENTS
 from dsv.repo.objects.indexes import FILTERED_BYTES
-from dsv.repo.refs.branches import Head, LostRace, Moved
+from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader, reach_tree
 from dsv.store.base import Bytes, Put, listed_size, together
@@ -91,7 +91,7 @@ class Session:
             tool=writer.tool,
         )
         with may_write(repository.store.url):
-            repository.store.put_if_absent(keys.session_open_key(session_id), opened.encode())
+            repository.store.put_if_absent(keys.session_key(session_id, "open"), opened.encode())
         condemned, collected = _read_gc(repository)
         session = cls(repository, session_id, opened, condemned, writer, collected=collected)
         repository.objects.forget_erasures()
@@ -169,7 +169,7 @@ class Session:
         entry: RefEntry,
         before_ref: Callable[[], None] = lambda: None,
         put_commit: Callable[[], object] = lambda: None,
-    ) -> Moved | LostRace:
+    ) -> Head | LostRace:
         """Declare the commit, then move the branch. A lost race is a result; being fenced raises `Conflict`.
 
         `before_ref` is called between the two: what it writes is there whenever the ref is. `put_commit` stores a
@@ -197,7 +197,7 @@ class Session:
         """Say that nothing more will be written. Where it can't be said, gc waits until it may fence."""
         closed = SessionClosed(Nonce.random(), self.repository.clock())
         with suppress(DsvError):
-            self.repository.store.put_if_absent(keys.session_closed_key(self.id), closed.encode())
+            self.repository.store.put_if_absent(keys.session_key(self.id, "closed"), closed.encode())
 
     def declare(
         self,
@@ -254,7 +254,7 @@ class Session:
         """
         if self.repository.format.single_writer:
             return
-        key = keys.session_open_key(self.id)
+        key = keys.session_key(self.id, "open")
         again = replace(self._opened, nonce=Nonce.random())
         if self.repository.store.put_if_absent(key, again.encode()) is Put.WON:
             url = self.repository.store.url
@@ -265,7 +265,7 @@ class Session:
             )
 
     def _put_verdict(self, commit_id: CommitId) -> None:
-        key = keys.session_verdict_key(self.id)
+        key = keys.session_key(self.id, "verdict")
         verdict = SessionVerdict(commit_id, Nonce.random())
         if self.repository.store.put_if_absent(key, verdict.encode()) is Put.LOST:
             raise Conflict(
@@ -327,7 +327,7 @@ def point_branch(
     after: Head | None,
     commit_id: CommitId,
     action: str,
-) -> Moved | LostRace:
+) -> Head | LostRace:
     """Move a branch to a commit, or make it there. after: its head now. Raises as `naming`."""
     entry = RefEntry.of(writer, repository.clock(), commit_id, action)
     dataset, branch = where
@@ -388,7 +388,7 @@ def _read_gc(repository: Repository) -> tuple[frozenset[PackId], bool]:
     packs: set[PackId] = set()
     for epoch in sorted(epoch for epoch, what in filter(None, found) if what == "condemned"):
         if (epoch, "done") not in found:
-            key = keys.gc_condemned_key(epoch)
+            key = keys.gc_key(epoch, "condemned")
             condemned = read_record(GcCondemned.decode, repository.store, key, CONDEMNED_MAX)
             packs.update(condemned.packs)
     learn_damage(repository, listed)

@@ -17,7 +17,7 @@ from dsv.errors import Unsupported
 from dsv.format.locator import Locator
 from dsv.format.records import Commit, RefEntry, Writer
 from dsv.repo.merge_indexes import tidy
-from dsv.repo.refs.branches import Head, LostRace, Moved
+from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole
 from dsv.repo.tree.read import TreeReader
@@ -142,7 +142,7 @@ def publish_commit(
     entry = RefEntry.of(writer, session.repository.clock(), commit_id, draft.action)
     put_commit = (lambda: None) if is_stored else partial(session.put_commit, commit, locator)
     moved = session.publish(draft.dataset, draft.branch, draft.after, entry, before_ref, put_commit)
-    return Committed(commit_id, commit, moved.head) if isinstance(moved, Moved) else moved
+    return Committed(commit_id, commit, moved) if isinstance(moved, Head) else moved
 
 
 def _same_as_parent(repository: Repository, draft: Draft, tree: WrittenTree) -> bool:

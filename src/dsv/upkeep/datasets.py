@@ -40,7 +40,7 @@ from dsv.format.records import (
 )
 from dsv.repo import history
 from dsv.repo.expiry import FEATURE, ExpiryLog, State, append, put_entry, read_expiry
-from dsv.repo.refs.branches import Head, LostRace, Moved, deleted, is_deleted_dataset, protected, renamed
+from dsv.repo.refs.branches import Head, LostRace, deleted, is_deleted_dataset, protected, renamed
 from dsv.repo.refs.read import parts
 from dsv.repo.refs.tags import named_parts
 from dsv.repo.session import point_branch
@@ -88,7 +88,7 @@ def delete_dataset(
         repository.add_feature(FEATURE, writer)
         done = _delete_branch(repository, writer, main, message)
         moved = not isinstance(done, LostRace)
-        main = done.winner if isinstance(done, LostRace) else done.head
+        main = done.winner if isinstance(done, LostRace) else done
         if not is_deleted_dataset(main):
             raise _moved(main)
     while _is_still(repository, main):
@@ -178,10 +178,10 @@ def _bring_back(repository: Repository, writer: Writer, tombstone: Head, action:
         if is_deleted_dataset(moved.winner):
             return _bring_back(repository, writer, moved.winner, action)
         return moved.winner  # somebody else brings it back, too
-    return moved.head
+    return moved
 
 
-def _delete_branch(repository: Repository, writer: Writer, head: Head, message: str) -> Moved | LostRace:
+def _delete_branch(repository: Repository, writer: Writer, head: Head, message: str) -> Head | LostRace:
     action = str(Action(DELETE_DATASET, message[:MESSAGE_MAX]))
     entry = RefEntry.of(writer, repository.clock(), None, action, deleted=True)
     return repository.refs.move(head.dataset, head.branch, head, entry)

@@ -228,7 +228,7 @@ class Collector:
         with Session.open(self._repository, self._writer) as session:
             try:
                 self._check_may_delete()
-                return self._store.modified(keys.session_open_key(session.id))
+                return self._store.modified(keys.session_key(session.id, "open"))
             finally:
                 session.close()
 
@@ -377,12 +377,12 @@ class Collector:
         record = GcCondemned(
             number, tuple(packs), Nonce.random(), self._repository.clock(), self._writer.tool
         )
-        if self._put(keys.gc_condemned_key(number), record.encode()) is Put.LOST:
-            raise self._overtaken(keys.gc_condemned_key(number))
+        if self._put(keys.gc_key(number, "condemned"), record.encode()) is Put.LOST:
+            raise self._overtaken(keys.gc_key(number, "condemned"))
         self._epochs.add((number, "condemned"))
 
     def _carry_out(self, number: int, needed: IdSet) -> None:
-        key = keys.gc_condemned_key(number)
+        key = keys.gc_key(number, "condemned")
         condemned = read_record(GcCondemned.decode, self._store, key, CONDEMNED_MAX)
         decision, listed = self._decision(number), None
         if decision is None:
@@ -390,10 +390,10 @@ class Collector:
             if self._wait(number):
                 delete, listed = self._choose(condemned, needed)
             record = GcDecision(number, delete, Nonce.random(), self._repository.clock(), self._writer.tool)
-            self._put(keys.gc_decision_key(number), record.encode())
+            self._put(keys.gc_key(number, "decision"), record.encode())
             decision = self._decision(number)
         if decision is None or not set(decision.packs) <= set(condemned.packs):
-            key = keys.gc_decision_key(number)
+            key = keys.gc_key(number, "decision")
             raise broken(key, f"{key} in {self._store.url} is gone, or names packs that were not condemned")
         replace_indexes(
             self._repository, set(decision.packs), self._index_files, self._writer.tool, self._check_names,
@@ -401,7 +401,7 @@ class Collector:
         )  # fmt: skip
         self._delete_packs(decision.packs)
         done = GcDone(number, Nonce.random(), self._repository.clock())
-        self._put(keys.gc_done_key(number), done.encode())
+        self._put(keys.gc_key(number, "done"), done.encode())
         self._epochs |= {(number, "decision"), (number, "done")}
         self.result.deleted += len(decision.packs)
         if listed is not None:
@@ -412,7 +412,7 @@ class Collector:
             self.result.spared += len(condemned.packs) - len(decision.packs)
 
     def _decision(self, number: int) -> GcDecision | None:
-        key = keys.gc_decision_key(number)
+        key = keys.gc_key(number, "decision")
         return if_there(partial(read_record, GcDecision.decode, self._store, key, CONDEMNED_MAX))
 
     def _wait(self, number: int) -> bool:
@@ -461,11 +461,11 @@ class Collector:
         return frozenset(part for _, part in parsed(keys.parse_session_key, listed))
 
     def _describe(self, number: int, session_id: SessionId, waited: float) -> OpenSession:
-        key = keys.session_open_key(session_id)
+        key = keys.session_key(session_id, "open")
 
         def read() -> OpenSession:
             opened = read_record(SessionOpen.decode, self._store, key)
-            age = self._store.modified(keys.gc_condemned_key(number)) - self._store.modified(key)
+            age = self._store.modified(keys.gc_key(number, "condemned")) - self._store.modified(key)
             return OpenSession(session_id, opened.author, opened.host, opened.tool, max(0.0, age) + waited)
 
         unknown = OpenSession(session_id, "somebody", "an unknown machine", "a session", waited)
@@ -477,7 +477,7 @@ class Collector:
             f"session {session_id} has been silent for too long, and may not publish any more"
         )
         verdict = SessionVerdict(None, Nonce.random())
-        self._put(keys.session_verdict_key(session_id), verdict.encode())
+        self._put(keys.session_key(session_id, "verdict"), verdict.encode())
 
     def _choose(self, condemned: GcCondemned, needed: IdSet) -> tuple[tuple[PackId, ...], ListedPacks]:
         self._progress.note("looking again at what is needed")

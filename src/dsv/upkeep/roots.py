@@ -344,7 +344,9 @@ def _of_sessions(repository: Repository) -> Iterator[Name]:
 
 
 def _verdict(store: Store, session_id: SessionId) -> SessionVerdict | None:
-    return if_there(partial(read_record, SessionVerdict.decode, store, keys.session_verdict_key(session_id)))
+    return if_there(
+        partial(read_record, SessionVerdict.decode, store, keys.session_key(session_id, "verdict"))
+    )
 
 
 class _Named(msgspec.Struct):

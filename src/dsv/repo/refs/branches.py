@@ -126,19 +126,11 @@ def refused_removals(limits: Limits, removed: int, entries: int) -> str | None:
     return f"{removed:,} of {entries:,} paths would be removed, more than {limits.max_removals} %"
 
 
-class Moved(msgspec.Struct, frozen=True):
-    """The move was published."""
-
-    head: Head
-
-
 class LostRace(msgspec.Struct, frozen=True):
     """Somebody else's move took the place; nothing was written."""
 
     winner: Head
 
-
-__all__ = ["Head", "LostRace", "Moved", "Refs"]
 
 # Moves of a branch that are read at the same time, at most.
 _AT_ONCE = 256
@@ -297,8 +289,8 @@ class Refs(Tags):
 
     def move(
         self, dataset: DatasetName, branch: BranchName, after: Head | None, entry: RefEntry
-    ) -> Moved | LostRace:
-        """Publish the branch's next entry, which must follow `after` (None: a branch that never was).
+    ) -> Head | LostRace:
+        """Publish the branch's next entry, which must follow `after` (None: a branch that never was), and return it.
 
         A deleted branch is continued by its next number: pass the tombstone's head from `newest`.
         Raises `Conflict` if the branch is protected, its rule refuses this move, and nobody overrides it.
@@ -314,7 +306,7 @@ class Refs(Tags):
             made = replace(made, dataset=dataset, branch=branch, number=number)
         read = partial(self.entry, dataset, branch, number)
         if self.put_record(key, made, f"branch {branch} of {dataset}", read):
-            moved = Moved(self._saw(Head(dataset, branch, number, made)))
+            moved = self._saw(Head(dataset, branch, number, made))
             if branch != MAIN and not made.deleted:
                 self._check_there(dataset, made, f"branch {branch} was moved to {str(made.commit)[:12]}")
             return moved

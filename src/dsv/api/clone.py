@@ -63,7 +63,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
         )
     check_no_cache(folder, "copy what is to be a dataset to a folder outside of the cache")
     choice = context.settings.store()
-    called = choice.called  # raises before a store is made that no workspace could be bound to
+    _ = choice.called  # raises before a store is made that no workspace could be bound to
     with context.store(create=True) as store:
         new_store = not Repository.exists(store)
         repository = (
@@ -83,14 +83,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
         if inside is None and repository.refs.exists(dataset):
             raise _dataset_exists(context, repository, dataset, folder)
         # Bound first: interrupted between the two, the same command finishes.
-        workspace = inside or Workspace.create(
-            folder,
-            store=called,
-            store_id=repository.id,
-            dataset=dataset,
-            branch=MAIN,
-            names=choice.names_kept,
-        )
+        workspace = inside or _new_workspace(context, repository, folder, (dataset, MAIN, EVERYTHING))
         _create_dataset(context, repository, workspace, dataset, resumed=resumed)
         warnings: tuple[str, ...] = ()
         if new_store and choice.url.startswith("s3://") and not context.options.anonymous:
@@ -265,12 +258,11 @@ def _check_folder(root: Path, dataset: DatasetName, tree: TreeReader | None, dif
         )
 
 
-def _bind(
-    context: Context,
-    repository: Repository,
-    root: Path,
-    wanted: tuple[DatasetName, BranchName, SparsePatterns],
-) -> tuple[Workspace, bool]:
+_Wanted = tuple[DatasetName, BranchName, SparsePatterns]
+"""What a workspace is bound to, and the paths that it is to have."""
+
+
+def _bind(context: Context, repository: Repository, root: Path, wanted: _Wanted) -> tuple[Workspace, bool]:
     """Return the workspace, and whether it was bound just now."""
     dataset, branch, chosen = wanted
     inside = Workspace.find(root)
@@ -296,8 +288,13 @@ def _bind(
             subject=str(root),
             hint=f"dsv clone {dataset} DIR, with a folder outside of it",
         )
+    return _new_workspace(context, repository, root, wanted), True
+
+
+def _new_workspace(context: Context, repository: Repository, root: Path, wanted: _Wanted) -> Workspace:
+    dataset, branch, chosen = wanted
     choice = context.settings.store()
-    made = Workspace.create(
+    return Workspace.create(
         root,
         store=choice.called,
         store_id=repository.id,
@@ -306,4 +303,3 @@ def _bind(
         names=choice.names_kept,
         chosen=chosen,
     )
-    return made, True

@@ -28,7 +28,7 @@ class ContainerConformance(EngineConformance):
     """bench.engine is a `ContainerEngine`."""
 
     def sampled(self, running: Running) -> int:
-        attached = running.handle._attached
+        attached = running.handle._begun
         return attached._sampler.peak_memory_bytes or 0 if isinstance(attached, ContainerRun) else 0
 
     def call(self, bench: Bench, *arguments: str) -> str:
@@ -198,7 +198,7 @@ class ContainerConformance(EngineConformance):
         reader, writer = os.pipe()
         running = bench.start(job, stdout=writer)
         self.ready(out)
-        handle = running.handle._attached
+        handle = running.handle._begun
         assert isinstance(handle, ContainerRun) and handle._program is not None
         until(lambda: has_begun(handle._engine.inspect(handle._id) or {}), "the engine's note of the begin")
         if ends == "after":
@@ -223,15 +223,17 @@ class ContainerConformance(EngineConformance):
     def test_a_job_that_is_over_tells_its_exit_code(self, bench: Bench) -> None:
         """To whoever asks, if the process that would have removed it is gone."""
         engine = bench.engine
-        ref = engine.submit(
+        job = engine.submit(
             bench.plan(bench.shell("echo said; exit 7")), Output(None, None), threading.Event()
         )
+        ref = job.ref
         assert engine.status(ref) == JobStatus(RunState.SUBMITTED)
         self.call(bench, "start", ref.id)
         until(lambda: engine.status(ref) == JobStatus(RunState.ENDED, 7), "the end of the job")
         with self.another(bench).logs(ref, follow=True) or nullcontext() as log:
             assert log is not None and b"".join(log) == b"said\n"
         assert engine.cancel(ref, 0) == JobStatus(RunState.ENDED, 7)
+        job.abandon()
         assert engine.status(ref) == JobStatus(RunState.CUT_OFF)
 
     def test_an_answer_and_none_are_two_things(self, bench: Bench) -> None:

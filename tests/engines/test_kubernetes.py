@@ -191,8 +191,8 @@ def test_a_name_that_is_taken_is_said_and_one_of_the_same_run_is_taken_for_it(
 ) -> None:
     job = bench.shell("true")
     plan = bench.plan(job)
-    first = bench.engine.submit(plan, Output(None, None), Event())
-    assert bench.engine.submit(plan, Output(None, None), Event()) == first
+    first = bench.engine.submit(plan, Output(None, None), Event()).ref
+    assert bench.engine.submit(plan, Output(None, None), Event()).ref == first
     name = object_name(job.run)
     kubernetes.kubectl("annotate", "--overwrite", f"job/{name}", "dsv.run/run=another")
     with pytest.raises(LaunchError, match=f"has a Job {name} already"):

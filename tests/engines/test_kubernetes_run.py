@@ -22,6 +22,7 @@ from tests.engines.test_kubernetes_end import a_pod
 from tests.waiting import until
 
 JOB = "/apis/batch/v1/namespaces/training/jobs/job"
+REF = JobRef("kubernetes", "r", "k0", "training/job/u0000000")
 
 
 class Cluster:
@@ -67,16 +68,23 @@ class Cluster:
         raise Refusal("no log", 404)
 
 
+def _begun(job: KubernetesJob, *, same: bool = True) -> KubernetesRun:
+    """Return a run whose queue lets it begin."""
+    run = KubernetesRun(REF, job, queue="gpus", autoscaling=False, is_same_cluster=lambda: same)
+    run.begin(Output(None, None), lambda: None)
+    return run
+
+
 def unwatched(job: KubernetesJob) -> KubernetesRun:
     """Return a run that no thread follows."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("threading.Thread.start", lambda _: None)
-        return KubernetesRun(job, Output(None, None), lambda: None, autoscaling=False)
+        patched.setattr(KubernetesJob, "resume", lambda *_: None)
+        return _begun(job)
 
 
 def _run(cluster: Cluster) -> KubernetesRun:
-    job = KubernetesJob(cluster, "training", "job", "u0")  # type: ignore[arg-type]
-    return KubernetesRun(job, Output(None, None), lambda: None, autoscaling=False)
+    return _begun(KubernetesJob(cluster, "training", "job", "u0"))  # type: ignore[arg-type]
 
 
 def test_a_signal_reaches_a_command_of_whose_start_nobody_had_heard() -> None:
@@ -122,11 +130,9 @@ def test_a_job_is_lost_if_another_cluster_answers_and_cancelled_if_it_was_delete
     for same, cause, seen in ((True, EndCause.CANCELLED, True), (False, None, False)):
         cluster = Cluster(begun=True)
         job = KubernetesJob(cluster, "training", "job", "u0")  # type: ignore[arg-type]
-        assert job.look() is not None
+        run = _begun(job, same=same)
+        until(lambda: run._job.pods)  # noqa: B023
         cluster.deleted = True
-        run = KubernetesRun(
-            job, Output(None, None), lambda: None, autoscaling=False, is_same_cluster=lambda: same  # noqa: B023
-        )  # fmt: skip
         until(lambda: run.ended is not None)  # noqa: B023
         assert run.ended is not None and (run.ended.cause, run.ended.seen) == (cause, seen)
 
@@ -157,9 +163,6 @@ def _engine(site: Site, monkeypatch: pytest.MonkeyPatch, volume: Any) -> Kuberne
     )
     monkeypatch.setattr("dsv.run.engines.kubernetes.engine.KubernetesApi", lambda *_: site)
     return Kubernetes({}, {"volumes": {"/nfs": volume}})
-
-
-REF = JobRef("kubernetes", "r", "k0", "training/job/u0000000")
 
 
 @pytest.mark.parametrize(("volume", "forgotten"), [({"claim": "c"}, True), ({"host": "/mnt"}, False)])

@@ -34,7 +34,7 @@ class TestProcess(EngineConformance):
     name = "process"
 
     def sampled(self, running: Running) -> int:
-        attached = running.handle._attached
+        attached = running.handle._begun
         return attached._memory.peak_memory_bytes or 0 if isinstance(attached, _ProcessRun) else 0
 
     def test_what_is_planned_is_what_is_run(self, bench: Bench) -> None:

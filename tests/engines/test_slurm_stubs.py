@@ -17,8 +17,9 @@ from dsv.run.engines.attach import Foreground
 from dsv.run.engines.base import Ended, Facts, Job
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import Output
-from dsv.run.engines.slurm.engine import Follower, Slurm
+from dsv.run.engines.slurm.engine import Follower, Slurm, SlurmRun
 from dsv.run.engines.slurm.job_status import Left
+from dsv.run.engines.slurm.program import SlurmProgram
 from dsv.run.engines.slurm.script import Batch, SlurmOptions, render
 from dsv.run.node_order import NodeOrder
 from dsv.run.record import JobRef, RunId
@@ -331,7 +332,8 @@ def test_an_end_that_is_seen_late_is_the_jobs_own(tmp_path: Path) -> None:
         squeue=f"{AWAY}\necho '7|COMPLETED|n1|None|dsv:{RUN}:{folder}'",
     )
     over = Event()
-    handle = Slurm(env).attach(JobRef("slurm", RUN, "c@h", f"7:{folder}"), Output(None, None, None), over.set)
+    handle = SlurmRun(SlurmProgram(env), JobRef("slurm", RUN, "c@h", f"7:{folder}"))
+    handle.begin(Output(None, None, None), over.set)
     until(lambda: (tmp_path / "calls").read_text().count("squeue") > 2, "a further look")
     assert handle.ended is None
     (folder / "node.1.0").write_text("n1 10 0 12\n")

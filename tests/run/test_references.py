@@ -15,8 +15,8 @@ from dsv.run.active_runs import Marks, Owner, RunRecords
 from dsv.run.completing import Completer
 from dsv.run.dirs import run_folder
 from dsv.run.engine_list import Engines, find_job
-from dsv.run.engines.attach import Foreground
-from dsv.run.engines.base import Handle, JobStatus, Plan
+from dsv.run.engines.attach import FollowedJob, Foreground
+from dsv.run.engines.base import JobStatus, Plan, SubmittedJob
 from dsv.run.engines.output import Output
 from dsv.run.engines.process import Process
 from dsv.run.engines.reaper import processes_of
@@ -87,7 +87,7 @@ def test_a_run_is_shown_as_submitted_until_its_engine_has_the_job(
     seen: list[RunState] = []
     submit = Process.submit
 
-    def watched(self: Process, plan: Plan, output: Output, cancelled: Event) -> JobRef:
+    def watched(self: Process, plan: Plan, output: Output, cancelled: Event) -> SubmittedJob:
         seen.extend(each.state for each in Marks(shop.place.state, STORE).known())
         return submit(self, plan, output, cancelled)
 
@@ -99,14 +99,14 @@ def test_a_run_is_shown_as_submitted_until_its_engine_has_the_job(
 def test_a_run_whose_job_may_begin_yet_stays_under_way(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster gave no answer when the job should begin, and none when it should be ended."""
 
-    def unanswered(self: Process, *_: object) -> Handle:
+    def unanswered(*_: object) -> None:
         raise LaunchError("no answer")
 
     def not_known(self: Foreground, ref: JobRef) -> bool:
         Process(shop.environ).cancel(ref, 0)
         return False
 
-    monkeypatch.setattr(Process, "attach", unanswered)
+    monkeypatch.setattr(FollowedJob, "begin", unanswered)
     monkeypatch.setattr(Foreground, "_is_gone", not_known)
     result = start(shop, "true")
     assert result.exit_code == 125 and result.error is not None
@@ -131,7 +131,8 @@ def test_a_reference_from_the_store_ends_nothing(shop: Shop, monkeypatch: pytest
     monkeypatch.setattr(Owner, "is_dead", True)
     bystander = Process(shop.environ)
     plan = Plan(engine="process", run="another", where=Known.here().kernel, argv=("true",), env={})
-    ref = bystander.submit(plan, Output(None, None), Event())
+    job = bystander.submit(plan, Output(None, None), Event())
+    ref = job.ref
     try:
         record = start(shop, "true").record
         begun = replace(
@@ -150,6 +151,7 @@ def test_a_reference_from_the_store_ends_nothing(shop: Shop, monkeypatch: pytest
         assert bystander.status(ref) == JobStatus(RunState.SUBMITTED)
     finally:
         bystander.cancel(ref, 0)
+        job.abandon()
     assert bystander.status(ref) == JobStatus(RunState.ENDED)
 
 

@@ -17,7 +17,16 @@ from typing import ClassVar, Final
 
 from dsv.errors import Interrupted, LaunchError
 from dsv.fs.process import host_name, user_name
-from dsv.run.engines.base import CANNOT_LAUNCH, Ended, Engine, Handle, ImageNotPulled, NoPlaceYet, Plan
+from dsv.run.engines.base import (
+    CANNOT_LAUNCH,
+    Ended,
+    Engine,
+    Handle,
+    ImageNotPulled,
+    NoPlaceYet,
+    Plan,
+    SubmittedJob,
+)
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import GRACE
 from dsv.run.record import TIMED_OUT, EndCause, JobRef
@@ -105,20 +114,29 @@ def _handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], 
 
 
 class FollowedJob(ABC):
-    """A `Handle` of a job that its engine holds, and that a thread of this process follows until its end."""
+    """A `SubmittedJob` that a thread of this process follows until its end."""
 
     sent_again: ClassVar[frozenset[int]] = frozenset(ENDING)
     """The signals that are kept until they have reached the command."""
 
-    def __init__(self, name: str, on_end: Callable[[], None]) -> None:
-        """name: of the thread, which `follow` starts."""
+    def __init__(self, ref: JobRef, name: str) -> None:
+        """name: of the thread that follows it"""
+        self.ref = ref
         self.ended: Ended | None = None
-        self._on_end = on_end
+        self._on_end: Callable[[], None] = lambda: None
         self._lock = Lock()
         self._wake = Event()
         self._kills = 0
         self._unsent: list[int] = []  # signals that have not reached the command, in their order
         self._thread = Thread(target=self._follow, name=name, daemon=True)
+
+    def begin(self, output: Output, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+        self._begin(output)
+        self._thread.start()
+
+    def abandon(self) -> None:
+        return
 
     def signal(self, number: int) -> None:
         with self._lock:
@@ -147,6 +165,10 @@ class FollowedJob(ABC):
         self._close()
         self.ended = ended
         self._on_end()
+
+    @abstractmethod
+    def _begin(self, output: Output) -> None:
+        """Let the job begin. Raise `LaunchError`."""
 
     @abstractmethod
     def _send(self, number: int) -> bool:
@@ -191,14 +213,14 @@ class Foreground:
         self._waits = waits
         self._cancelled = Event()
         self._lock = Lock()  # held while the job begins: a signal comes before that or reaches the job
-        self._attached: Handle | None = None
+        self._begun: Handle | None = None
         self._ended: Ended | None = None
         self._problem: BaseException | None = None
         Thread(target=self._begin, args=(plan,), name="dsv-job", daemon=True).start()
 
     @property
     def ended(self) -> Ended | None:
-        return self._ended if self._attached is None else self._attached.ended
+        return self._ended if self._begun is None else self._begun.ended
 
     def check(self) -> None:
         """Raise the error that kept the reference from being written down."""
@@ -207,25 +229,27 @@ class Foreground:
 
     def signal(self, number: int) -> None:
         with self._lock:
-            if self._attached is not None:
-                self._attached.signal(number)
+            if self._begun is not None:
+                self._begun.signal(number)
             elif number in ENDING:
                 self._cancelled.set()
 
     def kill(self) -> None:
         with self._lock:
             self._cancelled.set()
-            if self._attached is not None:
-                self._attached.kill()
+            if self._begun is not None:
+                self._begun.kill()
 
     def _begin(self, plan: Plan) -> None:
-        ref, cause, hint = None, None, None
+        job, told, cause, hint = None, False, None, None
         try:
-            ref = self._submit(plan)
-            self._known(ref)
+            job = self._submit(plan)
+            self._known(job.ref)
             with self._lock:
                 if not self._cancelled.is_set():
-                    self._attached = self._engine.attach(ref, self._output, self._on_end)
+                    told = True
+                    job.begin(self._output, self._on_end)
+                    self._begun = job
                     return
             reason = "it was ended before it began"
         except LaunchError as error:
@@ -233,13 +257,15 @@ class Foreground:
             cause = EndCause.IMAGE_NOT_PULLED if isinstance(error, ImageNotPulled) else None
         except BaseException as error:  # noqa: BLE001 (raised by `check`, in the thread that waits)
             self._problem, reason = error, str(error)
-        ended = Ended(taken=ref is not None, reason=reason, hint=hint, cause=cause)
-        if ref is not None and not self._is_gone(ref):
+        ended = Ended(taken=job is not None, reason=reason, hint=hint, cause=cause)
+        if job is not None and not self._is_gone(job.ref):
             ended = replace(ended, seen=False, may_live=True)
+        if job is not None and not told:
+            job.abandon()
         self._ended = ended
         self._on_end()
 
-    def _submit(self, plan: Plan) -> JobRef:
+    def _submit(self, plan: Plan) -> SubmittedJob:
         pause, longest = _PAUSES
         while True:
             try:

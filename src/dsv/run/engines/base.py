@@ -2,14 +2,14 @@
 
     facts = engine.probe()                     what is there, once
     plan = engine.plan(job, facts)             pure: what will be run, as a value that `--dry-run` prints
-    ref = engine.submit(plan, ...)             the engine has the job, which has not begun
-    ...                                        the caller writes the reference down
-    handle = engine.attach(ref, ...)           the job begins; its output arrives
-    supervise(handle, ...)                     in attach.py
+    job = engine.submit(plan, ...)             the engine has the job, which has not begun
+    ...                                        the caller writes the reference `job.ref` down
+    job.begin(...)                             the job begins; its output arrives
+    supervise(job, ...)                        in attach.py
     status, logs, cancel, list                 by the reference, from any process, later
 
-`Foreground` of attach.py submits, writes the reference down and attaches. A new engine is a subclass of `Engine`, has a
-`Handle`, is registered in run/engine_list.py, and joins the conformance suite.
+`Foreground` of attach.py submits, writes the reference down and lets the job begin. A new engine is a subclass of
+`Engine`, has a `FollowedJob`, is registered in run/engine_list.py, and joins the conformance suite.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ def read_options(decoder: msgspec.json.Decoder[_T], options: Mapping[str, Json],
 
 
 class Handle(Protocol):
-    """Attached to a job. Methods may be called from any thread, in any state, and don't raise."""
+    """A job that this process follows. Methods may be called from any thread, in any state, and don't raise."""
 
     @property
     def ended(self) -> Ended | None:
@@ -309,6 +309,26 @@ class Handle(Protocol):
     def kill(self) -> None:
         """End the job without asking it. A further call tries harder."""
         ...
+
+
+class SubmittedJob(Handle, Protocol):
+    """A job that its engine has, and that begins only when it is told to."""
+
+    @property
+    def ref(self) -> JobRef: ...
+
+    def begin(self, output: Output, on_end: Callable[[], None]) -> None:
+        """Let the job begin, and follow it until its end. Its output goes to `output`.
+
+        on_end: called once, by another thread, at the end. A command that can't be started is an ended job. Raise
+        `LaunchError` if the engine does not let it begin.
+
+        A cluster releases the job; then its log is followed, and its state asked for. `signal` and `kill` are requests
+        to the cluster. A process that goes away changes nothing.
+        """
+
+    def abandon(self) -> None:
+        """Let go of what this process holds of a job that was cancelled before it was told to begin."""
 
 
 class Engine(ABC):
@@ -383,8 +403,8 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
-        """Give the job to the engine, which holds it: it begins only when somebody attaches.
+    def submit(self, plan: Plan, output: Output, cancelled: Event) -> SubmittedJob:
+        """Give the job to the engine, which holds it.
 
         output: shows what the engine says meanwhile, for instance of an image that it fetches. Once `cancelled` is
         set this ends soon, as an error. Raise `LaunchError`, and then nothing of the job is left; `NoPlaceYet` if a
@@ -392,17 +412,6 @@ class Engine(ABC):
 
         A cluster submits it held (`sbatch --hold`, a Job with `suspend: true`), so that a process killed before the
         reference is written down leaves a job that never begins, and that `list` shows.
-        """
-
-    @abstractmethod
-    def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
-        """Let a job begin that this object has just submitted, and stay with it. Its output goes to `output`.
-
-        on_end: called once, by another thread, at the end. A command that can't be started is an ended job. Raise
-        `LaunchError` if the engine does not let it begin.
-
-        A cluster releases the job, then follows its log and asks for its state until that is terminal. `signal` and
-        `kill` are requests to the cluster. A process that goes away changes nothing.
         """
 
     @abstractmethod

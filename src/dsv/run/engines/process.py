@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 from time import monotonic, sleep
@@ -18,15 +17,14 @@ from dsv.fs.process import Fate, Watched, why_not_started
 from dsv.fs.process import Process as Known
 from dsv.run.engines.attach import FollowedJob
 from dsv.run.engines.base import (
-    NO_OPTIONS,
     Ended,
     Facts,
-    Handle,
     Job,
     JobStatus,
     LocalEngine,
     Mount,
     Plan,
+    SubmittedJob,
     check_command,
     check_given,
 )
@@ -42,25 +40,11 @@ from dsv.run.engines.machine import (
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import COMMAND, Guard, end_groups, marked, processes_of
 from dsv.run.record import EndCause, JobRef, RunState, Usage
-from dsv.values.json import Json
 from dsv.values.units import format_bytes
 
 _DYING: Final = 10.0
 """Seconds that killed processes get to be gone: one that waits for a file server dies when that answers."""
 _PAUSE: Final = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A launcher process that waits for the command to run."""
-
-    plan: Plan
-    process: subprocess.Popen[bytes]
-    order: int
-    """The pipe to the launcher, for the command."""
-    problem: int
-    """The pipe from the launcher, for the reason of a failure."""
-    guard: Guard
 
 
 class Process(LocalEngine):
@@ -69,10 +53,6 @@ class Process(LocalEngine):
     name: ClassVar[str] = "process"
     takes_image: ClassVar[bool | None] = False
     gpu_hint: ClassVar[str] = "nvidia-smi -L lists the GPUs"
-
-    def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
-        super().__init__(environ, options)
-        self._held: dict[JobRef, _Held] = {}
 
     def probe(self) -> Facts:
         return Facts(Machine.read(self.environ), Known.here().kernel)
@@ -100,7 +80,7 @@ class Process(LocalEngine):
             cpus=() if job.cpus is None else choose_cpus(job.cpus, facts.machine, job.run),
         )
 
-    def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
+    def submit(self, plan: Plan, output: Output, cancelled: Event) -> SubmittedJob:
         if plan.cwd is not None and not plan.cwd.is_dir():
             raise LaunchError(f"{plan.cwd} is no folder to work in", subject=str(plan.cwd))
         guard = Guard(plan.run, self.environ)
@@ -133,12 +113,8 @@ class Process(LocalEngine):
         watched = Watched(process.pid)
         watched.close()
         ref = JobRef(self.name, plan.run, plan.where, f"{process.pid}:{watched.process.start}")
-        self._held[ref] = _Held(plan, process, to_order, from_problem, guard)
-        return ref
-
-    def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
-        held = self._held.pop(ref)
-        return _ProcessRun(held, {**self.environ, **held.plan.env}, output, on_end)
+        environ = {**self.environ, **plan.env}
+        return _ProcessRun(ref, plan, environ, process, to_order, from_problem, guard)
 
     def status(self, ref: JobRef) -> JobStatus | None:
         known = _known(ref)
@@ -150,12 +126,6 @@ class Process(LocalEngine):
         return JobStatus(RunState.SUBMITTED if _is_launcher(known.pid) else RunState.RUNNING)
 
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
-        held = self._held.pop(ref, None)
-        if held is not None:
-            os.close(held.order)
-            os.close(held.problem)
-            held.process.wait()
-            held.guard.dismiss()
         groups = {_known(ref).pid} if _lives(self.status(ref)) else set()
         end_groups(groups | set(processes_of(ref.run)), grace)
         deadline = monotonic() + _DYING
@@ -192,23 +162,53 @@ class _ProcessRun(FollowedJob):
     """A process in a session of its own, so that signals reach all of it, and the terminal's none of it."""
 
     def __init__(
-        self, held: _Held, environ: Mapping[str, str], output: Output, on_end: Callable[[], None]
+        self,
+        ref: JobRef,
+        plan: Plan,
+        environ: Mapping[str, str],
+        process: subprocess.Popen[bytes],
+        order: int,
+        problem: int,
+        guard: Guard,
     ) -> None:
-        super().__init__("dsv-process", on_end)
+        """environ: of the command
+        process: the launcher, which waits for the command to become it
+        order, problem: the pipes to the launcher, for the command, and from it, for the reason of a failure
+        """
+        super().__init__(ref, "dsv-process")
+        self._plan, self._environ, self._process, self._guard = plan, environ, process, guard
+        self._order, self._reason = order, problem
         self._gone = False
-        self._held = held
-        self._process = held.process
+        self._memory = UsageSampler(
+            lambda: (session_memory(process.pid), None), limit=plan.memory_bytes, exceeded=self.kill
+        )
+
+    def _begin(self, output: Output) -> None:
         assert self._process.stdout is not None and self._process.stderr is not None  # asked for above
         output.attach(self._process.stdout, self._process.stderr)
         self._before = _cpu_seconds(self._process.pid)
-        self._problem = _give(held, environ)
-        self._memory = UsageSampler(
-            lambda: (session_memory(held.process.pid), None),
-            limit=held.plan.memory_bytes,
-            exceeded=self.kill,
-        )
+        self._problem = self._give()
         self._memory.start()
-        self._thread.start()
+
+    def abandon(self) -> None:
+        os.close(self._order)
+        os.close(self._reason)
+        self._process.wait()
+        self._guard.dismiss()
+
+    def _give(self) -> Ended | None:
+        """Have the launcher become the command. Return the end of the job if it could not."""
+        argv = [os.fsencode(word) for word in self._plan.argv]
+        variables = [os.fsencode(f"{name}={value}") for name, value in self._environ.items()]
+        data = b"\0".join([b"%d" % len(argv), *argv, *variables])
+        with os.fdopen(self._reason, "rb") as problem:
+            with suppress(BrokenPipeError), os.fdopen(self._order, "wb") as order:
+                order.write(b"%d\n" % len(data) + data)
+            answer = problem.read()
+        if not answer:
+            return None
+        code, why = why_not_started(self._plan.argv[0], int(answer), self._environ, self._plan.cwd)
+        return Ended(exit_code=code, reason=why)
 
     def _send(self, number: int) -> bool:
         with suppress(ProcessLookupError, PermissionError):
@@ -220,7 +220,7 @@ class _ProcessRun(FollowedJob):
         return self._send(signal.SIGKILL)
 
     def _close(self) -> None:
-        self._held.guard.dismiss()
+        self._guard.dismiss()
 
     def _until_end(self) -> Ended:
         ended = self._reap()
@@ -246,25 +246,10 @@ class _ProcessRun(FollowedJob):
             Usage(self._memory.peak_memory_bytes, round(seconds, 3)),
         )
         if self._memory.was_exceeded:
-            reason = f"it used more than {format_bytes(self._held.plan.memory_bytes or 0)} of memory"
+            reason = f"it used more than {format_bytes(self._plan.memory_bytes or 0)} of memory"
             cause = EndCause.OUT_OF_MEMORY
             return Ended(exit_code=exit_code, launched=True, reason=reason, cause=cause, usage=usage)
         return Ended(exit_code=exit_code, launched=True, usage=usage)
-
-
-def _give(held: _Held, environ: Mapping[str, str]) -> Ended | None:
-    """Have the launcher become the command. Return the end of the job if it could not."""
-    argv = [os.fsencode(word) for word in held.plan.argv]
-    variables = [os.fsencode(f"{name}={value}") for name, value in environ.items()]
-    data = b"\0".join([b"%d" % len(argv), *argv, *variables])
-    with os.fdopen(held.problem, "rb") as problem:
-        with suppress(BrokenPipeError), os.fdopen(held.order, "wb") as order:
-            order.write(b"%d\n" % len(data) + data)
-        answer = problem.read()
-    if not answer:
-        return None
-    code, why = why_not_started(held.plan.argv[0], int(answer), environ, held.plan.cwd)
-    return Ended(exit_code=code, reason=why)
 
 
 def _known(ref: JobRef) -> Known:

@@ -283,28 +283,25 @@ _CODES = (
 class ContainerRun(FollowedJob):
     """A container, which it starts."""
 
-    def __init__(
-        self,
-        engine: ContainerProgram,
-        ref: JobRef,
-        guard: Guard,
-        output: Output,
-        on_end: Callable[[], None],
-    ) -> None:
-        super().__init__("dsv-container", on_end)
+    def __init__(self, engine: ContainerProgram, ref: JobRef, guard: Guard) -> None:
+        super().__init__(ref, "dsv-container")
         self._engine = engine
         self._id = ref.id
         self._guard = guard
-        self._output = output
         self._told_to_end = False
         self._program: subprocess.Popen[bytes] | None = None
-        try:
-            self._open("start", *engine.start_options)
-        except LaunchError:
-            guard.abandon()
-            raise
         self._sampler = UsageSampler(control_group(self._pid))
-        self._thread.start()
+
+    def _begin(self, output: Output) -> None:
+        self._output = output
+        try:
+            self._open("start", *self._engine.start_options)
+        except LaunchError:
+            self._guard.abandon()
+            raise
+
+    def abandon(self) -> None:
+        self._guard.dismiss()
 
     def _send(self, number: int) -> bool:
         """It does not reach a container that is just starting, nor an engine that doesn't answer."""

@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from shutil import which
@@ -17,7 +17,6 @@ from dsv.errors import LaunchError, Unreachable, UsageError
 from dsv.run.engines.base import (
     NO_OPTIONS,
     Facts,
-    Handle,
     ImageIdentity,
     Job,
     JobStatus,
@@ -25,6 +24,7 @@ from dsv.run.engines.base import (
     Mount,
     Plan,
     PrivateFile,
+    SubmittedJob,
     check_given,
     check_image,
 )
@@ -68,7 +68,6 @@ class ContainerEngine(ContainerProgram):
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
         super().__init__(environ, options)
-        self._guards: dict[JobRef, Guard] = {}
         self._where: str | None = None
 
     @abstractmethod
@@ -144,19 +143,14 @@ class ContainerEngine(ContainerProgram):
             notes=notes,
         )
 
-    def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
+    def submit(self, plan: Plan, output: Output, cancelled: Event) -> SubmittedJob:
         guard = Guard(plan.run, self.environ, container=self.name, files=[file.path for file in plan.files])
         try:
             container = create(self, plan, output, cancelled, guard.watch)
         except BaseException:
             guard.abandon()  # it removes what the engine may still be making
             raise
-        ref = JobRef(self.name, plan.run, plan.where, container)
-        self._guards[ref] = guard
-        return ref
-
-    def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
-        return ContainerRun(self, ref, self._guards.pop(ref), output, on_end)
+        return ContainerRun(self, JobRef(self.name, plan.run, plan.where, container), guard)
 
     def status(self, ref: JobRef) -> JobStatus | None:
         if not is_id(ref.id):
@@ -178,9 +172,6 @@ class ContainerEngine(ContainerProgram):
         self.call("stop", "--time", str(int(grace)), ref.id, seconds=grace + CALL_SECONDS)
         status = self.status(ref)
         self.call("rm", "--force", "--volumes", ref.id)
-        guard = self._guards.pop(ref, None)
-        if guard is not None:
-            guard.dismiss()
         return status
 
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -29,12 +29,12 @@ from dsv.run.engines.base import (
     Ended,
     Engine,
     Facts,
-    Handle,
     Job,
     JobStatus,
     NoPlaceYet,
     Plan,
     PrivateFile,
+    SubmittedJob,
     check_command,
     check_given,
     check_image,
@@ -166,7 +166,7 @@ class Kubernetes(Engine):
             notes=tuple(notes),
         )
 
-    def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
+    def submit(self, plan: Plan, output: Output, cancelled: Event) -> SubmittedJob:
         import yaml
 
         name = object_name(plan.run)
@@ -184,24 +184,12 @@ class Kubernetes(Engine):
             except DsvError:
                 made.delete()
                 raise
-        return JobRef(self.name, plan.run, plan.where, made.id)
-
-    def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
-        job = KubernetesJob.of_id(self._api, ref.id)
-        assert job is not None  # `submit` made the reference
-        with as_launch_error():
-            try:
-                queue = self._options.queue  # which resumes it
-                labelled: Manifest = {"metadata": {"labels": {QUEUE_LABEL: queue}}}
-                job.raw = self._api.patch(job.path, labelled if queue else {"spec": {"suspend": False}})
-            except Refusal as refusal:
-                raise refusal.as_error("the cluster does not let the job begin", ref.run) from refusal
         return KubernetesRun(
-            job,
-            output,
-            on_end,
+            JobRef(self.name, plan.run, plan.where, made.id),
+            made,
+            queue=self._options.queue,
             autoscaling=self._options.autoscaling,
-            is_same_cluster=lambda: self._cluster() == ref.where,
+            is_same_cluster=lambda: self._cluster() == plan.where,
         )
 
     def status(self, ref: JobRef) -> JobStatus | None:

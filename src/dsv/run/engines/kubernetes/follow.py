@@ -13,7 +13,7 @@ from threading import Event, Thread
 from time import monotonic, sleep
 from typing import ClassVar, Final
 
-from dsv.errors import DsvError
+from dsv.errors import DsvError, as_launch_error
 from dsv.run.engines.attach import ENDING, TELLING, FollowedJob
 from dsv.run.engines.base import Ended
 from dsv.run.engines.kubernetes.api import KubernetesApi, Refusal
@@ -21,6 +21,7 @@ from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, ended, go
 from dsv.run.engines.kubernetes.manifest import HOLDING, MAIN
 from dsv.run.engines.kubernetes.pod import METRICS, Obstacle
 from dsv.run.engines.output import NodeLines, Output, through_a_pipe
+from dsv.run.record import JobRef
 
 _ASK: Final = (0.3, 2.0)
 """Seconds between two looks at the job: after a change, and at most. The end of a pod's log counts as a change."""
@@ -37,23 +38,30 @@ class KubernetesRun(FollowedJob):
 
     def __init__(
         self,
+        ref: JobRef,
         job: KubernetesJob,
-        output: Output,
-        on_end: Callable[[], None],
         *,
+        queue: str | None,
         autoscaling: bool,
-        is_same_cluster: Callable[[], bool] = lambda: True,
+        is_same_cluster: Callable[[], bool],
     ) -> None:
-        super().__init__("dsv-kubernetes", on_end)
+        super().__init__(ref, "dsv-kubernetes")
         self._job = job
+        self._queue = queue
         self._is_same_cluster = is_same_cluster
         self._autoscaling = autoscaling
         self._printed: set[str] = set()
         self._asked = self._had_room = monotonic()
         self._hopeless: float | None = None  # since when the job waits for what may never come
+
+    def _begin(self, output: Output) -> None:
+        with as_launch_error():
+            try:
+                self._job.resume(self._queue)
+            except Refusal as refusal:
+                raise refusal.as_error("the cluster does not let the job begin", self.ref.run) from refusal
         out, self._err = output.open_pipes()
-        self._logs = JobLogs(job, out, self._wake.set)
-        self._thread.start()
+        self._logs = JobLogs(self._job, out, self._wake.set)
 
     def _send(self, number: int) -> bool:
         """A job that has not begun is withdrawn instead, if the signal should end it."""

@@ -359,6 +359,11 @@ class KubernetesJob:
         events.sort(key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or ""))
         return [str(each.get("message") or "") for each in events]
 
+    def resume(self, queue: str | None) -> None:
+        """Let the job begin: once its queue admits it, if it has one. Raise `Refusal`."""
+        labels = {"metadata": {"labels": {QUEUE_LABEL: queue}}}
+        self.raw = self.api.patch(self.path, {"spec": {"suspend": False}} if queue is None else labels)
+
     def signal(self, name: str) -> bool:
         """Send a signal to the command on every node where it has begun. Return False if the cluster refuses it.
 

@@ -25,12 +25,12 @@ from dsv.run.engines.base import (
     Ended,
     Engine,
     Facts,
-    Handle,
     Job,
     JobStatus,
     Mount,
     Plan,
     PrivateFile,
+    SubmittedJob,
     check_given,
     read_options,
     until_over,
@@ -185,7 +185,7 @@ class Slurm(Engine):
             script=script,
         )
 
-    def submit(self, plan: Plan, output: Output, cancelled: Event) -> JobRef:
+    def submit(self, plan: Plan, output: Output, cancelled: Event) -> SubmittedJob:
         (script,) = plan.files
         folder = script.path.parent
         try:
@@ -200,7 +200,7 @@ class Slurm(Engine):
         number = answer.text.strip().partition(";")[0]
         ref = JobRef(self.name, plan.run, plan.where, f"{number}:{folder}")
         if answer.problem is None and job_id(ref):
-            return ref
+            return SlurmRun(self._program, ref)
         for left in self._mine(plan.run):  # it may have been taken although the answer got lost
             self._program.call("scancel", left.id)
         raise LaunchError(
@@ -210,16 +210,6 @@ class Slurm(Engine):
             if answer.is_away
             else "dsv run --dry-run prints the script, and sbatch --test-only FILE tries it",
         )
-
-    def attach(self, ref: JobRef, output: Output, on_end: Callable[[], None]) -> Handle:
-        number = job_id(ref)
-        job, answer = self._program.find(number, fresh=0)
-        if job is not None and job.run_state is RunState.SUBMITTED and job.lives:
-            answer = self._program.call("scontrol", "release", number)
-            self._program.forget()
-        if answer.problem is not None:
-            raise LaunchError(f"Slurm does not let the job begin: {answer.problem}", subject=ref.run)
-        return SlurmRun(self._program, ref, output, on_end)
 
     def status(self, ref: JobRef) -> JobStatus | None:
         number = self._number(ref)
@@ -351,15 +341,20 @@ _CUT: Final = b"\n[dsv: the disk of the job's folder is full; what it wrote last
 class SlurmRun(FollowedJob):
     """A job, followed by the files in its folder and by what Slurm says of it."""
 
-    def __init__(
-        self, program: SlurmProgram, ref: JobRef, output: Output, on_end: Callable[[], None]
-    ) -> None:
-        super().__init__("dsv-slurm", on_end)
+    def __init__(self, program: SlurmProgram, ref: JobRef) -> None:
+        super().__init__(ref, "dsv-slurm")
         self._program = program
         self._id, self._folder = job_id(ref), job_folder(ref)
-        self._out, self._err = output.open_pipes()
         self._over = Event()
-        self._thread.start()
+
+    def _begin(self, output: Output) -> None:
+        job, answer = self._program.find(self._id, fresh=0)
+        if job is not None and job.run_state is RunState.SUBMITTED and job.lives:
+            answer = self._program.call("scontrol", "release", self._id)
+            self._program.forget()
+        if answer.problem is not None:
+            raise LaunchError(f"Slurm does not let the job begin: {answer.problem}", subject=self.ref.run)
+        self._out, self._err = output.open_pipes()
         Thread(target=self._await_end, name="dsv-slurm-end", daemon=True).start()
 
     def _send(self, number: int) -> bool:

@@ -95,6 +95,11 @@ class Fill(msgspec.Struct):
     forgotten: int = 0
     vanished: int = 0
     full: int = 0
+    has_worked: bool = False
+    fetched: int = 0
+    """Bytes read from the store by this process and its helpers."""
+    linked: int = 0
+    """Files linked by these."""
     made_room: bool = False
     """This process has just made room for the rest of the fill."""
 
@@ -111,45 +116,33 @@ class Fill(msgspec.Struct):
             raise
 
     def _run(self) -> Cached:
-        worked = False
-        fetched = linked = 0
         for attempt in range(_ATTEMPTS):
-            done: FillParticipant | None = None
-            failure: OSError | None = None
             try:
                 found = lookup(self.root, self.place, fresh=True)
                 if found is not None:
-                    return Cached(found.path, found.record, fetched, linked, hit=not worked)
+                    return Cached(
+                        found.path, found.record, self.fetched, self.linked, hit=not self.has_worked
+                    )
                 directory = join(self.root, self.place)
                 if directory is not None and not directory.is_open():
                     finalize(directory)
-                    continue
-                done, failure = self._take_part(directory)
-                if done is not None:
-                    worked = True
-                    fetched += done.fetched
-                    linked += done.linked
-                    if done.progressed:
-                        self.full = 0
+                elif not self._take_part(directory):
+                    time.sleep(min(1.0, 0.01 * attempt))
             except OSError as error:
-                failure = error
-            if failure is not None:
-                self._recover(failure)
-            elif done is not None and not done.published:
-                time.sleep(min(1.0, 0.01 * attempt))
+                self._recover(error)
         raise Unreachable(
             f"{self.place} is repeatedly evicted from {self.root.path} before it is complete",
             subject=str(self.place),
         )
 
-    def _take_part(self, directory: FillDirectory | None) -> tuple[FillParticipant | None, OSError | None]:
-        """Work on the fill, or begin one. Return when it has ended, one way or another; None: it was not begun.
+    def _take_part(self, directory: FillDirectory | None) -> bool:
+        """Work on the fill, or begin one. Return when it has ended, one way or another; False if it ended while this
+        host worked on it, and this one has not published it.
 
-        Also return the error that ended this host's part in it, if it was one.
+        Raises the error that ended this host's part in it.
         """
         heartbeat = Heartbeat(self.root, self.kind)
         participant: FillParticipant | None = None
-        failure: OSError | None = None
         superfluous = False
         try:
             if directory is None:
@@ -166,15 +159,23 @@ class Fill(msgspec.Struct):
         except OSError as error:
             # If folders are gone because the fill has ended, that is no failure.
             if directory is None or error.errno not in GONE or directory.is_open():
-                failure = error
+                raise
         finally:
             heartbeat.stop()
             # Only now, as NFS can't remove a file that this host has open.
             if directory is not None and superfluous:
                 give_up(directory)
             elif directory is not None and participant is not None:
+                self._count(heartbeat.tally, participant.helpers)
                 _leave(directory, participant)
-        return participant, failure
+        return participant is None or participant.published
+
+    def _count(self, tally: Worker, helpers: Helpers) -> None:
+        self.has_worked = True
+        self.fetched += tally.fetched + helpers.fetched
+        self.linked += tally.linked + helpers.linked
+        if tally.made:  # it has added something to the disk
+            self.full = 0
 
     def _begin(self, heartbeat: Heartbeat) -> FillDirectory | None:
         """Plan, reserve room, and start; None if another was faster."""
@@ -324,28 +325,13 @@ class FillParticipant:
         )
         self._reporter = Reporter(context.progress, directory, heartbeat)
         self._looked_at_room = time.monotonic()
-        self._helpers = Helpers()
+        self.helpers = Helpers()
         self._worker: PartWorker | None = None
         self._write_back: WriteBack | None = None  # on a local file system
         self.published = False
         """This process made the commit visible."""
         self.hopeless = False
         """No process can or will continue the fill, so it should be given up."""
-
-    @property
-    def progressed(self) -> bool:
-        """It has added something to the disk."""
-        return self._heartbeat.tally.made > 0
-
-    @property
-    def fetched(self) -> int:
-        """Bytes read from the store by this process and its helpers."""
-        return self._heartbeat.tally.fetched + self._helpers.fetched
-
-    @property
-    def linked(self) -> int:
-        """Files linked by this process and its helpers."""
-        return self._heartbeat.tally.linked + self._helpers.linked
 
     def run(self) -> None:
         """Return when the fill has ended. Raises `OSError`, `NoRoom`, `Lost`, and what the source raises."""
@@ -357,7 +343,7 @@ class FillParticipant:
             self._resume(self._table.refresh())
             if context.helper is not None:
                 jobs = context.jobs or default_jobs(directory.plan, context.kind)
-                self._helpers.start(directory, context.helper, jobs)
+                self.helpers.start(directory, context.helper, jobs)
             self._worker = PartWorker(
                 directory, context.source, self._table, self._heartbeat.tally, context.kind, self._tick
             )
@@ -371,7 +357,7 @@ class FillParticipant:
             self.hopeless = True
             raise
         finally:
-            self._helpers.stop(now=not self.published)
+            self.helpers.stop(now=not self.published)
             if self._worker is not None:
                 self._worker.close()
             if self._write_back is not None:
@@ -399,7 +385,7 @@ class FillParticipant:
             if self._table.confirm_done():
                 self._publish()
                 return
-            if self._table.free or (worker.damaged and self._helpers.stop(now=False)):
+            if self._table.free or (worker.damaged and self.helpers.stop(now=False)):
                 continue
             workers = read_workers(self._directory.workers)
             claim = self._claim_abandoned(workers, now)

@@ -15,7 +15,7 @@ from dsv.cache.fill.directory import FillDirectory
 from dsv.cache.fill.files import LARGE_PIECE, State, WriteBack
 from dsv.cache.fill.parts import Claim, ClaimTable, bar_drafts, blocks, read_ahead
 from dsv.cache.fill.place_files import Job, Placer
-from dsv.cache.fill.source import Contents, Item, LinkRun, StoreSource
+from dsv.cache.fill.source import Contents, LinkRun, StoreSource
 from dsv.cache.fill.workers import Worker
 from dsv.errors import IntegrityError, Unreachable
 from dsv.format.recipe import SINGLE_CHUNK_MAX
@@ -142,7 +142,7 @@ class PartWorker:
         for item in contents.of(part) if job.check else contents.in_runs(part):
             if isinstance(item, LinkRun):
                 placer.take_run(job, item)
-                self._count_run(item)
+                self._count_linked(len(item.names), sum(item.sizes))
                 continue
             entry = item.entry
             if plain and entry.size:
@@ -166,8 +166,7 @@ class PartWorker:
                 placer.make_empty(job, entry)
             elif item.donor is not None:
                 placer.take(job, item)
-                self._count(entry, written=False)
-                self._tally.linked += 1
+                self._count_linked(1, entry.size)
                 continue
             else:
                 yield Wanted(entry, item.where, contents.older_version(item))
@@ -181,7 +180,7 @@ class PartWorker:
         """Yield files that a donor has no longer, and large ones of other users that can't share blocks either."""
         for item in job.failed:
             assert item.donor is not None
-            self._uncount(item)
+            self._count_linked(-1, -item.entry.size)
             self.unplanned += blocks(item.entry.size)
             donor = self._contents.same_version(item, self._contents.donor_file(item.donor, item.donor_path))
             yield Wanted(item.entry, item.where, donor)
@@ -274,16 +273,12 @@ class PartWorker:
         if self._since_tick >= _TICK_EVERY:
             self._pace(0)
 
-    def _count_run(self, run: LinkRun) -> None:
-        self._tally.entries += len(run.names)
-        self._tally.bytes += sum(run.sizes)
-        self._tally.linked += len(run.names)
-        self._pace(len(run.names))
-
-    def _uncount(self, item: Item) -> None:
-        self._tally.entries -= 1
-        self._tally.bytes -= item.entry.size
-        self._tally.linked -= 1
+    def _count_linked(self, files: int, size: int) -> None:
+        """Count files that were linked, or that could not be after all."""
+        self._tally.entries += files
+        self._tally.bytes += size
+        self._tally.linked += files
+        self._pace(files)
 
     def _count_fetched(self) -> None:
         self._tally.fetched = self._source.fetched_bytes - self._fetched_before

@@ -18,7 +18,7 @@ from dsv.cache.fill.directory import FillDirectory, clear, discard, finalize, gi
 from dsv.cache.fill.files import Lost, WriteBack
 from dsv.cache.fill.helper_process import Helpers, OpenSource, default_jobs
 from dsv.cache.fill.part_worker import PartWorker
-from dsv.cache.fill.parts import Claim, ClaimTable, Plan, do_free_parts
+from dsv.cache.fill.parts import Claim, ClaimTable, Plan
 from dsv.cache.fill.plan import FillRequest, Planned, make_plan
 from dsv.cache.fill.reservations import EnsureRoom, NoRoomBeside, need_of, refusal
 from dsv.cache.fill.source import StoreSource
@@ -375,12 +375,11 @@ class FillParticipant:
             self._table.begin_at(random.randrange(max(1, len(self._directory.plan.parts))))
 
     def _work(self, worker: PartWorker) -> None:
-        remote = self._context.kind.remote
-        first, longest = _POLL_REMOTE if remote else _POLL_LOCAL
+        first, longest = _POLL_REMOTE if self._context.kind.remote else _POLL_LOCAL
         wait = first
         while True:
             if self._table.free:
-                do_free_parts(self._table, worker.run, remote=remote)
+                worker.run_free()
             now = self._table.refresh()
             if self._table.confirm_done():
                 self._publish()

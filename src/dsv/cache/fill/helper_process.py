@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from dsv.cache.fill.directory import FillDirectory, join
 from dsv.cache.fill.part_worker import PartWorker
-from dsv.cache.fill.parts import ClaimTable, Plan, do_free_parts
+from dsv.cache.fill.parts import ClaimTable, Plan
 from dsv.cache.fill.source import StoreSource
 from dsv.cache.fill.workers import Heartbeat
 from dsv.cache.root import CacheRoot
@@ -132,7 +132,7 @@ def _work(directory: FillDirectory, source: StoreSource, begin: int, stop: threa
         table.begin_at(begin)
         worker = PartWorker(directory, source, table, heartbeat.tally, kind, lambda: None)
         try:
-            do_free_parts(table, worker.run, remote=kind.remote, stop=stop.is_set)
+            worker.run_free(stop.is_set)
         finally:
             worker.close()
     finally:

@@ -24,6 +24,9 @@ from dsv.fs import system
 from dsv.transfer.download import Wanted
 
 _TICK_EVERY = 64  # small files; a larger one counts as several
+_FIRST = 2  # parts
+_TURN = 5.0  # seconds
+_SHARE = 3  # on a file server a turn takes one part in so many of those that are left
 _ROUNDS = 8
 _PAUSE = 0.1  # seconds after the first round, and as much more after each further one
 
@@ -75,6 +78,32 @@ class PartWorker:
         for job in self._jobs:
             self._placer.end(job)
         self._stack.close()
+
+    def run_free(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Do all parts that are free, until there are none or `stop` says so. Raises as `run`.
+
+        What is fetched ahead is claimed ahead, though others could help with it. On a file server, where writing takes
+        the time, each batch is some seconds' worth of parts, and at most a third of what is left, so that all who share
+        the fill end at about the same time; and nothing is claimed for the next one before this one is done.
+        """
+        table, remote = self._table, self._kind.remote
+        most, claimed = _FIRST if remote else table.count, 0
+
+        def batch() -> Iterator[Claim]:
+            nonlocal claimed
+            while claimed < most and not stop() and (claim := table.claim_free()) is not None:
+                claimed += 1
+                yield claim
+
+        while True:
+            claimed = 0
+            began = time.monotonic()
+            self.run(batch())
+            if not claimed:
+                return
+            if remote:
+                took = max(time.monotonic() - began, 0.01)
+                most = max(_FIRST, min(round(_TURN * claimed / took), table.free // _SHARE))
 
     def run(self, claims: Iterable[Claim]) -> None:
         """Do these parts, which may be claimed as late as they are asked for.

@@ -345,44 +345,6 @@ class ClaimTable:
             return ""
 
 
-_FIRST = 2  # parts
-_TURN = 5.0  # seconds
-_SHARE = 3  # on a file server a turn takes one part in so many of those that are left
-
-
-def do_free_parts(
-    table: ClaimTable,
-    do: Callable[[Iterator[Claim]], None],
-    *,
-    remote: bool,
-    stop: Callable[[], bool] = lambda: False,
-) -> None:
-    """Have `do` do all parts that are free, until there are none or `stop` says so.
-
-    What is fetched ahead is claimed ahead, though others could help with it. On a file server, where writing takes the
-    time, each batch is some seconds' worth of parts, and at most a third of what is left, so that all who share
-    the fill end at about the same time; and nothing is claimed for the next one before this one is done.
-    """
-    most = _FIRST if remote else table.count
-    claimed = 0
-
-    def batch() -> Iterator[Claim]:
-        nonlocal claimed
-        while claimed < most and not stop() and (claim := table.claim_free()) is not None:
-            claimed += 1
-            yield claim
-
-    while True:
-        claimed = 0
-        began = time.monotonic()
-        do(batch())
-        if not claimed:
-            return
-        if remote:
-            took = max(time.monotonic() - began, 0.01)
-            most = max(_FIRST, min(round(_TURN * claimed / took), table.free // _SHARE))
-
-
 # How long a folder is emptied again and again while its owner still adds to it. Each file that it adds was written and
 # synced first, so that a few rounds do.
 _BAR_SECONDS = 10.0

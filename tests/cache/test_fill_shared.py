@@ -28,7 +28,7 @@ from dsv.cache.policy import Need
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot, Place
 from dsv.fs.process import start_program
-from dsv.values.ids import CommitId
+from dsv.values.ids import CommitId, FileId
 
 FILES = [File(f"d{number % 5}/{number:03d}", 90_000 + number * 100, str(number)) for number in range(120)]
 PART = 1 << 20
@@ -253,13 +253,13 @@ def test_what_an_earlier_claimer_linked_is_not_read(
     (site,) = root.fill(FillRequest("xrays", commit, STORE).place).glob("at-*")
     for mark in list((site / "parts").glob("*.done.*")):  # as after a power cut
         mark.rename(mark.with_suffix(".00000000"))
-    read, hash_of = list[int](), files.hash_of
+    read, hash_content = list[int](), files.hash_content
 
-    def count(descriptor: int) -> bytes:
+    def count(descriptor: int, size: int) -> tuple[FileId, int]:
         read.append(os.fstat(descriptor).st_nlink)
-        return hash_of(descriptor)
+        return hash_content(descriptor, size)
 
-    monkeypatch.setattr(files, "hash_of", count)
+    monkeypatch.setattr(files, "hash_content", count)
     world.check(commit, fill_here(root, world, commit))
     assert read and set(read) == {1}
 

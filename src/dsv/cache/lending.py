@@ -24,7 +24,6 @@ from typing import TypeVar
 import msgspec
 from blake3 import blake3
 
-from dsv.cache.fill.files import hash_of
 from dsv.cache.fill.plan import PathWindow, newest, of_dataset
 from dsv.cache.root import CacheRoot, folder_name
 from dsv.errors import DsvError
@@ -34,6 +33,7 @@ from dsv.fs.files import write_all
 from dsv.repo.objects.metadata import LocalStore, MetadataCache
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.read import TreeReader
+from dsv.transfer.file_reader import hash_content
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName
 from dsv.values.paths import PathSet, sort_key
@@ -215,9 +215,8 @@ class Loan:
     def _copy(self, shelf: Shelf, source: int, target: int, entry: Entry) -> bool:
         if shelf.clones:
             cloned = _clone(source, target)
-            if (
-                cloned and hash_of(target) == entry.file_id
-            ):  # of the clone: what the workspace gets is verified
+            # Of the clone: what the workspace gets is verified.
+            if cloned and hash_content(target, entry.size) == (entry.file_id, entry.size):
                 return True
             os.ftruncate(target, 0)
             if cloned is None or cloned:

@@ -80,7 +80,7 @@ def replace_link(path: Path, target: str) -> None:
     sync_folder(path.parent)
 
 
-def write_all(descriptor: int, data: bytes | memoryview) -> None:
+def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

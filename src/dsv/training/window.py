@@ -29,6 +29,7 @@ import numpy as np
 from blake3 import blake3
 
 from dsv.errors import DsvError, Unreachable, made
+from dsv.fs.files import write_all
 from dsv.fs.process import read_order, start_program
 
 if TYPE_CHECKING:
@@ -410,9 +411,7 @@ def _in_memory(contents: list[bytes]) -> tuple[int, int]:
     try:
         size = 0
         for data in contents:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(file, view) :]
+            write_all(file, data)
             size += len(data)
     except BaseException:
         os.close(file)

@@ -124,14 +124,13 @@ def read_stable(
 
 
 def hash_content(descriptor: int, size: int) -> tuple[FileId, int]:
-    """Return the file id of a whole file, and its size in bytes."""
+    """Return the file id of a whole file, whatever the position in it, and its size in bytes."""
     if size <= _PIECE:
-        data = os.read(descriptor, size + 1)  # the one byte more tells that this was all
+        data = os.pread(descriptor, size + 1, 0)  # the one byte more tells that this was all
         if len(data) == size:
             return FileId.hash(data), size
-        os.lseek(descriptor, 0, os.SEEK_SET)
     hasher, total = blake3(), 0
-    while piece := os.read(descriptor, _PIECE):
+    while piece := os.pread(descriptor, _PIECE, total):
         hasher.update(piece)
         total += len(piece)
     return FileId(hasher.digest()), total

@@ -175,8 +175,8 @@ def repair(
 def _chosen(
     tree: TreeReader, selection: PathSet, expected: set[bytes]
 ) -> Iterator[tuple[Entry, Location | None]]:
-    for entry, where in tree.below(b""):
-        if entry.path in selection and tree.objects.erasures.of(entry) is None:
+    for entry, where in tree.within(selection):
+        if tree.objects.erasures.of(entry) is None:
             expected.add(entry.path)
             yield entry, where
 

@@ -15,8 +15,6 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from blake3 import blake3
-
 from dsv.cache.fill.directory import FillDirectory, end_unpublished
 from dsv.cache.fill.parts import DonorPlan
 from dsv.cache.fill.reservations import refusal
@@ -26,11 +24,12 @@ from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
 from dsv.fs import system
 from dsv.fs.attributes import refresh
-from dsv.fs.files import FULL
+from dsv.fs.files import FULL, write_all
 from dsv.fs.folders import Rights as FolderRights
 from dsv.fs.folders import make_folder, umask
 from dsv.fs.syncer import Syncer
 from dsv.fs.system import begin_write_back
+from dsv.transfer.file_reader import hash_content
 from dsv.values.ids import FileId
 
 _TIMES = (FILE_TIME * 10**9, FILE_TIME * 10**9)
@@ -191,9 +190,7 @@ def fill_file(descriptor: int, pieces: Iterable[Buffer]) -> int:
     try:
         for piece in pieces:
             size = len(piece)
-            written = os.write(descriptor, piece)
-            while written < size:
-                written += os.write(descriptor, memoryview(piece)[written:])
+            write_all(descriptor, piece)
             if size >= LARGE_PIECE:
                 begin_write_back(descriptor, at, size)
             at += size
@@ -236,9 +233,6 @@ NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUP
 # What an evicted or foreign donor gives.
 _NO_DONOR = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM)
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-
-
-_BLOCK = 1 << 20
 
 
 class Taken(enum.Enum):
@@ -428,7 +422,9 @@ def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None
             return State.BROKEN
         if (found.st_dev, found.st_ino) == twin:
             return State.WHOLE
-        if bool(found.st_mode & 0o100) != executable or hash_of(descriptor) != entry.file_id:
+        if bool(found.st_mode & 0o100) != executable:
+            return State.BROKEN
+        if hash_content(descriptor, entry.size) != (entry.file_id, entry.size):
             return State.BROKEN
         if found.st_mtime_ns != _TIMES[0]:
             with contextlib.suppress(PermissionError):  # another user's: it just can't be linked to later
@@ -436,15 +432,6 @@ def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None
         return State.WHOLE
     finally:
         os.close(descriptor)
-
-
-def hash_of(descriptor: int) -> bytes:
-    """Return the hash of a whole file, whatever the position in it."""
-    digest, at = blake3(), 0
-    while data := os.pread(descriptor, _BLOCK, at):
-        digest.update(data)
-        at += len(data)
-    return digest.digest()
 
 
 # Bytes of small files between two syncs. Less would write the blocks of inodes and folders more often.

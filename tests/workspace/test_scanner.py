@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv.transfer.file_reader import ROW, Trouble, refusal, row_of
+from dsv.transfer.file_reader import ROW, refusal, row_of
 from dsv.workspace.scan.folder import differing, list_folder
 from dsv.workspace.scan.result import WorkspaceScan
 from tests.workspace.worlds import World, readable_by_all, scan_as_another, settle, tree_of, write
@@ -206,7 +206,7 @@ def test_what_another_user_may_not_read_is_listed_and_not_taken_for_removed(tmp_
     assert not done.returncode, done.stderr
     found = json.loads(done.stdout)
     assert set(found["problems"]) == {"shut", "locked", "seen"}
-    assert all(trouble == Trouble.UNREADABLE.value for _, trouble in found["problems"].values())
+    assert all("Permission denied" in reason for reason in found["problems"].values())
     assert found["pending"] == ["open"] and found["missing"] == []
 
 

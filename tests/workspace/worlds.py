@@ -28,7 +28,7 @@ os.setgroups([]); os.setgid(54321); os.setuid(54321)  # after the imports: they 
 root = Path(sys.argv[1])
 scan = scan_workspace(root, State.load(root / ".dsv/state"), None, lambda: ())
 print(json.dumps({
-    "problems": {p.path.decode(): [p.reason, p.trouble.value] for p in scan.problems},
+    "problems": {p.path.decode(): p.reason for p in scan.problems},
     "pending": [item.path.decode() for item in scan.pending()],
     "missing": [path.decode() for path in scan.missing],
 }))

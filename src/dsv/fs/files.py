@@ -112,18 +112,13 @@ def write_once(path: Path, data: bytes) -> bool:
         try:
             return link_once(temporary, path)
         except OSError:
-            return _create(path, data)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _create(path: Path, data: bytes) -> bool:
-    try:
-        with path.open("xb") as file:
-            file.write(data)
+            with path.open("xb") as file:
+                file.write(data)
+            return True
     except FileExistsError:
         return False
-    return True
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_small(path: Path, limit: int = 1 << 20) -> bytes | None:

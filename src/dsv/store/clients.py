@@ -121,9 +121,7 @@ def _store(
     except (BaseError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise Denied(f"{url} cannot be opened: {reason}", subject=url, hint=login_hint(url)) from error
-    return ObjectStore(
-        url, endpoint, prefix, quick, patient, provider=provider, ordered_listing=options.ordered_listing
-    )
+    return ObjectStore(url, endpoint, prefix, quick, patient, provider=provider)
 
 
 def _client_options(url: str, endpoint: str, options: StoreOptions) -> ClientConfig:
@@ -175,7 +173,7 @@ class ForkedS3(ObjectStore):
         self._client = boto_client(url, options, **limits, attempts=1)
         self._bucket = bucket
         endpoint = self._client.meta.endpoint_url
-        super().__init__(url, endpoint, prefix, None, None, ordered_listing=options.ordered_listing)
+        super().__init__(url, endpoint, prefix, None, None)
 
     def put_if_absent(self, key: str, data: Bytes) -> Put:
         self._refuse()

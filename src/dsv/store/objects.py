@@ -69,10 +69,9 @@ class ObjectStore:
         patient: Any,
         *,
         provider: ChainProvider | None = None,
-        ordered_listing: bool = True,
     ) -> None:
         self.url = url
-        self.ordered_listing = ordered_listing
+        self.ordered_listing = True
         self.conditional = True
         self._endpoint = endpoint
         self._prefix = f"{prefix}/" if prefix else ""

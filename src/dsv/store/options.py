@@ -49,8 +49,6 @@ class StoreOptions(msgspec.Struct, frozen=True):
     """Path of a Google service-account or application-default file."""
     google_token: str | None = None
     """A Google bearer token, as `gcloud auth print-access-token` prints it; it is not renewed."""
-    ordered_listing: bool = True
-    """False for object stores that do not list in key order."""
     connect_timeout: float = 5.0
     """Seconds for a connection, name resolution included."""
     read_timeout: float = 14.0

@@ -434,6 +434,3 @@ def _not_its_file(entry: Entry) -> IntegrityError:
         subject=entry.path.decode(errors="backslashreplace"),
         hint=NOT_OURS,
     )
-
-
-__all__ = ["Donor", "Fetcher", "Layout", "Part", "Wanted", "donor_chunks", "read_ranges"]

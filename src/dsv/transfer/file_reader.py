@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import errno
 import operator
 import os
@@ -26,23 +25,11 @@ ROW = struct.Struct("<QQqqI")
 _SHOWN = 1000  # in a message; programs get all
 
 
-class Trouble(enum.Enum):
-    """The kinds of problem, by what would help."""
-
-    UNSUPPORTED = "unsupported"
-    """Its type, its name or its target can't be in a tree."""
-    UNREADABLE = "unreadable"
-    """It can't be read: what the base has there stays."""
-    CHANGING = "changing"
-    """It was written to each time it was read."""
-
-
 class Problem(msgspec.Struct, frozen=True):
     """`reason` follows the path in a sentence: 'it is a socket'."""
 
     path: bytes
     reason: str
-    trouble: Trouble = Trouble.UNSUPPORTED
 
     def __str__(self) -> str:
         return f"{show(self.path)}: {self.reason}"
@@ -115,12 +102,12 @@ def read_stable(
         except OSError as error:
             if error.errno in _GONE:
                 break
-            return Problem(path, f"it can't be read: {error.strerror or error}", Trouble.UNREADABLE)
+            return Problem(path, f"it can't be read: {error.strerror or error}")
         if size == after.st_size and same_times(before, after):
             return StableRead(value, after, quiet)
     else:
-        return Problem(path, f"it was changed while it was read, {TRIES} times in a row", Trouble.CHANGING)
-    return Problem(path, "it was removed, or became something else, while dsv was at work", Trouble.CHANGING)
+        return Problem(path, f"it was changed while it was read, {TRIES} times in a row")
+    return Problem(path, "it was removed, or became something else, while dsv was at work")
 
 
 def hash_content(descriptor: int, size: int) -> tuple[FileId, int]:

@@ -434,21 +434,18 @@ class Objects:
         found = self.local(kind, object_id)
         if found is not None:
             return found
-        locator: Locator | None = None
-        data: bytes | None = None
         if where is not None:
             try:
                 stored = self._bytes_at(kind, object_id, where, where.tail)
-                data, locator = self._accept(kind, object_id, where, stored)
+                return Located(*self._accept(kind, object_id, where, stored))
             except (NotFound, IntegrityError):
-                data = None
+                pass
             except Unreachable:
                 if self.mirrors is None:
                     raise
-        if data is None:
-            data, where = self.read_by_index(kind, object_id, where)
-            locator = self._tail(kind, where)
-            self._metadata.put(kind.name.lower(), str(object_id), data)
+        data, where = self.read_by_index(kind, object_id, where)
+        locator = self._tail(kind, where)
+        self._metadata.put(kind.name.lower(), str(object_id), data)
         return Located(data, locator)
 
     def _bytes_at(self, kind: ObjectKind, object_id: Id, where: Location, tail: int = 0) -> memoryview:

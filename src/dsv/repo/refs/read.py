@@ -18,20 +18,13 @@ from dsv.format.records import (
     FormatEntry,
     RefEntry,
     TagValue,
-    erased_id,
 )
 from dsv.repo.errors import ONE_WINS_AGAIN, record_or_none
 from dsv.values.units import rfc3339
 
 if TYPE_CHECKING:
     from dsv.store.base import Store
-    from dsv.values.ids import StoreId
     from dsv.values.names import DatasetName
-
-
-def tombstone(store: Store, store_id: StoreId, dataset: DatasetName) -> DatasetErased | None:
-    """Return the tombstone of a dataset, if it was erased."""
-    return record_or_none(DatasetErased.decode, store, keys.erased_key(erased_id(store_id, dataset)))
 
 
 R = TypeVar("R")

@@ -22,10 +22,10 @@ from dsv.errors import (
 )
 from dsv.format import keys
 from dsv.format.envelope import RECORD_MAX
-from dsv.format.records import DatasetErased, ExpiryEntry, TagDeleted, TagValue
+from dsv.format.records import DatasetErased, ExpiryEntry, TagDeleted, TagValue, erased_id
 from dsv.repo.errors import ONE_WINS_AGAIN, denial_named, record_or_none
 from dsv.repo.format_log import NAMES_ELSEWHERE, NAMES_MOVED, NAMES_MOVING, Format, read_entry, read_format
-from dsv.repo.refs.read import Signed, check_kept, gone, parts, read_named, tombstone
+from dsv.repo.refs.read import Signed, check_kept, gone, parts, read_named
 from dsv.repo.tracking import Answers
 from dsv.store.base import Put, Store, absent, ask_each, both
 from dsv.store.open import names_of
@@ -55,7 +55,11 @@ class Tags:
     def erasure(self, dataset: DatasetName) -> DatasetErased | None:
         """Return the tombstone of a dataset that was erased. It is looked for only if the dataset, or a part of it, is
         not there."""
-        return None if self.store_id is None else tombstone(self.store, self.store_id, dataset)
+        if self.store_id is None:
+            return None
+        return record_or_none(
+            DatasetErased.decode, self.store, keys.erased_key(erased_id(self.store_id, dataset))
+        )
 
     def erased(self, dataset: DatasetName) -> NotFound | None:
         """Return what to raise for a dataset that was erased; None if it was not."""

@@ -14,7 +14,7 @@ from dsv.fs.attributes import earliest_stamp
 from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
 from dsv.fs.files import what_it_is
-from dsv.transfer.file_reader import ROW, Problem, Trouble
+from dsv.transfer.file_reader import ROW, Problem
 from dsv.values.paths import (
     MAX_COMPONENT,
     MAX_PATH,
@@ -312,7 +312,7 @@ class _Scanner:
         except OSError as error:
             if not path:
                 raise
-            self._problem(path, f"it can't be listed: {error.strerror or error}", Trouble.UNREADABLE)
+            self._problem(path, f"it can't be listed: {error.strerror or error}")
             self._withheld.append(path)
             return None
         rules = self._enter(above, now, descriptor)
@@ -374,9 +374,7 @@ class _Scanner:
                 effective = os.access in os.supports_effective_ids
                 if not os.access(names[at], os.R_OK, dir_fd=descriptor, effective_ids=effective):
                     path = folder.path_of(names[at])
-                    self._refuse(
-                        folder, at, names[at], "it may not be read: Permission denied", Trouble.UNREADABLE
-                    )
+                    self._refuse(folder, at, names[at], "it may not be read: Permission denied")
                     self._withheld.append(path)
 
     def _read_link(self, folder: Folder, at: int, name: bytes, descriptor: int) -> None:
@@ -384,7 +382,7 @@ class _Scanner:
         try:
             target = os.readlink(name, dir_fd=descriptor)
         except OSError:  # it is gone, or became something else: the next scan will tell
-            self._refuse(folder, at, name, "it changed while dsv looked at it", Trouble.CHANGING)
+            self._refuse(folder, at, name, "it changed while dsv looked at it")
             return
         before, relation = folder.targets.get(at), folder.relation(at)
         folder.targets[at] = target
@@ -402,19 +400,17 @@ class _Scanner:
         known = TRUSTED if self._state.vouches(folder.row(at)) else READ
         folder.marks[at] = with_relation(known, relation, base_kind)
 
-    def _refuse(
-        self, folder: Folder, at: int, name: bytes, reason: str, trouble: Trouble = Trouble.UNSUPPORTED
-    ) -> None:
+    def _refuse(self, folder: Folder, at: int, name: bytes, reason: str) -> None:
         """Leave a name out of the tree."""
         path = folder.path_of(name)
-        self._problem(path, reason, trouble)
+        self._problem(path, reason)
         if folder.kinds[at] in KEPT and folder.relation(at) is not Relation.ABSENT:
             self._lost.add(path)
         folder.kinds[at] = UNSUPPORTED
         folder.marks[at] = 0
 
-    def _problem(self, path: bytes, reason: str, trouble: Trouble = Trouble.UNSUPPORTED) -> None:
-        self._problems.setdefault(path, Problem(path, reason, trouble))
+    def _problem(self, path: bytes, reason: str) -> None:
+        self._problems.setdefault(path, Problem(path, reason))
 
     def _remembered(self, path: bytes) -> Folder | None:
         """The folder as it was, without what is known of files that are to be read again."""

@@ -155,6 +155,16 @@ def test_a_choice_is_for_its_paths_alone(ann: Person) -> None:
     }  # fmt: skip
 
 
+def test_ours_comes_before_theirs_for_paths_in_both(ann: Person) -> None:
+    diverged(ann)
+    bring(ann, ours=PathSet.of([b"both", b"stays"]), theirs=PathSet())
+    assert ann.files() == {
+        "both": b"\0mine", "added": b"\0his", "d": b"a file", "t.txt": TEXT, "tool.sh": TEXT,
+    }  # fmt: skip
+    assert [*status(ann.context()).differences.changed] == [b"both"]
+    assert [*status(ann.context()).differences.removed] == [b"stays"]
+
+
 def test_both_keeps_what_is_here_and_what_the_branch_has_beside_it(ann: Person) -> None:
     diverged(ann)
     before = ann.files()

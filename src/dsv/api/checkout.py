@@ -15,7 +15,7 @@ from dsv.api.sync import open_to_publish, open_to_write
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.format.records import Action, Commit
 from dsv.merge.apply import ContentMerger
-from dsv.merge.paths import Choices, Settled
+from dsv.merge.paths import Choice, Choices, Settled
 from dsv.repo.errors import missing_commit
 from dsv.repo.history import distance
 from dsv.repo.objects.erasures import erased_error
@@ -123,7 +123,7 @@ def _pull(
         command,
         head,
         hint="dsv pull --ours PATH keeps yours, --theirs PATH takes the branch's, --both PATH keeps both; . means all",
-        may_overwrite=lambda path: choices.theirs is not None and path in choices.theirs,
+        may_overwrite=lambda path: choices.of(path) is Choice.THEIRS,
         choices=choices,
         merger=ContentMerger(after.objects, table_key),
         after=after,

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import Unreachable
-from dsv.exchange.export_url import UrlExport
+from dsv.exchange.export import UrlExport
 from dsv.exchange.journal import Journal
 from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.labs.s3_server import S3Server
@@ -233,7 +233,7 @@ def test_exit_codes(things: Dsv, url: str, code: int, message: str) -> None:
 STOPS_ITSELF = """
 import os, signal, sys
 from dsv.cli.main import main
-from dsv.exchange.export_url import UrlExport
+from dsv.exchange.export import UrlExport
 write, turns = UrlExport._write, iter(range(10**6))
 def write_and_stop(self, *rest):
     if next(turns) == 20:

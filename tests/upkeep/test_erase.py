@@ -19,8 +19,8 @@ from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.upload import Uploader
+from dsv.upkeep.copy import make_successor
 from dsv.upkeep.erase import Eraser, Place, Plan, adopt, refuse_shared
-from dsv.upkeep.successor import make_successor
 from dsv.values.ids import CommitId, FileId
 from dsv.values.names import MAIN, BranchName, DatasetName
 from tests.kit.packs import everything

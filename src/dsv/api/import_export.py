@@ -13,9 +13,8 @@ from typing import IO, NamedTuple
 from dsv.api.context import Context
 from dsv.api.edits import Edited, EditRequest, PutSources, branch_to_edit, edit_in
 from dsv.errors import IntegrityError, NotFound
-from dsv.exchange.export import Exported, Pieces, Selection, refuse_shards, write_tar
+from dsv.exchange.export import Exported, Pieces, Selection, UrlExport, refuse_shards, write_tar
 from dsv.exchange.export import export_path as write_path
-from dsv.exchange.export_url import UrlExport
 from dsv.exchange.journal import Journal
 from dsv.exchange.reference import ReferredSource, open_referred
 from dsv.exchange.remote import absent, open_place

@@ -22,10 +22,10 @@ from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.store.open import OpenStore
+from dsv.upkeep.copy import Succeeded, make_successor
 from dsv.upkeep.erase import Eraser, Place, Plan, Shared, find_packs, refuse_shared
 from dsv.upkeep.packs import Schedule
 from dsv.upkeep.repair import Repair
-from dsv.upkeep.successor import Succeeded, make_successor
 from dsv.upkeep.verify import Verification, Verifier
 from dsv.values.ids import CommitId, ErasureId, FileId
 from dsv.values.names import DatasetName, Target, clean_path

@@ -1,31 +1,45 @@
-"""Writing files of a commit as a tar, a folder or a file of this machine: each byte checked, whole or not at all."""
+"""Writing files of a commit as a tar, a folder or a file of this machine, or to a URL: each byte checked, and what is
+there whole or not at all. A later export to a URL skips what is there and right."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import os
 import re
 import shutil
+import socket
 import tarfile
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported
-from dsv.exchange.sources import TARS
+from blake3 import blake3
+
+from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageError
+from dsv.exchange.journal import Journal
+from dsv.exchange.remote import HTTP, OBJECT_STORES, S3, Place, etag_and_time, version_of
+from dsv.exchange.sources import AHEAD_BYTES, JOBS, SMALL, TARS
 from dsv.format.locator import Location
 from dsv.format.tree import Child, Entry, Kind
 from dsv.fs.errors import about
+from dsv.fs.lock import Lock
 from dsv.repo.objects.erasures import erased_error, lacks_erased
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.read import TreeReader
 from dsv.transfer.download import Fetcher, Wanted
-from dsv.values.ids import CommitId
+from dsv.values.ids import CommitId, FileId
 from dsv.values.names import Target, clean_path
-from dsv.values.paths import show
+from dsv.values.paths import folders_above, show, sort_key
+from dsv.values.progress import Progress
+from dsv.values.units import format_count, format_lines
 
 _COMPRESSED = {".gz": "gz", ".tgz": "gz", ".bz2": "bz2", ".xz": "xz"}
 _SHARDS = re.compile(r"%(?:0[0-9]+)?d")
@@ -293,3 +307,273 @@ class Pieces(io.RawIOBase):
         buffer[:count] = self._rest[:count]
         self._rest = self._rest[count:]
         return count
+
+
+SAVE_SECONDS = 10.0
+"""Seconds between two notes of written files."""
+_PIECE = 8 << 20
+_PARTS = 9000
+"""Into how many pieces a large object goes: S3 takes 10,000."""
+_PART = re.compile(r"\.dsv-([0-9a-f]{8})[0-9a-f]{8}\.part")
+_LEFT = 24 * 3600.0
+"""Seconds after which a part that another machine was writing counts as abandoned."""
+_AROUND = 4096
+"""Bytes that a tar may need for a path, beside its content."""
+_SHOWN = 10
+
+Info = dict[str, Any]
+
+
+class UrlExport:
+    """Writes below one URL, with a journal in the folder `notes`. Raise `Unsupported` for a read-only protocol."""
+
+    def __init__(self, place: Place, url: str, notes: Path, progress: Progress, *, force: bool) -> None:
+        if place.protocol in HTTP:
+            raise Unsupported(
+                f"HTTP export is not supported: {place.shown}",
+                subject=place.shown,
+                hint="export to s3:// or sftp://, or to a folder",
+            )
+        self.place, self._fs, self._url = place, place.fs, url
+        self._progress, self._force = progress, force
+        self._is_store = place.protocol in OBJECT_STORES
+        self._made: set[str] = set()
+        self._journal = Journal(notes, url.rstrip("/"))
+        self._mark = blake3(f"{socket.gethostname()} {self._journal.path}".encode()).hexdigest(length=4)
+
+    def tar(self, selection: Selection) -> Exported:
+        """Write one tar. Raises `Conflict` if something is there, unless it is a file and `force` is given."""
+        if "/" not in self.place.root:
+            raise UsageError(
+                f"{self.place.shown} is a bucket, not a file in one",
+                subject=self.place.shown,
+                hint="s3://bucket/NAME.tar",
+            )
+        info = self._at_root()
+        is_folder = info is not None and info.get("type") == "directory"
+        if info is not None and (is_folder or not self._force):
+            raise Conflict(
+                f"{self.place.shown} {'is a folder' if is_folder else 'already exists'}",
+                subject=self.place.shown,
+                hint="choose another name; --force replaces it, if it is a file",
+            )
+        most = sum(entry.size + _AROUND for _, entry, _ in selection.found)
+        with self._writing(self.place.root, most) as out:
+            write_tar(selection, out, self.place.root)
+        return selection.exported()
+
+    def files(self, selection: Selection) -> Exported:
+        """Write the files that are missing or differ, each to appear when it is whole."""
+        files = [each for each in selection.found if each[1].is_file]
+        with self._alone(), ThreadPoolExecutor(JOBS, "dsv-export") as pool:
+            folder, _, name = self.place.root.rpartition("/")
+            info: Info | None = {"type": "directory"}
+            if selection.is_one_file and folder and not self._url.endswith("/"):
+                info = self._at_root()
+            if info is None or info.get("type") != "directory":  # the file gets the URL's own name
+                self.place = replace(self.place, root=folder)
+                files = [(name.encode("utf-8", "surrogateescape"), *each[1:]) for each in files]
+                there, folders = ({} if info is None else {files[0][0]: info}), set[bytes]()
+            else:
+                there, folders = self._list()
+            write = self._plan(files, there, folders, pool)
+            self._progress.start(len(write), sum(entry.size for _, entry, _ in write))
+            self._write_all(selection, write, pool)
+            self._progress.finish()
+        written = [entry for _, entry, _ in write if entry.path not in selection.damaged]
+        done = selection.exported()
+        return replace(
+            done,
+            paths=done.files,
+            known=len(files) - len(write),
+            written=len(written),
+            written_bytes=sum(entry.size for entry in written),
+            left_out=len(selection.found) - len(files),
+            stays=len(there.keys() - {name for name, _, _ in files}),
+        )
+
+    def _plan(
+        self, files: Found, there: dict[bytes, Info], folders: set[bytes], pool: ThreadPoolExecutor
+    ) -> Found:
+        """Return the files to write, in the order of the store. Raises `Conflict`.
+
+        A file of the right size without a note is read and compared: a killed export may have written it.
+        """
+        noted: dict[bytes, FileId] = {}
+        for name, info in there.items():
+            if (stored := self._journal.find(self._key(name), version_of(info))) is not None:
+                noted[name] = stored.file_id
+        same: dict[bytes, Future[bool]] = {}
+        for name, entry, _ in files:
+            info = there.get(name, {})
+            # Opening a named pipe would wait for its writer.
+            if name not in noted and info.get("size") == entry.size and info["type"] not in ("other", "link"):
+                same[name] = pool.submit(self._holds, self._key(name), entry)
+        for name, entry, _ in files:
+            if name in same and same[name].result() and entry.file_id is not None:
+                noted[name] = entry.file_id
+                self._journal.add(self._key(name), version_of(there[name]), entry)
+        self._journal.save()
+        write = [each for each in files if noted.get(each[0]) != each[1].file_id]
+        clashing = () if self._is_store else _clashes({name for name, _, _ in write}, there, folders)
+        if clashing:
+            raise Conflict(
+                f"nothing was written: {self.place.shown} has a folder in place of a file, or a file or a link in "
+                f"place of a folder:{self._listed(clashing)}",
+                subject=self.place.shown,
+                hint="remove what is listed, or choose an empty place; --force does not replace folders",
+            )
+        foreign = there.keys() - noted.keys()
+        if foreign and not self._force:
+            raise Conflict(
+                f"nothing was written: {self.place.shown} has {format_count(len(foreign), 'file')} that no dsv export "
+                f"from here has written:{self._listed(foreign)}",
+                subject=self.place.shown,
+                hint="choose an empty place; --force replaces the files in the way, and leaves the others",
+            )
+        return sorted(write, key=lambda each: sort_key(each[1].path))
+
+    def _write_all(self, selection: Selection, write: Found, pool: ThreadPoolExecutor) -> None:
+        waiting: deque[tuple[str, Entry, Future[str | None]]] = deque()
+        saved = time.monotonic()
+
+        def end_one() -> None:
+            nonlocal saved
+            key, entry, future = waiting.popleft()
+            self._journal.add(key, future.result(), entry)
+            self._progress.advance(files=1, bytes=entry.size, transferred=entry.size)
+            if time.monotonic() - saved > SAVE_SECONDS:
+                self._journal.save()
+                saved = time.monotonic()
+
+        try:
+            for name, entry, pieces in selection.contents(write):
+                key = self._key(name)
+                future: Future[str | None] = Future()
+                try:
+                    if entry.size > SMALL:
+                        future.set_result(self._write(key, pieces, entry.size))
+                    else:
+                        future = pool.submit(self._write, key, list(pieces), entry.size)
+                except IntegrityError as error:
+                    selection.skip(entry, error)
+                    continue
+                waiting.append((key, entry, future))
+                while len(waiting) > 4 * JOBS or sum(one.size for _, one, _ in waiting) > AHEAD_BYTES:
+                    end_one()
+            while waiting:
+                end_one()
+        finally:
+            for _, _, future in waiting:
+                future.cancel()
+            self._journal.save()
+
+    def _write(self, key: str, pieces: Iterable[bytes], size: int) -> str | None:
+        """Write a file; return its version for the journal, None if the server has no such thing."""
+        md5 = hashlib.md5(usedforsecurity=False)
+        with self._writing(key, size) as file:
+            for piece in pieces:
+                md5.update(piece)
+                file.write(piece)
+        if self.place.protocol in S3 and size < _PIECE:  # it was one part, whose entity tag this is
+            return md5.hexdigest()
+        return version_of(self.place.info(key))
+
+    @contextmanager
+    def _writing(self, key: str, size: int) -> Iterator[Any]:
+        """Yield a file that gets its name at the end, and never after an error. size: the most to be written.
+
+        In a bucket an object appears when it is whole; elsewhere the file has a temporary name in the same folder.
+        """
+        folder = key.rpartition("/")[0]
+        draft = f"{folder}/.dsv-{self._mark}{os.urandom(4).hex()}.part"
+        with self.place.at_work("written"):
+            if not self._is_store and folder not in self._made:
+                self._fs.makedirs(folder, exist_ok=True)
+                self._made.add(folder)
+            if self._is_store:
+                file = self._fs.open(key, "wb", block_size=max(_PIECE, size // _PARTS + 1), autocommit=False)
+            else:
+                file = self._fs.open(draft, "wb")
+            try:
+                yield file
+                file.close()
+                if self._is_store:
+                    file.commit()
+                elif "file" in self.place.protocols:
+                    os.replace(draft, key)  # noqa: PTH105 (names, no paths)
+                else:
+                    self._fs.mv(draft, key)
+            except BaseException:
+                with suppress(Exception):
+                    file.discard() if self._is_store else file.close()
+                if self._is_store:
+                    # Else fsspec closes it later, and some servers show the incomplete file.
+                    file.closed = True
+                else:
+                    with suppress(Exception):
+                        self._fs.rm_file(draft)
+                raise
+
+    def _key(self, name: bytes) -> str:
+        return f"{self.place.root}/{name.decode('utf-8', 'surrogateescape')}"
+
+    def _listed(self, names: Iterable[bytes]) -> str:
+        return format_lines([self._key(name) if name else self.place.root for name in sorted(names)], _SHOWN)
+
+    def _at_root(self) -> Info | None:
+        try:
+            return self.place.info(self.place.root)
+        except NotFound:
+            return None
+
+    def _list(self) -> tuple[dict[bytes, Info], set[bytes]]:
+        """Return every file there, and the folders. Removes the parts that killed exports have left."""
+        with self.place.at_work("listed"):
+            self._fs.invalidate_cache()
+            listed: dict[str, Info] = {}
+            with suppress(FileNotFoundError):
+                listed = self._fs.find(self.place.root, detail=True, withdirs=not self._is_store)
+        files: dict[bytes, Info] = {}
+        folders: set[bytes] = set()
+        for key, info in listed.items():
+            name = self.place.name(key).encode("utf-8", "surrogateescape")
+            part = _PART.fullmatch(key.rpartition("/")[2])
+            if key.endswith("/") or info.get("type") == "directory":
+                folders.add(name)
+            elif part is None or self._is_store:
+                files[name] = info
+            else:
+                written = etag_and_time(info)[1]  # by the server's clock
+                is_old = isinstance(written, int | float) and time.time() - written > _LEFT
+                if part[1] == self._mark or is_old:
+                    with suppress(OSError):
+                        self._fs.rm_file(key)
+        return files, folders
+
+    def _holds(self, key: str, entry: Entry) -> bool:
+        """Read a file; return whether it has this content."""
+        proof = blake3()
+        with self.place.at_work("read"), self._fs.open(key, "rb", block_size=_PIECE) as file:
+            while data := file.read(_PIECE):
+                proof.update(data)
+        return proof.digest() == entry.file_id
+
+    def _alone(self) -> Lock:
+        """One export from this machine to one URL at a time, as parts found there are removed. Raises `Conflict`."""
+        path, shown = self._journal.path, self.place.shown
+        with about(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        taken = Lock.take(path.with_suffix(".lock"), "dsv export")
+        if isinstance(taken, Lock):
+            return taken
+        who = "another dsv export" if taken.owner is None else f"dsv export (process {taken.owner.pid})"
+        raise Conflict(f"{who} writes to {shown} now", subject=shown, hint="wait for it to end")
+
+
+def _clashes(names: set[bytes], there: Iterable[bytes], folders: set[bytes]) -> set[bytes]:
+    """Folders that have the name of a file to write, and files and links where one needs a folder."""
+    found = set(there)
+    folders = folders.union(*map(folders_above, found))
+    needed = {b""}.union(*map(folders_above, names)) if names else set()
+    return {name + b"/" for name in names & folders} | (needed & found)

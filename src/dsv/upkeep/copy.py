@@ -3,29 +3,46 @@
 Every object is checked against its id on the way. Chunks go over as they are compressed, in packs that are filled in
 the order of the paths; segments, nodes and recipes have the same bytes, and new locators behind them, as those say
 where things lie in one store. A commit is written when an index of the other store lists all that it refers to.
+
+A successor is a copy of a dataset's history in a new dataset, whose commits do not list the files that were erased. A
+commit's id covers its tree, so its commits have ids of their own. All else of a commit stays, so making the same copy
+again makes the same ids: one that was killed is continued by making it again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from dsv.errors import IntegrityError
+import msgspec
+from msgspec.structs import replace
+
+from dsv.errors import Conflict, IntegrityError, NotFound
 from dsv.format.codec import Codec, Compressor
 from dsv.format.locator import Location, Locator, ObjectKind, places_of
 from dsv.format.recipe import Recipe
+from dsv.format.records import RefEntry, Writer
 from dsv.format.tree import Entry, Node
 from dsv.repo.errors import NOT_OURS
+from dsv.repo.expiry import read_expiry
+from dsv.repo.history import KeptParents, walk
+from dsv.repo.merge_indexes import tidy
 from dsv.repo.objects.erasures import NOWHERE, Erasures
 from dsv.repo.objects.objects import Located, Objects, checked
 from dsv.repo.objects.ranges import RangeReader, spans
-from dsv.repo.session import Session
+from dsv.repo.refs.branches import LostRace
+from dsv.repo.session import Session, naming, point_branch
 from dsv.repo.tree.read import Part, TreeReader
+from dsv.repo.tree.write import TreeChange, write_tree
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import ChunkId, CommitId, Id, NodeId, PackId, RecipeId, SegmentId
+from dsv.values.names import MAIN, DatasetName
 from dsv.values.paths import sort_key
 from dsv.values.progress import Progress
+
+if TYPE_CHECKING:
+    from dsv.repo.repository import Repository
 
 _SPAN = 16 << 20
 """Bytes of the largest range that is read of a pack."""
@@ -41,6 +58,8 @@ _COMMITS = 64
 """So many commits are written together."""
 _NOWHERE = Location(PackId(bytes(16)), 0, 1, 1, Codec.RAW)
 """The place of what a plan has counted."""
+SUCCESSOR = "successor"
+"""The action of the first move of a branch of a successor."""
 
 
 class Piece(NamedTuple):
@@ -372,3 +391,100 @@ class Plan:
 
     def _find(self, kind: ObjectKind, object_id: Id) -> Location | None:
         return _NOWHERE if object_id in self._new else self._indexes.find(kind, object_id)
+
+
+class Succeeded(msgspec.Struct, frozen=True):
+    """The result. `paths` were left out of `commits` commits, a path once for each commit that listed it."""
+
+    dataset: str
+    commits: int
+    paths: int
+    branches: int
+    tags: int
+
+
+def make_successor(
+    repository: Repository, writer: Writer, dataset: DatasetName, new: DatasetName
+) -> Succeeded:
+    """Make a dataset with the branches, the tags and all commits of another one that are not expired, without what was
+    erased.
+
+    Raises `NotFound` if there is none, and `Conflict` if a dataset has the new name that is no such copy.
+    """
+    refs, objects = repository.refs, repository.objects
+    refs.require(dataset)
+    heads = {head.branch: head.commit for head in refs.heads(dataset) if head.commit is not None}
+    main = heads.pop(MAIN, None)
+    if main is None:
+        raise NotFound(f"{dataset}@{MAIN} has no commit", subject=str(dataset), hint=f"dsv log {dataset}")
+    _, tags = refs.names(dataset)
+    after = refs.newest(new, MAIN)
+    if after is None:
+        refs.check_new_dataset(new)
+    elif after.entry.deleted or after.entry.action != SUCCESSOR:
+        raise _is_taken(new)
+    starts = [main, *heads.values(), *(value.commit for _, value in tags)]
+    expired = set(read_expiry(refs, dataset).states)
+    parents, known = KeptParents(objects, expired), dict[SegmentId, list[bytes]]()
+    made, commits, paths = dict[CommitId, CommitId](), [], 0
+    with Session.open(repository, writer) as session:
+        try:
+            with Uploader(session) as uploader:
+                for commit_id, old in reversed(list(walk(objects, starts))):
+                    if commit_id in expired:
+                        continue
+                    tree = TreeReader(objects, commit_id)
+                    gone = _erased_in(tree, known)
+                    written = write_tree(uploader, tree, [TreeChange(path, None) for path in gone])
+                    commit = replace(
+                        old,
+                        root=written.root,
+                        level=written.level,
+                        files=written.files,
+                        bytes=written.bytes,
+                        entries=written.entries,
+                        parents=tuple(dict.fromkeys(made[one] for one in parents.of(old))),
+                    )
+                    commit = repository.named(commit, new, old.branch or MAIN)
+                    made[commit_id], paths = commit.id, paths + len(gone)
+                    commits.append((commit, written.locator))
+                uploader.finish()
+            for commit, locator in commits:
+                session.put_commit(commit, locator)
+            if after is not None and after.commit != made[main]:
+                raise _is_taken(new)
+        except BaseException:
+            session.close()  # nothing is named, so gc need not wait
+            raise
+        entry = RefEntry.of(writer, repository.clock(), made[main], SUCCESSOR)
+        if after is not None:
+            session.close()
+        elif isinstance(session.publish(new, MAIN, None, entry), LostRace):
+            raise _is_taken(new)
+    for branch, head in sorted(heads.items()):
+        if refs.newest(new, branch) is None:
+            point_branch(repository, writer, (new, branch), None, made[head], SUCCESSOR)
+    for name, value in tags:
+        if refs.tag(new, name) is None and value.commit in made:
+            with naming(repository, writer, new, made[value.commit], f"tag {name}"):
+                refs.set_tag(new, name, replace(value, commit=made[value.commit]))
+    tidy(repository, writer)
+    return Succeeded(str(new), len(made), paths, len(heads) + 1, len(tags))
+
+
+def _erased_in(tree: TreeReader, known: dict[SegmentId, list[bytes]]) -> list[bytes]:
+    """Return the erased paths of a tree. known: those of segments that were read before."""
+    erasures, leaves = tree.objects.erasures, tree.leaves()
+    unread = {leaf.id: leaf for leaf in leaves if leaf.id not in known}
+    read = tree.objects.segments((one, leaf.where) for one, leaf in unread.items())
+    for one, found in zip(unread, read, strict=True):
+        known[one] = [entry.path for entry in found.value.entries() if erasures.of(entry) is not None]
+    return [path for leaf in leaves for path in known[leaf.id]]
+
+
+def _is_taken(new: DatasetName) -> Conflict:
+    return Conflict(
+        f"there is a dataset {new} already, and it is not this copy",
+        subject=str(new),
+        hint="dsv erase DATASET --successor ANOTHER-NAME",
+    )

@@ -11,7 +11,7 @@ from dsv.cli.declare import argument, command, option
 from dsv.cli.options import Author, DryRun, one_of
 from dsv.cli.output import first, local_time, printable
 from dsv.errors import Conflict, Unreachable, UsageError
-from dsv.upkeep.successor import Succeeded
+from dsv.upkeep.copy import Succeeded
 from dsv.values.ids import FileId
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count, parse_duration

@@ -535,8 +535,8 @@ def collect(context: Context, options: Options) -> Collection:
             waited = format_count(len(done.waited_for), "session")
             raise Conflict(
                 f"after {format_duration(options.max_wait)} {waited} still write to {repository.store.url}; nothing "
-                f"was deleted{format_lines([one.text for one in done.waited_for])}",
-                subject=str(done.waited_for[0].id) if done.waited_for else repository.store.url,
+                f"was deleted{format_lines(list(done.waited_for))}",
+                subject=repository.store.url,
                 hint="when they have ended, run the same command again; --max-wait is how long it waits",
             )
         return Collection(repository.store.url, done, Requests.of(_counts(repository) - before))

@@ -93,21 +93,6 @@ class Options(msgspec.Struct, frozen=True):
     poll: float = _POLL_SECONDS
 
 
-class OpenSession(msgspec.Struct, frozen=True):
-    """A session that may refer to condemned packs."""
-
-    id: SessionId
-    author: str
-    host: str
-    tool: str
-    age: float
-    """Seconds, by the store's clock."""
-
-    @property
-    def text(self) -> str:
-        return f"{self.tool} of {self.author} on {self.host}, {format_duration(self.age)} old"
-
-
 class Collected(msgspec.Struct):
     """The result of a garbage collection."""
 
@@ -127,7 +112,8 @@ class Collected(msgspec.Struct):
     """Bytes of the packs that they are in now."""
     continued: bool = False
     """It has ended the epoch of an earlier one."""
-    waited_for: tuple[OpenSession, ...] = ()
+    waited_for: tuple[str, ...] = ()
+    """Sessions that may have referred to condemned packs: the tool, its user, the host, and the age."""
     gave_up: bool = False
     """It has waited too long for these sessions, and has deleted nothing."""
 
@@ -446,7 +432,7 @@ class Collector:
     def _tell_waits(self, number: int, waits: Iterable[SessionId], waited: float) -> None:
         self.result.waited_for = tuple(self._describe(number, one, waited) for one in sorted(waits))
         for one in self.result.waited_for:
-            self._progress.note(f"waiting for {one.text}")
+            self._progress.note(f"waiting for {one}")
 
     def _sessions(self) -> dict[SessionId, frozenset[str]]:
         found: dict[SessionId, set[str]] = {}
@@ -460,16 +446,17 @@ class Collector:
         listed = self._store.list(keys.session_prefix(session_id))
         return frozenset(part for _, part in parsed(keys.parse_session_key, listed))
 
-    def _describe(self, number: int, session_id: SessionId, waited: float) -> OpenSession:
+    def _describe(self, number: int, session_id: SessionId, waited: float) -> str:
+        """waited: seconds since the packs were condemned; the rest of its age is by the store's clock."""
         key = keys.session_key(session_id, "open")
 
-        def read() -> OpenSession:
+        def read() -> str:
             opened = read_record(SessionOpen.decode, self._store, key)
             age = self._store.modified(keys.gc_key(number, "condemned")) - self._store.modified(key)
-            return OpenSession(session_id, opened.author, opened.host, opened.tool, max(0.0, age) + waited)
+            lasted = format_duration(max(0.0, age) + waited)
+            return f"{opened.tool} of {opened.author} on {opened.host}, {lasted} old"
 
-        unknown = OpenSession(session_id, "somebody", "an unknown machine", "a session", waited)
-        return if_there(read) or unknown
+        return if_there(read) or f"session {session_id}"
 
     def _fence(self, session_id: SessionId) -> None:
         """Say that the session may not publish any more. If it was faster, its verdict names its commit."""

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.upkeep.expire import Dated, Rules, kept_by_rules
+from dsv.upkeep.expire import ExpiryItem, Rules, kept_by_rules
 from dsv.values.ids import CommitId
 
 START = datetime(2026, 12, 28, 22, tzinfo=UTC)
@@ -22,9 +22,20 @@ PERIODS = {
 }
 
 
-def commits_of(hours: list[int], branches: list[str | None]) -> list[Dated]:
+def _ms(hour: int) -> int:
+    return int((START + timedelta(hours=hour)).timestamp() * 1000)
+
+
+def commits_of(hours: list[int], branches: list[str | None]) -> list[ExpiryItem]:
     return [
-        Dated(CommitId(bytes([at]) * 32), int((START + timedelta(hours=hour)).timestamp() * 1000), branch)
+        ExpiryItem(
+            CommitId(bytes([at]) * 32),
+            int((START + timedelta(hours=hour)).timestamp() * 1000),
+            "",
+            branch,
+            "",
+            (),
+        )
         for at, (hour, branch) in enumerate(zip(hours, branches, strict=True))
     ]
 
@@ -38,7 +49,7 @@ COMMITS = st.lists(
 ).map(lambda found: commits_of([hour for hour, _ in found], [branch for _, branch in found]))
 
 
-def model(commits: list[Dated], rules: Rules) -> set[CommitId]:
+def model(commits: list[ExpiryItem], rules: Rules) -> set[CommitId]:
     kept = set[CommitId]()
     for branch in {one.branch for one in commits}:
         newest_first = sorted((one for one in commits if one.branch == branch), key=lambda one: -one.time_ms)
@@ -47,7 +58,7 @@ def model(commits: list[Dated], rules: Rules) -> set[CommitId]:
             count = getattr(rules, name)
             if count is None:
                 continue
-            first_of: dict[object, Dated] = {}
+            first_of: dict[object, ExpiryItem] = {}
             for one in newest_first:
                 first_of.setdefault(period(datetime.fromtimestamp(one.time_ms / 1000, UTC)), one)
             kept |= {one.commit for one in list(first_of.values())[:count]}
@@ -57,14 +68,14 @@ def model(commits: list[Dated], rules: Rules) -> set[CommitId]:
 
 
 @given(COMMITS, RULES)
-def test_the_rules_keep_what_the_model_keeps(commits: list[Dated], rules: Rules) -> None:
+def test_the_rules_keep_what_the_model_keeps(commits: list[ExpiryItem], rules: Rules) -> None:
     kept = kept_by_rules(commits, rules)
     assert set(kept) == model(commits, rules)
     assert all(kept.values())
 
 
 @given(COMMITS, RULES, RULES)
-def test_more_rules_never_keep_less(commits: list[Dated], one: Rules, other: Rules) -> None:
+def test_more_rules_never_keep_less(commits: list[ExpiryItem], one: Rules, other: Rules) -> None:
     both = Rules(
         *(max(filter(None, pair), default=None) for pair in zip(_counts(one), _counts(other), strict=True))
     )
@@ -77,7 +88,7 @@ def _counts(rules: Rules) -> tuple[int | None, ...]:
     return rules.last, rules.hourly, rules.daily, rules.weekly, rules.monthly, rules.yearly
 
 
-def _oldest(commits: list[Dated]) -> set[CommitId]:
+def _oldest(commits: list[ExpiryItem]) -> set[CommitId]:
     """A rule that has kept fewer than it may also keeps the oldest, and keeps it no more if it may keep fewer."""
     return {
         sorted((one for one in commits if one.branch == branch), key=lambda one: -one.time_ms)[-1].commit

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from dsv.errors import Denied, DsvError
 from dsv.format import keys
@@ -63,23 +64,35 @@ class Rules(msgspec.Struct, frozen=True):
         ]
 
 
-class Dated(msgspec.Struct, frozen=True):
-    """The facts of a commit that the rules use."""
+class ExpiryItem(msgspec.Struct, frozen=True):
+    """A commit that expires, or stays."""
 
     commit: CommitId
     time_ms: int
+    author: str
     branch: str | None
     """The branch that it was made for. Each branch has its own commits kept."""
+    message: str
+    reasons: tuple[str, ...]
+    """Why it stays. Without any it is expired now, or would be."""
+
+    @classmethod
+    def of(cls, commit_id: CommitId, commit: Commit, reasons: Iterable[str]) -> ExpiryItem:
+        return cls(commit_id, commit.time_ms, commit.author, commit.branch, commit.message, tuple(reasons))
+
+    @property
+    def expired(self) -> bool:
+        return not self.reasons
 
 
-def kept_by_rules(commits: Iterable[Dated], rules: Rules) -> dict[CommitId, list[str]]:
+def kept_by_rules(commits: Iterable[ExpiryItem], rules: Rules) -> dict[CommitId, list[str]]:
     """Return the commits that the rules keep, each with the reasons.
 
     Of each branch, from the newest commit on, a rule keeps the first commit of each period until it has kept so many.
     A rule that has kept fewer at the end also keeps the oldest commit, as restic does. Commits of one time are taken
     in the order in which they are given.
     """
-    by_branch: dict[str | None, list[Dated]] = {}
+    by_branch: dict[str | None, list[ExpiryItem]] = {}
     for one in commits:
         by_branch.setdefault(one.branch, []).append(one)
     kept: dict[CommitId, list[str]] = {}
@@ -99,26 +112,6 @@ def kept_by_rules(commits: Iterable[Dated], rules: Rules) -> dict[CommitId, list
                     kept.setdefault(one.commit, []).append(what + at)
                     left, before = left - 1, now
     return kept
-
-
-class ExpiryItem(msgspec.Struct, frozen=True):
-    """A commit that expires, or stays."""
-
-    commit: CommitId
-    time_ms: int
-    author: str
-    branch: str | None
-    message: str
-    reasons: tuple[str, ...]
-    """Why it stays. Without any it is expired now, or would be."""
-
-    @classmethod
-    def of(cls, commit_id: CommitId, commit: Commit, reasons: Iterable[str]) -> ExpiryItem:
-        return cls(commit_id, commit.time_ms, commit.author, commit.branch, commit.message, tuple(reasons))
-
-    @property
-    def expired(self) -> bool:
-        return not self.reasons
 
 
 class Expiry(msgspec.Struct, frozen=True):
@@ -148,21 +141,20 @@ def plan_expiry(
     names = list(names_of_refs(repository, dataset))
     gone = read_expiry(repository.refs, dataset).states
     listed = list(history.walk(repository.objects, dict.fromkeys(one.commit for one in names)))
-    standing = [(commit_id, commit) for commit_id, commit in listed if commit_id not in gone]
-    reasons: dict[CommitId, list[str]] = {commit_id: [] for commit_id, _ in standing}
+    standing = [ExpiryItem.of(one, commit, ()) for one, commit in listed if one not in gone]
+    reasons: dict[CommitId, list[str]] = {one.commit: [] for one in standing}
     for one in names:
         if one.holds and one.commit in reasons:
             reasons[one.commit].append(_named(one))
     for commit_id, why in _forks(repository, names):
         if commit_id in reasons:
             reasons[commit_id].append(why)
-    dated = [Dated(one, commit.time_ms, commit.branch) for one, commit in standing]
-    for commit_id, found in kept_by_rules(dated, rules).items():
+    for commit_id, found in kept_by_rules(standing, rules).items():
         reasons[commit_id] += found
     _keep_young(repository, reasons, rules.older_than, dry_run=dry_run)
     if not rules.also_runs:
         _keep_of_runs(repository, dataset, reasons, dry_run=dry_run)
-    items = (ExpiryItem.of(commit_id, commit, reasons[commit_id]) for commit_id, commit in standing)
+    items = (replace(one, reasons=tuple(reasons[one.commit])) for one in standing)
     return Expiry(dataset, tuple(items), dry_run)
 
 

@@ -151,7 +151,7 @@ def test_another_path_with_the_same_content_has_to_be_decided(tmp_path: Path) ->
     with pytest.raises(Conflict, match="such as scans:copy"):
         erase(store, SECRET, paths=("secret",))
     kept = erase(store, SECRET, paths=("secret",), choice="keep")
-    assert not kept.files and [one.place.path for one in kept.kept] == [b"copy"]
+    assert not kept.files and [one.path for one in kept.kept] == [b"copy"]
     assert read_left(store, made) == {"secret": SECRET, "copy": SECRET, "a": OTHER}
     erased = erase(store, SECRET, paths=("secret",), choice="erase")
     assert [place.path for place, _ in erased.places] == [b"copy", b"secret"]
@@ -166,7 +166,7 @@ def test_files_that_share_a_part_have_to_be_decided(tmp_path: Path) -> None:
     with pytest.raises(Conflict, match="such as scans:similar"):
         erase(store, LARGE)
     _, plan = plan_for(opened(store), LARGE)
-    assert [(one.place.path, one.is_same) for one in plan.shared] == [(b"similar", False)]
+    assert [(one.path, one.shared_bytes == one.size) for one in plan.shared] == [(b"similar", False)]
     kept = erase(store, LARGE, choice="keep")
     assert kept.kept_bytes > 1_000_000
     collect(store, tmp_path / "1")
@@ -220,7 +220,7 @@ def test_a_file_that_was_stored_meanwhile_has_lost_a_part_and_is_no_damage(tmp_p
     eraser, plan = plan_for(opened(store), LARGE)
     made = commit(opened(store), {"similar": SIMILAR})
     eraser.carry_out(plan, WRITER, "consent withdrawn")
-    assert [one.place.path for one in eraser.late(plan)] == [b"similar"]
+    assert [one.path for one in eraser.late(plan)] == [b"similar"]
     repository = opened(store)
     found = TreeReader(repository.objects, made).entry(b"similar")
     assert found is not None

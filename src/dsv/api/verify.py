@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import structs
 
 from dsv.api.context import Context, reads_outside
 from dsv.api.space import listed_epochs, read_consistently, room
@@ -23,7 +24,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.store.open import OpenStore
 from dsv.upkeep.copy import Succeeded, make_successor
-from dsv.upkeep.erase import Eraser, Place, Plan, Shared, find_packs, refuse_shared
+from dsv.upkeep.erase import Eraser, Item, Place, Plan, State, find_packs, refuse_shared
 from dsv.upkeep.packs import Schedule
 from dsv.upkeep.repair import Repair
 from dsv.upkeep.verify import Verification, Verifier
@@ -167,7 +168,6 @@ def _chosen(
     return list(datasets), commits
 
 
-State = Literal["erased", "shared", "kept", "damaged"]
 _PARTS = (ObjectKind.CHUNK, ObjectKind.RECIPE)
 
 
@@ -184,25 +184,10 @@ class EraseRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ErasedItem:
-    """A path that an erasure is about. Its size and id stay in the trees that list it."""
-
-    dataset: str
-    path: bytes
-    file_id: FileId
-    size: int
-    state: State
-    """`erased`; `shared`: it shares content with what is erased, and stays; `kept`: it has the content of a file that
-    was to be erased, and that stays for it; `damaged`: it was stored meanwhile, and has lost a part."""
-    shared_bytes: int | None = None
-    """Bytes that it shares with what was asked for; None for what was asked for itself."""
-
-
-@dataclass(frozen=True, slots=True)
 class Done:
     """The result of an erasure."""
 
-    items: list[ErasedItem]
+    items: list[Item]
     erasures: tuple[ErasureId, ...]
     """The records that were written."""
     files: int
@@ -250,7 +235,7 @@ def erase(
         show(done)
         refuse_shared(plan, request.shared)
         if not plan.files:
-            first = plan.kept[0].place
+            first = plan.kept[0]
             raise Conflict(
                 f"nothing was erased, as other paths have the same content, such as {first.dataset}:"
                 f"{first.path.decode('utf-8', 'backslashreplace')}",
@@ -267,7 +252,7 @@ def erase(
                     hint="run the same command again, which lists it",
                 )
         made = eraser.carry_out(plan, context.writer, request.reason)
-        late = [_item(one, "damaged") for one in eraser.late(plan)]
+        late = _with_state(eraser.late(plan), "damaged")
         return replace(done, items=done.items + late, erasures=tuple(made))
 
 
@@ -328,19 +313,19 @@ def _wanted(
     return files, places
 
 
-def _items(plan: Plan, choice: Choice | None) -> list[ErasedItem]:
-    shared = {(one.place, one.file_id) for one in plan.shared}
+def _items(plan: Plan, choice: Choice | None) -> list[Item]:
+    shared = {((one.dataset, one.path), one.file_id) for one in plan.shared}
     found = [
-        ErasedItem(place.dataset, place.path, file_id, plan.files[file_id], "erased")
+        Item(*place, file_id, plan.files[file_id], state="erased")
         for place, file_id in plan.places
         if (place, file_id) not in shared
     ]
-    found += [_item(one, "erased" if choice == "erase" else "shared") for one in plan.shared]
-    return found + [_item(one, "kept") for one in plan.kept]
+    found += _with_state(plan.shared, "erased" if choice == "erase" else "shared")
+    return found + _with_state(plan.kept, "kept")
 
 
-def _item(one: Shared, state: State) -> ErasedItem:
-    return ErasedItem(one.place.dataset, one.place.path, one.file_id, one.size, state, one.bytes)
+def _with_state(items: Iterable[Item], state: State) -> list[Item]:
+    return [structs.replace(one, state=state) for one in items]
 
 
 @dataclass(frozen=True, slots=True)

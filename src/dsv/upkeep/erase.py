@@ -13,7 +13,7 @@ the erasures when its session is opened and again just before its name is writte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dsv.repo.repository import Repository
 
 Choice = Literal["erase", "keep"]
+State = Literal["erased", "shared", "kept", "damaged"]
 
 
 class Place(NamedTuple):
@@ -54,18 +55,18 @@ class Place(NamedTuple):
     path: bytes
 
 
-class Shared(msgspec.Struct, frozen=True):
-    """A path whose content is wholly or partly that of a file to erase."""
+class Item(msgspec.Struct, frozen=True):
+    """A path that an erasure is about. Its size and id stay in the trees that list it."""
 
-    place: Place
+    dataset: str
+    path: bytes
     file_id: FileId
     size: int
-    bytes: int
-    """Bytes that it shares."""
-
-    @property
-    def is_same(self) -> bool:
-        return self.bytes == self.size
+    shared_bytes: int | None = None
+    """Bytes that it shares with what was asked for; None for what was asked for itself."""
+    state: State = "shared"
+    """`erased`; `shared`: it shares content with what is erased, and stays; `kept`: it has the content of a file that
+    was to be erased, and that stays for it; `damaged`: it was stored meanwhile, and has lost a part."""
 
 
 class Plan(msgspec.Struct):
@@ -77,9 +78,9 @@ class Plan(msgspec.Struct):
     """The chunks and recipes that go."""
     places: list[tuple[Place, FileId]] = msgspec.field(default_factory=list)
     """Every path that has one of the files, in whatever commit."""
-    shared: list[Shared] = msgspec.field(default_factory=list)
+    shared: list[Item] = msgspec.field(default_factory=list)
     """Other paths that share something with what was asked for."""
-    kept: list[Shared] = msgspec.field(default_factory=list)
+    kept: list[Item] = msgspec.field(default_factory=list)
     """Files that were to be erased, and stay, as another path has the same content."""
     kept_bytes: int = 0
     """Bytes of chunks that stay, as other files have them too."""
@@ -169,7 +170,7 @@ class Eraser:
         for one in sorted(files):
             for place in sorted(found.places[one]):
                 if named is not None and place not in named:
-                    plan.shared.append(Shared(place, one, found.sizes[one], found.sizes[one]))
+                    plan.shared.append(Item(*place, one, found.sizes[one], found.sizes[one]))
         if choice == "keep":
             plan.kept, plan.shared = [*plan.shared], []
             files -= {one.file_id for one in plan.kept}
@@ -260,12 +261,12 @@ class Eraser:
 
     def _sharing(
         self, by_dataset: dict[str, list[CommitId]], files: set[FileId], parts: dict[Named, int]
-    ) -> list[tuple[Shared, set[Named]]]:
+    ) -> list[tuple[Item, set[Named]]]:
         """Return other files that have some of these parts, with what they have. What was erased before does not
         count."""
         if not parts:
             return []
-        shared: dict[tuple[Place, FileId], tuple[Shared, set[Named]]] = {}
+        shared: dict[tuple[Place, FileId], tuple[Item, set[Named]]] = {}
         looked: dict[RecipeId, set[Named]] = {}
         chunks = np.array(sorted(bytes(one) for kind, one in parts if kind is ObjectKind.CHUNK), "S32")
         for dataset, located in self._entries(by_dataset):
@@ -282,7 +283,7 @@ class Eraser:
                     place, file_id = Place(dataset, entry.path), FileId(entry.file_id)
                     size = sum(parts[one] for one in theirs if one[0] is ObjectKind.CHUNK)
                     shared[place, file_id] = (
-                        Shared(place, file_id, entry.size, min(size, entry.size)), theirs,
+                        Item(*place, file_id, entry.size, min(size, entry.size)), theirs,
                     )  # fmt: skip
         return [shared[one] for one in sorted(shared)]
 
@@ -301,11 +302,8 @@ class Eraser:
             looked[entry.recipe_id] = {named for named, _ in below} & parts.keys()
         return looked[entry.recipe_id]
 
-    def carry_out(
-        self, plan: Plan, writer: Writer, reason: str, put: Callable[[], None] = lambda: None
-    ) -> list[ErasureId]:
-        """Write what the plan erases: objects first, if they take several records, then the files. put: called after
-        each record.
+    def carry_out(self, plan: Plan, writer: Writer, reason: str) -> list[ErasureId]:
+        """Write what the plan erases: objects first, if they take several records, then the files.
 
         Killed between two records, the same command does the rest. Raises what `put_erasure` raises.
         """
@@ -319,7 +317,6 @@ class Eraser:
         records += [(files[at : at + MAX_ERASED], []) for at in range(MAX_ERASED, len(files), MAX_ERASED)]
         for some, part in records if files else ():
             made.append(put_erasure(self._repository, writer, some, part, reason, nonce))
-            put()
         erased = self._objects.erasures
         left = sorted(  # what stayed for files that somebody else has erased meanwhile
             named
@@ -346,7 +343,7 @@ class Eraser:
             self._objects.erasures = self._known
         return set(_taken(found))
 
-    def late(self, plan: Plan) -> list[Shared]:
+    def late(self, plan: Plan) -> list[Item]:
         """Return files of commits that were made since the plan, and that have lost a part by it."""
         new = self.new_commits(plan)
         if not new:
@@ -360,7 +357,7 @@ class Eraser:
         return [shared for shared, _ in found]
 
 
-def _taken(found: Iterable[tuple[Shared, set[Named]]]) -> dict[Named, set[FileId]]:
+def _taken(found: Iterable[tuple[Item, set[Named]]]) -> dict[Named, set[FileId]]:
     taken: dict[Named, set[FileId]] = {}
     for shared, parts in found:
         for named in parts:
@@ -421,8 +418,8 @@ def refuse_shared(plan: Plan, choice: Choice | None) -> None:
         count = len(plan.shared)
         others = "another path shares" if count == 1 else f"{count:,} other paths share"
         raise Conflict(
-            f"{others} content with what is to be erased, such as {first.place.dataset}:"
-            f"{first.place.path.decode('utf-8', 'backslashreplace')}",
-            subject=first.place.dataset,
+            f"{others} content with what is to be erased, such as {first.dataset}:"
+            f"{first.path.decode('utf-8', 'backslashreplace')}",
+            subject=first.dataset,
             hint="--shared erase erases that, too; --shared keep leaves it whole; --dry-run lists all",
         )

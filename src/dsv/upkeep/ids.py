@@ -80,15 +80,6 @@ class IdSet:
             found = self._sort(first, found)
         return found
 
-    def has(self, heads: Heads) -> NDArray[np.bool_]:
-        """Return for each head whether it is in the set. Heads of few first bytes are looked up faster than of many."""
-        found = np.zeros(len(heads), np.bool_)
-        firsts = heads >> np.uint64(56)
-        for first in np.unique(firsts):
-            chosen = firsts == first
-            found[chosen] = is_in(heads[chosen], self.bucket(int(first)))
-        return found
-
     def __len__(self) -> int:
         return sum(len(self.bucket(first)) for first in range(256))
 

@@ -12,6 +12,7 @@ from dsv.cli.options import Author, DryRun, one_of
 from dsv.cli.output import first, local_time, printable
 from dsv.errors import Conflict, Unreachable, UsageError
 from dsv.upkeep.copy import Succeeded
+from dsv.upkeep.erase import Item
 from dsv.values.ids import FileId
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count, parse_duration
@@ -135,7 +136,7 @@ def _show_copies(call: Call, done: api.Done) -> None:
         call.say(f"gc does not reach: {text_}" if text_ in done.elsewhere else text_)
 
 
-def _story(item: api.ErasedItem) -> str:
+def _story(item: Item) -> str:
     name = f"{item.dataset}:{printable(item.path)}  {format_bytes(item.size)}"
     if item.shared_bytes is None:
         return name

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import msgspec
@@ -34,7 +33,7 @@ from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.branches import LostRace, Refs
 from dsv.repo.repository import Repository
-from dsv.store.base import Put, Store, parsed, together
+from dsv.store.base import Put, Store, ask_each, parsed
 from dsv.store.open import BELOW, OpenStore, Unavailable, open_names, split_of
 from dsv.store.probe import Proof, prove, prove_data, same_place
 from dsv.values.ids import CommitId
@@ -122,22 +121,9 @@ def prove_names(store: Store, *, single_writer: bool = False) -> Proof:
     return proof
 
 
-_AT_ONCE = 256
-"""Commits that are asked for together."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rebuilt:
-    """The branches that were made, or would be."""
-
-    commits: list[FoundCommit]
-    """All that the store has."""
-    names: str
-    """The place of the names."""
-
-
-def rebuild_names(context: Context, *, dry_run: bool = False) -> Rebuilt:
-    """Make a branch of each line of commits that the store holds, at the place that is configured for its names.
+def rebuild_names(context: Context, *, dry_run: bool = False) -> tuple[list[FoundCommit], str]:
+    """Make a branch of each line of commits that the store holds, at the place that is configured for its names. Return
+    all commits of the store with the branches that were made, or would be, and that place.
 
     The place must be empty, or hold what an interrupted call has made: it becomes usable by the last write. Raises
     `UsageError` if no place is configured, `Conflict` if there are names already, `Unsupported` if it can't hold any.
@@ -153,21 +139,11 @@ def rebuild_names(context: Context, *, dry_run: bool = False) -> Rebuilt:
         layout = read_data_layout(split.data)
         _check_lost(split, layout)
         objects = Objects(split.data, MetadataCache(context.metadata_folder(layout.store_id)))
-        found = find_heads(_commits(split.data, objects))
+        commits = parsed(keys.parse_commit_key, split.data.list(keys.COMMIT_PREFIX))
+        found = find_heads(ask_each(objects.commit, commits))
         if not dry_run:
             _make(context, split, layout, found)
-        return Rebuilt(found, split.names.url)
-
-
-def _commits(data: Store, objects: Objects) -> list[tuple[CommitId, Commit]]:
-    listed = [keys.parse_commit_key(item.key) for item in data.list(keys.COMMIT_PREFIX)]
-    ids = [commit_id for commit_id in listed if commit_id is not None]
-    read = [
-        commit
-        for begin in range(0, len(ids), _AT_ONCE)
-        for commit in together([partial(objects.commit, one) for one in ids[begin : begin + _AT_ONCE]])
-    ]
-    return list(zip(ids, read, strict=True))
+        return found, split.names.url
 
 
 def _make(context: Context, split: OpenStore, layout: Format, found: list[FoundCommit]) -> None:
@@ -189,12 +165,9 @@ def _make(context: Context, split: OpenStore, layout: Format, found: list[FoundC
     refs.store_id = layout.store_id
     heads = [(one.dataset, one.head_of, one.id) for one in found if one.head_of is not None]
     with_main = {dataset for dataset, branch, _ in heads if branch == MAIN}
-    for dataset in sorted(
-        {dataset for dataset, _, _ in heads} - with_main
-    ):  # without a `main` it is no dataset
-        _place(context, refs, dataset, MAIN, None)
-    for dataset, branch, commit_id in heads:
-        _place(context, refs, dataset, branch, commit_id)
+    without = sorted({dataset for dataset, _, _ in heads} - with_main)  # which would be no datasets
+    for dataset, branch, commit in [*((one, MAIN, None) for one in without), *heads]:
+        _place(context, refs, dataset, branch, commit)
     more: list[str | Feature] = []
     if any(parsed(keys.parse_erasure_key, split.data.list(keys.ERASURE_PREFIX))):
         more.append(ERASED_CONTENTS)
@@ -202,9 +175,7 @@ def _make(context: Context, split: OpenStore, layout: Format, found: list[FoundC
         more.append(EXTERNAL_FEATURE)
     entry = signed(layout.entries[-1], context.writer, context.clock())
     make_names(split.names, entry, *more, ordered=proof.ordered)
-    if (
-        layout.entries[-1].names is not None
-    ):  # they had moved, and the data's log would lead to where they were
+    if layout.entries[-1].names is not None:  # they had moved, and the data's log still leads there
         note_place(split.data, split.names, split.names.url, context.writer, context.clock())
 
 
@@ -370,12 +341,12 @@ def _stay(context: Context, places: OpenStore, log: Format, going: FormatEntry |
     began = log.has(NAMES_MOVING)
     if began:
         NamesMove(places.data, old, old, old.url, context.writer, context.clock).take_back()
-    elif places.is_split and not old.url.startswith(_below(places)):
-        noted = read_format(places.data)[-1].names
-        if (
-            noted is not None
-        ):  # they have moved before, and whoever moved them may have been killed before it was noted
-            note_place(places.data, old, old.url, context.writer, context.clock())
+    elif (
+        places.is_split
+        and not old.url.startswith(_below(places))
+        and read_format(places.data)[-1].names is not None
+    ):  # they have moved before, and whoever moved them may have been killed before it was noted
+        note_place(places.data, old, old.url, context.writer, context.clock())
     return MovedNames(old.url, old.url, taken_back=began)
 
 

@@ -119,9 +119,9 @@ def _rebuild(call: Call, *, dry_run: bool) -> int:
     from dsv.api.store import rebuild_names
 
     with call.context(writes=not dry_run) as context:
-        done = rebuild_names(context, dry_run=dry_run)
+        commits, place = rebuild_names(context, dry_run=dry_run)
     names, keys = "commit dataset head_of", "author branch time message"
-    call.items({**to_item(one, names, commit=one.id), **to_item(one.commit, keys)} for one in done.commits)
+    call.items({**to_item(one, names, commit=one.id), **to_item(one.commit, keys)} for one in commits)
     columns = ["commit", "dataset", "head of", "time~", "author~", "message~"]
     rows = [
         [
@@ -132,12 +132,12 @@ def _rebuild(call: Call, *, dry_run: bool) -> int:
             one.commit.author,
             one.commit.message.partition("\n")[0],
         ]
-        for one in done.commits
+        for one in commits
     ]
     call.table(columns, rows)
-    heads = sum(one.head_of is not None for one in done.commits)
+    heads = sum(one.head_of is not None for one in commits)
     verb = "would be made" if dry_run else "is" if heads == 1 else "are"
-    call.say(f"{format_count(heads, 'branch')} of {format_count(len(rows), 'commit')} {verb} at {done.names}")
+    call.say(f"{format_count(heads, 'branch')} of {format_count(len(rows), 'commit')} {verb} at {place}")
     return 0
 
 

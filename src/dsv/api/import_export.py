@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from functools import partial
@@ -13,8 +13,7 @@ from typing import IO, NamedTuple
 from dsv.api.context import Context
 from dsv.api.edits import Edited, EditRequest, PutSources, branch_to_edit, edit_in
 from dsv.errors import IntegrityError, NotFound
-from dsv.exchange.export import Exported, Pieces, Selection, UrlExport, refuse_shards, write_tar
-from dsv.exchange.export import export_path as write_path
+from dsv.exchange.export import Exported, Pieces, Selection, UrlExport, export_path, refuse_shards, write_tar
 from dsv.exchange.journal import Journal
 from dsv.exchange.reference import ReferredSource, open_referred
 from dsv.exchange.remote import absent, open_place
@@ -23,11 +22,9 @@ from dsv.exchange.sources import FolderSource, RemoteFile, Skipped, TarSource, o
 from dsv.format.locator import ObjectKind
 from dsv.format.tree import Kind
 from dsv.repo.expiry import explained
-from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole
 from dsv.repo.tree.read import TreeReader, reach_content
-from dsv.store.open import OpenStore
 from dsv.store.options import StoreOptions
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.file_reader import Problem
@@ -35,8 +32,7 @@ from dsv.transfer.save import Source
 from dsv.transfer.upload import Stored, Uploader
 from dsv.values.ids import CommitId, FileId
 from dsv.values.json import LONG_MAX, SHORT_MAX
-from dsv.values.names import DatasetName, Target, clean_path
-from dsv.values.progress import Progress
+from dsv.values.names import Target, clean_path
 from dsv.values.secrets import hide_in_urls
 
 SAVE_BYTES = 256 << 20
@@ -141,7 +137,11 @@ def import_url(
             if not files and not skipped and not chosen:
                 raise absent(hide_in_urls(url), "no file")
             importing = _Importing(journal, source, files)
-            edited = importing.commit(context, repository, store, target, step, skipped)
+            problems = [Problem(path, reason) for path, reason in skipped]
+            edits = [PutSources(target.path or b"", importing.sources, step.mirror, problems)]
+            edited = edit_in(context, repository, store, target, edits, step.request, importing.stored)
+            if not request.dry_run:
+                journal.save()
             commits.append(ImportedRevision(step.revision, edited.commit))
             found, known = found + len(files), known + importing.known
             read, read_bytes = read + importing.read, read_bytes + importing.read_bytes
@@ -224,7 +224,22 @@ def materialize(context: Context, url: str, target: Target, *, dry_run: bool = F
             return done
         with Session.open(repository, context.writer) as session, Uploader(session) as uploader:
             check_whole(session, dataset, head.commit)
-            read, lost = _store(repository.objects, dataset, uploader, found, context.progress)
+            read = unsaved = 0
+            lost: list[IntegrityError] = []
+            context.progress.start(len(found), sum(one.entry.size for one in found))
+            for one, content in Fetcher(repository.objects, dataset).files(found):
+                try:
+                    uploader.add_unsized(Pieces(content).readinto)
+                except IntegrityError as error:
+                    lost.append(error)
+                    continue
+                read, unsaved = read + one.entry.size, unsaved + one.entry.size
+                context.progress.advance(files=1, bytes=one.entry.size)
+                if unsaved >= SAVE_BYTES:
+                    uploader.finish()
+                    unsaved = 0
+            uploader.finish()
+            context.progress.finish()
             session.close()
         if lost:
             more = "" if len(lost) == 1 else f" (and so for {len(lost) - 1:,} more); the rest is stored"
@@ -254,29 +269,6 @@ def _referred(tree: TreeReader, path: bytes, prefix: str) -> Iterator[Wanted]:
                 if at == prefix or at.startswith(f"{prefix}/"):
                     yield Wanted(entry, where)
                     break
-
-
-def _store(
-    objects: Objects, dataset: DatasetName, uploader: Uploader, found: list[Wanted], progress: Progress
-) -> tuple[int, list[IntegrityError]]:
-    """Return the bytes that were stored, and why files could not be read."""
-    read = unsaved = 0
-    lost: list[IntegrityError] = []
-    progress.start(len(found), sum(one.entry.size for one in found))
-    for one, content in Fetcher(objects, dataset).files(found):
-        try:
-            uploader.add_unsized(Pieces(content).readinto)
-        except IntegrityError as error:
-            lost.append(error)
-            continue
-        read, unsaved = read + one.entry.size, unsaved + one.entry.size
-        progress.advance(files=1, bytes=one.entry.size)
-        if unsaved >= SAVE_BYTES:
-            uploader.finish()
-            unsaved = 0
-    uploader.finish()
-    progress.finish()
-    return read, lost
 
 
 class _Importing:
@@ -309,22 +301,6 @@ class _Importing:
         self._unread = len(unknown)
         remote.read_ahead(unknown)
 
-    def commit(
-        self,
-        context: Context,
-        repository: Repository,
-        store: OpenStore,
-        target: Target,
-        step: _Step,
-        skipped: Sequence[Skipped],
-    ) -> Edited:
-        problems = [Problem(path, reason) for path, reason in skipped]
-        edits = [PutSources(target.path or b"", self.sources, step.mirror, problems)]
-        edited = edit_in(context, repository, store, target, edits, step.request, self.stored)
-        if not step.request.dry_run:
-            self.journal.save()
-        return edited
-
     def stored(self, uploader: Uploader, source: Source, stored: Stored) -> None:
         """A file was read and stored; now and then, what was stored is made durable and noted."""
         file = self._of[source]
@@ -343,77 +319,51 @@ class _Importing:
             self._unsaved, self._saved = 0, time.monotonic()
 
 
-def export_stream(
-    context: Context, target: Target, out: IO[bytes], *, skip_damaged: bool = False, strict: bool = False
-) -> Exported:
-    """Write a tar of the files at and below the target's path, with names from there.
-
-    skip_damaged: what can't be read is left out, and named in the result; else it raises `IntegrityError`. strict:
-    raise `Conflict` if files of the target were erased from the store; else the rest is written.
-    """
-    with _selected(context, target, skip_damaged, strict) as (repository, selection):
-        write_tar(selection, out)
-        return _checked(repository, selection.exported())
-
-
-def export_path(
-    context: Context, target: Target, to: str, *, skip_damaged: bool = False, strict: bool = False
-) -> Exported:
-    """Write a tar if the path is named so, else the one file or the folder that the target is.
-
-    skip_damaged: as of `export_stream`. It appears when it is whole. Raises `Conflict` if something is in the way, and
-    `Unsupported` for a name of shards.
-    """
-    refuse_shards(to)
-    with _selected(context, target, skip_damaged, strict) as (repository, selection):
-        write_path(selection, to)
-        return _checked(repository, selection.exported())
-
-
-def export_url(
+def export(
     context: Context,
     target: Target,
-    url: str,
+    to: str,
     *,
+    out: IO[bytes] | None = None,
     force: bool = False,
     options: StoreOptions | None = None,
     skip_damaged: bool = False,
     strict: bool = False,
 ) -> Exported:
-    """As `export_path`, at a URL. What is there already and right is not written again.
+    """Write a tar if the path or URL is named so, else the one file or the folder that the target is.
 
-    force: files of others that are in the way are replaced.
+    What is written appears when it is whole. At a URL, what is there already and right is not written again.
+
+    out: gets a tar of the files instead, with names from the target's path on. skip_damaged: what can't be read is left
+    out, and named in the result; else it raises `IntegrityError`. strict: raise `Conflict` if files of the target were
+    erased from the store; else the rest is written. force: files of others that are in the way at the URL are replaced.
     options: how to reach an s3:// URL; None: as the store.
-    Raises `Conflict` with nothing written if there is something of others, if a folder is where a file is to be or the
-    reverse, or if another export writes there, and `Unsupported` if a package is missing or the server can't be
-    written to.
+
+    Raises `Conflict` with nothing written if something of others is in the way, if a folder is where a file is to be or
+    the reverse, or if another export writes to the URL, and `Unsupported` for a name of shards, for a package that is
+    missing, and for a server that can't be written to.
     """
-    refuse_shards(url)
-    place = open_place(url, options or context.store_options(context.settings.store()))
-    with _selected(context, target, skip_damaged, strict) as (repository, selection):
-        notes = context.metadata / "stores" / str(repository.id) / "exports"
-        export = UrlExport(place, url, notes, context.progress, force=force)
-        done = export.tar(selection) if selection.becomes_tar(url) else export.files(selection)
-        return _checked(repository, done)
-
-
-@contextmanager
-def _selected(
-    context: Context, target: Target, skip_damaged: bool, strict: bool
-) -> Iterator[tuple[Repository, Selection]]:
+    place = None
+    if out is None:
+        refuse_shards(to)
+        if "://" in to:
+            place = open_place(to, options or context.store_options(context.settings.store()))
     with context.repository(target, mirrors=True) as repository:
         commit = context.resolve(repository, target).commit
-        yield (
-            repository,
-            Selection(repository.objects, commit, target, skip_damaged=skip_damaged, strict=strict),
-        )
-
-
-def _checked(repository: Repository, done: Exported) -> Exported:
-    """Return the result. Raises what says so if the commit is expired, so that what is gone is not damaged."""
-    if done.damaged:
-        error = IntegrityError(done.damaged[0].text)
-        found = explained(repository, error)
-        if found is not error:
-            raise found
-    return done
+        selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged, strict=strict)
+        if place is not None:
+            notes = context.metadata / "stores" / str(repository.id) / "exports"
+            at_url = UrlExport(place, to, notes, context.progress, force=force)
+            done = at_url.tar(selection) if selection.becomes_tar(to) else at_url.files(selection)
+        else:
+            if out is not None:
+                write_tar(selection, out)
+            else:
+                export_path(selection, to)
+            done = selection.exported()
+        if done.damaged:
+            error = IntegrityError(done.damaged[0].text)
+            found = explained(repository, error)
+            if found is not error:  # the commit is expired: what is gone is not damaged
+                raise found
+        return done

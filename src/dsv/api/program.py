@@ -243,11 +243,9 @@ class Commit:
 
     def export(self, to: str | os.PathLike[str], path: str = "") -> None:
         """Write the files at and below a path to a folder, a tar (by its name) or a URL, as `dsv export` does."""
-        from dsv.api.import_export import export_path, export_url
+        from dsv.api.import_export import export
 
-        place = os.fspath(to)
-        export = export_url if "://" in place else export_path
-        export(self._connection.reading, self._pinned(path), place)
+        export(self._connection.reading, self._pinned(path), os.fspath(to))
 
     def info(self, path: str, *, follow: bool = False) -> Info:
         """Return what is at a path; symlinks are not followed. Raises `NotFound`.

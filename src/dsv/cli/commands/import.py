@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec.structs import replace
 
+from dsv.api import import_export as api
 from dsv.api.edits import EditRequest
-from dsv.api.import_export import Imported, Revisions, export_path, export_stream, export_url, import_url
+from dsv.api.import_export import Imported, Revisions, import_url
 from dsv.api.import_export import materialize as store_references
 from dsv.cli.call import Call
 from dsv.cli.commands.put import EDIT_RESULT, show_edited
@@ -148,25 +151,21 @@ def export(
     path that is left out is named at the end, and the exit code is 5.
     """
     target = Target.parse(typed)
-    if "://" in to:
-        with call.context() as context:
-            own = profile is not None or endpoint is not None
-            options = context.options.overridden(endpoint=endpoint, profile=profile) if own else None
-            done = export_url(
-                context, target, to, force=force, options=options, skip_damaged=skip_damaged, strict=strict
-            )
-        return _show_exported(call, done, hide_in_urls(to))
-    if force or profile is not None or endpoint is not None:
+    is_url, own = "://" in to, profile is not None or endpoint is not None
+    if not is_url and (force or own):
         raise UsageError(
             f"{to} is no URL, and --force and --target-… are for URLs", subject=to, hint="dsv export --help"
         )
     with call.context() as context:
+        options = context.options.overridden(endpoint=endpoint, profile=profile) if own else None
+        write = partial(
+            api.export, context, target, to, force=force, skip_damaged=skip_damaged, strict=strict
+        )
         if to == "-":
             call.out.stream()
-            done = export_stream(context, target, call.out, skip_damaged=skip_damaged, strict=strict)  # type: ignore[arg-type]
-            return _left_out(call, done)
-        done = export_path(context, target, to, skip_damaged=skip_damaged, strict=strict)
-    return _show_exported(call, done, to)
+            return _left_out(call, write(out=call.out))  # type: ignore[arg-type]
+        done = write(options=options)
+    return _show_exported(call, done, hide_in_urls(to) if is_url else to)
 
 
 def _show_exported(call: Call, done: Exported, to: str) -> int:

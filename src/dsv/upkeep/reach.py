@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -16,11 +16,10 @@ from dsv.format.columns import cut
 from dsv.format.locator import Location, ObjectKind, place_at, places_of
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.segment import Segment
-from dsv.format.tree import Child, Entry, Kind, Node
+from dsv.format.tree import Child, Kind, Node
 from dsv.repo.errors import NOT_OURS
 from dsv.repo.objects.erasures import Erasures
 from dsv.repo.objects.objects import Located, Objects
-from dsv.repo.tree.read import LocatedSegment
 from dsv.store.base import together
 from dsv.upkeep.ids import Heads, IdSet, Seen, heads_of, is_in
 from dsv.values.ids import CommitId, Id, NodeId, RecipeId, SegmentId
@@ -206,18 +205,19 @@ class Losses:
         self._objects = objects
         self._lost = lost
         self._collect = collect
-        self._below: dict[bytes, tuple[bytes, ...]] = {}
-        self._recipes: dict[bytes, bool] = {}
-        self.parts: dict[bytes, Part] = {}
+        self._below: dict[Id, tuple[Id, ...]] = {}
+        """Of a node or segment, which of `parts` it has."""
+        self._recipes: dict[RecipeId, bool] = {}
+        self.parts: dict[Id, Part] = {}
         """By the id of a segment, or of a node that can't be read."""
         self.named: set[tuple[ObjectKind, Id]] = set()
         """Objects that were seen, and are lost."""
 
-    def of_commit(self, commit_id: CommitId) -> tuple[bytes, ...]:
+    def of_commit(self, commit_id: CommitId) -> tuple[Id, ...]:
         """Return which of `parts` are in a commit. Raises what reading the commit itself raises."""
         commit, locator = self._objects.commit_and_locator(commit_id)
         top = Child(b"", NodeId(commit.root), commit.entries, commit.files, commit.bytes)
-        return self._node(top, place_at(locator, 0), commit.level)
+        return self._parts_of([(top, place_at(locator, 0))], commit.level)
 
     def _is_lost(self, kind: ObjectKind, object_id: Id) -> bool:
         if self._collect is not None:
@@ -227,87 +227,66 @@ class Losses:
             self.named.add((kind, Id(object_id)))
         return lost
 
-    def _node(self, said: Child, where: Location | None, level: int) -> tuple[bytes, ...]:
-        node_id = bytes(said.id)
-        if node_id in self._below:
-            return self._below[node_id]
-        node: Located[Node] | None = None
-        if not self._is_lost(ObjectKind.NODE, said.id):
-            try:
-                node = next(self._objects.nodes([(NodeId(said.id), where)]))
-            except _READ:
-                self.named.add((ObjectKind.NODE, Id(said.id)))
-        found: dict[bytes, None] = {}
-        if node is None:
-            found[node_id] = None
-            self.parts[node_id] = Part(last=said.last, entries=said.entries)
-        else:
-            below = list(zip(node.value.children, places_of(node.locator), strict=False))
-            if level == 1:
-                found.update(dict.fromkeys(self._segments(below)))
-            else:
-                for child, place in below:
-                    found.update(dict.fromkeys(self._node(child, place, level - 1)))
-        self._below[node_id] = tuple(found)
-        return self._below[node_id]
+    def _parts_of(self, listed: Sequence[tuple[Child, Location | None]], level: int) -> tuple[Id, ...]:
+        """Return which of `parts` are in these nodes of a level, or in these segments, whose level is 0."""
+        kind = ObjectKind.NODE if level else ObjectKind.SEGMENT
+        new = [one for one in listed if one[0].id not in self._below]
+        lost = {said.id for said, _ in new if self._is_lost(kind, said.id)}
+        read = self._read(kind, [(said.id, where) for said, where in new if said.id not in lost])
+        for said, _ in new:
+            found = None if said.id in lost else next(read)
+            if found is not None and isinstance(found.value, Node):
+                below = list(zip(found.value.children, places_of(found.locator), strict=False))
+                self._below[said.id] = self._parts_of(below, level - 1)
+                continue
+            part = Part(last=said.last, entries=said.entries)
+            if found is not None:
+                part = Part(self._lost_paths(found))
+            if found is None or part.paths:
+                self.parts[said.id] = part
+            self._below[said.id] = (said.id,) if said.id in self.parts else ()
+        return tuple(dict.fromkeys(part for said, _ in listed for part in self._below[said.id]))
 
-    def _segments(self, wanted: list[tuple[Child, Location | None]]) -> Iterator[bytes]:
-        """Yield the ids of segments of which something is lost."""
-        new = [(child, where) for child, where in wanted if bytes(child.id) not in self._below]
-        readable = [one for one in new if not self._is_lost(ObjectKind.SEGMENT, one[0].id)]
-        read: dict[bytes, Located[Segment]] = {}
-        pairs = [(SegmentId(child.id), where) for child, where in readable]
+    def _read(
+        self, kind: ObjectKind, wanted: list[tuple[Id, Location | None]]
+    ) -> Iterator[Located[Any] | None]:
+        """Yield each node or segment; None for one that can't be read."""
+        read: Any = self._objects.nodes if kind is ObjectKind.NODE else self._objects.segments
+        count = 0
         try:
-            read.update(
-                (bytes(one[0]), got) for one, got in zip(pairs, self._objects.segments(pairs), strict=True)
-            )
+            for found in read(wanted):
+                count += 1
+                yield found
         except _READ:
-            for segment_id, where in pairs:
+            for one in wanted[count:]:
                 try:
-                    read[bytes(segment_id)] = next(self._objects.segments([(segment_id, where)]))
+                    yield next(read([one]))
                 except _READ:
-                    self.named.add((ObjectKind.SEGMENT, Id(segment_id)))
-        for child, _ in new:
-            key, located = bytes(child.id), read.get(bytes(child.id))
-            if located is None:
-                self.parts[key] = Part(last=child.last, entries=child.entries)
-            elif paths := self._lost_paths(located):
-                self.parts[key] = Part(paths)
-            self._below[key] = (key,) if key in self.parts else ()
-        for child, _ in wanted:
-            yield from self._below[bytes(child.id)]
+                    self.named.add((kind, Id(one[0])))
+                    yield None
 
     def _lost_paths(self, located: Located[Segment]) -> tuple[bytes, ...]:
-        chunks, large = not_erased(self._objects.erasures, *contents(located))
+        erasures = self._objects.erasures
+        chunks, large = not_erased(erasures, *contents(located))
         if self._collect is not None:
             self._collect.add(chunks)
-        bad_recipes = {recipe_id for recipe_id, where in large if self._is_recipe_lost(recipe_id, where)}
-        if not bad_recipes and not is_in(heads_of(chunks), self._lost).any():
-            return ()
-        found = []
-        for entry, _ in LocatedSegment(located.value, located).entries():
-            if self._is_entry_lost(entry, bad_recipes):
-                found.append(entry.path)
-        return tuple(found)
-
-    def _is_entry_lost(self, entry: Entry, bad_recipes: set[RecipeId]) -> bool:
-        if not entry.is_file or not entry.size or entry.file_id is None:
-            return False
-        if self._objects.erasures.of(entry) is not None:
-            return False
-        if entry.recipe_id is not None:
-            return entry.recipe_id in bad_recipes
-        if not is_in(heads_of(entry.file_id), self._lost)[0]:
-            return False
-        self.named.add((ObjectKind.CHUNK, Id(entry.file_id)))
-        return True
+        ids = cut(chunks, 32)
+        bad = {ids[at] for at in np.flatnonzero(is_in(heads_of(chunks), self._lost))}
+        self.named.update((ObjectKind.CHUNK, Id(one)) for one in bad)
+        bad.update(recipe_id for recipe_id, where in large if self._is_recipe_lost(recipe_id, where))
+        return tuple(
+            entry.path
+            for entry in (located.value.entries() if bad else ())
+            if entry.is_file and entry.size and (entry.recipe_id or entry.file_id) in bad
+            if erasures.of(entry) is None
+        )
 
     def _is_recipe_lost(self, recipe_id: RecipeId, where: Location | None) -> bool:
         """Return whether something of a large file is lost."""
-        key = bytes(recipe_id)
-        if key not in self._recipes:
-            self._recipes[key] = self._is_lost(ObjectKind.RECIPE, recipe_id) or self._lacks(recipe_id, where)
-        return self._recipes[key]
+        if recipe_id not in self._recipes:
+            lost = self._is_lost(ObjectKind.RECIPE, recipe_id) or self._lacks(recipe_id, where)
+            self._recipes[recipe_id] = lost
+        return self._recipes[recipe_id]
 
     def _lacks(self, recipe_id: RecipeId, where: Location | None) -> bool:
         try:

@@ -487,7 +487,7 @@ class Verifier:
 
     def _parts(self) -> list[Lost]:
         losses = Losses(self.objects, self.lost)
-        by_part: dict[bytes, list[CommitId]] = {}
+        by_part: dict[Id, list[CommitId]] = {}
         for one in self.result.names:
             with suppress(IntegrityError, NotFound):  # the commit itself, which is among the faults
                 for key in losses.of_commit(one):

@@ -411,25 +411,22 @@ class _Copying:
             state: State = "ahead" if self._is_ahead(head.commit, before) else "diverged"
             self._names.append(done(state=state))
             return
-        expired = self._expired(dataset, commits, head.commit)
-        if self._plan is not None:
-            self._count(commits, expired, before)
-        else:
-            refs = self._there.refs
-            after = known or refs.newest(dataset, branch)
+        refs, after = self._there.refs, known
+        if self._plan is None and after is None:
+            after = refs.newest(dataset, branch)
             if after is None:
                 refs.check_new_branch(dataset, branch)
-            base = before or next(iter(whole), None)
-            with self._copied(dataset, (commits, expired), head.commit, base, after) as session:
-                entry = RefEntry.of(self._context.writer, self._context.clock(), head.commit, "copy")
-                with session.ending():
-                    moved = refs.move(dataset, branch, after, entry)
-                    keep_named(self._there, self._context.writer, dataset, head.commit, f"branch {branch}")
+
+        def move() -> None:
+            entry = RefEntry.of(self._context.writer, self._context.clock(), head.commit, "copy")
+            moved = refs.move(dataset, branch, after, entry)
             if isinstance(moved, LostRace) and moved.winner.commit != head.commit:
                 raise moved_meanwhile(moved.winner)
+
+        base = before or (None if self._plan is not None else next(iter(whole), None))
+        full, expired = self._copy(dataset, head.commit, commits, base, f"branch {branch}", move, after)
         whole.append(head.commit)
-        full = len(commits) - len(expired)
-        self._names.append(done(state="copied", commits=full, expired=len(expired)))
+        self._names.append(done(state="copied", commits=full, expired=expired))
 
     def _tag(self, dataset: DatasetName, tag: TagName, whole: list[CommitId]) -> None:
         value = self._source.refs.tag(dataset, tag)
@@ -437,20 +434,12 @@ class _Copying:
             return
         ahead = CommitsAhead(self._source.objects, self._source.refs, dataset, None)
         commits, _ = self._lacking(value.commit, whole, ahead)
-        expired = self._expired(dataset, commits, value.commit)
-        base = next(iter(whole), None)
-        if self._plan is not None:
-            self._count(commits, expired, base)
-        else:
-            self._there.refs.check_new_tag(dataset, tag)
-            with (
-                self._copied(dataset, (commits, expired), value.commit, base) as session,
-                session.ending(),
-            ):
-                self._there.refs.set_tag(dataset, tag, value)
-                keep_named(self._there, self._context.writer, dataset, value.commit, f"tag {tag}")
+        refs, base = self._there.refs, next(iter(whole), None)
+        if self._plan is None:
+            refs.check_new_tag(dataset, tag)
+        put = partial(refs.set_tag, dataset, tag, value)
+        counts = self._copy(dataset, value.commit, commits, base, f"tag {tag}", put)
         whole.append(value.commit)
-        counts = len(commits) - len(expired), len(expired)
         self._names.append(CopiedName(dataset, str(tag), "tag", "copied", value.commit, None, *counts))
 
     def _lacking(
@@ -467,20 +456,25 @@ class _Copying:
                 return is_ancestor(objects, commit, there)
         return False
 
-    @contextmanager
-    def _copied(
+    def _copy(
         self,
         dataset: DatasetName,
-        which: tuple[list[CommitId], set[CommitId]],
         named: CommitId,
+        commits: list[CommitId],
         base: CommitId | None,
+        name: str,
+        write: Callable[[], object],
         after: Head | None = None,
-    ) -> Iterator[Session]:
-        """Copy commits, and yield the session that has declared the one to name. which: all of
-        them, and those that are expired."""
-        commits, expired = which
-        objects, there = self._source.objects, self._there
-        with Session.open(there, self._context.writer) as session:
+    ) -> tuple[int, int]:
+        """Copy commits, then write the name of one; a plan counts them. Return how many there are with their content,
+        and without it. name: such as `tag v1`. after: the move that it follows."""
+        objects, there, writer = self._source.objects, self._there, self._context.writer
+        expired = self._expired(dataset, commits, named)
+        counts = len(commits) - len(expired), len(expired)
+        if self._plan is not None:
+            self._count(commits, expired, base)
+            return counts
+        with Session.open(there, writer) as session:
             try:
                 with Receiver(session) as receiver:
                     copying = CommitCopy(objects, session, receiver, self._context.progress, base)
@@ -492,12 +486,15 @@ class _Copying:
                     check_whole(session, dataset, named)
                 # They have no content there, which is said before anything leads to them.
                 for action in (ExpiryAction.EXPIRE, ExpiryAction.FREE) if expired else ():
-                    append(there, self._context.writer, dataset, action, lambda _: expired, "not copied")
+                    append(there, writer, dataset, action, lambda _: expired, "not copied")
             except BaseException:
                 session.close()  # nothing is named, so gc need not wait
                 raise
             session.declare(named, after)
-            yield session
+            with session.ending():
+                write()
+                keep_named(there, writer, dataset, named, name)
+        return counts
 
     def _count(self, commits: list[CommitId], expired: set[CommitId], base: CommitId | None) -> None:
         assert self._plan is not None

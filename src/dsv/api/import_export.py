@@ -18,7 +18,7 @@ from dsv.exchange.journal import Journal
 from dsv.exchange.reference import ReferredSource, open_referred
 from dsv.exchange.remote import absent, open_place
 from dsv.exchange.revisions import DVC, HUB, DvcHistory, History, HubHistory, Revision, at_web, no_revisions
-from dsv.exchange.sources import FolderSource, RemoteFile, Skipped, TarSource, open_source
+from dsv.exchange.sources import FolderSource, RemoteFile, TarSource, open_source
 from dsv.format.locator import ObjectKind
 from dsv.format.tree import Kind
 from dsv.repo.expiry import explained
@@ -82,7 +82,7 @@ class _Step(NamedTuple):
 
     request: EditRequest
     mirror: bool
-    list_files: Callable[[], tuple[list[RemoteFile], list[Skipped]]]
+    list_files: Callable[[], tuple[list[RemoteFile], list[Problem]]]
     revision: str = ""
 
 
@@ -137,9 +137,8 @@ def import_url(
             if not files and not skipped and not chosen:
                 raise absent(hide_in_urls(url), "no file")
             importing = _Importing(journal, source, files)
-            problems = [Problem(path, reason) for path, reason in skipped]
-            edits = [PutSources(target.path or b"", importing.sources, step.mirror, problems)]
-            edited = edit_in(context, repository, store, target, edits, step.request, importing.stored)
+            put = PutSources(target.path or b"", importing.sources, step.mirror, skipped)
+            edited = edit_in(context, repository, store, target, [put], step.request, importing.stored)
             if not request.dry_run:
                 journal.save()
             commits.append(ImportedRevision(step.revision, edited.commit))

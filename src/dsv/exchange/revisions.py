@@ -33,8 +33,9 @@ from dsv.exchange.remote import (
     open_place,
     version_of,
 )
-from dsv.exchange.sources import JOBS, FolderSource, RemoteFile, Skipped
+from dsv.exchange.sources import JOBS, FolderSource, RemoteFile
 from dsv.store.options import StoreOptions
+from dsv.transfer.file_reader import Problem
 from dsv.values.paths import sort_key
 from dsv.values.secrets import hide_in_urls
 
@@ -270,7 +271,7 @@ class DvcHistory:
             ) from None
         return parser
 
-    def files(self, revision: Revision, source: FolderSource) -> tuple[list[RemoteFile], list[Skipped]]:
+    def files(self, revision: Revision, source: FolderSource) -> tuple[list[RemoteFile], list[Problem]]:
         """Return the files of a revision, in tree order, and what can't be read."""
         outputs, skipped = self._outputs(revision.id)
         wanted = [one for one in outputs if not one.md5.endswith(".dir")]
@@ -284,24 +285,26 @@ class DvcHistory:
         return sorted(files, key=lambda file: sort_key(file.path)), skipped
 
     def _present(
-        self, source: FolderSource, outputs: list[Output], skipped: list[Skipped]
+        self, source: FolderSource, outputs: list[Output], skipped: list[Problem]
     ) -> list[tuple[Output, RemoteFile]]:
         """Return those that the remote has, and add the others to `skipped`."""
         self._look_up(source, outputs)
         found = [(one, self._file(one)) for one in outputs]
         skipped += [
-            (one.raw, f"the DVC remote does not have {one.name}") for one, file in found if file is None
+            Problem(one.raw, f"the DVC remote does not have {one.name}")
+            for one, file in found
+            if file is None
         ]
         return [(one, file) for one, file in found if file is not None]
 
-    def _outputs(self, revision: str) -> tuple[list[Output], list[Skipped]]:
+    def _outputs(self, revision: str) -> tuple[list[Output], list[Problem]]:
         tree = self.git.tree(revision)
         names = [
             one for one in tree if one.endswith(".dvc") or posixpath.basename(one) in ("dvc.lock", "dvc.yaml")
         ]
         texts = dict(zip(names, self.git.read(tree[one] for one in names), strict=True))
         found: list[Output] = []
-        skipped: list[Skipped] = []
+        skipped: list[Problem] = []
         for name in names:
             if posixpath.basename(name) == "dvc.yaml":
                 continue
@@ -312,9 +315,9 @@ class DvcHistory:
                 if path in tree or out.get("cache") is False:
                     continue  # it is in git
                 if path.startswith(("../", "/")) or "://" in str(out.get("path")):
-                    skipped.append((one.raw, "it lies outside of the git repository"))
+                    skipped.append(Problem(one.raw, "it lies outside of the git repository"))
                 elif _MD5.fullmatch(md5) is None:
-                    skipped.append((one.raw, "DVC has noted no MD5 of it"))
+                    skipped.append(Problem(one.raw, "DVC has noted no MD5 of it"))
                 else:
                     found.append(one)
         return found, skipped
@@ -478,7 +481,7 @@ class HubHistory:
     def _web(self, revision: Revision) -> str:
         return f"{at_web(self.url)}/resolve/{revision.id}"
 
-    def files(self, revision: Revision, source: FolderSource) -> tuple[list[RemoteFile], list[Skipped]]:
+    def files(self, revision: Revision, source: FolderSource) -> tuple[list[RemoteFile], list[Problem]]:
         with converting(f"{self.url}@{revision.id}", "read"):
             tree = list(
                 self._api.list_repo_tree(

@@ -24,7 +24,6 @@ from dsv.exchange.remote import (
     HTTP,
     OBJECT_STORES,
     Place,
-    absent,
     changed,
     is_same,
     open_place,
@@ -32,6 +31,7 @@ from dsv.exchange.remote import (
 )
 from dsv.fs.files import what_it_is
 from dsv.store.options import StoreOptions
+from dsv.transfer.file_reader import Problem
 from dsv.values.paths import folders_above, show, sort_key
 from dsv.values.secrets import hide_in_urls
 from dsv.values.units import format_bytes
@@ -48,8 +48,6 @@ _ONE_REQUEST = (*OBJECT_STORES, *HTTP, "hf")
 
 ReadInto = Callable[[memoryview], int]
 """Fills a buffer and returns the number of bytes, 0 at the end."""
-Skipped = tuple[bytes, str]
-"""A path that can't be read as a file, and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +131,15 @@ class FolderSource:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def files(self) -> tuple[list[RemoteFile], list[Skipped]]:
-        """Return every file, in tree order, and what can't be read as one. Raises `NotFound` if there is neither."""
+    def files(self) -> tuple[list[RemoteFile], list[Problem]]:
+        """Return every file, in tree order, and what can't be read as one."""
         if is_http := any(name in HTTP for name in self.place.protocols):
             found = {self.root: self._page()}
         else:
             with self.place.at_work("read"):
                 found = self.fs.find(self.root, detail=True)
         files: list[RemoteFile] = []
-        skipped: list[Skipped] = []
+        skipped: list[Problem] = []
         for key, info in found.items():
             if not is_http and (key.endswith("/") or info.get("type") == "directory"):
                 continue  # consoles put such objects there to show a folder
@@ -149,7 +147,7 @@ class FolderSource:
             path = name.encode("utf-8", "surrogateescape")
             reason = self._unreadable(key, info)
             if reason is not None:
-                skipped.append((path, reason))
+                skipped.append(Problem(path, reason))
                 continue
             if info.get("islink") or info.get("type") == "link":
                 info = self.place.info(key)
@@ -157,8 +155,6 @@ class FolderSource:
             files.append(
                 RemoteFile(path, key, None if size is None else int(size), version_of(info), info=info)
             )
-        if not files and not skipped:
-            raise absent(self.place.shown, "no file")
         return sorted(files, key=lambda file: sort_key(file.path)), skipped
 
     def read_ahead(self, files: Sequence[RemoteFile]) -> None:
@@ -298,8 +294,8 @@ class TarSource:
     def __exit__(self, *_: object) -> None:
         self._raw.close()
 
-    def files(self) -> tuple[list[RemoteFile], list[Skipped]]:
-        """Return every file, in tree order, and what can't be read as one. Raises `NotFound` if there is neither.
+    def files(self) -> tuple[list[RemoteFile], list[Problem]]:
+        """Return every file, in tree order, and what can't be read as one.
 
         A later member of the same name replaces an earlier one. Raises `IntegrityError` for a damaged tar, and
         `Unsupported` for one that unpacks to absurdly much.
@@ -317,8 +313,6 @@ class TarSource:
             while packed is not None and self._unpacked.read(_PIECE):
                 pass  # to the checksum, which is at the end
         files, skipped = self._sorted_out()
-        if not files and not skipped:
-            raise absent(self.place.shown, "no file")
         return sorted(files, key=lambda file: sort_key(file.path)), skipped
 
     def read_ahead(self, files: Sequence[RemoteFile]) -> None:
@@ -355,9 +349,9 @@ class TarSource:
         self._last = member.name, data
         return BytesIO(data).readinto
 
-    def _sorted_out(self) -> tuple[list[RemoteFile], list[Skipped]]:
+    def _sorted_out(self) -> tuple[list[RemoteFile], list[Problem]]:
         files: list[RemoteFile] = []
-        skipped: list[Skipped] = []
+        skipped: list[Problem] = []
         version, holes = version_of(self._info), 0
         above = self._inside + "/" if self._inside else ""
         for name, member in self._members.items():
@@ -373,7 +367,7 @@ class TarSource:
                     found = None
                     reason = f"it is a sparse file of {format_bytes(size)} with {format_bytes(data)} of data"
             if found is None:
-                skipped.append((path, reason))
+                skipped.append(Problem(path, reason))
                 continue
             of_tar = None if version is None else f"{version} {found.offset}"
             files.append(RemoteFile(path, _clean(found.name), found.size, of_tar, found.offset))

@@ -22,7 +22,7 @@ from dsv.errors import Conflict, IntegrityError, NotFound
 from dsv.format.codec import Codec, Compressor
 from dsv.format.locator import Location, Locator, ObjectKind, places_of
 from dsv.format.recipe import Recipe
-from dsv.format.records import RefEntry, Writer
+from dsv.format.records import Commit, RefEntry, Writer
 from dsv.format.tree import Entry, Node
 from dsv.repo.errors import NOT_OURS
 from dsv.repo.expiry import read_expiry
@@ -435,19 +435,11 @@ def make_successor(
                         continue
                     tree = TreeReader(objects, commit_id)
                     gone = _erased_in(tree, known)
-                    written = write_tree(uploader, tree, [TreeChange(path, None) for path in gone])
-                    commit = replace(
-                        old,
-                        root=written.root,
-                        level=written.level,
-                        files=written.files,
-                        bytes=written.bytes,
-                        entries=written.entries,
-                        parents=tuple(dict.fromkeys(made[one] for one in parents.of(old))),
-                    )
-                    commit = repository.named(commit, new, old.branch or MAIN)
+                    commit, locator = _without(uploader, tree, gone)
+                    above = tuple(dict.fromkeys(made[one] for one in parents.of(old)))
+                    commit = repository.named(replace(commit, parents=above), new, old.branch or MAIN)
                     made[commit_id], paths = commit.id, paths + len(gone)
-                    commits.append((commit, written.locator))
+                    commits.append((commit, locator))
                 uploader.finish()
             for commit, locator in commits:
                 session.put_commit(commit, locator)
@@ -480,6 +472,20 @@ def _erased_in(tree: TreeReader, known: dict[SegmentId, list[bytes]]) -> list[by
     for one, found in zip(unread, read, strict=True):
         known[one] = [entry.path for entry in found.value.entries() if erasures.of(entry) is not None]
     return [path for leaf in leaves for path in known[leaf.id]]
+
+
+def _without(uploader: Uploader, tree: TreeReader, paths: list[bytes]) -> tuple[Commit, Locator | None]:
+    """Write a tree without these paths. Return its commit as it is but for the tree, and its locator."""
+    written = write_tree(uploader, tree, [TreeChange(path, None) for path in paths])
+    commit = replace(
+        tree.commit,
+        root=written.root,
+        level=written.level,
+        files=written.files,
+        bytes=written.bytes,
+        entries=written.entries,
+    )
+    return commit, written.locator
 
 
 def _is_taken(new: DatasetName) -> Conflict:

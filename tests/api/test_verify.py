@@ -201,7 +201,7 @@ def test_slices_that_another_machine_makes_smaller_are_all_read(
         ann.sync()
     note = packs_file.Schedule.note
 
-    def noting(self: packs_file.Schedule, done: Iterable[int]) -> None:
+    def noting(self: packs_file.Schedule, done: Iterable[str]) -> None:
         note(self, done)
         self.fit(packs_file._SLICE * 16 + 1)
 
@@ -218,7 +218,7 @@ def test_what_another_machine_verifies_meanwhile_is_not_read_again(
     bob = on_another_machine(ann, "bob")
     note, others = packs_file.Schedule.note, list[Verification]()
 
-    def noting(self: packs_file.Schedule, done: Iterable[int]) -> None:
+    def noting(self: packs_file.Schedule, done: Iterable[str]) -> None:
         if not others:
             others.append(Verification())
             others[0] = verify(bob.context(ann.home), VerifyRequest(budget=1e6))

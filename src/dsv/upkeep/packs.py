@@ -290,33 +290,34 @@ class Schedule:
             digits, times = digits + 1, array("I", [time for time in times for _ in range(16)])
         self.digits, self.times = digits, times
 
-    def fit(self, packs: int) -> None:
-        """Make the slices small enough for so many packs."""
+    def fit(self, packs: int) -> list[str]:
+        """Make the slices small enough for so many packs, and return them: the digits that their packs begin with."""
         before = self.digits
         while self.digits < MAX_DIGITS and packs > _SLICE * 16**self.digits:
             self.digits += 1
         self._take(before, self.times)
+        return [f"{one:0{self.digits}x}" for one in range(len(self.times))]
 
-    def order(self, left: Iterable[int]) -> list[int]:
+    def _places(self, slice_: str) -> range:
+        """Return the places in `times` of a slice: several once another machine has made the slices smaller."""
+        parts = 16 ** (self.digits - len(slice_))
+        return range(int(slice_, 16) * parts, (int(slice_, 16) + 1) * parts)
+
+    def time(self, slice_: str) -> int:
+        return min(self.times[at] for at in self._places(slice_))
+
+    def order(self, left: Iterable[str]) -> list[str]:
         """Return these slices, those that were verified longest ago first."""
-        drawn = [(self.times[one], random.random(), one) for one in left]
+        drawn = [(self.time(one), random.random(), one) for one in left]
         return [one for _, _, one in sorted(drawn)]
 
-    def prefix(self, slice_: int) -> str:
-        return keys.pack_search_prefix(f"{slice_:0{self.digits}x}")
-
-    def note(self, done: Iterable[int]) -> None:
+    def note(self, done: Iterable[str]) -> None:
         """Note that these slices were verified just now, and take over what others have noted."""
-        done, digits = sorted(set(done)), self.digits
         while True:
             self.read()
-            times = self.times
-            if self.digits != digits:  # another machine has made the slices smaller
-                scale = 16 ** (self.digits - digits)
-                done = [one * scale + part for one in done for part in range(scale)]
-                digits = self.digits
+            fresh = tuple(sorted({at for one in done for at in self._places(one)}))
             record = Verified(
-                self.digits, bytes(little(times)), tuple(done), Nonce.random(), self._repository.clock(),
+                self.digits, bytes(little(self.times)), fresh, Nonce.random(), self._repository.clock(),
                 self._writer.author, self._writer.tool,
             )  # fmt: skip
             key = keys.gc_verified_key(self._last + 1)

@@ -364,15 +364,14 @@ class Verifier:
         With a time, what others verify meanwhile is left out.
         """
         count = sum(1 for _ in self.repository.store.list(keys.pack_search_prefix("00"))) * 256
-        schedule.fit(count)
+        left = set(schedule.fit(count))
         ends = None if seconds is None else time.monotonic() + seconds
-        digits, left = schedule.digits, set(range(len(schedule.times)))
         newest = max(schedule.times)
         while left:
             noted = time.monotonic()
-            done: list[int] = []
+            done: list[str] = []
             order, is_over = schedule.order(left), partial(_is_over, ends, noted)
-            self.read_packs(self._packs_of(schedule, order, is_over, done))
+            self.read_packs(self._packs_of(order, is_over, done))
             if not self._anew:  # else not before everything is known
                 self.mark()
             try:
@@ -381,24 +380,18 @@ class Verifier:
                 if ends is not None:
                     raise
             left.difference_update(done)
-            if schedule.digits != digits:  # another machine has made the slices smaller
-                scale = 16 ** (schedule.digits - digits)
-                left = {one * scale + part for one in left for part in range(scale)}
-                digits = schedule.digits
             if ends is not None:
-                left = {one for one in left if schedule.times[one] <= newest}
-            if ends is not None and time.monotonic() >= ends:
-                break
+                left = {one for one in left if schedule.time(one) <= newest}
+                if time.monotonic() >= ends:
+                    break
         self.result.oldest = schedule.oldest()
 
-    def _packs_of(
-        self, schedule: Schedule, order: list[int], is_over: Callable[[], bool], done: list[int]
-    ) -> Iterator[PackId]:
+    def _packs_of(self, order: list[str], is_over: Callable[[], bool], done: list[str]) -> Iterator[PackId]:
         """Yield the packs of slices. done: gets each slice behind its packs."""
         for at, slice_ in enumerate(order):
             if at and is_over():
                 return
-            for item in self.repository.store.list(schedule.prefix(slice_)):
+            for item in self.repository.store.list(keys.pack_search_prefix(slice_)):
                 pack = keys.parse_pack_key(item.key)
                 if pack is not None and pack not in self._checked:
                     yield pack

@@ -216,7 +216,13 @@ class Session:
 
         def put_verdict() -> None:
             put_commit()
-            self._put_verdict(commit_id)
+            key, verdict = keys.session_key(self.id, "verdict"), SessionVerdict(commit_id, Nonce.random())
+            if self.repository.store.put_if_absent(key, verdict.encode()) is Put.LOST:
+                raise Conflict(
+                    "this sync stood still for so long that the store's gc gave up on it; nothing was published",
+                    subject=str(self.id),
+                    hint="run the same dsv sync again: what was uploaded is used again where it still exists",
+                )
 
         checks: list[Callable[[], None]] = [
             put_verdict,
@@ -262,16 +268,6 @@ class Session:
                 f"{url} no longer lets one writer win: it took {key} twice; no branch and no tag was written",
                 subject=key,
                 hint=ONE_WINS_AGAIN,
-            )
-
-    def _put_verdict(self, commit_id: CommitId) -> None:
-        key = keys.session_key(self.id, "verdict")
-        verdict = SessionVerdict(commit_id, Nonce.random())
-        if self.repository.store.put_if_absent(key, verdict.encode()) is Put.LOST:
-            raise Conflict(
-                "this sync stood still for so long that the store's gc gave up on it; nothing was published",
-                subject=str(self.id),
-                hint="run the same dsv sync again: what was uploaded is used again where it still exists",
             )
 
     def _renew(self) -> float:

@@ -234,6 +234,8 @@ class PathPattern(msgspec.Struct, frozen=True, dict=True):
     """Without slashes at its ends."""
     folders_only: bool = False
     """It matches folders, but no files."""
+    includes: bool = True
+    """False for one of a sparse workspace that leaves out what it matches."""
 
     def __post_init__(self) -> None:
         if (len(self.text) - len(self.text.rstrip(b"\\"))) % 2:
@@ -306,8 +308,8 @@ class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
         _ = self._rules  # raises for an invalid line
 
     @cached
-    def _rules(self) -> tuple[_Rule, ...]:
-        return tuple(map(_Rule.parse, self.lines or ()))
+    def _rules(self) -> tuple[PathPattern, ...]:
+        return tuple(map(_parse_rule, self.lines or ()))
 
     @cached
     def _folders(self) -> dict[bytes, tuple[int, bool | None]]:
@@ -354,7 +356,7 @@ class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
                 continue
             lines = [line for line in lines if line not in (text, f"!{text}")]
             start = PathPattern(text.encode()).start
-            included = [rule.pattern.start for rule in map(_Rule.parse, lines) if rule.includes]
+            included = [rule.start for rule in map(_parse_rule, lines) if rule.includes]
             if any(one.startswith(start) or start.startswith(one) for one in included):
                 lines.append(f"!{text}")
             elif not included:
@@ -377,7 +379,7 @@ class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
         if all_below is not None:
             return all_below
         for rule in reversed(self._rules[decider + 1 :]):
-            if rule.pattern.matches(path, folder=True):
+            if rule.matches(path, folder=True):
                 return rule.includes
         return self._verdict(decider)
 
@@ -393,10 +395,10 @@ class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
         if self._verdict(decider):
             return True
         for rule in self._rules[decider + 1 :]:
-            start = sort_key(rule.pattern.start)
+            start = sort_key(rule.start)
             if rule.includes and start <= high and start + b"\xff" > low:
                 return True
-            for above in (b"", *folders_above(rule.pattern.start)):
+            for above in (b"", *folders_above(rule.start)):
                 name = sort_key(above + b"/" + _RULES_FILE if above else _RULES_FILE)
                 if low < name <= high:
                     return True
@@ -414,12 +416,12 @@ class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
         if found is None:
             decider = self._folder(folder.rpartition(b"/")[0])[0] if folder else -1
             for at in range(len(self._rules) - 1, decider, -1):
-                if folder and self._rules[at].pattern.matches(folder, folder=True):
+                if folder and self._rules[at].matches(folder, folder=True):
                     decider = at
                     break
             verdict = self._verdict(decider)
             mixed = any(
-                rule.includes is not verdict and rule.pattern.may_match_below(folder)
+                rule.includes is not verdict and rule.may_match_below(folder)
                 for rule in self._rules[decider + 1 :]
             )
             found = self._folders[folder] = decider, None if mixed else verdict
@@ -429,16 +431,10 @@ class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
         return decider >= 0 and self._rules[decider].includes
 
 
-class _Rule(msgspec.Struct, frozen=True):
-    includes: bool
-    pattern: PathPattern
-
-    @classmethod
-    def parse(cls, line: str) -> _Rule:
-        includes = not line.startswith("!")
-        text = line if includes else line[1:]
-        _check(text, line)
-        return cls(includes, PathPattern(text.encode()))
+def _parse_rule(line: str) -> PathPattern:
+    text = line.removeprefix("!")
+    _check(text, line)
+    return PathPattern(text.encode(), includes=text == line)
 
 
 EVERYTHING = SparsePatterns()

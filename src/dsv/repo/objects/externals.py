@@ -103,8 +103,7 @@ class Externals:
 
     def bytes_at(self, where: Location) -> memoryview:
         """Return a chunk. Raises `SourceChanged`, and as `row`."""
-        row = self.row(where)
-        return self.check([row])
+        return self.check([self.row(where)])
 
     def check(self, rows: Iterable[ExternalRow]) -> memoryview:
         """Read chunks of one file, and return the last ones that were read together. Raises `SourceChanged`."""

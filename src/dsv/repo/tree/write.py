@@ -261,7 +261,8 @@ class TreeWriter:
         key = None if path is None else sort_key(path)
         while True:
             if self._rows is not None:
-                if path is not None and self._rows.may_hold(key):
+                limit = self._rows.limit
+                if path is not None and key is not None and (limit is None or key <= limit):
                     self._links_moved |= self._rows.copy_to(path, self._levels)
                     return
                 self._rows.copy_rest(self._levels)
@@ -306,16 +307,13 @@ class _Rows:
     """The rows of a segment of the base that was opened."""
 
     def __init__(self, sink: TreeSink, located: LocatedSegment, limit: bytes | None) -> None:
-        self._limit = limit
+        self.limit = limit
+        """As of a `_Part`."""
         self._segment = located.segment
         self._columns = _rows_that_stay(sink, located)
         # Without columns, a content has to be looked for, as its pack may go: one entry at a time.
         self._entries = [] if self._columns is not None else list(located.entries())
         self._at = 0
-
-    def may_hold(self, key: bytes | None) -> bool:
-        """Return whether a path with this key belongs to the segment."""
-        return key is not None and (self._limit is None or key <= self._limit)
 
     def copy_to(self, path: bytes, levels: Levels) -> bool:
         """Copy the rows before a path, and skip the path's own. Return whether that one is a symlink."""

@@ -314,16 +314,12 @@ class Targets:
             if self._offline:
                 raise Unreachable("the store is not asked, as --offline says", hint="leave out --offline")
             self._repository = self._stack.enter_context(self._context.repository(target, mirrors=True))
-            self._obey(self._repository)
+            if self._repository.objects.erasures:  # what was erased since the last such command
+                from dsv.cache.erasures import obey
+
+                with explaining(self.root.path):
+                    obey(self.root, self._repository, self._context.progress.note)
         return self._repository
-
-    def _obey(self, repository: Repository) -> None:
-        """Remove from the cache what was erased from the store since the last such command."""
-        if repository.objects.erasures:
-            from dsv.cache.erasures import obey
-
-            with explaining(self.root.path):
-                obey(self.root, repository, self._context.progress.note)
 
     def _is_long_ago(self, store: StoreId) -> bool:
         """Return whether nobody has asked the store for an hour what was erased, and note that somebody does now. False

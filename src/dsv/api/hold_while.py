@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -11,9 +10,9 @@ from pathlib import Path
 
 from dsv.api.cache import NoLease, Stager
 from dsv.api.context import Context
-from dsv.cache.hold import LeaseHolder, Order
-from dsv.cache.root import CacheRoot, explain, explaining
-from dsv.errors import DsvError, NotFound, Unreachable, Unsupported, UsageError
+from dsv.cache.hold import LeaseHolder, Order, failure
+from dsv.cache.root import CacheRoot, explaining
+from dsv.errors import NotFound, Unreachable, Unsupported, UsageError
 from dsv.fs.process import Watched
 from dsv.run.staged import Staged
 from dsv.values.names import Target, data_variable
@@ -84,7 +83,8 @@ def hold_while(
         holder.send(order.encode())
         said = holder.answer(_ANSWERS_WITHIN)
         if said is None or not said.startswith("held "):
-            raise _refusal(root, said)
+            away = f"what is to hold commits in {root.path} does not start"
+            raise failure(said or "") or Unreachable(away, subject=str(root.path))
         unused.pop_all()
         return HeldData(staged, holder, order.after(said))
 
@@ -123,16 +123,6 @@ def environment_of(staged: Staged, further: Mapping[str, Staged]) -> dict[str, s
         "DSV_DATA": str(staged.path),
     }
     return variables | {data_variable(name): str(one.path) for name, one in further.items()}
-
-
-def _refusal(root: CacheRoot, said: str | None) -> DsvError:
-    word, _, rest = (said or "").partition(" ")
-    if word == "failed":
-        number, _, path = rest.partition(" ")
-        return explain(OSError(int(number), os.strerror(int(number)), path), root.path, "hold data in")
-    if word == "gone":
-        return Unreachable(f"{rest} went from {root.path} before it could be held", subject=rest)
-    return Unreachable(f"what is to hold commits in {root.path} does not start", subject=str(root.path))
 
 
 __all__ = ["HeldData", "Watched", "cache_while", "environment_of", "hold_while"]

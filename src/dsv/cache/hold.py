@@ -12,8 +12,7 @@ This module is also a program, with two commands:
 survives the terminal and the process that started it. The two talk in lines:
 
     to it:      its order in JSON; then `watch PID`, to watch another process instead; `done`, to end
-    from it:    `held ID...`; or `gone PLACE`, if a commit was evicted first, or `failed ERRNO PATH`; later
-                `lost REASON`
+    from it:    `held ID...`; or `failed` and the parts of an error in JSON; later `lost REASON`
 
 `exec` gives the command this process's terminal, descriptors and process group, as though it had been started without
 dsv. So a signal of the terminal (Ctrl-C) reaches the command by itself, and only a signal to this process alone is
@@ -37,6 +36,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 from msgspec.structs import replace
+
+from dsv.errors import DsvError, Unreachable, made
 
 if TYPE_CHECKING:
     from dsv.cache.leases import Lease
@@ -160,8 +161,8 @@ class Hold:
                 return None
             if answer.startswith("lost "):
                 return answer.removeprefix("lost ")
-            if answer.startswith(("gone ", "failed ")):
-                return f"{answer.partition(' ')[2]} could not be protected again"
+            if (error := failure(answer)) is not None:
+                return f"it could not be protected again: {error.message}"
             if answer.startswith("held "):
                 self._tries = _TRIES
                 self._order = self._order.after(answer)
@@ -267,6 +268,12 @@ def _complain(message: str) -> None:
         sys.stderr.flush()
 
 
+def failure(answer: str) -> DsvError | None:
+    """Return the error in an answer of a lease holder, if it is one."""
+    word, _, rest = answer.partition(" ")
+    return made(*msgspec.json.decode(rest)) if word == "failed" else None
+
+
 def _next_line(source: int, unread: bytearray, seconds: float | None, *also: int) -> str | None:
     """Return the next line, "" at the end, None if none comes within `seconds` or something happens to `also`."""
     while b"\n" not in unread:
@@ -294,9 +301,12 @@ def hold_leases() -> int:
     order = Order.decode(line)
     held: list[Lease] = []
     try:
-        return _hold_while_alive(order, held, unread)
-    except OSError as error:
-        _say(f"failed {error.errno or 0} {error.filename or order.root}")
+        from dsv.cache.root import explaining
+
+        with explaining(order.root, "hold data in"):
+            return _hold_while_alive(order, held, unread)
+    except DsvError as error:
+        _say(f"failed {msgspec.json.encode(error.parts()).decode()}")
         return 1
     finally:
         for lease in held:
@@ -317,8 +327,7 @@ def _hold_while_alive(order: Order, held: list[Lease], unread: bytearray) -> int
         )
         held.append(lease)
         if not lease.confirm():
-            _say(f"gone {place}")
-            return 1
+            raise Unreachable(f"{place} went from {root.path} before it could be held", subject=str(place))
         lease.hold()
     for id_ in order.replaces:
         for old in find_claims(root, places, id_):

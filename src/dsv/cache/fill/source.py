@@ -124,30 +124,26 @@ class Contents:
 
     def of(self, part: Part) -> Iterator[Item]:
         """Yield the part's entries in order, without files that were erased. Raises `OSError`."""
-        for number in range(part.first, part.last + 1):
-            located = self._segment(number)
-            items = self._items(number, located)
-            if part.slices > 1:
-                start, end = slice_bounds(located.segment.sizes, part.slices)[part.slice]
-                items = islice(items, start, end)
-            if not self._selection.whole:
-                items = (item for item in items if item.entry.path in self._selection)
-            if self._erasures:
-                items = (item for item in items if self._erasures.of(item.entry) is None)
-            yield from items
+        for one in self.in_runs(part):
+            if isinstance(one, LinkRun):
+                yield from map(one.item, range(len(one.names)))
+            else:
+                yield one
 
     def in_runs(self, part: Part) -> Iterator[Item | LinkRun]:
         """Do as `of`, with what is linked at its own path in runs: no object is made for each of these files."""
-        if not self._selection.whole or self._source_map is None or self._erasures:
-            yield from self.of(part)
-            return
+        whole = self._selection.whole and not self._erasures
         for number in range(part.first, part.last + 1):
             located = self._segment(number)
             sizes = located.segment.sizes
+            start, end = slice_bounds(sizes, part.slices)[part.slice]
+            if self._source_map is None or not whole:
+                items = islice(self._items(number, located), start, end)
+                yield from items if whole else filter(self._is_wanted, items)
+                continue
             codes = self._codes(number)
             if sizes.count(0):  # a segment that is linked whole may have links and folders, which are not
                 codes = bytes(code if size else NOTHING for code, size in zip(codes, sizes, strict=True))
-            start, end = slice_bounds(sizes, part.slices)[part.slice]
             moves = self._moves(number, codes, start)
             for run in _LINKED_OR_NOT.finditer(codes, start, end):
                 code = codes[run.start()]
@@ -156,6 +152,9 @@ class Contents:
                 else:
                     for at in range(*run.span()):
                         yield _coded(codes[at], *located.entry(at), moves)
+
+    def _is_wanted(self, item: Item) -> bool:
+        return item.entry.path in self._selection and self._erasures.of(item.entry) is None
 
     def _linked(self, located: LocatedSegment, donor: int, start: int, end: int) -> Iterator[LinkRun]:
         segment = located.segment

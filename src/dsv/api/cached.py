@@ -24,7 +24,7 @@ from dsv.cache.policy import CachedCommit, Planner
 from dsv.cache.record import Filled, local_commit, read_record
 from dsv.cache.root import CacheRoot, Place, explaining, refuse_symlinks
 from dsv.cache.settings import CacheSettings, load_settings
-from dsv.errors import Conflict, IntegrityError, UsageError
+from dsv.errors import Conflict, UsageError
 from dsv.run.record import tree_of_run
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName, Target
@@ -251,16 +251,6 @@ def _room(root: CacheRoot, inventory: Inventory, settings: CacheSettings) -> Roo
     )
 
 
-@dataclass(frozen=True, slots=True)
-class CheckReport:
-    items: tuple[Checked, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """Return 5 if something is still wrong."""
-        return IntegrityError.exit_code if any(one.still_wrong for one in self.items) else 0
-
-
 def check(
     context: Context,
     folder: Path,
@@ -268,8 +258,8 @@ def check(
     *,
     repair: bool = True,
     remove_foreign: bool = False,
-) -> CheckReport:
-    """Read all that is cached, or the targets, and replaces what is wrong by what the store has.
+) -> list[Checked]:
+    """Read all that is cached, or the targets, and replace what is wrong by what the store has.
 
     remove_foreign: a repair also deletes files that were never committed.
 
@@ -288,7 +278,7 @@ def check(
             _check(context, finder, place, known, repair=repair, remove_foreign=remove_foreign)
             for place in places
         ]
-    return CheckReport(tuple(item for item in items if item is not None))
+    return [item for item in items if item is not None]
 
 
 def _check(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from dsv.api.cached import CachedItem, CachedReport, CheckReport, RoomItem, check
+from dsv.api.cached import CachedItem, CachedReport, RoomItem, check
 from dsv.api.cached import cached as report_cache
 from dsv.cache.claims import LeaseRecord
 from dsv.cache.fill.check import Checked
@@ -179,16 +179,16 @@ def check_cache(call: Call, targets: Sequence[Target], *, repair: bool | None) -
     """
     folder = call.settings.cache().path
     with call.context() as context:
-        report = check(context, folder, targets, repair=repair is not False, remove_foreign=repair is True)
-    if report.exit_code:
-        raise _still_wrong(report, str(folder), repair=repair)
+        found = check(context, folder, targets, repair=repair is not False, remove_foreign=repair is True)
+    if wrong_ones := [item for item in found if item.still_wrong]:
+        raise _still_wrong(wrong_ones, str(folder), repair=repair)
     keys = "path dataset commit files bytes wrong repaired foreign removed"
     checked = []
-    for item in report.items:
+    for item in found:
         wrong = [to_item(one, "path problem links") for one in item.wrong]
         checked.append(to_item(item, keys, wrong=wrong))
     call.result(None, cache=folder, checked=checked)
-    for item in report.items:
+    for item in found:
         done = []
         if item.wrong:
             done.append(f"repaired {item.repaired}: {_paths(item)}")
@@ -198,8 +198,7 @@ def check_cache(call: Call, targets: Sequence[Target], *, repair: bool | None) -
         call.line(f"{item.path}: {format_count(item.files, 'file')}, {format_bytes(item.bytes)}, {what}")
 
 
-def _still_wrong(report: CheckReport, folder: str, *, repair: bool | None) -> IntegrityError:
-    wrong = [item for item in report.items if item.still_wrong]
+def _still_wrong(wrong: Sequence[Checked], folder: str, *, repair: bool | None) -> IntegrityError:
     first = f"{wrong[0].dataset}@{str(wrong[0].commit)[:12]}"
     anew = f"dsv evict {first}, then dsv cache {first}"
     return IntegrityError(

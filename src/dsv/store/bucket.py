@@ -217,28 +217,16 @@ class BucketVersions:
     def history(self) -> History:
         """Ask the server for the settings of the bucket."""
         unanswered: list[str] = []
-        versioning = _answer(
-            self._client.get_bucket_versioning, self._bucket, "whether old versions are kept", unanswered
-        )
-        lock = _answer(
-            self._client.get_object_lock_configuration, self._bucket, "whether objects are locked", unanswered
-        )
-        replication = _answer(
-            self._client.get_bucket_replication, self._bucket, "whether objects are replicated", unanswered
-        )
+        client, ask = self._client, partial(_answer, bucket=self._bucket, unanswered=unanswered)
+        versioning = ask(client.get_bucket_versioning, what="whether old versions are kept")
+        lock = ask(client.get_object_lock_configuration, what="whether objects are locked")
+        replication = ask(client.get_bucket_replication, what="whether objects are replicated")
         rules = (replication.get("ReplicationConfiguration") or {}).get("Rules") or ()
+        enabled = (rule.get("Destination", {}) for rule in rules if rule.get("Status") == "Enabled")
         return History(
             bool(versioning.get("Status")),
             (lock.get("ObjectLockConfiguration") or {}).get("ObjectLockEnabled") == "Enabled",
-            tuple(
-                sorted(
-                    {
-                        str(rule.get("Destination", {}).get("Bucket", "an unknown bucket"))
-                        for rule in rules
-                        if rule.get("Status") == "Enabled"
-                    }
-                )
-            ),
+            tuple(sorted({str(one.get("Bucket", "an unknown bucket")) for one in enabled})),
             tuple(unanswered),
         )
 

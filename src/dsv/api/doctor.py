@@ -346,8 +346,5 @@ def examine_indexes(context: Context) -> Iterator[Finding]:
         yield fail("index files", fault.text, fault.hint)
     if not report.faults:
         some = "" if report.read == report.files else f"{report.read:,} of "
-        yield Finding(
-            "index files",
-            State.OK,
-            f"{some}{report.files:,} are whole; a sync needs to know {report.standing:,} of them",
-        )
+        whole = f"{some}{report.files:,} are whole"
+        yield _ok("index files", f"{whole}; a sync needs to know {report.standing:,} of them")

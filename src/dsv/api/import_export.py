@@ -111,7 +111,7 @@ def import_url(
     with ExitStack() as stack:
         place = _history(url, reach, chosen, reference=reference)
         if place is not None:
-            stack.enter_context(place)
+            stack.callback(place.close)
             noted = place.url
             revisions = place.revisions(chosen.names, every=chosen.every)
             if not revisions:

@@ -222,7 +222,7 @@ class Commit:
         after = after if after.dataset is not None else Target(self._resolved.dataset, after.rev)
         with diff(self._connection.reading, self._pinned(), after, [*map(_raw, paths)]) as compared:
             return [
-                Change(one.what.value, _info_or_none(one.before), _info_or_none(one.after))
+                Change(one.what.value, one.before and _info(one.before), one.after and _info(one.after))
                 for one in compared.found.differences
             ]
 
@@ -537,7 +537,3 @@ def _info(entry: Entry) -> Info:
         None if entry.file_id is None else str(entry.file_id),
         None if entry.target is None else _text(entry.target),
     )
-
-
-def _info_or_none(entry: Entry | None) -> Info | None:
-    return None if entry is None else _info(entry)

@@ -16,7 +16,7 @@ from configparser import Error as ConfigError
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -175,7 +175,7 @@ class Git:
 
 class DvcHistory:
     """The revisions of a git repository, with what a DVC remote has of them. `url` is that of the repository, without a
-    revision and without secrets. A context manager."""
+    revision and without secrets. `close` ends it."""
 
     def __init__(self, url: str, options: StoreOptions, remote: str | None) -> None:
         """url: with `dvc+` before it, and perhaps `@REV` behind it. remote: a name in the configuration, or a URL."""
@@ -193,12 +193,7 @@ class DvcHistory:
         self._options, self._remote = options, remote
         self._objects: dict[str, dict[str, Any]] | None = None
         self._folders: dict[str, list[_InFolder]] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.git.close()
+        self.close = self.git.close
 
     def revisions(self, names: Sequence[str], *, every: bool) -> list[Revision]:
         """Return those that are named, also by ranges `A..B`, or `every` one up to the one in the URL, oldest first.
@@ -432,10 +427,7 @@ class HubHistory:
         self.url = f"{HUB}{self._repository}"
         self._api, self._file, self._options = HfApi(), RepoFile, options
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         """There is nothing to close."""
 
     def revisions(self, names: Sequence[str], *, every: bool) -> list[Revision]:

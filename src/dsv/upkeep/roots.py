@@ -110,18 +110,11 @@ def read_names(
     repository: Repository, datasets: Iterable[DatasetName] | None = None, known: Known | None = None
 ) -> list[Name]:
     """Return everything that names a commit, as `read_roots`. Of the moves of a branch the last one comes first."""
-    if datasets is not None:
-        chosen = list(datasets)
-        return [
-            name
-            for one in chosen
-            for name in (*names_of_refs(repository, one, known), *names_of_runs(repository, one, known))
-        ]
-    return [
-        *_of_sessions(repository),
-        *names_of_refs(repository, None, known),
-        *names_of_runs(repository, None, known),
-    ]
+    found = list(_of_sessions(repository)) if datasets is None else []
+    for one in [None] if datasets is None else datasets:
+        found += names_of_refs(repository, one, known)
+        found += names_of_runs(repository, one, known)
+    return found
 
 
 def kept(parents: Parents, names: Iterable[Name], freed: Freed = lambda _: ()) -> list[CommitId]:

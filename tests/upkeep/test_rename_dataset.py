@@ -26,7 +26,7 @@ from dsv.store.open import open_raw
 from dsv.store.options import StoreOptions
 from dsv.upkeep.datasets import delete_dataset, rename_dataset
 from dsv.upkeep.expire import Rules, plan_expiry
-from dsv.upkeep.roots import read_names, read_roots
+from dsv.upkeep.roots import Parents, kept, read_names, read_roots
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName
 from tests import exhaustive
@@ -126,7 +126,9 @@ def check_is(store: Store, commits: Commits, dataset: DatasetName, other: Datase
         "who let them expire, not who renamed"
     )
     assert set(read_roots(repository)) == set(commits[1:])
-    assert set(read_roots(repository, [dataset])) == set(commits[1:]), "the moves of the old name are its own"
+    named = read_names(repository, dataset)
+    found = kept(Parents(repository.objects), named, lambda _: expiry.freed)
+    assert set(found) == set(commits[1:]), "the moves of the old name are its own"
     assert read(repository, commits[4]) == {"a": b"4"}
     for text in (None, "dev", "v1", "main~1", str(commits[4]), str(commits[4])[:12]):
         rev = None if text is None else Rev.parse(text)
@@ -196,7 +198,7 @@ def test_the_run_of_the_old_name_keeps_its_commit_under_the_new_one() -> None:
     assert plan_expiry(opened(store), NEW, Rules(tagged=True)).commits == [commits[5]]
     found = plan_expiry(opened(store), NEW, Rules(tagged=True, also_runs=True)).commits
     assert set(found) == {commits[2], commits[5]}
-    reasons = [one.why for one in read_names(opened(store), [NEW]) if one.commit == commits[2]]
+    reasons = [one.why for one in read_names(opened(store), NEW) if one.commit == commits[2]]
     assert f"run {RUN}" in reasons
 
 

@@ -79,41 +79,39 @@ class Name(NamedTuple):
 
 def read_roots(
     repository: Repository,
-    datasets: Iterable[DatasetName] | None = None,
     freed: Freed | None = None,
     known: Known | None = None,
 ) -> list[CommitId]:
     """Return every commit that something names, with all its ancestors, but for those that are freed.
 
     These are all moves of all branches, deleted ones too, all tags and run records, and the verdicts of sessions that
-    are not closed. datasets: what names commits of these alone, without sessions. freed: None for what the expiry logs
-    say. known: what this process has read before, to which is added what it reads now.
+    are not closed. freed: None for what the expiry logs say. known: what this process has read before, to which is
+    added what it reads now.
 
     Raises `IntegrityError` if a listing or a branch's moves have a gap (`IncompleteListing`), or a record can't be
     read: an error never counts as absence. Sessions are listed first, so that a commit that is published meanwhile is
     found by its session or by its branch.
     """
-    chosen = None if datasets is None else list(datasets)
 
     def look() -> list[CommitId]:
-        names = read_names(repository, chosen, known)
+        names = read_names(repository, known=known)
         parents = Parents(repository.objects)
         found = kept(parents, names, freed or (lambda one: read_expiry(repository.refs, one).freed))
-        if chosen is None:
-            _check_commits(repository, parents.known, names)
+        _check_commits(repository, parents.known, names)
         return found
 
     return _until_complete(look)
 
 
 def read_names(
-    repository: Repository, datasets: Iterable[DatasetName] | None = None, known: Known | None = None
+    repository: Repository, only: DatasetName | None = None, known: Known | None = None
 ) -> list[Name]:
-    """Return everything that names a commit, as `read_roots`. Of the moves of a branch the last one comes first."""
-    found = list(_of_sessions(repository)) if datasets is None else []
-    for one in [None] if datasets is None else datasets:
-        found += names_of_refs(repository, one, known)
-        found += names_of_runs(repository, one, known)
+    """Return everything that names a commit, as `read_roots`. Of the moves of a branch the last one comes first.
+
+    only: what this dataset names, without sessions."""
+    found = list(_of_sessions(repository)) if only is None else []
+    found += names_of_refs(repository, only, known)
+    found += names_of_runs(repository, only, known)
     return found
 
 

@@ -215,7 +215,7 @@ class Verifier:
 
     def _names_of(self, dataset: DatasetName) -> list[Name]:
         try:
-            return read_names(self.repository, [dataset])
+            return read_names(self.repository, dataset)
         except StoreMissing:
             raise
         except (IntegrityError, NotFound):

@@ -17,6 +17,8 @@ import msgspec
 import pytest
 
 import dsv
+from dsv.errors import DsvError, made
+from dsv.store.base import NoAnswer
 from dsv.training import window
 from dsv.training.samples import Samples
 from dsv.training.window import PACKET, Answer, Asked, _Blocks
@@ -179,6 +181,15 @@ def test_a_block_is_read_once_for_all_processes_of_a_host(home: Path, shared: Sa
     assert [reader.returncode for reader in readers] == [0, 0]
     assert len(printed[0]) == len(ALL)
     assert printed[0] == printed[1]
+
+
+def test_an_error_of_another_process_is_of_the_nearest_class() -> None:
+    error = NoAnswer("nobody answers", hint="try again")
+    there = msgspec.msgpack.decode(msgspec.msgpack.encode(Answer.of(1, error)), type=Answer)
+    assert there.error is not None
+    found = made(*there.error)
+    assert type(found) is dsv.Unreachable and (found.message, found.hint) == (error.message, error.hint)
+    assert type(made("OfAnotherVersion", "it failed", None, None)) is DsvError
 
 
 def test_a_window_imports_nothing_from_the_current_folder(

@@ -47,7 +47,7 @@ def test_engines_with_images_on_this_machine_have_the_containers_suite() -> None
     _suites()  # imports them
     suites = {each.name for each in ContainerConformance.__subclasses__()}
     here = {name for name, make in ENGINES.items() if not make.queues}
-    assert {name for name in here if ENGINES[name]({}).takes_image} == suites
+    assert {name for name in here if ENGINES[name]({}).needs_image} == suites
 
 
 def _program(folder: Path, name: str, script: str) -> None:

@@ -72,7 +72,7 @@ def test_a_job_whose_end_another_dsv_has_seen_ends_as_that_tells(
         ("the store's folder /lake is not there", "dsv runs "),
         (
             'Conflict. The container name "/grid-1" is already in use by container "5c3".',
-            "choose another --name; docker ps --all --filter name=grid-1 shows",
+            "choose another --name",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, Final, cast
 
 from dsv.errors import DsvError, LaunchError, UsageError
-from dsv.run.engines.base import NO_OPTIONS, Engine, Facts, JobStatus
+from dsv.run.engines.base import NO_OPTIONS, Engine, Facts, JobStatus, Task, check_given
 from dsv.run.record import JobRef, RunRecord, RunState
 from dsv.run.resources import Pool
 from dsv.values.json import Json
@@ -110,7 +110,7 @@ def choose(
     reasons = []
     for make in ENGINES.values():
         engine = make(environ)
-        if not engine.takes_image:
+        if not engine.needs_image:
             continue
         try:
             return Chosen(engine, engine.probe())
@@ -126,14 +126,11 @@ def choose(
 def check_image_for(engine: type[Engine] | Engine, image: str | None) -> None:
     """Raise `UsageError` if the engine can't run this image, or can't do without one."""
     name = engine.name
-    if engine.takes_image and image is None:
+    if engine.needs_image and image is None:
         raise UsageError(
             f"{name} needs an image", subject=name, hint=f"dsv run --engine {name} --image IMAGE …"
         )
-    if image is not None and engine.takes_image is False:
-        raise UsageError(
-            f"the {name} engine runs no images", subject=image, hint="leave out --image or --engine"
-        )
+    check_given(engine, Task(image=image))
 
 
 def _named(

@@ -232,7 +232,7 @@ def _error_of(launch: Launch, ended: Ended) -> LaunchError | None:
         return None
     about_gpus = launch.spec.gpus is not None and _GPUS.search(reason or "") is not None
     return LaunchError(
-        f"{engine.name} could not start the command: {reason}" if engine.takes_image else f"{reason}",
+        f"{engine.name} could not start the command: {reason}" if engine.needs_image else f"{reason}",
         subject=run,
         hint=launch.masked(ended.hint) or (engine.gpu_hint if about_gpus else f"dsv runs {run}"),
     )

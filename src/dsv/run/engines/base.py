@@ -339,8 +339,7 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
-    takes_image: ClassVar[bool | None]
-    """True if it needs an image, False if it takes none; None if its pool decides that."""
+    needs_image: ClassVar[bool] = False
     queues: ClassVar[bool] = False
     """True if it holds a job back itself until there is room. If it doesn't, dsv waits before it submits."""
     gpu_hint: ClassVar[str]
@@ -505,9 +504,11 @@ def error_in(text: str) -> tuple[str | None, str | None]:
     return (errors[-1] if errors else None), (hints[-1] if hints else None)
 
 
-SEEN_TO: Final = frozenset({"image", "time_seconds", "retries"})
-"""Options that no engine has to support. Images are checked by themselves; of one machine's jobs, dsv ends those that
-take too long, and starts those again that failed."""
+COMMON: Final = frozenset({"gpus", "gpu_type", "cpus", "memory_bytes"})
+"""The resources that every engine gives."""
+SEEN_TO: Final = frozenset({"time_seconds", "retries"})
+"""Options that no engine has to support: of one machine's jobs, dsv ends those that take too long, and starts those
+again that failed."""
 
 
 def check_given(engine: Engine | type[Engine], wanted: Resources) -> None:
@@ -548,7 +549,7 @@ def check_image(image: str | None) -> str:
 class LocalEngine(Engine):
     """An `Engine` of this machine. It holds nothing back, so nothing waits."""
 
-    gives: ClassVar[frozenset[str]] = frozenset({"gpus", "gpu_type", "cpus", "memory_bytes"})
+    gives: ClassVar[frozenset[str]] = COMMON
 
     def capacity(self, wanted: Resources) -> Capacity:
         """Return the one machine, with the GPUs that the caller may use."""

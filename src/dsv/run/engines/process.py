@@ -12,7 +12,7 @@ from threading import Event
 from time import monotonic, sleep
 from typing import ClassVar, Final
 
-from dsv.errors import LaunchError, UsageError
+from dsv.errors import LaunchError
 from dsv.fs.process import Fate, Watched, why_not_started
 from dsv.fs.process import Process as Known
 from dsv.run.engines.attach import FollowedJob
@@ -51,7 +51,6 @@ class Process(LocalEngine):
     """Nothing keeps a job from writing where the caller may: read-only is by file mode alone."""
 
     name: ClassVar[str] = "process"
-    takes_image: ClassVar[bool | None] = False
     gpu_hint: ClassVar[str] = "nvidia-smi -L lists the GPUs"
 
     def probe(self) -> Facts:
@@ -61,8 +60,6 @@ class Process(LocalEngine):
         return str(mount.source)
 
     def plan(self, job: Job, facts: Facts) -> Plan:
-        if job.image is not None:
-            raise UsageError("the process engine runs no images", subject=job.image, hint="leave out --image")
         check_given(self, job)
         check_command(job.command)
         check_machine(job, facts.machine)

@@ -177,7 +177,6 @@ def first_line(done: subprocess.CompletedProcess[bytes]) -> str:
 
 _ID = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
 _PREFIX = re.compile(r"^(?:docker: )?(?:Error(?: response from daemon)?: )?")
-_TAKEN = re.compile(r'name "?/?([^\s"]+)"? is already in use')
 _CREATE_TICK: Final = 0.2
 _PATIENCE: Final = 5.0
 """Seconds that the program gets to end by itself, once that is asked for."""
@@ -212,18 +211,9 @@ def create(
     if code != 0 or not said or not is_id(said[-1]):
         reason = why(output.last_line()) or f"{engine.name} ended with {code}"
         missing = plan.image is not None and engine.find_image(plan.image) is None
-        raise ImageNotPulled(reason) if missing else LaunchError(reason, hint=_hint(engine.name, reason))
+        hint = "choose another --name, or remove that container" if "is already in use" in reason else None
+        raise ImageNotPulled(reason) if missing else LaunchError(reason, hint=hint)
     return said[-1]
-
-
-def _hint(engine: str, reason: str) -> str | None:
-    """Return a hint if another container has the name that was asked for."""
-    taken = _TAKEN.search(reason)
-    if taken is None:
-        return None
-    return (
-        f"choose another --name; {engine} ps --all --filter name={taken[1]} shows the container that has it"
-    )
 
 
 def is_id(text: str) -> bool:

@@ -63,8 +63,8 @@ _CLIENTS_OWN = re.compile(
 class ContainerEngine(ContainerProgram):
     """docker or podman, called through its program."""
 
-    takes_image: ClassVar[bool | None] = True
-    gives: ClassVar[frozenset[str]] = LocalEngine.gives | {"shm_bytes", "engine_args"}
+    needs_image: ClassVar[bool] = True
+    gives: ClassVar[frozenset[str]] = LocalEngine.gives | {"image", "shm_bytes", "engine_args"}
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
         super().__init__(environ, options)

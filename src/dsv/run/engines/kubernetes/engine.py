@@ -25,6 +25,7 @@ from msgspec.json import Decoder
 
 from dsv.errors import DsvError, LaunchError, Unreachable, UsageError, as_launch_error
 from dsv.run.engines.base import (
+    COMMON,
     NO_OPTIONS,
     Ended,
     Engine,
@@ -88,25 +89,13 @@ class Kubernetes(Engine):
 
     name: ClassVar[str] = NAME
     decoder: ClassVar[Decoder[KubernetesOptions]] = DECODER
-    takes_image: ClassVar[bool | None] = True
+    needs_image: ClassVar[bool] = True
     queues: ClassVar[bool] = True
     shares_folders: ClassVar[bool] = False
     gpu_hint: ClassVar[str] = "kubectl describe nodes shows the GPUs of the nodes, under Allocatable"
-    gives: ClassVar[frozenset[str]] = frozenset(
-        {
-            "gpus",
-            "gpu_type",
-            "tpu",
-            "tpu_topology",
-            "cpus",
-            "memory_bytes",
-            "time_seconds",
-            "shm_bytes",
-            "nodes",
-            "retries",
-            "forward",
-        }
-    )
+    gives: ClassVar[frozenset[str]] = COMMON | {
+        *("image", "time_seconds", "nodes", "retries", "shm_bytes", "tpu", "tpu_topology", "forward")
+    }
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
         super().__init__(environ, options)

@@ -21,6 +21,7 @@ from dsv.errors import LaunchError, Unreachable
 from dsv.fs.files import open_plain, replace_file
 from dsv.run.engines.attach import ENDING, FollowedJob, asked_by
 from dsv.run.engines.base import (
+    COMMON,
     NO_OPTIONS,
     Ended,
     Engine,
@@ -137,12 +138,9 @@ class Slurm(Engine):
 
     name: ClassVar[str] = NAME
     decoder: ClassVar[Decoder[SlurmOptions]] = DECODER
-    takes_image: ClassVar[bool | None] = None
     queues: ClassVar[bool] = True
     gpu_hint: ClassVar[str] = "sinfo --Format=nodes,gres,statelong shows the GPUs of the nodes"
-    gives: ClassVar[frozenset[str]] = frozenset(
-        {"gpus", "gpu_type", "cpus", "memory_bytes", "time_seconds", "nodes", "retries", "engine_args"}
-    )
+    gives: ClassVar[frozenset[str]] = COMMON | {"image", "time_seconds", "nodes", "retries", "engine_args"}
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
         super().__init__(environ, options)

@@ -33,7 +33,8 @@ RESUMED = frozenset({"sync", "pull", "clone", "cache", "sparse"})
 _FILES = {
     "branch": "tag",
     "clone": "init sparse",
-    "evict": "hold release",
+    "cached": "evict hold release",
+    "diff": "show",
     "gc": "du expire",
     "import": "export",
     "ls": "cat resolve",

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from msgspec.structs import asdict
-
 from dsv.cli.declare import option, whole
-from dsv.cli.output import printable, width
+from dsv.cli.output import Keys, printable, to_item, width
 from dsv.cli.terminal import CHANGES
 from dsv.diff.paths import OTHERS
 from dsv.format.tree import Kind
@@ -90,13 +88,12 @@ def _side(entry: Entry | None) -> dict[str, object]:
 
 def folder_item(row: FolderSums) -> dict[str, object]:
     """Return one of the `folders` of a JSON document."""
-    return {"folder": _text(row.folder), **asdict(row.sums)}
+    return to_item(row.sums, Keys.parse(FOLDER_KEYS)["folders"], folder=row.folder)
 
 
 def sums_item(total: Sums) -> dict[str, object]:
     """Return the sums of a JSON document."""
-    values = asdict(total)
-    return {name: values[name] for name in SUM_KEYS.split()}
+    return to_item(total, SUM_KEYS)
 
 
 FOLDERS = 20

@@ -72,8 +72,7 @@ def write_table(
     first: keys that must be seen
     whole: the sweep that these are runs of
     """
-    columns = [Column("run", keep=True), Column("name"), Column("data")]
-    columns += [Column("took", right=True, keep=True), Column("result", keep=True)]
+    columns = [Column.parse(title) for title in ("run", "name~", "data~", "took>", "result")]
     groups = grouped(views)
     views = [view for each in groups for view in (each.members if isinstance(each, SweepView) else (each,))]
     rows = [_row(call, view) for view in views]

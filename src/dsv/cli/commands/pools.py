@@ -8,7 +8,6 @@ from dsv.api.pools import Wanted, all_pools, load_pool, locate, report_pools, un
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command
 from dsv.cli.failure import of_error
-from dsv.cli.output import Column
 from dsv.errors import DsvError
 from dsv.run.pools import PoolFacts
 from dsv.run.resources import Pool
@@ -75,15 +74,14 @@ def _failure(pool: str, problem: DsvError) -> DsvError:
 
 def _write_table(call: Call, found: Sequence[PoolFacts], *, with_target: bool) -> None:
     columns = [
-        Column("pool", keep=True),
-        Column("engine"),
-        Column("free GPUs", keep=True),
-        Column("waiting", right=True),
-        Column("cache"),
-        Column("room", right=True),
+        "pool",
+        "engine~",
+        "free GPUs",
+        "waiting>~",
+        "cache~",
+        "room>~",
+        *(["cached"] if with_target else []),
     ]
-    if with_target:
-        columns.append(Column("cached", keep=True))
     call.table(columns, [_row(facts)[: len(columns)] for facts in found])
     for facts in found:
         for what in facts.unseen:

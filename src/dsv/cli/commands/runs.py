@@ -21,7 +21,7 @@ from dsv.run.listing import (
     run_known_here,
     runs_known_here,
 )
-from dsv.run.record import RunId, RunState
+from dsv.run.record import RunId, RunRecord, RunState
 from dsv.run.sweep import SweepView
 from dsv.values.names import DatasetName
 from dsv.values.units import format_bytes, format_count, parse_duration
@@ -94,7 +94,7 @@ def runs(
             if out is not None:
                 _copy_output(call, context, found, views[0], out)
             elif log:
-                _write_log(call, found, views[0])
+                write_log(call, found, views[0].record)
             elif compare:
                 _write_comparison(call, views, as_csv)
             elif as_csv:
@@ -224,12 +224,10 @@ def warn_of_cut_off(call: Call, found: Runs, stop: Mapping[RunId, float] | None 
             call.warn(f"run {record.run} was cut off: {record.error}")
 
 
-def _write_log(call: Call, found: Runs, view: RunView) -> None:
-    data = found.log(view.record)
+def write_log(call: Call, found: Runs, record: RunRecord) -> None:
+    data = found.log(record)
     if data is None:
-        raise NotFound(
-            f"run {view.record.run} has no log", subject=view.record.run, hint=f"dsv runs {view.record.run}"
-        )
+        raise NotFound(f"run {record.run} has no log", subject=record.run, hint=f"dsv runs {record.run}")
     call.out.write(data)
 
 

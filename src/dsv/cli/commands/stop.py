@@ -14,7 +14,7 @@ from typing import TypeVar
 from dsv.api.pools import engines_of
 from dsv.api.runs import Runs
 from dsv.cli.call import Call
-from dsv.cli.commands.runs import opened_runs, warn_of_cut_off
+from dsv.cli.commands.runs import opened_runs, warn_of_cut_off, write_log
 from dsv.cli.declare import argument, command, option
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.run.active_runs import Owner, UnderWay
@@ -420,14 +420,9 @@ def _one(found: Runs, run: str) -> RunView:
 def _write_kept(call: Call, found: Runs, run: str, follow: bool) -> None:
     (view,) = found.settle([_one(found, run)])
     record = view.record
-    if not record.state.is_terminal and is_in_cluster(call, record) and _write_engines(call, record, follow):
-        return
-    data = found.log(record) if record.state.is_terminal else None
-    if data is not None:
-        call.out.write(data)
-    elif record.state.is_terminal:
-        raise NotFound(f"run {record.run} has no log", subject=record.run, hint=f"dsv runs {record.run}")
-    else:
+    if record.state.is_terminal:
+        write_log(call, found, record)
+    elif not (is_in_cluster(call, record) and _write_engines(call, record, follow)):
         raise NotFound(
             f"run {record.run} is under way on {record.host}: its log can be read there alone until it has ended",
             subject=record.run,

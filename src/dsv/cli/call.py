@@ -58,6 +58,11 @@ class Session(msgspec.Struct):
     """In the process of a run of a sweep: which one it is, and what all of them have in common."""
 
 
+def name_of(param: Any) -> str:
+    """Return what a person calls an option or an argument."""
+    return param.opts[0] if param.param_type_name == "option" else (param.metavar or "").strip("[].")
+
+
 class Call(typer.Context):
     """The first argument of every command: typer's context, with settings and output."""
 
@@ -102,6 +107,15 @@ class Call(typer.Context):
         return {
             name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"
         }
+
+    def takes_only(self, form: str, *names: str) -> None:
+        """Raise `UsageError` if a parameter was typed that is none of these. form: what has no use for others."""
+        more = [each for each in self.command.params if each.name in self.typed() - set(names)]
+        if more:
+            named = name_of(more[0])
+            raise UsageError(
+                f"{form} has no use for {named}", subject=named, hint=f"dsv {self.info_name} --help"
+            )
 
     def enter(self) -> None:
         """Change to the folder of -C, and check the other global options. Raises `NotFound` and `UsageError`."""

@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 from typer.main import get_command
 
-from dsv.cli.call import Call, Session
+from dsv.cli.call import Call, Session, name_of
 from dsv.cli.catalogue import GLOBAL_OPTIONS
 from dsv.cli.output import Keys
 from dsv.errors import UsageError
@@ -131,8 +131,7 @@ class Command(TyperCommand):
             value = ctx.params[param.name] if param.name in ctx.typed() else None
             words = value if isinstance(value, list | tuple) else [value]
             if param.name != "message" and any(isinstance(word, str) and not word.strip() for word in words):
-                is_option = isinstance(param, TyperOption)
-                named = param.opts[0] if is_option else (param.metavar or "").strip("[].")
+                named = name_of(param)
                 hint = f"is a variable unset? dsv {self.name} --help"
                 raise UsageError(f"{named} is empty", subject=named, hint=hint)
 

@@ -79,7 +79,7 @@ def branch(
         elif unprotect is not None:
             done = _protect(context, _named("unprotect", unprotect, name, target), None, message)
         elif name is None or listing is not None:
-            _refuse_list(name, message, author, reset=reset, force=force)
+            call.takes_only("a list of branches", "listing")
             _list(call, context, listing)
             return
         else:
@@ -113,17 +113,6 @@ def _named(option: str, text: str, dataset: str | None, more: str) -> BranchPath
             hint=f"dsv branch --{option} [DATASET@]NAME",
         )
     return path if dataset is None else BranchPath(DatasetName.parse(dataset), path.branch)
-
-
-def _refuse_list(name: str | None, message: str, author: str | None, *, reset: bool, force: bool) -> None:
-    if reset:
-        raise UsageError("--reset moves a branch, and none is named", hint="dsv branch NAME TARGET --reset")
-    if name is not None:
-        raise UsageError(
-            f"--list takes no branch, and {name} is one", subject=name, hint="dsv branch --list DATASET"
-        )
-    if message or author is not None or force:
-        raise UsageError("a list of branches has no message and no author", hint="dsv branch NAME -m TEXT")
 
 
 def _list(call: Call, context: Context, dataset: str | None) -> None:
@@ -246,10 +235,7 @@ def tag(
     if force:
         raise UsageError("--force is for --delete", hint=_DELETE_TAG)
     if name is None or listing is not None:
-        if name is not None:
-            raise UsageError("--list takes no tag", hint=f"dsv tag --list {listing}")
-        if message or author is not None:
-            raise UsageError("a list of tags has no message and no author", hint="dsv tag NAME -m TEXT")
+        call.takes_only("a list of tags", "listing")
         _list_tags(call, listing)
         return
     dataset, at, rev = name.rpartition("@")

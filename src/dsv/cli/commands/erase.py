@@ -73,17 +73,15 @@ def erase(
     the erased paths. The old one stays until 'dsv datasets --delete'.
     """
     one_of(status=status, purge=purge, successor=successor)
-    is_plain = not (ids or reason or shared or yes or dry_run)
     if successor is not None:
-        if len(targets or []) != 1 or not is_plain or deadline:
-            what = "--successor takes one dataset and no other options"
+        call.takes_only("--successor", "targets", "successor", "author")
+        if len(targets or []) != 1:
+            what = "--successor takes one dataset"
             raise UsageError(what, subject="--successor", hint="dsv erase DATASET --successor NEW")
         with call.context(author=author) as context:
             return _tell_successor(call, api.successor(context, (targets or [""])[0], successor))
     if status or purge:
-        if targets or not is_plain:
-            what = "--status and --purge take no paths and no other options"
-            raise UsageError(what, subject="--status", hint="dsv erase --status")
+        call.takes_only("--status" if status else "--purge", "status", "purge", "deadline", "author")
         seconds = float(parse_duration(deadline or "30d"))
         with call.context(writes=purge, author=author) as context:
             return _tell_status(call, api.status(context, deadline=seconds, purge=purge))

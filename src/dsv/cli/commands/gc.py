@@ -214,8 +214,8 @@ def expire(
         None if older_than is None else parse_duration(older_than), also_runs,
     )  # fmt: skip
     name = DatasetName.parse(dataset)
-    if undo and (rules.any or also_runs or dry_run):
-        raise UsageError("--undo takes commits and -m, and no rule", subject="--undo")
+    if undo:
+        call.takes_only("--undo", "undo", "dataset", "commits", "message", "author")
     if commits and not undo:
         raise UsageError(
             "commits are named with --undo alone; otherwise rules say which expire",

@@ -276,6 +276,15 @@ def test_the_envelope_is_strict(data: bytes, message: str) -> None:
         BEAT(data)
 
 
+@pytest.mark.parametrize("kind", [Commit, RefEntry, TagValue, FormatEntry, SessionOpen, GcDecision])
+def test_a_value_that_is_nested_beyond_any_stack_is_damage(kind: Any) -> None:
+    count = len(kind.__struct_fields__) - kind.added
+    for before in range(count):
+        body = bytes([0x90 + count]) + b"\xc0" * before + b"\x91" * 100_000
+        with pytest.raises(IntegrityError, match=f"{kind.kind} is damaged"):
+            kind.decode(sealed(f"dsv {kind.kind} 1\n".encode() + body))
+
+
 def test_a_newer_version_is_told_apart_from_damage() -> None:
     with pytest.raises(Unsupported, match="session-beat has version 2"):
         BEAT(beat(["what", "ever"], b"dsv session-beat 2\n"))

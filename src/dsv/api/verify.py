@@ -416,7 +416,7 @@ def _erasures(repository: Repository, deadline: float) -> list[ErasureItem]:
 def _cache_name(repository: Repository, key: str) -> str:
     try:
         said = OBEYED.decode(repository.store.get(key, 1 << 16))
-    except (DsvError, msgspec.DecodeError):
+    except (DsvError, msgspec.DecodeError, RecursionError):
         return "a cache without a name"
     return f"{said.host}:{said.path}"
 

@@ -378,7 +378,7 @@ def _read(folder: Path, names: list[str]) -> Claims | None:
             data = read_small(folder / name)
             try:
                 pins.append(_PIN_RECORD.decode(data or b""))
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 with contextlib.suppress(FileNotFoundError):
                     unknown.append(Unknown(name, (folder / name).stat().st_mtime))
     leases: list[LeaseRecord] = []
@@ -389,7 +389,7 @@ def _read(folder: Path, names: list[str]) -> Claims | None:
         try:
             record = _LEASE_RECORD.decode(data or b"")
             leases.append(replace(record, renewed=one.renewed))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             unknown.append(Unknown(str(one), one.renewed))
     return Claims(tuple(leases), tuple(pins), tuple(unknown), tuple(names))
 

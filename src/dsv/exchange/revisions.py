@@ -391,7 +391,7 @@ class DvcHistory:
                 text += buffer[:count]
             try:
                 found = _FOLDER.decode(text)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise _damaged(
                     f"{hide_in_urls(file.key)} is not a folder of DVC: {error}", file.key
                 ) from None

@@ -137,7 +137,7 @@ class Record(msgspec.Struct, frozen=True):
         names, decoder = _schema(cls, version)
         try:
             found = cls(**dict(zip(names, decoder.decode(body), strict=True)))
-        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise damaged(cls.kind, str(error)) from None
         if (fault := found.fault()) is not None:
             raise damaged(cls.kind, fault)

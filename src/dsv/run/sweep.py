@@ -94,7 +94,7 @@ class SweepNotes:
     def _read(self, turn: int) -> Owner:
         try:
             return _DECODER.decode(self._store.get(f"{self._prefix}turn-{turn}", _MAX_NOTE))
-        except (TooLargeError, msgspec.DecodeError):
+        except (TooLargeError, msgspec.DecodeError, RecursionError):
             return _UNKNOWN
 
     def _refusal(self, other: Owner) -> Conflict:

@@ -390,7 +390,7 @@ def _run(store: Store, dataset: DatasetName, run: str, part: str) -> Named:
         named = [(one.dataset, one.commit) for one in (record, *record.data)]
         named += [(record.dataset, tree) for tree in trees]
         return [(DatasetName.parse(of), CommitId.parse(one)) for of, one in named]
-    except (msgspec.DecodeError, ValueError, UsageError) as error:
+    except (msgspec.DecodeError, RecursionError, ValueError, UsageError) as error:
         raise broken(key, f"the record of a run can't be read: {error} ({key} in {store.url})") from error
 
 

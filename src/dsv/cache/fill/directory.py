@@ -133,7 +133,7 @@ def join(root: CacheRoot, place: Place) -> FillDirectory | None:
             continue
         try:
             plan = PLAN.decode(data)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise _newer(place) from error
         if plan.version != VERSION:
             raise _newer(place)

@@ -149,6 +149,24 @@ def test_limits_are_looked_at_while_filling(
     assert not list(root.fill(request_for(commit).place).parent.glob("*"))
 
 
+def test_limits_are_looked_at_while_files_that_could_not_be_linked_are_fetched(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dsv.cache.fill.fill._ROOM_EVERY", 0.05)
+    (tmp_path / "cache").mkdir()
+    root = CacheRoot(tmp_path / "cache")
+    files = [File(f"f/{number:03d}", 100, str(number)) for number in range(640)]
+    first, second = world.commit(files), world.commit([*files, File("new", 10, "n")])
+    fill(root, request_for(first), FakeSource(world.folder, str(first)), ensure_room=plenty)
+    for file in (root.visible(request_for(first).place) / "f").iterdir():
+        os.utime(file)
+    calls: list[Need] = []
+    source = FakeSource(world.folder, str(second), pause=0.002)
+    fill(root, request_for(second), source, ensure_room=calls.append)
+    assert source.fetched_bytes == 640 * 100 + 10
+    assert len(calls) >= 6
+
+
 def test_of_two_that_run_out_of_room_at_the_same_moment_the_last_gives_the_fill_up(
     tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

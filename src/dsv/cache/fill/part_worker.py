@@ -307,7 +307,7 @@ class PartWorker:
         self._tally.entries += files
         self._tally.bytes += size
         self._tally.linked += files
-        self._pace(files)
+        self._pace(abs(files))
 
     def _count_fetched(self) -> None:
         self._tally.fetched = self._source.fetched_bytes - self._fetched_before

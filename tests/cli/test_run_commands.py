@@ -60,6 +60,17 @@ def test_the_result_for_programs_goes_to_a_file(pets: Dsv) -> None:
     assert (refused.code, refused.json["error"]["hint"]) == (2, "--json-file FILE")
 
 
+def test_the_result_names_the_folder_of_the_output_although_its_record_hides_a_secret(pets: Dsv) -> None:
+    out = pets.home / "outputs" / "baseline-model"
+    given = ("--out", str(out), "-e", "API_TOKEN=baseline-model", "--json-file", "run.json")
+    result = pets.process("run", "pets@v1", *given, "--", "true")
+    assert result.code == 0, result.err
+    folder = Path(json.loads((pets.cwd / "run.json").read_text())["out"])
+    assert folder == out and f"output in {out}\n" in result.err
+    (record,) = json.loads(pets.ok("runs", "--json").out)["items"]
+    assert "baseline-model" not in record["out"]
+
+
 def test_a_result_that_cannot_be_written_changes_no_exit_code(pets: Dsv) -> None:
     result = pets.process("run", "pets@v1", "-q", "--json-file", "/dev/full", "--", "sh", "-c", "exit 3")
     assert (result.code, result.err) == (3, "warning: /dev/full can't be written: No space left on device\n")

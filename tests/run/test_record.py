@@ -193,7 +193,7 @@ def test_no_secret_gets_in(tmp_path: Path) -> None:
         "--wandb-key", "pw-wandb", "-ppw-short1", env={"BY_ENV": "pw-by-env", "PRINTED": "pw-printed"},
         params={"lr": 0.1, "note": "plain", "key": "pw-of-caller"},
     )  # fmt: skip
-    assert (result.out / "x").read_text() == "pw-by-env\n"
+    assert result.out is not None and (result.out / "x").read_text() == "pw-by-env\n"
     assert "pw-printed" in shop.stdout and "pw-of-caller" in shop.stdout
     everything = shop.everything()
     for secret in hidden:

@@ -56,16 +56,14 @@ class RunView:
     """The reason why this dsv could not launch it, ended it, or lost track of it."""
     problem: DsvError | None = None
     """The reason why this dsv could not send its record; the next run sends it."""
+    out: Path | None = None
+    """The folder of its output, if this dsv has run it: the record hides secrets in the name."""
 
     @property
     def exit_code(self) -> int:
         """The exit code of a run that has ended."""
         assert self.record.exit_code is not None  # it has ended
         return self.record.exit_code
-
-    @property
-    def out(self) -> Path:
-        return Path(self.record.out)
 
     @property
     def took_seconds(self) -> float | None:

@@ -164,7 +164,8 @@ class _Supervisor:
                         records.finish(record, data)
                     except NoRoom as error:  # that changes nothing about how the job ended
                         problem = error
-        return self._sent(RunView(record, False, _error_of(launch, ended), problem), launch.chosen.engine)
+        done_here = RunView(record, False, _error_of(launch, ended), problem, launch.out)
+        return self._sent(done_here, launch.chosen.engine)
 
     def _sent(self, done: RunView, engine: Engine) -> RunView:
         """Send the record, if it is kept, and let the engine forget the job once it is in the store."""

@@ -218,9 +218,10 @@ def test_an_overlay_is_merged_by_name() -> None:
     [
         ({"wrong": "x"}, "means nothing"),
         ({"context": "two words"}, "kubernetes.context: Expected `str` matching"),
-        ({"volumes": {"relative": {"claim": "c"}}}, "no folder below /"),
+        ({"volumes": {"relative": {"claim": "c"}}}, "kubernetes.volumes: relative is no folder"),
         ({"volumes": {"/nfs": {"claim": "c", "nfs": "s"}}}, "is a claim, or an nfs server"),
         ({"volumes": {"/": {"claim": "c"}}}, "no folder below /"),
+        ({"node_selector": {"two words": "x"}}, "kubernetes.node_selector: Expected `str`"),
         ({"root": "maybe"}, "kubernetes.root: Expected `bool`"),
         ({"overlay": "x"}, "kubernetes.overlay: Expected `object`"),
         ({"image_pull_secrets": "x"}, "Expected `array`"),

@@ -166,7 +166,7 @@ def test_what_slurm_cannot_do_is_refused(asked: dict[str, object], options: dict
     ],
 )
 def test_settings_that_mean_nothing_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match=r"pools\.a\.slurm"):
+    with pytest.raises(UsageError, match=r"pools\.a\.slurm\."):
         Slurm.check_options(options, "pools.a.slurm")
 
 

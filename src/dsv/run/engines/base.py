@@ -285,9 +285,12 @@ def read_options(decoder: msgspec.json.Decoder[_T], options: Mapping[str, Json],
     try:
         return decoder.decode(msgspec.json.encode(dict(options)))
     except msgspec.ValidationError as error:
-        said, _, place = str(error).partition(" - at `$")
-        key = where + re.split(r"[^\w.]", place)[0]
-        message, hint = f"{key}: {said}", f"dsv config {key}{'' if place else '.KEY'} VALUE"
+        # What msgspec says ends with the place, but for what the options say of themselves: that begins with the key.
+        said, _, place = str(error).partition(" - at `")
+        named = re.search(r"\$\.(\w+)", place) or re.match(r"(\w+): ", said)
+        key = where if named is None else f"{where}.{named[1]}"
+        said = said if named is None else said.removeprefix(f"{named[1]}: ")
+        message, hint = f"{key}: {said}", f"dsv config {key} VALUE"
         if (unknown := re.fullmatch(r"Object contains unknown field `(.*)`", said)) is not None:
             key = f"{where}.{unknown[1]}"
             message, hint = f"{key} means nothing to the engine of the pool", f"dsv config --unset {key}"

@@ -87,7 +87,10 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a volume that means nothing."""
-        self.volume_of(PurePosixPath("/"))
+        try:
+            self.volume_of(PurePosixPath("/"))
+        except ValueError as error:
+            raise ValueError(f"volumes: {error}") from error
 
     def volume_of(self, path: PurePosixPath) -> Volume | None:
         """Return the volume with the longest prefix: a folder in a volume may be a volume of its own."""

@@ -49,7 +49,7 @@ class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         """Raise `ValueError`."""
         if self.container not in ("none", *CONTAINERS):
-            raise ValueError(f"container is one of none, {', '.join(CONTAINERS)}")
+            raise ValueError(f"container: it is one of none, {', '.join(CONTAINERS)}")
         try:
             parse_duration(self.stage_time)
         except UsageError as error:

@@ -294,6 +294,26 @@ def test_a_job_that_has_waited_for_long_is_not_ended_by_the_first_word_of_a_miss
     assert asked_at(7270, gone) is not None
 
 
+def test_a_job_waits_for_room_from_when_it_may_begin_and_not_from_its_submission(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In between its reference is written into a store, which may take long."""
+    now, full = [0.0], Obstacle("it fits no machine", lacks_room=True)
+    monkeypatch.setattr("dsv.run.engines.kubernetes.follow.monotonic", lambda: now[0])
+    monkeypatch.setattr(KubernetesJob, "resume", lambda *_: now.insert(0, 100.0))
+    monkeypatch.setattr(KubernetesJob, "obstacle", lambda *_: full)
+    monkeypatch.setattr(KubernetesJob, "fits_no_node", lambda *_: True)
+    job = KubernetesJob(Cluster(begun=False), "training", "job", "u0")  # type: ignore[arg-type]
+    run = KubernetesRun(REF, job, queue=None, autoscaling=False, is_same_cluster=lambda: True)
+    run._begin(Output(None, None))
+    facts = job.look()
+    assert isinstance(facts, JobSnapshot)
+    now[0] = 103
+    assert run._why_never(facts) is None
+    now[0] = 161
+    assert run._why_never(facts) is full
+
+
 def test_what_a_job_waits_for_is_told_once_and_again_after_its_queue_took_its_place_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

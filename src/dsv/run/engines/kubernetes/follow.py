@@ -51,7 +51,6 @@ class KubernetesRun(FollowedJob):
         self._is_same_cluster = is_same_cluster
         self._autoscaling = autoscaling
         self._printed: set[str] = set()
-        self._asked = self._had_room = monotonic()
         self._hopeless: float | None = None  # since when the job waits for what may never come
 
     def _begin(self, output: Output) -> None:
@@ -60,6 +59,7 @@ class KubernetesRun(FollowedJob):
                 self._job.resume(self._queue)
             except Refusal as refusal:
                 raise refusal.as_error("the cluster does not let the job begin", self.ref.run) from refusal
+        self._asked = self._had_room = monotonic()
         out, self._err = output.open_pipes()
         self._logs = JobLogs(self._job, out, self._wake.set)
 

@@ -22,7 +22,7 @@ from typing import Any
 from dsv.api import connection  # noqa: F401
 from dsv.cache.fill import fill  # noqa: F401
 from dsv.cli import progress  # noqa: F401
-from dsv.cli.commands import cache, cached, merge, run, sync  # noqa: F401
+from dsv.cli.commands import cache, evict, hold, pull, run, sync  # noqa: F401
 from dsv.cli.main import main as dsv_main
 from dsv.store import clients  # noqa: F401
 from tests.nfs.hurried import hurry

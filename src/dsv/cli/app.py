@@ -31,18 +31,12 @@ INTERRUPTED = (130, 143)
 RESUMED = frozenset({"sync", "pull", "clone", "cache", "sparse"})
 """Commands that use what an interrupted one had done."""
 _FILES = {
-    "branch": "tag",
-    "clone": "init sparse",
-    "cached": "evict hold release",
-    "diff": "show",
-    "gc": "du expire",
-    "import": "export",
+    "hold": "release",
     "ls": "cat resolve",
-    "merge": "cherry-pick pull revert",
+    "merge": "cherry-pick revert",
     "put": "mv rm",
-    "restore": "rollback switch",
+    "restore": "rollback",
     "stop": "logs wait",
-    "store": "doctor",
 }
 SIBLINGS = {name: file for file, names in _FILES.items() for name in names.split()}
 """Commands that are in the file of another one."""

@@ -1,26 +1,22 @@
-"""dsv cached, evict, hold and release."""
+"""dsv cached."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
-from dsv.api import holds as api
 from dsv.api.cached import CachedItem, CachedReport, RoomItem, check
 from dsv.api.cached import cached as report_cache
-from dsv.api.evict import evict as free_room
 from dsv.cache.claims import LeaseRecord
-from dsv.cache.evict import EvictionResult
 from dsv.cache.fill.check import Checked
-from dsv.cache.policy import CachedCommit
 from dsv.cli.call import Call
-from dsv.cli.declare import argument, command, option, whole
-from dsv.cli.options import DryRun, Targets
-from dsv.cli.output import cached_name, first, local_time, printable, to_item
-from dsv.errors import DsvError, IntegrityError, UsageError
+from dsv.cli.declare import command, option
+from dsv.cli.options import Targets
+from dsv.cli.output import first, local_time, printable, to_item
+from dsv.errors import IntegrityError, UsageError
 from dsv.values.names import Target
 from dsv.values.paths import show
-from dsv.values.units import format_bytes, format_count, format_duration, parse_duration, parse_size
+from dsv.values.units import format_bytes, format_count, format_duration
 
 _LEASE = "id purpose user host run job process program until"
 _PIN = "id user why since until"
@@ -235,162 +231,3 @@ def _foreign(paths: Sequence[bytes]) -> str:
 
 def _paths(item: Checked) -> str:
     return ", ".join(first([f"{wrong.path} ({wrong.problem})" for wrong in item.wrong]))
-
-
-@command(
-    "evict",
-    examples="""
-        dsv evict  # apply the cache owner's limits (by default: unused for a day); use it in cron
-        dsv evict --dry-run --unused-for 12h  # show what would be evicted
-        dsv evict --max-size 500G --min-free 10%  # stricter limits, least recently used first
-    """,
-    result=(
-        "evicted(path dataset commit bytes freed_bytes reason) kept(path dataset commit reason) failed(path "
-        "dataset commit problem half_removed) stuck(path of bytes files problem) freed_bytes exceeded "
-        "dry_run"
-    ),
-)
-def evict(
-    call: Call,
-    targets: Targets = None,
-    unused_for: str | None = option("--unused-for DURATION", "Evict what was not used for this long."),
-    max_size: str | None = option("--max-size SIZE", "Evict until the cache is no larger than this."),
-    max_files: int | None = option("--max-files N", "Evict until it has no more files.", parser=whole(0)),
-    min_free: str | None = option("--min-free SIZE|PERCENT", "Evict until this much of the disk is free."),
-    everything: bool = option("--all", "Evict all that is not in use, held or protected."),
-    dry_run: DryRun = False,
-) -> int:
-    """Free cache space.
-
-    Without options it applies the limits of the cache's dsv-cache.toml; an option only makes them stricter. What a
-    run or a hold uses and what the owner protects stays. The store is never touched. Prints a
-    line for each commit that went, and nothing when nothing was due (--all and --dry-run say so); exit code 7 says
-    that a limit is still exceeded. A commit that can't be removed keeps no other from going; the exit code is then
-    that of the failure.
-    """
-    gone: list[CachedCommit] = []
-    wanted = [Target.parse(text) for text in targets or ()]
-    with call.context() as context:
-        try:
-            report = free_room(
-                context,
-                call.settings.cache().path,
-                wanted,
-                unused_for=None if unused_for is None else parse_duration(unused_for),
-                max_size=None if max_size is None else parse_size(max_size),
-                max_files=max_files,
-                min_free=min_free,
-                everything=everything,
-                dry_run=dry_run,
-                on_evicted=gone.append,
-            )
-        except DsvError:
-            for item in gone:  # the failure leaves stdout empty, but these did go
-                call.say(_line(item, dry_run=False))
-            raise
-    _tell(call, report, dry_run=dry_run, say_kept=everything or dry_run)
-    if (everything or dry_run) and not (report.evicted or report.failed):
-        call.say(f"nothing to evict in {call.settings.cache().path}")
-    return report.exit_code
-
-
-def _tell(call: Call, report: EvictionResult, *, dry_run: bool, say_kept: bool) -> None:
-    for item in report.evicted:
-        call.line(_line(item, dry_run=dry_run))
-    for item in report.evicted:
-        if item.foreign:
-            named = ", ".join(item.foreign_paths)
-            call.warn(f"{_name(item)} had {format_count(item.foreign, 'file')} not created by dsv: {named}")
-    if say_kept:
-        for kept in report.kept:
-            call.say(f"kept {_name(kept)}: {kept.reason}")
-    for error in report.errors:
-        call.complain(error)
-    for limit in report.exceeded:
-        call.warn(f"still exceeded: {limit}")
-    call.result(report, dry_run=dry_run)
-
-
-def _line(item: CachedCommit, *, dry_run: bool) -> str:
-    verb, freed = ("would evict", "to free") if dry_run else ("evicted", "freed")
-    shared = " (others share its files)" if item.freed_bytes == 0 < item.bytes else ""
-    return f"{verb} {_name(item)}: {item.reason}, {format_bytes(item.freed_bytes)} {freed}{shared}"
-
-
-def _name(item: CachedCommit) -> str:
-    return cached_name(item.place.dataset_name, item.commit, item.path)
-
-
-_HOLDS = "items(path dataset commit count ids until why)"
-
-
-@command(
-    "hold",
-    examples="""
-        dsv hold chest-xray@v1 -m 'the paper uses it'  # until somebody releases it
-        dsv hold chest-xray@v1 --for 2w  # for two weeks
-    """,
-    result=_HOLDS,
-)
-def hold(
-    call: Call,
-    targets: list[str] = argument("TARGET..."),
-    duration: str | None = option("--for DURATION", "How long (default: until it is released)."),
-    message: str = option("-m --message TEXT", "Why: shown by 'dsv cached'."),
-) -> None:
-    """Keep a cached commit from eviction.
-
-    TARGET has to be cached already; 'dsv cache --hold' caches and holds at once. 'dsv release' ends the hold.
-    """
-    seconds = None if duration is None else float(parse_duration(duration))
-    wanted = [Target.parse(each) for each in targets]
-    with call.context() as context:
-        found = api.hold(context, call.settings.cache().path, wanted, why=message, seconds=seconds)
-    _write_holds(call, found, "held")
-
-
-@command(
-    "release",
-    examples="""
-        dsv release chest-xray@v1  # end your hold of it, if it is the only one
-        dsv release chest-xray@v1 --job $SLURM_JOB_ID  # those that this batch job took
-        dsv release chest-xray@v1 --everyone  # and what others hold with 'dsv hold'
-    """,
-    result=_HOLDS,
-)
-def release(
-    call: Call,
-    targets: Targets = None,
-    ids: list[str] | None = option("--id ID", "The hold of this id, or of one that begins so."),
-    job: str | None = option("--job ID", "The holds that were taken in this batch job."),
-    everything: bool = option("--all", "All of your holds: of TARGET, or of all that is cached."),
-    everyone: bool = option("--everyone", "Also what other people hold with 'dsv hold'."),
-) -> None:
-    """Release holds.
-
-    Only your own, unless --everyone is given. If you have several holds of a TARGET, as two jobs of yours have, nothing
-    is released and the exit code is 4: name one with --id. 'dsv cache --hold 3d --json' prints the id of its hold, and
-    'dsv cached' shows the ids of all. The commit stays cached until something evicts it.
-    """
-    if job is not None and ids:
-        raise UsageError("name a job or ids, not both", hint="dsv release --id ID")
-    with call.context() as context:
-        found = api.release(
-            context,
-            call.settings.cache().path,
-            [Target.parse(text) for text in targets or ()],
-            ids=ids or (),
-            job=job,
-            every=everything,
-            everyone=everyone,
-        )
-    _write_holds(call, found, "released")
-
-
-def _write_holds(call: Call, holds: Sequence[api.HoldItem], verb: str) -> None:
-    """Print a line for each commit, or the JSON document."""
-    call.items(call.item(each, count=len(each.ids)) for each in holds)
-    for item in holds:
-        end = "" if item.until is None else f" until {local_time(item.until * 1000)}"
-        many = f" ({len(item.ids)} holds)" if len(item.ids) != 1 else ""
-        call.line(f"{verb} {cached_name(item.dataset, item.commit, item.path)}{end}{many}")

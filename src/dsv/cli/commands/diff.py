@@ -1,4 +1,4 @@
-"""dsv diff and show."""
+"""dsv diff."""
 
 from __future__ import annotations
 
@@ -9,32 +9,19 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from dsv.api.diff import Comparison, ShownCommit, ShownPath, Side
+from dsv.api.diff import Comparison, Side
 from dsv.api.diff import diff as compare
-from dsv.api.diff import show as read
 from dsv.cli import differences as view
 from dsv.cli.call import Call
-from dsv.cli.commands.log import COMMIT_KEYS, commit_lines
 from dsv.cli.declare import PATHS, argument, command, option
-from dsv.cli.options import (
-    All,
-    ExitCode,
-    JsonLines,
-    Offline,
-    TargetOrBase,
-    commit_target,
-    dataset_paths,
-    one_of,
-)
+from dsv.cli.options import All, ExitCode, JsonLines, Offline, commit_target, dataset_paths, one_of
 from dsv.cli.output import printable, to_item
 from dsv.cli.terminal import Ink, Style
 from dsv.diff.lines import decode_text, diff_lines, split_lines
 from dsv.diff.paths import Difference, Summary
 from dsv.diff.tables import LARGEST, TableDiff, diff_tables, is_table, require_pyarrow
 from dsv.errors import DsvError, Unsupported, UsageError
-from dsv.format.records import Erasure
 from dsv.values.names import Target
-from dsv.values.units import format_bytes, format_count, rfc3339
 
 ON_SCREEN = 50
 """Paths listed on a terminal: more are shown by folder, as they would scroll everything else away."""
@@ -306,148 +293,3 @@ def _column_lines(table: TableDiff) -> Iterator[tuple[str, str]]:
 
 def _cells(cells: Mapping[str, object]) -> list[str]:
     return [f"{name}={value}" for name, value in cells.items()]
-
-
-@command(
-    "show",
-    unused=["--cache"],
-    examples="""
-        dsv show  # the base commit of this workspace
-        dsv show @v2 --name-status  # each path that it changed
-        dsv show @v2:train/1.png  # one file: size, id, chunks, what it shares with the version before
-    """,
-    result=(
-        f"dataset {COMMIT_KEYS} names {view.SUM_KEYS} path(path kind size files id target chunks change "
-        f"old_path shared_bytes) {view.FOLDER_KEYS}"
-    ),
-)
-def show(
-    call: Call,
-    target: TargetOrBase = "",
-    dirs: view.Dirs = None,
-    name_only: view.NameOnly = False,
-    name_status: view.NameStatus = False,
-    offline: Offline = False,
-) -> None:
-    """Show a commit, or one file of it.
-
-    The change is that against the first parent, summed by folder. TARGET is [DATASET][@REV][:PATH]; without it, the
-    base commit of this workspace.
-    """
-    one_of(json=call.json, name_only=name_only, name_status=name_status, dirs=dirs is not None)
-    with call.context(offline=offline) as context, read(context, Target.parse(target)) as shown:
-        if name_only or name_status:
-            for one in shown.differences:
-                call.out.line(view.name_status(one) if name_status else printable(one.path))
-        elif call.json:
-            _write_commit_json(call, shown, dirs)
-        elif shown.path is not None and shown.path.entry is not None:
-            _write_path(call, shown, shown.path)
-        else:
-            _write_head(call, shown)
-            _write_change(call, shown, dirs)
-
-
-def _write_head(call: Call, shown: ShownCommit) -> None:
-    if shown.path is None:
-        ink = call.around.stdout_ink
-        for line in commit_lines(shown.id, shown.commit, shown.names, ink, parents=True):
-            call.out.line(line)
-        return
-    call.out.line(f"folder  {printable(shown.path.path)}")
-    call.out.line(f"in      {_commit(shown)}")
-    call.out.line(f"size    {format_count(shown.path.files, 'file')}, {format_bytes(shown.path.bytes)}")
-
-
-def _write_change(call: Call, shown: ShownCommit, dirs: int | None) -> None:
-    summary = shown.summarize()
-    call.out.line("")
-    since = "The first commit" if shown.parent is None else f"Since {shown.dataset}@{str(shown.parent)[:12]}"
-    since += _passed(shown)
-    call.out.line(f"{since}: {view.counts(summary.total)}")
-    view.write_folders(call, summary, dirs)
-    if shown.unsearched:
-        call.say(view.unsearched(shown.unsearched))
-
-
-def _write_path(call: Call, shown: ShownCommit, path: ShownPath) -> None:
-    entry = path.entry
-    assert entry is not None
-    rows = [
-        (entry.kind.word, printable(path.path)),
-        ("in", _commit(shown)),
-        ("target", None if entry.target is None else printable(entry.target)),
-        ("size", f"{format_bytes(entry.size)} ({entry.size:,} bytes)" if entry.is_file else None),
-        ("mode", view.mode(entry)),
-        ("id", None if entry.file_id is None else str(entry.file_id)),
-        ("chunks", f"{path.chunks:,}" if entry.is_file and path.erased is None else None),
-        ("erased", None if path.erased is None else _erased(path.erased)),
-        ("change", _change_words(shown, path)),
-    ]
-    widest = max(len(name) for name, value in rows if value is not None)
-    for name, value in rows:
-        if value is not None:
-            call.out.line(f"{name:<{widest}}  {value}")
-
-
-def _erased(erased: Erasure) -> str:
-    return printable(f"{rfc3339(erased.time_ms)[:10]} by {erased.author}: {erased.reason}")
-
-
-def _change_words(shown: ShownCommit, path: ShownPath) -> str:
-    one = path.difference
-    if shown.parent is None:
-        return f"added, by the first commit{_passed(shown)}"
-    since = f"since {shown.dataset}@{str(shown.parent)[:12]}{_passed(shown)}"
-    if one is None or one.before is None or path.entry is None:
-        return f"{_change(path)} {since}"
-    words = one.what.value if one.content_changed or not one.mode_changed else "mode changed"
-    if one.old_path != one.path:
-        words = f"renamed from {printable(one.old_path or b'')}"
-    if not one.content_changed or path.chunks < 2:
-        return f"{words} {since}"
-    share = 100 * path.shared // path.entry.size
-    return f"{words} {since}, {format_bytes(path.shared)} ({share}%) in the same chunks"
-
-
-def _passed(shown: ShownCommit) -> str:
-    """Return which commits are left out of the comparison."""
-    if not shown.passed:
-        return ""
-    where = "before it" if shown.parent is None else "in between"
-    return f" (gc has removed the content of {format_count(shown.passed, 'expired commit')} {where})"
-
-
-def _change(path: ShownPath) -> str | None:
-    if path.entry is None:
-        return None
-    return "unchanged" if path.difference is None else path.difference.what.value
-
-
-def _commit(shown: ShownCommit) -> str:
-    return f"{shown.dataset}@{str(shown.id)[:12]}"
-
-
-def _write_commit_json(call: Call, shown: ShownCommit, dirs: int | None) -> None:
-    summary = shown.summarize()
-    path = None
-    if shown.path is not None:
-        one, entry = shown.path.difference, shown.path.entry
-        path = to_item(
-            shown.path,
-            "path kind size files id target chunks change old_path shared_bytes",
-            kind="folder" if entry is None else entry.kind.word,
-            size=shown.path.bytes,
-            id=None if entry is None else entry.file_id,
-            target=None if entry is None else entry.target,
-            change=_change(shown.path),
-            old_path=one.old_path if one is not None else None if entry is None else shown.path.path,
-            shared_bytes=shown.path.shared,
-        )
-    call.result(
-        shown,
-        **to_item(shown.commit, COMMIT_KEYS, commit=shown.id),
-        **view.sums_item(summary.total),
-        path=path,
-        folders=[view.folder_item(row) for row in summary.by_folder(dirs)],
-    )

@@ -1,4 +1,4 @@
-"""dsv merge, cherry-pick, revert and pull, and the conflicts that they show."""
+"""dsv merge, cherry-pick and revert, and the conflicts that they and dsv pull show."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Annotated, Any
 
 from dsv.api import merge as api
 from dsv.api.checkout import Updated
-from dsv.api.checkout import pull as bring
 from dsv.api.context import Context
 from dsv.api.merge import Merged, MergeRequest
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
-from dsv.cli.options import Author, DryRun, Force, Message, commit_target, override, workspace_paths
-from dsv.cli.output import WRITTEN_KEYS, first, to_item, written
+from dsv.cli.options import Author, DryRun, Force, Message, commit_target, override
+from dsv.cli.output import first, to_item, written
 from dsv.errors import DsvError, NotFound, UsageError
 from dsv.format.tree import Entry
 from dsv.merge.apply import MergeCounts
@@ -187,7 +186,7 @@ def _apply(
 
     into, message = options["into"], options["message"]
     request = MergeRequest(
-        choices=_choices(options["ours"], options["theirs"], options["both"], options["resolved"], _paths),
+        choices=choices(options["ours"], options["theirs"], options["both"], options["resolved"], _paths),
         into=None if into is None else BranchName.parse(into.removeprefix("@")),
         source=_source(call, source),
         message=message,
@@ -200,11 +199,11 @@ def _apply(
         try:
             done = function(context, request)
         except MergeConflict as error:
-            return _tell_conflicts(call, error, commit=None, **outcome_of("conflict"))
-    _warn_without_effect(call, done.without_effect)
+            return tell_conflicts(call, error, commit=None, **outcome_of("conflict"))
+    warn_without_effect(call, done.without_effect)
     _tell_workspace(call, done.here)
     failed = isinstance(done.here, DsvError)
-    settled = list(map(_settled_json, done.counts.settled))
+    settled = list(map(settled_json, done.counts.settled))
     workspace = {
         "status": "not-updated" if failed else "updated",
         "reason": str(done.here) if failed else None,
@@ -219,7 +218,7 @@ def _apply(
         workspace=None if done.here is None else workspace,
     )
     call.line(_text(done, word, picked=function is not api.merge))
-    _tell_settled(call, done.counts.settled)
+    tell_settled(call, done.counts.settled)
     return None
 
 
@@ -253,59 +252,7 @@ def _tell_workspace(call: Call, here: Updated | DsvError | None) -> None:
         call.say(f"updated this workspace: {written(here)}")
 
 
-@command(
-    "pull",
-    examples="""
-        dsv pull  # what others have synced to this workspace's branch
-        dsv pull --theirs labels/ --ours notes.txt  # settle conflicts by path
-        dsv pull --both labels.csv  # keep yours, and theirs beside it as labels.theirs.csv
-    """,
-    result=(
-        f"dataset branch before commit {WRITTEN_KEYS} any_change merged(path {SETTLED_KEYS}) {CONFLICT_KEYS}"
-    ),
-)
-def pull(
-    call: Call,
-    ours: list[str] | None = option("--ours PATH", "Settle conflicts at or below PATH: what is here stays."),
-    theirs: list[str] | None = option("--theirs PATH", "Settle them: what is here goes, and is lost."),
-    both: list[str] | None = option("--both PATH", "Keep both: theirs beside it as NAME.theirs.EXT."),
-    resolved: Resolved = None,
-    table_key: TableKey = None,
-) -> int | None:
-    """Update the workspace to its branch.
-
-    Local changes stay, and the next sync publishes them on top. A text below 1 MiB that both sides changed is merged
-    line by line; a change of mode goes together with one of content. If both changed a path in another way, it ends
-    with exit code 4 and the list, and writes nothing; --ours, --theirs and --both settle that by path. What can be
-    merged is merged all the same.
-    """
-    with call.context() as context:
-        workspace = context.workspace()
-        chosen = _choices(ours, theirs, both, resolved, lambda typed: workspace_paths(workspace, typed))
-        try:
-            done = bring(context, chosen, table_key)
-        except MergeConflict as error:
-            return _tell_conflicts(
-                call, error, dataset=workspace.dataset, branch=workspace.branch, commit=None
-            )
-    _warn_without_effect(call, done.without_effect)
-    _tell_pulled(call, done)
-    return None
-
-
-def _tell_pulled(call: Call, done: Updated) -> None:
-    call.result(done, merged=list(map(_settled_json, done.merged)), conflicts=[])
-    where = f"{done.dataset}@{done.branch}"
-    if done.commit is None:
-        call.line(f"{where} has no commit yet")
-    elif not done.any_change:
-        call.line(f"{where} is already at {str(done.commit)[:12]}")
-    else:
-        call.line(f"pulled {where} ({str(done.commit)[:12]}): {written(done)}")
-        _tell_settled(call, done.merged)
-
-
-def _choices(
+def choices(
     ours: list[str] | None,
     theirs: list[str] | None,
     both: list[str] | None,
@@ -348,7 +295,7 @@ def _choices(
     return Choices(sides["--ours"], sides["--theirs"], sides["--both"], files)
 
 
-def _settled_json(one: Settled) -> dict[str, object]:
+def settled_json(one: Settled) -> dict[str, object]:
     content = one.content
     return {
         "path": one.path.decode("utf-8", "surrogateescape"),
@@ -360,15 +307,15 @@ def _settled_json(one: Settled) -> dict[str, object]:
     }
 
 
-def _tell_settled(call: Call, settled: Sequence[Settled]) -> None:
+def tell_settled(call: Call, settled: Sequence[Settled]) -> None:
     """Print a line for each file that was merged, or that a choice has settled."""
     for line in first(list(map(str, settled)), more="; --json has them all"):
         call.line(f"  {line}")
 
 
-def _tell_conflicts(call: Call, error: MergeConflict, **head: object) -> int:
+def tell_conflicts(call: Call, error: MergeConflict, **head: object) -> int:
     """Print the list for a program, and return the exit code; for people raise the error, which has it."""
-    _warn_without_effect(call, error.without_effect)
+    warn_without_effect(call, error.without_effect)
     if not call.json:
         raise error
     keys = "path kind ours theirs reason"
@@ -382,7 +329,7 @@ def _tell_conflicts(call: Call, error: MergeConflict, **head: object) -> int:
     return error.exit_code
 
 
-def _warn_without_effect(call: Call, paths: Iterable[bytes]) -> None:
+def warn_without_effect(call: Call, paths: Iterable[bytes]) -> None:
     """Warn of paths that were mistyped, most likely."""
     for path in paths:
         call.warn(f"a side was chosen for {show(path)}, but no conflict is at or below it")

@@ -13,14 +13,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
 from dsv.cli.run_views import write_csv, write_differences, write_one, write_table
 from dsv.errors import NotFound, Unreachable, UsageError
-from dsv.run.listing import (
-    Filter,
-    Query,
-    RunView,
-    differences,
-    run_known_here,
-    runs_known_here,
-)
+from dsv.run.listing import Filter, Query, RunView, differences, run_known_here, runs_known_here
 from dsv.run.record import RunId, RunRecord, RunState
 from dsv.run.sweep import SweepView
 from dsv.values.names import DatasetName

@@ -6,16 +6,7 @@ from dsv.api.sync import Synced, SyncRequest
 from dsv.api.sync import sync as publish
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
-from dsv.cli.options import (
-    Author,
-    Force,
-    Paths,
-    Rehash,
-    SkipUnsupported,
-    one_of,
-    override,
-    workspace_paths,
-)
+from dsv.cli.options import Author, Force, Paths, Rehash, SkipUnsupported, one_of, override, workspace_paths
 from dsv.errors import IntegrityError
 from dsv.values.names import BranchName
 from dsv.values.units import format_bytes, format_count

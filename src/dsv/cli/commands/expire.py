@@ -1,0 +1,104 @@
+"""dsv expire."""
+
+from __future__ import annotations
+
+from dsv.api.space import expire_commits, undo_expire
+from dsv.cli.call import Call
+from dsv.cli.declare import argument, command, option, whole
+from dsv.cli.options import Author, DryRun
+from dsv.cli.output import local_time
+from dsv.errors import UsageError
+from dsv.upkeep.expire import Expiry, ExpiryItem, Rules
+from dsv.values.names import DatasetName, Rev
+from dsv.values.units import format_count, parse_duration
+
+Keep = int | None
+
+
+@command(
+    "expire",
+    unused=["--cache"],
+    examples="""
+        dsv expire chest-xray --keep-last 20 --keep-daily 30 --dry-run  # what would expire, and why not
+        dsv expire chest-xray --keep-daily 30 --keep-monthly 12 --older-than 90d  # use it in cron
+        dsv expire chest-xray --undo  # keep again what the last expire took
+    """,
+    result="dataset dry_run items(commit time author branch message expired reasons)",
+)
+def expire(
+    call: Call,
+    dataset: str = argument("DATASET"),
+    commits: list[str] | None = argument("[COMMIT]..."),
+    keep_last: Keep = option("--keep-last N", "Keep the last N commits of each branch.", parser=whole(1)),
+    keep_hourly: Keep = option("--keep-hourly N", "Keep the last of each of N hours.", parser=whole(1)),
+    keep_daily: Keep = option("--keep-daily N", "Keep the last of each of N days (UTC).", parser=whole(1)),
+    keep_weekly: Keep = option("--keep-weekly N", "Keep the last of each of N weeks.", parser=whole(1)),
+    keep_monthly: Keep = option("--keep-monthly N", "Keep the last of each of N months.", parser=whole(1)),
+    keep_yearly: Keep = option("--keep-yearly N", "Keep the last of each of N years.", parser=whole(1)),
+    keep_tagged: bool = option("--keep-tagged", "Keep what has a tag, which always stays, and no more."),
+    older_than: str | None = option("--older-than DURATION", "Only what was stored longer ago expires."),
+    also_runs: bool = option("--also-runs", "Commits expire even if a run of the last year has used them."),
+    undo: bool = option("--undo", "Keep COMMITs again, or all of the last expire."),
+    dry_run: DryRun = False,
+    message: str = option("-m --message TEXT", "Why, for the log."),
+    author: Author = None,
+) -> None:
+    """Let old commits of a dataset expire, or keep them again.
+
+    A commit expires if no rule keeps it, and if it is older than --older-than. The rules are those of restic forget,
+    applied to the commits of each branch by their times in UTC. Always kept are the heads of branches, what has a tag,
+    the commits in which a branch and main meet, and those of runs of the last year.
+
+    Expired commits stay in 'dsv log', and can't be read. 'dsv gc' removes what only they have, two weeks later at the
+    earliest; until then --undo keeps them again.
+    """
+    rules = Rules(
+        keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly, keep_tagged,
+        None if older_than is None else parse_duration(older_than), also_runs,
+    )  # fmt: skip
+    name = DatasetName.parse(dataset)
+    if undo:
+        call.takes_only("--undo", "undo", "dataset", "commits", "message", "author")
+    if commits and not undo:
+        raise UsageError(
+            "commits are named with --undo alone; otherwise rules say which expire",
+            subject=commits[0],
+            hint=f"dsv expire {name} --undo {commits[0]}",
+        )
+    with call.context(writes=not dry_run, author=author) as context:
+        if undo:
+            kept = undo_expire(context, name, [Rev.parse(one) for one in commits or ()], message)
+            _tell_undone(call, name, kept)
+        else:
+            _tell_expired(call, expire_commits(context, name, rules, message, dry_run=dry_run))
+
+
+def _tell_undone(call: Call, dataset: DatasetName, kept: list[ExpiryItem]) -> None:
+    call.results(kept, dataset=dataset, dry_run=False)
+    for item in kept:
+        call.line(f"kept again {_row(item)}")
+    if not kept:
+        call.say(f"none of these commits of {dataset} is expired")
+
+
+def _tell_expired(call: Call, done: Expiry) -> None:
+    call.results(done.items, done)
+    gone = [item for item in done.items if item.expired]
+    for item in done.items:
+        if item.expired:
+            call.line(f"{'would expire' if done.dry_run else 'expired'} {_row(item)}")
+        elif done.dry_run:
+            call.line(f"stays {_row(item)}: {'; '.join(item.reasons)}")
+    stay = format_count(len(done.items) - len(gone), "commit")
+    if done.dry_run or not gone:
+        verb = "would expire" if done.dry_run else "expired"
+        call.say(f"{format_count(len(gone), 'commit')} {verb}, {stay} of {done.dataset} stay")
+    else:
+        call.say(
+            f"{format_count(len(gone), 'commit')} expired, {stay} of {done.dataset} stay; "
+            f"dsv expire {done.dataset} --undo takes this back, until gc removes the content"
+        )
+
+
+def _row(item: ExpiryItem) -> str:
+    return f"{str(item.commit)[:12]} {local_time(item.time_ms)} {item.message.partition(chr(10))[0]}".rstrip()

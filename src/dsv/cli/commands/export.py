@@ -1,0 +1,100 @@
+"""dsv export."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from dsv.api import import_export as api
+from dsv.cli.call import Call
+from dsv.cli.declare import argument, command, option
+from dsv.cli.options import Strict
+from dsv.errors import IntegrityError, UsageError
+from dsv.exchange.export import Exported
+from dsv.values.names import Target
+from dsv.values.secrets import hide_in_urls
+from dsv.values.units import format_bytes, format_count
+
+
+@command(
+    "export",
+    unused=["--cache"],
+    examples="""
+        dsv export chest-xray@v1 xrays.tar.gz  # one file to hand on
+        dsv export chest-xray@v1:val - | ssh lab tar x -C /data  # a folder, as a tar on stdout
+        dsv export chest-xray@v1 s3://partner/xrays  # into a bucket; again: what is not there yet
+    """,
+    result=(
+        "commit to paths files bytes known written written_bytes left_out erased stays damaged(path upto "
+        "entries text)"
+    ),
+)
+def export(
+    call: Call,
+    typed: str = argument("TARGET"),
+    to: str = argument("DIR|FILE.tar|URL|-"),
+    force: bool = option("--force", "Replace files of others that are in the way at the URL."),
+    profile: str | None = option("--target-profile NAME", "AWS profile for an s3:// URL."),
+    endpoint: str | None = option("--target-endpoint URL", "S3 server of an s3:// URL."),
+    skip_damaged: bool = option("--skip-damaged", "Leave out what can't be read, name it, and exit with 5."),
+    strict: Strict = False,
+) -> int:
+    """Write the files of a commit as a tar or a folder, or to a URL.
+
+    TARGET is [DATASET][@REV][:PATH]; names in the tar begin below PATH. A name that ends with .tar, .tar.gz, .tgz,
+    .tar.bz2 or .tar.xz makes a tar, - a tar on stdout, and any other a folder, which must not exist. If PATH is a
+    file, it is written as that file, or into a folder if that exists or its name ends with a slash. Every byte is
+    checked against its id. A file or a folder appears when it is whole; for a tar on stdout see the exit code.
+
+    A URL that fsspec knows (s3://, gs://, sftp://) is written to in the same way, many files at a time, each to appear
+    when it is whole. After a kill the same command writes only what is missing. If others have files there, nothing is
+    written without --force. s3:// is reached with the store's endpoint and credentials unless others are named.
+
+    A damaged file ends the export, and nothing of it appears. With --skip-damaged all other files are written. Each
+    path that is left out is named at the end, and the exit code is 5.
+    """
+    target = Target.parse(typed)
+    is_url, own = "://" in to, profile is not None or endpoint is not None
+    if not is_url and (force or own):
+        raise UsageError(
+            f"{to} is no URL, and --force and --target-… are for URLs", subject=to, hint="dsv export --help"
+        )
+    with call.context() as context:
+        options = context.options.overridden(endpoint=endpoint, profile=profile) if own else None
+        write = partial(
+            api.export, context, target, to, force=force, skip_damaged=skip_damaged, strict=strict
+        )
+        if to == "-":
+            call.out.stream()
+            return _left_out(call, write(out=call.out))  # type: ignore[arg-type]
+        done = write(options=options)
+    return _show_exported(call, done, hide_in_urls(to) if is_url else to)
+
+
+def _show_exported(call: Call, done: Exported, to: str) -> int:
+    call.result(done, to=to)
+    what = f"{to}: {format_count(done.files, 'file')}"
+    if done.written is None:
+        call.say(f"{what}, {format_bytes(done.bytes)}")
+        return _left_out(call, done)
+    known = f", {done.known:,} there already" if done.known else ""
+    call.say(f"{what}: {done.written:,} written ({format_bytes(done.written_bytes or 0)}){known}")
+    if done.left_out:
+        call.say(
+            f"{format_count(done.left_out, 'path')} left out: a URL has no symlinks and no empty folders"
+        )
+    if done.stays:
+        call.say(f"{format_count(done.stays, 'file')} more there, which the target does not have")
+    return _left_out(call, done)
+
+
+def _left_out(call: Call, done: Exported) -> int:
+    """Say what was erased, and name what is damaged. Return the exit code."""
+    if done.erased:
+        call.say(f"{format_count(done.erased, 'file')} left out, erased from the store; dsv ls shows which")
+    for one in done.damaged:
+        call.warn(one.text)
+    if not done.damaged:
+        return 0
+    count = sum(one.entries or 1 for one in done.damaged)
+    call.warn(f"{format_count(count, 'path')} left out, as they are damaged; dsv verify says what else is")
+    return IntegrityError.exit_code

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import heapq
+import json
+import pickle
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean, pstdev
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv.api.bench_feed import LOADS, FeedRequest, Load, find_load, most_that_pass
+from dsv.api.bench_feed import LOADS, FeedRequest, Load, Round, find_load, most_that_pass
 from dsv.api.bench_feed_process import Heard, Trained, batches, train
 from dsv.errors import UsageError
 
@@ -218,3 +223,35 @@ def test_sizes_are_spread_like_the_models() -> None:
     assert sum(sizes[:-1]) < 2000 * load.sample <= sum(sizes)
     assert sizes == list(load.sizes(2000 * load.sample, 1)) and min(sizes) >= 1
     assert list(find_load("resnet50", None).sizes(1, 0)) == [1251 * 114_660]
+
+
+LATE = """
+import time
+from dsv.api import bench_feed_process
+
+class Late(bench_feed_process._Accelerators):
+    def _hear(self, until):
+        time.sleep(0.5)
+        return super()._hear(until)
+
+bench_feed_process._Accelerators = Late
+bench_feed_process.main()
+"""
+
+
+def test_the_error_of_a_worker_is_told_though_a_batch_before_it_was_not_taken_yet(tmp_path: Path) -> None:
+    paths = [tmp_path / str(number) for number in range(4)]
+    load = replace(SMALL, batch=1, seconds=0.01, workers=1)
+    second = paths[batches([1] * 4, load, 1, by_bytes=False, seed=20)(0, 1)[0][0]]
+    for path in {*paths} - {second}:
+        path.write_bytes(b"x")
+    request = FeedRequest(load, "folder", steps=2, drop=False)
+    order = pickle.dumps(sys.path) + pickle.dumps(Round(request, 1, [*map(str, paths)], [1] * 4, None))
+    with subprocess.Popen(
+        [sys.executable, "-c", LATE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(order)
+        process.stdin.flush()
+        said = json.loads(process.stdout.read())
+    assert said[0] == "Unreachable" and str(second) in said[1]

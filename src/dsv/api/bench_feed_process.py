@@ -211,7 +211,8 @@ class _Accelerators:
             pipe.send(((accelerator, number), (time.monotonic(), (size, files, warm))))
 
     def _order(self, accelerator: int, worker: int) -> None:
-        self._workers[accelerator, worker].send_bytes(b"")
+        with suppress(ConnectionError):  # it has ended: `_hear` tells why
+            self._workers[accelerator, worker].send_bytes(b"")
 
     def _hear(self, until: float | None) -> Heard:
         """As of `train`. Raises what a worker has raised."""

@@ -269,7 +269,7 @@ def test_a_dataset_is_made_only_if_that_is_said(ann: Person) -> None:
     ("target", "error"),
     [
         (":", UsageError),
-        ("scans@v1", NotFound),
+        ("scans@v1", UsageError),
         ("scans@main~1", UsageError),
         ("scans@12345678", UsageError),
         ("scans@none", NotFound),

@@ -57,7 +57,7 @@ def test_a_branch_that_is_none_is_told_with_the_command_that_helps(pets: Dsv) ->
         "dsv branch pets@nob pets@main makes it",
     )
     refused(
-        pets("put", "a.txt", "pets@v1:x"), 3, "v1 is a tag of pets", "dsv branch NAME pets@v1 makes a branch"
+        pets("put", "a.txt", "pets@v1:x"), 2, "v1 is a tag of pets", "dsv branch NAME pets@v1 makes a branch"
     )
     refused(
         pets("branch", "--delete", "v1"), 3, "v1 is a tag of pets, not a branch", "dsv branch NAME pets@v1"

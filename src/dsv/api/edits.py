@@ -25,7 +25,7 @@ from dsv.transfer.file_reader import Problem, refusal
 from dsv.transfer.save import OnStored, ReadInto, Source, save_sources
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
-from dsv.values.names import MAIN, BranchName, DatasetName, Target, clean_path
+from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target, clean_path
 from dsv.values.paths import check_path, folders_above, show
 from dsv.values.patterns import PathPattern, is_pattern
 from dsv.workspace.baseline import MANY
@@ -311,6 +311,12 @@ def branch_to_edit(
             f"there is no dataset {dataset} in {repository.store.url}",
             subject=dataset,
             hint="dsv datasets lists them; --create makes it; in a workspace, change the files and run dsv sync",
+        )
+    if head is None and repository.refs.tag(dataset, TagName.parse(branch)) is not None:
+        raise UsageError(
+            f"{branch} is a tag of {dataset}, and a tag never moves",
+            subject=str(target),
+            hint=f"dsv branch NAME {dataset}@{branch} makes a branch there; then name that",
         )
     return dataset, branch, repository.refs.head(dataset, branch)  # raises what is missing
 

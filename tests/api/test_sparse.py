@@ -252,6 +252,13 @@ def test_more_is_added_and_taken_away_again(ann: Person, bob: Person) -> None:
         sparse_add(bob.context(), ["nope/*"])
 
 
+def test_files_that_are_new_here_are_refused_and_not_called_missing(bob: Person) -> None:
+    bob.write({"new/a": b"new"})
+    with pytest.raises(Conflict, match=r"nothing was removed(.|\n)*'new/a'"):
+        sparse_remove(bob.context(), ["new"])
+    assert bob.files()["new/a"] == b"new"
+
+
 def test_nothing_of_the_user_goes(bob: Person) -> None:
     bob.write({"train/a.png": b"changed", "train/new": b"new"})
     (bob.workspace / "train/b.png").unlink()

@@ -333,7 +333,6 @@ def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
         tree = None if base is None else TreeReader(opened.repository.objects, base)
         lines = tuple(_line(tree, text) for text in texts)
         recorded = workspace.chosen.lines or ()
-        check_matches(tree, [line for line in lines if line not in recorded and f"!{line}" not in recorded])
         chosen, go = workspace.chosen.removed(lines), SparsePatterns(lines)
         with open_baseline(opened, base, writes=True) as baseline:
             _check_ended(baseline)
@@ -346,6 +345,9 @@ def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
                 return _going(baseline, (entry for entry, _ in held), goes)
 
             _check_unchanged(baseline, [path for path in _local(opened, baseline) if goes(path)])
+            check_matches(
+                tree, [line for line in lines if line not in recorded and f"!{line}" not in recorded]
+            )
             made = Made()
             if tree is not None:
                 hint = "publish the changes with dsv sync, or give them up with dsv restore PATH"

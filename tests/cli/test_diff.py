@@ -270,3 +270,6 @@ def test_a_name_that_is_no_utf8_is_told(zoo: Dsv) -> None:
     os.close(os.open(os.fsencode(zoo.cwd) + b"/\xff", os.O_CREAT | os.O_WRONLY))
     done = zoo("diff", "--exit-code")
     assert done.code == 1 and "not compared: " in done.err
+    for form in ("--json", "--jsonl"):
+        told = zoo("diff", form)
+        assert told.err == done.err and "not compared" not in told.out

@@ -80,6 +80,7 @@ def diff(
         paths = dataset_paths(context, call.words, targets)
         with compare(context, targets[0], targets[1], paths) as found:
             if call.json or jsonl:
+                _say(call, found)  # before the document, behind which nothing is said
                 _write_json(call, found, shown, lines=jsonl, summed=summed, dirs=dirs)
             elif name_only or name_status:
                 for one in found.found.differences:
@@ -96,7 +97,8 @@ def diff(
                         call.out.line(view.line(one, call.around.stdout_ink))
                 if many and not summed:
                     call.say("dsv diff --all lists every path")
-            _say(call, found)
+            if not (call.json or jsonl):
+                _say(call, found)
             differs = exit_code and bool(found.found.differences or found.problems)
             return shown.exit_code or int(differs)
 

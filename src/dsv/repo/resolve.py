@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -10,6 +11,7 @@ from dsv.errors import IntegrityError, NotFound, UsageError
 from dsv.format import keys
 from dsv.repo.expiry import check_not_expired
 from dsv.repo.refs.branches import Head, Refs, deleted, no_commit
+from dsv.store.base import together
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName
 
@@ -121,11 +123,14 @@ def _by_prefix(refs: Refs, objects: Objects, dataset: DatasetName, text: str) ->
 
 
 def _leads_to(refs: Refs, objects: Objects, dataset: DatasetName, commit_id: CommitId) -> bool:
-    from dsv.repo.history import walk
-
     heads, tags = refs.names(dataset)
-    named = {head.commit for head in heads if head.commit is not None} | {value.commit for _, value in tags}
-    return commit_id in named or any(one == commit_id for one, _ in walk(objects, named))
+    waiting = {head.commit for head in heads if head.commit is not None} | {value.commit for _, value in tags}
+    seen = set[CommitId]()
+    while waiting and commit_id not in waiting:
+        seen |= waiting
+        read = together([partial(objects.commit, one) for one in waiting])  # a step of all lines of history
+        waiting = {parent for commit in read for parent in commit.parents} - seen
+    return commit_id in waiting
 
 
 def _listed(objects: Objects, text: str) -> CommitId:

@@ -36,7 +36,7 @@ def test_a_clone_says_what_came(pets: Dsv) -> None:
     document = there.ok("clone", "pets", "other", "--only", "!test", "--json").json
     assert_documented("clone", document)
     assert document["only"] == ["**", "!test"] and document["created"] == 3 and document["files"] == 4
-    assert there.ok("clone", "pets", "whole", "--json").json["only"] is None
+    assert there.ok("clone", "pets", "whole", "--json").json["only"] == []
 
 
 def test_the_list_and_its_changes(part: Dsv) -> None:
@@ -78,6 +78,13 @@ def test_what_is_refused(part: Dsv, line: str, code: int, texts: list[str]) -> N
 
 def test_outside_of_a_workspace(dsv: Dsv) -> None:
     refused(dsv("sparse", "list"), 3, "is not inside a dsv workspace")
+
+
+def test_a_dataset_without_a_commit_has_nothing_to_remove(dsv: Dsv) -> None:
+    write_files(dsv.cwd, {"a": b"a"})
+    dsv.ok("init", "pets")
+    refused(dsv("sparse", "remove", "nope"), 3, "nothing matches nope", "dsv status")
+    assert dsv.ok("sparse", "list", "--json").json["only"] == []
 
 
 def test_local_changes_keep_files_from_going(part: Dsv) -> None:

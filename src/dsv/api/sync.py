@@ -345,9 +345,14 @@ def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
                 return _going(baseline, (entry for entry, _ in held), goes)
 
             _check_unchanged(baseline, [path for path in _local(opened, baseline) if goes(path)])
-            check_matches(
-                tree, [line for line in lines if line not in recorded and f"!{line}" not in recorded]
-            )
+            new = [line for line in lines if line not in recorded and f"!{line}" not in recorded]
+            if tree is None and new:
+                raise NotFound(
+                    f"nothing matches {new[0]}: dataset {workspace.dataset} has no commit yet",
+                    subject=new[0],
+                    hint="dsv status lists the files here",
+                )
+            check_matches(tree, new)
             made = Made()
             if tree is not None:
                 hint = "publish the changes with dsv sync, or give them up with dsv restore PATH"

@@ -89,6 +89,12 @@ def test_the_client_of_a_fork_takes_each_bad_answer_for_the_same(name: str) -> N
         )
 
 
+def test_the_client_of_a_fork_does_not_ask_for_a_page_that_has_no_name() -> None:
+    page = b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>"
+    with serving(answer("200 OK", page)) as wire, pytest.raises(DsvError, match="does not name it"):
+        list(ForkedS3("s3://bucket/some/prefix", "bucket", "some/prefix", options(wire.endpoint)).list(""))
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [("SignatureDoesNotMatch", "wrong secret key"), ("InvalidAccessKeyId", "no such access key")],

@@ -224,6 +224,8 @@ class ForkedS3(ObjectStore):
             page = self._asked(partial(self._client.list_objects_v2, Bucket=self._bucket, **wanted))
             yield page
             more = page.get("IsTruncated", False)
+            if more and not page.get("NextContinuationToken"):
+                raise BaseError("a page of a listing says that there is another one, and does not name it")
             wanted["ContinuationToken"] = page.get("NextContinuationToken", "")
 
     def _asked(self, ask: Callable[[], _T]) -> _T:

@@ -21,6 +21,7 @@ from dsv.cache.policy import Need
 from dsv.cache.record import Cached
 from dsv.cache.root import CacheRoot
 from dsv.fs import system
+from dsv.fs.files import write_all
 from dsv.fs.system import FileSystem
 from dsv.values.ids import CommitId
 
@@ -87,31 +88,18 @@ class Disk:
         self._turn = threading.Lock()
         self.asked = -1  # once before anything is written
 
-    def write(self, descriptor: int, data: bytes) -> int:
+    def write(self, descriptor: int, data: bytes) -> None:
         with self._turn:
             self._left -= 1
             full = self._left < 0 and self.asked < self._times
         if full:
             time.sleep(0.005)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return REAL_WRITE(descriptor, data)
+        write_all(descriptor, data)
 
     def make_room(self, need: Need) -> None:
         with self._turn:
             self.asked += 1
-
-
-REAL_WRITE = os.write
-
-
-class Os:
-    """`os` with another `write`."""
-
-    def __init__(self, disk: Disk) -> None:
-        self.write = disk.write
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(os, name)
 
 
 @pytest.mark.parametrize("is_remote", [True, False])
@@ -130,7 +118,7 @@ def test_a_disk_that_is_full_again_and_again_loses_no_part(
     monkeypatch.setattr(parts, "PART_BYTES", 80_000)  # 40 files: more than are in flight at a time
     monkeypatch.setattr(parts, "LEAST_BYTES", 80_000)
     disk = Disk(full_from, times)
-    monkeypatch.setattr(files, "os", Os(disk))
+    monkeypatch.setattr(files, "write_all", disk.write)
     commit = world.commit(File(f"{number:03d}", 2000, str(number)) for number in range(400))
     world.check(commit, cache(root, world, commit, disk.make_room).path)
     assert disk.asked == times

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from shutil import which
 from threading import Event
+from time import sleep
 from typing import Any, ClassVar
 
 from dsv.errors import LaunchError, Unreachable, UsageError
@@ -64,6 +65,9 @@ class ContainerEngine(ContainerProgram):
     """docker or podman, called through its program."""
 
     needs_image: ClassVar[bool] = True
+    log_seconds: ClassVar[float] = 0.0
+    """Seconds after its end in which a container must not be removed: a log that is followed ends with the removal, and
+    podman looks for more of it four times a second."""
     gives: ClassVar[frozenset[str]] = LocalEngine.gives | {"image", "shm_bytes", "engine_args"}
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
@@ -171,6 +175,7 @@ class ContainerEngine(ContainerProgram):
             return None
         self.call("stop", "--time", str(int(grace)), ref.id, seconds=grace + CALL_SECONDS)
         status = self.status(ref)
+        sleep(self.log_seconds)
         self.call("rm", "--force", "--volumes", ref.id)
         return status
 
@@ -290,6 +295,7 @@ _OTHER_INITS = ("catatonit", "docker-init", "tini-static")
 class Podman(ContainerEngine):
     name: ClassVar[str] = "podman"
     start_options: ClassVar[tuple[str, ...]] = ("--attach", "--sig-proxy=false")
+    log_seconds: ClassVar[float] = 1.0
     gpu_hint: ClassVar[str] = (
         "install the NVIDIA Container Toolkit, then: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
     )

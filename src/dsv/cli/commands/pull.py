@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from dsv.api.checkout import Updated
 from dsv.api.checkout import pull as bring
 from dsv.cli.call import Call
 from dsv.cli.commands.merge import (
     CONFLICT_KEYS,
     SETTLED_KEYS,
+    Resolved,
+    TableKey,
     choices,
     settled_json,
     tell_conflicts,
@@ -20,15 +20,6 @@ from dsv.cli.declare import command, option
 from dsv.cli.options import workspace_paths
 from dsv.cli.output import WRITTEN_KEYS, written
 from dsv.merge.paths import MergeConflict
-
-Resolved = Annotated[
-    list[str] | None,
-    option("--resolved PATH=FILE", "Give PATH, which both sides changed, the content of the local FILE."),
-]
-TableKey = Annotated[
-    str | None,
-    option("--table-key COLUMN", "Merge CSV and Parquet files row by row; COLUMN tells rows apart."),
-]
 
 
 @command(

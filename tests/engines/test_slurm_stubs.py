@@ -121,6 +121,31 @@ def test_a_job_whose_nodes_still_get_their_data_is_ended_at_once(tmp_path: Path)
     assert status is not None and not status.lives and (tmp_path / "job" / "stopped").exists()
 
 
+@pytest.mark.parametrize(("state", "calls"), [("COMPLETING", 7), ("RUNNING", 4)])
+def test_a_job_that_slurm_is_ending_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, calls: int
+) -> None:
+    """A job that it does not begin to end is given up."""
+    monkeypatch.setattr("dsv.run.engines.slurm.engine._DYING", 0)
+    (tmp_path / "job").mkdir()
+    squeue = f"""
+    state=RUNNING
+    [ ! -e "$CALLS.1" ] || state={state}
+    [ ! -e "$CALLS.7" ] || state=CANCELLED
+    echo "7|$state|n1|None|dsv:{RUN}:{tmp_path}/job"
+    """
+    scancel = """
+    [ "$1" = 7 ] || exit 0
+    number=$(($(cat "$CALLS.n" 2>/dev/null || echo 0) + 1))
+    echo $number >"$CALLS.n"
+    touch "$CALLS.$number"
+    """
+    engine = Slurm(programs(tmp_path, scontrol=SCONTROL, squeue=squeue, scancel=scancel))
+    status = engine.cancel(JobRef("slurm", RUN, "c@h", f"7:{tmp_path / 'job'}"), 0)
+    assert status is not None and status.lives == (state == "RUNNING")
+    assert (tmp_path / "calls.n").read_text() == f"{calls}\n"
+
+
 @pytest.mark.parametrize(
     ("state", "begun", "called"),
     [

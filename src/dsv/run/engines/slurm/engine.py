@@ -129,8 +129,10 @@ def _number(fields: dict[str, str], name: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-_DYING: Final = 60.0
-"""Seconds for Slurm to end a job that it was told to cancel: it has a KillWait of its own, of 30 in most places."""
+_TRIES: Final = 4
+"""How often Slurm is told to cancel a job that it does not begin to end."""
+_DYING: Final = 15.0
+"""Seconds between two of these. Slurm has a KillWait of its own, in most places of 30 seconds."""
 
 
 class Slurm(Engine):
@@ -250,7 +252,7 @@ class Slurm(Engine):
             tell_stopped(folder, "dsv stop")
             if self._program.call("scancel", number).problem is not None:
                 return None
-            return self._end(ref, _DYING) or self.status(ref)
+            return self._cancel(ref, kill=False) or self.status(ref)
         if before is None or not before.lives:
             return before
         tell_stopped(folder, "dsv stop")
@@ -259,10 +261,28 @@ class Slurm(Engine):
             kill = send(self._program, number, folder, 15)
             if kill and (done := self._end(ref, grace)) is not None:
                 return done
-        self._program.call("scancel", number)
-        if kill:  # Slurm would wait for a while, and the grace is over; but no command needs one before it has begun
-            self._program.call("scancel", "--signal=KILL", number)
-        return self._end(ref, _DYING) or self.status(ref)
+        return self._cancel(ref, kill=kill) or self.status(ref)
+
+    def _cancel(self, ref: JobRef, *, kill: bool) -> JobStatus | None:
+        """Have Slurm end a job, and wait as long as it says that it does so.
+
+        None if it does not begin to. kill: send SIGKILL, which Slurm itself does later; no command needs that before it
+        has begun
+        """
+        number, tries = job_id(ref), 0
+        while tries < _TRIES or self._is_completing(number):
+            tries += 1
+            self._program.call("scancel", number)
+            if kill:
+                self._program.call("scancel", "--signal=KILL", number)
+            if (done := self._end(ref, _DYING)) is not None:
+                return done
+        return None
+
+    def _is_completing(self, number: str) -> bool:
+        """Check that Slurm ends the job now: it waits for the nodes' processes, or for a node that does not answer."""
+        job, _ = self._program.find(number)
+        return job is not None and job.state == "COMPLETING"
 
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
         cluster = self._cluster()

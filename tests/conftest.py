@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import hypothesis
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 import dsv
 from dsv.store.retry import Retrying, RetryPolicy
@@ -147,6 +148,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         longer += [FULL_SECONDS] if exhaustive.is_full() else []
         if longer and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(max(longer)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Print the stacks of a test with a limit of its own just before that limit, and not after `faulthandler_timeout`.
+
+    The thread that prints stacks does not hold the interpreter's lock: a test that is still busy may crash by it.
+    """
+    if (limit := item.get_closest_marker("timeout")) is not None:
+        faulthandler.dump_traceback_later(
+            limit.args[0] - 5, file=item.config.stash[fault_handler_stderr_fd_key]
+        )
 
 
 def pytest_collection_finish() -> None:

@@ -1,8 +1,8 @@
 """Measure how many accelerators a store, a cache or a folder can feed.
 
-The figures of the models are those of the files `configs/dlio/workload/MODEL_ACCELERATOR.yaml` of
-github.com/mlcommons/storage. Each round is a process of its own (`bench_feed_process`), with further ones that read, as
-a training has them.
+The figures of the models are from the files `configs/dlio/workload/MODEL_ACCELERATOR.yaml` of
+github.com/mlcommons/storage. Each round runs in its own process (`bench_feed_process`), which has further
+processes that read, as a training job does.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _PIECE = 8 << 20
 _REMOVED_AT_ONCE = 200
 _SEED = 20
 PREFIX = "dsv-bench-feed-"
-"""The beginning of names of throwaway folders."""
+"""The prefix of the names of throwaway folders and stores."""
 PREFETCH = 2
-"""Batches that are read ahead (`prefetch_size` of DLIO). Each worker reads one at least."""
+"""Batches that are read ahead (`prefetch_size` of DLIO). Each worker reads at least one ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +60,21 @@ class Load:
     model: str
     accelerator: str
     versions: str
-    """Of MLPerf Storage, in which it is measured so."""
+    """The versions of MLPerf Storage that have these figures."""
     batch: int
-    """Samples of a step."""
+    """Samples per step."""
     seconds: float
-    """The computation time of a step."""
+    """Computation time of a step."""
     sample: int
-    """Bytes of a sample, on average."""
+    """Mean bytes of a sample."""
     spread: int
-    """The standard deviation of these."""
+    """Standard deviation of the bytes of a sample."""
     workers: int
-    """Processes that read for one accelerator (`read_threads`)."""
+    """Processes that read for each accelerator (`read_threads`)."""
     mark: float
-    """The accelerator utilization that has to be reached."""
+    """The accelerator utilization to reach."""
     per_file: int = 1
-    """Samples in a file. If there are several, a batch is a run of bytes."""
+    """Samples per file. If more than 1, a batch is a range of bytes."""
 
     @property
     def batch_bytes(self) -> int:
@@ -82,11 +82,11 @@ class Load:
 
     @property
     def depth(self) -> int:
-        """Return how many batches a worker reads ahead, as PyTorch's loader under DLIO."""
+        """Return how many batches a worker reads ahead, like PyTorch's loader under DLIO."""
         return -(-PREFETCH // self.workers)
 
     def sizes(self, total: int, seed: int) -> Iterator[int]:
-        """Yield sizes of files like the model's, until they have `total` bytes: normally distributed, 1 at least."""
+        """Yield normally distributed file sizes (1 or more) like the model's, until they sum to `total`."""
         drawn, made = Random(seed), 0
         while made < total:
             size = max(1, round(drawn.gauss(self.sample, self.spread))) * self.per_file
@@ -111,9 +111,8 @@ MODELS = tuple(dict.fromkeys(load.model for load in LOADS))
 
 
 def find_load(model: str, accelerator: str | None) -> Load:
-    """Return the load of a model on an accelerator; without one, on the first that MLPerf Storage has for it.
-
-    Raises `UsageError` if there is none.
+    """Return the load of a model on an accelerator (None: the first one known). Raises `UsageError` if there
+    is none.
     """
     for load in LOADS:
         if load.model == model and accelerator in (load.accelerator, None):
@@ -139,66 +138,66 @@ class FeedRequest:
     target: Target | None = None
     folder: Path | None = None
     make: int | None = None
-    """Bytes of data to make, in the folder, or in a store of its own beside the one in effect."""
+    """Bytes of data to make: in the folder, or in a new store beside the current one."""
     accelerators: int | None = None
-    """Only so many are measured, and nothing is searched."""
+    """Measure only this number, without a search."""
     limit: int = 64
-    """The most accelerators that are tried."""
+    """The most accelerators to try."""
     steps: int = 500
-    """A round ends after so many steps,"""
+    """A round ends after this many steps, …"""
     seconds: float = 20.0
-    """or after this time, but not before two steps count."""
+    """… or after this time, but not before two steps were measured."""
     by_bytes: bool = False
-    """A batch has as many bytes as the model's, and not as many files."""
+    """A batch has as many bytes as the model's, instead of as many files."""
     drop: bool = True
-    """The page cache of this host gives up each file before it is read and after."""
+    """Drop each file from the page cache of this host before and after it is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The arguments of the process of a round."""
+    """The arguments of the process that runs a round."""
 
     request: FeedRequest
     accelerators: int
     paths: list[str]
     sizes: list[int]
     commit: Commit | None
-    """None if the paths are files."""
+    """None if the paths are local files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The result of a round, without the steps before those that count."""
+    """The result of a round, without its warm-up steps."""
 
     accelerators: int
     au: float
-    """The utilization."""
+    """Accelerator utilization."""
     passed: bool
     steps: int
     seconds: float
     bytes: int
-    """Bytes that the accelerators took."""
+    """Bytes that the accelerators consumed."""
     bytes_per_second: float
     cpu_per_gb: float | None
-    """Processor seconds of the processes that read, for each 10^9 bytes; None if there were none."""
+    """Processor seconds of the reading processes for each 10^9 bytes; None if no bytes were read."""
     host_cpu_per_gb: float | None
-    """The same of all processes of this host, and of its kernel."""
+    """The same for all processes of this host and its kernel."""
     page_cache: float | None
-    """The share of files that were in this host's page cache when they were read; None if that is not known."""
+    """The share of files that were in this host's page cache when they were read; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """The answer."""
+    """The result of `bench_feed`."""
 
     request: FeedRequest
     place: str
     files: int
     bytes: int
     memory: int
-    """Bytes of memory of this host."""
+    """Memory of this host in bytes."""
     most: int | None
-    """The most accelerators that reach the mark, up to the limit; None if only one number was measured."""
+    """The most accelerators, up to the limit, that reach the mark; None if only one number was measured."""
     rounds: tuple[Measured, ...]
 
     @property
@@ -207,12 +206,12 @@ class Fed:
 
     @property
     def sample_bytes(self) -> float:
-        """Return the mean size of a sample: of a file, or the model's if a batch is so many bytes."""
+        """Return the mean size of a sample: of a file, or the model's if batches are counted in bytes."""
         return self.load.sample if self.request.by_bytes else self.bytes / self.files
 
     @property
     def demand(self) -> float:
-        """Return the bytes for each second that one accelerator asks for."""
+        """Return the bytes per second that one accelerator needs."""
         return self.load.batch * self.sample_bytes / self.load.seconds
 
     @property
@@ -229,9 +228,9 @@ class Fed:
 
 
 def bench_feed(connection: Connection, request: FeedRequest) -> Fed:
-    """Measure the most accelerators whose utilization reaches the model's mark, or just the given number.
+    """Measure the most accelerators whose utilization reaches the model's mark, or only the given number.
 
-    Raises `NotFound` and `UsageError` if there is nothing to read, what reading raises, and `NoRoom`.
+    Raises `NotFound` and `UsageError` if there is nothing to read, the errors of reading, and `NoRoom`.
     """
     if not sys.platform.startswith("linux"):
         raise Unsupported("dsv bench feed measures on Linux only", hint="run it on a host that trains")
@@ -262,9 +261,9 @@ def bench_feed(connection: Connection, request: FeedRequest) -> Fed:
 
 
 def most_that_pass(passes: Callable[[int], bool], limit: int) -> int:
-    """Return the largest number up to `limit` that passes, where the next one does not. 0 if 1 does not pass.
+    """Return the largest number up to `limit` that passes while the next one fails; 0 if 1 fails.
 
-    passes: is called once for each number that is tried.
+    `passes` is called once for each number tried.
     """
     good, tried = 0, 1
     while tried <= limit and passes(tried):
@@ -281,7 +280,7 @@ def most_that_pass(passes: Callable[[int], bool], limit: int) -> int:
 
 
 def _samples(connection: Connection, request: FeedRequest) -> tuple[str, Commit | None, list[str], list[int]]:
-    """Return what is read, for people; the commit if it is read from the store; and the paths and sizes of files."""
+    """Return the source as text, its commit if it is in the store, and the paths and sizes of its files."""
     folder, target = request.folder, request.target
     if request.source == "store":
         assert target is not None
@@ -313,7 +312,7 @@ def _samples(connection: Connection, request: FeedRequest) -> tuple[str, Commit 
 
 
 def _files_below(folder: Path) -> tuple[list[str], list[int]]:
-    """Return the paths and the sizes of the regular files below a folder, or of one file."""
+    """Return the paths and sizes of the regular files below a folder, or of a single file."""
     if not folder.is_dir():
         return [str(folder)], [folder.stat().st_size]
     paths, sizes = [], []
@@ -330,8 +329,8 @@ def _files_below(folder: Path) -> tuple[list[str], list[int]]:
 
 
 def _measure(what: Round) -> Measured:
-    """Measure one number of accelerators. Raises what a reader has raised."""
-    with about(sys.executable):  # Ctrl-C is for this process, which ends the other one
+    """Measure one number of accelerators. Raises the error of a reader."""
+    with about(sys.executable):  # Ctrl-C reaches only this process, which then ends the other
         process = start_program(_PROGRAM, what, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdin is not None and process.stdout is not None
     with process:
@@ -339,7 +338,7 @@ def _measure(what: Round) -> Measured:
             said = process.stdout.read()
         finally:
             with suppress(BrokenPipeError):
-                process.stdin.close()  # which ends it, and those that read for it
+                process.stdin.close()  # ends the process and its readers
     if not said:
         raise DsvError(f"a round ended with exit code {process.returncode} and no result")
     found = json.loads(said)
@@ -350,7 +349,7 @@ def _measure(what: Round) -> Measured:
 
 @contextmanager
 def _made(connection: Connection, request: FeedRequest) -> Iterator[tuple[FeedRequest, Connection]]:
-    """Make data like the model's, and remove it at the end, whatever ends it."""
+    """Make data like the model's, and always remove it at the end."""
     assert request.make is not None
     if request.source == "folder":
         assert request.folder is not None
@@ -391,7 +390,7 @@ def _made_folder(context: Context, above: Path, load: Load, total: int) -> Itera
 
 @contextmanager
 def _made_store(connection: Connection, load: Load, total: int) -> Iterator[Connection]:
-    """Make a store of its own beside the one in effect, with a dataset `feed`, and remove all of it at the end."""
+    """Make a new store beside the current one, with a dataset `feed`, and remove it at the end."""
     choice = connection.settings.store()
     if choice.names is not None:
         raise Unsupported(
@@ -408,7 +407,7 @@ def _made_store(connection: Connection, load: Load, total: int) -> Iterator[Conn
         "AWS_PROFILE": choice.profile,
         "AWS_CA_BUNDLE": choice.ca_bundle,
     }
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as local:  # for the local copies of its metadata
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as local:  # for the local copies of the store's metadata
         environ = {**connection.variables, **{key: value for key, value in said.items() if value}}
         environ["XDG_CACHE_HOME"] = local
         own = structs.replace(connection, environ=environ, url=url, names=None)
@@ -431,7 +430,7 @@ def _made_store(connection: Connection, load: Load, total: int) -> Iterator[Conn
 
 
 def _remove_store(context: Context, url: str) -> None:
-    """Delete a store that nobody else uses."""
+    """Delete a store that no other process uses."""
     with context.store() as store:
         keys = [item.key for item in store.data.list("")]
         for at in range(0, len(keys), _REMOVED_AT_ONCE):
@@ -462,7 +461,7 @@ def _name(number: int) -> str:
 
 
 class _Random:
-    """So many bytes of noise, to read."""
+    """A readable of `size` random bytes."""
 
     def __init__(self, size: int) -> None:
         self._left = size

@@ -1,8 +1,8 @@
 """`python -m dsv.api.bench_feed_process`: one round of `bench_feed`.
 
-It reads a `Round`, and writes its result, or the parts of an error, to stdout as JSON. It forks the
-workers, each of which reads a batch for each message in its pipe. The accelerators only wait and compute, so that this
-process is all of them. It ends when its stdin does, and the workers when their pipes do.
+It reads a `Round` from stdin, and writes its result, or the parts of an error, to stdout as JSON. It forks
+the workers; each reads one batch for each message in its pipe. Accelerators only wait and compute, so this
+process plays all of them. It ends when its stdin is closed, and a worker when its pipe is.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from dsv.fs.errors import as_error
 from dsv.fs.process import read_order
 
 Range = tuple[int, int, int]
-"""The number of a file, and the bytes of it from a start up to a stop."""
+"""The index of a file, and the start and end of a byte range in it."""
 _SEED = 20
 _PIECE = 4 << 20
-"""Bytes of a read of a file."""
+"""Bytes of one read of a file."""
 _TOGETHER = 32 << 20
-"""Bytes that are read from a store at once: a batch of large samples would take too much memory."""
+"""Bytes that are read from a store at once, to bound the memory for a batch of large samples."""
 
 
 def main() -> None:
@@ -51,10 +51,11 @@ def main() -> None:
 def batches(
     sizes: Sequence[int], load: Load, accelerators: int, *, by_bytes: bool, seed: int
 ) -> Callable[[int, int], list[Range]]:
-    """Return a function from an accelerator and a step to what is read then: files in a random order, again and again.
+    """Return a function from an accelerator and a step to the ranges to read: shuffled files, repeated
+    endlessly.
 
-    Each accelerator has its own part of that order. sizes: of the files. by_bytes: a batch has as many bytes as the
-    model's, and not as many files.
+    Each accelerator has its own part of that order. sizes: of the files. by_bytes: a batch has as many bytes
+    as the model's, instead of as many files.
     """
     order = list(range(len(sizes)))
     Random(seed).shuffle(order)
@@ -67,7 +68,7 @@ def batches(
         return [(file, 0, sizes[file]) for file in files]
 
     def of_bytes(accelerator: int, number: int) -> list[Range]:
-        """Read the files one behind the other, without an end."""
+        """Read the files as one endless run of bytes."""
         begin = ends[-1] * accelerator // accelerators + number * load.batch_bytes
         end, found = begin + load.batch_bytes, list[Range]()
         while begin < end:
@@ -83,19 +84,19 @@ def batches(
 
 
 Heard = dict[tuple[int, int], tuple[float, Sequence[int]]]
-"""By accelerator and step, when a batch was there, and what was counted while it was read."""
+"""By accelerator and step: when a batch arrived, and what was counted while it was read."""
 
 
 class Trained(NamedTuple):
-    """The result of a training, without the first of the steps that count."""
+    """The result of a training, without its warm-up steps."""
 
     utilization: float
-    """The mean of all accelerators, as DLIO has it: for each the time begins when its own first step is over."""
+    """The mean of all accelerators, as in DLIO: each one's time begins after its own first measured step."""
     steps: int
-    """Those that count, with the first one."""
+    """Measured steps, including the first."""
     seconds: float
     used: list[int]
-    """Sums of what was counted."""
+    """Sums of the counts."""
 
 
 def train(
@@ -106,19 +107,20 @@ def train(
     order: Callable[[int, int], None],
     begin_to_measure: Callable[[], None] = lambda: None,
 ) -> Trained:
-    """Train with accelerators that take their next batch when it is there, compute, and wait for the others.
+    """Simulate a training: each accelerator takes its next batch when it arrives, computes, and waits for the
+    others.
 
-    Times are those of one clock. The computation of a step takes exactly the seconds of the load: who hears of
-    something late makes no step longer.
+    All times are of one clock. The computation of a step takes exactly the seconds of the load: a batch whose
+    arrival is noticed late makes no step longer.
 
-    hear: waits for a batch, or without one until a time; then it returns nothing. Those of one accelerator may come in
-    any order. order: has a worker of an accelerator read its next batch. begin_to_measure: is called when the first
-    step that counts is over.
+    hear: waits for a batch, or, given a time, until then at most, and returns nothing at that time. The
+    batches of one accelerator may arrive in any order. order: makes a worker of an accelerator read its next
+    batch. begin_to_measure: is called at the end of the first measured step.
     """
     load = request.load
     for worker, accelerator, _ in product(range(load.workers), range(accelerators), range(load.depth)):
         order(accelerator, worker)
-    warm = load.workers * load.depth  # steps that use up what was read ahead in the beginning
+    warm = load.workers * load.depth  # steps that use up the batches read ahead at the start
     there: Heard = {}
     used, first, first_over = [0, 0, 0], 0.0, list[float]()
     for step in count():
@@ -154,7 +156,7 @@ class _Accelerators:
             what.sizes, what.request.load, what.accelerators, by_bytes=what.request.by_bytes, seed=_SEED
         )
         self._workers: dict[tuple[int, int], Connection] = {}
-        """By accelerator and number."""
+        """By accelerator and worker."""
         self._processes: list[int] = []
         self._readable = select.epoll()
         self._before = (0.0, 0.0)
@@ -174,7 +176,7 @@ class _Accelerators:
             found = train(what.request, what.accelerators, begin, self._hear, self._order, self._measure)
             return self._result(found)
         finally:
-            for pid in self._processes:  # which may be in a read that does not end, so nobody waits for them
+            for pid in self._processes:  # not waited for: a worker may be in a read that never ends
                 os.kill(pid, signal.SIGKILL)
 
     def _fork(self, accelerator: int, worker: int) -> None:
@@ -189,14 +191,14 @@ class _Accelerators:
             os.close(0)
             self._readable.close()
             for other in self._workers.values():
-                other.close()  # or the pipes of others would not end with this process's parent
+                other.close()  # or the pipes of other workers would stay open after the parent ends
             with suppress(EOFError, OSError):
                 self._work(accelerator, worker, theirs)
         finally:
             os._exit(0)
 
     def _work(self, accelerator: int, worker: int, pipe: Connection) -> None:
-        """Read every `workers`-th batch of an accelerator, each when it is ordered, and say when it was there."""
+        """Read every `workers`-th batch of an accelerator, each when ordered, and report when it arrived."""
         what = self._what
         read = _files_reader(what) if what.commit is None else partial(_read_commit, what)
         for number in count(worker, what.request.load.workers):
@@ -211,12 +213,12 @@ class _Accelerators:
             pipe.send(((accelerator, number), (time.monotonic(), (size, files, warm))))
 
     def _order(self, accelerator: int, worker: int) -> None:
-        with suppress(ConnectionError):  # it has ended: `_hear` tells why
+        with suppress(ConnectionError):  # the worker has ended: `_hear` reports why
             self._workers[accelerator, worker].send_bytes(b"")
 
     def _hear(self, until: float | None) -> Heard:
-        """As of `train`. Raises what a worker has raised."""
-        # To the microsecond: epoll itself counts milliseconds.
+        """Wait as `train` describes. Raises the error of a worker."""
+        # select waits in microseconds, epoll itself only in milliseconds.
         select.select([self._readable], [], [], None if until is None else max(0.0, until - time.monotonic()))
         heard: Heard = {}
         for descriptor, _ in self._readable.poll(0):
@@ -258,14 +260,16 @@ class _Accelerators:
 
 
 def _ticks(path: str, behind: bytes, places: Sequence[int]) -> int:
-    """Return the sum of some numbers of a file in /proc, counted from what they follow."""
+    """Return the sum of some numbers in a file of /proc; `places` are counted after `behind`."""
     with open(path, "rb") as file:  # noqa: PTH123
         words = file.read().partition(behind)[2].split()
     return sum(int(words[place]) for place in places)
 
 
 def _read_commit(what: Round, asked: Sequence[Range]) -> tuple[int, int]:
-    """Read ranges from the store, some MB at once, each byte checked against its id. Returns as `_files_reader`."""
+    """Read ranges from the store, at most `_TOGETHER` bytes at once, and verify them. Return as
+    `_files_reader`.
+    """
     assert what.commit is not None
     group, size = list[tuple[str, int, int]](), 0
     for file, start, stop in asked:
@@ -281,9 +285,9 @@ def _read_commit(what: Round, asked: Sequence[Range]) -> tuple[int, int]:
 
 
 def _files_reader(what: Round) -> Callable[[Sequence[Range]], tuple[int, int]]:
-    """Return what reads ranges of files into memory that it has.
+    """Return a function that reads ranges of files into a reused buffer.
 
-    It returns of how many files it is known if they were in the page cache, and how many of them were.
+    It returns for how many files it is known whether they were in the page cache, and how many of them were.
     """
     buffer = memoryview(bytearray(_PIECE))
 
@@ -292,7 +296,7 @@ def _files_reader(what: Round) -> Callable[[Sequence[Range]], tuple[int, int]]:
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def is_warm(file: int, at: int) -> bool | None:
-        """Return whether the next byte is in the page cache; None if the file system does not tell."""
+        """Return whether the next byte is in the page cache; None if the file system can't report it."""
         try:
             return os.preadv(file, [buffer[:1]], at, os.RWF_NOWAIT) > 0 or None
         except BlockingIOError:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class BranchPath(msgspec.Struct, frozen=True):
-    """A branch as a person names it: `[DATASET@]BRANCH`. dataset None: the workspace's."""
+    """A branch as a user writes it: `[DATASET@]BRANCH`. dataset None: the workspace's."""
 
     dataset: DatasetName | None
     branch: BranchName
@@ -59,14 +59,12 @@ class BranchPath(msgspec.Struct, frozen=True):
 
 
 class BranchItem(msgspec.Struct, frozen=True):
-    """A branch of a dataset."""
-
     dataset: DatasetName
     branch: BranchName
     commit: CommitId | None
     """None before the first commit, and for a branch that was just deleted."""
     author: str | None
-    """The author of the commit, as `time_ms` is its time."""
+    """The author of the commit; `time_ms` is the commit's time."""
     time_ms: int | None
     moved_by: str
     """The author of the last move."""
@@ -96,8 +94,7 @@ def branches(context: Context, dataset: DatasetName | None) -> list[BranchItem]:
 
 
 def create_branch(context: Context, name: BranchPath, target: Target, message: str = "") -> BranchItem:
-    """Make a branch at the commit that `target` means. Raises `Conflict` for a name that is taken."""
-
+    """Make a branch at the commit that `target` names. Raises `Conflict` if the name is taken."""
     wanted = _target(context, name, target)
     with context.repository(wanted) as repository:
         resolved = context.resolve(repository, wanted)
@@ -113,7 +110,7 @@ def make_branch(
     commit: CommitId,
     action: Action,
 ) -> Head:
-    """Publish the first move of a branch. Raises `Conflict` for a name that is taken."""
+    """Publish the first move of a branch. Raises `Conflict` if the name is taken."""
     newest = repository.refs.newest(*where)
     if newest is not None and not newest.entry.deleted:
         branch = newest.branch
@@ -125,8 +122,10 @@ def make_branch(
 
 
 def reset_branch(context: Context, name: BranchPath, target: Target, message: str = "") -> BranchItem:
-    """Move a branch to any commit of its dataset. Raises `Conflict` if somebody else has moved it: since this began,
-    or, for the branch that the workspace follows, since it was last seen from there.
+    """Move a branch to any commit of its dataset.
+
+    Raises `Conflict` if another process has moved it since this call began or, for the branch that the
+    workspace follows, since the workspace last saw it.
     """
     wanted = _target(context, name, target)
     with context.repository(wanted) as repository:
@@ -148,10 +147,10 @@ def reset_branch(context: Context, name: BranchPath, target: Target, message: st
 def delete_branch(
     context: Context, name: BranchPath, message: str = "", *, force: bool = False
 ) -> BranchItem:
-    """Delete a branch; its moves stay, and `restore_branch` goes back to them.
+    """Delete a branch. Its moves are kept, and `restore_branch` uses them.
 
-    Raises `Conflict` if it has commits that no other branch and no tag has, or if the workspace around here follows
-    it, unless `force`; and always for `main`.
+    Unless `force`, raises `Conflict` if the branch has commits that no other branch or tag has, or if the
+    current workspace follows it. Always raises `Conflict` for `main`.
     """
     with context.repository() as repository:
         repository.format.check(repository.store.url, writing=True)
@@ -174,10 +173,11 @@ def delete_branch(
 
 
 def restore_branch(context: Context, name: BranchPath, message: str = "") -> BranchItem:
-    """Bring a deleted branch back to where it was. Raises `NotFound` for one that never was, and `Conflict` if it is
-    not deleted, if the name has been taken since, or if gc is removing its commit.
-    """
+    """Restore a deleted branch at its last commit.
 
+    Raises `NotFound` if it never existed, and `Conflict` if it is not deleted, if its name was taken since,
+    or if gc is removing its commit.
+    """
     with context.repository() as repository:
         dataset = dataset_of(context, repository, name.dataset)
         newest = repository.refs.newest(dataset, name.branch)
@@ -202,7 +202,7 @@ def restore_branch(context: Context, name: BranchPath, message: str = "") -> Bra
 
 
 def dataset_of(context: Context, repository: Repository, dataset: DatasetName | None) -> DatasetName:
-    """Return the dataset that was named, or else the workspace's."""
+    """Return the given dataset, or else the workspace's."""
     if dataset is not None:
         return dataset
     workspace = context.workspace()
@@ -220,9 +220,9 @@ def put_move(
     *,
     deleted: bool = False,
 ) -> Head:
-    """Publish the branch's next move. commit None: it is deleted, or has no commit again.
+    """Publish the branch's next move. commit None: the branch is deleted, or has no commit again.
 
-    Raises `Conflict` if somebody else has moved it since `after`.
+    Raises `Conflict` if another process has moved it since `after`.
     """
     if len(action.message) > MESSAGE_MAX:
         raise UsageError(
@@ -245,7 +245,7 @@ def put_move(
 def following(
     context: Context, repository: Repository, head: Head, command: str
 ) -> Iterator[Workspace | None]:
-    """Lock the workspace around here if it follows this branch; yield None if not."""
+    """Lock the current workspace if it follows this branch; otherwise yield None."""
     found = followed_by(context, repository, head)
     with nullcontext((None, None)) if found is None else found.locked(command) as (workspace, _):
         yield workspace
@@ -297,7 +297,7 @@ def moved_meanwhile(head: Head) -> Conflict:
 
 
 def _target(context: Context, name: BranchPath, target: Target) -> Target:
-    """Return where a branch is to be, in the dataset that its name or the target gives."""
+    """Return the target in the dataset that the branch name or the target gives."""
     if name.dataset is None:
         return target
     if target.dataset is not None and target.dataset != name.dataset:
@@ -330,7 +330,7 @@ def _compared(
 
 
 def _check_kept_elsewhere(repository: Repository, head: Head) -> None:
-    """Raise `Conflict` if the branch is the last name of some commits. What the store has lost is not asked about."""
+    """Raise `Conflict` if some commits have no other name. Commits lost by the store are not checked."""
     if head.commit is None or repository.objects.stored_commit(head.commit) is None:
         return
     heads, tags = repository.refs.names(head.dataset)
@@ -348,10 +348,10 @@ def _check_kept_elsewhere(repository: Repository, head: Head) -> None:
 
 
 def rename_branch(context: Context, old: BranchPath, new: BranchName, message: str = "") -> BranchItem:
-    """Give a branch another name; a workspace around here that follows it follows the new name.
+    """Rename a branch; the current workspace, if it follows the branch, follows the new name.
 
-    Killed between the two moves, both names are there, and the same call finishes it. Raises `Conflict` if the new name
-    is taken, or if somebody moves the branch meanwhile.
+    If this is killed between the two moves, both names exist, and the same call finishes it. Raises
+    `Conflict` if the new name is taken, or if another process moves the branch while this runs.
     """
     if old.branch == new:
         raise UsageError(f"{new} is already its name", subject=new)
@@ -375,8 +375,7 @@ def rename_branch(context: Context, old: BranchPath, new: BranchName, message: s
 
 
 def _new_name(context: Context, repository: Repository, head: Head, new: BranchName, message: str) -> Head:
-    """Make the branch of the new name at the old one's commit, unless an earlier, killed call has made it."""
-
+    """Make the new name at the old one's commit, unless an earlier call that was killed has made it."""
     newest = repository.refs.newest(head.dataset, new)
     action = _action(RENAMED_FROM + head.branch, message)
     if newest is not None and not newest.entry.deleted:
@@ -393,8 +392,7 @@ def _new_name(context: Context, repository: Repository, head: Head, new: BranchN
 
 
 def _carry_rule(context: Context, repository: Repository, head: Head, new: BranchName) -> None:
-    """Protect the new name as the old one is, before that goes. Raises `Conflict` if somebody else
-    changes its rule."""
+    """Give the new name the old one's rule before that is deleted. Raises `Conflict` if its rule changes."""
     rule = repository.refs.rule(head.dataset, head.branch)
     there = repository.refs.rule(head.dataset, new)
     if rule is None or rule.limits is None or (there is not None and there.limits == rule.limits):
@@ -412,7 +410,7 @@ def _carry_rule(context: Context, repository: Repository, head: Head, new: Branc
 
 
 def put_rule(repository: Repository, rule: BranchRule) -> None:
-    """Give a branch a rule. Raises `Conflict` if somebody else has changed it meanwhile."""
+    """Give a branch a rule. Raises `Conflict` if another process has changed it since it was read."""
     if not repository.refs.add_rule(rule):
         raise Conflict(
             f"somebody else has changed the rule of branch {rule.branch} of {rule.dataset} meanwhile",
@@ -428,12 +426,13 @@ def _action(what: str, message: str) -> Action:
 def protect_branch(
     context: Context, name: BranchPath, limits: Limits | None, message: str = ""
 ) -> tuple[BranchItem, bool]:
-    """Give a branch a rule (None: take it away), and note it in the log of the branch's moves. Return also whether it
-    is the store's first rule, so that versions of dsv which know no rules no longer write to it.
+    """Give a branch a rule (None: remove it), and record that in the log of the branch's moves.
 
-    The note is a move of its own, to the commit where the branch is: anyone who looked at the branch before the rule
-    was there loses the race for it, and looks again. Raises `Conflict` for an author whom the last rule does not name,
-    and for a branch that has another rule, unless rules are overridden.
+    Also return whether this is the store's first rule: versions of dsv without rules then stop writing to it.
+
+    The record is a move to the present commit: a process that read the branch before the rule existed loses
+    the race to move it, and reads it again. Raises `Conflict` if the last rule does not name this author,
+    and, unless rules are overridden, if the branch has another rule.
     """
     with context.repository() as repository:
         repository.format.check(repository.store.url, writing=True)
@@ -482,8 +481,6 @@ def _note(context: Context, repository: Repository, head: Head, rule: BranchRule
 
 
 class TagItem(msgspec.Struct, frozen=True):
-    """A tag of a dataset and the commit that it names."""
-
     dataset: DatasetName
     tag: TagName
     commit: CommitId
@@ -501,7 +498,7 @@ def tags(context: Context, dataset: DatasetName | None) -> list[TagItem]:
 
 
 def tag(context: Context, name: TagName, target: Target, message: str = "") -> TagItem:
-    """Name the commit that `target` means. Raises `Conflict` where the name means something else."""
+    """Name the commit that `target` means. Raises `Conflict` if the tag names another commit."""
     from dsv.repo.session import naming
 
     with context.repository(target) as repository:
@@ -523,9 +520,10 @@ def tag(context: Context, name: TagName, target: Target, message: str = "") -> T
 def delete_tag(
     context: Context, dataset: DatasetName | None, name: TagName, message: str = "", *, force: bool = False
 ) -> TagItem:
-    """Delete a tag for good, and return what it was: its name is never used again, not even for the same commit.
+    """Delete a tag permanently, and return what it was. Its name can never be used again, not even for the
+    same commit.
 
-    Raises `NotFound`, and `Conflict` unless `force`, as nothing undoes this.
+    Raises `NotFound`; and `Conflict` unless `force`, because this can't be undone.
     """
     with context.repository() as repository:
         repository.format.check(repository.store.url, writing=True)

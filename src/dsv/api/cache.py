@@ -1,4 +1,4 @@
-"""Make commits appear in a cache, under a claim: for `cache`, `with` and `run`.
+"""Stage commits into a cache under a claim, for `cache`, `with` and `run`.
 
 The modules that fill are imported only for a fill: a hit takes less time than importing them.
 """
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from dsv.run.record import RunId
 
 _TRIES = 5
-_CLAIM_ROOM = (1 << 20, 16)  # bytes and files to make room for if not even a claim has any
+_CLAIM_ROOM = (1 << 20, 16)  # bytes and files to make room for if there is no room even for a claim
 
 
 class NoLease:
-    """Stands for a lease if the commit is cached, and the caller may not write to the cache."""
+    """Stands in for a lease if the commit is cached and the caller may not write to the cache."""
 
     def __init__(self) -> None:
         self.lost = threading.Event()
@@ -54,7 +54,7 @@ class NoLease:
         return True
 
     def release(self) -> None:
-        """Do nothing: there is no lease."""
+        """Do nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -64,7 +64,7 @@ class NoLease:
 
 
 class Stager:
-    """Stages targets into one cache with `jobs` processes (None: a suitable number). `close` it at the end."""
+    """Stages targets into one cache with `jobs` processes (None: a suitable number). The caller closes it."""
 
     def __init__(
         self, context: Context, root: CacheRoot, *, offline: bool = False, jobs: int | None = None
@@ -87,8 +87,9 @@ class Stager:
     def cache(
         self, target: Target, *, hold: float | None = None, job: str | None = None, strict: bool = False
     ) -> Staged:
-        """Make the target appear; `hold` keeps it for so many seconds, for this user (and batch job). strict: raise
-        `Conflict` if files of it were erased."""
+        """Fetch the target unless it is cached. hold: keep it for this many seconds for this user (and batch
+        job). strict: raise `Conflict` if files of it were erased.
+        """
         started = time.monotonic()
         found = self.targets.find(target)
         lease = take_lease(self.root, found.place, optional=hold is None)
@@ -107,7 +108,7 @@ class Stager:
         return msgspec.structs.replace(_staged(found, result, started), erased=erased, **kept)
 
     def locate(self, target: Target) -> Staged:
-        """Return where the target is or would be; fetch no files."""
+        """Return where the target is or would be, without fetching files."""
         found = self.targets.find(target)
         with explaining(self.root.path):
             there = lookup(self.root, found.place)
@@ -121,9 +122,11 @@ class Stager:
         return Staged(path, found.dataset, found.commit, commit.files, commit.bytes, hit=False)
 
     def stage(self, target: Target, run: RunId | None) -> tuple[Staged, Lease | NoLease]:
-        """Make the target appear, under a lease of the run that renews itself until it is released.
+        """Fetch the target unless it is cached, under a lease of the run that renews itself until it is
+        released.
 
-        Without a run the lease is this process's own, and ends with it for others on this host.
+        Without a run, the lease belongs to this process, and for others on this host it ends with the
+        process.
         """
         started = time.monotonic()
         found = self.targets.find(target)
@@ -136,7 +139,7 @@ class Stager:
             raise
 
     def _fill(self, found: Found, lease: Lease | NoLease) -> Cached:
-        """Fill if need be. With a lease the commit stays from the moment it is seen."""
+        """Fill if needed. With a lease, the commit is kept from the moment it is seen."""
         writable = isinstance(lease, Lease)
         if writable:
             self.targets.bind(found)
@@ -174,7 +177,7 @@ class Stager:
 
             raise explained(self.targets.repository, error) from error
         objects = self.targets.repository.objects
-        objects.forget_erasures()  # something may have been erased meanwhile
+        objects.forget_erasures()  # something may have been erased since they were read
         if objects.erasures:
             from dsv.cache.erasures import obey_at
 
@@ -227,12 +230,11 @@ def cache(
     jobs: int | None = None,
     strict: bool = False,
 ) -> list[Staged]:
-    """Make every target appear below `folder`, in the order given.
+    """Fetch every target that is not cached, and return them in the order given.
 
-    hold: seconds for which this user keeps them, whatever becomes of this process. job: the batch job that wants it.
-    offline: the store is not asked. jobs: processes on this host that fill. strict: raise `Conflict` for a target of
-    which files were erased. Raises what `Stager.cache`
-    raises, and `UsageError` for no target.
+    hold: seconds for which this user keeps them, even after this process ends. job: the batch job that needs
+    them. offline: do not ask the store. jobs: processes on this host that fill. strict: raise `Conflict` for
+    a target with erased files. Raises the errors of `Stager.cache`, and `UsageError` if no target is given.
     """
     if not targets:
         raise UsageError("no target given", hint="dsv cache DATASET@REV")
@@ -243,7 +245,7 @@ def cache(
 
 
 def check_link(link: Path) -> None:
-    """Check that a symlink can be made there, before anything is fetched for it. Raises `Conflict`, `NotFound`."""
+    """Check that a symlink can be made here, before data is fetched for it. Raises `Conflict`, `NotFound`."""
     if not link.parent.is_dir():
         raise NotFound(
             f"there is no folder {link.parent} for the link",
@@ -255,7 +257,7 @@ def check_link(link: Path) -> None:
 
 
 def make_link(link: Path, target: Path) -> None:
-    """Make the symlink, or replace the one that is there in one step. Raises `Conflict` for anything else there."""
+    """Make the symlink, or atomically replace one. Raises `Conflict` if anything else is there."""
     from dsv.fs.errors import about
     from dsv.fs.files import replace_link
 
@@ -275,9 +277,9 @@ def _taken(link: Path) -> Conflict:
 
 
 def take_lease(root: CacheRoot, place: Place, *, run: str | None = None, optional: bool) -> Lease | NoLease:
-    """Take a lease that renews itself, for the caller to release: of the run, or of this command.
+    """Take a lease of the run or of this command that renews itself. The caller releases it.
 
-    If it is `optional`, a commit that is cached can be used without a lease if the cache is full or read-only.
+    optional: a cached commit can be used without a lease if the cache is full or read-only.
     """
     with explaining(root.path):
         try:
@@ -285,7 +287,7 @@ def take_lease(root: CacheRoot, place: Place, *, run: str | None = None, optiona
         except (Denied, NoRoom, Unsupported) as error:
             if optional and lookup(root, place) is not None:
                 return NoLease()
-            if not isinstance(error, NoRoom):  # a disk that others have filled to the last byte
+            if not isinstance(error, NoRoom):  # NoRoom: others have filled the disk completely
                 raise
         from dsv.cache.evict import RoomMaker
         from dsv.cache.policy import Need

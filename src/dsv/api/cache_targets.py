@@ -1,4 +1,4 @@
-"""From a target to a place in a cache, by what the cache and this machine know, else by the store."""
+"""Find the cache entry of a target from what the cache and this machine know, or else from the store."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def store_in_effect(context: Context, root: CacheRoot) -> StoreId | None:
     """Return the id of the store that the settings name, if the cache knows it. Raises `OSError`."""
     try:
         return known_store(root, address(context))
-    except DsvError:  # none is set up: what is cached can still be used, by full id or offline
+    except DsvError:  # no store is set up: cached data can still be used, by full id or offline
         return None
 
 
 def address(context: Context) -> str:
-    """Return the store's URL, and the endpoint that decides where it leads. Raises `UsageError`, `NotFound`."""
+    """Return the store's URL, and the endpoint that it is reached at. Raises `UsageError`, `NotFound`."""
     choice = context.settings.store()
     options = context.store_options(choice)
     scheme = choice.url.partition("://")[0]
@@ -69,7 +69,7 @@ def address(context: Context) -> str:
 
 
 def say_how_old(context: Context, root: CacheRoot, dataset: DatasetName, rev: Rev, known: Tracked) -> None:
-    """Note which commit a branch is taken to be at, and how long ago the store said so."""
+    """Note the commit that a branch is assumed to be at, and how long ago the store reported it."""
     from dsv.cache.inventory import server_now
 
     age = format_duration(max(0.0, server_now(root) - known.time_ms / 1000))
@@ -77,7 +77,7 @@ def say_how_old(context: Context, root: CacheRoot, dataset: DatasetName, rev: Re
 
 
 def note_cache(settings: Settings, path: Path) -> None:
-    """Remember a cache that somebody used. A failure is ignored."""
+    """Remember that this user has used a cache. Failures are ignored."""
     name = settings.state / "caches" / blake3(bytes(path)).hexdigest(length=16)
     with suppress(OSError):
         if not name.exists():
@@ -86,7 +86,7 @@ def note_cache(settings: Settings, path: Path) -> None:
 
 
 def nearby_caches(settings: Settings) -> list[Path]:
-    """Return the folders of the caches that are configured or were used, the one in effect first."""
+    """Return the folders of the caches that are configured or were used, the current one first."""
     found: list[Path] = []
     for text in (None, *settings.names("caches")):
         with suppress(DsvError):
@@ -101,7 +101,7 @@ def nearby_caches(settings: Settings) -> list[Path]:
 
 @contextmanager
 def lending(context: Context, repository: Repository, dataset: DatasetName) -> Iterator[Copies | None]:
-    """Open what this machine's caches have of a dataset: metadata too. They are asked when it is first needed."""
+    """Open the caches of this machine that have data or metadata of a dataset, when first needed."""
     from dsv.cache.lending import Lenders
 
     roots = nearby_caches(context.settings)
@@ -117,11 +117,12 @@ def lending(context: Context, repository: Repository, dataset: DatasetName) -> I
         lenders.close()
 
 
-# A hit is answered in less time than importing what fills takes, so that is imported when it is called for.
+# Serving a hit takes less time than importing the modules that fill, so these are imported where they are
+# used.
 
 _WHOLE_ID = re.compile(r"[0-9a-f]{64}")
 _ASK_SECONDS = 3600.0
-"""A cache that has what is asked for asks the store this often what was erased."""
+"""How often a cache asks the store which files were erased, if it has all data asked for."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -132,9 +133,9 @@ class Found(msgspec.Struct, frozen=True):
     selection: PathSet
     store: StoreId
     resolved: Resolved | None = None
-    """The answer of the store, if it was asked."""
+    """The store's answer, if it was asked."""
     tag: TagName | None = None
-    """The tag that named it."""
+    """The tag that named the commit."""
 
     @property
     def place(self) -> Place:
@@ -142,7 +143,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Targets:
-    """Find targets in one cache. The store is opened when first needed, and closed at the end; never if `offline`."""
+    """Find targets in one cache. The store is opened when first needed (never if `offline`), then closed."""
 
     def __init__(self, context: Context, root: CacheRoot, *, offline: bool = False) -> None:
         self.root = root
@@ -158,8 +159,9 @@ class Targets:
         self._stack.close()
 
     def find(self, target: Target) -> Found:
-        """Find a target for `cache` or `run`. The store is asked unless the answer can't have changed and the commit is
-        there. Of a tag that the cache knows it is asked only if that was deleted; if it can't be asked, the tag counts.
+        """Find a target for `cache` or `run`. The store is not asked if the answer can't have changed and the
+        commit is cached. For a tag that the cache knows, it is asked only whether the tag was deleted; if it
+        does not answer, the tag is used.
 
         Raises `UsageError` for an empty target, `NotFound`, `Unreachable`, `Conflict`.
         """
@@ -175,11 +177,11 @@ class Targets:
                 if known.tag is not None and not self._offline:
                     self._check_tag(known.dataset, known.tag)
                 elif not self._offline and self._is_long_ago(known.store):
-                    with suppress(DsvError):  # what is cached is used, whether or not the store answers
+                    with suppress(DsvError):  # cached data is used even if the store does not answer
                         self._open(target)
                 return known
             if self._offline:
-                raise Unreachable(  # only the store knows what is not there
+                raise Unreachable(  # only the store knows whether it exists
                     f"{target} is not known to the cache {self.root.path}, and the store is not asked",
                     subject=str(target),
                     hint=f"without --offline the store is asked: dsv cache {target}",
@@ -187,10 +189,10 @@ class Targets:
             return self._ask(target, selection)
 
     def find_cached(self, target: Target) -> list[Place]:
-        """Return what is cached of a target, by what the cache knows, else by asking the store.
+        """Return the cache entries of a target, from what the cache knows, or else from the store.
 
-        A target without a path means all that is cached of its commit. Raises `NotFound` if nothing is,
-        and `Conflict` for a symlink in its place.
+        A target without a path means all cached parts of its commit. Raises `NotFound` if nothing is cached,
+        and `Conflict` if a symlink is in its path.
         """
         from dsv.cache.inventory import find_places
 
@@ -214,9 +216,9 @@ class Targets:
         return wanted
 
     def find_exactly(self, target: Target) -> Place:
-        """Find as `find_cached`, but the whole commit alone for a target without a path, and not its parts.
+        """Like `find_cached`, but for a target without a path return only the whole commit, not its parts.
 
-        Raises `NotFound` if that is not cached.
+        Raises `NotFound` if it is not cached.
         """
         places = self.find_cached(target)
         for place in places:
@@ -230,7 +232,7 @@ class Targets:
 
     @property
     def repository(self) -> Repository:
-        """Return the store that is in effect. Raises `NotFound`, `Unreachable`, `Denied`, `Unsupported`."""
+        """Return the current store. Raises `NotFound`, `Unreachable`, `Denied`, `Unsupported`."""
         return self._open()
 
     def source(self) -> StoreSource:
@@ -239,7 +241,7 @@ class Targets:
         return StoreSource(lambda: self.repository)
 
     def helper(self) -> OpenSource | None:
-        """Return how a helper process reaches the same store; None if only this process can."""
+        """Return a function with which a helper process opens this store; None if only this process can."""
         choice = self._context.settings.store()
         if choice.url.startswith("memory:"):
             return None
@@ -247,12 +249,12 @@ class Targets:
         return partial(open_source, self.root, place, mirror_places(self._context))
 
     def bind(self, found: Found) -> None:
-        """Make the dataset's visible paths this store's. Raises `Conflict` if they are another's."""
+        """Bind the dataset's visible paths to this store. Raises `Conflict` if another store has them."""
         with explaining(self.root.path):
             bind(self.root, found.dataset, found.store)
 
     def _known(self, target: Target, selection: PathSet, *, branches: bool = False) -> Found | None:
-        """Return what the cache knows by itself; None if the store has to be asked."""
+        """Return what the cache alone knows; None if the store has to be asked."""
         here = None if target.dataset is not None else self._context.workspace()
         dataset = target.dataset or self._context.workspace().dataset
         branches = branches or self._offline
@@ -285,7 +287,7 @@ class Targets:
         return Found(dataset, branch.commit_id, selection, store)
 
     def _by_prefix(self, dataset: DatasetName, prefix: str, cached: bool) -> CommitId | None:
-        """Return the commit of a whole id, or the only one that is cached whose id begins so."""
+        """Return the commit with this full id, or the only cached commit whose id begins with the prefix."""
         if _WHOLE_ID.fullmatch(prefix):
             return CommitId.parse(prefix)
         from dsv.cache.inventory import find_places
@@ -295,7 +297,7 @@ class Targets:
         return fitting.pop() if len(fitting) == 1 else None
 
     def _check_tag(self, dataset: DatasetName, tag: TagName) -> None:
-        """Raise `NotFound` if the store says that the tag was deleted. If it can't be asked, note that."""
+        """Raise `NotFound` if the store reports the tag as deleted. If it can't be asked, note that."""
         try:
             refs = self._open().refs
             deleted = refs.is_deleted(dataset, tag)
@@ -309,7 +311,7 @@ class Targets:
             raise refs.no_name(dataset, tag)
 
     def _open(self, target: Target | None = None) -> Repository:
-        """`target` is what it is going to be asked for."""
+        """Open the store once. target: what the caller will look up in it."""
         if self._repository is None:
             if self._offline:
                 raise Unreachable("the store is not asked, as --offline says", hint="leave out --offline")
@@ -322,8 +324,9 @@ class Targets:
         return self._repository
 
     def _is_long_ago(self, store: StoreId) -> bool:
-        """Return whether nobody has asked the store for an hour what was erased, and note that somebody does now. False
-        for a user who may not note that."""
+        """Return whether the store was last asked more than an hour ago what was erased, and record that it
+        is asked now. False if this user may not record that.
+        """
         note = erasures_folder(self.root, store) / "asked"
         try:
             if abs(time.time() - note.stat().st_mtime) < _ASK_SECONDS:
@@ -349,7 +352,7 @@ class Targets:
         return Found(resolved.dataset, resolved.commit, selection, repository.id, resolved, resolved.tag)
 
     def remember(self, found: Found) -> None:
-        """Record what the store said, unless this user may not write here. The cache must exist."""
+        """Record what the store reported, unless this user may not write to the cache, which must exist."""
         if found.resolved is None:
             return
         note_cache(self._context.settings, self.root.path)
@@ -366,9 +369,10 @@ class Targets:
         write_tracking(self._context, self.repository)
 
     def show_tags(self, found: Found, *, filled: bool) -> None:
-        """Link a visible commit to its tag, or if it was just filled to all of its tags that are known here.
+        """Link the tag's visible name to its commit; after a fill, link all tags of the commit that are known
+        here.
 
-        The caller has a claim on it. A failure is ignored.
+        The caller has a claim on the commit. Failures are ignored.
         """
         if not found.selection.whole:
             return
@@ -382,7 +386,7 @@ class Targets:
 
 
 def open_source(root: CacheRoot, place: StorePlace, mirrors: list[StorePlace]) -> StoreSource:
-    """Open the source of a fill in a helper process: a store with its mirrors, or else the first of these."""
+    """Open the source of a fill in a helper process: a store with its mirrors, or else its first mirror."""
     from dsv.api.context import Mirrors, reads_outside, use_mirrors
     from dsv.cache.fill.source import StoreSource
     from dsv.repo.repository import Repository

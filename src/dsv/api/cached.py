@@ -1,4 +1,4 @@
-"""Report what is in a cache, who uses it and until when, and the room; and check cached bytes against their ids."""
+"""Report the contents, users, claims and room of a cache; and check cached bytes against their ids."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from dsv.values.names import DatasetName, Target
 if TYPE_CHECKING:
     from dsv.api.context import Context
 
-_TRIES = 10  # a tenth of a second apart, for the record of what has just become visible
+_TRIES = 10  # a tenth of a second apart, to wait for the record of a commit that has just become visible
 
 
 @dataclass(frozen=True, slots=True)
 class CachedItem:
-    """A cached commit, or a selection of one. Times are seconds since 1970, by the file server's clock."""
+    """A cached commit or selection of a commit. Times are seconds since 1970, by the file server's clock."""
 
     path: Path
     dataset: DatasetName
@@ -50,7 +50,7 @@ class CachedItem:
     files: int
     bytes: int
     own_bytes: int
-    """Of disk, not shared with other cached commits; from records, as only an eviction measures it."""
+    """Bytes on disk not shared with other cached commits, from records; only an eviction measures them."""
     cached_by: str
     cached_on: str
     cached_at: float
@@ -66,7 +66,7 @@ class CachedItem:
 
 @dataclass(frozen=True, slots=True)
 class FillItem:
-    """A fill under way or, if it is not live, one that was interrupted and will be continued."""
+    """A running fill, or, if it is not live, an interrupted fill that will be continued."""
 
     dataset: DatasetName
     commit: CommitId
@@ -82,12 +82,12 @@ class FillItem:
 
 @dataclass(frozen=True, slots=True)
 class RoomItem:
-    """Room that the cache takes, what is reserved for fills, what the file system has, and the owner's limits."""
+    """Room that the cache uses, room reserved for fills, room of the file system, and the owner's limits."""
 
     used_bytes: int
-    """Of cached commits, of fills, and of metadata."""
+    """Of cached commits, fills and metadata."""
     metadata_bytes: int
-    """Of what was fetched to know trees and names; no limit counts it."""
+    """Of fetched trees and names; no limit counts it."""
     used_files: int
     reserved_bytes: int
     free_bytes: int
@@ -101,23 +101,21 @@ class RoomItem:
 
 @dataclass(frozen=True, slots=True)
 class CachedReport:
-    """The state of a cache."""
-
     cache: Path
-    """Its folder."""
     items: tuple[CachedItem, ...]
     fills: tuple[FillItem, ...]
     room: RoomItem
     foreign: tuple[str, ...]
-    """Names in the cache that dsv did not put there; they are never touched."""
+    """Names in the cache that dsv did not create; it never touches them."""
     trash: tuple[Trash, ...] = ()
-    """Folders that evictions have moved out of sight and not deleted."""
+    """Folders that evictions have moved out of sight but not deleted."""
 
 
 def cached(folder: Path) -> CachedReport:
     """Report on a cache from its small records, without asking a store.
 
-    Raise `UsageError` for bad settings, `Conflict` if a symlink leads out of the cache, `Denied` or `Unreachable`.
+    Raises `UsageError` for bad settings, `Conflict` if a symlink leads out of the cache, `Denied`,
+    `Unreachable`.
     """
     root = CacheRoot(folder)
     settings = load_settings(root)
@@ -171,7 +169,7 @@ def _item(
 
 
 def _names(root: CacheRoot, items: list[CachedCommit]) -> dict[Place, tuple[str, ...]]:
-    """Return the tags and branches that name each commit. They are read once for each dataset."""
+    """Return the tags and branches that name each commit, read once per dataset."""
 
     @cache
     def by_commit(store: str, dataset: DatasetName) -> dict[CommitId, list[str]]:
@@ -191,7 +189,7 @@ def _names(root: CacheRoot, items: list[CachedCommit]) -> dict[Place, tuple[str,
 
 
 def _own_bytes(items: list[CachedCommit]) -> dict[Place, int]:
-    """Return of each commit its room, less what the one that took most from it has by links."""
+    """Return the room of each commit, less the room that its largest user shares with it by links."""
     taken: dict[str, int] = {}
     for item in items:
         if item.record is not None:
@@ -259,12 +257,12 @@ def check(
     repair: bool = True,
     remove_foreign: bool = False,
 ) -> list[Checked]:
-    """Read all that is cached, or the targets, and replace what is wrong by what the store has.
+    """Read all cached data, or the targets, and replace wrong files with the store's.
 
     remove_foreign: a repair also deletes files that were never committed.
 
-    Raises `NotFound` for a target that is not cached, `Unreachable` if the store does not answer,
-    `Denied` if something is wrong that this user may not replace.
+    Raises `NotFound` for a target that is not cached, `Unreachable` if the store does not answer, `Denied` if
+    this user may not replace something wrong.
     """
     root = CacheRoot(folder)
     refuse_symlinks(root)
@@ -290,7 +288,7 @@ def _check(
     repair: bool,
     remove_foreign: bool,
 ) -> Checked | None:
-    """Check one commit; return None if it was evicted in the meantime."""
+    """Check one commit; return None if it was evicted while this ran."""
     from dsv.api.cache import take_lease
 
     root = finder.root
@@ -309,15 +307,15 @@ def _check(
         result = reading.check(root, place, source.tree(place.commit), record.paths, context.progress)
         if repair and (result.wrong or result.foreign):
             reading.repair(root, place, source, result, known, remove_foreign=remove_foreign)
-    result.expected.clear()  # every path of the commit: those of one at a time are enough to hold
+    result.expected.clear()  # it has every path of the commit: keep those of one commit at a time
     context.progress.finish()
     return result
 
 
 def _look(root: CacheRoot, place: Place, dataset: DatasetName) -> tuple[Filled | None, bool]:
-    """Return its record, and whether it is visible.
+    """Return the record of a cache entry, and whether the entry is visible.
 
-    It becomes visible before it is recorded, and is moved away before its record is removed.
+    An entry becomes visible before it is recorded, and is moved away before its record is removed.
     """
     for attempt in range(_TRIES):
         record = read_record(root, place)

@@ -1,4 +1,4 @@
-"""Writing the files of a commit into a workspace: pull, switch, restore and rollback."""
+"""Write the files of a commit into a workspace: pull, switch, restore and rollback."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ from dsv.workspace.workspace import SWITCH, Workspace
 
 
 class Updated(Counts):
-    """A workspace after a pull, a switch or a rollback, and how many paths were written."""
+    """The result of a pull, a switch or a rollback."""
 
     dataset: DatasetName
     branch: BranchName
     before: CommitId | None
-    """The base, or of a rollback the branch's head, before."""
+    """The base before; for a rollback, the branch's head before."""
     commit: CommitId | None
-    """The same after it; None after a dry run."""
+    """The same afterwards; None after a dry run."""
     before_branch: BranchName | None = None
     """The branch that was followed before a switch."""
     made: bool = False
     """The switch created the branch."""
     renamed_from: DatasetName | None = None
-    """The name that the workspace had its dataset by, if that was renamed."""
+    """The dataset's name in the workspace before, if it was renamed."""
     source: CommitId | None = None
-    """Of a rollback: the commit whose files the new head has."""
+    """For a rollback: the commit whose files the new head has."""
     without_effect: tuple[bytes, ...] = ()
-    """Paths for which a side was chosen, but that had no conflict."""
+    """Paths for which a side was chosen although they had no conflict."""
     merged: Sequence[Settled] = ()
-    """Files that were put together from both sides."""
+    """Files that were merged from both sides."""
 
     @property
     def any_change(self) -> bool:
@@ -65,11 +65,11 @@ class Updated(Counts):
 
 
 def pull(context: Context, choices: Choices = Choices(), table_key: str | None = None) -> Updated:
-    """Move the workspace to the head of its branch; local changes stay.
+    """Move the workspace to the head of its branch; local changes are kept.
 
-    Texts below 1 MiB that were changed both here and on the branch are merged line by line, and CSV and Parquet files
-    by their rows if `table_key` names the column that tells them apart. What can't be merged is settled by `choices`,
-    with what is here as `ours`. Raises `Conflict`, with nothing written, if that leaves a path, or if the branch does
+    Texts below 1 MiB that were changed both here and on the branch are merged by line, and CSV and Parquet
+    files by row if `table_key` names their key column. Other conflicts are settled by `choices`, where `ours`
+    is the workspace. Raises `Conflict`, with nothing written, if a path stays in conflict or the branch does
     not descend from the base.
     """
     with open_to_write(context, "dsv pull") as opened:
@@ -81,8 +81,8 @@ def update_workspace(
 ) -> Updated | DsvError | None:
     """Update the workspace to the head of the branch on which `command` has just published.
 
-    Return None if the command was not typed in a workspace of this branch, and the error if the workspace could not be
-    updated, such as a `Conflict` with local changes.
+    Return None if the command does not run in a workspace of this branch, and the error, such as a `Conflict`
+    with local changes, if the workspace could not be updated.
     """
     try:
         found = context.workspace_or_none()
@@ -138,19 +138,20 @@ def _pull(
 
 
 def switch(context: Context, branch: BranchName, *, create: bool = False) -> Updated:
-    """The workspace follows `branch`, and has its files. create: makes the branch at the base, where no file changes.
+    """Make the workspace follow `branch`, and write its files. create: make the branch at the base; no file
+    changes.
 
-    Local changes stay. Raises `Conflict` with nothing written if one of them is to a path that would change, or if the
-    branch that is to be made is there, and `NotFound` for one that is not there. If it is killed while files are
-    written, the same call finishes it, and until then no command takes what was written for a change of the user's.
-    If its dataset was renamed, the workspace is one of the new name from now on.
+    Local changes are kept. Raises `Conflict`, with nothing written, if a local change is at a path that would
+    change, or if the branch to create exists; and `NotFound` if the branch does not exist. If this is killed
+    while it writes files, the same call finishes it, and until then no command takes the written files for
+    the user's changes. If the dataset was renamed, the workspace takes its new name.
     """
     with open_to_publish(context, f"{SWITCH}{branch}", branch, borrows=True) as opened:
         workspace = opened.workspace
         home = opened.repository.refs.home(workspace.dataset)
         if home != workspace.dataset:
             opened = replace(opened, workspace=workspace.follow(workspace.branch, home))
-        if opened.workspace.journal_path.exists():  # of a killed sync: what it had published is the base
+        if opened.workspace.journal_path.exists():  # a killed sync's commit is the base
             with Journal.open(opened.workspace.journal_path, workspace.store_id) as journal:
                 opened = finish_killed(opened, journal) or opened
         done = _create(context, opened, branch) if create else _switch(opened, branch)
@@ -197,7 +198,7 @@ def _create(context: Context, opened: OpenWorkspace, branch: BranchName) -> Upda
 
 
 class Restored(Counts):
-    """The commit whose files are in the workspace now. It is the base too, unless paths were named."""
+    """The commit whose files are now in the workspace. It is also the base, unless paths were given."""
 
     dataset: DatasetName
     commit: CommitId
@@ -206,12 +207,12 @@ class Restored(Counts):
 def restore(
     context: Context, paths: tuple[bytes, ...] = (), source: Target | None = None, *, force: bool = False
 ) -> Restored:
-    """Make these paths, and all below them, what the source (None: the base) has there.
+    """Make these paths, and all paths below them, equal to the source (None: the base).
 
-    Naming a path is consent to lose local changes in it. Files that no commit has stay, unless they are in the way.
-    Without a path it is the whole workspace, and the source becomes its base; deleted files come back, and `force` is
-    needed if anything would be lost. Raises `Conflict` with nothing written, `NotFound` for a path that neither side
-    has, and `Erased`.
+    Naming a path is consent to lose its local changes. Files that no commit has are kept, unless they are in
+    the way. Without paths, the whole workspace is restored and the source becomes its base; deleted files are
+    restored, and `force` is needed if anything else would be lost. Raises `Conflict` with nothing written,
+    `NotFound` for a path that neither side has, and `Erased`.
     """
     with open_to_write(context, "dsv restore") as opened:
         workspace, repository = opened.workspace, opened.repository
@@ -229,7 +230,7 @@ def restore(
             held = baseline.held if paths else baseline.held_of(after)
             check_tree(after, workspace.root, held)
             _check_paths(baseline, after, chosen)
-            # Paths that may differ from what counts as unchanged; all others need no look.
+            # Only these paths may differ from the entries that count as unchanged.
             suspects = frozenset(item.path for item in baseline.scan.work())
             goal = Goal(
                 "dsv restore",
@@ -251,7 +252,7 @@ def _deleted(baseline: Baseline) -> OverwritePolicy:
 def source_commit(
     context: Context, repository: Repository, workspace: Workspace, source: Target | None
 ) -> CommitId:
-    """Return the commit of the workspace's own dataset that `source` (None: the base) means."""
+    """Return the commit of the workspace's dataset that `source` (None: the base) names."""
     target = source or Target()
     if target.path is not None:
         raise UsageError(
@@ -260,7 +261,7 @@ def source_commit(
             hint=f"dsv restore {clean_path(target.path).decode(errors='replace')} --from @REV",
         )
     if target.dataset is not None and target.dataset != workspace.dataset:
-        # Raises if it is no dataset at all; the hint then tells of a branch of that name.
+        # Raises if no such dataset exists; the hint then names a branch of that name.
         context.resolve(repository, target)
         raise UsageError(
             f"{workspace.root} is a workspace of {workspace.dataset}, not of {target.dataset}",
@@ -292,9 +293,7 @@ def _check_paths(baseline: Baseline, after: TreeReader, chosen: PathSet) -> None
 def _restoring(
     before: Baseline, after: TreeReader, chosen: PathSet, held: Held, suspects: frozenset[bytes]
 ) -> Iterator[Change]:
-    """Yield the changes that give the chosen paths the content of `after`, in tree order. suspects: paths to yield even
-    if equal.
-    """
+    """Yield the changes that make the paths equal `after`, in tree order; `suspects` even if equal."""
     starts = chosen.paths or (b"",)
     runs: list[tuple[bytes, Iterable[Change]]] = [
         (sort_key(path), pair_entries(before.below(path, held), below(after, path, held))) for path in starts
@@ -312,11 +311,11 @@ def _restoring(
 def rollback(
     context: Context, target: Target, message: str | None = None, *, dry_run: bool = False
 ) -> Updated:
-    """Publish a new commit with the files of `target` on the workspace's branch, and bring them here.
+    """Publish a new commit with the files of `target` on the workspace's branch, and write them here.
 
-    Local changes stay, and one to a path that this would change is a `Conflict`, with nothing published or written.
-    So is a branch that somebody has moved since this workspace last saw it: nobody's work is taken back unseen.
-    dry_run: raises the same, and publishes and writes nothing.
+    Local changes are kept. Raises `Conflict`, with nothing published or written, if a local change is at a
+    path that this would change, or if the branch was moved since this workspace last saw it: no commit is
+    undone unseen. dry_run: raise the same, but publish and write nothing.
     """
     with open_to_publish(context, "dsv rollback", borrows=True) as opened:
         workspace, repository = opened.workspace, opened.repository
@@ -354,7 +353,7 @@ def rollback(
 
 
 def _check_rule(repository: Repository, head: Head, author: str, after: TreeReader) -> None:
-    """Raise `Conflict` if the branch's rule refuses this, before anything is done; a dry run does no more."""
+    """Raise `Conflict` if the branch's rule refuses this, before anything is written; for a dry run too."""
     repository.refs.check_mover(head, author)
     limits = repository.refs.limits(head.dataset, head.branch)
     if limits is None or limits.max_removals is None or head.commit is None:
@@ -365,7 +364,7 @@ def _check_rule(repository: Repository, head: Head, author: str, after: TreeRead
 
 
 def _publish(opened: OpenWorkspace, draft: Draft, commit: Commit, source: CommitId) -> None:
-    """Nothing is noted in the journal: if this is killed before the files are here, `dsv pull` brings them."""
+    """Publish without a journal record: if this is killed before it writes files, `dsv pull` writes them."""
     with Session.open(opened.repository, opened.writer) as session:
         check_whole(session, draft.dataset, source)
         locator = opened.repository.objects.commit_locator(source)

@@ -1,4 +1,4 @@
-"""New workspaces: of a new dataset (init), and with the files of one that is there (clone)."""
+"""Make workspaces: of a new dataset (init), or with the files of an existing dataset (clone)."""
 
 from __future__ import annotations
 
@@ -38,21 +38,22 @@ from dsv.workspace.workspace import DOT_FOLDER, Workspace, is_vacant
 
 @dataclass(frozen=True, slots=True)
 class Initialized:
-    """A folder that was bound to a new dataset."""
+    """The result of `init`."""
 
     dataset: DatasetName
     store: str
     root: Path
     new_store: bool
     warnings: tuple[str, ...] = ()
-    """About settings of a new store's bucket that would harm it."""
+    """About harmful settings of a new store's bucket."""
 
 
 def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer: bool = False) -> Initialized:
-    """Bind `folder` to a new dataset in the store in effect, which is made and proved if it is not there yet.
+    """Bind `folder` to a new dataset in the current store, which is created and probed if it does not exist.
 
-    If it was interrupted, the same call finishes it. Raises `Conflict` if the dataset exists or the folder is in
-    another workspace, and `Unsupported` if the store can't promise that one writer wins.
+    If this is interrupted, the same call finishes it. Raises `Conflict` if the dataset exists or the folder
+    is in another workspace, and `Unsupported` if the store can't guarantee that only one of several writers
+    succeeds.
     """
     inside = Workspace.find(folder)
     if inside is not None and (inside.root != folder.resolve() or inside.dataset != dataset):
@@ -63,7 +64,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
         )
     check_no_cache(folder, "copy what is to be a dataset to a folder outside of the cache")
     choice = context.settings.store()
-    _ = choice.called  # raises before a store is made that no workspace could be bound to
+    _ = choice.called  # raises before this creates a store that no workspace could be bound to
     with context.store(create=True) as store:
         new_store = not Repository.exists(store)
         repository = (
@@ -82,7 +83,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
             )
         if inside is None and repository.refs.exists(dataset):
             raise _dataset_exists(context, repository, dataset, folder)
-        # Bound first: interrupted between the two, the same command finishes.
+        # Bound first: if this is interrupted between the two, the same command finishes it.
         workspace = inside or _new_workspace(context, repository, folder, (dataset, MAIN, EVERYTHING))
         _create_dataset(context, repository, workspace, dataset, resumed=resumed)
         warnings: tuple[str, ...] = ()
@@ -106,7 +107,7 @@ def _create_dataset(
         raise
     if isinstance(made, Head):
         return
-    if resumed:  # an earlier, interrupted init of this folder had come this far, or somebody else has
+    if resumed:  # an earlier, interrupted init of this folder, or another process, has made the dataset
         head = repository.refs.head_or_none(dataset, MAIN)
         if head is not None and head.commit is None:
             return
@@ -129,12 +130,12 @@ _HINT = "move or remove them"
 
 
 class Differing(Enum):
-    """The treatment of files in the folder that differ from the commit's. Files that it does not have always stay."""
+    """What to do with files that differ from the commit's. Files that the commit lacks are always kept."""
 
     REFUSE = "refuse"
-    """Refuse them, and files that the commit does not have."""
+    """Refuse them, and also files that the commit does not have."""
     KEEP = "keep"
-    """They stay, as local changes."""
+    """Keep them as local changes."""
     OVERWRITE = "overwrite"
 
 
@@ -142,8 +143,6 @@ _HINTS = {Differing.REFUSE: f"{_HINT}; --keep keeps them as local changes, --for
 
 
 class Cloned(Counts):
-    """A new workspace."""
-
     root: Path
     dataset: DatasetName
     branch: BranchName
@@ -154,7 +153,7 @@ class Cloned(Counts):
     bytes: int
     chosen: SparsePatterns = EVERYTHING
     erased: int = 0
-    """Files of the commit that the workspace lacks, as they were erased from the store."""
+    """Files of the commit that the workspace lacks because they were erased from the store."""
 
 
 def clone(
@@ -165,13 +164,13 @@ def clone(
     only: Sequence[str] = (),
     differing: Differing = Differing.REFUSE,
 ) -> Cloned:
-    """Make a workspace of a commit, in a folder (by default of the dataset's own name).
+    """Make a workspace of a commit, in a folder (by default named after the dataset).
 
-    Files that are in the folder as the commit has them stay, and only what is missing comes from the store. The
-    workspace follows the branch that the target names, else `main`. If it is interrupted, the same call finishes it.
+    Files in the folder that equal the commit's are kept, and only missing files are fetched. The workspace
+    follows the branch that the target names, else `main`. If this is interrupted, the same call finishes it.
 
-    only: patterns of the paths to check out; by default all. Raises `Conflict`, with nothing written, if the folder has
-    anything else.
+    only: patterns of the paths to check out; by default all. Raises `Conflict`, with nothing written, if the
+    folder has anything else.
     """
     if target.dataset is None or target.path is not None:
         raise UsageError(
@@ -185,7 +184,7 @@ def clone(
         else:
             resolved = context.resolve(repository, target)
             branch, commit = resolved.branch or MAIN, resolved.commit
-        copies = stack.enter_context(lending(context, repository, dataset))  # first: they have metadata too
+        copies = stack.enter_context(lending(context, repository, dataset))  # first: it has metadata too
         tree = None if commit is None else TreeReader(repository.objects, commit)
         chosen = chosen_by(tree, only)
         _check_folder(root, dataset, tree, differing)
@@ -198,7 +197,7 @@ def clone(
             try:
                 made = _fill(opened, tree, differing)
             except BaseException:
-                if is_new and not bound.begun():  # nothing was written: the folder is as it was
+                if is_new and not bound.begun():  # nothing was written: restore the folder
                     bound.unbind()
                 raise
         erasures = tree.objects.erasures
@@ -224,8 +223,7 @@ def _fill(opened: OpenWorkspace, tree: TreeReader, differing: Differing) -> Made
 
 
 def _policy(tree: TreeReader, root: Path) -> OverwritePolicy:
-    """A file goes for the one that the commit has in its place. What the commit does not have stays, and with it the
-    folders that it is in."""
+    """Return a policy to replace files by the commit's. Files that it lacks, and their folders, are kept."""
 
     def may_overwrite(path: bytes) -> bool:
         place = root / os.fsdecode(path)
@@ -237,8 +235,9 @@ def _policy(tree: TreeReader, root: Path) -> OverwritePolicy:
 
 
 def _check_folder(root: Path, dataset: DatasetName, tree: TreeReader | None, differing: Differing) -> None:
-    """Raise `Conflict` for a folder that has something, and nothing by a name that the commit has, and for one in a
-    cache, whose files are everybody's and go when nobody uses them.
+    """Raise `Conflict` if the folder is not empty and has no path of the commit, or if it is in a cache.
+
+    Files in a cache are shared by all its users, and are deleted when unused.
     """
     elsewhere = f"dsv clone {dataset} OTHER-DIR"
     check_no_cache(root, elsewhere)
@@ -259,11 +258,11 @@ def _check_folder(root: Path, dataset: DatasetName, tree: TreeReader | None, dif
 
 
 _Wanted = tuple[DatasetName, BranchName, SparsePatterns]
-"""What a workspace is bound to, and the paths that it is to have."""
+"""The dataset, the branch and the paths that a workspace is bound to."""
 
 
 def _bind(context: Context, repository: Repository, root: Path, wanted: _Wanted) -> tuple[Workspace, bool]:
-    """Return the workspace, and whether it was bound just now."""
+    """Return the workspace, and whether this call has bound it."""
     dataset, branch, chosen = wanted
     inside = Workspace.find(root)
     if inside is not None and inside.root == root.resolve():

@@ -1,6 +1,7 @@
-"""Find names for the shell's completion: datasets, commits, paths, runs, stores and settings that this machine knows.
+"""Find names for the shell's completion: datasets, commits, paths, runs, stores and settings known on this
+machine.
 
-No bucket is asked. Everything is a suggestion: what can't be read, or not in time, is left out, and nothing raises.
+No bucket is asked, and nothing raises: names that can't be read in time are left out.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from dsv.workspace.workspace import Workspace
 
 _T = TypeVar("_T")
 Row = tuple[str, str]
-"""A word, and a few words about it."""
+"""A word and its short description."""
 Rows = Iterator[Row]
 SECONDS = 0.3
-"""The time that folders are waited for: a file server that is away would stop the shell."""
+"""The time to wait for folders: a file server that does not answer would block the shell."""
 
 
 def in_time(
@@ -38,7 +39,7 @@ def in_time(
     flags: Mapping[str, str | None],
     seconds: float,
 ) -> list[Row]:
-    """Return what is found in time. A read that hangs ends with the process. `flags` are --store and --cache."""
+    """Return what is found in time. A read that hangs ends with the process. flags: --store and --cache."""
     found: dict[str, str] = {}
 
     def work() -> None:
@@ -53,7 +54,7 @@ def in_time(
 
 
 class Names:
-    """The names that are known in one working folder. What may take the longest to read is yielded last."""
+    """The names that are known in a working folder. Slow sources are yielded last."""
 
     def __init__(self, environ: Mapping[str, str], cwd: Path, flags: Mapping[str, str | None]) -> None:
         self._settings = gather(environ, cwd, flags)
@@ -63,7 +64,7 @@ class Names:
             self._workspace = Workspace.find(cwd)
 
     def datasets(self) -> Rows:
-        """Yield those of the workspace, of the stores asked before, of the cache, and of a store that is a folder."""
+        """Yield those of the workspace, of stores asked before, of the cache, and of a folder store."""
         if self._workspace is not None:
             yield str(self._workspace.dataset), ""
         for folder in self._store_folders:
@@ -73,7 +74,7 @@ class Names:
         yield from _rows(map(str, self._ask(lambda refs: refs.datasets()) or ()), "")
 
     def revisions(self, text: str) -> Rows:
-        """Yield branches, tags, then commits by their first 12 digits. An empty text means the workspace's dataset."""
+        """Yield branches, tags, then commits by 12 digits. An empty text means the workspace's dataset."""
         yield from self.branches(text)
         yield from self.tags(text)
         dataset = self._dataset(text)
@@ -88,7 +89,7 @@ class Names:
         return _rows(self._refs(text)[1], "tag")
 
     def paths(self, text: str, revision: str, typed: str) -> Rows:
-        """Yield files and folders that begin with `typed`, of a commit that is cached, else of the workspace."""
+        """Yield files and folders of a cached commit, or else of the workspace, that begin with `typed`."""
         folder, slash, start = typed.rpartition("/")
         for tree in self._trees(text, revision):
             names = _listed(_entries, tree / folder)
@@ -98,7 +99,7 @@ class Names:
                 return
 
     def runs(self) -> Rows:
-        """Yield the runs of this machine, the newest first, then its sweeps."""
+        """Yield the runs of this machine, newest first, then its sweeps."""
         state = self._settings.state
         running = {name for name in list_names(state / "running") if not name.endswith(".stop")}
         kept = [run for each in list_names(state / "runs") for run in list_names(state / "runs" / each)]
@@ -107,7 +108,7 @@ class Names:
         yield from _rows(sorted(list_names(state / "sweeps"), reverse=True), "")
 
     def keys(self) -> Rows:
-        """Yield the settings that `dsv config` takes."""
+        """Yield the settings that `dsv config` accepts."""
         yield from _rows(["store", "cache", "author"], "")
         for table, part in (("stores", "url"), ("caches", "path")):
             yield from _rows((f"{table}.{name}.{part}" for name in self._settings.names(table)), "")
@@ -124,19 +125,19 @@ class Names:
 
     @property
     def _store_folders(self) -> list[Path]:
-        """The folders of what stores said before, here and in the cache; of the workspace's store if there is one."""
+        """The folders with past answers, here and in the cache: of the workspace's store, or else of all."""
         own = None if self._workspace is None else [str(self._workspace.store_id)]
         above = (self._context().metadata / "stores", self._cache / ".dsv/stores")
         return [folder / each for folder in above for each in own or _listed(list_names, folder)]
 
     def _dataset(self, text: str) -> DatasetName:
-        """Return the dataset that is named, or that of the workspace. Raises if there is none."""
+        """Return the given dataset, or the workspace's. Raises if there is none."""
         if text or self._workspace is None:
             return DatasetName.parse(text)
         return self._workspace.dataset
 
     def _refs(self, text: str) -> tuple[list[str], list[str]]:
-        """Return the branches and the tags of a dataset: as the store's folder has them, else as last known."""
+        """Return the branches and tags of a dataset: from the store if it is a folder, else as last known."""
         dataset = self._dataset(text)
         found = self._ask(lambda refs: refs.names(dataset))
         if found is not None and any(found):
@@ -145,7 +146,7 @@ class Names:
         return list(known.there("branches")), list(known.there("tags"))
 
     def _ask(self, question: Callable[[Refs], _T]) -> _T | None:
-        """Return what the store in effect says, if it and its names lie in folders; None if it says nothing."""
+        """Return the current store's answer, if it and its names are in folders; None if it does not answer."""
         choice = self._settings.store()
         if any(
             "://" in place and not place.startswith("file://") for place in (choice.url, choice.names or "")
@@ -156,7 +157,6 @@ class Names:
         return None
 
     def _tracking(self, dataset: DatasetName) -> Tracking:
-        """Return the newest answer about each name of a dataset."""
         found = Tracking()
         for folder in self._store_folders:
             with suppress(Exception):
@@ -164,7 +164,6 @@ class Names:
         return found
 
     def _places(self, dataset: DatasetName) -> list[Place]:
-        """Return the commits of a dataset that are in the cache."""
         name = folder_name(dataset)
         found = (Place.parse(name, each) for each in _listed(list_names, self._cache / name))
         return [place for place in found if place is not None]
@@ -188,13 +187,13 @@ def _rows(names: Iterable[str], about: str) -> Rows:
 
 
 def _listed(read: Callable[[Path], list[_T]], folder: Path) -> list[_T]:
-    """Return what a folder has; nothing if it can't be read."""
+    """Return the entries of a folder; none if it can't be read."""
     with suppress(Exception):
         return read(folder)
     return []
 
 
 def _entries(folder: Path) -> list[str]:
-    """Return the sorted names in a folder, those of folders with a slash."""
+    """Return the sorted names in a folder; names of folders end with a slash."""
     with os.scandir(folder) as found:
         return sorted(f"{each.name}/" if each.is_dir() else each.name for each in found)

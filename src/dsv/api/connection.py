@@ -1,4 +1,4 @@
-"""How a program reaches a store: `Connection`, and the `Context` that it or the command line hands to `dsv.api`."""
+"""How a program reaches a store: `Connection`, and the `Context` that the functions of `dsv.api` take."""
 
 from __future__ import annotations
 
@@ -33,28 +33,30 @@ _TAKEN_ALONG: Final = (
     "AWS_ENDPOINT_URL",
     "AWS_PROFILE",
 )
-"""The variables, by how they begin, that say where a store is. What a pickle has of the environment are these: no
-secrets. A process that was forked by a server has the environment of that server's beginning."""
+"""Prefixes of the variables that say where a store is. A pickle keeps only these, so it has no secrets.
+
+They are kept because a process forked by a server has the environment of that server's start.
+"""
 
 
 class Connection(msgspec.Struct, frozen=True, dict=True):
-    """The settings of a program for one store: of the environment, of the workspace around `cwd`, and of the config
-    files, as a command has them; what is named here comes before these. Nothing is read or opened before it is needed.
+    """The settings of a program for one store: of the environment, the workspace around `cwd`, and the config
+    files, as for a command. Fields set here override them. Nothing is read or opened before it is needed.
 
-    It can be pickled, and then has no secrets of the environment: another process takes its own.
+    It can be pickled, without the secrets of the environment: the other process uses its own.
     """
 
     environ: Callable[[], Mapping[str, str]] | Mapping[str, str]
     cwd: Path
     url: str | None = None
-    """As `--store`."""
+    """Like `--store`."""
     names: str | None = None
-    """The place of the store's names, if it is elsewhere, as `--names`."""
+    """Where the store's names are, if elsewhere; like `--names`."""
     cache_folder: str | None = None
-    """As `--cache`."""
+    """Like `--cache`."""
     author: str | None = None
     offline: bool = False
-    """No store is asked, as with `--offline`."""
+    """Do not ask a store, like `--offline`."""
     progress: Progress = msgspec.field(default_factory=NoProgress)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -77,12 +79,12 @@ class Connection(msgspec.Struct, frozen=True, dict=True):
 
     @cached
     def context(self) -> Context:
-        """The argument of every function of `dsv.api`. Git may be asked for the author. Raises as `settings`."""
+        """The argument of every function of `dsv.api`. May ask Git for the author. Raises like `settings`."""
         return self._context(environment.author(self.settings, self.author).value)
 
     @cached
     def reading(self) -> Context:
-        """The same for what signs nothing: git is not asked."""
+        """The same for functions that sign nothing: Git is not asked."""
         return self._context(environment.user_at_host())
 
     def _context(self, author: str) -> Context:
@@ -90,7 +92,7 @@ class Connection(msgspec.Struct, frozen=True, dict=True):
 
 
 def _overlaid(environ: Callable[[], Mapping[str, str]], kept: Mapping[str, str]) -> Mapping[str, str]:
-    """Return an environment with some variables as they were in another process."""
+    """Return an environment in which some variables are those of another process."""
     return {**environ(), **kept}
 
 
@@ -103,7 +105,7 @@ def make_context(
     offline: bool = False,
     offline_hint: str | None = None,
 ) -> Context:
-    """A context with these settings; credentials and the user's own folders by the environment."""
+    """Make a context with these settings; credentials and the user's folders are those of the environment."""
     return Context(
         settings=settings,
         options=StoreOptions.from_environment(environ),

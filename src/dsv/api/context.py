@@ -1,10 +1,10 @@
-"""The context of every use of `dsv.api`: settings, how to reach stores and their mirrors, who asks, and who watches.
+"""The context of every call of `dsv.api`: settings, access to stores and their mirrors, author and progress.
 
-The code that reads stores is imported by the first use that opens one: `dsv status` mostly needs none of it.
+Code that reads stores is imported when a store is first opened: `dsv status` mostly needs none of it.
 
-Mirrors give what a store has lost, and stand in for it if it does not answer. Objects are found by their ids in the
-mirror's own index, as its packs are others; so it does not matter how complete a mirror is, and what it has is checked
-like everything else. Names come from a mirror only if the store can't be opened.
+Mirrors provide objects that a store has lost, and replace a store that does not answer. Objects are found by
+id in the mirror's own index, because its packs differ; so a mirror need not be complete, and its objects are
+verified like all others. Names are read from a mirror only if the store can't be opened.
 """
 
 from __future__ import annotations
@@ -48,48 +48,48 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _OFTEN_ENOUGH_MS = 1000
-"""The time of an answer that has not changed is written into a workspace again after so long."""
+"""How long an unchanged answer is not written into a workspace again only to renew its time."""
 
 
 class Context(msgspec.Struct, frozen=True):
-    """Made by `dsv.store` or the command line, and handed to each function of `dsv.api`."""
+    """Made by `dsv.store` or the command line, and passed to each function of `dsv.api`."""
 
     settings: Settings
     options: StoreOptions
     writer: Writer
     metadata: Path
-    """The folder below which local copies of immutable metadata lie, one folder for each store."""
+    """The folder of local copies of immutable metadata, with one folder for each store."""
     cwd: Path
     progress: Progress = msgspec.field(default_factory=NoProgress)
     clock: Clock = now_ms
     offline: bool = False
-    """No store is asked: what this machine's cache knows is read."""
+    """Read only what this machine's cache knows, and ask no store."""
     offline_hint: str | None = None
-    """The command line to name if the store can't be reached, and the same could be read offline."""
+    """The command line to suggest if the store can't be reached but the same could be read offline."""
     open_offline: Callable[[Context, Target | None], Repository] | None = None
-    """A function that opens a repository offline; None if nothing can be read so."""
+    """A function that opens a repository offline; None if that is not possible."""
     override: str | None = None
     """The reason to override the rules of protected branches; None to respect them."""
     moved: Callable[[str, str, str], None] = lambda *_: None
-    """Called for a store whose names have moved, with its URL, the place that was named for them, and the new one."""
+    """Called for a store whose names have moved, with its URL, the given location of names, and the new."""
 
     def metadata_folder(self, store_id: StoreId) -> Path:
         return self.metadata / "stores" / str(store_id) / "objects"
 
     def store_options(self, choice: StoreChoice) -> StoreOptions:
-        """Return the environment's options, with what the configuration says of this store put before them."""
+        """Return the environment's options, overridden by the configuration of this store."""
         return self.options.overridden(
             endpoint=choice.endpoint, region=choice.region, profile=choice.profile, ca_file=choice.ca_bundle
         )
 
     def store(self, text: str | None = None, *, create: bool = False) -> closing[OpenStore]:
-        """Open a store as `open_store`, and close it at the end."""
+        """Like `open_store`, but close the store at the end."""
         return closing(self.open_store(text, create=create))
 
     def open_store(self, text: str | None = None, *, create: bool = False) -> OpenStore:
-        """Open the store that `text` names (None: the one in effect), which the caller closes.
+        """Open the store that `text` names (None: the current one). The caller closes it.
 
-        `create` makes the folder of a directory store, but not that of its names.
+        create: make the folder of a directory store, but not that of its names.
         """
         if self.offline:
             raise Unreachable("this asks the store, and it is not asked offline", hint="leave out offline")
@@ -106,9 +106,10 @@ class Context(msgspec.Struct, frozen=True):
 
     @contextmanager
     def repository(self, target: Target | None = None, *, mirrors: bool = False) -> Iterator[Repository]:
-        """Open the repository in the store in effect. Raises `NotFound` if there is none.
+        """Open the repository in the current store. Raises `NotFound` if there is none.
 
-        target: what `resolve` is about to be asked. mirrors: open it for reading, with its mirrors, as `open_to_read`.
+        target: the target that the caller will resolve. mirrors: open for reading with mirrors, like
+        `open_to_read`.
         """
         if self.offline:
             yield self.offline_repository(target)
@@ -127,7 +128,7 @@ class Context(msgspec.Struct, frozen=True):
             raise
 
     def _can_answer_offline(self, target: Target) -> bool:
-        """Return whether the target's commit, its tree, and the file that it names can be read without the store."""
+        """Return whether the target's commit, tree and file can be read without the store."""
         from dsv.repo.tree.read import TreeReader
 
         try:
@@ -151,9 +152,9 @@ class Context(msgspec.Struct, frozen=True):
     def open_repository(
         self, store: OpenStore, target: Target | None = None, commit: CommitId | None = None
     ) -> Repository:
-        """Return the repository in a store that `store` has opened; its threads end when that is closed.
+        """Return the repository in `store`; its threads end when that is closed.
 
-        target, commit: what `resolve` and `Objects.stored_commit` are about to be asked.
+        target, commit: what the caller will pass to `resolve` and `Objects.stored_commit`.
         """
         from dsv.repo.repository import Repository
         from dsv.store.open import split_of
@@ -196,7 +197,7 @@ class Context(msgspec.Struct, frozen=True):
         return Workspace.find(self.cwd)
 
     def workspace_of(self, target: str) -> Workspace:
-        """Return the workspace that a target without a dataset is about. Raises `UsageError`."""
+        """Return the workspace that a target without a dataset refers to. Raises `UsageError`."""
         found = self.workspace_or_none()
         if found is None:
             raise UsageError(
@@ -208,14 +209,15 @@ class Context(msgspec.Struct, frozen=True):
 
     @contextmanager
     def bound_repository(self, workspace: Workspace) -> Iterator[Repository]:
-        """Open the repository that a workspace belongs to; another store in its place is refused."""
+        """Open the repository of a workspace. Raises `Conflict` for another store."""
         with self.repository() as repository:
             check_binding(workspace, repository)
             yield repository
 
     def resolve(self, repository: Repository, target: Target, *, expired_too: bool = False) -> Resolved:
-        """Return the commit that a target means, in a workspace or outside. Raises `UsageError`, `NotFound`, also for
-        a commit that is expired unless `expired_too`, but not for the base of the workspace.
+        """Return the commit that a target means, in a workspace or outside. Raises `UsageError`, `NotFound`.
+
+        A commit that is expired is not found unless `expired_too`, except for the base of the workspace.
         """
         from dsv.repo.resolve import Resolved, resolve
 
@@ -244,7 +246,7 @@ class Context(msgspec.Struct, frozen=True):
 
 
 def reads_outside(options: Callable[[], StoreOptions]) -> ReadSource:
-    """Return what reads files that a store refers to. options: as for the store, asked for with the first file."""
+    """Return a reader of files outside the store that it refers to. options: called at the first file."""
 
     @cache
     def reader() -> ReadSource:
@@ -257,7 +259,7 @@ def reads_outside(options: Callable[[], StoreOptions]) -> ReadSource:
 
 @contextmanager
 def explaining(repository: Repository) -> Iterator[None]:
-    """Raise that a commit is expired in place of the error that something of it is missing."""
+    """If a missing object belongs to an expired commit, raise that error instead."""
     try:
         yield
     except IntegrityError as error:
@@ -268,10 +270,12 @@ def explaining(repository: Repository) -> Iterator[None]:
 
 @contextmanager
 def tracking(context: Context, repository: Repository) -> Iterator[None]:
-    """Write what the store answers to the tracking files at the end, even after an error: to that of the workspace
-    around too, which may follow another branch by then. Until then the repository has the last answer from there.
+    """Write the store's answers to the tracking files at the end, even after an error.
+
+    This includes the file of the current workspace, which may follow another branch at the end. Until then
+    the repository has the workspace's last answer.
     """
-    with suppress(DsvError, OSError):  # a command that needs the workspace reports what is wrong
+    with suppress(DsvError, OSError):  # a command that needs the workspace reports the error
         before = context.workspace_or_none()
         if before is not None and before.store_id == repository.id:
             last = before.tracking().branches.get(str(before.branch))
@@ -283,7 +287,7 @@ def tracking(context: Context, repository: Repository) -> Iterator[None]:
 
 
 def write_tracking(context: Context, repository: Repository) -> None:
-    """Write what the store has answered to the tracking files. A failure is none: nothing depends on them."""
+    """Write the store's answers to the tracking files. Failures are ignored: nothing depends on them."""
     answers, names, now_ms = repository.refs.answers, repository.names_url, repository.clock()
     answers.write_all(context.metadata_folder(repository.id).parent, names, now_ms)
     with suppress(DsvError, OSError):
@@ -294,7 +298,7 @@ def write_tracking(context: Context, repository: Repository) -> None:
 
 
 def check_binding(workspace: Workspace, repository: Repository) -> None:
-    """Raise `Conflict` if the store is not the one that the workspace was bound to."""
+    """Raise `Conflict` if the workspace is bound to another store."""
     if workspace.store_id != repository.id:
         raise Conflict(
             f"{workspace.root} belongs to another store than {repository.store.url}",
@@ -304,30 +308,30 @@ def check_binding(workspace: Workspace, repository: Repository) -> None:
 
 
 Place = tuple[str, str | None, "StoreOptions"]
-"""A store's URL, where its names are if elsewhere, and how it is reached."""
+"""A store's URL, the location of its names if elsewhere, and its options."""
 
 
 class Mirrors:
-    """The mirrors of one store, in their order. Each is opened when it is first needed; thread-safe."""
+    """The mirrors of one store, in their order. Each is opened when first needed. Thread-safe."""
 
     def __init__(
         self, url: str, places: list[Place], metadata: MetadataFolder, tell: Callable[[str], None]
     ) -> None:
-        """url: of the store. tell: is given one line when something is first read from a mirror."""
+        """url: of the store. tell: receives one line when something is first read from a mirror."""
         self._url = url
         self._openers = [partial(_open, url, place, metadata) for place in places]
-        """Of those that were not opened yet."""
+        """Of mirrors not opened yet."""
         self._tell = tell
         self._opened: list[Repository] = []
         self._reported: set[str] = set()
         self._lock = threading.Lock()
 
     def read(self, kind: ObjectKind, object_id: Id, why: DsvError) -> bytes | None:
-        """Return an object, checked, from the first mirror that has it."""
+        """Return an object, verified, from the first mirror that has it."""
         return self._first(lambda objects: objects.read(kind, object_id), why)
 
     def commit(self, commit_id: CommitId, why: DsvError) -> Commit | None:
-        """Return a commit, checked, from the first mirror that has it."""
+        """Return a commit, verified, from the first mirror that has it."""
         return self._first(lambda objects: objects.commit_or_none(commit_id), why)
 
     def _first(self, get: Callable[[Objects], T | None], why: DsvError) -> T | None:
@@ -345,7 +349,7 @@ class Mirrors:
         return None
 
     def stand_in(self, why: DsvError) -> Repository | None:
-        """Return the first mirror that can be opened, to be read in place of the store."""
+        """Return the first mirror that can be opened, to be read instead of the store."""
         for mirror in self._all():
             what = "does not answer" if isinstance(why, Unreachable) else "can't be opened"
             self._tell(
@@ -356,14 +360,13 @@ class Mirrors:
         return None
 
     def close(self) -> None:
-        """Close the stores that were opened."""
         with self._lock:
             opened, self._opened, self._openers = self._opened, [], []
         for one in opened:
             one.store.close()
 
     def _all(self) -> Iterator[Repository]:
-        """Yield those that are open, then open the next one."""
+        """Yield the open mirrors, then open the others one by one."""
         number = 0
         while True:
             with self._lock:
@@ -399,18 +402,17 @@ def _open(of: str, place: Place, metadata: MetadataFolder) -> Repository:
 
 
 def mirror_places(context: Context) -> list[Place]:
-    """Return the places of the mirrors of the store in effect."""
     return [(one.url, one.names, context.store_options(one)) for one in context.settings.mirrors()]
 
 
 def open_to_read(
     context: Context, target: Target | None, closing: ExitStack, *, mirrors: bool = True
 ) -> tuple[Repository, bool]:
-    """Open the store in effect with its mirrors; or else the first of these, under the store's own id. Return also
-    whether a mirror stands in. It stays open until `closing` is closed, or for good.
+    """Open the current store with its mirrors, or else its first mirror under the store's own id.
 
-    target: as of `Context.repository`. If none answers, or nothing here knows the store's id, raises what opening the
-    store raised: `Unreachable`, or `IntegrityError` if its format log is gone or damaged.
+    Return also whether a mirror stands in. The store stays open until `closing` is closed, if ever. target:
+    like in `Context.repository`. If no mirror answers, or this machine does not know the store's id, raises
+    the store's error: `Unreachable`, or `IntegrityError` if its format log is missing or damaged.
     """
     url = context.settings.store().url
     places = mirror_places(context) if mirrors else []
@@ -435,7 +437,7 @@ def open_to_read(
 
 
 def use_mirrors(repository: Repository, mirrors: Mirrors) -> None:
-    """Read what the store has lost, or can't give any more, from its mirrors."""
+    """Read objects that the store has lost, or can't return, from its mirrors."""
     from dsv.store.open import OpenStore
 
     repository.objects.mirrors = mirrors
@@ -444,7 +446,7 @@ def use_mirrors(repository: Repository, mirrors: Mirrors) -> None:
 
 
 def _notes(context: Context, url: str) -> list[Path]:
-    """Return the files that have the id of the store with this URL: for this user, and for those of a cache."""
+    """Return the files that hold the id of the store with this URL: this user's, and the cache's."""
     name = blake3(os.fsencode(url)).hexdigest()[:32]
     return [folder / "addresses" / name for folder in (context.settings.state, context.metadata)]
 
@@ -464,5 +466,5 @@ def _stand_in(context: Context, mirrors: Mirrors, notes: list[Path], away: DsvEr
     found = mirrors.stand_in(away)
     if found is None:
         raise away
-    found.id = known  # so that workspaces and caches belong to the store, and not to its mirror
+    found.id = known  # workspaces and caches belong to the store, not to its mirror
     return found

@@ -1,4 +1,4 @@
-"""Copies of datasets in another store, which gets what it lacks."""
+"""Copy datasets to another store, which receives only the objects that it lacks."""
 
 from __future__ import annotations
 
@@ -37,41 +37,40 @@ from dsv.values.units import format_count
 State = Literal["copied", "up to date", "ahead", "diverged"]
 PACK_BYTES = 32 << 20
 _SEARCHED = 100
-"""So many commits that only the other store has are looked at for one that both have."""
+"""How many commits only in the other store are searched for one that both stores have."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRequest:
-    """The options of a copy."""
-
     every: bool = False
     """Copy every dataset."""
     tags: bool = False
     create: bool = False
-    """Make the other store if it is not there."""
+    """Make the other store if it does not exist."""
     dry_run: bool = False
     history: int | None = None
-    """Of each branch, the content of so many commits is copied, by first parents; None for all."""
+    """Copy the content of this many commits of each branch, by first parents; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedName:
-    """A branch or tag, and what became of it in the other store."""
+    """A branch or tag, and the result for it in the other store."""
 
     dataset: DatasetName
     name: str
     kind: Literal["branch", "tag"]
     state: State
-    """`ahead`: the other store has it, and more. `diverged`: it has commits in its place that are not in this store. A
-    tag is diverged if it names another commit there."""
+    """`ahead`: the other store has it, and later commits. `diverged`: its commit there is not in this store's
+    history, or the tag names another commit there.
+    """
     commit: CommitId | None
-    """The commit that this store names; None for a branch without one."""
+    """The commit in this store; None for a branch without a commit."""
     before: CommitId | None
-    """The commit that the other store named."""
+    """The commit in the other store before the copy."""
     commits: int = 0
     """Commits that were copied."""
     expired: int = 0
-    """Further commits that are expired in the other store from the beginning: it has their records alone."""
+    """Further commits that are expired in the other store from the start: only their records were copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +84,20 @@ class Copied:
     bytes: int
     """Bytes of packs and index files that were sent."""
     objects: int | None
-    """Objects that would be sent; None if it was no dry run."""
+    """Objects that would be sent; None if this was no dry run."""
     requests: int
-    """Requests to both stores. Of a dry run, about as many as the copy would take."""
+    """Requests to both stores; for a dry run, about as many as the copy would make."""
     erasures: int = 0
-    """Erasures that were taken over."""
+    """Erasures that were adopted."""
 
 
 def copy(context: Context, target: Target, to: str, request: CopyRequest | None = None) -> Copied:
     """Copy a dataset, or with a revision one branch or tag of it, to the store that `to` names.
 
-    Commits keep their ids. A branch of the other store is only moved forward. What was copied when the command was
-    killed is not sent again. Raises `Conflict` at the end if a branch there has other commits, and `Unsupported` for a
-    store of another kind. Of several datasets one that can't be copied does not keep the others from it.
+    Commits keep their ids. A branch of the other store is only moved forward. If the command is killed,
+    objects already sent are not sent again. Raises `Conflict` at the end if a branch there has other commits,
+    and `Unsupported` for a store of another kind. If one of several datasets can't be copied, the others
+    still are.
     """
     request = request or CopyRequest()
     with (
@@ -109,7 +109,7 @@ def copy(context: Context, target: Target, to: str, request: CopyRequest | None 
         failures: list[Conflict | IntegrityError] = []
         erasures = source.objects.erasures.known.keys() - there.objects.erasures.known.keys()
         if erasures and not request.dry_run:
-            from dsv.upkeep.erase import adopt  # with numpy, for the few copies that take over an erasure
+            from dsv.upkeep.erase import adopt  # imports numpy, which few copies need
 
             adopt(there, context.writer, source.objects.erasures)
         copying = _Copying(context, source, there, to, request)
@@ -142,7 +142,7 @@ def _requests(*repositories: Repository) -> int:
 def _other(
     context: Context, to: str, request: CopyRequest, check_new: Callable[[str], None]
 ) -> Iterator[Repository]:
-    """Open the other store. check_new: called with its URL before it may be made."""
+    """Open the other store. check_new: called with its URL before it may be created."""
     choice = context.settings.store(to)
 
     def exists() -> bool:
@@ -184,7 +184,7 @@ def _other(
 
 
 def _check_new(context: Context, source: Repository, target: Target, request: CopyRequest, url: str) -> None:
-    """Raise for what would leave a store without anything in it, or one that lies in the other."""
+    """Raise before a store is created that would remain empty, or if one store lies in the other."""
     for dataset in _datasets(context, source, target, request):
         if not request.every:
             source.refs.require(dataset)
@@ -208,7 +208,7 @@ def _may_exist(url: str) -> bool:
 
 
 def _check_kinds(source: Repository, there: Repository) -> None:
-    """Raise for stores between which commits can't be copied as they are."""
+    """Raise for stores between which commits can't be copied unchanged."""
     url = there.store.url
     if source.id == there.id:
         raise UsageError(
@@ -246,7 +246,7 @@ def _datasets(
 
 
 class _Copying:
-    """Copies the names of one store to another, each with all that it needs."""
+    """Copies the names of one store to another, each with all objects it needs."""
 
     def __init__(
         self, context: Context, source: Repository, there: Repository, to: str, request: CopyRequest
@@ -285,7 +285,7 @@ class _Copying:
         )
 
     def dataset(self, dataset: DatasetName, name: str | None) -> None:
-        """Copy one dataset's branches, and its tags if they are asked for. name: only this branch or tag."""
+        """Copy one dataset's branches, and its tags if requested. name: only this branch or tag."""
         source, there = self._source.refs, self._there.refs
         if name is not None:
             heads, tags = self._named(dataset, name)
@@ -312,7 +312,7 @@ class _Copying:
     def _recent(
         self, dataset: DatasetName, heads: list[Head], tags: list[TagName], count: int
     ) -> set[CommitId]:
-        """Return the last so many commits of each branch, by first parents, and those that tags name."""
+        """Return the last `count` commits of each branch, by first parents, and the commits of tags."""
         values = [self._source.refs.tag(dataset, tag) for tag in tags]
         kept = {value.commit for value in values if value is not None}
         for head in heads:
@@ -324,8 +324,11 @@ class _Copying:
         return kept
 
     def _expired(self, dataset: DatasetName, commits: list[CommitId], named: CommitId) -> set[CommitId]:
-        """Return those of the commits that are copied without their content: what expired in either store, and what
-        is older than the history that was asked for. Raises `Conflict` if the one to name is among them."""
+        """Return the commits to copy without content: expired in either store, or older than the requested
+        history.
+
+        Raises `Conflict` if the commit to name is expired.
+        """
         here, there = (read_expiry(one.refs, dataset).states for one in (self._source, self._there))
         for repository, states in ((self._source, here), (self._there, there)):
             if named in states:
@@ -356,7 +359,7 @@ class _Copying:
         return [], []
 
     def _new_tags(self, dataset: DatasetName) -> list[TagName]:
-        """Return the tags that the other store has not, and never had. Note those that name another commit there."""
+        """Return the tags that the other store never had. Note those with another commit there."""
         prefix = keys.tags_prefix(dataset)
         here, there = both(
             partial(parts, self._source.store, prefix), partial(parts, self._there.store, prefix)
@@ -375,7 +378,7 @@ class _Copying:
     def _tagged(
         self, repository: Repository, dataset: DatasetName, tags: list[TagName]
     ) -> list[CommitId | None]:
-        """Return the commit of each tag. As no tag moves, the store is asked for those that this machine never saw."""
+        """Return the commit of each tag. Tags never move, so the store is asked only for unknown tags."""
         folder = self._context.metadata_folder(repository.id).parent
         tracked = read_tracking(file_of(folder, dataset)).tags
         known = {one: tracked[str(one)].commit_id for one in tags if str(one) in tracked}
@@ -389,13 +392,12 @@ class _Copying:
     def _compare(
         self, dataset: DatasetName, tag: TagName, mine: CommitId | None, theirs: CommitId | None
     ) -> None:
-        """Note a tag that names two commits. None: it was deleted meanwhile."""
+        """Note a tag that names two commits. None: it was deleted while this ran."""
         if mine is not None and theirs is not None and mine != theirs:
             self._names.append(CopiedName(dataset, str(tag), "tag", "diverged", mine, theirs))
 
     def _branch(self, head: Head, known: Head | None, whole: list[CommitId]) -> None:
-        """Copy a branch. known: where it is in the other store. whole: commits that are there with all they refer to;
-        the branch's is added."""
+        """Copy a branch. known: its head there. whole: complete commits there; its commit is added."""
         dataset, branch = head.dataset, head.branch
         before = None if known is None else known.commit
         done = partial(CopiedName, dataset, str(branch), "branch", commit=head.commit, before=before)
@@ -450,7 +452,7 @@ class _Copying:
         return lacking(commits, commit, known)
 
     def _is_ahead(self, commit: CommitId, there: CommitId) -> bool:
-        """Return whether the other store's commit was made on top of this store's."""
+        """Return whether the other store's commit is a descendant of this store's."""
         for objects in (self._source.objects, self._there.objects):
             if all(objects.commit_or_none(one) is not None for one in (commit, there)):
                 return is_ancestor(objects, commit, there)
@@ -466,8 +468,9 @@ class _Copying:
         write: Callable[[], object],
         after: Head | None = None,
     ) -> tuple[int, int]:
-        """Copy commits, then write the name of one; a plan counts them. Return how many there are with their content,
-        and without it. name: such as `tag v1`. after: the move that it follows."""
+        """Copy commits, then write the name of one; a dry run only counts them. Return how many were copied
+        with and without content. name: such as `tag v1`. after: the previous move.
+        """
         objects, there, writer = self._source.objects, self._there, self._context.writer
         expired = self._expired(dataset, commits, named)
         counts = len(commits) - len(expired), len(expired)
@@ -484,7 +487,7 @@ class _Copying:
                     self._bytes += receiver.uploaded_bytes
                 if named not in commits:
                     check_whole(session, dataset, named)
-                # They have no content there, which is said before anything leads to them.
+                # Mark those without content as expired before any name leads to them.
                 for action in (ExpiryAction.EXPIRE, ExpiryAction.FREE) if expired else ():
                     append(there, writer, dataset, action, lambda _: expired, "not copied")
             except BaseException:
@@ -499,7 +502,7 @@ class _Copying:
     def _count(self, commits: list[CommitId], expired: set[CommitId], base: CommitId | None) -> None:
         assert self._plan is not None
         near = None if base is None or base in self._planned else TreeReader(self._there.objects, base)
-        # What is erased in either store is, in the other one, once the copy is made.
+        # An object erased in either store is erased in the other after the copy.
         erased = {**self._source.objects.erasures.known, **self._there.objects.erasures.known}
         trees = TreeCopy(self._source.objects, self._plan, self._context.progress, near, Erasures(erased))
         for commit in commits:
@@ -514,8 +517,7 @@ class _Copying:
             self._there.refs.move(dataset, branch, None, entry)
 
     def refused(self, diverged: list[CopiedName]) -> Conflict:
-        """Return the error for branches of the other store that have commits of their own, and for tags of two
-        commits."""
+        """Return the error for branches with other commits in the other store, and tags of two commits."""
         first = min(diverged, key=lambda one: one.kind == "tag")
         assert first.commit is not None and first.before is not None
         where = f"{first.dataset}@{first.name}"

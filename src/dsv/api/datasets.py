@@ -1,4 +1,4 @@
-"""The datasets of a store, without their files here: list, delete and rename them, resolve, ls, cat."""
+"""Work on datasets in a store, without local files: list, delete, rename, resolve, ls, cat."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class DatasetItem(msgspec.Struct, frozen=True):
-    """A dataset and the head of its `main`; the last four are None or 0 before its first commit."""
+    """A dataset and the head of its `main`; the other fields are None or 0 before its first commit."""
 
     dataset: DatasetName
     commit: CommitId | None
@@ -51,7 +51,7 @@ def datasets(context: Context) -> list[DatasetItem]:
 
 
 def dataset_item(repository: Repository, name: DatasetName) -> DatasetItem | None:
-    """Return one dataset; None if it has no branch `main`, as one that was left half made."""
+    """Return one dataset; None if it has no branch `main`, like a dataset whose creation was interrupted."""
     head = repository.refs.head_or_none(name, MAIN)
     if head is None:
         return None
@@ -62,7 +62,7 @@ def dataset_item(repository: Repository, name: DatasetName) -> DatasetItem | Non
 
 
 def resolve(context: Context, target: Target) -> Resolved:
-    """Return the commit that a target means now. Raises `IntegrityError` if it is named and missing."""
+    """Return the commit that a target means now. Raises `IntegrityError` if that commit is missing."""
     with context.repository(target) as repository:
         resolved = context.resolve(repository, target)
         repository.objects.commit(resolved.commit)
@@ -71,7 +71,7 @@ def resolve(context: Context, target: Target) -> Resolved:
 
 @contextmanager
 def ls(context: Context, target: Target) -> Iterator[tuple[Iterator[Entry], Erasures]]:
-    """Open the entry at the target's path, or all below it, in tree order; and what tells which of them were erased.
+    """Open the entry at the target's path, or all below it, in tree order; and the store's erasures.
 
     Raises `NotFound`.
     """
@@ -93,7 +93,7 @@ def ls(context: Context, target: Target) -> Iterator[tuple[Iterator[Entry], Eras
 
 @contextmanager
 def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
-    """Open one file's content in verified pieces. Raises `NotFound`, and `UsageError` if it is no file."""
+    """Open the content of a file in verified pieces. Raises `NotFound`, and `UsageError` if it is no file."""
     path = clean_path(target.path)
     if not path:
         near = _path_here(context, target)
@@ -117,7 +117,7 @@ def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
 
 
 def _path_here(context: Context, target: Target) -> str | None:
-    """Return a path of the workspace that was typed as a dataset as it should be written, with a colon; else None."""
+    """If a workspace path was given as a dataset, return it as it should be, with a colon; else None."""
     workspace = context.workspace_or_none()
     if workspace is None or target.dataset is None or target.rev is not None or target.path is not None:
         return None
@@ -133,10 +133,11 @@ def _no_path(target: Target, resolved: Resolved) -> NotFound:
 def delete(
     context: Context, dataset: DatasetName, confirm: Callable[[str], None], message: str = ""
 ) -> Deletion:
-    """Delete a dataset, so that it can be brought back until gc has removed its content.
+    """Delete a dataset. It can be restored until gc has removed its content.
 
-    confirm: gets what is about to be deleted, and raises if the user does not want that. It is not called for what was
-    deleted before. Raises as `delete_dataset`, and `Conflict` if the workspace around here belongs to the dataset.
+    confirm: gets a description of what will be deleted, and raises if the user refuses. Not called if the
+    dataset was deleted before. Raises like `delete_dataset`, and `Conflict` if the current workspace belongs
+    to the dataset.
     """
     from dsv.upkeep.datasets import delete_dataset
 
@@ -158,7 +159,7 @@ def delete(
 
 
 def undelete(context: Context, dataset: DatasetName, message: str = "") -> list[Head]:
-    """Bring a deleted dataset back, and return the heads of its branches. Raises as `undelete_dataset`."""
+    """Restore a deleted dataset, and return the heads of its branches. Raises like `undelete_dataset`."""
     from dsv.upkeep.datasets import undelete_dataset
 
     with context.repository() as repository:
@@ -166,7 +167,7 @@ def undelete(context: Context, dataset: DatasetName, message: str = "") -> list[
 
 
 def rename(context: Context, old: DatasetName, new: DatasetName, message: str = "") -> Renamed:
-    """Give a dataset another name. Raises as `rename_dataset`."""
+    """Rename a dataset. Raises like `rename_dataset`."""
     from dsv.upkeep.datasets import rename_dataset
 
     with context.repository() as repository:
@@ -174,7 +175,7 @@ def rename(context: Context, old: DatasetName, new: DatasetName, message: str = 
 
 
 def deleted_datasets(context: Context) -> list[Head]:
-    """Return the last moves of `main` of the datasets that were deleted, by name."""
+    """Return the last moves of `main` of the deleted datasets, by name."""
     with context.repository() as repository:
         names = repository.refs.datasets()
         found = together([partial(repository.refs.deleted_dataset, name) for name in names])

@@ -1,4 +1,4 @@
-"""Differences between two commits, between a commit and the workspace, and of a commit from the one before (show)."""
+"""Compare two commits, a commit and the workspace, or a commit and its parent (show)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from dsv.workspace.scan.result import Differences, Gone, Pending, detect_changes
 from dsv.workspace.workspace import Workspace
 
 _MOST_PATHS, _MOST_BYTES = 20_000, 64 << 20
-"""The most that `find_renamed` looks at."""
+"""The most that `find_renamed` considers."""
 
 
 _Changed = dict[bytes, "Pending | Gone"]
@@ -45,10 +45,10 @@ _Changed = dict[bytes, "Pending | Gone"]
 def _workspace_changes(
     context: Context, workspace: Workspace, trees: Trees, before: CommitId | None, scope: PathSet
 ) -> tuple[list[Difference], tuple[Problem, ...], str | None]:
-    """Compare the workspace with a commit, its base or another.
+    """Compare the workspace with its base or another commit.
 
-    Return the differences without renames, the files that can't be compared, and a note of a command that was
-    interrupted. Files are read if their stats leave a doubt, and new ones if they may be renamed.
+    Return the differences without renames, the files that can't be compared, and a note about an interrupted
+    command. Files are read if their stats leave a doubt, and new files if they may be renamed.
     """
     state = load_state(workspace)
     base = workspace.base()
@@ -72,13 +72,13 @@ def _workspace_changes(
 
 
 def _changed(baseline: Baseline, paths: Iterable[bytes]) -> _Changed:
-    """Return what there is at these paths, in tree order. `detect_changes` has found that they differ."""
+    """Return the present entries at these paths, which `detect_changes` found to differ, in tree order."""
     wanted = set(paths)
     return {item.path: item for item in baseline.scan.work() if item.path in wanted}
 
 
 def find_renamed(baseline: Baseline, found: Differences) -> dict[bytes, bytes]:
-    """Return the old paths of added files, by the new ones; none if that needs much reading, or the store."""
+    """Return the old paths of added files, by new path; none if that needs much reading, or the store."""
     if not found.removed or not found.added or len(found.added) + len(found.removed) > _MOST_PATHS:
         return {}
     try:
@@ -115,9 +115,7 @@ def _unchanged(baseline: Baseline, paths: Iterable[bytes]) -> dict[bytes, Entry]
 def _from_another(
     baseline: Baseline, before: TreeReader | None, changed: _Changed, scope: PathSet
 ) -> tuple[dict[bytes, Entry], list[Change]]:
-    """Return the entries of a commit other than the base at the changed paths, and its differences from the base
-    elsewhere.
-    """
+    """Return a commit's entries at the changed paths, and its differences from the base elsewhere."""
     others = {change.path: change for change in diff_trees(before, baseline.tree, Both(scope, baseline.held))}
     written = [path for path in baseline.written if path in scope]
     had = find_entries(before, written) if written else {}
@@ -135,7 +133,7 @@ def _from_another(
 
 
 def _to_read(changed: _Changed, old: dict[bytes, Entry]) -> Iterator[Pending | Gone]:
-    """Files whose mode alone may have changed, and new files as large as one that is gone."""
+    """Yield files whose mode alone may have changed, and new files as large as a removed file."""
     sizes = {
         was.size
         for path, was in old.items()
@@ -151,7 +149,7 @@ def _to_read(changed: _Changed, old: dict[bytes, Entry]) -> Iterator[Pending | G
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A commit, or a workspace if `workspace` is given. Neither: a dataset before its first commit."""
+    """A commit, or a workspace if `workspace` is given. Without both: a dataset before its first commit."""
 
     dataset: DatasetName
     commit: CommitId | None
@@ -171,14 +169,14 @@ class Comparison:
     _folder: Descent | None = field(default=None, repr=False)
 
     def is_erased(self, one: Difference) -> bool:
-        """Return whether the content of a side was erased from the store."""
+        """Return whether the content of either side was erased from the store."""
         erasures = self._objects().erasures
         return any(each is not None and erasures.of(each) is not None for each in (one.before, one.after))
 
     def contents(
         self, chosen: Sequence[Difference]
     ) -> Iterator[tuple[Difference, bytes | None, bytes | None]]:
-        """Both sides' contents of these files, whole, while the comparison is open. A side without a file is None."""
+        """Yield both sides' whole contents of these files (None: no file). The comparison must be open."""
         old = self._stored(self.before, ((one.before, None) for one in chosen))
         new = (
             self._stored(self.after, ((one.after, one.location) for one in chosen))
@@ -209,9 +207,10 @@ class Comparison:
 def diff(
     context: Context, before: Target | None, after: Target | None, paths: Sequence[bytes] = ()
 ) -> Iterator[Comparison]:
-    """Compare two commits; without `after` a commit, and without both the base, with the workspace.
+    """Compare two commits; or `before`, or else the base, with the workspace.
 
-    paths: below which to look, as the dataset has them. Raises `NotFound` for a path that neither side has.
+    paths: limit the comparison to these paths of the dataset. Raises `NotFound` for a path that neither side
+    has.
     """
     scope = PathSet.of(paths)
     workspace = context.workspace() if before is None else context.workspace_or_none()
@@ -222,7 +221,7 @@ def diff(
             hint=f"dsv diff {before} OTHER; dsv show {before} compares a commit with its parent",
         )
     with ExitStack() as opened:
-        if before is None:  # the store is opened only if something of the base must be read
+        if before is None:  # the store is opened only if content of the base must be read
             assert workspace is not None
             here = workspace
             objects = cache(lambda: opened.enter_context(context.bound_repository(here)).objects)
@@ -300,36 +299,33 @@ class ShownPath:
     chunks: int = 0
     """Chunks of the file."""
     difference: Difference | None = None
-    """The change against the first parent, if there is one; None for a folder."""
+    """The change from the first parent, if any; None for a folder."""
     shared: int = 0
-    """Bytes of the file in chunks that the parent's version has too."""
+    """Bytes of the file in chunks that the parent's version also has."""
     erased: Erasure | None = None
     """The erasure of the file's content."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownCommit:
-    """A commit, and the changes that it made."""
-
     dataset: DatasetName
     id: CommitId
     commit: Commit
     names: tuple[str, ...]
     """Branches and tags that name it now."""
     differences: Iterable[Difference]
-    """Changes against `parent` (or against nothing), below the path if one was given. Iterate only once, and
-    before closing."""
+    """Changes from `parent` (or from nothing), below the path if given. Iterate only once, before closing."""
     unsearched: int = 0
     path: ShownPath | None = None
     parent: CommitId | None = None
-    """The first parent, or its nearest ancestor that gc has left."""
+    """The first parent, or its nearest ancestor that gc has not removed."""
     passed: int = 0
-    """Commits up to that one whose content gc has removed."""
+    """Commits before `parent` whose content gc has removed."""
     tree: TreeReader | None = field(default=None, repr=False)
-    """Of a first commit that was asked for as a whole."""
+    """Of a first commit that was requested as a whole."""
 
     def summarize(self) -> Summary:
-        """Count the differences, in place of taking them."""
+        """Count the differences, instead of iterating over them."""
         if self.tree is None:
             return Summary(self.differences)
         summary = Summary()
@@ -340,7 +336,7 @@ class ShownCommit:
 
 @contextmanager
 def show(context: Context, target: Target) -> Iterator[ShownCommit]:
-    """Open the commit that a target means, or the path in it that the target names. Raises `NotFound`."""
+    """Open the commit that a target means, or the path that it names in it. Raises `NotFound`."""
     path = clean_path(target.path)
     with context.repository(target) as repository:
         resolved = context.resolve(repository, target)
@@ -362,7 +358,7 @@ def show(context: Context, target: Target) -> Iterator[ShownCommit]:
         if path and folder is None:
             raise resolved.no_path(quote(path), str(target))
         scope = PathSet.of([path] if path else [])
-        if before is None:  # not held: it is the whole tree
+        if before is None:  # the changes are the whole tree, and are not kept in memory
             changes = differences(diff_trees(None, after, scope))
             yield made(changes, path=folder, tree=None if path else after)
             return
@@ -371,7 +367,7 @@ def show(context: Context, target: Target) -> Iterator[ShownCommit]:
 
 
 def _file(before: TreeReader | None, after: TreeReader, found: Located) -> ShownPath:
-    """If the parent lacks it, it may be another one's new name, so all that differs is looked at."""
+    """Describe a file. If the parent lacks its path, it may be renamed, so all differences are searched."""
     entry, where = found
     objects = after.objects
     is_lacking = before is not None and before.entry(entry.path) is None

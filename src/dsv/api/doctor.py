@@ -1,4 +1,4 @@
-"""Check what keeps dsv from working here: each check asks the real thing, and names what mends it."""
+"""Check what prevents dsv from working here: each check uses the real thing, and names the remedy."""
 
 from __future__ import annotations
 
@@ -36,15 +36,13 @@ from dsv.upkeep.packs import Schedule
 from dsv.values.units import format_bytes, format_count, rfc3339
 
 CLOCK_SECONDS = 60.0
-"""A clock that differs by more is reported: S3 refuses requests from 15 minutes on, and times in records mislead."""
+"""A larger clock difference is reported: S3 refuses requests from 15 minutes on, and record times mislead."""
 LITTLE_ROOM = 5
-"""Per cent of a file system below which its free room is reported."""
+"""Per cent of free room in a file system below which it is reported."""
 _LIBRARIES = ("obstore", "botocore", "msgspec", "blake3", "zstandard", "typer", "rich")
 
 
 class State(Enum):
-    """The outcome of a check."""
-
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
@@ -52,10 +50,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check."""
-
     check: str
-    """The thing that was checked."""
     state: State
     text: str
     """The finding, as a part of a sentence."""
@@ -64,9 +59,9 @@ class Finding:
 
 
 def examine(context: Context, environ: Mapping[str, str], opened: ExitStack) -> Iterator[Finding]:
-    """Make each check in turn. Writes a few small objects to the store, and removes them again.
+    """Run all checks in turn. Writes a few small objects to the store, and deletes them.
 
-    opened: closes what is opened meanwhile.
+    opened: closes all that is opened here.
     """
     yield _versions()
     yield from _settings(context)
@@ -92,7 +87,7 @@ def _settings(context: Context) -> Iterator[Finding]:
         setting = context.settings.get(key)
         if setting is not None:
             yield _ok(key, f"{setting.value}, from {setting.origin}")
-        with suppress(DsvError):  # opening the store reports what is wrong with its setting
+        with suppress(DsvError):  # opening the store reports errors of its setting
             names = context.settings.place_of_names() if key == "store" else None
             if names is not None:
                 yield _ok("names", f"{names.value}, from {names.origin}")
@@ -116,8 +111,8 @@ def _workspace(context: Context) -> Iterator[Finding]:
 def examine_store(context: Context, opened: ExitStack, *, thorough: bool = False) -> Iterator[Finding]:
     """Read, then write with the conditions that dsv needs, then compare clocks.
 
-    opened: closes what is opened meanwhile. thorough: let many writers in several processes race for many keys, which
-    takes some seconds.
+    opened: closes all that is opened here. thorough: let many writers in several processes race for many
+    keys, which takes some seconds.
     """
     choice = context.settings.store()
     try:
@@ -165,7 +160,7 @@ def _reading(context: Context, store: OpenStore) -> Generator[Finding, None, boo
 
 
 def _contents(context: Context, repository: Repository) -> Finding:
-    """Return what is known of the bytes of the store's packs, which are not read here."""
+    """Return what is known about the store's packs; they are not read here."""
     found = read_damage(repository)
     if found is not None and found[1].missing:
         many = f"{len(found[1].missing):,}{'' if found[1].all_missing else ' or more'}"
@@ -220,11 +215,11 @@ def _under_load(store: Store, options: StoreOptions) -> Iterator[Finding]:
     split = split_of(store)
     names = store if split is None else split.names
     if names.url.startswith("memory://"):
-        return  # other processes do not see it
+        return  # other processes can't see it
     try:
         findings = race(names, options)
     except Denied:
-        return  # which was reported already
+        return  # already reported
     except DsvError as error:
         yield _failed("write under load", error)
         return
@@ -234,14 +229,14 @@ def _under_load(store: Store, options: StoreOptions) -> Iterator[Finding]:
 
 
 def _proved(check: str, store: Store, findings: Sequence[str], good: str, hint: str) -> Finding:
-    """Return `good` if nothing was found, else what was."""
+    """Return `good`, or else the findings."""
     if not findings:
         return _ok(check, good)
     return fail(check, f"{store.url} does not keep what dsv relies on: {'; '.join(findings)}", hint)
 
 
 def _clock(check: str, what: str, seconds: float, grain: float) -> Finding:
-    """grain: seconds that the time may be off because it is given in whole ones."""
+    """grain: seconds by which the time may be off because it is in whole seconds."""
     off = max(0.0, abs(seconds) - grain)
     if off > CLOCK_SECONDS:
         return _warn(
@@ -282,7 +277,7 @@ def _cache(context: Context) -> Iterator[Finding]:
 def _engines(environ: Mapping[str, str]) -> Iterator[Finding]:
     gpus: int | None = None
     for name, make in ENGINES.items():
-        if make.queues:  # a cluster is no engine of this machine: its pools are asked
+        if make.queues:  # a cluster is no engine of this machine: its pools are checked
             continue
         try:
             answer = make(environ).probe()
@@ -320,7 +315,7 @@ def _pools(context: Context, environ: Mapping[str, str]) -> Iterator[Finding]:
         except DsvError as error:
             yield _failed(check, error)
             continue
-        if pool.engine is None:  # this machine, whose engines were asked
+        if pool.engine is None:  # this machine, whose engines were checked
             continue
         try:
             answer = engine_of(pool)(environ, pool.options).probe()

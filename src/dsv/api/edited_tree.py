@@ -1,6 +1,6 @@
-"""A tree as it will be after edits that are not written yet.
+"""A tree after edits that are not written yet.
 
-Only segments that have one of the paths, or would have it, are read. Memory is in proportion to the edits.
+Only segments that have, or would have, one of the paths are read. Memory is proportional to the edits.
 """
 
 from __future__ import annotations
@@ -18,51 +18,51 @@ from dsv.values.paths import check_path, folders_above, show, sort_key
 
 
 class EditedTree:
-    """The tree of `base` (None: an empty one) with edits.
+    """The tree of `base` (None: an empty tree) with edits.
 
-    A folder is there as long as something lies in it; the last path that goes takes its folder with it. A placeholder
-    of an empty folder goes when something is put into the folder.
+    A folder exists while it has entries; removing its last path removes it. The placeholder of an empty
+    folder is removed when an entry is put into the folder.
     """
 
     def __init__(self, base: TreeReader | None) -> None:
         self._base = base
         self._found: dict[bytes, Found] = {}  # in the base
         self._void: set[bytes] = set()  # folders that the base does not have
-        self._edits: dict[bytes, Source | None] = {}  # None: a path of the base that goes
-        self._filled: Counter[bytes] = Counter()  # how many edits put something below each folder
-        self._touched: Counter[bytes] = Counter()  # how many paths of the base below each folder have an edit
+        self._edits: dict[bytes, Source | None] = {}  # None: a path of the base that is removed
+        self._filled: Counter[bytes] = Counter()  # how many edits put an entry below each folder
+        self._touched: Counter[bytes] = Counter()  # how many paths of the base below each folder are edited
 
     def look_up(self, paths: Iterable[bytes]) -> None:
-        """Read all at once what the base has at paths that are soon asked for."""
+        """Read at once the base's entries at paths that will be needed soon."""
         self._found.update(find_paths(self._base, [one for one in paths if one not in self._found]))
 
     def look_up_below(self, folder: bytes, paths: Iterable[bytes]) -> None:
-        """Look up paths below a folder. If the base has no such folder, nothing else is read."""
+        """Look up paths below a folder. If the base has no such folder, read nothing else."""
         if not folder or self._in_base(folder).below:
             self.look_up(paths)
         elif self._in_base(folder) == NOTHING:
             self._void.add(folder)
 
     def find(self, path: bytes) -> Source | None:
-        """Return what is at exactly this path: a file, a symlink, or an empty folder."""
+        """Return the entry at exactly this path: a file, a symlink, or an empty folder."""
         if path in self._edits:
             return self._edits[path]
         found = self._in_base(path)
         return None if found.entry is None else _as_source(found.entry, found.location)
 
     def is_folder(self, path: bytes) -> bool:
-        """Return whether the path is the whole tree, an empty folder, or has something below it."""
+        """Return whether the path is the whole tree, an empty folder, or has entries below it."""
         here = self.find(path) if path else None
         return not path or (here is not None and here.kind is Kind.EMPTY_DIRECTORY) or self._has_below(path)
 
     def below(self, path: bytes) -> Iterator[tuple[bytes, Source]]:
-        """Yield everything at and below the path, in no particular order. Nothing may be edited meanwhile."""
+        """Yield all entries at and below the path, in any order. Do not edit the tree while iterating."""
         prefix = path + b"/" if path else b""
         yield from (item for item in self._placed() if item[0] == path or item[0].startswith(prefix))
         yield from self._staying(() if self._base is None else self._base.below(path))
 
     def starting_with(self, prefix: bytes) -> Iterator[tuple[bytes, Source]]:
-        """Yield everything whose path begins with these bytes, as `below`."""
+        """Like `below`, for all paths that begin with these bytes."""
         yield from (item for item in self._placed() if item[0].startswith(prefix))
         yield from self._staying(() if self._base is None else self._base.starting_with(prefix))
 
@@ -75,7 +75,7 @@ class EditedTree:
                 yield entry.path, _as_source(entry, location)
 
     def keep(self, found: Iterable[tuple[bytes, Source]]) -> None:
-        """Remember what `below` or `starting_with` gave and is to be edited, so that it is not read again."""
+        """Remember entries of `below` or `starting_with` that will be edited, to avoid reading them again."""
         for path, what in found:
             if path not in self._edits:
                 self._found[path] = Found(
@@ -89,10 +89,10 @@ class EditedTree:
         self._set(path, None)
 
     def place(self, path: bytes, what: Source, *, replace: bool = True) -> None:
-        """Put something at a path. An empty folder where a folder is changes nothing.
+        """Put an entry at a path. An empty folder where a folder exists changes nothing.
 
-        Raises `Conflict` if a folder would be replaced, or a file by a folder, or (without `replace`) anything;
-        `UsageError` for a path that no tree may hold.
+        Raises `Conflict` if a folder would be replaced, or a file by a folder, or (without `replace`)
+        anything; `UsageError` for a path that no tree may have.
         """
         try:
             check_path(path)
@@ -117,7 +117,7 @@ class EditedTree:
         self._set(path, what)
 
     def changes(self) -> list[tuple[bytes, Source | None]]:
-        """Return what differs from the base, in tree order; None is a path that goes."""
+        """Return the differences from the base, in tree order; None is a removed path."""
         edits = sorted(self._edits.items(), key=lambda edit: sort_key(edit[0]))
         return [
             (path, what)
@@ -143,10 +143,10 @@ class EditedTree:
             self._edits[path] = what
 
     def _make_way(self, path: bytes) -> None:
-        """Check that whatever the path lies below is a folder, and remove the placeholder of an empty one."""
+        """Check that the paths above are folders, and remove the placeholder of an empty folder."""
         for folder in folders_above(path):
             if self._filled[folder] > 0:
-                return  # what was placed there first was checked
+                return  # the first entry placed there was checked
             if self._edits.get(folder) is not None:
                 break
         else:

@@ -32,51 +32,52 @@ from dsv.workspace.baseline import MANY
 from dsv.workspace.scan.scanner import named_file, walk
 
 Path_ = str | bytes
-"""A path in a dataset, parts joined by `/`. A slash at its end says that it is a folder."""
+"""A path in a dataset, with parts joined by `/`. A trailing slash marks a folder."""
 Chosen = list[tuple[bytes, list[tuple[bytes, Source]]]]
-"""Files and folders, each with all at and below it."""
+"""Files and folders, each with all entries at and below it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Add or replace a file, or a folder with what is in it. A folder is merged into one that is there."""
+    """Add or replace a file, or a folder with its contents. A folder is merged into an existing folder."""
 
     path: Path_
-    """The new name; with a slash at its end, or if it is a folder, the content goes into it by its own name."""
+    """The new name; if it is a folder or ends with a slash, the content is put into it under its own name."""
     content: Path | bytes | ReadInto
-    """A file or folder on this machine, bytes, or what fills a buffer and returns how many bytes, 0 at the end."""
+    """A file or folder on this machine, bytes, or a function like `readinto`, which returns 0 at the end."""
     replace: bool = True
-    """Without it, paths that are there stay as they are."""
+    """If false, existing paths are left unchanged."""
     contents: bool = False
-    """Of a folder, all that is in it is put, without a folder of its name."""
+    """Put the contents of a folder, without the folder itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Remove files, folders with all below them, and all that patterns such as `train/**/*.tmp` match."""
+    """Remove files, folders with all below them, and all paths that match patterns such as `train/**/*.tmp`."""
 
     path: Path_ | Sequence[Path_]
-    """Of several, one may be named twice, or lie below another, or match a pattern."""
+    """A path may be repeated, lie below another path, or match a pattern."""
     literal: bool = False
-    """`*`, `?` and `[` stand for themselves, as they do if there is a path of exactly this name."""
+    """Take `*`, `?` and `[` literally. They are also literal if a path has exactly this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Move a file or a folder, or all that a pattern matches."""
+    """Move a file or a folder, or all paths that match a pattern."""
 
     path: Path_
     to: Path_
-    """The new name; with a slash at its end, or if it is a folder, what moves goes into it by its own name."""
+    """The new name; if it is a folder or ends with a slash, paths are moved into it under their own names."""
     replace: bool = False
-    """A file that is there is replaced, and a folder merged into; without it that is a `Conflict`."""
+    """Replace an existing file, and merge into an existing folder; if false, these raise `Conflict`."""
     literal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MoveAll:
-    """Move many paths at once, each from its old to its new name: all go before the first one comes, so that two may
-    change places. No name is a pattern.
+    """Move many paths at once, each from its old to its new name. No name is a pattern.
+
+    All are removed before the first is added, so two can be swapped.
     """
 
     pairs: Sequence[tuple[Path_, Path_]]
@@ -90,9 +91,9 @@ class PutSources:
     path: Path_
     sources: Sequence[tuple[bytes, Source]]
     mirror: bool = False
-    """Whatever else lies there goes."""
+    """Remove all other entries below the path."""
     problems: Sequence[Problem] = ()
-    """Paths beside them that can't be stored, from there."""
+    """Paths of the source that can't be stored, relative to `path`."""
 
 
 Edit = Put | Remove | Move | MoveAll | PutSources
@@ -100,17 +101,15 @@ Edit = Put | Remove | Move | MoveAll | PutSources
 
 @dataclass(frozen=True, slots=True)
 class EditRequest:
-    """The options of a commit of edits."""
-
     message: str = ""
     action: str = "edit"
     """The action in the branch's log of moves."""
     create: bool = False
-    """Make the dataset if it is not there yet."""
+    """Make the dataset if it does not exist."""
     allow_removals: bool = False
-    """More than half of its files may go."""
+    """Allow removing more than half of its files."""
     skip_unsupported: bool = False
-    """Leave out what can't be stored."""
+    """Leave out files that can't be stored."""
     dry_run: bool = False
     """Write nothing, not even to the store."""
     author: str | None = None
@@ -120,9 +119,9 @@ class EditRequest:
 
 @dataclass(frozen=True, slots=True)
 class PathEdit:
-    """A path that the edits changed: `added`, `changed`, `removed` or `moved`, then with its `old` path.
+    """A path that the edits changed: `added`, `changed`, `removed`, or `moved` from its `old` path.
 
-    A file that is put counts as changed though it may have been the same.
+    A file that is put counts as changed, even if its content was the same.
     """
 
     path: bytes
@@ -138,10 +137,10 @@ class Edited:
     branch: BranchName
     commit: CommitId | None
     parent: CommitId | None
-    """The head before."""
+    """The previous head."""
     paths: tuple[PathEdit, ...]
     files: int | None
-    """Of the whole commit, as `bytes`; None in a dry run."""
+    """Files of the whole commit (like `bytes`); None in a dry run."""
     bytes: int | None
     any_change: bool
     skipped: tuple[Problem, ...] = ()
@@ -154,12 +153,13 @@ class Edited:
 
 
 def edit(context: Context, target: Target, edits: Sequence[Edit], request: EditRequest) -> Edited:
-    """Apply the edits in their order, and publish the result as one commit on the target's branch (`main`).
+    """Apply the edits in order, and publish the result as one commit on the target's branch (default:
+    `main`).
 
-    If somebody else moves the branch meanwhile, the same changes go on top of theirs, as long as no path was changed by
-    both. Killed anywhere, the branch has the whole commit or nothing of it. Raises `NotFound` for a dataset, a branch
-    or a path that is not there, `Conflict` for a race over the same paths, a folder that a file would replace, or too
-    many removals, and `Unsupported` with a list of all that can't be stored.
+    If another process moves the branch while this runs, the changes are applied to the new head, unless both
+    changed the same path. If this is killed, the branch has either the whole commit or nothing of it. Raises
+    `NotFound` for a missing dataset, branch or path, `Conflict` for a race over a path, a file that would
+    replace a folder, or too many removals, and `Unsupported` with a list of all files that can't be stored.
     """
     with context.store() as store:
         repository = context.open_repository(store, Target(target.dataset, target.rev))
@@ -175,7 +175,7 @@ def edit_in(
     request: EditRequest,
     on_stored: OnStored = lambda *_: None,
 ) -> Edited:
-    """Do as `edit`, in a store that is open."""
+    """Like `edit`, in an open store."""
     dataset, branch, head = branch_to_edit(context, repository, target, create=request.create)
     name = f"{dataset}@{branch}"
     base = _tree(repository, head)
@@ -228,7 +228,7 @@ def edit_in(
 
 def _refusal(problems: Sequence[Problem], edits: Sequence[Edit]) -> Unsupported:
     error = refusal(problems, "what was to be put")
-    if any(isinstance(each, PutSources) for each in edits):  # no .dsvignore is read where an import reads
+    if any(isinstance(each, PutSources) for each in edits):  # an import reads no .dsvignore
         error.hint = "remove them there, or leave them out with --skip-unsupported"
     return error
 
@@ -250,10 +250,10 @@ def _check_removals(plan: Plan, base: TreeReader | None, name: str) -> None:
 
 
 def _check_no_overlap(plan: Plan, theirs: Iterable[Change], winner: Head) -> None:
-    """Raise `Conflict` if the plan and what somebody else has just published change one path.
+    """Raise `Conflict` if the plan and the commit just published by another process change the same path.
 
-    The same outcome of both is none, but for a path that was moved: where it went there is what it was. Raise it also
-    if the branch was deleted.
+    The same result on both sides is no conflict, except for a moved path: its new path has the former
+    content. Also raise `Conflict` if the branch was deleted.
     """
     if winner.entry.deleted:
         gone = deleted(winner)
@@ -282,10 +282,10 @@ def _check_no_overlap(plan: Plan, theirs: Iterable[Change], winner: Head) -> Non
 def branch_to_edit(
     context: Context, repository: Repository, target: Target, *, create: bool
 ) -> tuple[DatasetName, BranchName, Head | None]:
-    """Return the branch that a target means, `main` if it names none, and its newest move.
+    """Return the branch that a target names (default: `main`), and its newest move.
 
-    create: a dataset that is not there is no error; it has no move. Raises `NotFound`, and `UsageError` for a target
-    without a dataset or with what is no branch.
+    create: a missing dataset is no error; its move is None. Raises `NotFound`, and `UsageError` for a target
+    without a dataset or whose revision is no branch.
     """
     dataset, rev = target.dataset, target.rev
     if dataset is None:
@@ -318,30 +318,30 @@ def branch_to_edit(
             subject=str(target),
             hint=f"dsv branch NAME {dataset}@{branch} makes a branch there; then name that",
         )
-    return dataset, branch, repository.refs.head(dataset, branch)  # raises what is missing
+    return dataset, branch, repository.refs.head(dataset, branch)  # raises if something is missing
 
 
 class Plan:
-    """The changes that edits make in a tree; each sees what those before it did.
+    """The changes that edits make in a tree. Each edit sees the results of those before it.
 
-    Raises `NotFound` for a path that is not there, `Conflict` if a folder would be replaced by a file or the other way
-    round, and `UsageError` for edits that contradict themselves.
+    Raises `NotFound` for a missing path, `Conflict` if a file would replace a folder or the reverse, and
+    `UsageError` for contradicting edits.
     """
 
     def __init__(self, base: TreeReader | None, edits: Sequence[Edit], name: str) -> None:
-        """`name` is that of the branch, for messages."""
+        """name: of the branch, for messages."""
         self._name = name
         self._tree = EditedTree(base)
         self.problems: list[Problem] = []
         """Paths that can't be stored."""
         self.old: dict[bytes, bytes] = {}
-        """The old path of each that was moved, by its new one."""
+        """The old path of each moved path, by new path."""
         named = [clean_path(_raw(text)) for each in edits for text in _named(each)]
         self._tree.look_up(path for path in named if path)
         for each in edits:
             self._apply(each)
         self.changes = self._tree.changes()
-        """In tree order; None is a path that goes."""
+        """In tree order; None is a removed path."""
         new = {path for path, what in self.changes if what is not None}
         self.old = {path: old for path, old in self.old.items() if path in new and self._tree.had(old)}
 
@@ -421,7 +421,7 @@ class Plan:
             here = self._tree.find(path)
             if here is not None and here.is_file and here.stored is not None:
                 if source.kind is Kind.FILE:
-                    source.kind = here.kind  # most URLs say nothing of modes
+                    source.kind = here.kind  # most URLs have no file modes
                 same = source.stored is not None and source.stored.file_id == here.stored.file_id
                 if same and source.kind is here.kind:
                     continue
@@ -489,7 +489,7 @@ class Plan:
             self.old[new] = old
 
     def _chosen(self, text: Path_, *, literal: bool) -> Chosen:
-        """Return the files and folders that are meant, at least one. Raises `NotFound`."""
+        """Return the files and folders that `text` means, at least one. Raises `NotFound`."""
         path, is_folder = _clean(text)
         if not path:
             raise UsageError(
@@ -519,7 +519,7 @@ class Plan:
         groups: dict[bytes, list[tuple[bytes, Source]]] = {}
         for path, what in self._tree.starting_with(pattern.start):
             matches = pattern.matches(path, folder=what.kind is Kind.EMPTY_DIRECTORY)
-            top = path if matches else None  # of the path and the folders above it, the highest that matches
+            top = path if matches else None  # the highest match among the path and the folders above it
             for folder in folders_above(path):
                 verdict = verdicts.get(folder)
                 if verdict is None:
@@ -540,7 +540,7 @@ def _named(edit: Edit) -> list[Path_]:
 
 
 def _opener(content: bytes | ReadInto) -> Callable[[], ReadInto]:
-    """Return what opens a content: bytes as often as asked for, a stream once."""
+    """Return a function that opens the content: bytes any number of times, a stream once."""
     if isinstance(content, bytes):
         return lambda: io.BytesIO(content).readinto
     streams = [content]
@@ -561,7 +561,7 @@ def _raw(text: Path_) -> bytes:
 
 
 def _clean(text: Path_) -> tuple[bytes, bool]:
-    """Return a path as a tree spells it, and whether it was written as a folder's."""
+    """Return a path as it is in a tree, and whether it was written as a folder."""
     path = clean_path(_raw(text))
     return path, not path or _raw(text).endswith((b"/", b"/."))
 

@@ -1,4 +1,4 @@
-"""Gather settings from flags, the workspace, the environment and config.toml, and change a config.toml."""
+"""Gather settings from flags, the workspace, the environment and config.toml; and change a config.toml."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ from dsv.values.toml import MAX_BYTES, binding, read_toml
 
 
 def read_config(data: bytes, origin: str) -> Source:
-    """Return what a config.toml says. Raises `UsageError` if it's not TOML, or a value isn't text or a table."""
+    """Return the settings of a config.toml. Raises `UsageError` if it is not TOML, or a value has a wrong
+    type.
+    """
     values: dict[str, str] = {}
     raw: dict[str, Json] = {}
     unknown: list[str] = []
@@ -68,8 +70,8 @@ def read_config(data: bytes, origin: str) -> Source:
 
 
 def lasting(key: str, value: str, cwd: Path) -> str:
-    """Return `value` as a config file keeps it: it means the same in every working folder, so that a relative folder
-    becomes an absolute one. Raises `UsageError` for what no command could use.
+    """Return `value` as a config file stores it: with relative folders made absolute, so that it means the
+    same in every working folder. Raises `UsageError` for a value that no command could use.
     """
     if not value.strip():
         raise UsageError(f"{key} can't be empty", subject=key, hint=f"dsv config --unset {key}")
@@ -77,7 +79,7 @@ def lasting(key: str, value: str, cwd: Path) -> str:
     if is_engines_key(key) or last not in ("store", "cache", "url", "path", "ca_bundle", "names", "out"):
         return value
     if key.startswith("pools.") and (is_name(value) or (":" in value and not value.startswith("."))):
-        return value  # a name under caches, or what the engine of the pool calls so
+        return value  # a name under caches, or a name that only the pool's engine understands
     if "://" in value:
         if last in ("cache", "path"):
             raise no_folder(Setting(key, value, ""))
@@ -88,7 +90,7 @@ def lasting(key: str, value: str, cwd: Path) -> str:
 
 
 def parse_toml(data: bytes, origin: str) -> dict[str, object]:
-    """Parse a config file. Raises `UsageError` that names the file, and the line if there is one."""
+    """Parse a config file. Raises `UsageError` that names the file, and the line if known."""
     try:
         return read_toml(data)
     except ValueError as error:
@@ -98,16 +100,16 @@ def parse_toml(data: bytes, origin: str) -> dict[str, object]:
 
 
 def with_value(data: bytes, key: str, value: Json, origin: str) -> str:
-    """Return a config file in which `key` has this value, or is taken out where it is None.
+    """Return a config file in which `key` has this value, or (for None) is removed.
 
-    Comments, the order of the tables and how values are written stay; only comments within what is removed go with it.
-    Raises `NotFound` for what can't be taken out as it is not there, and `UsageError`, too if the file is written in a
-    way that can't be kept.
+    Comments, the order of tables and the notation of values are kept, except comments within a removed part.
+    Raises `NotFound` if a key to remove is not set, and `UsageError`, also for a file whose notation can't be
+    kept.
     """
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
-    if value is not None or not is_reserved(key):  # an older dsv let it be set, and it can be taken out
+    if value is not None or not is_reserved(key):  # older versions could set it, so it can be removed
         check_key(key)
     if isinstance(value, str) and is_engines_key(key):
         value = json_or_text(value)
@@ -158,33 +160,33 @@ SYSTEM_CONFIG = Path("/etc/dsv/config.toml")
 WORKSPACE_CONFIG = Path(".dsv/config.toml")
 GIT_SECONDS = 5.0
 _OPEN = ("/dev/fd/", "/proc/")
-"""Folders of what a shell has opened already, such as `<(command)`."""
+"""Folders of files that a shell has already opened, such as `<(command)`."""
 
 
 _BASES = {"config": ".config", "data": ".local/share", "cache": ".cache", "state": ".local/state"}
-"""The XDG base directories, below the home."""
+"""The XDG base directories, relative to the home."""
 
 
 def home(environ: Mapping[str, str]) -> Path:
-    """Return the user's home, even if the uid has no name and HOME isn't set."""
+    """Return the user's home, even if the uid has no name and HOME is not set."""
     text = environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 (Path.home() raises there)
     return Path(text) if text.startswith("/") else Path("/")
 
 
 def own_folder(environ: Mapping[str, str], base: str) -> Path:
-    """Return dsv's folder in an XDG base directory; a relative value is ignored, as the specification says."""
+    """Return dsv's folder in an XDG base directory. As XDG specifies, a relative value is ignored."""
     text = environ.get(f"XDG_{base.upper()}_HOME", "")
     return (Path(text) if text.startswith("/") else home(environ) / _BASES[base]) / "dsv"
 
 
 def user_config(environ: Mapping[str, str], cwd: Path) -> Path:
-    """Return DSV_CONFIG, or the user's config.toml where XDG puts it."""
+    """Return DSV_CONFIG, or the user's config.toml in its XDG folder."""
     named = environ.get("DSV_CONFIG")
     return cwd / named if named else own_folder(environ, "config") / "config.toml"
 
 
 def working_folder(environ: Mapping[str, str]) -> Path:
-    """Return the working folder. Raises `NotFound` if it was removed meanwhile."""
+    """Return the working folder. Raises `NotFound` if it was deleted."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -197,7 +199,9 @@ def working_folder(environ: Mapping[str, str]) -> Path:
 
 
 def gather(environ: Mapping[str, str], cwd: Path, flags: Mapping[str, str | None]) -> Settings:
-    """Read all sources, in order. `flags` are --store and --cache, if given. Raises `UsageError`, `Denied`."""
+    """Read all sources, in order. flags: --store, --names and --cache, if given. Raises `UsageError`,
+    `Denied`.
+    """
     sources = [Source(f"--{key}", {key: value}) for key, value in flags.items() if value is not None]
     workspace = find_workspace(cwd)
     if workspace is not None:
@@ -227,7 +231,7 @@ def find_workspace(start: Path) -> Path | None:
 
 
 def author(settings: Settings, flag: str | None) -> Setting:
-    """Return --author, DSV_AUTHOR, the config's, git's, or else user@host. Raises `UsageError` for what is no text."""
+    """Return --author, DSV_AUTHOR, the config's, Git's, or user@host. Raises `UsageError` if it is no text."""
     found = (
         Setting("author", flag, "--author") if flag else settings.get("author") or _git_author(settings.cwd)
     )
@@ -247,7 +251,7 @@ def user_at_host() -> str:
 
 
 def _git_author(cwd: Path) -> Setting | None:
-    """Return what `git commit` would use here; None where git or its user.name is missing."""
+    """Return the author that `git commit` would use here; None if Git or its user.name is missing."""
     try:
         answer = subprocess.run(
             ["git", "config", "--null", "--get-regexp", r"^user\.(name|email)$"],
@@ -259,7 +263,7 @@ def _git_author(cwd: Path) -> Setting | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # Each as "key\nvalue"; of several values the last one counts.
+    # Each value is "key\nvalue"; the last of several values counts.
     said = dict(
         part.split("\n", 1) for part in answer.stdout.decode("utf-8", "replace").split("\0") if "\n" in part
     )
@@ -270,7 +274,7 @@ def _git_author(cwd: Path) -> Setting | None:
 
 
 def read_settings(path: Path) -> bytes | None:
-    """Read a file of settings, of one that is too large a little more than may be; None if there is none."""
+    """Read a settings file, up to one byte more than is allowed; None if there is none."""
     try:
         if stat.S_ISFIFO(path.stat().st_mode) and not str(path).startswith(_OPEN):
             raise UsageError(

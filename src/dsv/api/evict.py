@@ -1,4 +1,4 @@
-"""Evict cached commits: free room in a cache."""
+"""Evict cached commits to free room in a cache."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def evict(
     dry_run: bool = False,
     on_evicted: Callable[[CachedCommit], None] = lambda _: None,
 ) -> EvictionResult:
-    """Evict these targets, or what the owner's limits say, made stricter by what is given here.
+    """Evict these targets, or as much as the owner's limits require, made stricter by the limits given here.
 
-    unused_for in seconds, max_size in bytes, min_free as `10%` or `100G`. Raises `NotFound` for a target
-    that is not cached, `Conflict` for one that somebody uses or holds (nothing goes then).
+    unused_for in seconds, max_size in bytes, min_free as `10%` or `100G`. Raises `NotFound` for a target that
+    is not cached, and `Conflict` for a target in use or held; then nothing is evicted.
     """
     if targets and (
         everything or any(one is not None for one in (unused_for, max_size, max_files, min_free))
@@ -59,7 +59,7 @@ def evict(
 
 
 def _refuse(root: CacheRoot, kept: Sequence[CachedCommit]) -> None:
-    """Refuse targets that must stay, before anything is evicted."""
+    """Raise `Conflict` for targets that must stay, before anything is evicted."""
     if kept:
         place = kept[0].place
         raise Conflict(

@@ -1,4 +1,4 @@
-"""Data that stays cached for exactly as long as a process lives."""
+"""Keep data cached for exactly as long as a process lives."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from dsv.run.staged import Staged
 from dsv.values.names import Target, data_variable
 
 _ANSWERS_WITHIN = 600.0
-"""Seconds for a holder to take its leases: a file server that is away is waited for, but not for ever."""
+"""Seconds for a holder to take its leases: long enough to wait for a file server that is down for a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldData:
-    """Staged targets that a holder holds now."""
+    """Staged targets, and the process that holds them."""
 
     staged: tuple[Staged, ...]
     holder: LeaseHolder | None
-    """None if all of them are held without an end in a cache that may not be written to, and so need none."""
+    """None if no lease is needed: all targets have holds without an end, in a cache that is not writable."""
     order: Order
 
 
@@ -43,20 +43,19 @@ def hold_while(
     offline: bool = False,
     jobs: int | None = None,
 ) -> HeldData:
-    """Stage the targets, and have a process of its own hold them until `watched` has ended.
+    """Stage the targets, and start a process that holds them until `watched` has ended.
 
-    It holds them already when this returns. Raises what `Stager.stage` raises, and `Unsupported` if the system can't
-    tell when a process ends.
+    They are already held when this returns. Raises the errors of `Stager.stage`, and `Unsupported` if the
+    system can't report when a process ends.
 
-    program: the program that `watched` runs, for people
-    run, job: the run and the batch job that it is part of
+    program: the program that `watched` runs, for messages. run, job: the run and the batch job of `watched`.
     """
     if not sys.platform.startswith("linux"):
         raise Unsupported("data can be held while a process lives on Linux only", hint="dsv cache --hold 3d")
     root = CacheRoot(folder)
     with ExitStack() as claims:
         with explaining(sys.executable, "start"):
-            holder = LeaseHolder.start()  # first, as it takes a while to come up
+            holder = LeaseHolder.start()  # first, because it takes a while to start
         unused = claims.enter_context(ExitStack())
         unused.callback(holder.close)
         stager = claims.enter_context(Stager(context, root, offline=offline, jobs=jobs))
@@ -98,9 +97,9 @@ def cache_while(
     offline: bool = False,
     jobs: int | None = None,
 ) -> list[Staged]:
-    """Do as `cache`, with a hold that lasts exactly as long as process `pid` of this host.
+    """Like `cache`, with a hold that lasts exactly as long as process `pid` of this host.
 
-    Raises as `hold_while`, and `NotFound` if there is no such process.
+    Raises like `hold_while`, and `NotFound` if there is no such process.
     """
     if not targets:
         raise UsageError("no target given", hint="dsv cache DATASET@REV")
@@ -116,7 +115,7 @@ def cache_while(
 
 
 def environment_of(staged: Staged, further: Mapping[str, Staged]) -> dict[str, str]:
-    """Return the variables that tell a command where its data is, as in a run."""
+    """Return the variables that give a command the paths of its data, as in a run."""
     variables = {
         "DSV_DATASET": str(staged.dataset),
         "DSV_COMMIT": str(staged.commit),

@@ -25,14 +25,14 @@ _ID = re.compile(r"[0-9a-f]{8,32}")
 
 @dataclass(frozen=True, slots=True)
 class HoldItem:
-    """Holds of one commit, or one part of it, that were taken or released, by their `ids`."""
+    """Holds of a commit, or of a part of it, that were taken or released."""
 
     path: Path
     dataset: DatasetName
     commit: CommitId
     ids: tuple[str, ...]
     until: float | None = None
-    """Seconds since 1970; None for a hold without an end, and for holds that were released."""
+    """Seconds since 1970; None for a hold without an end, and for released holds."""
     why: str = ""
 
 
@@ -46,14 +46,13 @@ def release(
     every: bool = False,
     everyone: bool = False,
 ) -> list[HoldItem]:
-    """Release holds of this user: those of these ids, or the only one of each target.
+    """Release holds of this user: those with these ids, or the only hold of each target.
 
-    Nothing is released unless all of it can be. Raises `NotFound` if there is none, `Conflict` if a target has several
-    or an id is not one of this user's holds.
+    Nothing is released unless all can be. Raises `NotFound` if there is none, `Conflict` if a target has
+    several or an id is not of this user's holds.
 
-    job: those that were taken in this batch job.
-    every: all of a target's, or all in the cache without a target.
-    everyone: also those that others have taken with `hold`; a target or an id has to be given.
+    job: only holds taken in this batch job. every: all holds of a target, or without a target all in the
+    cache. everyone: also holds that other users took with `hold`; needs a target or an id.
     """
     if targets and ids:
         raise UsageError("name targets or ids, not both", hint="dsv release --id ID")
@@ -94,10 +93,10 @@ def hold(
     why: str = "",
     seconds: float | None = None,
 ) -> list[HoldItem]:
-    """Hold cached commits, until they are released or for so long.
+    """Hold cached commits until they are released or for some seconds.
 
-    A target without a path means the whole commit, and not the parts of it that are cached beside it. Raises `NotFound`
-    for what is not cached.
+    A target without a path means the whole commit, not its separately cached parts. Raises `NotFound` for a
+    target that is not cached.
     """
     found: list[HoldItem] = []
     with opened_cache(context, folder) as (root, finder):
@@ -115,7 +114,7 @@ def hold(
 
 @contextmanager
 def opened_cache(context: Context, folder: Path) -> Iterator[tuple[CacheRoot, Targets]]:
-    """Open a cache, and what finds targets in it. Raises `Conflict` for one that leads elsewhere."""
+    """Open a cache and its target finder. Raises `Conflict` if a symlink leads out of the cache."""
     root = CacheRoot(folder)
     refuse_symlinks(root)
     with explaining(root.path), Targets(context, root) as finder:
@@ -123,7 +122,7 @@ def opened_cache(context: Context, folder: Path) -> Iterator[tuple[CacheRoot, Ta
 
 
 def _the_hold(root: CacheRoot, start: str, *, everyone: bool) -> Hold:
-    """Return this user's hold whose id begins so, or with `everyone` another's."""
+    """Return this user's hold (with `everyone` also another's) whose id begins with `start`."""
     if not _ID.fullmatch(start):
         raise UsageError(
             f"{start!r} is not the id of a hold, or 8 or more of its first digits",
@@ -170,7 +169,7 @@ def _holds_nothing(root: CacheRoot, what: str) -> NotFound:
 
 
 def _several(root: CacheRoot, target: Target, holds: Sequence[Hold]) -> Conflict:
-    """Return the refusal of a target of which the caller has several holds: only an id names one."""
+    """Return the error for a target of which the caller has several holds: an id must be given."""
     lines = [
         f"you have {len(holds)} holds of {target} in {root.path}, and others of your jobs may need them:"
     ]

@@ -1,4 +1,4 @@
-"""Import and export: committing what lies at a URL without a workspace, and writing files of a commit elsewhere."""
+"""Import and export: commit the files at a URL without a workspace, and write files of a commit elsewhere."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from dsv.values.secrets import hide_in_urls
 
 SAVE_BYTES = 256 << 20
 SAVE_SECONDS = 60.0
-"""The most that a killed import has to read again, but for one file."""
+"""The most that a killed import has to read again, not counting one file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedRevision:
-    """A revision of the place, and the commit that has its files."""
+    """A revision of the source, and the commit that has its files."""
 
     revision: str
     commit: CommitId | None
@@ -50,28 +50,27 @@ class ImportedRevision:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """The result of an import."""
-
     edited: Edited
     found: int
     known: int
-    """Files that an earlier import has stored, so that they were not read again."""
+    """Files stored by an earlier import, and therefore not read again."""
     read: int
     read_bytes: int
     revisions: tuple[ImportedRevision, ...] = ()
-    """Those that were chosen, and not imported before."""
+    """The chosen revisions that were not imported before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Revisions:
-    """The revisions to import of a place that has some, each as one commit. Without any, that of the URL is imported,
-    as what lies at any URL is."""
+    """The revisions of a source to import, each as one commit. Without any, the URL's own is imported as one
+    commit.
+    """
 
     names: Sequence[str] = ()
     every: bool = False
-    """Every one up to that of the URL."""
+    """All revisions up to that of the URL."""
     dvc_remote: str | None = None
-    """Of DVC: the name or the URL of another remote than the default."""
+    """For DVC: the name or the URL of a remote other than the default."""
 
     def __bool__(self) -> bool:
         return bool(self.names) or self.every
@@ -99,11 +98,13 @@ def import_url(
 ) -> Imported:
     """Add and replace the files at the URL at and below the target's path, as one commit.
 
-    mirror: what is at the target's path and not at the URL goes. reference: the files stay where they are, and the
-    store notes where that is. options: how to reach an s3:// URL; None: as the store. chosen: each of these revisions
-    becomes a commit with its author, time and message, which mirrors it. Those that were imported before are passed
-    over, and a dry run looks at the last one.
-    Raises what `edits.edit` does, `NotFound` if nothing is at the URL, and `Unsupported` if a package is missing.
+    mirror: remove files at the target's path that are not at the URL. reference: leave the files where they
+    are, and store only their location. options: how to reach an s3:// URL; None: like the store. chosen: each
+    of these revisions becomes a commit with its author, time and message, which mirrors it; those imported
+    before are skipped, and a dry run checks the last one.
+
+    Raises the errors of `edits.edit`, `NotFound` if nothing is at the URL, and `Unsupported` if a package is
+    missing.
     """
     chosen = Revisions() if chosen is None else chosen
     reach = options or context.store_options(context.settings.store())
@@ -129,7 +130,7 @@ def import_url(
         commits: list[ImportedRevision] = []
         if place is not None and chosen:
             edited, steps = _new_steps(context, repository, target, place.url, revisions, steps)
-        noted += "\0reference" if reference else ""  # what was referred to is not stored yet
+        noted += "\0reference" if reference else ""  # content referred to is not stored yet
         journal = Journal(context.metadata / "stores" / str(repository.id) / "imports", noted)
         found = known = read = read_bytes = 0
         for step in steps[-1:] if request.dry_run else steps:
@@ -149,7 +150,7 @@ def import_url(
 
 
 def _history(url: str, reach: StoreOptions, chosen: Revisions, *, reference: bool) -> History | None:
-    """Return the revisions of what is at the URL; None if what is there now is imported."""
+    """Return the revisions at the URL; None to import its present content."""
     if url.startswith(DVC):
         return DvcHistory(url, reach, chosen.dvc_remote)
     if url.startswith(HUB) and (chosen or reference) and not chosen.dvc_remote:
@@ -167,8 +168,10 @@ def _new_steps(
     revisions: Sequence[Revision],
     steps: Sequence[_Step],
 ) -> tuple[Edited, list[_Step]]:
-    """Return the branch as it is, and what is to be done for the revisions that were not imported before: the last line
-    of a commit's message says which one it is."""
+    """Return the unchanged branch, and the steps for revisions that were not imported before.
+
+    The last line of a commit's message names its revision.
+    """
     request = steps[0].request
     dataset, branch, head = branch_to_edit(context, repository, target, create=request.create)
     path = clean_path(target.path).decode("utf-8", "replace")
@@ -201,10 +204,10 @@ def _new_steps(
 
 
 def materialize(context: Context, url: str, target: Target, *, dry_run: bool = False) -> Imported:
-    """Store the files at and below the target's path that are referred to at the URL or below it. The commit, and the
-    ids of all that it has, stay.
+    """Store the files at and below the target's path that refer to the URL or below it.
 
-    Raises as `edits.edit`, and `IntegrityError` once the rest is stored if a file is not what it was.
+    The commit and all its ids stay the same. Raises like `edits.edit`; and, after storing the others,
+    `IntegrityError` if a file has changed.
     """
     prefix = _prefix(context, url)
     with context.store() as store:
@@ -248,7 +251,7 @@ def materialize(context: Context, url: str, target: Target, *, dry_run: bool = F
 
 
 def _prefix(context: Context, url: str) -> str:
-    """Return what the URLs of references begin with, without a slash at the end."""
+    """Return the prefix of the URLs of references, without a trailing slash."""
     if url.startswith(HUB):
         return at_web(url)
     whole = url if "://" in url else f"file://{(context.cwd / url).absolute()}"
@@ -301,7 +304,9 @@ class _Importing:
         remote.read_ahead(unknown)
 
     def stored(self, uploader: Uploader, source: Source, stored: Stored) -> None:
-        """A file was read and stored; now and then, what was stored is made durable and noted."""
+        """Note that a file was read and stored; from time to time, make stored files durable and save the
+        journal.
+        """
         file = self._of[source]
         for other in self._same[file.content_key]:
             other.stored = stored
@@ -329,18 +334,19 @@ def export(
     skip_damaged: bool = False,
     strict: bool = False,
 ) -> Exported:
-    """Write a tar if the path or URL is named so, else the one file or the folder that the target is.
+    """Write a tar if the path or URL has such a name, else the target's file or folder.
 
-    What is written appears when it is whole. At a URL, what is there already and right is not written again.
+    A path appears only when it is complete. At a URL, files that are already there and correct are not
+    written again.
 
-    out: gets a tar of the files instead, with names from the target's path on. skip_damaged: what can't be read is left
-    out, and named in the result; else it raises `IntegrityError`. strict: raise `Conflict` if files of the target were
-    erased from the store; else the rest is written. force: files of others that are in the way at the URL are replaced.
-    options: how to reach an s3:// URL; None: as the store.
+    out: write a tar to it instead, with names relative to the target's path. skip_damaged: leave out
+    unreadable files, and name them in the result; else raise `IntegrityError`. strict: raise `Conflict` if
+    files of the target were erased from the store; else write the rest. force: replace files at the URL that
+    dsv did not write. options: how to reach an s3:// URL; None: like the store.
 
-    Raises `Conflict` with nothing written if something of others is in the way, if a folder is where a file is to be or
-    the reverse, or if another export writes to the URL, and `Unsupported` for a name of shards, for a package that is
-    missing, and for a server that can't be written to.
+    Raises `Conflict`, with nothing written, if something that dsv did not write is in the way, if a folder is
+    at a file's path or the reverse, or if another export writes to the URL; and `Unsupported` for a name of
+    shards, a missing package, or a server that can't be written to.
     """
     place = None
     if out is None:
@@ -363,6 +369,6 @@ def export(
         if done.damaged:
             error = IntegrityError(done.damaged[0].text)
             found = explained(repository, error)
-            if found is not error:  # the commit is expired: what is gone is not damaged
+            if found is not error:  # the commit is expired: removed content is not damage
                 raise found
         return done

@@ -1,4 +1,4 @@
-"""Show history: the commits of a branch, the origin of a file's content, and the moves of a branch."""
+"""Show history: the commits of a branch, the changes of one file, and the moves of a branch."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ Walked = tuple[CommitId, tuple[CommitId, ...], bool]
 
 
 def shown_parents(walked: Sequence[Walked]) -> dict[CommitId, tuple[CommitId, ...]]:
-    """Return for each shown commit the nearest ancestors that are shown too, without those that another one leads to.
+    """Return for each shown commit its nearest shown ancestors, without ancestors of other ones.
 
-    walked: no commit comes before one of its children. Parents that are not among them are left out.
+    walked: children precede their parents. Parents not in it are left out.
     """
     places = {commit_id: at for at, (commit_id, _, _) in enumerate(walked)}
     nearest: dict[CommitId, tuple[CommitId, ...]] = {}
@@ -64,7 +64,7 @@ def _without_ancestors(
     parents: dict[CommitId, tuple[CommitId, ...]],
     places: dict[CommitId, int],
 ) -> tuple[CommitId, ...]:
-    """Return those of the commits that no other one of them descends from."""
+    """Return the commits that are not ancestors of another commit in the list."""
     if len(commits) < 2:
         return commits
     left = set(commits)
@@ -87,10 +87,10 @@ def _without_ancestors(
 
 
 def follow(objects: Objects, start: CommitId, path: bytes, kept: KeptParents) -> Iterator[LogItem]:
-    """Yield the commits that changed the file at this path of a commit, newest first, back to the one that added it.
+    """Yield the commits that changed the file at this path, newest first, back to the commit that added it.
 
-    At a merge that took the file from one parent, that parent is followed, else the first one that has it. Freed
-    commits are passed over. Raises `NotFound` if the commit has no such file.
+    At a merge that took the file from one parent, follow that parent, else the first parent that has it.
+    Freed commits are skipped. Raises `NotFound` if the commit has no such file.
     """
     from dsv.repo.history import PathHistory
     from dsv.repo.tree.read import TreeReader
@@ -128,7 +128,7 @@ def follow(objects: Objects, start: CommitId, path: bytes, kept: KeptParents) ->
 
 
 def _step(objects: Objects, commit_id: CommitId, before: list[CommitId], now: Entry) -> Difference:
-    """Return what a commit did to the file, compared with the first parent that has it."""
+    """Return what a commit changed in the file, compared with the first parent that has it."""
     from dsv.diff.paths import Difference
     from dsv.repo.tree.diff import What
     from dsv.repo.tree.read import TreeReader
@@ -147,9 +147,9 @@ def _step(objects: Objects, commit_id: CommitId, before: list[CommitId], now: En
 
 
 _AT_ONCE = 16
-"""Commits that are looked at together if the store must be asked."""
+"""Commits that are checked together if the store must be asked."""
 _LATE = 5
-"""Commits before `since`, one after the other, behind which none after it is expected: clocks differ a little."""
+"""Consecutive commits before `since` that end the walk: more than one, because clocks differ a little."""
 LogEntry = tuple[CommitId, Commit]
 Chosen = tuple[CommitId, Commit, bool]
 
@@ -163,17 +163,16 @@ class LogItem(msgspec.Struct, frozen=True):
     above: tuple[CommitId, ...] = ()
     """Its parents, or in a graph of selected commits its nearest ancestors among them."""
     found: Found | None = None
-    """The change against the first parent, if the caller asked for it."""
+    """The change from the first parent, if requested."""
     difference: Difference | None = None
     """The change of the file whose history is shown."""
     present: bool = False
-    """Its content has stayed the same since, under whatever name."""
+    """The file's content is unchanged since this commit, under any name."""
     expired: State | None = None
-    """Set if the commit is expired."""
 
 
 class Query(msgspec.Struct, frozen=True):
-    """The commits of a history that are wanted, and what is wanted of each."""
+    """Which commits of a history to return, and what to return of each."""
 
     limit: int | None = None
     paths: tuple[bytes, ...] = ()
@@ -184,21 +183,20 @@ class Query(msgspec.Struct, frozen=True):
     """Only commits for which each of these is true."""
     first_parent: bool = False
     stat: bool = False
-    """Give the change of each commit too."""
+    """Also return the change of each commit."""
     follow: bytes | None = None
-    """Only commits that changed this one file, under the names that it had."""
+    """Only commits that changed this file, under all names that it had."""
     graph: bool = False
-    """Give each commit its nearest ancestors, for lines between them: all are found before any is given, unless every
-    one fits."""
+    """Return each commit's nearest ancestors, to draw lines. Unless every commit fits, all are read first."""
 
     @property
     def takes_all(self) -> bool:
-        """Return whether each commit of the history fits."""
+        """Return whether every commit of the history fits."""
         asked = (self.since_ms, self.until_ms, self.follow)
         return not self.paths and not self.filters and all(value is None for value in asked)
 
     def fits(self, commit: Commit) -> bool:
-        """Return whether the commit fits, as far as it alone can tell."""
+        """Return whether the commit by itself fits."""
         return (
             (self.since_ms is None or commit.time_ms >= self.since_ms)
             and (self.until_ms is None or commit.time_ms <= self.until_ms)
@@ -208,10 +206,10 @@ class Query(msgspec.Struct, frozen=True):
 
 @contextmanager
 def log(context: Context, target: Target, query: Query | None = None) -> Iterator[Iterator[LogItem]]:
-    """Open the commit that `target` means and its ancestors, newest first, and none before one of its children.
+    """Open the commit that `target` means and its ancestors, newest first, and children before their parents.
 
-    In a workspace a target that names neither dataset nor revision means the head of the workspace's branch. Raises
-    `NotFound` for a path that neither that commit nor one of its ancestors has.
+    In a workspace, a target without dataset and revision means the head of the workspace's branch. Raises
+    `NotFound` for a path that neither the commit nor an ancestor has.
     """
     query = query or Query()
     here = context.workspace_or_none() if target.dataset is None and target.rev is None else None
@@ -270,7 +268,7 @@ def _parents(commit: Commit, query: Query) -> tuple[CommitId, ...]:
 
 
 def _graph(chosen: Iterable[Chosen], query: Query) -> Iterator[LogItem]:
-    """Yield the commits that fit, each with the nearest ancestors that fit too."""
+    """Yield the commits that fit, each with its nearest ancestors that fit."""
     walked, fitting = list[Walked](), list[tuple[CommitId, Commit]]()
     for commit_id, commit, fits in chosen:
         walked.append((commit_id, _parents(commit, query), fits))
@@ -306,7 +304,7 @@ def _chosen(
     query: Query,
     kept: KeptParents,
 ) -> Iterator[Chosen]:
-    """Yield each commit of the walk, and whether it fits. With paths no freed commit does."""
+    """Yield each commit of the walk, and whether it fits. If paths are given, freed commits never fit."""
     if not query.paths:
         for commit_id, commit in walked:
             yield commit_id, commit, query.fits(commit)
@@ -319,7 +317,7 @@ def _chosen(
     source = iter(walked)
     any_change = False
     while True:
-        # One at a time if all is at hand, as then nothing is gained by several.
+        # One at a time while no store must be asked: more would gain nothing.
         waiting.extend(islice(source, _AT_ONCE if looked.asked_store else 1))
         if not waiting:
             break
@@ -339,8 +337,7 @@ def _chosen(
 
 
 def _touches(looked: PathHistory, one: LogEntry, query: Query, kept: KeptParents) -> bool:
-    """Return whether a commit differs at the paths from each of its parents; a merge that took one side as it was does
-    not."""
+    """Return whether a commit differs from every parent at the paths; a merge that took one side does not."""
     commit_id, commit = one
     if commit_id in kept.freed:
         kept.passed.add(commit_id)
@@ -363,7 +360,7 @@ def _change(repository: Repository, item: LogItem, kept: KeptParents, scope: Pat
 def changes_between(
     objects: Objects, before: TreeReader | None, after: TreeReader | None, scope: Scope
 ) -> Found:
-    """Return the differences of two trees (None: an empty one), with files that were renamed."""
+    """Return the differences of two trees (None: an empty tree), including renamed files."""
     from dsv.diff.paths import differences, find_renames
     from dsv.repo.objects.recipes import read_chunks
     from dsv.repo.tree.diff import diff_trees
@@ -388,8 +385,6 @@ _MOVES_AT_ONCE = 64
 
 
 class MoveItem(msgspec.Struct, frozen=True):
-    """One move of a branch."""
-
     dataset: DatasetName
     branch: BranchName
     number: int
@@ -412,9 +407,10 @@ class MoveItem(msgspec.Struct, frozen=True):
 def reflog(
     context: Context, name: BranchPath | None = None, limit: int | None = None
 ) -> Iterator[Iterator[MoveItem]]:
-    """Open the moves of a branch (None: the one that the workspace follows), newest first, of a deleted one too.
+    """Open the moves of a branch (None: the workspace's), newest first; it may be deleted.
 
-    Reads `limit` moves and the one before them, a few at the same time. Raises `NotFound` for a branch that never was.
+    Reads `limit` moves and the one before them, several at the same time. Raises `NotFound` if the branch
+    never existed.
     """
     with context.repository() as repository:
         path = name or BranchPath(None, context.workspace().branch)
@@ -430,7 +426,7 @@ def _move_items(
     newest: Head,
     moves: Iterator[tuple[int, tuple[RefEntry | None, RefEntry | None]]],
 ) -> Iterator[MoveItem]:
-    """moves: each with its number, and the one before it."""
+    """moves: each with its number and the move before it."""
     while batch := [(at, now, before) for at, (now, before) in islice(moves, _MOVES_AT_ONCE) if now]:
         messages = together([partial(_message, repository, entry) for _, entry, _ in batch])
         for (number, entry, before), message in zip(batch, messages, strict=True):

@@ -1,6 +1,6 @@
-"""Merging a branch into another, and applying or undoing the changes of one commit.
+"""Merge a branch into another, and apply or undo the changes of one commit.
 
-No workspace is needed; one that follows the branch is updated.
+No workspace is needed; a workspace that follows the branch is updated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dsv.values.names import MAIN, BranchName, DatasetName, Rev, Target
 from dsv.values.paths import PathSet, show
 
 ATTEMPTS = 20
-"""Attempts at a branch that others move meanwhile."""
+"""How often to retry if others move the branch."""
 
 Action = Literal["merge", "cherry-pick", "revert"]
 
@@ -43,19 +43,19 @@ class MergeRequest:
     message: str | None = None
     """None means a message that names the source."""
     table_key: str | None = None
-    """The column that identifies the rows of CSV and Parquet files; None merges no tables by rows."""
+    """The column that identifies the rows of CSV and Parquet files; None merges no tables by row."""
     dry_run: bool = False
     fast_forward: bool = True
-    """Merge: move the branch without a new commit if it has nothing that the source lacks."""
+    """Merge: move the branch without a new commit if the source has all its commits."""
     paths: PathSet = field(default_factory=PathSet)
     """Cherry-pick and revert: only the changes at and below these paths."""
     mainline: int | None = None
-    """Cherry-pick and revert: the number, from 1, of the parent that a merge commit is compared with."""
+    """Cherry-pick and revert: the number, from 1, of the parent to compare a merge commit with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A branch after a merge, a cherry-pick or a revert, or as a dry run says it would be."""
+    """A branch after a merge, a cherry-pick or a revert; in a dry run, as it would be."""
 
     dataset: DatasetName
     branch: BranchName
@@ -64,28 +64,28 @@ class Merged:
     before: CommitId | None
     source: CommitId
     bases: tuple[CommitId, ...] = ()
-    """The commits that both sides of a merge were made from."""
+    """The merge bases."""
     counts: MergeCounts = field(default_factory=MergeCounts)
     up_to_date: bool = False
-    """The branch had all of the source."""
+    """The branch already had all of the source."""
     fast_forwarded: bool = False
     uploaded_bytes: int = 0
     without_effect: tuple[bytes, ...] = ()
-    """Paths for which a side was chosen, but that had no conflict."""
+    """Paths for which a side was chosen although they had no conflict."""
     here: Updated | DsvError | None = None
     """The update of the workspace, see `update_workspace`."""
 
     @property
     def any_change(self) -> bool:
-        """False if the branch had these changes already."""
+        """False if the branch already had these changes."""
         return self.counts.any
 
 
 def merge(context: Context, request: MergeRequest) -> Merged:
-    """Publish a commit with the changes of both sides; begin anew if the branch moves meanwhile.
+    """Publish a commit with the changes of both sides; retry if the branch moves.
 
-    Raises `MergeConflict` with all conflicts, and nothing written, if both sides changed a path and nothing was chosen
-    for it.
+    Raises `MergeConflict` with all conflicts, and nothing written, if both sides changed a path and no side
+    was chosen for it.
     """
     return _run(context, request, "merge")
 
@@ -187,7 +187,7 @@ class _Attempt:
         return tree
 
     def _check_rule(self, tree: MergedTree) -> None:
-        """Raise `Conflict` if the branch's rule refuses the merged tree, before anything is done."""
+        """Raise `Conflict` if the branch's rule refuses the merged tree, before anything is written."""
         entries = 0 if tree.ours is None else tree.ours.commit.entries
         self.repository.refs.check_mover(
             self.head,
@@ -245,7 +245,7 @@ class _Attempt:
                 )
 
     def _chosen(self, changes: Iterator[Change]) -> Iterator[Change]:
-        """Yield those at and below the paths, and removals above them without which they could not be added."""
+        """Yield changes at and below the paths, and removals above them that make way for additions."""
         paths = self.request.paths
         return (
             change
@@ -254,7 +254,7 @@ class _Attempt:
         )
 
     def _parent(self) -> CommitId | None:
-        """Return the commit that the changes are against. Raises `UsageError` if it is not clear which."""
+        """Return the parent to compare with. Raises `UsageError` if it is ambiguous."""
         parents = self.repository.objects.commit(self.source).parents
         mainline = self.request.mainline
         if mainline is None and len(parents) > 1:

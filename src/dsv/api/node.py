@@ -1,4 +1,4 @@
-"""Complete the record of a run where its job ran."""
+"""Complete the record of a run on the machine where its job ran."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from dsv.run.record_store import RunStore, StoredRun
 from dsv.values.secrets import Masker
 
 ARGV: Final = "argv"
-"""The file with the command as it was typed, each word ended by a NUL byte."""
+"""The file with the command as it was typed, each word terminated by a NUL byte."""
 _MAX_ARGV: Final = 8 << 20
 
 
@@ -58,9 +58,10 @@ _MAX_ARGV: Final = 8 << 20
 def output_kept(
     context: Context, order: NodeOrder, folder: Path
 ) -> Iterator[Callable[[Repository], RunOutput | None]]:
-    """Yield a function that commits the output, if the run asks for that.
+    """Yield a function that commits the output, if the run requests that.
 
-    gc keeps the commit until the end of the `with` block; the record that names it must be written before.
+    gc keeps the commit until the end of the `with` block; the record that names it must be written before
+    that.
     """
     if order.author is not None:
         writer = structs.replace(context.writer, author=order.author)
@@ -76,7 +77,7 @@ def output_kept(
 
 
 def read_argv(folder: Path) -> tuple[str, ...] | None:
-    """Return the command as it was typed; None if that can't be read, and only the record tells it."""
+    """Return the command as it was typed; None if that can't be read, and only the record has it."""
     try:
         with (folder / ARGV).open("rb") as file:
             data = file.read(_MAX_ARGV + 1)
@@ -93,12 +94,12 @@ _ALIVE: Final = 5.0
 def complete_left(
     context: Context, engines: Engines, order: NodeOrder, folder: Path, node: int = 0, attempt: int = 1
 ) -> bool:
-    """Complete the record of a run from what its job left in this folder, and return whether that was done.
+    """Complete the record of a run from the files of its job in this folder; return whether that was done.
 
-    False if others do it: the run has its record, its start is not in the store yet, not all nodes have ended, or its
-    end can't be known here. Several machines may do so at once: one of them wins.
+    False if this is left to others: the run has its record, its start is not in the store yet, not all nodes
+    have ended, or its end can't be known here. Several machines may do this at once; one of them wins.
 
-    node, attempt: of the folder, if each node has its own
+    node, attempt: of the folder, if each node has its own.
     """
     with context.repository() as repository:
         runs = RunStore(repository.store)
@@ -107,7 +108,7 @@ def complete_left(
             return False
         try:
             start = runs.read(found[0])
-        except NotFound:  # whoever submitted it has not written its start yet
+        except NotFound:  # the submitting process has not written its start yet
             return False
         engine = engines.make(start.engine, start.pool)
         left = None if engine is None else engine.left_on_node(folder, node, attempt)
@@ -137,11 +138,11 @@ def _complete_node(
     log: LogKeeper | None,
     secrets: KnownSecrets,
 ) -> bool:
-    """Send this node's part and its log, and complete the record if no other node and no other attempt follows.
+    """Send this node's part and log, and complete the record if no other node and no other attempt follows.
 
-    If only the cluster can tell how the run ended, whoever asks it completes the record. But the output is sent, which
-    may be gone with the pod, and so is the part of a job that a queue may start again: the cluster keeps nothing of the
-    former pods, and numbers the attempts of the new ones from 1.
+    If only the cluster knows how the run ended, the process that asks the cluster completes the record. But
+    the output is sent, because it may be deleted with the pod, and so is the part of a job that a queue may
+    restart: the cluster keeps no data of former pods, and numbers the attempts of new pods from 1.
     """
     runs = RunStore(repository.store)
     if order.log and log is None:
@@ -186,7 +187,7 @@ def _complete_node(
 def _joined(runs: RunStore, stored: StoredRun, nodes: int, lost: int) -> KeptLog | None:
     """Return the log of all nodes, whose own logs have no secrets; None if nothing was written.
 
-    lost: the bytes that this node wrote and that its own log lacks
+    lost: the bytes of this node's output that its own log lacks.
     """
     keeper = LogKeeper()
     keeper.add(join_logs(runs.node_logs(stored), nodes))
@@ -195,7 +196,7 @@ def _joined(runs: RunStore, stored: StoredRun, nodes: int, lost: int) -> KeptLog
 
 
 def _numbered(part: RunPart, known: Iterable[RunPart]) -> RunPart:
-    """Give the part the next number that this node has not had: a queue that took the job back counts from 1."""
+    """Give the part the next number unused on this node: a queue that has requeued the job counts from 1."""
     here = (part.host, part.started_ms)
     others = {
         each.attempt for each in known if each.node == part.node and (each.host, each.started_ms) != here
@@ -204,7 +205,7 @@ def _numbered(part: RunPart, known: Iterable[RunPart]) -> RunPart:
 
 
 def _send_output(runs: RunStore, stored: StoredRun, start: RunRecord, output: RunOutput | None) -> None:
-    """Leave the output for whoever completes the record."""
+    """Store the output for the process that will complete the record."""
     if output is not None:
         number = max((start_number(part) or 0 for part in stored.parts), default=0) + 1
         runs.add(start.dataset, start.run, start_name(number), replace(start, output=output).encode())
@@ -212,7 +213,7 @@ def _send_output(runs: RunStore, stored: StoredRun, start: RunRecord, output: Ru
 
 @contextmanager
 def _seen_alive(folder: Path) -> Iterator[None]:
-    """Show other machines that look at the job meanwhile that its record is being completed."""
+    """Show other machines that check the job that its record is being completed."""
 
     def tell() -> float:
         with suppress(OSError):

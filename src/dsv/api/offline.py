@@ -1,7 +1,6 @@
-"""Read a repository without asking its store: names as last known, trees from local copies, and contents from the files
-of a cache.
+"""Read a repository without asking its store: last known names, local copies of trees, and cached files.
 
-What is not here is `Unreachable`, and never said to be absent: only the store knows that.
+Anything not found here raises `Unreachable`, never `NotFound`: only the store knows what exists.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from dsv.values.paths import show
 
 
 def open_offline(context: Context, target: Target | None) -> Repository:
-    """Return the repository that a target (None: the workspace) belongs to. Raises `Unreachable` if it is not known."""
+    """Return the repository of a target (None: of the workspace). Raises `Unreachable` if it is not known."""
     root = CacheRoot(context.settings.cache().path)
     url = context.settings.store().url
     workspace = context.workspace_or_none()
@@ -59,7 +58,7 @@ def open_offline(context: Context, target: Target | None) -> Repository:
 
 
 class LastKnownRefs(Refs):
-    """Names as a cache and the workspace around the caller know them. A branch that is asked for is noted."""
+    """Names as last known to a cache and the current workspace. The age of a branch that is used is noted."""
 
     def __init__(self, store: LocalStore, context: Context, root: CacheRoot, store_id: StoreId) -> None:
         super().__init__(store)
@@ -79,12 +78,12 @@ class LastKnownRefs(Refs):
         return [(TagName.parse(name), _tag_value(one)) for name, one in known.items()]
 
     def branch_or_tag(self, dataset: DatasetName, text: str) -> Head | TagValue | None:
-        """Return a branch or tag as last seen. Raise `Unreachable` if the name was never seen here."""
+        """Return a branch or tag as last seen. Raises `Unreachable` if the name was never seen here."""
         found = self.tag(dataset, TagName.parse(text)) or self.head_or_none(dataset, BranchName.parse(text))
         return found or _refuse(f"{dataset}@{text}", self._root)
 
     def exists(self, dataset: DatasetName) -> bool:
-        """Return True: none is known to be absent."""
+        """Return True: no dataset is known to be absent."""
         return True
 
     def head_or_none(self, dataset: DatasetName, branch: BranchName) -> Head | None:
@@ -95,7 +94,7 @@ class LastKnownRefs(Refs):
         return _head(dataset, branch, known)
 
     def head(self, dataset: DatasetName, branch: BranchName) -> Head:
-        """Return a branch as last seen. Raise `Unreachable` if it was never seen here."""
+        """Return a branch as last seen. Raises `Unreachable` if it was never seen here."""
         return self.head_or_none(dataset, branch) or _refuse(f"{dataset}@{branch}", self._root)
 
     def tag(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
@@ -107,8 +106,8 @@ class LastKnownRefs(Refs):
 
 
 def cached_files(root: CacheRoot, dataset: DatasetName) -> Callable[[Entry], Path]:
-    """Return what finds a file of the dataset's cached commits: at an entry's path with its size, and if several
-    differ, with its content. Whoever reads it checks what it holds. Raises `Unreachable` if there is none.
+    """Return a function that finds an entry's file in the dataset's cached commits, by path and size, and by
+    content if several differ. The reader must verify the file. Raises `Unreachable` if there is none.
     """
     folders = cache(lambda: [root.visible(place) for place in find_places(root, dataset)])
 
@@ -118,7 +117,7 @@ def cached_files(root: CacheRoot, dataset: DatasetName) -> Callable[[Entry], Pat
             path = folder / os.fsdecode(entry.path)
             try:
                 status = path.lstat()
-            except OSError:  # not in this commit, or not for this user
+            except OSError:  # not in this commit, or not readable for this user
                 continue
             if stat.S_ISREG(status.st_mode) and status.st_size == entry.size:
                 found[status.st_dev, status.st_ino] = path
@@ -157,5 +156,5 @@ def _head(dataset: DatasetName, branch: BranchName, known: Tracked) -> Head:
 
 
 def _tag_value(known: Tracked) -> TagValue:
-    assert known.commit_id is not None  # as of every tag that is not deleted
+    assert known.commit_id is not None  # only deleted tags have none
     return TagValue(known.commit_id, Nonce.random(), known.time_ms, "", "")

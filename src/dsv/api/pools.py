@@ -1,4 +1,4 @@
-"""The pools of the configuration: what they have now, and choosing one for a run."""
+"""The configured pools: their present capacity, and the choice of a pool for a run."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from dsv.values.units import format_bytes, format_duration
 
 
 def all_pools(settings: Settings) -> dict[str, Pool]:
-    """Return the pools that can be read, by name; nothing is checked."""
+    """Return the readable pools, by name, without checks."""
     return {name: _read(settings, name) for name in settings.names("pools")}
 
 
 def engines_of(environ: Mapping[str, str], settings: Settings) -> Engines:
-    """Return a maker of engines for runs that were started some time ago, perhaps by somebody else."""
+    """Return a maker of engines for runs started earlier, perhaps by other users."""
     return Engines(environ, all_pools(settings))
 
 
 def pools_to_try(settings: Settings, on: str | None) -> tuple[Pool, ...]:
-    """Return the pools that a run may go to, in order: those that were typed, else those of the setting `pool`.
+    """Return the pools that a run may use, in order: those given, else those of the setting `pool`.
 
-    None means this machine. Raises `UsageError`, `NotFound`.
+    An empty tuple means this machine. Raises `UsageError`, `NotFound`.
     """
     setting = Setting("pool", on, "--on") if on is not None else settings.get("pool")
     if setting is None:
@@ -61,7 +61,7 @@ def pools_to_try(settings: Settings, on: str | None) -> tuple[Pool, ...]:
 
 
 def load_pool(settings: Settings, name: str, origin: str) -> Pool:
-    """Return one pool, checked. origin: who asked for it. Raise `UsageError`, `NotFound`."""
+    """Return one pool, checked. origin: the source of the request. Raises `UsageError`, `NotFound`."""
     if name == HERE:
         return Pool(name=HERE, engine=None)
     if name not in settings.names("pools"):
@@ -104,7 +104,7 @@ def load_pool(settings: Settings, name: str, origin: str) -> Pool:
 
 
 def _run_settings(settings: Settings, name: str) -> dict[str, Any]:
-    """Return what the settings of a pool say about its runs. Raise `UsageError`."""
+    """Return the run options in the settings of a pool. Raises `UsageError`."""
     found = {}
     for field_name, option in POOL_OPTIONS.items():
         setting = settings.get(key := f"pools.{name}.{option.flag}")
@@ -118,9 +118,10 @@ def _run_settings(settings: Settings, name: str) -> dict[str, Any]:
 
 
 def cache_folder(settings: Settings, pool: Pool) -> Path | None:
-    """Return the folder of its cache, as far as this machine may see it; None for what only its engine understands.
+    """Return the folder of the pool's cache, if this machine may see it; None for a name only its engine
+    understands.
 
-    Raises `UsageError`, `NotFound` for a name that is not configured.
+    Raises `UsageError`, and `NotFound` for a name that is not configured.
     """
     if pool.cache is None:
         return settings.cache().path
@@ -142,7 +143,7 @@ def _read(settings: Settings, name: str) -> Pool:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The needs of a job for which pools are compared."""
+    """The needs of a job, to compare pools by."""
 
     resources: Resources = field(default_factory=Resources)
     image: str | bool | None = False
@@ -158,7 +159,7 @@ def report_pools(
     wanted: Wanted,
     seconds: float = ANSWERS_WITHIN,
 ) -> list[PoolFacts]:
-    """Ask all pools at the same time."""
+    """Ask all pools in parallel."""
     by_name = {pool.name: pool for pool in pools}
     return ask_all(
         list(by_name),
@@ -169,7 +170,7 @@ def report_pools(
 
 
 def locate(context: Context, cache: Path, targets: Sequence[Target], *, offline: bool = False) -> Wanted:
-    """Find the data of a job: which commits, and how large. Raise as `Stager.locate`."""
+    """Find the data of a job: which commits, and their sizes. Raises like `Stager.locate`."""
     with Stager(context, CacheRoot(cache), offline=offline) as stager:
         found = []
         for target in targets:
@@ -189,7 +190,7 @@ def _report(context: Context, environ: Mapping[str, str], pool: Pool, wanted: Wa
         there = all(lookup(CacheRoot(folder), one.place) is not None for one, _ in wanted.data)
         free, no_room = _room(folder, wanted)
     elif folder is not None and not engine.queues:
-        there = False  # it will be made by the first run
+        there = False  # the first run will make it
     return PoolFacts(
         pool=pool.name,
         engine=engine.name,
@@ -203,14 +204,14 @@ def _report(context: Context, environ: Mapping[str, str], pool: Pool, wanted: Wa
 
 
 def unknown(pool: Pool, problem: DsvError) -> PoolFacts:
-    """Return the facts of a pool that can't tell what it has."""
+    """Return the facts of a pool that can't report its capacity."""
     if isinstance(problem, Unreachable) and problem.hint is None:
         problem = Unreachable(problem.message, hint=f"dsv config shows the settings of pools.{pool.name}")
     return PoolFacts(pool=pool.name, engine=pool.engine, cache=pool.cache, error=problem)
 
 
 def _refusal(pool: Pool, asked: Resources, image: str | bool | None) -> str | None:
-    """Return why the engine of a pool can't run this at all."""
+    """Return the reason why the engine of a pool can never run this, if any."""
     if pool.engine is None:
         return None
     engine = engine_of(pool)
@@ -232,8 +233,9 @@ def _engine(environ: Mapping[str, str], pool: Pool, wanted: Wanted) -> Engine:
 
 
 def _room(folder: Path, wanted: Wanted) -> tuple[int | None, str | None]:
-    """Return what is free on the disk of a cache, and why the missing data has no room. Nothing is known of a cache
-    that can't be read."""
+    """Return the free bytes on a cache's disk, and why missing data does not fit; None if the cache is
+    unreadable.
+    """
     try:
         report = cached(folder)
     except (DsvError, OSError):
@@ -257,19 +259,15 @@ _LONGEST_PAUSE: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A run with its pool."""
-
     spec: JobSpec
     cache: Path
     """The folder of the pool's cache."""
     reason: str | None = None
-    """The reason why the run can't begin there now; None if it can."""
+    """Why the run can't start there now; None if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """Chooses pools for runs."""
-
     context: Context
     environ: Mapping[str, str]
     pools: Sequence[Pool]
@@ -279,7 +277,7 @@ class Placing:
     offline: bool = False
 
     def choose(self, spec: JobSpec, note: Callable[[str], None]) -> Placed:
-        """Ask all pools, and note which ones were passed over. Raise `LaunchError` if none can ever run it."""
+        """Ask all pools, and note which ones were passed over. Raises `LaunchError` if none can ever run it."""
         wanted = self._wanted(spec)
         choice = choose_pool(report_pools(self.context, self.environ, self.pools, wanted), self.prefer)
         for passed in choice.passed_over:
@@ -287,8 +285,9 @@ class Placing:
         return self._placed(spec, choice)
 
     def order(self, placed: Placed) -> dict[str, float | None]:
-        """Return the pools that the run may go to, from where it was placed, and the seconds to wait at each but the
-        last."""
+        """Return the pools that the run may use, from its present pool on, and the seconds to wait at each
+        but the last.
+        """
         assert placed.spec.pool is not None  # it was chosen
         waits = {pool.name: pool.wait for pool in self.pools}
         names = (placed.spec.pool.name, *placed.spec.then)
@@ -302,8 +301,9 @@ class Placing:
         passed: tuple[PassedOver, ...],
         note: Callable[[str], None],
     ) -> Placed | GaveUp:
-        """Wait until the job may be given to this pool: at once if its engine holds jobs back, else once there is
-        room. Gives up after so many seconds, or if the pool can never run it."""
+        """Wait until the job may be submitted to this pool: at once if its engine queues jobs, else when
+        there is room. Return `GaveUp` after `seconds`, or if the pool can never run it.
+        """
         pool = next(each for each in self.pools if each.name == name)
         queues = pool.engine is not None and engine_of(pool).queues
         order = tuple(self.order(placed))
@@ -324,8 +324,9 @@ class Placing:
     def _wait_for(
         self, spec: JobSpec, pool: Pool, seconds: float | None, note: Callable[[str], None], *, queues: bool
     ) -> str | GaveUp | None:
-        """Return once the job may be given to the pool: with the reason why it can't begin at once, if its engine
-        holds it back itself."""
+        """Wait until the job may be submitted. Return the reason if it will queue there; None if it can
+        start.
+        """
         wanted = self._wanted(spec)
         deadline = None if seconds is None else monotonic() + seconds
         pause, reported = _SHORTEST_PAUSE, False

@@ -1,6 +1,6 @@
-"""The classes of `import dsv`: `Store`, `Commit` and `Edits`. They call the functions that commands call.
+"""The classes of `import dsv`: `Store`, `Commit` and `Edits`. They call the same functions as the commands.
 
-Paths are text in them, with surrogates for what is no UTF-8, and ids are hex digits.
+Paths are text, with surrogates for bytes that are not UTF-8. Ids are hex digits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dsv.transfer.download import Layout
 
 _LINKS = 40
-"""Symlinks that are followed on the way to one file, as Linux does."""
+"""Symlinks that are followed to reach one file; the same limit as Linux."""
 
 
 class IsFolder(UsageError):
@@ -57,12 +57,12 @@ class Info:
     id: str | None = None
     """BLAKE3 of a file's bytes, as `b3sum` prints it."""
     target: str | None = None
-    """Of a symlink."""
+    """The target of a symlink."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A path that differs between two commits; of one that was renamed, both sides have their own path."""
+    """A path that differs between two commits. A renamed path has its own path on each side."""
 
     what: str
     """`added`, `changed`, `removed`, `retyped` or `renamed`."""
@@ -71,26 +71,30 @@ class Change:
 
     @property
     def path(self) -> str:
-        """The path after the change; of what was removed, the one before."""
+        """The path after the change; for a removed path, the path before."""
         found = self.after or self.before
         assert found is not None
         return found.path
 
 
 class Store:
-    """The datasets of one store. `dsv.store` makes it; it opens nothing before it is needed, and can be pickled."""
+    """The datasets of one store. `dsv.store` makes it; it opens nothing before it is needed, and can be
+    pickled.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     @property
     def context(self) -> Context:
-        """The first argument of every function of `dsv.api`, which has one for each command."""
+        """The first argument of the functions of `dsv.api`, which has one for each command."""
         return self._connection.context
 
     def open(self, target: str) -> Commit:
-        """Return the commit that `DATASET[@REV]` names, or in a workspace `@REV`. The store is asked when something of
-        it is first read, and never again: a branch that moves meanwhile changes nothing.
+        """Return the commit that `DATASET[@REV]` names, or in a workspace `@REV`.
+
+        The store is asked once, when data of the commit is first read: later moves of a branch change
+        nothing.
         """
         parsed = Target.parse(target)
         if parsed.path is not None or not target:
@@ -105,9 +109,11 @@ class Store:
     def edit(
         self, target: str, *, message: str = "", create: bool = False, allow_removals: bool = False
     ) -> Edits:
-        """Return a context that publishes one commit on the branch `DATASET[@BRANCH]` when it ends well.
+        """Return a context that publishes one commit on the branch `DATASET[@BRANCH]` if it ends without an
+        error.
 
-        create: makes a dataset that is not there. allow_removals: more than half of its files may go.
+        create: make the dataset if it does not exist. allow_removals: allow removing more than half of its
+        files.
         """
         return Edits(self._connection, Target.parse(target), message, create, allow_removals)
 
@@ -125,10 +131,12 @@ class Store:
         sort: str | None = None,
         limit: int | None = None,
     ) -> list[RunView]:
-        """Return the records of runs, newest first: on a dataset; without one on the workspace's, or else on all.
+        """Return the records of runs, newest first: of this dataset, or else of the workspace's, or else of
+        all.
 
-        where: conditions such as `metrics.acc>0.9`, which must all hold. sort: a key, as for `dsv runs --sort`.
-        Raises `UsageError` for a key that no record has, `NotFound` for a dataset that is not there.
+        where: conditions such as `metrics.acc>0.9`, which must all hold. sort: a key, as for `dsv runs
+        --sort`. Raises `UsageError` for a key that no record has, `NotFound` for a dataset that does not
+        exist.
         """
         from dsv.api.runs import open_runs
         from dsv.run.listing import Filter, Query
@@ -140,9 +148,9 @@ class Store:
 
 
 class Commit:
-    """A commit, and its files, which are read from the store as they are needed, each byte checked against its id.
+    """A commit and its files, which are read from the store when needed and verified against their ids.
 
-    Threads may share it. A copy in another process, by pickling or by a fork, opens the store for itself there.
+    Threads may share it. A copy in another process, made by pickling or by a fork, opens the store itself.
     """
 
     def __init__(self, connection: Connection, target: Target, found: Resolved | None = None) -> None:
@@ -162,7 +170,9 @@ class Commit:
 
     @property
     def id(self) -> str:
-        """64 hex digits. Raises `NotFound`, `Unreachable`, `Denied`, as everything here that has to ask for it."""
+        """64 hex digits. Raises `NotFound`, `Unreachable`, `Denied`, like all members that have to look it
+        up.
+        """
         return str(self._resolved.commit)
 
     @property
@@ -171,7 +181,7 @@ class Commit:
 
     @property
     def branch(self) -> str | None:
-        """The branch by whose name it was opened."""
+        """The name of the branch by which it was opened, if any."""
         return self._resolved.branch
 
     @property
@@ -180,7 +190,7 @@ class Commit:
 
     @property
     def time(self) -> datetime:
-        """When it was made, by the clock of who made it; in UTC."""
+        """When it was made, by its author's clock; in UTC."""
         return utc(self._record.time_ms)
 
     @property
@@ -189,7 +199,6 @@ class Commit:
 
     @property
     def files(self) -> int:
-        """How many files it has."""
         return self._record.files
 
     @property
@@ -202,8 +211,8 @@ class Commit:
         return tuple(self._other(one) for one in self._record.parents)
 
     def log(self, *paths: str, limit: int | None = None) -> list[Commit]:
-        """Return this commit and its ancestors, newest first; only those that changed something at the paths, if any
-        are given.
+        """Return this commit and its ancestors, newest first; if paths are given, only those that changed
+        them.
         """
         from dsv.api.log import Query, log
 
@@ -212,9 +221,9 @@ class Commit:
             return [self._other(item.id) for item in items]
 
     def diff(self, other: Commit | str, *paths: str) -> list[Change]:
-        """Return what differs in `other`, seen from this commit, by path; below these paths only, if any are given.
+        """Return the changes from this commit to `other`, by path; below the given paths only, if any.
 
-        other: a commit of the same store, or a target as for `open`; `@REV` is one of this dataset.
+        other: a commit of the same store, or a target as for `open`; `@REV` means this dataset.
         """
         from dsv.api.diff import diff
 
@@ -227,9 +236,9 @@ class Commit:
             ]
 
     def cache(self, path: str = "", *, hold: str | float | None = None) -> Path:
-        """Make the commit, or what is below a path, appear as read-only files in the cache, and return their folder.
+        """Cache the commit, or the files at or below a path, as read-only files, and return their folder.
 
-        hold: for how long it stays there whatever happens, as `3d` or in seconds.
+        hold: how long they are kept in any case, such as `3d` or in seconds.
         """
         from dsv.api.cache import cache
 
@@ -242,15 +251,16 @@ class Commit:
         return item.path
 
     def export(self, to: str | os.PathLike[str], path: str = "") -> None:
-        """Write the files at and below a path to a folder, a tar (by its name) or a URL, as `dsv export` does."""
+        """Write the files at and below a path to a folder, a tar (by its name) or a URL, like `dsv export`."""
         from dsv.api.import_export import export
 
         export(self._connection.reading, self._pinned(path), os.fspath(to))
 
     def info(self, path: str, *, follow: bool = False) -> Info:
-        """Return what is at a path; symlinks are not followed. Raises `NotFound`.
+        """Return the entry at a path; symlinks are not followed. Raises `NotFound`.
 
-        follow: return the file that symlinks lead to, with its own path. Raises `UsageError` for one to a folder.
+        follow: return the file that symlinks lead to, with its own path. Raises `UsageError` if that is a
+        folder.
         """
         raw, tree = _raw(path), self._tree
         with self._opened.explaining():
@@ -264,7 +274,7 @@ class Commit:
         raise self._no_path(raw)
 
     def ls(self, path: str = "") -> list[Info]:
-        """Return what is in a folder itself, by name; of a file only that. Raises `NotFound`."""
+        """Return the entries of a folder, by name; for a file, only the file. Raises `NotFound`."""
         raw = _raw(path)
         with self._opened.explaining():
             found = [
@@ -277,8 +287,8 @@ class Commit:
         return [] if here.kind == "directory" else [here]
 
     def walk(self, path: str = "") -> Iterator[tuple[str, list[str], list[str]]]:
-        """Yield each folder with the names of the folders and of the files in it, as `os.walk` does: a folder that is
-        removed from the list is not entered. Symlinks count as files. Raises `NotFound`.
+        """Yield each folder with the names of its folders and files, like `os.walk`: a folder that the caller
+        removes from the list is not entered. Symlinks count as files. Raises `NotFound`.
         """
         if self.info(path).kind != "directory":
             raise UsageError(f"{path} is no folder", subject=path)
@@ -291,7 +301,9 @@ class Commit:
             waiting += [posixpath.join(here, name) for name in reversed(folders)]
 
     def glob(self, pattern: str) -> list[str]:
-        """Return the paths that match, in tree order, folders too. `*` and `?` match no slash, `**/` any folders."""
+        """Return the matching paths, folders too, in tree order. `*` and `?` match no slash, `**/` any
+        folders.
+        """
         raw, tree = _raw(pattern), self._tree
         if not is_pattern(raw):
             with self._opened.explaining():
@@ -309,10 +321,10 @@ class Commit:
             return [_text(one) for one, matches in found.items() if matches]
 
     def open(self, path: str, *, buffer_size: int = 1 << 17) -> io.BufferedReader:
-        """Open a file to read its bytes. It can be sought in, and only chunks (about 1 MiB) that have what is read are
-        fetched; some MB ahead, if it is read from one end to the other. Symlinks within the commit are followed.
+        """Open a seekable file to read its bytes. Symlinks within the commit are followed.
 
-        Raises `NotFound`, and `UsageError` for a folder.
+        Only chunks (about 1 MiB) that are needed are fetched, and some MB ahead if the file is read
+        sequentially. Raises `NotFound`, and `UsageError` for a folder.
         """
         from dsv.api.reading import FileReader
 
@@ -322,21 +334,22 @@ class Commit:
         )
 
     def read_bytes(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Return a file's bytes, or those of `[start:stop]`, which count from the end if they are negative.
-
-        Raises as `open`.
+        """Return a file's bytes, or those of `[start:stop]`; negative numbers count from the end. Raises like
+        `open`.
         """
         return self.read_ranges([(path, start, stop)])[0]
 
     def read_many(self, paths: Iterable[str]) -> dict[str, bytes]:
-        """Return the bytes of many files by the given paths, in their order. Those that lie beside each other come with
-        one request, whatever the order is. Raises as `open`, with nothing returned.
+        """Return the bytes of many files, by path, in the order given. Files stored side by side are read
+        with one request, in any order. Raises like `open`; then nothing is returned.
         """
         wanted = dict.fromkeys(paths)
         return dict(zip(wanted, self.read_ranges([(path, 0, None) for path in wanted]), strict=True))
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int | None]]) -> list[bytes]:
-        """Return the bytes of each `(path, start, stop)`, as `read_bytes` does, with as few requests as `read_many`."""
+        """Return the bytes of each `(path, start, stop)`, like `read_bytes`, with as few requests as
+        `read_many`.
+        """
         layouts = self._layouts([path for path, _, _ in ranges])
         asked: list[tuple[Layout, int, int]] = []
         for layout, (_, start, stop) in zip(layouts, ranges, strict=True):
@@ -345,18 +358,18 @@ class Commit:
         return self._opened.read(asked, self._resolved.dataset)
 
     def samples(self, *patterns: str, window: int = 4 << 30, cache: bool | Literal["fill"] = True) -> Samples:
-        """Return files for training: those at and below paths, or that match patterns as of `glob`; all, without any.
-        Symlinks and erased files are left out.
+        """Return files for training: those at and below paths, or that match patterns as in `glob`; by
+        default all. Symlinks and erased files are left out.
 
-        window: bytes of memory that all processes on a host use together. cache: read the files of the cache, where the
-        commit is there; `fill` has a loader fill it as well. Raises `NotFound` if there is no such file.
+        window: bytes of memory that all processes on a host share. cache: read the cache's files if the
+        commit is cached; `fill`: a loader also fills it. Raises `NotFound` if there is no such file.
         """
         from dsv.api.reading import CommitSource, open_samples
 
         return open_samples(CommitSource(self._connection, self._resolved), patterns, window, cache)
 
     def _chunks(self, path: str, start: int, stop: int) -> tuple[int, bytes]:
-        """Return the chunks of a file that have the bytes from `start` up to `stop`, and where the first one begins."""
+        """Return the chunks that have the bytes from `start` up to `stop`, and the offset of the first chunk."""
         layout = self._layout(path)
         parts = [*layout.parts(start, stop)]
         if not parts:
@@ -403,7 +416,7 @@ class Commit:
         return self._layouts([path])[0]
 
     def _layouts(self, paths: Iterable[str]) -> list[Layout]:
-        """Return where the chunks of these files lie, in the order of the paths."""
+        """Return the chunk locations of these files, in the order of the paths."""
         from dsv.repo.tree.read import find_entries
 
         opened, tree = self._opened, self._tree
@@ -418,7 +431,7 @@ class Commit:
             return [opened.layout(entry, location) for entry, location in files]
 
     def _followed(self, tree: KeptTree, path: bytes) -> tuple[Entry, Location | None]:
-        """Return the file that a path leads to by symlinks. Raises as `open`."""
+        """Return the file that a path leads to by symlinks. Raises like `open`."""
         from dsv.repo.tree.read import find_paths
 
         at = path
@@ -444,8 +457,9 @@ class Commit:
 
 
 class Edits:
-    """Changes of a dataset without its files. They become one commit when the `with` block ends, and nothing is
-    published if it raises, or if there is none. Each sees what those before it did.
+    """Changes of a dataset without its files. Each sees the results of those before it.
+
+    They become one commit when the `with` block ends; nothing is published if it raises, or without changes.
     """
 
     def __init__(
@@ -458,11 +472,11 @@ class Edits:
         self._done: Edited | None = None
 
     def put(self, path: str, content: bytes | os.PathLike[str] | BinaryIO, *, replace: bool = True) -> None:
-        """Add or replace a file by bytes, a file on this machine, or an open file; or a folder by one on this machine,
-        which is merged into one that is there. What is not bytes is read when the block ends.
+        """Add or replace a file by bytes, a local file or an open file; or merge a local folder into a
+        folder.
 
-        path: ends with a slash for a folder into which the content goes by its own name. replace: without it what is
-        there stays.
+        Content that is not bytes is read when the block ends. path: if it ends with a slash, a folder into
+        which the content is put under its own name. replace: if false, existing paths are left unchanged.
         """
         from dsv.api.edits import Put
 
@@ -478,20 +492,20 @@ class Edits:
             )
 
     def remove(self, *paths: str) -> None:
-        """Remove files, folders with all below them, and what patterns match."""
+        """Remove files, folders with all below them, and paths that match patterns."""
         from dsv.api.edits import Remove
 
         self._edits.append(Remove(paths))
 
     def move(self, path: str, to: str, *, replace: bool = False) -> None:
-        """Move a file or folder, or what a pattern matches. replace: what is there is replaced."""
+        """Move a file or folder, or paths that match a pattern. replace: replace existing files."""
         from dsv.api.edits import Move
 
         self._edits.append(Move(path, to, replace))
 
     @property
     def commit(self) -> Commit:
-        """The commit that was published; that of the branch, if nothing changed. Raises `Conflict` before that."""
+        """The published commit, or the branch's if nothing changed. Raises `Conflict` before publication."""
         if self._done is None or self._done.commit is None:
             raise Conflict(f"no commit of {self._target} was published yet", subject=str(self._target))
         from dsv.repo.resolve import Resolved

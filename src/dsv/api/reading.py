@@ -1,8 +1,8 @@
 """Reading by programs: repositories that stay open in a process, files of a commit, and samples for training.
 
-A repository stays open so that a program reads many small things without opening one for each. Objects never change, so
-nothing that is kept gets old, and names are asked of the store each time. A forked process opens its own: it inherits
-neither threads nor connections, and drops what it has inherited without closing it.
+A repository stays open so that many small reads need not open it again. Kept objects never change, and names
+are asked of the store each time. A forked process opens its own repository: it inherits neither threads nor
+connections, and drops inherited repositories without closing them.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ if TYPE_CHECKING:
     from dsv.training.samples import Index, Samples
 
 _TREES, _SEGMENTS, _LAYOUTS = 16, 64, 32
-"""How many are kept of what was used last: a decoded segment takes about 1 MB, the layout of a file of 64 GiB 5 MB."""
+"""How many recently used ones are kept: a decoded segment has about 1 MB, the layout of a file of 64 GiB 5
+MB.
+"""
 
 
 class KeptSegments:
-    """The segments that were read last, by what their nodes say of them; of all trees of a repository. Thread-safe."""
+    """The segments of a repository's trees that were read last, by their node entries. Thread-safe."""
 
     def __init__(self) -> None:
         self._values: OrderedDict[Child, LocatedSegment] = OrderedDict()
@@ -66,7 +68,7 @@ class KeptSegments:
 
 
 class KeptTree(TreeReader):
-    """A tree of which the segments that were read last stay decoded."""
+    """A tree that keeps the segments that were read last decoded."""
 
     def __init__(self, objects: Objects, kept: KeptSegments, commit_id: CommitId) -> None:
         super().__init__(objects, commit_id)
@@ -84,10 +86,10 @@ class KeptTree(TreeReader):
 
 
 class Opened:
-    """The repository of one store, open for this process; thread-safe."""
+    """The repository of one store, open for this process. Thread-safe."""
 
     def __init__(self, context: Context, target: Target | None) -> None:
-        """target: what is going to be resolved."""
+        """target: the target that the caller will resolve."""
         if context.offline:
             self.repository = context.offline_repository(target)
         else:
@@ -98,12 +100,12 @@ class Opened:
         self._lock = threading.Lock()
 
     def resolve(self, context: Context, target: Target) -> Resolved:
-        """As `Context.resolve`; the store is asked each time."""
+        """Like `Context.resolve`; the store is asked each time."""
         with self._lock, self.explaining():
             self.repository.objects.forget_erasures()
             try:
                 found = context.resolve(self.repository, target)
-                self.repository.objects.commit_and_locator(found.commit)  # its tree is asked for next
+                self.repository.objects.commit_and_locator(found.commit)  # its tree will be read next
                 return found
             finally:
                 if not context.offline:
@@ -115,7 +117,7 @@ class Opened:
         return self._large(entry, location)
 
     def read(self, asked: Sequence[tuple[Layout, int, int]], dataset: DatasetName) -> list[bytes]:
-        """As `read_ranges`."""
+        """Like `read_ranges`."""
         with self.explaining():
             return read_ranges(self.repository.objects, asked, dataset)
 
@@ -124,7 +126,7 @@ class Opened:
 
 
 class _Process:
-    """The repositories that this process has opened, by all that decides where a name leads."""
+    """The repositories that this process has opened, by all settings that decide where a name leads."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -133,8 +135,9 @@ class _Process:
 
 
 _processes = [_Process()]
-"""The last one is this process's own. Those before it are of processes that it was forked from, and are never closed:
-their locks may be held by threads that are not here."""
+"""The last is this process's. The others belong to the processes that it was forked from, and are never
+closed: their locks may be held by threads that do not exist here.
+"""
 
 
 def _after_fork() -> None:
@@ -145,11 +148,10 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def opened(context: Context, target: Target | None = None) -> Opened:
-    """Return the repository of the store in effect, opened by the first who asks in this process.
-
-    Raises as `reading`.
+    """Return the repository of the current store, opened at the first call in this process. Raises like
+    `open_to_read`.
     """
-    if _processes[-1].pid != os.getpid():  # forked by something that Python does not know of
+    if _processes[-1].pid != os.getpid():  # forked without Python's hooks
         _after_fork()
     process = _processes[-1]
     settings = context.settings
@@ -164,14 +166,14 @@ def opened(context: Context, target: Target | None = None) -> Opened:
 
 
 _FIRST, _MOST = 1 << 20, 32 << 20
-"""Bytes that are read ahead of somebody who reads on and on: the first time, and at most."""
+"""Bytes that are read ahead in a sequential read: at first, and at most."""
 
 
 class FileReader(io.RawIOBase):
-    """A file of a commit, read in ranges of whole chunks, the last of which are kept. Not for several threads."""
+    """A file of a commit, read in ranges of whole chunks; keeps the last range. Not thread-safe."""
 
     def __init__(self, name: str, size: int, read: Callable[[int, int], tuple[int, bytes]]) -> None:
-        """read: returns the chunks that have these bytes, and where the first one begins."""
+        """read: returns the chunks that have these bytes, and the offset of the first chunk."""
         self.name = name
         self._size = size
         self._read = read
@@ -213,7 +215,6 @@ class FileReader(io.RawIOBase):
         return len(piece)
 
     def readall(self) -> bytes:
-        """Read the rest at once."""
         if self.closed:
             raise ValueError(f"{self.name} is closed")
         at, self._at = self._at, max(self._at, self._size)
@@ -228,7 +229,7 @@ _HOLD = 86_400.0  # seconds
 
 
 class CommitSource:
-    """A commit, as samples are read from it. Can be pickled."""
+    """A commit as a source of samples. Can be pickled."""
 
     def __init__(self, connection: Connection, found: Resolved) -> None:
         self._connection, self._found = connection, found
@@ -241,8 +242,8 @@ class CommitSource:
         return str(self._found.commit)
 
     def opened(self) -> Opened:
-        """Return the repository, as this process has opened it."""
-        context = self._connection.reading  # it is resolved already, and only a cache needs to know of what
+        """Return the repository that this process has opened."""
+        context = self._connection.reading  # resolved already; only an offline cache needs the target
         return opened(context, Target(self._found.dataset, Rev(self.id)) if context.offline else None)
 
     def index(self, patterns: Sequence[str]) -> Index:
@@ -259,7 +260,7 @@ class CommitSource:
             return open_index(folder, name, tree.segments, _accepting(patterns), erasures)
 
     def read(self, rows: Sequence[tuple[Entry, Location | None]]) -> list[bytes]:
-        """As of `Source`. Errors name the commit too."""
+        """Read like `Source`. Errors also name the commit."""
         opened = self.opened()
         try:
             asked = [(opened.layout(entry, where), 0, entry.size) for entry, where in rows]
@@ -269,7 +270,7 @@ class CommitSource:
             raise made(kind, f"{message} (in {self})", subject, hint) from error
 
     def cached(self) -> Path | None:
-        """As of `Source`; notes that the commit is used."""
+        """Return like `Source`; record that the commit is used."""
         with suppress(OSError, DsvError):
             root = CacheRoot(self._connection.reading.settings.cache().path)
             place = Place.of(folder_name(self._found.dataset), self._found.commit)
@@ -281,7 +282,7 @@ class CommitSource:
         return None
 
     def fill(self) -> None:
-        """As of `Source`, with a hold of a day. Raises as `dsv cache`."""
+        """Fill like `Source`, with a hold of a day. Raises like `dsv cache`."""
         from dsv.api.cache import cache
 
         context = self._connection.reading
@@ -292,7 +293,7 @@ class CommitSource:
 def open_samples(
     source: CommitSource, patterns: Sequence[str], window: int, cache: bool | Literal["fill"]
 ) -> Samples:
-    """As `Commit.samples`."""
+    """Like `Commit.samples`."""
     from dsv.training.samples import Samples
 
     if window < _LEAST:
@@ -305,7 +306,7 @@ def open_samples(
 
 
 def _accepting(patterns: Sequence[str]) -> Callable[[bytes], bool] | None:
-    """Return a test of the paths that are samples; None if all are."""
+    """Return a test for the paths that are samples; None if all are."""
     if not patterns:
         return None
     raw = [clean_path(one.encode("utf-8", "surrogateescape")) for one in patterns]

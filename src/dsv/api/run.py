@@ -1,4 +1,4 @@
-"""Run a command on a commit, once or as a sweep: the cache, leases on it, an engine, and the record of the run."""
+"""Run a command on a commit, once or as a sweep: cache, leases, engine, and the record of the run."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ from dsv.values.names import Rev, Target
 class _Staging:
     """The store and the cache of one pool, as `dsv.run.staged.Staging` needs them.
 
-    Each target is resolved only once, since a branch may move between resolving and staging. `opened` closes the
-    object. `sessions` collects the sessions that protect the code from gc until a record in the store names it.
+    Each target is resolved only once, because a branch may move between resolving and staging. `opened`
+    closes this object. `sessions` collects the sessions that protect the code from gc until a record in the
+    store names it.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class _Staging:
         return target if one is None else Target(one.dataset, Rev(str(one.commit)), target.path)
 
     def commit_code(self, folder: Path) -> CommitId | None:
-        """Return None if this user can't write to the store now: a run doesn't need that."""
+        """Commit the code. Return None if this user can't write to the store now: a run does not need that."""
         why = "a run with --offline asks no store"
         if not self._offline:
             try:
@@ -145,14 +146,11 @@ def run(
     placing: Placing | None = None,
     force: bool = False,
 ) -> RunView:
-    """Stage the data in this cache, run the job, and keep its record. Wait for all of it.
+    """Stage the data in this cache, run the job, keep its record, and wait for all of that.
 
-    Raises what `supervisor.run` raises.
-
-    offline: the store is not asked, and the record is sent by a later run
-    signals, grace, announce: as of `supervisor.run`
-    placing: chooses the pool that the run goes to, and so the cache as well
-    force: commit code of any size
+    offline: do not ask the store; a later run sends the record. signals, grace, announce: like in
+    `supervisor.run`. placing: chooses the run's pool, and so its cache. force: commit code of any size.
+    Raises the errors of `supervisor.run`.
     """
     with as_launch_error(), ExitStack() as opened:
         sessions: list[Session] = []
@@ -194,8 +192,10 @@ def run(
 
 
 def _opened_again(context: Context, store_id: StoreId, opened: ExitStack) -> Store:
-    """Return the store, to be written to: the data may have come from a cache, without asking any. Raise `Conflict` if
-    it is another one, and `Unsupported` if it needs a newer dsv."""
+    """Return the store for writing; the data may be from a cache, without asking a store.
+
+    Raises `Conflict` if it is another store, and `Unsupported` if it needs a newer dsv.
+    """
     repository = opened.enter_context(context.repository())
     if repository.id != store_id:
         raise Conflict(
@@ -217,12 +217,11 @@ def dry_run(
     placing: Placing | None = None,
     force: bool = False,
 ) -> tuple[Plan, JobSpec]:
-    """Return the plan that `run` would submit, but for the id of the run, and the spec with the settings of its pool.
+    """Return the plan that `run` would submit, except the run's id, and the spec with the settings of its
+    pool.
 
-    Nothing is fetched, and nothing is started.
-
-    Code that the machines of a cluster have from the store is committed: otherwise nobody could submit what is shown.
-    force: however large it is.
+    Nothing is fetched or started. Code that a cluster's machines read from the store is committed, because
+    the plan could not be submitted without it. force: also if it is large.
     """
     with as_launch_error(), ExitStack() as opened:
         if placing is not None:
@@ -246,7 +245,7 @@ def _pinned(spec: JobSpec, target: Target) -> Target:
 def recorded_run(context: Context, place: RunPlace, text: str, *, offline: bool = False) -> RunRecord:
     """Return the record of the run that `text` names: an id, part of one, or a name.
 
-    offline: only the runs that this machine knows are looked at. Raises `NotFound`, `UsageError`.
+    offline: search only the runs that this machine knows. Raises `NotFound`, `UsageError`.
     """
     if offline:
         view = run_known_here(place.state, text)
@@ -265,14 +264,14 @@ _CERTIFICATE: Final = re.compile(
     rb"-----BEGIN (TRUSTED )?CERTIFICATE-----[^-]+-----END (?:TRUSTED )?CERTIFICATE-----"
 )
 _MOST: Final = 96 << 10
-"""Bytes of certificates, since Linux lets a variable have 128 KiB."""
+"""Bytes of certificates: Linux limits a variable to 128 KiB."""
 
 
 def store_access(store: StoreChoice, options: StoreOptions) -> StoreAccess:
-    """Return what such a machine needs to reach the store. Raises `UsageError`, `NotFound`, `Denied`.
+    """Return what a job's machine needs to reach the store. Raises `UsageError`, `NotFound`, `Denied`.
 
-    What a profile says of the address is passed on. Its credentials are not, and no private key is, even if the file of
-    certificates has one.
+    A profile's address is passed on, but not its credentials, and never a private key, even if the
+    certificate file has one.
     """
     folders = tuple(each for each in (store.url, store.names) if each is not None and "://" not in each)
     if store.name is None:
@@ -291,7 +290,7 @@ def store_access(store: StoreChoice, options: StoreOptions) -> StoreAccess:
 
 
 def _of_profile(store: StoreChoice, options: StoreOptions) -> tuple[str | None, str | None]:
-    """Return where the store is: by its own settings, or else by those of its profile."""
+    """Return endpoint and region: of the store's own settings, or else of its profile."""
     from dsv.store.credentials import aws_session, profile_endpoint
 
     session = aws_session(store.url, options)
@@ -334,11 +333,10 @@ def open_sweep(
     placing: Placing | None = None,
     force: bool = False,
 ) -> Iterator[SweepDriver]:
-    """Yield a driver whose runs can be started: their commits and their code are found, and their data is fetched and
-    held if they are to run here. The caller is `driving` the sweep.
+    """Yield a driver that can start runs: commits and code are found, and data is held if the runs are local.
 
-    start: starts one run
-    watch: called with the number of each run that has begun, with its id, or has ended, with its record
+    The caller is `driving` the sweep. start: starts one run. watch: called with a run's number, and its id
+    when it has started, or its record when it has ended.
     """
     spec = plan.spec
     first, _ = dry_run(context, cache, spec, place, placing=placing)
@@ -376,14 +374,14 @@ def open_sweep(
 
 
 def become_driver(found: Runs, plan: SweepPlan) -> None:
-    """Make this process the one that starts the runs. Raises `Conflict` if another one has become that meanwhile."""
+    """Make this process the driver of the sweep. Raises `Conflict` if another process has become it."""
     assert plan.spec.target.dataset is not None  # a record names it, or the command line
     try:
         found.notes(plan.spec.target.dataset, plan.seat.id).take(plan.turn)
     except Denied:
         if plan.again is not None:
             raise
-        # Who can't write to the store leaves no record there either from which others could continue the sweep.
+        # A user who can't write to the store leaves no record there from which others could continue.
 
 
 def outcome(found: Runs, driver: SweepDriver) -> tuple[int, SweepView | None]:

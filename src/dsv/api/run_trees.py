@@ -1,4 +1,4 @@
-"""The code and the output of a run: committed as trees that no branch names, and an output copied to a folder."""
+"""The code and output of a run: committed as trees that no branch names; and copies of an output."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from dsv.workspace.scan.ignore import NAME
 from dsv.workspace.scan.scanner import walk
 
 Sources = Sequence[tuple[bytes, Source]]
-"""The files of a commit, in tree order, by their paths there."""
+"""The files of a commit by path, in tree order."""
 
 
 def commit_sources(
@@ -69,10 +69,9 @@ def commit_sources(
 ) -> tuple[Commit, CommitId, Session]:
     """Store the contents, then the commit.
 
-    The session is open, so that gc keeps the commit: whoever has named it in a record closes the session.
-
-    unread: called with the files that could not be read, if there are any; if it doesn't raise, they are left out
-    branch: the branch in the commit's fields
+    The session is open, so that gc keeps the commit; the caller closes it when a record names the commit.
+    unread: called with the files that could not be read, if any; if it does not raise, they are left out.
+    branch: the branch in the commit's fields.
     """
     with Session.open(repository, context.writer) as session, Uploader(session) as uploader:
         problems = save_sources(uploader, [source for _, source in found], context.progress)
@@ -92,20 +91,22 @@ def commit_sources(
 
 
 LARGEST: Final = 200_000_000
-"""Bytes of code. What is larger is hardly code, but a checkpoint or an environment that nobody meant."""
+"""Bytes of code. Anything larger is probably a checkpoint or an environment, included by mistake."""
 GITIGNORE: Final = ".gitignore"
 CODE_BRANCH: Final = BranchName("code")
-"""The branch in the commit's fields. There is no such branch."""
+"""The branch in the commit's fields. No such branch exists."""
 
 
 def commit_code(
     context: Context, repository: Repository, dataset: DatasetName, folder: Path, *, force: bool = False
 ) -> tuple[CommitId, Session]:
-    """Commit what is in the folder, less what `.gitignore` and `.dsvignore` leave out, and return the commit's id.
+    """Commit the folder, except the paths that `.gitignore` and `.dsvignore` exclude, and return the commit's
+    id.
 
-    The session is open, so that gc keeps the commit until a record names it: whoever has written that closes it. The
-    same code gives the same commit, whoever commits it and when. force: also if it is larger than `LARGEST`. Raises
-    `UsageError` for what is too large or empty, `Unsupported` for what no commit can hold, and what a store raises.
+    The session is open, so that gc keeps the commit; the caller closes it when a record names the commit. The
+    same code gives the same commit for every user and time. force: allow more than `LARGEST`. Raises
+    `UsageError` if it is too large or empty, `Unsupported` for files that no commit can hold, and the store's
+    errors.
     """
     found = _code_sources(folder)
     size = sum(source.size for _, source in found)
@@ -153,7 +154,7 @@ def _code_sources(folder: Path) -> list[tuple[bytes, Source]]:
 
 
 def _work_tree(folder: Path) -> Path:
-    """Return the top of git's work tree around a folder, whose `.gitignore` counts too; else the folder itself."""
+    """Return the top of the Git work tree around a folder, whose `.gitignore` applies too; else the folder."""
     real = folder.resolve()
     for each in (real, *real.parents):
         if (each / ".git").exists():
@@ -174,9 +175,9 @@ def _refuse(problems: list[Problem], folder: Path) -> None:
 
 
 OUTPUT_BRANCH: Final = BranchName("output")
-"""The branch in the commit's fields. There is no such branch."""
+"""The branch in the commit's fields. No such branch exists."""
 _NAMED: Final = 50
-"""Paths that the record names one by one, of those that were left out."""
+"""How many left out paths the record names."""
 _RESERVED: Final = (".git", ".dsv")
 
 
@@ -188,9 +189,10 @@ def commit_output(
     run: RunId,
     opened: ExitStack,
 ) -> RunOutput:
-    """Commit the output of a run, without what no commit can hold, and return the commit or the error.
+    """Commit the output of a run, except paths that no commit can hold, and return the commit or the error.
 
-    opened: gets the session that keeps the commit, to be closed when the record that names the commit is on its way
+    opened: gets the session that keeps the commit; close it when the record that names the commit is being
+    sent.
     """
     note = context.progress.note
     note("sending the output to the store")
@@ -221,13 +223,13 @@ def commit_output(
 
 
 def _output_sources(folder: Path) -> tuple[Sources, list[Problem]]:
-    """Return what goes into the tree, and what can't."""
+    """Return the files of the tree, and the paths that it can't hold."""
     found, problems = walk(folder, ignoring=(), check_links=True)
     return found, [*problems, *_reserved(folder)]
 
 
 def _reserved(folder: Path) -> Iterator[Problem]:
-    """Yield the folders of git's and of dsv's own, which no tree has."""
+    """Yield the folders of Git and dsv, which no tree has."""
     for place, folders, files in os.walk(folder):
         for name in [each for each in (*folders, *files) if each.lower() in _RESERVED]:
             path = os.fsencode(Path(place, name).relative_to(folder))
@@ -245,32 +247,28 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """An output that was copied."""
-
     source: str
-    """The folder that it came from, or the target in the store."""
+    """The folder that it was copied from, or the target in the store."""
     files: int
     bytes: int
     left_out: tuple[str, ...] = ()
     """Paths that could not be copied, with the reasons."""
     known: bool = False
-    """All of it was in the folder already."""
+    """The folder already had all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One path of an output."""
-
     path: bytes
     kind: Kind
     size: int = 0
     target: bytes | None = None
-    """Of a symlink."""
+    """The target of a symlink."""
     mode: int = 0o644
     mtime_ns: int | None = None
-    """Of a file in a folder; a copy gets the same."""
+    """For a file in a folder; its copy gets the same."""
     wanted: Wanted | None = None
-    """Of a file in the store."""
+    """For a file in the store."""
 
     @property
     def is_file(self) -> bool:
@@ -286,7 +284,7 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """An output, in a folder that can be seen from here or in the store."""
+    """An output, in a visible folder or in the store."""
 
     name: str
     items: Sequence[_Item]
@@ -298,7 +296,7 @@ class Output:
         return Copied(self.name, len(files), sum(item.size for item in files), self.left_out, known)
 
     def is_same(self, folder: Path) -> bool:
-        """Check that this folder has this output and nothing else."""
+        """Return whether this folder has this output and nothing else."""
         if folder.is_symlink() or not folder.is_dir():
             return False
         items, left_out = _list(folder)
@@ -307,14 +305,14 @@ class Output:
         return all(self._has(folder, item) for item in self.items if item.is_file)
 
     def is_begun(self, folder: Path) -> bool:
-        """Check that an interrupted copy in this folder has nothing that is no part of the output any more."""
+        """Return whether an interrupted copy in this folder has only paths of the output."""
         above = {(folder, True) for item in self.items for folder in folders_above(item.path)}
         known = above | {(item.path, item.kind is Kind.EMPTY_DIRECTORY) for item in self.items}
         items, left_out = _list(folder)
         return not left_out and {(item.path, item.kind is Kind.EMPTY_DIRECTORY) for item in items} <= known
 
     def _has(self, folder: Path, item: _Item) -> bool:
-        """Check that the file is there with this content, and with its time if it comes from a folder."""
+        """Return whether the file exists with this content, and with its time if it is from a folder."""
         try:
             info = item.at(folder).lstat()
         except OSError:
@@ -329,9 +327,9 @@ class Output:
         return item.wanted is not None and here == item.wanted.entry.file_id
 
     def write(self, folder: Path, draft: Path, progress: Progress) -> None:
-        """Make in the folder what is not there yet; symlinks last, so that nothing is written through one.
+        """Make the missing paths in the folder; symlinks last, so that nothing is written through them.
 
-        draft: where a file lies until it is whole, on the same file system. Raises `NoRoom` before it writes one.
+        draft: path of an incomplete file, on the same file system. Raises `NoRoom` before a file is written.
         """
         missing = []
         for item in self.items:
@@ -373,7 +371,9 @@ class Output:
 
 
 def _unchanging(file: BinaryIO, item: _Item, folder: Path) -> Iterator[bytes]:
-    """Yield what the file holds. Raise `Conflict` at its end if it has changed since the folder was listed."""
+    """Yield the content of the file. Raises `Conflict` at its end if it has changed since the folder was
+    listed.
+    """
     while piece := file.read(_PIECE):
         yield piece
     info = os.fstat(file.fileno())
@@ -405,7 +405,7 @@ def _items_of_tree(objects: Objects, commit: CommitId) -> list[_Item]:
 
 
 def _list(folder: Path) -> tuple[list[_Item], tuple[str, ...]]:
-    """List a folder by its paths; and what can't be copied."""
+    """Return the items of a folder, sorted by path, and the paths that can't be copied."""
     items: list[_Item] = []
     left_out: list[str] = []
 
@@ -431,7 +431,7 @@ def _list(folder: Path) -> tuple[list[_Item], tuple[str, ...]]:
 
 
 def _write(path: Path, draft: Path, item: _Item, pieces: Iterable[bytes]) -> None:
-    """Write a file, which gets its name once it is whole, on the disk, and was read again."""
+    """Write a file; it gets its name when it is complete, on disk, and was read back."""
     hasher, size = blake3(), 0
     with draft.open("wb") as file:
         for piece in pieces:
@@ -461,10 +461,10 @@ def _open(path: Path) -> BinaryIO:
 
 
 def copy_output(repository: Repository, record: RunRecord, to: Path, progress: Progress) -> Copied:
-    """Copy the output to a folder, which appears when it is whole.
+    """Copy the output to a folder, which appears when it is complete.
 
-    A copy that was interrupted continues, from the folder beside it in which it lies until then. Raises `Conflict` if
-    the run has not ended, or if the folder has something else in it; `NotFound` if the output can't be had from here.
+    An interrupted copy is continued from its temporary folder beside the target. Raises `Conflict` if the run
+    has not ended, or if the folder has other content; `NotFound` if the output can't be reached from here.
     """
     if not record.state.is_terminal:
         raise Conflict(
@@ -475,13 +475,13 @@ def copy_output(repository: Repository, record: RunRecord, to: Path, progress: P
     source = _output_of(repository, record)
     with about(to):
         whole = Path(os.path.abspath(to))  # noqa: PTH100 (a symlink is the caller's to resolve)
-        # On a file server two machines may copy to one place, and each sees only its own locks.
+        # On a file server, two machines may copy to one folder, and each sees only its own locks.
         machine = blake3(this_machine().encode()).hexdigest()[:12]
         partial = whole.parent / f".{whole.name}.{record.run}.{machine}.part"
         if _has_anything(whole):
             if whole.parent == whole or not source.is_same(whole):
                 raise _in_the_way(to)
-            shutil.rmtree(partial, ignore_errors=True)  # of one that was killed right at its end
+            shutil.rmtree(partial, ignore_errors=True)  # of a copy that was killed right at its end
             return source.copied(known=True)
         if whole.is_dir() and whole.samefile(
             "."
@@ -508,7 +508,7 @@ def copy_output(repository: Repository, record: RunRecord, to: Path, progress: P
 
 
 def _put_in_place(tree: Path, whole: Path, source: Output, to: Path) -> bool:
-    """Rename the whole copy. True if another machine has put the same output there meanwhile."""
+    """Rename the complete copy. Return True if another machine has put the same output there first."""
     try:
         tree.rename(whole)
         return False
@@ -527,7 +527,7 @@ def _output_of(repository: Repository, record: RunRecord) -> Output:
         items = _items_of_tree(repository.objects, CommitId.parse(kept.tree))
         return Output(name, items, kept.left_out, repository.objects)
     folder = Path(record.out)
-    # A folder of the run's own has its id in its path; any other may be another one on another machine.
+    # A run's own folder has its id in the path; any other path may be a different folder on another machine.
     if (record.host == host_name() or record.run in folder.parts) and folder.is_dir():
         with about(folder):
             return Output(str(folder), *_list(folder), folder)

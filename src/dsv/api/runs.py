@@ -1,4 +1,4 @@
-"""The records of a store's runs, with those that wait on this machine and the runs that are under way on it."""
+"""The runs of a store: its records, records that wait on this machine, and runs active on this machine."""
 
 from __future__ import annotations
 
@@ -31,8 +31,6 @@ from dsv.values.names import DatasetName
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The runs of one store."""
-
     repository: Repository
     runs: RunStore
     spool: Spool
@@ -41,10 +39,10 @@ class Runs:
     state: Path
     """The user's folder for dsv's state."""
     bound: DatasetName | None
-    """The dataset of the workspace, if there is one."""
+    """The dataset of the workspace, if any."""
 
     def show(self, text: str, dataset: DatasetName | None = None) -> RunView:
-        """Return one run, by an id, part of one, or a name. Raises `NotFound` and `UsageError`."""
+        """Return one run, by an id, part of an id, or a name. Raises `NotFound`, `UsageError`."""
         places = [dataset] if dataset is not None else list(self.repository.refs.datasets())
         return show_run(self.runs, self.spool, text, places, self.marks.known(), only=dataset)
 
@@ -54,9 +52,11 @@ class Runs:
         query: Query | None = None,
         skipped: Callable[[DsvError], None] = lambda _: None,
     ) -> list[RunView]:
-        """Return the runs on a dataset (None: on the workspace's, or else on all), newest first, or as the query says.
+        """Return the runs on a dataset (None: the workspace's, or else all), newest first, or as the query
+        orders.
 
-        skipped: as of `list_runs`. Raises `NotFound` for a dataset that is not there, and what `Query.choose` raises.
+        skipped: like in `list_runs`. Raises `NotFound` for a dataset that does not exist, and the errors of
+        `Query.choose`.
         """
         query = query or Query()
         most, known = None if query.needs_all else query.limit, self.marks.known()
@@ -66,9 +66,8 @@ class Runs:
         return query.choose(views) if query.needs_all else views
 
     def sweep(self, text: str) -> SweepView:
-        """Return a sweep, by its id, four characters or more of its end, or its name.
-
-        Raises `NotFound` and `UsageError`.
+        """Return a sweep, by its id, the last four or more characters of it, or its name. Raises `NotFound`,
+        `UsageError`.
         """
         since = ""
         with suppress(UsageError):
@@ -83,13 +82,12 @@ class Runs:
         return SweepNotes(self.repository.store, dataset, sweep)
 
     def unfinished(self, text: str) -> tuple[SweepView, int]:
-        """Return a sweep with runs that were not started, and the turn of its next driver.
-
-        Raises `NotFound` and `UsageError`.
+        """Return a sweep with runs that were not started, and the turn of its next driver. Raises `NotFound`,
+        `UsageError`.
         """
         view = self.sweep(text)
         turn = self.notes(view.dataset, view.id).next_turn() if view.not_begun else 0
-        view = self.sweep(view.id)  # the former driver may have started some in between
+        view = self.sweep(view.id)  # the previous driver may have started some since then
         if not view.not_begun:
             raise UsageError(
                 f"all {view.seat.of} runs of {view.id} were started",
@@ -99,7 +97,7 @@ class Runs:
         return view, turn
 
     def show_or_sweep(self, text: str, dataset: DatasetName | None = None) -> RunView | SweepView:
-        """Return the run that a text means, else the sweep. Raises `NotFound` and `UsageError`."""
+        """Return the run that a text means, else the sweep. Raises `NotFound`, `UsageError`."""
         if names_sweep(text):
             return self.sweep(text)
         try:
@@ -108,15 +106,17 @@ class Runs:
             return self.sweep_instead(text, error)
 
     def sweep_instead(self, text: str, error: NotFound) -> SweepView:
-        """Return the sweep that a text means, if it means no run. Raises that error if there is none either."""
+        """Return the sweep that a text means if it means no run. Raises `error` if there is none either."""
         try:
             return self.sweep(text)
         except NotFound:
             raise error from None
 
     def stored(self, texts: Sequence[str], dataset: DatasetName | None = None) -> list[StoredRun]:
-        """Return the keys of the runs that these texts mean, also of records that can't be read, each once. Raises
-        `NotFound` and `UsageError`."""
+        """Return the keys of the runs that these texts mean, each once, even if a record can't be read.
+
+        Raises `NotFound`, `UsageError`.
+        """
         found: dict[StoredRun, None] = {}
         places = [dataset] if dataset is not None else list(self.repository.refs.datasets())
         for text in texts:
@@ -129,7 +129,7 @@ class Runs:
         return list(found)
 
     def older_than(self, seconds: float, dataset: DatasetName | None = None) -> list[StoredRun]:
-        """Return the runs that ended longer ago, by the time of the store at which their records came."""
+        """Return the runs whose records were written longer ago, by the time of the store."""
         ended = [one for one in self.runs.listing(dataset) if RECORD in one.parts]
         store = self.repository.store
         made = together([partial(store.modified, run_key(one.dataset, one.run, RECORD)) for one in ended])
@@ -137,9 +137,9 @@ class Runs:
         return [one for one, when in zip(ended, made, strict=True) if now - when > seconds]
 
     def delete(self, chosen: Sequence[StoredRun], *, force: bool = False) -> None:
-        """Delete runs for good: nothing brings them back, and gc removes their code and output.
+        """Delete runs permanently; gc then removes their code and output.
 
-        Raises `Conflict`, with nothing deleted, for one that has not ended as far as the store knows, unless `force`.
+        Raises `Conflict`, with nothing deleted, unless `force`, if the store has no end of a run.
         """
         alive = [one.run for one in chosen if RECORD not in one.parts]
         if alive and not force:
@@ -151,7 +151,7 @@ class Runs:
         together([partial(self.runs.delete, one) for one in chosen])
 
     def log(self, record: RunRecord) -> bytes | None:
-        """Read the log of a run that has ended, as far as it is kept: of one that was cut off, by this machine."""
+        """Read the kept log of a run that has ended; if the run was cut off, this machine's live log."""
         kept = run_log(self.runs, self.spool, record)
         if kept is not None:
             return kept
@@ -163,9 +163,8 @@ class Runs:
             return None
 
     def settle(self, views: Iterable[RunView]) -> list[RunView]:
-        """Return the same runs as the clusters that have their jobs know them now.
-
-        Records whose jobs are over, and that nobody else completes, are completed.
+        """Return the same runs as their clusters report them now. Complete records that no other process
+        completes.
         """
         completer = self._completer()
         settled = []
@@ -179,7 +178,7 @@ class Runs:
     def complete_cut_off(
         self, warn: Callable[[str], None], stop: Mapping[RunId, float] | None = None
     ) -> list[RunRecord]:
-        """Do as `Completer.complete_cut_off`."""
+        """Like `Completer.complete_cut_off`."""
         return self._completer().complete_cut_off(warn, stop)
 
     def _completer(self) -> Completer:
@@ -188,7 +187,7 @@ class Runs:
 
 @contextmanager
 def open_runs(context: Context, environ: Mapping[str, str]) -> Iterator[Runs]:
-    """Yield the runs of the store in effect."""
+    """Yield the runs of the current store."""
     state = context.settings.state
     with context.repository() as repository:
         workspace = context.workspace_or_none()

@@ -1,7 +1,7 @@
 """Settings, and the origin of each.
 
-Pure: the caller hands over what was typed, the environment and the texts of the config files. The first source that
-has a key decides: flag, workspace, environment, the user's file, the machine's file, and built in.
+Pure: the caller passes the flags, the environment and the texts of the config files. The first source that
+has a key decides: flag, workspace, environment, the user's file, the machine's file, built-in.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ POOL_FIELDS = (
     *("forward_credentials", "log", "wait", "jobs"),
 )
 TABLES = {"stores": STORE_FIELDS, "caches": ("path",), "pools": POOL_FIELDS}
-"""The tables of a config file: each has tables by name, with these keys, which docs/operations explains."""
+"""The tables of a config file: each has named tables with these keys, which docs/operations explains."""
 WORKSPACE_KEYS = ("store", "names", "dataset", "branch")
 BUILT_IN = "built in"
-"""The origin of what nobody has set."""
+"""The origin of defaults."""
 ENVIRONMENT_KEYS = {"DSV_STORE": "store", "DSV_CACHE": "cache", "DSV_AUTHOR": "author"}
 
 
@@ -45,7 +45,7 @@ class Source(msgspec.Struct, frozen=True):
     origin: str
     values: Mapping[str, str]
     unknown: tuple[str, ...] = ()
-    """Keys without a meaning here."""
+    """Keys that are no settings."""
     raw: Mapping[str, Json] = msgspec.field(default_factory=dict)
     """Values of engine options that are not text; `values` has them as JSON."""
 
@@ -55,7 +55,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class StoreChoice(msgspec.Struct, frozen=True):
-    """A store to open, with what its place in the configuration says about reaching it."""
+    """A store to open, with its configured options."""
 
     url: str
     origin: str
@@ -66,16 +66,16 @@ class StoreChoice(msgspec.Struct, frozen=True):
     ca_bundle: str | None = None
     names: str | None = None
     names_kept: str | None = None
-    """The part of `names` that a workspace keeps; None if the configuration has them."""
+    """The part of `names` that a workspace stores; None if the configuration has them."""
     names_origin: str | None = None
     """The flag, variable or file that `names` is from."""
 
     @property
     def called(self) -> str:
-        """Return what a workspace keeps of it. A name brings along how the store is reached, today and when it has
-        moved.
+        """Return the text by which a workspace refers to the store: by name, the store's options apply, also
+        later.
 
-        Raises `UsageError` for a folder whose name is no text.
+        Raises `UsageError` if a folder's name is not UTF-8.
         """
         if not is_text(self.url):
             raise UsageError(
@@ -87,7 +87,7 @@ class StoreChoice(msgspec.Struct, frozen=True):
 
 
 class CacheChoice(msgspec.Struct, frozen=True):
-    """A cache's folder, absolute."""
+    """A cache's absolute folder."""
 
     path: Path
     origin: str
@@ -95,7 +95,7 @@ class CacheChoice(msgspec.Struct, frozen=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Sources in order of precedence. `cwd` and `home` are what relative folders and `~` refer to."""
+    """Sources in order of precedence. Relative folders and `~` refer to `cwd` and `home`."""
 
     sources: Sequence[Source]
     cwd: Path
@@ -104,7 +104,6 @@ class Settings(msgspec.Struct, frozen=True):
     """The folder of this user's run outputs and unsent records."""
 
     def get(self, key: str) -> Setting | None:
-        """Return the setting of the first source that has the key."""
         for source in self.sources:
             found = source.setting(key)
             if found is not None:
@@ -112,7 +111,7 @@ class Settings(msgspec.Struct, frozen=True):
         return None
 
     def table(self, prefix: str) -> dict[str, tuple[Json, str]]:
-        """Return the keys that begin with this, without it: each with its value and the origin of that."""
+        """Return the keys with this prefix, without it: each with its value and origin."""
         found: dict[str, tuple[Json, str]] = {}
         for source in self.sources:
             for key in source.values:
@@ -130,7 +129,7 @@ class Settings(msgspec.Struct, frozen=True):
         return [seen[key] for key in sorted(seen)]
 
     def unknown(self) -> Iterator[tuple[str, str]]:
-        """Yield (origin, key) of everything that is no setting."""
+        """Yield (origin, key) of all keys that are no settings."""
         for source in self.sources:
             for key in source.unknown:
                 yield source.origin, key
@@ -146,7 +145,7 @@ class Settings(msgspec.Struct, frozen=True):
         return sorted(found)
 
     def store(self, text: str | None = None) -> StoreChoice:
-        """Return the store that `text` names, or else the one in effect. Raises `UsageError`, `NotFound`."""
+        """Return the store that `text` names, or else the current one. Raises `UsageError`, `NotFound`."""
         setting = Setting("store", text, "--store") if text is not None else self.get("store")
         if setting is None:
             raise UsageError("no store is named", hint="dsv config store URL")
@@ -169,7 +168,7 @@ class Settings(msgspec.Struct, frozen=True):
         return _with_names(choice, kept, None if names is None else self._located(names))
 
     def mirrors(self) -> list[StoreChoice]:
-        """Return the stores that are read if the one in effect does not answer. Raises as `store`."""
+        """Return the stores to read if the current store does not answer. Raises like `store`."""
         choice = self.store()
         found = None if choice.name is None else self.get(f"stores.{choice.name}.mirrors")
         words = [] if found is None else [word.strip() for word in found.value.split(",")]
@@ -182,8 +181,8 @@ class Settings(msgspec.Struct, frozen=True):
         return StoreChoice(self._location(setting), setting.origin)
 
     def place_of_names(self) -> Setting | None:
-        """Return where the settings say that the names of the store in effect are; None if the store itself has them.
-        Raises as `store`.
+        """Return the configured location of the current store's names; None if the store itself has them.
+        Raises like `store`.
         """
         choice = self.store()
         if choice.names is None or choice.names_origin is None:
@@ -191,7 +190,7 @@ class Settings(msgspec.Struct, frozen=True):
         return Setting("names", choice.names, choice.names_origin)
 
     def _said_with(self, origin: str) -> Setting | None:
-        """Return where the names are by --names, or by the same source that names the store."""
+        """Return the location of names given by --names, or by the same source as the store."""
         for source in self.sources:
             said = source.setting("names")
             if said is not None and source.origin in ("--names", origin):
@@ -199,7 +198,7 @@ class Settings(msgspec.Struct, frozen=True):
         return None
 
     def _configured_names(self, url: str) -> Setting | None:
-        """Return where the names are of a configured store that has this URL."""
+        """Return the location of the names of a configured store with this URL."""
         for name in self.names("stores"):
             place, named = self.get(f"stores.{name}.names"), self.get(f"stores.{name}.url")
             if place is not None and named is not None and self._location(named) == url:
@@ -210,11 +209,11 @@ class Settings(msgspec.Struct, frozen=True):
         return Setting(setting.key, self._location(setting), setting.origin)
 
     def location(self, text: str) -> str:
-        """Return a URL as it stands, and a folder of the command line made absolute. Raises `UsageError`."""
+        """Return a URL unchanged, or a folder of the command line made absolute. Raises `UsageError`."""
         return self._location(Setting("LOCATION", text, "the command line"))
 
     def cache(self, text: str | None = None) -> CacheChoice:
-        """Return the cache that `text` names, or else the one in effect. Raises `UsageError`, `NotFound`."""
+        """Return the cache that `text` names, or else the current one. Raises `UsageError`, `NotFound`."""
         setting = Setting("cache", text, "--cache") if text is not None else self.get("cache")
         if setting is None:
             raise UsageError("no cache is named", hint="dsv config cache DIR")
@@ -234,9 +233,9 @@ class Settings(msgspec.Struct, frozen=True):
         return CacheChoice(Path(self._location(setting)), setting.origin, name)
 
     def _location(self, setting: Setting) -> str:
-        """Return a URL as it stands, and a folder made absolute.
+        """Return a URL unchanged, or a folder made absolute.
 
-        In a file, a relative folder would mean another place in every working directory: refused.
+        A relative folder in a file is refused: it would mean a different folder in every working directory.
         """
         text = setting.value
         if not text:
@@ -251,7 +250,7 @@ class Settings(msgspec.Struct, frozen=True):
                 subject=setting.key,
                 hint=f"give the whole path: dsv config {setting.key} /…/{text.removeprefix('./')}",
             )
-        # Not resolved: a symlink in the path is the user's name for the place, and may be moved on purpose.
+        # Not resolved: a symlink in the path is the user's name for the folder, and may be moved on purpose.
         return os.path.normpath(self.cwd / text)
 
     def _no_such(self, table: str, part: str, setting: Setting) -> NotFound:
@@ -272,7 +271,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 def _with_names(choice: StoreChoice, kept: Setting | None, configured: Setting | None) -> StoreChoice:
-    """kept: what was said with the store, which counts more than what is configured."""
+    """kept: the location given with the store, which overrides the configured one."""
     names = kept or configured
     if names is None:
         return choice
@@ -285,12 +284,12 @@ def _with_names(choice: StoreChoice, kept: Setting | None, configured: Setting |
 
 
 def is_name(text: str) -> bool:
-    """Return whether this names a configured store or cache, rather than being a URL or a folder itself."""
+    """Return whether this names a configured store or cache, instead of being a URL or a folder."""
     return bool(text) and "/" not in text and text not in (".", "..", "~")
 
 
 def no_folder(setting: Setting) -> UsageError:
-    """Return what to raise for a cache that is a URL."""
+    """Return the error for a cache that is a URL."""
     return UsageError(
         f"a cache is a folder, not {setting.value}",
         subject=setting.value,
@@ -299,14 +298,15 @@ def no_folder(setting: Setting) -> UsageError:
 
 
 def is_engines_key(key: str) -> bool:
-    """Return whether the engine of a pool reads this key, such as `pools.a100.slurm.partition`: only it knows what may
-    be there, and the value may be anything."""
+    """Return whether a pool's engine reads this key, such as `pools.a100.slurm.partition`; only it knows
+    valid values.
+    """
     table, *rest = key.split(".")
     return table == "pools" and len(rest) == 3 and all(rest)
 
 
 def check_key(key: str) -> None:
-    """Raise `UsageError` for what is no key of a config file, with the closest one as a hint."""
+    """Raise `UsageError` for a key that no config file has, with the closest key as a hint."""
     if is_key(key):
         return
     table, *rest = key.split(".")
@@ -328,7 +328,7 @@ def check_key(key: str) -> None:
 
 
 def is_reserved(key: str) -> bool:
-    """Return whether it would be a setting of the pool that needs none."""
+    """Return whether the key is of the pool that has no settings."""
     return key.startswith(f"pools.{HERE}.")
 
 
@@ -345,7 +345,7 @@ def is_key(key: str) -> bool:
 
 
 def read_environment(environ: Mapping[str, str]) -> list[Source]:
-    """Return a source for each variable of dsv's that is set and not empty."""
+    """Return a source for each dsv variable that is set and not empty."""
     return [
         Source(variable, {key: environ[variable]})
         for variable, key in ENVIRONMENT_KEYS.items()
@@ -354,5 +354,5 @@ def read_environment(environ: Mapping[str, str]) -> list[Source]:
 
 
 def read_workspace(values: Mapping[str, str], origin: str) -> Source:
-    """Return what a workspace is bound to; anything else in it is ignored."""
+    """Return the settings that a workspace is bound to; other values are ignored."""
     return Source(origin, {key: values[key] for key in WORKSPACE_KEYS if key in values})

@@ -1,4 +1,4 @@
-"""The space of a store: what takes it (du), which commits expire, and what a garbage collection deletes."""
+"""The space of a store: usage (du), expiry of commits, and garbage collection."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _TIMES = 3
 
 
 def listed_epochs(store: Store) -> set[tuple[int, str]]:
-    """Return what is there of each garbage collection; these records are never deleted."""
+    """Return the records of garbage collections; they are never deleted."""
     return set(filter(None, (keys.parse_gc_key(item.key) for item in store.list(keys.GC_PREFIX))))
 
 
 def read_consistently(
     context: Context, look: Callable[[Repository], T], is_right: Callable[[T], bool] = lambda _: True
 ) -> T:
-    """Return what `look` finds. If something is missing there and a garbage collection was at work meanwhile, which may
-    be why, look again. Raises `Conflict` if that happens each time.
+    """Return the result of `look`. If it lacks something, and a garbage collection ran during it, which may
+    be the cause, try again. Raises `Conflict` if that happens each time.
     """
     for _ in range(_TIMES):
         with context.repository() as repository:
@@ -70,7 +70,7 @@ def read_consistently(
 
 @contextmanager
 def room(context: Context) -> Iterator[Path]:
-    """A folder for ids, beside the local copies of metadata: a folder for temporary files may lie in memory."""
+    """A folder for ids, beside the local copies of metadata: the system's temporary folder may be in memory."""
     try:
         context.metadata.mkdir(parents=True, exist_ok=True)
         above = tempfile.TemporaryDirectory(
@@ -87,8 +87,9 @@ Kind = Literal["dataset", "branch", "commit", "range", "folder", "trees", "expir
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """The space that something takes. Bytes are those in packs, with locators and rows of tables; original ones are
-    those before compression."""
+    """The space that something uses. Bytes are those in packs, with locators and table rows; `original` ones
+    are before compression.
+    """
 
     name: str
     kind: Kind
@@ -96,7 +97,7 @@ class Used:
     objects: int
     stored: int
     alone: int
-    """Of `stored`, what nothing else in the store has."""
+    """Part of `stored` that nothing else in the store has."""
     shared: int
     original: int
     alone_original: int
@@ -105,18 +106,16 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class StoreUsed:
-    """The space that a whole store takes."""
-
     total: int
     """Bytes of all keys."""
     needed: Sum
     """Objects that a commit has."""
     expired: Used
-    """Commits that are expired, and whose content gc has not freed yet: it frees what they have alone, in the end."""
+    """Expired commits whose content gc has not freed yet; it will free their `alone` bytes."""
     unused: Sum
     """Objects that no commit has."""
     duplicates: Sum
-    """Further places of objects that a commit has."""
+    """Additional copies of objects that a commit has."""
     packs: Packs
     indexes: int
     commits: int
@@ -128,8 +127,6 @@ class StoreUsed:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The result of a measurement."""
-
     url: str
     items: list[Used]
     lost: int
@@ -140,10 +137,11 @@ class Usage:
 def usage(
     context: Context, texts: Sequence[str], *, depth: int | None = None, only_unused: bool = False
 ) -> Usage:
-    """Measure each `[DATASET][@REV]` or `[DATASET]@REV..REV`; without any, the store and each of its datasets.
+    """Measure each `[DATASET][@REV]` or `[DATASET]@REV..REV`; by default the store and each of its datasets.
 
-    A branch is all commits of its history, a tag or an id that commit alone, a range the commits that its end has and
-    its beginning has not. depth: measure the folders of one target instead. only_unused: the store without datasets.
+    A branch means all commits of its history, a tag or an id that commit alone, a range the commits of its
+    end that its start does not have. depth: measure the folders of one target instead. only_unused: the store
+    without datasets.
     """
     if depth is not None and len(texts) != 1:
         raise UsageError("--by-folder measures one target", hint="dsv du DATASET@REV --by-folder 1")
@@ -219,11 +217,11 @@ class _Wanted:
     dataset: DatasetName
     commit: CommitId | None = None
     since: CommitId | None = None
-    """The beginning of a range."""
+    """The start of a range."""
 
     @classmethod
     def parse(cls, context: Context, repository: Repository, text: str) -> _Wanted:
-        """Raise `UsageError`, `NotFound`."""
+        """Raises `UsageError`, `NotFound`."""
         names, at, revs = text.partition("@")
         first, dots, last = revs.partition("..")
         target = Target.parse(f"{names}{at}{first}")
@@ -248,7 +246,7 @@ class _Wanted:
         return cls(f"{dataset}@{revs}", "commit" if found.branch is None else "branch", dataset, found.commit)
 
     def commits(self, parents: Parents, names: Sequence[Name], roots: Container[CommitId]) -> set[CommitId]:
-        """Return the commits that are meant, but for those whose content is freed."""
+        """Return the wanted commits, except those whose content is freed."""
         from dsv.upkeep.roots import kept
 
         if self.commit is None:
@@ -277,9 +275,9 @@ def _used(name: str, kind: Kind, commits: int, part: Part) -> Used:
 def expire_commits(
     context: Context, dataset: DatasetName, rules: Rules, message: str = "", *, dry_run: bool = False
 ) -> Expiry:
-    """Let the commits of a dataset expire that no rule keeps.
+    """Expire the commits of a dataset that no rule keeps. dry_run: write nothing.
 
-    Raises `UsageError` without a rule, and `NotFound` if there is no such dataset. dry_run: nothing is written.
+    Raises `UsageError` without a rule, and `NotFound` if there is no such dataset.
     """
     if not rules.any:
         raise UsageError(
@@ -307,8 +305,8 @@ def undo_expire(
 ) -> list[ExpiryItem]:
     """Keep commits again: these, or all of the last expiry. Return those that were expired.
 
-    Raises `NotFound` for what is no commit of the dataset, and `Conflict` if gc has removed the content of one; the
-    others are kept again nevertheless.
+    Raises `NotFound` for a commit that the dataset does not have, and `Conflict` if gc has removed the
+    content of one; the others are kept again nevertheless.
     """
     with context.repository() as repository:
         refs, objects = repository.refs, repository.objects
@@ -341,15 +339,15 @@ def undo_expire(
 
 PRICES = "S3 Standard, us-east-1, November 2026: LIST and PUT $0.005, GET $0.0004 per 1,000, DELETE free"
 _PAGE = 1000
-"""Keys in one answer to a listing."""
+"""Keys per listing page."""
 _SESSION = 2
-"""Keys that a garbage collection puts in any case."""
+"""Keys that every garbage collection writes."""
 _RECORDS = 5
-"""Keys that one puts that deletes something: its sessions, and its epoch."""
+"""Keys that a garbage collection with deletions writes: its sessions, and its epoch."""
 _LISTINGS = 5
 """Listings of sessions and epochs."""
 _OWN = 3
-"""Keys of its own session, and one that is not there, which tells whether it may delete."""
+"""Keys of its own session, and the missing key that shows whether it may delete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,13 +365,13 @@ class Requests:
 
     @classmethod
     def of(cls, counts: Counts) -> Requests:
-        """Return those that were made."""
+        """Return the requests that were made."""
         return cls(_pages(counts), counts.puts, counts.gets + counts.ranges, counts.deletes)
 
 
 @dataclass(frozen=True, slots=True)
 class OfDataset:
-    """The expired commits of a dataset, whose content nothing needs any more once their grace is over."""
+    """The expired commits of a dataset, whose content is not needed after their grace."""
 
     dataset: DatasetName
     commits: int
@@ -388,14 +386,14 @@ class Forecast:
     url: str
     datasets: list[OfDataset]
     shared: int
-    """Bytes that expired commits of several datasets have, and nothing else."""
+    """Bytes that only expired commits of several datasets have."""
     unused: int
     """Bytes that no commit has."""
     packs: Packs
     copied: int
-    """Bytes that are copied out of packs before these are deleted."""
+    """Bytes to copy out of packs before these are deleted."""
     left: int
-    """Packs that are worth writing anew, and are too much for one time."""
+    """Packs that are worth rewriting, but are too much for one collection."""
     unfinished: bool
     """An earlier garbage collection was not finished."""
     requests: Requests
@@ -414,9 +412,9 @@ class Forecast:
 
 
 def forecast(context: Context, options: Options) -> Forecast:
-    """Return what `collect` would do; nothing is written. Grace is measured by this machine's clock here.
+    """Return what `collect` would do, without writing. Grace is measured by this machine's clock.
 
-    Raises `IntegrityError` if something that is needed is lost, and what the store raises.
+    Raises `IntegrityError` if a needed object is lost, and the store's errors.
     """
     return read_consistently(context, partial(_forecast, context, options))
 
@@ -477,7 +475,7 @@ def _check(repository: Repository, found: Measured) -> None:
 
 
 def _estimate(repository: Repository, found: Measured, names: Counts, all_counts: Counts) -> Requests:
-    """Index files and trees are read once. Before anything is deleted, names are listed and partly read again."""
+    """Index files and trees are read once. Before a deletion, names are listed again and partly read again."""
     from dsv.upkeep.roots import list_all
 
     plan, listed = found.plan, repository.objects.indexes.listed
@@ -510,17 +508,15 @@ def _pages(counts: Counts) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """The result of a garbage collection."""
-
     url: str
     done: Collected
     requests: Requests
 
 
 def collect(context: Context, options: Options) -> Collection:
-    """Delete what nothing needs, or continue what an earlier garbage collection has begun.
+    """Delete data that is not needed, or continue an earlier garbage collection.
 
-    Raises `Conflict` if it waited too long for sessions, and what `Collector.run` raises.
+    Raises `Conflict` if it waited too long for sessions, and the errors of `Collector.run`.
     """
     from dsv.upkeep.gc import Collector
 

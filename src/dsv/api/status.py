@@ -1,4 +1,4 @@
-"""The status of a workspace: what a sync would do, where the branch is, and which command to type next."""
+"""The status of a workspace: what a sync would do, where the branch is, and the next command to type."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from dsv.workspace.workspace import Workspace
 
 _LOCAL, _ASKED = 2000, 100
-"""Commits that are read to tell two histories apart: by their local copies, and from the store."""
+"""Commits that are read to compare two histories: from local copies, and from the store."""
 
 
 class Position(StrEnum):
-    """The position of a branch, compared with the workspace's base."""
+    """The position of a branch relative to the workspace's base."""
 
     UNKNOWN = "unknown"
     NO_COMMIT = "no-commit"
@@ -49,7 +49,7 @@ class Position(StrEnum):
     BEHIND = "behind"
     DIVERGED = "diverged"
     ELSEWHERE = "elsewhere"
-    """Not at the base, and there are no local copies of the commits between them."""
+    """Not at the base, and the commits between them have no local copies."""
 
 
 class BranchPosition(msgspec.Struct, frozen=True):
@@ -58,27 +58,27 @@ class BranchPosition(msgspec.Struct, frozen=True):
     position: Position
     commit: CommitId | None = None
     asked_ms: int | None = None
-    """The time when the store said so."""
+    """When the store reported it."""
     ahead: int | None = None
-    """Commits of the base that the branch lacks; None if that is not known."""
+    """Commits of the base that the branch lacks; None if unknown."""
     behind: int | None = None
-    """Commits of the branch that the base lacks; None if that is not known."""
+    """Commits of the branch that the base lacks; None if unknown."""
     limits: Limits | None = None
-    """Its rule, if it is protected."""
+    """The rule of a protected branch."""
 
 
 def fetch_position(context: Context, workspace: Workspace, base: CommitId | None) -> None:
-    """Ask the store, so that `branch_position` knows it. Raises `Unreachable`, and `NotFound` without the branch."""
+    """Ask the store for `branch_position`. Raises `Unreachable`, and `NotFound` if the branch does not exist."""
     from dsv.repo.history import distance
 
     with context.bound_repository(workspace) as repository:
         head = repository.refs.newest(workspace.dataset, workspace.branch)
         if head is None:
-            repository.refs.head(workspace.dataset, workspace.branch)  # raises what is missing
+            repository.refs.head(workspace.dataset, workspace.branch)  # raises if something is missing
             return
         repository.refs.rule(workspace.dataset, workspace.branch)
         if head.commit is not None and not head.entry.deleted:
-            distance(repository.objects, base, head.commit, _ASKED)  # leaves local copies
+            distance(repository.objects, base, head.commit, _ASKED)  # makes local copies
 
 
 def branch_position(context: Context, workspace: Workspace, base: CommitId | None) -> BranchPosition:
@@ -106,19 +106,19 @@ _BESIDE = " --new-branch NAME"
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """The result that a sync would have."""
+    """The expected result of a sync."""
 
     outcome: Literal["nothing", "publish", "refused"]
     reason: str | None
-    """The reason why the sync would be refused, if it would."""
+    """Why the sync would be refused, if it would."""
     next: tuple[str, ...]
-    """Command lines, in the order to type them. NAME and PATH in them are for the user to choose."""
+    """Command lines, in the order to type them. The user replaces NAME and PATH in them."""
     instead: str | None = None
-    """The command line that publishes as removed what `next` restores."""
+    """The command line that publishes the removals that `next` would restore."""
 
 
 def _forecast(workspace: Workspace, compared: _Compared, branch: BranchPosition, author: str) -> Forecast:
-    """Return all that would keep a sync from publishing, and the way around it."""
+    """Return the obstacles to a sync, and the commands that resolve them."""
     reasons: list[str] = []
     options = ""
     differences, problems = compared.differences, compared.problems
@@ -153,7 +153,9 @@ def _forecast(workspace: Workspace, compared: _Compared, branch: BranchPosition,
 def _by_branch(
     workspace: Workspace, branch: BranchPosition, author: str, reasons: list[str], *, differs: bool
 ) -> tuple[list[str], bool, list[str]]:
-    """Return the commands before the sync, whether it makes a branch, and the commands after it; add to `reasons`."""
+    """Return the commands before the sync, whether it makes a branch, and the commands after it; add to
+    `reasons`.
+    """
     name, merge = workspace.branch, f"dsv merge NAME --into {workspace.branch}"
     match branch.position:
         case Position.DIVERGED:
@@ -172,7 +174,7 @@ def _by_branch(
     if branch.position is Position.GONE:
         reasons.append(f"branch {name} was deleted or renamed")
         restore = f"dsv branch --restore {workspace.dataset}@{name}"
-        before = [restore if name != MAIN else f"dsv switch {name}"]  # it is gone with its dataset
+        before = [restore if name != MAIN else f"dsv switch {name}"]  # main is deleted only with its dataset
     if branch.limits is None or not differs:
         return before, False, []
     from dsv.repo.refs.branches import refused_mover
@@ -195,7 +197,7 @@ class Status(msgspec.Struct, frozen=True):
     clashes: tuple[tuple[bytes, bytes], ...]
     """Pairs of new names that differ only in case or Unicode normalization."""
     suspicious: str | None
-    """The reason why a sync would require `--allow-removals`, if it would."""
+    """Why a sync would need `--allow-removals`, if it would."""
     unfinished: str | None
     """A note about an interrupted pull, clone or restore."""
     collisions: tuple[Collision, ...]
@@ -205,13 +207,13 @@ class Status(msgspec.Struct, frozen=True):
     sync: Forecast
     """The effect of the next sync."""
     renamed: Mapping[bytes, bytes]
-    """Old paths of renamed files by their new paths; `differences` has both."""
+    """Old paths of renamed files by new path; `differences` has both."""
     whole: frozenset[bytes]
     """Folders in which every path was added, or every path removed."""
 
     @property
     def is_clean(self) -> bool:
-        """Return whether a sync would find nothing to do, and nothing to complain about."""
+        """Return whether a sync would find nothing to publish or to refuse."""
         return not self.differences and not self.problems and not self.collisions
 
 
@@ -226,11 +228,11 @@ def status(
 ) -> Status:
     """Compare the workspace (or these paths of it) with its base.
 
-    The store is asked only for what is not kept locally, so mostly it need not be reachable. Where the branch is, is
-    as the store said when a command last asked it; `fetch` asks it now, and raises `Unreachable`. Files are read
-    only if their stats can't tell, or, with `rehash`, always. `author`: who would sign a sync, if that is not the
-    context's writer; asked only if the branch's rule names who may move it. renames: looks for them, which reads a few
-    new files.
+    The store is asked only for data that is not kept locally, so it usually need not be reachable. The
+    branch's position is the one that the store reported last; `fetch` asks for it now, and raises
+    `Unreachable`. Files are read only if their stats leave a doubt, or always with `rehash`. author: returns
+    who would sign a sync, if not the context's writer; called only if the branch's rule names who may move
+    it. renames: detect them, which reads a few new files.
     """
     workspace = context.workspace()
     base = workspace.base()
@@ -240,7 +242,7 @@ def status(
     with ExitStack() as opened:
         try:
             compared = compare(lambda: _local_objects(context, workspace, context.settings.store().url))
-        except Unreachable:  # something has no local copy
+        except Unreachable:  # an object has no local copy
             compared = compare(lambda: opened.enter_context(context.bound_repository(workspace)).objects)
     baseline, differences = compared.baseline, compared.differences
     scan, suspicious, problems = baseline.scan, compared.suspicious, compared.problems
@@ -303,7 +305,7 @@ def _compare(
 
 
 def _local_objects(context: Context, workspace: Workspace, url: str) -> Objects:
-    """Return the objects that this machine has copies of; reading any other one raises `Unreachable`."""
+    """Return the objects that this machine has copies of; reading any other object raises `Unreachable`."""
     from dsv.repo.objects.metadata import LocalStore, MetadataCache
     from dsv.repo.objects.objects import Objects
 
@@ -312,7 +314,7 @@ def _local_objects(context: Context, workspace: Workspace, url: str) -> Objects:
 
 
 def _restore(compared: _Compared) -> str:
-    """Return the command line that brings back what is missing; empty if all of it was only renamed."""
+    """Return the command line that restores missing paths; empty if all of them were only renamed."""
     differences = compared.differences
     if frozenset(compared.renamed.values()).issuperset(compared.baseline.scan.missing):
         return ""

@@ -1,4 +1,4 @@
-"""Make and maintain a store: prove that it keeps its promises, merge its indexes, move its names, and recover them."""
+"""Make and maintain a store: test its guarantees, merge its indexes, and move or rebuild its names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from dsv.values.names import MAIN, MAX_COMPONENT, BranchName, DatasetName
 
 
 def merge_index_files(context: Context) -> Merged:
-    """Merge as long as there is something to merge, or to delete. Raises `Denied` if one may not write."""
+    """Merge until nothing is left to merge or to delete. Raises `Denied` if this user may not write."""
     merged = deleted = 0
     with context.repository() as repository:
         while True:
@@ -52,7 +52,7 @@ def merge_index_files(context: Context) -> Merged:
 
 
 def create_repository(context: Context, store: Store, *, single_writer: bool) -> Repository:
-    """Prove that the store keeps its promises, each of its places for what it is used for, then makes a repository."""
+    """Test that each location of the store gives the guarantees that its use needs, then make a repository."""
     split = split_of(store)
     if split is not None and single_writer:
         raise UsageError(
@@ -88,15 +88,16 @@ def create_repository(context: Context, store: Store, *, single_writer: bool) ->
 
 
 def make_place(context: Context, split: OpenStore) -> None:
-    """Make the folder that is to have the names, if it is not there. Only for names that are about to be made: if
-    there are some already, a folder that is absent is a mount that is missing."""
+    """Make the folder for new names if it does not exist. Not for existing names: their missing folder is a
+    missing mount.
+    """
     if isinstance(split.names, Unavailable):
         options = context.store_options(context.settings.store())
         split.names = open_names(split.names.url, options, create=True)
 
 
 def prove_names(store: Store, *, single_writer: bool = False) -> Proof:
-    """Test a place that is to hold names, and return the result. Raises `Unsupported` if it cannot hold them."""
+    """Test a location for names, and return the result. Raises `Unsupported` if it can't hold them."""
     proof = prove(store)
     if proof.unsupported and single_writer:
         store.conditional = False
@@ -122,11 +123,11 @@ def prove_names(store: Store, *, single_writer: bool = False) -> Proof:
 
 
 def rebuild_names(context: Context, *, dry_run: bool = False) -> tuple[list[FoundCommit], str]:
-    """Make a branch of each line of commits that the store holds, at the place that is configured for its names. Return
-    all commits of the store with the branches that were made, or would be, and that place.
+    """Make a branch of each line of commits in the store, at the location configured for its names.
 
-    The place must be empty, or hold what an interrupted call has made: it becomes usable by the last write. Raises
-    `UsageError` if no place is configured, `Conflict` if there are names already, `Unsupported` if it can't hold any.
+    Return all commits of the store with the branches that were, or would be, made, and the location. It must
+    be empty, or have the output of an interrupted call; the last write makes it usable. Raises `UsageError`
+    if no location is configured, `Conflict` if it has names, `Unsupported` if it can't hold any.
     """
     with context.store() as store:
         split = split_of(store)
@@ -159,13 +160,13 @@ def _make(context: Context, split: OpenStore, layout: Format, found: list[FoundC
             subject=split.names.url,
             hint="dsv config stores.NAME.names LOCATION, with an empty place",
         )
-    _check_empty(split.names)  # somebody may have made names here until this place was claimed
+    _check_empty(split.names)  # another process may have made names here before the claim
     refs = Refs(split.names)
     refs.named = layout.named_records
     refs.store_id = layout.store_id
     heads = [(one.dataset, one.head_of, one.id) for one in found if one.head_of is not None]
     with_main = {dataset for dataset, branch, _ in heads if branch == MAIN}
-    without = sorted({dataset for dataset, _, _ in heads} - with_main)  # which would be no datasets
+    without = sorted({dataset for dataset, _, _ in heads} - with_main)  # need a main to be datasets
     for dataset, branch, commit in [*((one, MAIN, None) for one in without), *heads]:
         _place(context, refs, dataset, branch, commit)
     more: list[str | Feature] = []
@@ -175,7 +176,7 @@ def _make(context: Context, split: OpenStore, layout: Format, found: list[FoundC
         more.append(EXTERNAL_FEATURE)
     entry = signed(layout.entries[-1], context.writer, context.clock())
     make_names(split.names, entry, *more, ordered=proof.ordered)
-    if layout.entries[-1].names is not None:  # they had moved, and the data's log still leads there
+    if layout.entries[-1].names is not None:  # they had moved, and the data's log still points there
         note_place(split.data, split.names, split.names.url, context.writer, context.clock())
 
 
@@ -189,7 +190,7 @@ def _check_empty(names: Store) -> None:
 
 
 def _check_lost(split: OpenStore, layout: Format) -> None:
-    """Raise `Conflict` if the names can be read where the data's log says that they have moved to."""
+    """Raise `Conflict` if the names are readable at the location in the data's log."""
     place = layout.entries[-1].names
     if place is None:
         return
@@ -197,7 +198,7 @@ def _check_lost(split: OpenStore, layout: Format) -> None:
         with closing(split.open_names(place)) as noted:
             found = noted.url if _is_taken(noted) else None
     except DsvError:
-        return  # it is lost, or out of reach
+        return  # they are lost or unreachable
     if found is not None and found != split.names.url:
         raise Conflict(
             f"the names of {split.data.url} are not lost: they have moved to {found}",
@@ -229,33 +230,32 @@ _BELOW_DATA = f"{BELOW}names/"
 
 @dataclass(frozen=True, slots=True)
 class MovedNames:
-    """The result of moving names."""
-
     names: str
-    """Their place now."""
+    """Their location now."""
     before: str
-    """Their place before; the same if nothing was moved."""
+    """Their previous location; the same if nothing was moved."""
     keys: int = 0
-    """The number of keys that were copied."""
+    """How many keys were copied."""
     taken_back: bool = False
-    """A move that was interrupted has been undone."""
+    """An interrupted move was undone."""
     configure: tuple[str, str | None] | None = None
-    """The setting that everybody has to change, and its value, None to take it away."""
+    """The setting that every user has to change, and its value, None to remove it."""
 
 
 def move_names(context: Context, place: str) -> MovedNames:
-    """Move the names of the store in effect to another place: a folder, a bucket, or the place of the data itself.
+    """Move the names of the current store to another location: a folder, a bucket, or the data's own
+    location.
 
-    Nobody else may write meanwhile. If it was interrupted, the same call finishes it; naming the place where the names
-    are takes it back. Raises `Conflict` if somebody wrote meanwhile or moves them elsewhere, or if the place has other
-    names, and `Unsupported` if it can't hold any.
+    No other process may write during this. If this is interrupted, the same call finishes it; a call with the
+    present location undoes it. Raises `Conflict` if another process wrote or moves them elsewhere, or if the
+    location has other names, and `Unsupported` if it can't hold any.
     """
     choice = context.settings.store()
     wanted = context.settings.location(place)
     with context.store() as places:
         log, going = _find(places)
         old = places.names
-        log.check(old.url, writing=True)  # what a newer version keeps elsewhere would not be copied
+        log.check(old.url, writing=True)  # data that a newer version keeps elsewhere would not be copied
         there = wanted == old.url or (wanted == places.data.url and old.url.startswith(_below(places)))
         if there:
             return _stay(context, places, log, going)
@@ -276,8 +276,9 @@ def move_names(context: Context, place: str) -> MovedNames:
 
 
 def _copied(move: NamesMove) -> int:
-    """Copy the names and return the number of keys. What was begun here is taken back if somebody wrote meanwhile, or
-    if the place can't take them."""
+    """Copy the names and return the number of keys. Undo a move begun here if another process wrote, or if
+    the location can't hold the names.
+    """
     first = move.begin()
     try:
         copied = move.copy()
@@ -285,20 +286,20 @@ def _copied(move: NamesMove) -> int:
         return copied
     except Conflict:
         if first:
-            with suppress(Conflict):  # somebody else has decided it
+            with suppress(Conflict):  # another process has decided it
                 move.take_back()
         raise
 
 
 def _find(places: OpenStore) -> tuple[Format, FormatEntry | None]:
-    """Follow the names as far as their places are complete. Return the format log there, and the move that was decided
-    there and is not finished.
+    """Follow the names to their last complete location. Return the format log there, and the move that was
+    decided there and is unfinished.
     """
     named = places.names
     layout = read_layout(places)
     if layout.has(DATA_ELSEWHERE) or not layout.has(NAMES_ELSEWHERE):
         return layout, None
-    # The log of the data was read alone: the names can't be reached, or were on the way when somebody was killed.
+    # Only the data's log was read: the names can't be reached, or a process was killed while it moved them.
     places.follow(named)
     log = Format(tuple(read_format(named)))
     while (said := log.entries[-1]).names is not None and not log.has(NAMES_MOVING):
@@ -316,7 +317,9 @@ def _below(places: OpenStore) -> str:
 
 
 def _target(places: OpenStore, wanted: str, log: Format, decided: FormatEntry | None) -> str:
-    """Return what the log calls the place. Below the data it is a new one each time, as old names there stay."""
+    """Return the log's name of the location. Below the data it is new each time, because old names remain
+    there.
+    """
     under_way = decided or (log.entries[-1] if log.has(NAMES_MOVING) else None)
     going = None if under_way is None else under_way.names
     target = wanted
@@ -345,17 +348,17 @@ def _stay(context: Context, places: OpenStore, log: Format, going: FormatEntry |
         places.is_split
         and not old.url.startswith(_below(places))
         and read_format(places.data)[-1].names is not None
-    ):  # they have moved before, and whoever moved them may have been killed before it was noted
+    ):  # moved before, and the process that moved them may have been killed before it noted that
         note_place(places.data, old, old.url, context.writer, context.clock())
     return MovedNames(old.url, old.url, taken_back=began)
 
 
 RECOVERED: Final = DatasetName.parse("recovered")
-"""The dataset of commits that don't say theirs."""
+"""The dataset of commits that do not name theirs."""
 
 
 class FoundCommit(msgspec.Struct, frozen=True):
-    """A commit of the store, its dataset, and the branch that it becomes the head of, if it does."""
+    """A commit of the store, its dataset, and the branch whose head it becomes, if any."""
 
     id: CommitId
     commit: Commit
@@ -364,13 +367,12 @@ class FoundCommit(msgspec.Struct, frozen=True):
 
 
 def find_heads(commits: Iterable[tuple[CommitId, Commit]]) -> list[FoundCommit]:
-    """Return every commit, by dataset and the newest first.
+    """Return every commit, by dataset and newest first.
 
-    The commits that were made for one branch form lines: the newest one that no other of them has as a parent becomes
-    its head, each further one that of a branch called `BRANCH-<12 digits of its id>`, unless a commit of another branch
-    has it as a parent, as that leads to it. Commits of stores that are too
-    old to say what they were made for count as made for the main branch of `RECOVERED`: lines of several datasets are
-    branches of that one.
+    The commits made for one branch form lines. The newest commit that is no parent of another becomes the
+    branch's head. Each further such commit becomes the head of a branch `BRANCH-<12 digits of its id>`,
+    unless a commit of another branch has it as a parent. Commits of stores too old to record datasets count
+    as made for the main branch of `RECOVERED`, where lines of several datasets become branches.
     """
     known = dict(commits)
     made_for: dict[tuple[DatasetName, BranchName], list[CommitId]] = {}
@@ -396,7 +398,7 @@ def find_heads(commits: Iterable[tuple[CommitId, Commit]]) -> list[FoundCommit]:
 
 
 def _further(branch: BranchName, tip: CommitId) -> BranchName:
-    """Return a name for another line of a branch, as much of the branch's as there is room for."""
+    """Return a name for another line of a branch, with as much of the branch's name as fits."""
     end = f"-{str(tip)[:12]}"
     begin = str(branch)
     while len(begin.replace("/", "%2F")) + len(end) > MAX_COMPONENT:

@@ -1,4 +1,4 @@
-"""A workspace, opened by a command that changes it; publishing it (sync), and choosing what it has (sparse)."""
+"""Open a workspace for a command that changes it; publish it (sync), and choose its paths (sparse)."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from dsv.workspace.workspace import Workspace
 def open_to_publish(
     context: Context, command: str, branch: BranchName | None = None, *, borrows: bool = False
 ) -> Iterator[OpenWorkspace]:
-    """Open the workspace for a command that publishes on `branch` (None: the workspace's), with its lock.
+    """Open and lock the workspace for a command that publishes on `branch` (None: the workspace's).
 
-    borrows: files are written here, and taken from caches of this machine before the store is asked.
-    Raises `Conflict` if another command is at work in the workspace, or the store is not the one that it belongs to.
+    borrows: files are written here, and read from this machine's caches before the store is asked. Raises
+    `Conflict` if another command is running in the workspace, or the workspace belongs to another store.
     """
     with context.workspace().locked(command) as (workspace, lock), context.store() as store:
         target = Target(workspace.dataset, Rev(branch or workspace.branch))
@@ -67,14 +67,14 @@ def open_to_write(context: Context, command: str) -> Iterator[OpenWorkspace]:
 
 
 def check_no_cache(folder: Path, hint: str) -> None:
-    """Raise `Conflict` if a folder lies in a cache: files there are everybody's, and go when nobody uses them."""
+    """Raise `Conflict` if a folder is in a cache: its files are shared by all users, and deleted when unused."""
     for above in (folder.resolve(), *folder.resolve().parents):
         if (above / SETTINGS_FILE).exists():
             raise Conflict(f"{folder} lies in the cache {above}", subject=str(folder), hint=hint)
 
 
 def workspace_above(folder: Path) -> Path | None:
-    """Return the root of the workspace that `folder` is or lies in."""
+    """Return the root of the workspace that `folder` is or is in."""
     found = Workspace.find(folder)
     return None if found is None else found.root
 
@@ -88,13 +88,13 @@ class SyncRequest:
     message: str = ""
     """Empty for a count of the changes."""
     branch: BranchName | None = None
-    """The branch to publish to, and to follow from then on."""
+    """The branch to publish to and to follow afterwards."""
     new_branch: bool = False
-    """Create `branch`, which must not exist. Otherwise it must."""
+    """Create `branch`, which must not exist. Otherwise it must exist."""
     allow_removals: bool = False
     skip_unsupported: bool = False
     reupload: bool = False
-    """Read all data of the base from the store, and upload again what is lost or damaged."""
+    """Read all data of the base from the store, and upload lost or damaged data again."""
     jobs: int | None = None
     """Processes that read small files; None for a suitable number."""
     rehash: bool = False
@@ -103,8 +103,6 @@ class SyncRequest:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """The result of a sync."""
-
     commit: CommitId | None
     """The workspace's base now."""
     parent: CommitId | None
@@ -119,12 +117,12 @@ class Synced:
     any_change: bool = False
     """False if there was nothing to publish."""
     uploaded_bytes: int = 0
-    """Bytes that this sync wrote to the store, with metadata."""
+    """Bytes that this sync wrote to the store, including metadata."""
     uploaded_objects: int = 0
     reuploaded: int = 0
     """Objects that the store had lost and has again."""
     lost: tuple[str, ...] = ()
-    """Files that the store has lost and that the workspace no longer has as in the base."""
+    """Files that the store has lost and that differ from the base, or are missing, in the workspace."""
     skipped: tuple[Problem, ...] = ()
     """Paths left out by `skip_unsupported`."""
     single_writer: bool = False
@@ -134,10 +132,10 @@ class Synced:
 def sync(context: Context, request: SyncRequest) -> Synced:
     """Commit the workspace (or some paths of it) and publish it on its branch.
 
-    What it builds on, and what it says is published, is in the store itself: a base that the store has lost is made
-    up for by what is here. Raises `Conflict` if the branch is not at the base, even if nothing changed here, if
-    another sync is at work or too much would be removed; `NotFound` for a branch or a path that is not there; and
-    `Unsupported` with a list of all that can't be stored.
+    All data of the base and of the new commit is in the store afterwards: base data that the store has lost
+    is uploaded again from here. Raises `Conflict` if the branch is not at the base, even if nothing changed
+    here, if another sync is running, or if too much would be removed; `NotFound` for a missing branch or
+    path; and `Unsupported` with a list of all paths that can't be stored.
     """
     with (
         open_to_publish(context, "dsv sync", request.branch) as opened,
@@ -182,7 +180,7 @@ def _check_storable(scan: WorkspaceScan, request: SyncRequest, progress: Progres
 
 
 def _reupload_lost(opened: OpenWorkspace, tree: TreeReader | None, request: SyncRequest) -> Reuploaded:
-    """Store again what the store has lost of the base, if that is asked for or something is known to be lost."""
+    """Upload base data that the store has lost again, if requested or if a loss is known."""
     repository = opened.repository
     if tree is None:
         return Reuploaded()
@@ -226,7 +224,7 @@ def _synced(
 
 
 def chosen_by(tree: TreeReader | None, only: Sequence[str]) -> SparsePatterns:
-    """Return the choice of `--only`: each pattern adds to those before it, or leaves out if it begins with `!`.
+    """Return the patterns of `--only`: each adds paths, or leaves them out if it begins with `!`.
 
     Raises `NotFound` for a pattern that matches nothing.
     """
@@ -244,7 +242,7 @@ def chosen_by(tree: TreeReader | None, only: Sequence[str]) -> SparsePatterns:
 
 
 def check_matches(tree: TreeReader | None, lines: Iterable[str]) -> None:
-    """Raise `NotFound` for a pattern that matches nothing of the tree: it may be misspelt."""
+    """Raise `NotFound` for a pattern that matches nothing in the tree: it may be misspelled."""
     for line in lines:
         if tree is not None and not _finds(tree, line):
             raise NotFound(
@@ -260,7 +258,7 @@ def _finds(tree: TreeReader, line: str) -> bool:
 
 
 def _line(tree: TreeReader | None, text: str) -> str:
-    """Return the line that stands for a pattern. A path of exactly its name, if the tree has one, comes first."""
+    """Return the line for a pattern. A path of exactly this name in the tree takes precedence."""
     path = clean_path(text.encode("utf-8", "surrogateescape"))
     if not path:
         return EVERYTHING_LINE
@@ -281,8 +279,6 @@ def _line(tree: TreeReader | None, text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """A workspace after its sparse patterns changed."""
-
     workspace: Workspace
     created: int = 0
     """Paths that were written."""
@@ -291,10 +287,10 @@ class Sparse:
 
 
 def sparse_add(context: Context, texts: Sequence[str]) -> Sparse:
-    """The workspace has what these patterns match too. Killed, the same call finishes it.
+    """Add the paths that match these patterns to the workspace. If this is killed, the same call finishes it.
 
-    Raises `NotFound` for a pattern that matches nothing, and `Conflict`, with nothing written, if something is in the
-    way, or if another command did not end.
+    Raises `NotFound` for a pattern that matches nothing, and `Conflict`, with nothing written, if something
+    is in the way, or if another command was interrupted.
     """
     with open_to_write(context, "dsv sparse add") as opened:
         workspace, base = opened.workspace, opened.proven_base()
@@ -323,10 +319,11 @@ def sparse_add(context: Context, texts: Sequence[str]) -> Sparse:
 
 
 def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
-    """The workspace no longer has what these patterns match; the dataset still does. Killed, the same call finishes it.
+    """Remove the paths that match these patterns from the workspace, not from the dataset.
 
-    Raises `Conflict`, with nothing removed, if any of it was changed here, and `NotFound` for a pattern that neither is
-    one of the workspace's nor matches anything in the base.
+    If this is killed, the same call finishes it. Raises `Conflict`, with nothing removed, if one of them was
+    changed here, and `NotFound` for a pattern that is not one of the workspace's and matches nothing in the
+    base.
     """
     with open_to_write(context, "dsv sparse remove") as opened:
         workspace, base = opened.workspace, opened.proven_base()
@@ -364,7 +361,7 @@ def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
 
 
 def _going(baseline: Baseline, held: Iterable[Entry], goes: Callable[[bytes], bool]) -> Iterator[Change]:
-    """Yield the removals in tree order, also of folders that a killed call has left empty."""
+    """Yield the removals in tree order, including folders that a killed call has left empty."""
     left = [
         Entry(path, Kind.EMPTY_DIRECTORY) for path in sorted(baseline.scan.filled_elsewhere, key=sort_key)
     ]
@@ -376,7 +373,7 @@ def _going(baseline: Baseline, held: Iterable[Entry], goes: Callable[[bytes], bo
 def _choose(
     opened: OpenWorkspace, baseline: Baseline, chosen: SparsePatterns, base: CommitId | None
 ) -> Workspace:
-    """Record what the workspace has, which is so by now, and that the state mirrors just that."""
+    """Record the new patterns, which the workspace now matches, and that the state mirrors exactly these."""
     workspace = opened.workspace.choose(chosen)
     state = baseline.scan.state
     state.chosen = chosen
@@ -394,7 +391,7 @@ def _check_ended(baseline: Baseline) -> None:
 
 
 def _local(opened: OpenWorkspace, baseline: Baseline) -> Iterator[bytes]:
-    """Paths that differ from the base, or can't be compared with it."""
+    """Yield the paths that differ from the base, or can't be compared with it."""
     found, problems = detect_changes(baseline.scan, baseline.entry, opened.progress)
     yield from found
     for problem in (*baseline.scan.problems, *problems):

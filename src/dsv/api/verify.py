@@ -1,4 +1,4 @@
-"""Verify that a store has all that its commits refer to; erase contents for good, and find out what still has them."""
+"""Verify that a store has all data of its commits; erase contents permanently, and find remaining copies."""
 
 from __future__ import annotations
 
@@ -42,24 +42,25 @@ class VerifyRequest:
     """The options of a verification."""
 
     targets: tuple[Target, ...] = ()
-    """Datasets, each with all of its history, and single commits; empty for the whole store."""
+    """Datasets with all of their history, and single commits; empty for the whole store."""
     full: bool = False
     """Read every byte of every pack."""
     budget: float | None = None
-    """Seconds for reading packs of the store, those that were verified longest ago first."""
+    """Seconds for reading packs of the store, least recently verified first."""
     repair: bool = False
-    """Store again what is lost."""
+    """Store lost objects again."""
     sources: tuple[str, ...] = ()
-    """Folders with files, and other stores, from which it may come."""
+    """Folders with files, and other stores, to restore them from."""
 
 
 _ROUNDS = 32
-"""So often a repair is followed by another at most: what is back may refer to something that is lost, too."""
+"""The most repairs in a row: each restored object may refer to another lost one."""
 
 
 def verify(context: Context, request: VerifyRequest) -> Verification:
-    """Look for damage, mark in the store what was found, and repair it if that is asked for. Raises what keeps the
-    question from being answered; packs that could not be asked for are in the result.
+    """Look for damage, mark it in the store, and repair it if requested.
+
+    Raises errors that prevent the check; packs that could not be read are in the result.
     """
     with ExitStack() as opened:
         folders, stores = _sources(context, request.sources, opened)
@@ -173,7 +174,7 @@ _PARTS = (ObjectKind.CHUNK, ObjectKind.RECIPE)
 
 @dataclass(frozen=True, slots=True)
 class EraseRequest:
-    """The paths to erase, and the options."""
+    """The contents to erase, and the options."""
 
     targets: tuple[Target, ...] = ()
     """Each with a path: the contents of the files there, in the target's commit."""
@@ -192,13 +193,13 @@ class Done:
     """The records that were written."""
     files: int
     bytes: int
-    """Of the files."""
+    """Bytes of the files."""
     kept_bytes: int
-    """Bytes of these files that stay, as other files have them, too."""
+    """Bytes of these files that are kept because other files have them too."""
     unanswered: tuple[str, ...] = ()
-    """Facts about the bucket that could not be found out, as sentences."""
+    """Facts about the bucket that could not be determined, as sentences."""
     elsewhere: tuple[str, ...] = ()
-    """Where copies of the bytes stay after a garbage collection."""
+    """Where copies of the bytes remain after a garbage collection."""
 
 
 def erase(
@@ -209,9 +210,10 @@ def erase(
 ) -> Done:
     """Erase contents in every commit of the store.
 
-    show: gets what is about to be erased and who shares it, before anything is refused. confirm: raises if the user
-    does not want that. Raises `NotFound`, `Conflict` if others share the content and nobody has said what becomes of
-    that, or the store changed while the user was asked, `Denied`, and what reading raises.
+    show: gets the plan and the paths that share content, before anything is refused. confirm: raises if the
+    user refuses. Raises `NotFound`, `Denied`, the errors of reading, and `Conflict` if other paths share the
+    content and the request does not say what to do with them, or if the store changed while the user was
+    asked.
     """
     with context.repository() as repository:
         repository.format.check(repository.store.url, writing=not request.dry_run)
@@ -257,7 +259,7 @@ def erase(
 
 
 def _history(context: Context, repository: Repository) -> Status:
-    """Return what keeps old versions and copies of packs, as far as the store says so."""
+    """Return what keeps old versions and copies of packs, as far as the store reports it."""
     found = Status([])
     with suppress(DsvError):
         asked = _ask_history(context, repository, found)
@@ -271,7 +273,7 @@ def _history(context: Context, repository: Repository) -> Status:
 
 
 def successor(context: Context, text: str, new: str) -> Succeeded:
-    """Copy the history of a dataset to a new one, without what was erased. Raises as `make_successor`."""
+    """Copy the history of a dataset to a new one, without erased content. Raises like `make_successor`."""
     target = Target.parse(text)
     if target.dataset is None or target.rev is not None or target.path is not None:
         raise UsageError(
@@ -330,7 +332,7 @@ def _with_state(items: Iterable[Item], state: State) -> list[Item]:
 
 @dataclass(frozen=True, slots=True)
 class ErasureItem:
-    """An erasure, and which caches have obeyed it."""
+    """An erasure, and the caches that have obeyed it."""
 
     erasure: ErasureId
     time_ms: int
@@ -338,20 +340,20 @@ class ErasureItem:
     reason: str
     files: int
     caches: tuple[str, ...]
-    """`HOST:PATH` of those that have removed what was erased."""
+    """`HOST:PATH` of the caches that have removed the erased files."""
     waiting: tuple[str, ...]
-    """Those that have obeyed another erasure and not this one yet."""
+    """Caches that have obeyed another erasure, but not yet this one."""
     deadline_ms: int
     """Caches that have not obeyed by then are to be removed."""
 
 
 @dataclass(slots=True)
 class Status:
-    """Places that still have erased contents."""
+    """Where erased contents may remain."""
 
     items: list[ErasureItem]
     overdue: bool = False
-    """A cache that is known has not obeyed by its deadline."""
+    """A known cache has not obeyed by its deadline."""
     packs: int = 0
     """Packs that have erased contents: gc removes them."""
     unindexed: int = 0
@@ -359,11 +361,11 @@ class Status:
     versions: int = 0
     """Old versions of packs in the bucket that have erased contents."""
     removed_versions: int = 0
-    """Those that were deleted by this command."""
+    """Old versions that this command deleted."""
     unanswered: list[str] = field(default_factory=list)
-    """Problems: facts not found out, and contents not removed."""
+    """Problems: facts not determined, and contents not removed."""
     elsewhere: list[str] = field(default_factory=list)
-    """Other places that may have copies, which no store knows of."""
+    """Other places that may have copies, unknown to the store."""
 
     @property
     def is_gone(self) -> bool:
@@ -424,7 +426,7 @@ def _cache_name(repository: Repository, key: str) -> str:
 def _ask_history(
     context: Context, repository: Repository, done: Status
 ) -> tuple[BucketVersions, History] | None:
-    """Find out what keeps copies of what is deleted. Return the versions in the bucket, if it is one of S3."""
+    """Find out what keeps copies of deleted data. Return the versions in the bucket, if it is on S3."""
     store = repository.store
     url = store.data.url if isinstance(store, OpenStore) else store.url
     scheme = url.partition("://")[0] if "://" in url else "file"

@@ -1,8 +1,8 @@
 """Measure how many accelerators a store, a cache or a folder can feed.
 
-The figures of the models are from the files `configs/dlio/workload/MODEL_ACCELERATOR.yaml` of
-github.com/mlcommons/storage. Each round runs in its own process (`bench_feed_process`), which has further
-processes that read, as a training job does.
+The figures of the models are from `configs/dlio/workload/MODEL_ACCELERATOR.yaml` in
+github.com/mlcommons/storage. Each round is a process (`bench_feed_process`) with further processes that read,
+like in a training.
 """
 
 from __future__ import annotations
@@ -111,9 +111,7 @@ MODELS = tuple(dict.fromkeys(load.model for load in LOADS))
 
 
 def find_load(model: str, accelerator: str | None) -> Load:
-    """Return the load of a model on an accelerator (None: the first one known). Raises `UsageError` if there
-    is none.
-    """
+    """Return the load of a model on an accelerator (None: its first). Raises `UsageError` if unknown."""
     for load in LOADS:
         if load.model == model and accelerator in (load.accelerator, None):
             return load
@@ -230,7 +228,7 @@ class Fed:
 def bench_feed(connection: Connection, request: FeedRequest) -> Fed:
     """Measure the most accelerators whose utilization reaches the model's mark, or only the given number.
 
-    Raises `NotFound` and `UsageError` if there is nothing to read, the errors of reading, and `NoRoom`.
+    Raises `NotFound`, `UsageError`, `NoRoom`, and the errors of reading.
     """
     if not sys.platform.startswith("linux"):
         raise Unsupported("dsv bench feed measures on Linux only", hint="run it on a host that trains")
@@ -261,9 +259,8 @@ def bench_feed(connection: Connection, request: FeedRequest) -> Fed:
 
 
 def most_that_pass(passes: Callable[[int], bool], limit: int) -> int:
-    """Return the largest number up to `limit` that passes while the next one fails; 0 if 1 fails.
-
-    `passes` is called once for each number tried.
+    """Return the largest number up to `limit` that passes while the next fails; 0 if 1 fails. Calls `passes`
+    only once per number.
     """
     good, tried = 0, 1
     while tried <= limit and passes(tried):

@@ -51,11 +51,10 @@ def main() -> None:
 def batches(
     sizes: Sequence[int], load: Load, accelerators: int, *, by_bytes: bool, seed: int
 ) -> Callable[[int, int], list[Range]]:
-    """Return a function from an accelerator and a step to the ranges to read: shuffled files, repeated
-    endlessly.
+    """Return a function from an accelerator and a step to the ranges to read, in an endless random order of
+    files.
 
-    Each accelerator has its own part of that order. sizes: of the files. by_bytes: a batch has as many bytes
-    as the model's, instead of as many files.
+    Each accelerator has its own part of that order. sizes: of the files. by_bytes: see `FeedRequest`.
     """
     order = list(range(len(sizes)))
     Random(seed).shuffle(order)
@@ -107,14 +106,13 @@ def train(
     order: Callable[[int, int], None],
     begin_to_measure: Callable[[], None] = lambda: None,
 ) -> Trained:
-    """Simulate a training: each accelerator takes its next batch when it arrives, computes, and waits for the
-    others.
+    """Simulate a training: each accelerator takes its next batch, computes, and waits for the others.
 
-    All times are of one clock. The computation of a step takes exactly the seconds of the load: a batch whose
-    arrival is noticed late makes no step longer.
+    All times are of one clock. A step computes for exactly the seconds of the load, even if a batch is
+    noticed late.
 
     hear: waits for a batch, or, given a time, until then at most, and returns nothing at that time. The
-    batches of one accelerator may arrive in any order. order: makes a worker of an accelerator read its next
+    batches of an accelerator may arrive in any order. order: makes a worker of an accelerator read its next
     batch. begin_to_measure: is called at the end of the first measured step.
     """
     load = request.load
@@ -267,9 +265,7 @@ def _ticks(path: str, behind: bytes, places: Sequence[int]) -> int:
 
 
 def _read_commit(what: Round, asked: Sequence[Range]) -> tuple[int, int]:
-    """Read ranges from the store, at most `_TOGETHER` bytes at once, and verify them. Return as
-    `_files_reader`.
-    """
+    """Read ranges from the store, `_TOGETHER` bytes at once, verified. Return like `_files_reader`."""
     assert what.commit is not None
     group, size = list[tuple[str, int, int]](), 0
     for file, start, stop in asked:
@@ -287,7 +283,7 @@ def _read_commit(what: Round, asked: Sequence[Range]) -> tuple[int, int]:
 def _files_reader(what: Round) -> Callable[[Sequence[Range]], tuple[int, int]]:
     """Return a function that reads ranges of files into a reused buffer.
 
-    It returns for how many files it is known whether they were in the page cache, and how many of them were.
+    It returns of how many files the page cache state is known, and how many were in the page cache.
     """
     buffer = memoryview(bytearray(_PIECE))
 

@@ -124,8 +124,8 @@ def make_branch(
 def reset_branch(context: Context, name: BranchPath, target: Target, message: str = "") -> BranchItem:
     """Move a branch to any commit of its dataset.
 
-    Raises `Conflict` if another process has moved it since this call began or, for the branch that the
-    workspace follows, since the workspace last saw it.
+    Raises `Conflict` if the branch was moved since this call began, or, for the workspace's branch, since the
+    workspace last saw it.
     """
     wanted = _target(context, name, target)
     with context.repository(wanted) as repository:
@@ -147,10 +147,10 @@ def reset_branch(context: Context, name: BranchPath, target: Target, message: st
 def delete_branch(
     context: Context, name: BranchPath, message: str = "", *, force: bool = False
 ) -> BranchItem:
-    """Delete a branch. Its moves are kept, and `restore_branch` uses them.
+    """Delete a branch. Its moves are kept, for `restore_branch`.
 
-    Unless `force`, raises `Conflict` if the branch has commits that no other branch or tag has, or if the
-    current workspace follows it. Always raises `Conflict` for `main`.
+    Raises `Conflict` for `main`, and, unless `force`, if no other branch or tag has some of its commits, or
+    if the current workspace follows it.
     """
     with context.repository() as repository:
         repository.format.check(repository.store.url, writing=True)
@@ -175,8 +175,8 @@ def delete_branch(
 def restore_branch(context: Context, name: BranchPath, message: str = "") -> BranchItem:
     """Restore a deleted branch at its last commit.
 
-    Raises `NotFound` if it never existed, and `Conflict` if it is not deleted, if its name was taken since,
-    or if gc is removing its commit.
+    Raises `NotFound` if it never existed, and `Conflict` if it is not deleted, its name is taken, or gc is
+    removing its commit.
     """
     with context.repository() as repository:
         dataset = dataset_of(context, repository, name.dataset)
@@ -348,10 +348,10 @@ def _check_kept_elsewhere(repository: Repository, head: Head) -> None:
 
 
 def rename_branch(context: Context, old: BranchPath, new: BranchName, message: str = "") -> BranchItem:
-    """Rename a branch; the current workspace, if it follows the branch, follows the new name.
+    """Rename a branch; if the current workspace follows it, it follows the new name.
 
-    If this is killed between the two moves, both names exist, and the same call finishes it. Raises
-    `Conflict` if the new name is taken, or if another process moves the branch while this runs.
+    If this is killed between its two moves, both names exist, and the same call finishes it. Raises
+    `Conflict` if the new name is taken, or another process moves the branch.
     """
     if old.branch == new:
         raise UsageError(f"{new} is already its name", subject=new)
@@ -428,11 +428,10 @@ def protect_branch(
 ) -> tuple[BranchItem, bool]:
     """Give a branch a rule (None: remove it), and record that in the log of the branch's moves.
 
-    Also return whether this is the store's first rule: versions of dsv without rules then stop writing to it.
-
-    The record is a move to the present commit: a process that read the branch before the rule existed loses
-    the race to move it, and reads it again. Raises `Conflict` if the last rule does not name this author,
-    and, unless rules are overridden, if the branch has another rule.
+    The record is a move to the present commit: a process that read the branch before loses the race to move
+    it, and reads it again. Also return whether this is the store's first rule: versions of dsv without rules
+    then stop writing to it. Raises `Conflict` if the last rule does not name this author, and, unless rules
+    are overridden, if the branch has another rule.
     """
     with context.repository() as repository:
         repository.format.check(repository.store.url, writing=True)
@@ -520,8 +519,7 @@ def tag(context: Context, name: TagName, target: Target, message: str = "") -> T
 def delete_tag(
     context: Context, dataset: DatasetName | None, name: TagName, message: str = "", *, force: bool = False
 ) -> TagItem:
-    """Delete a tag permanently, and return what it was. Its name can never be used again, not even for the
-    same commit.
+    """Delete a tag permanently, and return it. Its name can't be used again, even for the same commit.
 
     Raises `NotFound`; and `Conflict` unless `force`, because this can't be undone.
     """

@@ -87,8 +87,9 @@ class Stager:
     def cache(
         self, target: Target, *, hold: float | None = None, job: str | None = None, strict: bool = False
     ) -> Staged:
-        """Fetch the target unless it is cached. hold: keep it for this many seconds for this user (and batch
-        job). strict: raise `Conflict` if files of it were erased.
+        """Fetch the target if needed. hold: keep it for so many seconds for this user (and batch job).
+
+        strict: raise `Conflict` if files of it were erased.
         """
         started = time.monotonic()
         found = self.targets.find(target)
@@ -122,11 +123,9 @@ class Stager:
         return Staged(path, found.dataset, found.commit, commit.files, commit.bytes, hit=False)
 
     def stage(self, target: Target, run: RunId | None) -> tuple[Staged, Lease | NoLease]:
-        """Fetch the target unless it is cached, under a lease of the run that renews itself until it is
-        released.
+        """Fetch the target if needed, under a lease of the run that renews itself until it is released.
 
-        Without a run, the lease belongs to this process, and for others on this host it ends with the
-        process.
+        Without a run, it is this process's lease, and for others on this host it ends with the process.
         """
         started = time.monotonic()
         found = self.targets.find(target)
@@ -233,8 +232,8 @@ def cache(
     """Fetch every target that is not cached, and return them in the order given.
 
     hold: seconds for which this user keeps them, even after this process ends. job: the batch job that needs
-    them. offline: do not ask the store. jobs: processes on this host that fill. strict: raise `Conflict` for
-    a target with erased files. Raises the errors of `Stager.cache`, and `UsageError` if no target is given.
+    them. offline: do not ask the store. jobs: processes on this host that fill. strict: raise `Conflict` if
+    files of a target were erased. Raises like `Stager.cache`, and `UsageError` without a target.
     """
     if not targets:
         raise UsageError("no target given", hint="dsv cache DATASET@REV")

@@ -160,10 +160,8 @@ class Targets:
 
     def find(self, target: Target) -> Found:
         """Find a target for `cache` or `run`. The store is not asked if the answer can't have changed and the
-        commit is cached. For a tag that the cache knows, it is asked only whether the tag was deleted; if it
-        does not answer, the tag is used.
-
-        Raises `UsageError` for an empty target, `NotFound`, `Unreachable`, `Conflict`.
+        commit is cached. For a known tag, it is asked only whether the tag was deleted; without an answer,
+        the tag is used. Raises `UsageError` for an empty target, `NotFound`, `Unreachable`, `Conflict`.
         """
         if not str(target):
             raise UsageError(
@@ -191,8 +189,8 @@ class Targets:
     def find_cached(self, target: Target) -> list[Place]:
         """Return the cache entries of a target, from what the cache knows, or else from the store.
 
-        A target without a path means all cached parts of its commit. Raises `NotFound` if nothing is cached,
-        and `Conflict` if a symlink is in its path.
+        Without a path, all cached parts of its commit. Raises `NotFound` if nothing is cached, and `Conflict`
+        if a symlink is in the way.
         """
         from dsv.cache.inventory import find_places
 
@@ -216,10 +214,7 @@ class Targets:
         return wanted
 
     def find_exactly(self, target: Target) -> Place:
-        """Like `find_cached`, but for a target without a path return only the whole commit, not its parts.
-
-        Raises `NotFound` if it is not cached.
-        """
+        """Like `find_cached`, but without a path only the whole commit, not its parts. Raises `NotFound`."""
         places = self.find_cached(target)
         for place in places:
             if (place.selection is None) == (not clean_path(target.path)):
@@ -324,8 +319,10 @@ class Targets:
         return self._repository
 
     def _is_long_ago(self, store: StoreId) -> bool:
-        """Return whether the store was last asked more than an hour ago what was erased, and record that it
-        is asked now. False if this user may not record that.
+        """Return whether the store was not asked for an hour what was erased, and record that it is asked
+        now.
+
+        False if this user may not record that.
         """
         note = erasures_folder(self.root, store) / "asked"
         try:
@@ -369,8 +366,7 @@ class Targets:
         write_tracking(self._context, self.repository)
 
     def show_tags(self, found: Found, *, filled: bool) -> None:
-        """Link the tag's visible name to its commit; after a fill, link all tags of the commit that are known
-        here.
+        """Link a commit's tag to it, or after a fill all of its tags that are known here.
 
         The caller has a claim on the commit. Failures are ignored.
         """

@@ -114,8 +114,7 @@ class CachedReport:
 def cached(folder: Path) -> CachedReport:
     """Report on a cache from its small records, without asking a store.
 
-    Raises `UsageError` for bad settings, `Conflict` if a symlink leads out of the cache, `Denied`,
-    `Unreachable`.
+    Raises `UsageError`, `Denied`, `Unreachable`, and `Conflict` if a symlink leads out of the cache.
     """
     root = CacheRoot(folder)
     settings = load_settings(root)
@@ -259,10 +258,8 @@ def check(
 ) -> list[Checked]:
     """Read all cached data, or the targets, and replace wrong files with the store's.
 
-    remove_foreign: a repair also deletes files that were never committed.
-
-    Raises `NotFound` for a target that is not cached, `Unreachable` if the store does not answer, `Denied` if
-    this user may not replace something wrong.
+    remove_foreign: also delete files that were never committed. Raises `NotFound` for a target that is not
+    cached, `Unreachable` if the store does not answer, `Denied` if this user may not repair something.
     """
     root = CacheRoot(folder)
     refuse_symlinks(root)

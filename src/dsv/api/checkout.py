@@ -67,10 +67,9 @@ class Updated(Counts):
 def pull(context: Context, choices: Choices = Choices(), table_key: str | None = None) -> Updated:
     """Move the workspace to the head of its branch; local changes are kept.
 
-    Texts below 1 MiB that were changed both here and on the branch are merged by line, and CSV and Parquet
-    files by row if `table_key` names their key column. Other conflicts are settled by `choices`, where `ours`
-    is the workspace. Raises `Conflict`, with nothing written, if a path stays in conflict or the branch does
-    not descend from the base.
+    Texts below 1 MiB that both sides changed are merged by line, CSV and Parquet files by row if `table_key`
+    names their key column. Other conflicts are settled by `choices`, where `ours` is the workspace. Raises
+    `Conflict`, with nothing written, if a conflict remains or the branch does not descend from the base.
     """
     with open_to_write(context, "dsv pull") as opened:
         return _pull(opened, "dsv pull", choices, table_key)
@@ -81,8 +80,8 @@ def update_workspace(
 ) -> Updated | DsvError | None:
     """Update the workspace to the head of the branch on which `command` has just published.
 
-    Return None if the command does not run in a workspace of this branch, and the error, such as a `Conflict`
-    with local changes, if the workspace could not be updated.
+    Return None if it does not run in a workspace of this branch. Return the error if the workspace could not
+    be updated, such as a `Conflict` with local changes.
     """
     try:
         found = context.workspace_or_none()
@@ -138,13 +137,13 @@ def _pull(
 
 
 def switch(context: Context, branch: BranchName, *, create: bool = False) -> Updated:
-    """Make the workspace follow `branch`, and write its files. create: make the branch at the base; no file
-    changes.
+    """Make the workspace follow `branch`, and write its files. create: make it at the base, and write no
+    file.
 
-    Local changes are kept. Raises `Conflict`, with nothing written, if a local change is at a path that would
-    change, or if the branch to create exists; and `NotFound` if the branch does not exist. If this is killed
-    while it writes files, the same call finishes it, and until then no command takes the written files for
-    the user's changes. If the dataset was renamed, the workspace takes its new name.
+    Local changes are kept. Raises `Conflict`, with nothing written, if a local change is in the way or the
+    branch to create exists, and `NotFound` if the branch does not exist. If this is killed while it writes
+    files, the same call finishes it, and until then no command takes these files for the user's changes. If
+    the dataset was renamed, the workspace takes its new name.
     """
     with open_to_publish(context, f"{SWITCH}{branch}", branch, borrows=True) as opened:
         workspace = opened.workspace
@@ -210,9 +209,9 @@ def restore(
     """Make these paths, and all paths below them, equal to the source (None: the base).
 
     Naming a path is consent to lose its local changes. Files that no commit has are kept, unless they are in
-    the way. Without paths, the whole workspace is restored and the source becomes its base; deleted files are
-    restored, and `force` is needed if anything else would be lost. Raises `Conflict` with nothing written,
-    `NotFound` for a path that neither side has, and `Erased`.
+    the way. Without paths, the whole workspace and its base become the source; deleted files are restored,
+    and `force` is needed if anything else would be lost. Raises `Conflict` with nothing written, `NotFound`
+    for a path that neither side has, and `Erased`.
     """
     with open_to_write(context, "dsv restore") as opened:
         workspace, repository = opened.workspace, opened.repository
@@ -313,9 +312,9 @@ def rollback(
 ) -> Updated:
     """Publish a new commit with the files of `target` on the workspace's branch, and write them here.
 
-    Local changes are kept. Raises `Conflict`, with nothing published or written, if a local change is at a
-    path that this would change, or if the branch was moved since this workspace last saw it: no commit is
-    undone unseen. dry_run: raise the same, but publish and write nothing.
+    Local changes are kept. Raises `Conflict`, with nothing published or written, if a local change is in the
+    way, or if the branch was moved since this workspace last saw it: no commit is undone unseen. dry_run:
+    raise the same, but publish and write nothing.
     """
     with open_to_publish(context, "dsv rollback", borrows=True) as opened:
         workspace, repository = opened.workspace, opened.repository

@@ -49,11 +49,10 @@ class Initialized:
 
 
 def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer: bool = False) -> Initialized:
-    """Bind `folder` to a new dataset in the current store, which is created and probed if it does not exist.
+    """Bind `folder` to a new dataset in the current store, which is made and tested if it does not exist.
 
     If this is interrupted, the same call finishes it. Raises `Conflict` if the dataset exists or the folder
-    is in another workspace, and `Unsupported` if the store can't guarantee that only one of several writers
-    succeeds.
+    is in another workspace, and `Unsupported` if the store can't guarantee that one of several writers wins.
     """
     inside = Workspace.find(folder)
     if inside is not None and (inside.root != folder.resolve() or inside.dataset != dataset):
@@ -168,9 +167,8 @@ def clone(
 
     Files in the folder that equal the commit's are kept, and only missing files are fetched. The workspace
     follows the branch that the target names, else `main`. If this is interrupted, the same call finishes it.
-
-    only: patterns of the paths to check out; by default all. Raises `Conflict`, with nothing written, if the
-    folder has anything else.
+    only: patterns of the paths to check out. Raises `Conflict`, with nothing written, for anything else in
+    the folder.
     """
     if target.dataset is None or target.path is not None:
         raise UsageError(
@@ -235,10 +233,7 @@ def _policy(tree: TreeReader, root: Path) -> OverwritePolicy:
 
 
 def _check_folder(root: Path, dataset: DatasetName, tree: TreeReader | None, differing: Differing) -> None:
-    """Raise `Conflict` if the folder is not empty and has no path of the commit, or if it is in a cache.
-
-    Files in a cache are shared by all its users, and are deleted when unused.
-    """
+    """Raise `Conflict` if the folder has something but no path of the commit, or if it is in a cache."""
     elsewhere = f"dsv clone {dataset} OTHER-DIR"
     check_no_cache(root, elsewhere)
     if (root / DOT_FOLDER).exists() or not (root.is_symlink() or root.exists()) or is_vacant(root):

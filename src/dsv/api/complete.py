@@ -1,5 +1,4 @@
-"""Find names for the shell's completion: datasets, commits, paths, runs, stores and settings known on this
-machine.
+"""Find names for the shell's completion, such as datasets, commits, paths and runs that this machine knows.
 
 No bucket is asked, and nothing raises: names that can't be read in time are left out.
 """
@@ -146,7 +145,7 @@ class Names:
         return list(known.there("branches")), list(known.there("tags"))
 
     def _ask(self, question: Callable[[Refs], _T]) -> _T | None:
-        """Return the current store's answer, if it and its names are in folders; None if it does not answer."""
+        """Return the current store's answer, if it and its names are in folders; None without an answer."""
         choice = self._settings.store()
         if any(
             "://" in place and not place.startswith("file://") for place in (choice.url, choice.names or "")

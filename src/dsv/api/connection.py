@@ -33,16 +33,15 @@ _TAKEN_ALONG: Final = (
     "AWS_ENDPOINT_URL",
     "AWS_PROFILE",
 )
-"""Prefixes of the variables that say where a store is. A pickle keeps only these, so it has no secrets.
+"""Prefixes of the variables that say where a store is. A pickle keeps only these, and no secrets.
 
-They are kept because a process forked by a server has the environment of that server's start.
+They are needed because a process forked by a server has the environment of that server's start.
 """
 
 
 class Connection(msgspec.Struct, frozen=True, dict=True):
-    """The settings of a program for one store: of the environment, the workspace around `cwd`, and the config
-    files, as for a command. Fields set here override them. Nothing is read or opened before it is needed.
-
+    """The settings of a program for one store, like a command's: of the environment, the workspace around
+    `cwd` and the config files. Fields set here override them. Nothing is read or opened before it is needed.
     It can be pickled, without the secrets of the environment: the other process uses its own.
     """
 

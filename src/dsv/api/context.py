@@ -2,8 +2,8 @@
 
 Code that reads stores is imported when a store is first opened: `dsv status` mostly needs none of it.
 
-Mirrors provide objects that a store has lost, and replace a store that does not answer. Objects are found by
-id in the mirror's own index, because its packs differ; so a mirror need not be complete, and its objects are
+Mirrors provide objects that a store has lost, or replace a store that does not answer. Objects are found by
+id in the mirror's own index, because its packs differ; so a mirror may be incomplete, and its objects are
 verified like all others. Names are read from a mirror only if the store can't be opened.
 """
 
@@ -108,8 +108,7 @@ class Context(msgspec.Struct, frozen=True):
     def repository(self, target: Target | None = None, *, mirrors: bool = False) -> Iterator[Repository]:
         """Open the repository in the current store. Raises `NotFound` if there is none.
 
-        target: the target that the caller will resolve. mirrors: open for reading with mirrors, like
-        `open_to_read`.
+        target: the target that the caller will resolve. mirrors: open like `open_to_read`, with mirrors.
         """
         if self.offline:
             yield self.offline_repository(target)
@@ -217,7 +216,7 @@ class Context(msgspec.Struct, frozen=True):
     def resolve(self, repository: Repository, target: Target, *, expired_too: bool = False) -> Resolved:
         """Return the commit that a target means, in a workspace or outside. Raises `UsageError`, `NotFound`.
 
-        A commit that is expired is not found unless `expired_too`, except for the base of the workspace.
+        An expired commit is not found, unless `expired_too` or if it is the base of the workspace.
         """
         from dsv.repo.resolve import Resolved, resolve
 
@@ -270,10 +269,8 @@ def explaining(repository: Repository) -> Iterator[None]:
 
 @contextmanager
 def tracking(context: Context, repository: Repository) -> Iterator[None]:
-    """Write the store's answers to the tracking files at the end, even after an error.
-
-    This includes the file of the current workspace, which may follow another branch at the end. Until then
-    the repository has the workspace's last answer.
+    """Write the store's answers to the tracking files at the end, even after an error; also to that of the
+    workspace, which may follow another branch then. Until then the repository has its last answer.
     """
     with suppress(DsvError, OSError):  # a command that needs the workspace reports the error
         before = context.workspace_or_none()
@@ -408,11 +405,11 @@ def mirror_places(context: Context) -> list[Place]:
 def open_to_read(
     context: Context, target: Target | None, closing: ExitStack, *, mirrors: bool = True
 ) -> tuple[Repository, bool]:
-    """Open the current store with its mirrors, or else its first mirror under the store's own id.
+    """Open the current store with its mirrors, or else its first mirror, under the store's own id.
 
-    Return also whether a mirror stands in. The store stays open until `closing` is closed, if ever. target:
-    like in `Context.repository`. If no mirror answers, or this machine does not know the store's id, raises
-    the store's error: `Unreachable`, or `IntegrityError` if its format log is missing or damaged.
+    Return also whether a mirror stands in. `closing` closes it, if ever. target: see `Context.repository`. If
+    no mirror answers, or this machine does not know the store's id, raises the store's error: `Unreachable`,
+    or `IntegrityError` if its format log is missing or damaged.
     """
     url = context.settings.store().url
     places = mirror_places(context) if mirrors else []

@@ -60,8 +60,8 @@ class CopiedName:
     name: str
     kind: Literal["branch", "tag"]
     state: State
-    """`ahead`: the other store has it, and later commits. `diverged`: its commit there is not in this store's
-    history, or the tag names another commit there.
+    """`ahead`: it has later commits in the other store. `diverged`: its commit there is not in this store's,
+    or the tag names another commit.
     """
     commit: CommitId | None
     """The commit in this store; None for a branch without a commit."""
@@ -94,10 +94,10 @@ class Copied:
 def copy(context: Context, target: Target, to: str, request: CopyRequest | None = None) -> Copied:
     """Copy a dataset, or with a revision one branch or tag of it, to the store that `to` names.
 
-    Commits keep their ids. A branch of the other store is only moved forward. If the command is killed,
-    objects already sent are not sent again. Raises `Conflict` at the end if a branch there has other commits,
-    and `Unsupported` for a store of another kind. If one of several datasets can't be copied, the others
-    still are.
+    Commits keep their ids. A branch of the other store is only moved forward. A repeated call does not send
+    objects again that a killed call has sent. If one of several datasets can't be copied, the others still
+    are. Raises `Conflict` at the end if a branch there has other commits, and `Unsupported` for a store of
+    another kind.
     """
     request = request or CopyRequest()
     with (
@@ -324,8 +324,7 @@ class _Copying:
         return kept
 
     def _expired(self, dataset: DatasetName, commits: list[CommitId], named: CommitId) -> set[CommitId]:
-        """Return the commits to copy without content: expired in either store, or older than the requested
-        history.
+        """Return the commits to copy without content: expired in either store, or before the wanted history.
 
         Raises `Conflict` if the commit to name is expired.
         """
@@ -468,8 +467,8 @@ class _Copying:
         write: Callable[[], object],
         after: Head | None = None,
     ) -> tuple[int, int]:
-        """Copy commits, then write the name of one; a dry run only counts them. Return how many were copied
-        with and without content. name: such as `tag v1`. after: the previous move.
+        """Copy commits, then write the name of one (a dry run only counts). Return how many have content, and
+        how many have none. name: such as `tag v1`. after: the previous move.
         """
         objects, there, writer = self._source.objects, self._there, self._context.writer
         expired = self._expired(dataset, commits, named)

@@ -71,10 +71,7 @@ def resolve(context: Context, target: Target) -> Resolved:
 
 @contextmanager
 def ls(context: Context, target: Target) -> Iterator[tuple[Iterator[Entry], Erasures]]:
-    """Open the entry at the target's path, or all below it, in tree order; and the store's erasures.
-
-    Raises `NotFound`.
-    """
+    """Open the entry at the target's path, or all below it, in tree order; and the erasures."""
     path = clean_path(target.path)
     with context.repository(target) as repository:
         try:
@@ -135,9 +132,8 @@ def delete(
 ) -> Deletion:
     """Delete a dataset. It can be restored until gc has removed its content.
 
-    confirm: gets a description of what will be deleted, and raises if the user refuses. Not called if the
-    dataset was deleted before. Raises like `delete_dataset`, and `Conflict` if the current workspace belongs
-    to the dataset.
+    confirm: gets a description of it, and raises if the user refuses; not called if the dataset was deleted
+    before. Raises like `delete_dataset`, and `Conflict` if the current workspace belongs to the dataset.
     """
     from dsv.upkeep.datasets import delete_dataset
 

@@ -47,7 +47,7 @@ def _workspace_changes(
 ) -> tuple[list[Difference], tuple[Problem, ...], str | None]:
     """Compare the workspace with its base or another commit.
 
-    Return the differences without renames, the files that can't be compared, and a note about an interrupted
+    Return the differences without renames, the files that can't be compared, and a note of an interrupted
     command. Files are read if their stats leave a doubt, and new files if they may be renamed.
     """
     state = load_state(workspace)
@@ -207,10 +207,9 @@ class Comparison:
 def diff(
     context: Context, before: Target | None, after: Target | None, paths: Sequence[bytes] = ()
 ) -> Iterator[Comparison]:
-    """Compare two commits; or `before`, or else the base, with the workspace.
+    """Compare two commits; or `before` (None: the base) with the workspace.
 
-    paths: limit the comparison to these paths of the dataset. Raises `NotFound` for a path that neither side
-    has.
+    paths: compare only these paths of the dataset. Raises `NotFound` for a path that neither side has.
     """
     scope = PathSet.of(paths)
     workspace = context.workspace() if before is None else context.workspace_or_none()

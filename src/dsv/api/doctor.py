@@ -59,10 +59,7 @@ class Finding:
 
 
 def examine(context: Context, environ: Mapping[str, str], opened: ExitStack) -> Iterator[Finding]:
-    """Run all checks in turn. Writes a few small objects to the store, and deletes them.
-
-    opened: closes all that is opened here.
-    """
+    """Run all checks in turn. Writes small objects to the store, and deletes them. `opened` closes all."""
     yield _versions()
     yield from _settings(context)
     yield from _workspace(context)
@@ -111,8 +108,7 @@ def _workspace(context: Context) -> Iterator[Finding]:
 def examine_store(context: Context, opened: ExitStack, *, thorough: bool = False) -> Iterator[Finding]:
     """Read, then write with the conditions that dsv needs, then compare clocks.
 
-    opened: closes all that is opened here. thorough: let many writers in several processes race for many
-    keys, which takes some seconds.
+    opened: closes all. thorough: let many writers in several processes race for keys, for some seconds.
     """
     choice = context.settings.store()
     try:

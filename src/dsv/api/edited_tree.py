@@ -20,8 +20,7 @@ from dsv.values.paths import check_path, folders_above, show, sort_key
 class EditedTree:
     """The tree of `base` (None: an empty tree) with edits.
 
-    A folder exists while it has entries; removing its last path removes it. The placeholder of an empty
-    folder is removed when an entry is put into the folder.
+    A folder exists while it has entries. The placeholder of an empty folder is removed when it gets an entry.
     """
 
     def __init__(self, base: TreeReader | None) -> None:
@@ -91,8 +90,8 @@ class EditedTree:
     def place(self, path: bytes, what: Source, *, replace: bool = True) -> None:
         """Put an entry at a path. An empty folder where a folder exists changes nothing.
 
-        Raises `Conflict` if a folder would be replaced, or a file by a folder, or (without `replace`)
-        anything; `UsageError` for a path that no tree may have.
+        Raises `Conflict` if a folder or (without `replace`) anything would be replaced, or a file by a
+        folder; `UsageError` for a path that no tree may have.
         """
         try:
             check_path(path)

@@ -53,7 +53,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Remove files, folders with all below them, and all paths that match patterns such as `train/**/*.tmp`."""
+    """Remove files, folders with all below them, and paths that match patterns such as `train/**/*.tmp`."""
 
     path: Path_ | Sequence[Path_]
     """A path may be repeated, lie below another path, or match a pattern."""
@@ -75,10 +75,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class MoveAll:
-    """Move many paths at once, each from its old to its new name. No name is a pattern.
-
-    All are removed before the first is added, so two can be swapped.
-    """
+    """Move many paths, none a pattern. All are removed before the first is added, so two can be swapped."""
 
     pairs: Sequence[tuple[Path_, Path_]]
     replace: bool = False
@@ -119,7 +116,7 @@ class EditRequest:
 
 @dataclass(frozen=True, slots=True)
 class PathEdit:
-    """A path that the edits changed: `added`, `changed`, `removed`, or `moved` from its `old` path.
+    """A path that was `added`, `changed`, `removed`, or `moved` from its `old` path.
 
     A file that is put counts as changed, even if its content was the same.
     """
@@ -153,13 +150,12 @@ class Edited:
 
 
 def edit(context: Context, target: Target, edits: Sequence[Edit], request: EditRequest) -> Edited:
-    """Apply the edits in order, and publish the result as one commit on the target's branch (default:
-    `main`).
+    """Apply the edits in order, and publish the result as one commit on the target's branch (or `main`).
 
     If another process moves the branch while this runs, the changes are applied to the new head, unless both
-    changed the same path. If this is killed, the branch has either the whole commit or nothing of it. Raises
-    `NotFound` for a missing dataset, branch or path, `Conflict` for a race over a path, a file that would
-    replace a folder, or too many removals, and `Unsupported` with a list of all files that can't be stored.
+    changed a path. If this is killed, the branch has the whole commit or nothing of it. Raises `NotFound` for
+    a missing dataset, branch or path, `Conflict` for a race over a path, a file that would replace a folder,
+    or too many removals, and `Unsupported` with a list of all files that can't be stored.
     """
     with context.store() as store:
         repository = context.open_repository(store, Target(target.dataset, target.rev))
@@ -250,10 +246,10 @@ def _check_removals(plan: Plan, base: TreeReader | None, name: str) -> None:
 
 
 def _check_no_overlap(plan: Plan, theirs: Iterable[Change], winner: Head) -> None:
-    """Raise `Conflict` if the plan and the commit just published by another process change the same path.
+    """Raise `Conflict` if the plan and the commit that another process has just published change one path.
 
-    The same result on both sides is no conflict, except for a moved path: its new path has the former
-    content. Also raise `Conflict` if the branch was deleted.
+    The same result is no conflict, unless the path was moved: its content is also at the new path. Also raise
+    `Conflict` if the branch was deleted.
     """
     if winner.entry.deleted:
         gone = deleted(winner)
@@ -284,8 +280,8 @@ def branch_to_edit(
 ) -> tuple[DatasetName, BranchName, Head | None]:
     """Return the branch that a target names (default: `main`), and its newest move.
 
-    create: a missing dataset is no error; its move is None. Raises `NotFound`, and `UsageError` for a target
-    without a dataset or whose revision is no branch.
+    create: allow a missing dataset; its move is None. Raises `NotFound`, and `UsageError` for a target
+    without a dataset or that names no branch.
     """
     dataset, rev = target.dataset, target.rev
     if dataset is None:

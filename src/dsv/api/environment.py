@@ -35,9 +35,7 @@ from dsv.values.toml import MAX_BYTES, binding, read_toml
 
 
 def read_config(data: bytes, origin: str) -> Source:
-    """Return the settings of a config.toml. Raises `UsageError` if it is not TOML, or a value has a wrong
-    type.
-    """
+    """Return the settings of a config.toml. Raises `UsageError` for invalid TOML or a wrong type of value."""
     values: dict[str, str] = {}
     raw: dict[str, Json] = {}
     unknown: list[str] = []
@@ -102,9 +100,8 @@ def parse_toml(data: bytes, origin: str) -> dict[str, object]:
 def with_value(data: bytes, key: str, value: Json, origin: str) -> str:
     """Return a config file in which `key` has this value, or (for None) is removed.
 
-    Comments, the order of tables and the notation of values are kept, except comments within a removed part.
-    Raises `NotFound` if a key to remove is not set, and `UsageError`, also for a file whose notation can't be
-    kept.
+    Comments outside of a removed part, the order of tables and the notation of values are kept. Raises
+    `NotFound` if a key to remove is not set, and `UsageError`, also for a notation that can't be kept.
     """
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
@@ -199,9 +196,7 @@ def working_folder(environ: Mapping[str, str]) -> Path:
 
 
 def gather(environ: Mapping[str, str], cwd: Path, flags: Mapping[str, str | None]) -> Settings:
-    """Read all sources, in order. flags: --store, --names and --cache, if given. Raises `UsageError`,
-    `Denied`.
-    """
+    """Read all sources, in order. flags: --store, --names, --cache. Raises `UsageError`, `Denied`."""
     sources = [Source(f"--{key}", {key: value}) for key, value in flags.items() if value is not None]
     workspace = find_workspace(cwd)
     if workspace is not None:
@@ -231,7 +226,7 @@ def find_workspace(start: Path) -> Path | None:
 
 
 def author(settings: Settings, flag: str | None) -> Setting:
-    """Return --author, DSV_AUTHOR, the config's, Git's, or user@host. Raises `UsageError` if it is no text."""
+    """Return --author, DSV_AUTHOR, the config's, Git's, or user@host. Raises `UsageError` if not UTF-8."""
     found = (
         Setting("author", flag, "--author") if flag else settings.get("author") or _git_author(settings.cwd)
     )

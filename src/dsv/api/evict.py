@@ -29,10 +29,10 @@ def evict(
     dry_run: bool = False,
     on_evicted: Callable[[CachedCommit], None] = lambda _: None,
 ) -> EvictionResult:
-    """Evict these targets, or as much as the owner's limits require, made stricter by the limits given here.
+    """Evict these targets, or as much as the owner's limits, tightened by those given here, require.
 
     unused_for in seconds, max_size in bytes, min_free as `10%` or `100G`. Raises `NotFound` for a target that
-    is not cached, and `Conflict` for a target in use or held; then nothing is evicted.
+    is not cached, and `Conflict`, with nothing evicted, for a target in use or held.
     """
     if targets and (
         everything or any(one is not None for one in (unused_for, max_size, max_files, min_free))

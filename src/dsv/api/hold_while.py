@@ -45,10 +45,9 @@ def hold_while(
 ) -> HeldData:
     """Stage the targets, and start a process that holds them until `watched` has ended.
 
-    They are already held when this returns. Raises the errors of `Stager.stage`, and `Unsupported` if the
-    system can't report when a process ends.
-
-    program: the program that `watched` runs, for messages. run, job: the run and the batch job of `watched`.
+    They are already held when this returns. Raises like `Stager.stage`, and `Unsupported` if the system can't
+    report when a process ends. program: what `watched` runs, for messages. run, job: the run and batch job of
+    it.
     """
     if not sys.platform.startswith("linux"):
         raise Unsupported("data can be held while a process lives on Linux only", hint="dsv cache --hold 3d")

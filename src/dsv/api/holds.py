@@ -48,11 +48,10 @@ def release(
 ) -> list[HoldItem]:
     """Release holds of this user: those with these ids, or the only hold of each target.
 
-    Nothing is released unless all can be. Raises `NotFound` if there is none, `Conflict` if a target has
-    several or an id is not of this user's holds.
-
-    job: only holds taken in this batch job. every: all holds of a target, or without a target all in the
-    cache. everyone: also holds that other users took with `hold`; needs a target or an id.
+    Nothing is released unless all can be. job: only holds taken in this batch job. every: all holds of a
+    target, or without a target all in the cache. everyone: also holds that other users took with `hold`;
+    needs a target or an id. Raises `NotFound` if there is none, `Conflict` if a target has several or an id
+    is of another user.
     """
     if targets and ids:
         raise UsageError("name targets or ids, not both", hint="dsv release --id ID")
@@ -93,10 +92,9 @@ def hold(
     why: str = "",
     seconds: float | None = None,
 ) -> list[HoldItem]:
-    """Hold cached commits until they are released or for some seconds.
+    """Hold cached commits until they are released or for some seconds. Raises `NotFound` if not cached.
 
-    A target without a path means the whole commit, not its separately cached parts. Raises `NotFound` for a
-    target that is not cached.
+    A target without a path means the whole commit, not its separately cached parts.
     """
     found: list[HoldItem] = []
     with opened_cache(context, folder) as (root, finder):

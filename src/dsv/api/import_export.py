@@ -62,9 +62,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Revisions:
-    """The revisions of a source to import, each as one commit. Without any, the URL's own is imported as one
-    commit.
-    """
+    """The revisions of a source to import, each as one commit. Without any, only the URL's own."""
 
     names: Sequence[str] = ()
     every: bool = False
@@ -98,13 +96,11 @@ def import_url(
 ) -> Imported:
     """Add and replace the files at the URL at and below the target's path, as one commit.
 
-    mirror: remove files at the target's path that are not at the URL. reference: leave the files where they
-    are, and store only their location. options: how to reach an s3:// URL; None: like the store. chosen: each
-    of these revisions becomes a commit with its author, time and message, which mirrors it; those imported
-    before are skipped, and a dry run checks the last one.
-
-    Raises the errors of `edits.edit`, `NotFound` if nothing is at the URL, and `Unsupported` if a package is
-    missing.
+    mirror: remove other files at the target's path. reference: leave the files where they are, and store only
+    their location. options: how to reach an s3:// URL; None: like the store. chosen: each of these revisions
+    becomes a commit with its author, time and message, which mirrors it; those imported before are skipped,
+    and a dry run checks the last. Raises like `edits.edit`, `NotFound` if nothing is at the URL, and
+    `Unsupported` if a package is missing.
     """
     chosen = Revisions() if chosen is None else chosen
     reach = options or context.store_options(context.settings.store())
@@ -168,9 +164,8 @@ def _new_steps(
     revisions: Sequence[Revision],
     steps: Sequence[_Step],
 ) -> tuple[Edited, list[_Step]]:
-    """Return the unchanged branch, and the steps for revisions that were not imported before.
-
-    The last line of a commit's message names its revision.
+    """Return the unchanged branch, and the steps for revisions not imported before: the last line of a
+    commit's message names its revision.
     """
     request = steps[0].request
     dataset, branch, head = branch_to_edit(context, repository, target, create=request.create)
@@ -206,7 +201,7 @@ def _new_steps(
 def materialize(context: Context, url: str, target: Target, *, dry_run: bool = False) -> Imported:
     """Store the files at and below the target's path that refer to the URL or below it.
 
-    The commit and all its ids stay the same. Raises like `edits.edit`; and, after storing the others,
+    The commit and all ids stay the same. Raises like `edits.edit`, and, after storing the others,
     `IntegrityError` if a file has changed.
     """
     prefix = _prefix(context, url)
@@ -304,9 +299,7 @@ class _Importing:
         remote.read_ahead(unknown)
 
     def stored(self, uploader: Uploader, source: Source, stored: Stored) -> None:
-        """Note that a file was read and stored; from time to time, make stored files durable and save the
-        journal.
-        """
+        """Record that a file was read and stored; from time to time make that durable, with the journal."""
         file = self._of[source]
         for other in self._same[file.content_key]:
             other.stored = stored
@@ -336,17 +329,15 @@ def export(
 ) -> Exported:
     """Write a tar if the path or URL has such a name, else the target's file or folder.
 
-    A path appears only when it is complete. At a URL, files that are already there and correct are not
-    written again.
+    A path appears only when it is complete. At a URL, correct files are not written again. out: write a tar
+    to it instead, with names relative to the target's path. skip_damaged: leave out unreadable files, and
+    name them in the result; else raise `IntegrityError`. strict: raise `Conflict` if files of the target were
+    erased from the store; else write the rest. force: replace files at the URL that dsv did not write.
+    options: how to reach an s3:// URL; None: like the store.
 
-    out: write a tar to it instead, with names relative to the target's path. skip_damaged: leave out
-    unreadable files, and name them in the result; else raise `IntegrityError`. strict: raise `Conflict` if
-    files of the target were erased from the store; else write the rest. force: replace files at the URL that
-    dsv did not write. options: how to reach an s3:// URL; None: like the store.
-
-    Raises `Conflict`, with nothing written, if something that dsv did not write is in the way, if a folder is
-    at a file's path or the reverse, or if another export writes to the URL; and `Unsupported` for a name of
-    shards, a missing package, or a server that can't be written to.
+    Raises `Conflict`, with nothing written, if such files are in the way, if a folder is at a file's path or
+    the reverse, or if another export writes to the URL; and `Unsupported` for a name of shards, a missing
+    package, or a server that can't be written to.
     """
     place = None
     if out is None:

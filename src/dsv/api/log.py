@@ -44,7 +44,7 @@ Walked = tuple[CommitId, tuple[CommitId, ...], bool]
 
 
 def shown_parents(walked: Sequence[Walked]) -> dict[CommitId, tuple[CommitId, ...]]:
-    """Return for each shown commit its nearest shown ancestors, without ancestors of other ones.
+    """Return the nearest shown ancestors of each shown commit, without ancestors of other ones.
 
     walked: children precede their parents. Parents not in it are left out.
     """
@@ -89,8 +89,8 @@ def _without_ancestors(
 def follow(objects: Objects, start: CommitId, path: bytes, kept: KeptParents) -> Iterator[LogItem]:
     """Yield the commits that changed the file at this path, newest first, back to the commit that added it.
 
-    At a merge that took the file from one parent, follow that parent, else the first parent that has it.
-    Freed commits are skipped. Raises `NotFound` if the commit has no such file.
+    At a merge, follow the parent whose file it took, else the first parent that has it. Freed commits are
+    skipped. Raises `NotFound` if the commit has no such file.
     """
     from dsv.repo.history import PathHistory
     from dsv.repo.tree.read import TreeReader
@@ -208,8 +208,8 @@ class Query(msgspec.Struct, frozen=True):
 def log(context: Context, target: Target, query: Query | None = None) -> Iterator[Iterator[LogItem]]:
     """Open the commit that `target` means and its ancestors, newest first, and children before their parents.
 
-    In a workspace, a target without dataset and revision means the head of the workspace's branch. Raises
-    `NotFound` for a path that neither the commit nor an ancestor has.
+    In a workspace, no dataset and revision mean the head of its branch. Raises `NotFound` for a path that
+    none of these commits has.
     """
     query = query or Query()
     here = context.workspace_or_none() if target.dataset is None and target.rev is None else None
@@ -407,10 +407,9 @@ class MoveItem(msgspec.Struct, frozen=True):
 def reflog(
     context: Context, name: BranchPath | None = None, limit: int | None = None
 ) -> Iterator[Iterator[MoveItem]]:
-    """Open the moves of a branch (None: the workspace's), newest first; it may be deleted.
+    """Open the moves of a branch (None: the workspace's), newest first; also if it is deleted.
 
-    Reads `limit` moves and the one before them, several at the same time. Raises `NotFound` if the branch
-    never existed.
+    Reads `limit` moves and the one before them, several at a time. Raises `NotFound` if it never existed.
     """
     with context.repository() as repository:
         path = name or BranchPath(None, context.workspace().branch)

@@ -84,8 +84,8 @@ class Merged:
 def merge(context: Context, request: MergeRequest) -> Merged:
     """Publish a commit with the changes of both sides; retry if the branch moves.
 
-    Raises `MergeConflict` with all conflicts, and nothing written, if both sides changed a path and no side
-    was chosen for it.
+    Raises `MergeConflict` with all conflicts, and nothing written, for paths that both changed without a
+    choice.
     """
     return _run(context, request, "merge")
 

@@ -60,8 +60,7 @@ def output_kept(
 ) -> Iterator[Callable[[Repository], RunOutput | None]]:
     """Yield a function that commits the output, if the run requests that.
 
-    gc keeps the commit until the end of the `with` block; the record that names it must be written before
-    that.
+    gc keeps the commit until the end of the `with` block; a record must name it before.
     """
     if order.author is not None:
         writer = structs.replace(context.writer, author=order.author)
@@ -97,9 +96,8 @@ def complete_left(
     """Complete the record of a run from the files of its job in this folder; return whether that was done.
 
     False if this is left to others: the run has its record, its start is not in the store yet, not all nodes
-    have ended, or its end can't be known here. Several machines may do this at once; one of them wins.
-
-    node, attempt: of the folder, if each node has its own.
+    have ended, or its end can't be known here. Several machines may do this at once; one of them wins. node,
+    attempt: of the folder, if each node has its own.
     """
     with context.repository() as repository:
         runs = RunStore(repository.store)
@@ -140,9 +138,9 @@ def _complete_node(
 ) -> bool:
     """Send this node's part and log, and complete the record if no other node and no other attempt follows.
 
-    If only the cluster knows how the run ended, the process that asks the cluster completes the record. But
-    the output is sent, because it may be deleted with the pod, and so is the part of a job that a queue may
-    restart: the cluster keeps no data of former pods, and numbers the attempts of new pods from 1.
+    If only the cluster knows how the run ended, the process that asks it completes the record. But the output
+    is sent, because it may be deleted with the pod, and so is the part of a job that a queue may restart: the
+    cluster keeps no data of former pods, and numbers the attempts of new pods from 1.
     """
     runs = RunStore(repository.store)
     if order.log and log is None:
@@ -185,9 +183,8 @@ def _complete_node(
 
 
 def _joined(runs: RunStore, stored: StoredRun, nodes: int, lost: int) -> KeptLog | None:
-    """Return the log of all nodes, whose own logs have no secrets; None if nothing was written.
-
-    lost: the bytes of this node's output that its own log lacks.
+    """Return the joint log of the nodes, which are masked already; None if empty. lost: bytes that this
+    node's log lacks.
     """
     keeper = LogKeeper()
     keeper.add(join_logs(runs.node_logs(stored), nodes))

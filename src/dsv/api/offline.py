@@ -107,7 +107,7 @@ class LastKnownRefs(Refs):
 
 def cached_files(root: CacheRoot, dataset: DatasetName) -> Callable[[Entry], Path]:
     """Return a function that finds an entry's file in the dataset's cached commits, by path and size, and by
-    content if several differ. The reader must verify the file. Raises `Unreachable` if there is none.
+    content if several differ. The reader verifies it. Raises `Unreachable` if there is none.
     """
     folders = cache(lambda: [root.visible(place) for place in find_places(root, dataset)])
 

@@ -118,10 +118,9 @@ def _run_settings(settings: Settings, name: str) -> dict[str, Any]:
 
 
 def cache_folder(settings: Settings, pool: Pool) -> Path | None:
-    """Return the folder of the pool's cache, if this machine may see it; None for a name only its engine
-    understands.
+    """Return the folder of the pool's cache; None for a name that only its engine understands.
 
-    Raises `UsageError`, and `NotFound` for a name that is not configured.
+    It may exist only elsewhere. Raises `UsageError`, and `NotFound` for a name that is not configured.
     """
     if pool.cache is None:
         return settings.cache().path
@@ -233,9 +232,7 @@ def _engine(environ: Mapping[str, str], pool: Pool, wanted: Wanted) -> Engine:
 
 
 def _room(folder: Path, wanted: Wanted) -> tuple[int | None, str | None]:
-    """Return the free bytes on a cache's disk, and why missing data does not fit; None if the cache is
-    unreadable.
-    """
+    """Return a cache's free bytes, and why missing data does not fit; None if the cache is unreadable."""
     try:
         report = cached(folder)
     except (DsvError, OSError):
@@ -277,7 +274,7 @@ class Placing:
     offline: bool = False
 
     def choose(self, spec: JobSpec, note: Callable[[str], None]) -> Placed:
-        """Ask all pools, and note which ones were passed over. Raises `LaunchError` if none can ever run it."""
+        """Ask all pools, and note which were passed over. Raises `LaunchError` if none can ever run it."""
         wanted = self._wanted(spec)
         choice = choose_pool(report_pools(self.context, self.environ, self.pools, wanted), self.prefer)
         for passed in choice.passed_over:
@@ -285,9 +282,7 @@ class Placing:
         return self._placed(spec, choice)
 
     def order(self, placed: Placed) -> dict[str, float | None]:
-        """Return the pools that the run may use, from its present pool on, and the seconds to wait at each
-        but the last.
-        """
+        """Return the pools for the run, from its present one on, with the seconds to wait (last: None)."""
         assert placed.spec.pool is not None  # it was chosen
         waits = {pool.name: pool.wait for pool in self.pools}
         names = (placed.spec.pool.name, *placed.spec.then)
@@ -324,9 +319,7 @@ class Placing:
     def _wait_for(
         self, spec: JobSpec, pool: Pool, seconds: float | None, note: Callable[[str], None], *, queues: bool
     ) -> str | GaveUp | None:
-        """Wait until the job may be submitted. Return the reason if it will queue there; None if it can
-        start.
-        """
+        """Wait until the job may be submitted. Return why it will queue there; None if it can start."""
         wanted = self._wanted(spec)
         deadline = None if seconds is None else monotonic() + seconds
         pause, reported = _SHORTEST_PAUSE, False

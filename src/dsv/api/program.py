@@ -78,9 +78,7 @@ class Change:
 
 
 class Store:
-    """The datasets of one store. `dsv.store` makes it; it opens nothing before it is needed, and can be
-    pickled.
-    """
+    """The datasets of one store, made by `dsv.store`. Opens nothing before it is needed. Can be pickled."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -93,8 +91,7 @@ class Store:
     def open(self, target: str) -> Commit:
         """Return the commit that `DATASET[@REV]` names, or in a workspace `@REV`.
 
-        The store is asked once, when data of the commit is first read: later moves of a branch change
-        nothing.
+        The store is asked once, at the first read: later moves of a branch change nothing.
         """
         parsed = Target.parse(target)
         if parsed.path is not None or not target:
@@ -109,11 +106,9 @@ class Store:
     def edit(
         self, target: str, *, message: str = "", create: bool = False, allow_removals: bool = False
     ) -> Edits:
-        """Return a context that publishes one commit on the branch `DATASET[@BRANCH]` if it ends without an
-        error.
+        """Return a context that publishes one commit on `DATASET[@BRANCH]` if it ends without an error.
 
-        create: make the dataset if it does not exist. allow_removals: allow removing more than half of its
-        files.
+        create: make a missing dataset. allow_removals: allow removing more than half of its files.
         """
         return Edits(self._connection, Target.parse(target), message, create, allow_removals)
 
@@ -131,12 +126,10 @@ class Store:
         sort: str | None = None,
         limit: int | None = None,
     ) -> list[RunView]:
-        """Return the records of runs, newest first: of this dataset, or else of the workspace's, or else of
-        all.
+        """Return the records of runs, newest first: of this dataset, else of the workspace's, else of all.
 
-        where: conditions such as `metrics.acc>0.9`, which must all hold. sort: a key, as for `dsv runs
-        --sort`. Raises `UsageError` for a key that no record has, `NotFound` for a dataset that does not
-        exist.
+        where: conditions such as `metrics.acc>0.9`; all must hold. sort: a key, as for `dsv runs --sort`.
+        Raises `UsageError` for a key that no record has, `NotFound` for a missing dataset.
         """
         from dsv.api.runs import open_runs
         from dsv.run.listing import Filter, Query
@@ -150,7 +143,7 @@ class Store:
 class Commit:
     """A commit and its files, which are read from the store when needed and verified against their ids.
 
-    Threads may share it. A copy in another process, made by pickling or by a fork, opens the store itself.
+    Threads may share it. A copy in another process, made by pickling or a fork, opens the store itself.
     """
 
     def __init__(self, connection: Connection, target: Target, found: Resolved | None = None) -> None:
@@ -170,9 +163,7 @@ class Commit:
 
     @property
     def id(self) -> str:
-        """64 hex digits. Raises `NotFound`, `Unreachable`, `Denied`, like all members that have to look it
-        up.
-        """
+        """64 hex digits. Raises `NotFound`, `Unreachable`, `Denied`, like all members that look it up."""
         return str(self._resolved.commit)
 
     @property
@@ -211,9 +202,7 @@ class Commit:
         return tuple(self._other(one) for one in self._record.parents)
 
     def log(self, *paths: str, limit: int | None = None) -> list[Commit]:
-        """Return this commit and its ancestors, newest first; if paths are given, only those that changed
-        them.
-        """
+        """Return this commit and its ancestors, newest first; only those that changed the paths, if any."""
         from dsv.api.log import Query, log
 
         query = Query(limit=limit, paths=tuple(map(_raw, paths)))
@@ -236,7 +225,7 @@ class Commit:
             ]
 
     def cache(self, path: str = "", *, hold: str | float | None = None) -> Path:
-        """Cache the commit, or the files at or below a path, as read-only files, and return their folder.
+        """Cache the commit, or the files at or below a path, read-only, and return their folder.
 
         hold: how long they are kept in any case, such as `3d` or in seconds.
         """
@@ -251,16 +240,14 @@ class Commit:
         return item.path
 
     def export(self, to: str | os.PathLike[str], path: str = "") -> None:
-        """Write the files at and below a path to a folder, a tar (by its name) or a URL, like `dsv export`."""
+        """Write the files at and below a path to a folder, tar (by its name) or URL, like `dsv export`."""
         from dsv.api.import_export import export
 
         export(self._connection.reading, self._pinned(path), os.fspath(to))
 
     def info(self, path: str, *, follow: bool = False) -> Info:
-        """Return the entry at a path; symlinks are not followed. Raises `NotFound`.
-
-        follow: return the file that symlinks lead to, with its own path. Raises `UsageError` if that is a
-        folder.
+        """Return the entry at a path. Raises `NotFound`. follow: if it is a symlink, return the file that it
+        leads to, with its own path; raises `UsageError` for a folder.
         """
         raw, tree = _raw(path), self._tree
         with self._opened.explaining():
@@ -301,9 +288,7 @@ class Commit:
             waiting += [posixpath.join(here, name) for name in reversed(folders)]
 
     def glob(self, pattern: str) -> list[str]:
-        """Return the matching paths, folders too, in tree order. `*` and `?` match no slash, `**/` any
-        folders.
-        """
+        """Return matching paths, also folders, in tree order. `*`, `?` match no slash, `**/` any folders."""
         raw, tree = _raw(pattern), self._tree
         if not is_pattern(raw):
             with self._opened.explaining():
@@ -321,10 +306,9 @@ class Commit:
             return [_text(one) for one, matches in found.items() if matches]
 
     def open(self, path: str, *, buffer_size: int = 1 << 17) -> io.BufferedReader:
-        """Open a seekable file to read its bytes. Symlinks within the commit are followed.
-
-        Only chunks (about 1 MiB) that are needed are fetched, and some MB ahead if the file is read
-        sequentially. Raises `NotFound`, and `UsageError` for a folder.
+        """Open a seekable file to read its bytes. Symlinks within the commit are followed. Only needed chunks
+        (about 1 MiB) are fetched, and some MB ahead in a sequential read. Raises `NotFound`, and `UsageError`
+        for a folder.
         """
         from dsv.api.reading import FileReader
 
@@ -334,22 +318,18 @@ class Commit:
         )
 
     def read_bytes(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Return a file's bytes, or those of `[start:stop]`; negative numbers count from the end. Raises like
-        `open`.
-        """
+        """Return a file's bytes `[start:stop]`; negative numbers count from the end. Raises like `open`."""
         return self.read_ranges([(path, start, stop)])[0]
 
     def read_many(self, paths: Iterable[str]) -> dict[str, bytes]:
         """Return the bytes of many files, by path, in the order given. Files stored side by side are read
-        with one request, in any order. Raises like `open`; then nothing is returned.
+        with one request, in any order. Raises like `open`, with nothing returned.
         """
         wanted = dict.fromkeys(paths)
         return dict(zip(wanted, self.read_ranges([(path, 0, None) for path in wanted]), strict=True))
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int | None]]) -> list[bytes]:
-        """Return the bytes of each `(path, start, stop)`, like `read_bytes`, with as few requests as
-        `read_many`.
-        """
+        """Return bytes like `read_bytes` for each `(path, start, stop)`; few requests, like `read_many`."""
         layouts = self._layouts([path for path, _, _ in ranges])
         asked: list[tuple[Layout, int, int]] = []
         for layout, (_, start, stop) in zip(layouts, ranges, strict=True):
@@ -358,8 +338,8 @@ class Commit:
         return self._opened.read(asked, self._resolved.dataset)
 
     def samples(self, *patterns: str, window: int = 4 << 30, cache: bool | Literal["fill"] = True) -> Samples:
-        """Return files for training: those at and below paths, or that match patterns as in `glob`; by
-        default all. Symlinks and erased files are left out.
+        """Return files for training: at and below paths, or matching patterns as in `glob`; by default all.
+        Symlinks and erased files are left out.
 
         window: bytes of memory that all processes on a host share. cache: read the cache's files if the
         commit is cached; `fill`: a loader also fills it. Raises `NotFound` if there is no such file.
@@ -369,7 +349,7 @@ class Commit:
         return open_samples(CommitSource(self._connection, self._resolved), patterns, window, cache)
 
     def _chunks(self, path: str, start: int, stop: int) -> tuple[int, bytes]:
-        """Return the chunks that have the bytes from `start` up to `stop`, and the offset of the first chunk."""
+        """Return the chunks with the bytes from `start` to `stop`, and the offset of the first chunk."""
         layout = self._layout(path)
         parts = [*layout.parts(start, stop)]
         if not parts:
@@ -472,11 +452,10 @@ class Edits:
         self._done: Edited | None = None
 
     def put(self, path: str, content: bytes | os.PathLike[str] | BinaryIO, *, replace: bool = True) -> None:
-        """Add or replace a file by bytes, a local file or an open file; or merge a local folder into a
-        folder.
+        """Put bytes, a local file, an open file, or a local folder, which is merged into an existing one.
 
-        Content that is not bytes is read when the block ends. path: if it ends with a slash, a folder into
-        which the content is put under its own name. replace: if false, existing paths are left unchanged.
+        Content that is not bytes is read when the block ends. path: with a trailing slash, a folder that gets
+        the content under its own name. replace: if false, existing paths are left unchanged.
         """
         from dsv.api.edits import Put
 

@@ -40,9 +40,7 @@ if TYPE_CHECKING:
     from dsv.training.samples import Index, Samples
 
 _TREES, _SEGMENTS, _LAYOUTS = 16, 64, 32
-"""How many recently used ones are kept: a decoded segment has about 1 MB, the layout of a file of 64 GiB 5
-MB.
-"""
+"""How many recent ones are kept: a segment takes about 1 MB, the layout of a file of 64 GiB 5 MB."""
 
 
 class KeptSegments:
@@ -135,7 +133,7 @@ class _Process:
 
 
 _processes = [_Process()]
-"""The last is this process's. The others belong to the processes that it was forked from, and are never
+"""The last is this process's. Those before it are of the processes that it was forked from, and are never
 closed: their locks may be held by threads that do not exist here.
 """
 
@@ -148,9 +146,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def opened(context: Context, target: Target | None = None) -> Opened:
-    """Return the repository of the current store, opened at the first call in this process. Raises like
-    `open_to_read`.
-    """
+    """Return this process's repository of the current store, and open it once. Raises like `open_to_read`."""
     if _processes[-1].pid != os.getpid():  # forked without Python's hooks
         _after_fork()
     process = _processes[-1]

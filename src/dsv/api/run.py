@@ -48,8 +48,8 @@ class _Staging:
     """The store and the cache of one pool, as `dsv.run.staged.Staging` needs them.
 
     Each target is resolved only once, because a branch may move between resolving and staging. `opened`
-    closes this object. `sessions` collects the sessions that protect the code from gc until a record in the
-    store names it.
+    closes this object. `sessions` collects the sessions that protect the code from gc until a record names
+    it.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class _Staging:
         return target if one is None else Target(one.dataset, Rev(str(one.commit)), target.path)
 
     def commit_code(self, folder: Path) -> CommitId | None:
-        """Commit the code. Return None if this user can't write to the store now: a run does not need that."""
+        """Commit the code. Return None if this user can't write to the store now: a run may lack that."""
         why = "a run with --offline asks no store"
         if not self._offline:
             try:
@@ -148,9 +148,8 @@ def run(
 ) -> RunView:
     """Stage the data in this cache, run the job, keep its record, and wait for all of that.
 
-    offline: do not ask the store; a later run sends the record. signals, grace, announce: like in
+    offline: do not ask the store; a later run sends the record. signals, grace, announce, and errors: see
     `supervisor.run`. placing: chooses the run's pool, and so its cache. force: commit code of any size.
-    Raises the errors of `supervisor.run`.
     """
     with as_launch_error(), ExitStack() as opened:
         sessions: list[Session] = []
@@ -217,11 +216,10 @@ def dry_run(
     placing: Placing | None = None,
     force: bool = False,
 ) -> tuple[Plan, JobSpec]:
-    """Return the plan that `run` would submit, except the run's id, and the spec with the settings of its
-    pool.
+    """Return the plan that `run` would submit, except the run's id, and the spec with its pool's settings.
 
     Nothing is fetched or started. Code that a cluster's machines read from the store is committed, because
-    the plan could not be submitted without it. force: also if it is large.
+    the plan could not be submitted without it. force: commit code of any size.
     """
     with as_launch_error(), ExitStack() as opened:
         if placing is not None:
@@ -270,8 +268,7 @@ _MOST: Final = 96 << 10
 def store_access(store: StoreChoice, options: StoreOptions) -> StoreAccess:
     """Return what a job's machine needs to reach the store. Raises `UsageError`, `NotFound`, `Denied`.
 
-    A profile's address is passed on, but not its credentials, and never a private key, even if the
-    certificate file has one.
+    The address in a profile is passed on, but never its credentials or a private key in the certificate file.
     """
     folders = tuple(each for each in (store.url, store.names) if each is not None and "://" not in each)
     if store.name is None:
@@ -333,7 +330,7 @@ def open_sweep(
     placing: Placing | None = None,
     force: bool = False,
 ) -> Iterator[SweepDriver]:
-    """Yield a driver that can start runs: commits and code are found, and data is held if the runs are local.
+    """Yield a driver that can start runs: commits and code are found, and data of local runs is held.
 
     The caller is `driving` the sweep. start: starts one run. watch: called with a run's number, and its id
     when it has started, or its record when it has ended.

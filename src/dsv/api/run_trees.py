@@ -70,8 +70,8 @@ def commit_sources(
     """Store the contents, then the commit.
 
     The session is open, so that gc keeps the commit; the caller closes it when a record names the commit.
-    unread: called with the files that could not be read, if any; if it does not raise, they are left out.
-    branch: the branch in the commit's fields.
+    unread: called with unreadable files, if any; if it does not raise, they are left out. branch: for the
+    commit's fields.
     """
     with Session.open(repository, context.writer) as session, Uploader(session) as uploader:
         problems = save_sources(uploader, [source for _, source in found], context.progress)
@@ -100,8 +100,7 @@ CODE_BRANCH: Final = BranchName("code")
 def commit_code(
     context: Context, repository: Repository, dataset: DatasetName, folder: Path, *, force: bool = False
 ) -> tuple[CommitId, Session]:
-    """Commit the folder, except the paths that `.gitignore` and `.dsvignore` exclude, and return the commit's
-    id.
+    """Commit the folder, except what `.gitignore` and `.dsvignore` exclude, and return the commit's id.
 
     The session is open, so that gc keeps the commit; the caller closes it when a record names the commit. The
     same code gives the same commit for every user and time. force: allow more than `LARGEST`. Raises
@@ -154,7 +153,7 @@ def _code_sources(folder: Path) -> list[tuple[bytes, Source]]:
 
 
 def _work_tree(folder: Path) -> Path:
-    """Return the top of the Git work tree around a folder, whose `.gitignore` applies too; else the folder."""
+    """Return the top of the Git work tree around a folder, whose .gitignore applies; else the folder."""
     real = folder.resolve()
     for each in (real, *real.parents):
         if (each / ".git").exists():
@@ -191,8 +190,7 @@ def commit_output(
 ) -> RunOutput:
     """Commit the output of a run, except paths that no commit can hold, and return the commit or the error.
 
-    opened: gets the session that keeps the commit; close it when the record that names the commit is being
-    sent.
+    opened: gets the session that keeps the commit; close it when the record that names it is being sent.
     """
     note = context.progress.note
     note("sending the output to the store")
@@ -371,9 +369,7 @@ class Output:
 
 
 def _unchanging(file: BinaryIO, item: _Item, folder: Path) -> Iterator[bytes]:
-    """Yield the content of the file. Raises `Conflict` at its end if it has changed since the folder was
-    listed.
-    """
+    """Yield a file's content. Raises `Conflict` at its end if it has changed since the listing."""
     while piece := file.read(_PIECE):
         yield piece
     info = os.fstat(file.fileno())
@@ -463,8 +459,8 @@ def _open(path: Path) -> BinaryIO:
 def copy_output(repository: Repository, record: RunRecord, to: Path, progress: Progress) -> Copied:
     """Copy the output to a folder, which appears when it is complete.
 
-    An interrupted copy is continued from its temporary folder beside the target. Raises `Conflict` if the run
-    has not ended, or if the folder has other content; `NotFound` if the output can't be reached from here.
+    An interrupted copy is continued from its folder beside the target. Raises `Conflict` if the run has not
+    ended, or the folder has other content; `NotFound` if the output can't be reached from here.
     """
     if not record.state.is_terminal:
         raise Conflict(

@@ -52,11 +52,9 @@ class Runs:
         query: Query | None = None,
         skipped: Callable[[DsvError], None] = lambda _: None,
     ) -> list[RunView]:
-        """Return the runs on a dataset (None: the workspace's, or else all), newest first, or as the query
-        orders.
+        """Return the runs on a dataset (None: the workspace's, or else all), newest first or as queried.
 
-        skipped: like in `list_runs`. Raises `NotFound` for a dataset that does not exist, and the errors of
-        `Query.choose`.
+        skipped: see `list_runs`. Raises like `Query.choose`, and `NotFound` for a missing dataset.
         """
         query = query or Query()
         most, known = None if query.needs_all else query.limit, self.marks.known()
@@ -66,9 +64,7 @@ class Runs:
         return query.choose(views) if query.needs_all else views
 
     def sweep(self, text: str) -> SweepView:
-        """Return a sweep, by its id, the last four or more characters of it, or its name. Raises `NotFound`,
-        `UsageError`.
-        """
+        """Return a sweep, by its id, the last 4 or more characters of it, or its name. Raises like `show`."""
         since = ""
         with suppress(UsageError):
             since = SweepId.parse(text).begun
@@ -82,9 +78,7 @@ class Runs:
         return SweepNotes(self.repository.store, dataset, sweep)
 
     def unfinished(self, text: str) -> tuple[SweepView, int]:
-        """Return a sweep with runs that were not started, and the turn of its next driver. Raises `NotFound`,
-        `UsageError`.
-        """
+        """Return a sweep with unstarted runs, and the turn of its next driver. Raises like `show`."""
         view = self.sweep(text)
         turn = self.notes(view.dataset, view.id).next_turn() if view.not_begun else 0
         view = self.sweep(view.id)  # the previous driver may have started some since then
@@ -113,10 +107,7 @@ class Runs:
             raise error from None
 
     def stored(self, texts: Sequence[str], dataset: DatasetName | None = None) -> list[StoredRun]:
-        """Return the keys of the runs that these texts mean, each once, even if a record can't be read.
-
-        Raises `NotFound`, `UsageError`.
-        """
+        """Return the keys of the runs that `texts` mean, each once; records may be unreadable."""
         found: dict[StoredRun, None] = {}
         places = [dataset] if dataset is not None else list(self.repository.refs.datasets())
         for text in texts:
@@ -139,7 +130,7 @@ class Runs:
     def delete(self, chosen: Sequence[StoredRun], *, force: bool = False) -> None:
         """Delete runs permanently; gc then removes their code and output.
 
-        Raises `Conflict`, with nothing deleted, unless `force`, if the store has no end of a run.
+        Raises `Conflict`, with nothing deleted, for a run that has not ended in the store, unless `force`.
         """
         alive = [one.run for one in chosen if RECORD not in one.parts]
         if alive and not force:
@@ -163,9 +154,7 @@ class Runs:
             return None
 
     def settle(self, views: Iterable[RunView]) -> list[RunView]:
-        """Return the same runs as their clusters report them now. Complete records that no other process
-        completes.
-        """
+        """Return the runs as clusters report them now. Complete records that no other process completes."""
         completer = self._completer()
         settled = []
         for view in views:

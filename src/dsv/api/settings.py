@@ -72,8 +72,7 @@ class StoreChoice(msgspec.Struct, frozen=True):
 
     @property
     def called(self) -> str:
-        """Return the text by which a workspace refers to the store: by name, the store's options apply, also
-        later.
+        """Return what a workspace stores: the name, so that it follows changes of the store's settings.
 
         Raises `UsageError` if a folder's name is not UTF-8.
         """
@@ -181,9 +180,7 @@ class Settings(msgspec.Struct, frozen=True):
         return StoreChoice(self._location(setting), setting.origin)
 
     def place_of_names(self) -> Setting | None:
-        """Return the configured location of the current store's names; None if the store itself has them.
-        Raises like `store`.
-        """
+        """Return where the settings put the current store's names; None: in itself. Raises like `store`."""
         choice = self.store()
         if choice.names is None or choice.names_origin is None:
             return None
@@ -298,9 +295,7 @@ def no_folder(setting: Setting) -> UsageError:
 
 
 def is_engines_key(key: str) -> bool:
-    """Return whether a pool's engine reads this key, such as `pools.a100.slurm.partition`; only it knows
-    valid values.
-    """
+    """Return whether only a pool's engine knows this key and its values: `pools.a100.slurm.partition`."""
     table, *rest = key.split(".")
     return table == "pools" and len(rest) == 3 and all(rest)
 

@@ -45,8 +45,8 @@ def listed_epochs(store: Store) -> set[tuple[int, str]]:
 def read_consistently(
     context: Context, look: Callable[[Repository], T], is_right: Callable[[T], bool] = lambda _: True
 ) -> T:
-    """Return the result of `look`. If it lacks something, and a garbage collection ran during it, which may
-    be the cause, try again. Raises `Conflict` if that happens each time.
+    """Return what `look` finds. Retry if something is missing and a garbage collection ran at the same time,
+    which may have removed it. Raises `Conflict` if that happens each time.
     """
     for _ in range(_TIMES):
         with context.repository() as repository:
@@ -70,7 +70,7 @@ def read_consistently(
 
 @contextmanager
 def room(context: Context) -> Iterator[Path]:
-    """A folder for ids, beside the local copies of metadata: the system's temporary folder may be in memory."""
+    """A folder for ids, beside the local copies of metadata: temporary folders may be in memory."""
     try:
         context.metadata.mkdir(parents=True, exist_ok=True)
         above = tempfile.TemporaryDirectory(
@@ -87,9 +87,7 @@ Kind = Literal["dataset", "branch", "commit", "range", "folder", "trees", "expir
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """The space that something uses. Bytes are those in packs, with locators and table rows; `original` ones
-    are before compression.
-    """
+    """The space that something uses: bytes in packs, with locators and rows; `original`: uncompressed."""
 
     name: str
     kind: Kind
@@ -139,9 +137,9 @@ def usage(
 ) -> Usage:
     """Measure each `[DATASET][@REV]` or `[DATASET]@REV..REV`; by default the store and each of its datasets.
 
-    A branch means all commits of its history, a tag or an id that commit alone, a range the commits of its
-    end that its start does not have. depth: measure the folders of one target instead. only_unused: the store
-    without datasets.
+    A branch means its whole history, a tag or an id that commit alone, a range the commits of its end that
+    its start does not have. depth: measure the folders of one target. only_unused: the store without
+    datasets.
     """
     if depth is not None and len(texts) != 1:
         raise UsageError("--by-folder measures one target", hint="dsv du DATASET@REV --by-folder 1")
@@ -305,8 +303,8 @@ def undo_expire(
 ) -> list[ExpiryItem]:
     """Keep commits again: these, or all of the last expiry. Return those that were expired.
 
-    Raises `NotFound` for a commit that the dataset does not have, and `Conflict` if gc has removed the
-    content of one; the others are kept again nevertheless.
+    Raises `NotFound` for a commit that is not the dataset's, and `Conflict` if gc has removed the content of
+    one; the others are kept nevertheless.
     """
     with context.repository() as repository:
         refs, objects = repository.refs, repository.objects
@@ -475,7 +473,7 @@ def _check(repository: Repository, found: Measured) -> None:
 
 
 def _estimate(repository: Repository, found: Measured, names: Counts, all_counts: Counts) -> Requests:
-    """Index files and trees are read once. Before a deletion, names are listed again and partly read again."""
+    """Index files and trees are read once. Before a deletion, names are listed and partly read again."""
     from dsv.upkeep.roots import list_all
 
     plan, listed = found.plan, repository.objects.indexes.listed
@@ -514,7 +512,7 @@ class Collection:
 
 
 def collect(context: Context, options: Options) -> Collection:
-    """Delete data that is not needed, or continue an earlier garbage collection.
+    """Delete data that is not needed, or continue an earlier collection.
 
     Raises `Conflict` if it waited too long for sessions, and the errors of `Collector.run`.
     """

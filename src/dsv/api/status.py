@@ -68,7 +68,7 @@ class BranchPosition(msgspec.Struct, frozen=True):
 
 
 def fetch_position(context: Context, workspace: Workspace, base: CommitId | None) -> None:
-    """Ask the store for `branch_position`. Raises `Unreachable`, and `NotFound` if the branch does not exist."""
+    """Ask the store for `branch_position`. Raises `Unreachable`, and `NotFound` for a missing branch."""
     from dsv.repo.history import distance
 
     with context.bound_repository(workspace) as repository:
@@ -153,9 +153,7 @@ def _forecast(workspace: Workspace, compared: _Compared, branch: BranchPosition,
 def _by_branch(
     workspace: Workspace, branch: BranchPosition, author: str, reasons: list[str], *, differs: bool
 ) -> tuple[list[str], bool, list[str]]:
-    """Return the commands before the sync, whether it makes a branch, and the commands after it; add to
-    `reasons`.
-    """
+    """Return commands before the sync, if it makes a branch, and commands after it; add to `reasons`."""
     name, merge = workspace.branch, f"dsv merge NAME --into {workspace.branch}"
     match branch.position:
         case Position.DIVERGED:
@@ -228,11 +226,10 @@ def status(
 ) -> Status:
     """Compare the workspace (or these paths of it) with its base.
 
-    The store is asked only for data that is not kept locally, so it usually need not be reachable. The
-    branch's position is the one that the store reported last; `fetch` asks for it now, and raises
-    `Unreachable`. Files are read only if their stats leave a doubt, or always with `rehash`. author: returns
-    who would sign a sync, if not the context's writer; called only if the branch's rule names who may move
-    it. renames: detect them, which reads a few new files.
+    The store is asked only for data that has no local copy. The branch's position is the one that the store
+    reported last; `fetch` asks for it now, and raises `Unreachable`. Files are read only if their stats leave
+    a doubt, or always with `rehash`. author: returns the signer of a sync, if not the context's writer;
+    called only if the branch's rule names who may move it. renames: detect them, which reads a few new files.
     """
     workspace = context.workspace()
     base = workspace.base()

@@ -52,7 +52,7 @@ def merge_index_files(context: Context) -> Merged:
 
 
 def create_repository(context: Context, store: Store, *, single_writer: bool) -> Repository:
-    """Test that each location of the store gives the guarantees that its use needs, then make a repository."""
+    """Test that each location of the store gives the guarantees for its use; then make a repository."""
     split = split_of(store)
     if split is not None and single_writer:
         raise UsageError(
@@ -88,9 +88,7 @@ def create_repository(context: Context, store: Store, *, single_writer: bool) ->
 
 
 def make_place(context: Context, split: OpenStore) -> None:
-    """Make the folder for new names if it does not exist. Not for existing names: their missing folder is a
-    missing mount.
-    """
+    """Make the folder for new names. Existing names whose folder is missing are on a missing mount."""
     if isinstance(split.names, Unavailable):
         options = context.store_options(context.settings.store())
         split.names = open_names(split.names.url, options, create=True)
@@ -125,9 +123,9 @@ def prove_names(store: Store, *, single_writer: bool = False) -> Proof:
 def rebuild_names(context: Context, *, dry_run: bool = False) -> tuple[list[FoundCommit], str]:
     """Make a branch of each line of commits in the store, at the location configured for its names.
 
-    Return all commits of the store with the branches that were, or would be, made, and the location. It must
-    be empty, or have the output of an interrupted call; the last write makes it usable. Raises `UsageError`
-    if no location is configured, `Conflict` if it has names, `Unsupported` if it can't hold any.
+    Return all commits, with the branches that were, or would be, made, and the location. It must be empty, or
+    have the output of an interrupted call; the last write makes it usable. Raises `UsageError` if no location
+    is configured, `Conflict` if it has names, `Unsupported` if it can't hold any.
     """
     with context.store() as store:
         split = split_of(store)
@@ -243,10 +241,9 @@ class MovedNames:
 
 
 def move_names(context: Context, place: str) -> MovedNames:
-    """Move the names of the current store to another location: a folder, a bucket, or the data's own
-    location.
+    """Move the names of the current store to a folder, to a bucket, or to the data's own location.
 
-    No other process may write during this. If this is interrupted, the same call finishes it; a call with the
+    No other process may write during this. If it is interrupted, the same call finishes it; a call with the
     present location undoes it. Raises `Conflict` if another process wrote or moves them elsewhere, or if the
     location has other names, and `Unsupported` if it can't hold any.
     """
@@ -276,9 +273,7 @@ def move_names(context: Context, place: str) -> MovedNames:
 
 
 def _copied(move: NamesMove) -> int:
-    """Copy the names and return the number of keys. Undo a move begun here if another process wrote, or if
-    the location can't hold the names.
-    """
+    """Copy the names and return the number of keys. On a `Conflict`, undo a move that was begun here."""
     first = move.begin()
     try:
         copied = move.copy()
@@ -292,9 +287,7 @@ def _copied(move: NamesMove) -> int:
 
 
 def _find(places: OpenStore) -> tuple[Format, FormatEntry | None]:
-    """Follow the names to their last complete location. Return the format log there, and the move that was
-    decided there and is unfinished.
-    """
+    """Follow the names to their last complete location. Return its format log and unfinished move."""
     named = places.names
     layout = read_layout(places)
     if layout.has(DATA_ELSEWHERE) or not layout.has(NAMES_ELSEWHERE):
@@ -317,9 +310,7 @@ def _below(places: OpenStore) -> str:
 
 
 def _target(places: OpenStore, wanted: str, log: Format, decided: FormatEntry | None) -> str:
-    """Return the log's name of the location. Below the data it is new each time, because old names remain
-    there.
-    """
+    """Return the location as the log has it. Below the data it is always new: old names remain there."""
     under_way = decided or (log.entries[-1] if log.has(NAMES_MOVING) else None)
     going = None if under_way is None else under_way.names
     target = wanted
@@ -370,9 +361,9 @@ def find_heads(commits: Iterable[tuple[CommitId, Commit]]) -> list[FoundCommit]:
     """Return every commit, by dataset and newest first.
 
     The commits made for one branch form lines. The newest commit that is no parent of another becomes the
-    branch's head. Each further such commit becomes the head of a branch `BRANCH-<12 digits of its id>`,
-    unless a commit of another branch has it as a parent. Commits of stores too old to record datasets count
-    as made for the main branch of `RECOVERED`, where lines of several datasets become branches.
+    branch's head. Each further one becomes the head of a branch `BRANCH-<12 digits of its id>`, unless a
+    commit of another branch has it as a parent. Commits of stores too old to record datasets count as made
+    for the main branch of `RECOVERED`, where lines of several datasets become branches.
     """
     known = dict(commits)
     made_for: dict[tuple[DatasetName, BranchName], list[CommitId]] = {}

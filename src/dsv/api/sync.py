@@ -39,8 +39,8 @@ def open_to_publish(
 ) -> Iterator[OpenWorkspace]:
     """Open and lock the workspace for a command that publishes on `branch` (None: the workspace's).
 
-    borrows: files are written here, and read from this machine's caches before the store is asked. Raises
-    `Conflict` if another command is running in the workspace, or the workspace belongs to another store.
+    borrows: read files to write here from this machine's caches before the store. Raises `Conflict` if
+    another command is running in the workspace, or it belongs to another store.
     """
     with context.workspace().locked(command) as (workspace, lock), context.store() as store:
         target = Target(workspace.dataset, Rev(branch or workspace.branch))
@@ -57,7 +57,7 @@ def open_to_publish(
 
 @contextmanager
 def open_to_write(context: Context, command: str) -> Iterator[OpenWorkspace]:
-    """Open the workspace for a command that only writes files here; the store may be read from local copies."""
+    """Open the workspace for a command that only writes files here; the store's local copies may suffice."""
     with (
         context.workspace().locked(command) as (workspace, lock),
         context.bound_repository(workspace) as repository,
@@ -67,7 +67,7 @@ def open_to_write(context: Context, command: str) -> Iterator[OpenWorkspace]:
 
 
 def check_no_cache(folder: Path, hint: str) -> None:
-    """Raise `Conflict` if a folder is in a cache: its files are shared by all users, and deleted when unused."""
+    """Raise `Conflict` if a folder is in a cache, whose files are shared, and deleted when unused."""
     for above in (folder.resolve(), *folder.resolve().parents):
         if (above / SETTINGS_FILE).exists():
             raise Conflict(f"{folder} lies in the cache {above}", subject=str(folder), hint=hint)
@@ -132,10 +132,10 @@ class Synced:
 def sync(context: Context, request: SyncRequest) -> Synced:
     """Commit the workspace (or some paths of it) and publish it on its branch.
 
-    All data of the base and of the new commit is in the store afterwards: base data that the store has lost
-    is uploaded again from here. Raises `Conflict` if the branch is not at the base, even if nothing changed
-    here, if another sync is running, or if too much would be removed; `NotFound` for a missing branch or
-    path; and `Unsupported` with a list of all paths that can't be stored.
+    The store then has all of it: base data that the store has lost is uploaded again from here. Raises
+    `Conflict` if the branch is not at the base, even if nothing changed here, if another sync is running, or
+    if too much would be removed; `NotFound` for a missing branch or path; and `Unsupported` with a list of
+    all paths that can't be stored.
     """
     with (
         open_to_publish(context, "dsv sync", request.branch) as opened,
@@ -224,7 +224,7 @@ def _synced(
 
 
 def chosen_by(tree: TreeReader | None, only: Sequence[str]) -> SparsePatterns:
-    """Return the patterns of `--only`: each adds paths, or leaves them out if it begins with `!`.
+    """Return the patterns of `--only`, in order: each adds paths, or with a `!` excludes them.
 
     Raises `NotFound` for a pattern that matches nothing.
     """
@@ -287,10 +287,10 @@ class Sparse:
 
 
 def sparse_add(context: Context, texts: Sequence[str]) -> Sparse:
-    """Add the paths that match these patterns to the workspace. If this is killed, the same call finishes it.
+    """Add paths that match the patterns to the workspace. If this is killed, the same call finishes it.
 
     Raises `NotFound` for a pattern that matches nothing, and `Conflict`, with nothing written, if something
-    is in the way, or if another command was interrupted.
+    is in the way or another command was interrupted.
     """
     with open_to_write(context, "dsv sparse add") as opened:
         workspace, base = opened.workspace, opened.proven_base()
@@ -319,11 +319,9 @@ def sparse_add(context: Context, texts: Sequence[str]) -> Sparse:
 
 
 def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
-    """Remove the paths that match these patterns from the workspace, not from the dataset.
-
-    If this is killed, the same call finishes it. Raises `Conflict`, with nothing removed, if one of them was
-    changed here, and `NotFound` for a pattern that is not one of the workspace's and matches nothing in the
-    base.
+    """Remove paths that match the patterns from the workspace, not from the dataset. If this is killed, the
+    same call finishes it. Raises `Conflict`, with nothing removed, if such a path was changed here, and
+    `NotFound` for a pattern that is not the workspace's and matches nothing in the base.
     """
     with open_to_write(context, "dsv sparse remove") as opened:
         workspace, base = opened.workspace, opened.proven_base()

@@ -211,9 +211,8 @@ def erase(
     """Erase contents in every commit of the store.
 
     show: gets the plan and the paths that share content, before anything is refused. confirm: raises if the
-    user refuses. Raises `NotFound`, `Denied`, the errors of reading, and `Conflict` if other paths share the
-    content and the request does not say what to do with them, or if the store changed while the user was
-    asked.
+    user refuses. Raises `NotFound`, `Denied`, the errors of reading, and `Conflict` if other paths share
+    content and `request` does not decide about them, or if the store changed while the user was asked.
     """
     with context.repository() as repository:
         repository.format.check(repository.store.url, writing=not request.dry_run)

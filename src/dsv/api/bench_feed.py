@@ -128,8 +128,6 @@ def find_load(model: str, accelerator: str | None) -> Load:
 
 @dataclass(frozen=True, slots=True)
 class FeedRequest:
-    """The options of a measurement."""
-
     load: Load
     source: str
     """`store`, `cache` or `folder`."""

@@ -160,7 +160,6 @@ class _Accelerators:
         self._before = (0.0, 0.0)
 
     def run(self) -> dict[str, object]:
-        """Start the workers, train, and end them."""
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         what = self._what

@@ -67,7 +67,6 @@ class BranchItem(msgspec.Struct, frozen=True):
     """The author of the commit; `time_ms` is the commit's time."""
     time_ms: int | None
     moved_by: str
-    """The author of the last move."""
     moved_ms: int
     followed: bool
     """The current workspace follows the branch."""

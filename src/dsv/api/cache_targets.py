@@ -135,7 +135,6 @@ class Found(msgspec.Struct, frozen=True):
     resolved: Resolved | None = None
     """The store's answer, if it was asked."""
     tag: TagName | None = None
-    """The tag that named the commit."""
 
     @property
     def place(self) -> Place:

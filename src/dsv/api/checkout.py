@@ -56,7 +56,6 @@ class Updated(Counts):
     without_effect: tuple[bytes, ...] = ()
     """Paths for which a side was chosen although they had no conflict."""
     merged: Sequence[Settled] = ()
-    """Files that were merged from both sides."""
 
     @property
     def any_change(self) -> bool:

@@ -38,8 +38,6 @@ from dsv.workspace.workspace import DOT_FOLDER, Workspace, is_vacant
 
 @dataclass(frozen=True, slots=True)
 class Initialized:
-    """The result of `init`."""
-
     dataset: DatasetName
     store: str
     root: Path

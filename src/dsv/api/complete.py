@@ -107,7 +107,6 @@ class Names:
         yield from _rows(sorted(list_names(state / "sweeps"), reverse=True), "")
 
     def keys(self) -> Rows:
-        """Yield the settings that `dsv config` accepts."""
         yield from _rows(["store", "cache", "author"], "")
         for table, part in (("stores", "url"), ("caches", "path")):
             yield from _rows((f"{table}.{name}.{part}" for name in self._settings.names(table)), "")

@@ -317,7 +317,6 @@ class Mirrors:
         """url: of the store. tell: receives one line when something is first read from a mirror."""
         self._url = url
         self._openers = [partial(_open, url, place, metadata) for place in places]
-        """Of mirrors not opened yet."""
         self._tell = tell
         self._opened: list[Repository] = []
         self._reported: set[str] = set()

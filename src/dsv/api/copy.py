@@ -68,15 +68,12 @@ class CopiedName:
     before: CommitId | None
     """The commit in the other store before the copy."""
     commits: int = 0
-    """Commits that were copied."""
     expired: int = 0
     """Further commits that are expired in the other store from the start: only their records were copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The result of a copy, or of a dry run."""
-
     source: str
     to: str
     names: tuple[CopiedName, ...]
@@ -510,7 +507,6 @@ class _Copying:
                 self._planned.add(commit)
 
     def _first_move(self, dataset: DatasetName, branch: BranchName = MAIN) -> None:
-        """Make the dataset, or a branch, without a commit."""
         if self._plan is None and self._there.refs.newest(dataset, branch) is None:
             entry = RefEntry.of(self._context.writer, self._context.clock(), None, "copy")
             self._there.refs.move(dataset, branch, None, entry)

@@ -262,7 +262,6 @@ def _with_workspace(
 
 
 def _check_paths(scope: PathSet, found: Found, trees: Sequence[TreeReader | None]) -> None:
-    """Raise `NotFound` for a path that no tree has."""
     seen = PathSet.of(path for one in found.differences for path in (one.path, one.old_path) if path)
     for path in scope.paths:
         if not (found.differences and seen.touches(path)) and not any(
@@ -296,13 +295,11 @@ class ShownPath:
     files: int = 0
     bytes: int = 0
     chunks: int = 0
-    """Chunks of the file."""
     difference: Difference | None = None
     """The change from the first parent, if any; None for a folder."""
     shared: int = 0
     """Bytes of the file in chunks that the parent's version also has."""
     erased: Erasure | None = None
-    """The erasure of the file's content."""
 
 
 @dataclass(frozen=True, slots=True)

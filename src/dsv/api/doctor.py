@@ -55,7 +55,6 @@ class Finding:
     text: str
     """The finding, as a part of a sentence."""
     hint: str | None = None
-    """The command that helps."""
 
 
 def examine(context: Context, environ: Mapping[str, str], opened: ExitStack) -> Iterator[Finding]:
@@ -225,7 +224,6 @@ def _under_load(store: Store, options: StoreOptions) -> Iterator[Finding]:
 
 
 def _proved(check: str, store: Store, findings: Sequence[str], good: str, hint: str) -> Finding:
-    """Return `good`, or else the findings."""
     if not findings:
         return _ok(check, good)
     return fail(check, f"{store.url} does not keep what dsv relies on: {'; '.join(findings)}", hint)

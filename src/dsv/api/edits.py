@@ -106,7 +106,6 @@ class EditRequest:
     allow_removals: bool = False
     """Allow removing more than half of its files."""
     skip_unsupported: bool = False
-    """Leave out files that can't be stored."""
     dry_run: bool = False
     """Write nothing, not even to the store."""
     author: str | None = None
@@ -134,7 +133,6 @@ class Edited:
     branch: BranchName
     commit: CommitId | None
     parent: CommitId | None
-    """The previous head."""
     paths: tuple[PathEdit, ...]
     files: int | None
     """Files of the whole commit (like `bytes`); None in a dry run."""
@@ -329,7 +327,6 @@ class Plan:
         self._name = name
         self._tree = EditedTree(base)
         self.problems: list[Problem] = []
-        """Paths that can't be stored."""
         self.old: dict[bytes, bytes] = {}
         """The old path of each moved path, by new path."""
         named = [clean_path(_raw(text)) for each in edits for text in _named(each)]

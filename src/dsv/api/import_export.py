@@ -75,8 +75,6 @@ class Revisions:
 
 
 class _Step(NamedTuple):
-    """One commit of an import."""
-
     request: EditRequest
     mirror: bool
     list_files: Callable[[], tuple[list[RemoteFile], list[Problem]]]

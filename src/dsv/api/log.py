@@ -191,7 +191,6 @@ class Query(msgspec.Struct, frozen=True):
 
     @property
     def takes_all(self) -> bool:
-        """Return whether every commit of the history fits."""
         asked = (self.since_ms, self.until_ms, self.follow)
         return not self.paths and not self.filters and all(value is None for value in asked)
 
@@ -268,7 +267,6 @@ def _parents(commit: Commit, query: Query) -> tuple[CommitId, ...]:
 
 
 def _graph(chosen: Iterable[Chosen], query: Query) -> Iterator[LogItem]:
-    """Yield the commits that fit, each with its nearest ancestors that fit."""
     walked, fitting = list[Walked](), list[tuple[CommitId, Commit]]()
     for commit_id, commit, fits in chosen:
         walked.append((commit_id, _parents(commit, query), fits))

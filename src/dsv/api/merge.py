@@ -64,10 +64,8 @@ class Merged:
     before: CommitId | None
     source: CommitId
     bases: tuple[CommitId, ...] = ()
-    """The merge bases."""
     counts: MergeCounts = field(default_factory=MergeCounts)
     up_to_date: bool = False
-    """The branch already had all of the source."""
     fast_forwarded: bool = False
     uploaded_bytes: int = 0
     without_effect: tuple[bytes, ...] = ()
@@ -132,8 +130,6 @@ def _run(context: Context, request: MergeRequest, action: Action) -> Merged:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """One attempt, at one head of the branch."""
-
     context: Context
     repository: Repository
     request: MergeRequest

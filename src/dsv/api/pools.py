@@ -258,7 +258,6 @@ _LONGEST_PAUSE: Final = 15.0
 class Placed:
     spec: JobSpec
     cache: Path
-    """The folder of the pool's cache."""
     reason: str | None = None
     """Why the run can't start there now; None if it can."""
 

@@ -115,7 +115,6 @@ class Opened:
         return self._large(entry, location)
 
     def read(self, asked: Sequence[tuple[Layout, int, int]], dataset: DatasetName) -> list[bytes]:
-        """Like `read_ranges`."""
         with self.explaining():
             return read_ranges(self.repository.objects, asked, dataset)
 

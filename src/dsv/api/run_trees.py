@@ -261,7 +261,6 @@ class _Item:
     kind: Kind
     size: int = 0
     target: bytes | None = None
-    """The target of a symlink."""
     mode: int = 0o644
     mtime_ns: int | None = None
     """For a file in a folder; its copy gets the same."""

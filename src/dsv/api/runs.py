@@ -176,7 +176,6 @@ class Runs:
 
 @contextmanager
 def open_runs(context: Context, environ: Mapping[str, str]) -> Iterator[Runs]:
-    """Yield the runs of the current store."""
     state = context.settings.state
     with context.repository() as repository:
         workspace = context.workspace_or_none()

@@ -215,7 +215,6 @@ class _Wanted:
     dataset: DatasetName
     commit: CommitId | None = None
     since: CommitId | None = None
-    """The start of a range."""
 
     @classmethod
     def parse(cls, context: Context, repository: Repository, text: str) -> _Wanted:
@@ -363,7 +362,6 @@ class Requests:
 
     @classmethod
     def of(cls, counts: Counts) -> Requests:
-        """Return the requests that were made."""
         return cls(_pages(counts), counts.puts, counts.gets + counts.ranges, counts.deletes)
 
 

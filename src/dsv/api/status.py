@@ -39,8 +39,6 @@ _LOCAL, _ASKED = 2000, 100
 
 
 class Position(StrEnum):
-    """The position of a branch relative to the workspace's base."""
-
     UNKNOWN = "unknown"
     NO_COMMIT = "no-commit"
     GONE = "gone"
@@ -53,8 +51,6 @@ class Position(StrEnum):
 
 
 class BranchPosition(msgspec.Struct, frozen=True):
-    """The last known position of a branch."""
-
     position: Position
     commit: CommitId | None = None
     asked_ms: int | None = None
@@ -203,7 +199,6 @@ class Status(msgspec.Struct, frozen=True):
     branch: BranchPosition
     """The branch when the store was last asked."""
     sync: Forecast
-    """The effect of the next sync."""
     renamed: Mapping[bytes, bytes]
     """Old paths of renamed files by new path; `differences` has both."""
     whole: frozenset[bytes]

@@ -81,8 +81,6 @@ def workspace_above(folder: Path) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class SyncRequest:
-    """The paths to publish, and the options of a sync."""
-
     paths: tuple[bytes, ...] = ()
     """Empty for the whole workspace."""
     message: str = ""
@@ -281,9 +279,7 @@ def _line(tree: TreeReader | None, text: str) -> str:
 class Sparse:
     workspace: Workspace
     created: int = 0
-    """Paths that were written."""
     removed: int = 0
-    """Paths that were deleted."""
 
 
 def sparse_add(context: Context, texts: Sequence[str]) -> Sparse:

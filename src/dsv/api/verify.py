@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """The options of a verification."""
-
     targets: tuple[Target, ...] = ()
     """Datasets with all of their history, and single commits; empty for the whole store."""
     full: bool = False
@@ -174,8 +172,6 @@ _PARTS = (ObjectKind.CHUNK, ObjectKind.RECIPE)
 
 @dataclass(frozen=True, slots=True)
 class EraseRequest:
-    """The contents to erase, and the options."""
-
     targets: tuple[Target, ...] = ()
     """Each with a path: the contents of the files there, in the target's commit."""
     ids: tuple[FileId, ...] = ()
@@ -190,7 +186,6 @@ class Done:
 
     items: list[Item]
     erasures: tuple[ErasureId, ...]
-    """The records that were written."""
     files: int
     bytes: int
     """Bytes of the files."""

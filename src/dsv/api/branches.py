@@ -123,8 +123,8 @@ def make_branch(
 def reset_branch(context: Context, name: BranchPath, target: Target, message: str = "") -> BranchItem:
     """Move a branch to any commit of its dataset.
 
-    Raises `Conflict` if the branch was moved since this call began, or, for the workspace's branch, since the
-    workspace last saw it.
+    Raises `Conflict` if it was moved since this call began, or since the workspace that follows it last saw
+    it.
     """
     wanted = _target(context, name, target)
     with context.repository(wanted) as repository:
@@ -146,10 +146,8 @@ def reset_branch(context: Context, name: BranchPath, target: Target, message: st
 def delete_branch(
     context: Context, name: BranchPath, message: str = "", *, force: bool = False
 ) -> BranchItem:
-    """Delete a branch. Its moves are kept, for `restore_branch`.
-
-    Raises `Conflict` for `main`, and, unless `force`, if no other branch or tag has some of its commits, or
-    if the current workspace follows it.
+    """Delete a branch. Its moves are kept, for `restore_branch`. Raises `Conflict` for `main`, and, unless
+    `force`, if it alone names some commits or the current workspace follows it.
     """
     with context.repository() as repository:
         repository.format.check(repository.store.url, writing=True)
@@ -172,10 +170,8 @@ def delete_branch(
 
 
 def restore_branch(context: Context, name: BranchPath, message: str = "") -> BranchItem:
-    """Restore a deleted branch at its last commit.
-
-    Raises `NotFound` if it never existed, and `Conflict` if it is not deleted, its name is taken, or gc is
-    removing its commit.
+    """Restore a deleted branch at its last commit. Raises `NotFound` if it never existed, and `Conflict` if
+    it is not deleted, its name is taken, or gc is removing its commit.
     """
     with context.repository() as repository:
         dataset = dataset_of(context, repository, name.dataset)
@@ -347,10 +343,9 @@ def _check_kept_elsewhere(repository: Repository, head: Head) -> None:
 
 
 def rename_branch(context: Context, old: BranchPath, new: BranchName, message: str = "") -> BranchItem:
-    """Rename a branch; if the current workspace follows it, it follows the new name.
-
-    If this is killed between its two moves, both names exist, and the same call finishes it. Raises
-    `Conflict` if the new name is taken, or another process moves the branch.
+    """Rename a branch; a current workspace that follows it follows the new name. Raises `Conflict` if the new
+    name is taken or another process moves it. If killed between its two moves, both names exist, and the same
+    call finishes.
     """
     if old.branch == new:
         raise UsageError(f"{new} is already its name", subject=new)
@@ -429,8 +424,8 @@ def protect_branch(
 
     The record is a move to the present commit: a process that read the branch before loses the race to move
     it, and reads it again. Also return whether this is the store's first rule: versions of dsv without rules
-    then stop writing to it. Raises `Conflict` if the last rule does not name this author, and, unless rules
-    are overridden, if the branch has another rule.
+    then stop writing to it. Raises `Conflict` if the last rule does not name this author, or for another
+    rule, unless overridden.
     """
     with context.repository() as repository:
         repository.format.check(repository.store.url, writing=True)

@@ -188,8 +188,8 @@ class Targets:
     def find_cached(self, target: Target) -> list[Place]:
         """Return the cache entries of a target, from what the cache knows, or else from the store.
 
-        Without a path, all cached parts of its commit. Raises `NotFound` if nothing is cached, and `Conflict`
-        if a symlink is in the way.
+        Without a path: of all parts of its commit. Raises `NotFound`, and `Conflict` for a symlink in the
+        way.
         """
         from dsv.cache.inventory import find_places
 
@@ -318,8 +318,7 @@ class Targets:
         return self._repository
 
     def _is_long_ago(self, store: StoreId) -> bool:
-        """Return whether the store was not asked for an hour what was erased, and record that it is asked
-        now.
+        """Return whether the store was last asked for erasures over an hour ago, and record a new request.
 
         False if this user may not record that.
         """

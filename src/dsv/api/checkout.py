@@ -207,10 +207,9 @@ def restore(
 ) -> Restored:
     """Make these paths, and all paths below them, equal to the source (None: the base).
 
-    Naming a path is consent to lose its local changes. Files that no commit has are kept, unless they are in
-    the way. Without paths, the whole workspace and its base become the source; deleted files are restored,
-    and `force` is needed if anything else would be lost. Raises `Conflict` with nothing written, `NotFound`
-    for a path that neither side has, and `Erased`.
+    Naming a path is consent to lose its local changes. Files that no commit has are kept, unless in the way.
+    Without paths, the whole workspace and its base become the source; deleted files are restored, and `force`
+    is needed if anything else would be lost. Raises `Conflict` with nothing written, `NotFound`, `Erased`.
     """
     with open_to_write(context, "dsv restore") as opened:
         workspace, repository = opened.workspace, opened.repository
@@ -311,9 +310,8 @@ def rollback(
 ) -> Updated:
     """Publish a new commit with the files of `target` on the workspace's branch, and write them here.
 
-    Local changes are kept. Raises `Conflict`, with nothing published or written, if a local change is in the
-    way, or if the branch was moved since this workspace last saw it: no commit is undone unseen. dry_run:
-    raise the same, but publish and write nothing.
+    Local changes are kept. Raises `Conflict`, with nothing changed, if a local change is in the way, or if
+    the branch was moved since this workspace last saw it: no commit is undone unseen. dry_run: only raise.
     """
     with open_to_publish(context, "dsv rollback", borrows=True) as opened:
         workspace, repository = opened.workspace, opened.repository

@@ -163,10 +163,9 @@ def clone(
 ) -> Cloned:
     """Make a workspace of a commit, in a folder (by default named after the dataset).
 
-    Files in the folder that equal the commit's are kept, and only missing files are fetched. The workspace
-    follows the branch that the target names, else `main`. If this is interrupted, the same call finishes it.
-    only: patterns of the paths to check out. Raises `Conflict`, with nothing written, for anything else in
-    the folder.
+    Only files that the folder does not have as in the commit are fetched. The workspace follows the branch of
+    the target, else `main`. If this is interrupted, the same call finishes it. only: patterns of the paths to
+    check out. Raises `Conflict`, with nothing written, for anything else in the folder.
     """
     if target.dataset is None or target.path is not None:
         raise UsageError(

@@ -91,10 +91,9 @@ class Copied:
 def copy(context: Context, target: Target, to: str, request: CopyRequest | None = None) -> Copied:
     """Copy a dataset, or with a revision one branch or tag of it, to the store that `to` names.
 
-    Commits keep their ids. A branch of the other store is only moved forward. A repeated call does not send
-    objects again that a killed call has sent. If one of several datasets can't be copied, the others still
-    are. Raises `Conflict` at the end if a branch there has other commits, and `Unsupported` for a store of
-    another kind.
+    Commits keep their ids. A branch there is only moved forward. Objects sent by a killed call are not sent
+    again. If one of several datasets can't be copied, the others still are. Raises `Conflict` at the end if a
+    branch there has other commits, and `Unsupported` for a store of another kind.
     """
     request = request or CopyRequest()
     with (

@@ -90,8 +90,8 @@ class EditedTree:
     def place(self, path: bytes, what: Source, *, replace: bool = True) -> None:
         """Put an entry at a path. An empty folder where a folder exists changes nothing.
 
-        Raises `Conflict` if a folder or (without `replace`) anything would be replaced, or a file by a
-        folder; `UsageError` for a path that no tree may have.
+        Raises `UsageError` for an invalid path, and `Conflict` if a folder or (without `replace`) anything
+        would be replaced, or a file by a folder.
         """
         try:
             check_path(path)

@@ -244,10 +244,9 @@ def _check_removals(plan: Plan, base: TreeReader | None, name: str) -> None:
 
 
 def _check_no_overlap(plan: Plan, theirs: Iterable[Change], winner: Head) -> None:
-    """Raise `Conflict` if the plan and the commit that another process has just published change one path.
-
-    The same result is no conflict, unless the path was moved: its content is also at the new path. Also raise
-    `Conflict` if the branch was deleted.
+    """Raise `Conflict` if the plan and the commit that another process has just published change one path, or
+    the branch was deleted. The same result is no conflict, except at a moved path, whose content is then in
+    two places.
     """
     if winner.entry.deleted:
         gone = deleted(winner)
@@ -278,8 +277,8 @@ def branch_to_edit(
 ) -> tuple[DatasetName, BranchName, Head | None]:
     """Return the branch that a target names (default: `main`), and its newest move.
 
-    create: allow a missing dataset; its move is None. Raises `NotFound`, and `UsageError` for a target
-    without a dataset or that names no branch.
+    create: allow a missing dataset; its move is None. Raises `NotFound`, and `UsageError` for any other
+    target.
     """
     dataset, rev = target.dataset, target.rev
     if dataset is None:
@@ -318,8 +317,8 @@ def branch_to_edit(
 class Plan:
     """The changes that edits make in a tree. Each edit sees the results of those before it.
 
-    Raises `NotFound` for a missing path, `Conflict` if a file would replace a folder or the reverse, and
-    `UsageError` for contradicting edits.
+    Raises `NotFound`, `UsageError` for contradicting edits, and `Conflict` if a file would replace a folder
+    or vice versa.
     """
 
     def __init__(self, base: TreeReader | None, edits: Sequence[Edit], name: str) -> None:

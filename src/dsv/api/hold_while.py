@@ -43,11 +43,11 @@ def hold_while(
     offline: bool = False,
     jobs: int | None = None,
 ) -> HeldData:
-    """Stage the targets, and start a process that holds them until `watched` has ended.
+    """Stage the targets, and start a process that holds them until `watched` has ended; it holds them already
+    when this returns.
 
-    They are already held when this returns. Raises like `Stager.stage`, and `Unsupported` if the system can't
-    report when a process ends. program: what `watched` runs, for messages. run, job: the run and batch job of
-    it.
+    Raises like `Stager.stage`, and `Unsupported` if the system can't report when a process ends. program:
+    what `watched` runs, for messages. run, job: its run and batch job.
     """
     if not sys.platform.startswith("linux"):
         raise Unsupported("data can be held while a process lives on Linux only", hint="dsv cache --hold 3d")

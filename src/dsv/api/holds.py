@@ -48,10 +48,9 @@ def release(
 ) -> list[HoldItem]:
     """Release holds of this user: those with these ids, or the only hold of each target.
 
-    Nothing is released unless all can be. job: only holds taken in this batch job. every: all holds of a
-    target, or without a target all in the cache. everyone: also holds that other users took with `hold`;
-    needs a target or an id. Raises `NotFound` if there is none, `Conflict` if a target has several or an id
-    is of another user.
+    Nothing is released unless all can be. job: only holds of this batch job. every: all holds of a target, or
+    without a target all in the cache. everyone: also holds that other users took with `hold`; needs a target
+    or an id. Raises `NotFound`, and `Conflict` if a target has several or an id is of another user.
     """
     if targets and ids:
         raise UsageError("name targets or ids, not both", hint="dsv release --id ID")

@@ -95,10 +95,10 @@ def import_url(
     """Add and replace the files at the URL at and below the target's path, as one commit.
 
     mirror: remove other files at the target's path. reference: leave the files where they are, and store only
-    their location. options: how to reach an s3:// URL; None: like the store. chosen: each of these revisions
-    becomes a commit with its author, time and message, which mirrors it; those imported before are skipped,
+    their location. options: how to reach an s3:// URL; None: like the store. chosen: make a commit of each of
+    these revisions, with its author, time and message, which mirrors it; those imported before are skipped,
     and a dry run checks the last. Raises like `edits.edit`, `NotFound` if nothing is at the URL, and
-    `Unsupported` if a package is missing.
+    `Unsupported` without a needed package.
     """
     chosen = Revisions() if chosen is None else chosen
     reach = options or context.store_options(context.settings.store())
@@ -197,10 +197,10 @@ def _new_steps(
 
 
 def materialize(context: Context, url: str, target: Target, *, dry_run: bool = False) -> Imported:
-    """Store the files at and below the target's path that refer to the URL or below it.
+    """Store the files at and below the target's path that refer to the URL or below it; all ids stay the
+    same.
 
-    The commit and all ids stay the same. Raises like `edits.edit`, and, after storing the others,
-    `IntegrityError` if a file has changed.
+    Raises like `edits.edit`, and, after storing the others, `IntegrityError` if a file has changed.
     """
     prefix = _prefix(context, url)
     with context.store() as store:
@@ -327,15 +327,15 @@ def export(
 ) -> Exported:
     """Write a tar if the path or URL has such a name, else the target's file or folder.
 
-    A path appears only when it is complete. At a URL, correct files are not written again. out: write a tar
-    to it instead, with names relative to the target's path. skip_damaged: leave out unreadable files, and
-    name them in the result; else raise `IntegrityError`. strict: raise `Conflict` if files of the target were
-    erased from the store; else write the rest. force: replace files at the URL that dsv did not write.
-    options: how to reach an s3:// URL; None: like the store.
+    A path appears only when complete. At a URL, correct files are not written again. out: write a tar to it
+    instead, with names relative to the target's path. skip_damaged: leave out unreadable files, and name them
+    in the result; else raise `IntegrityError`. strict: raise `Conflict` if files of the target were erased;
+    else write the rest. force: replace files at the URL that dsv did not write. options: how to reach an
+    s3:// URL; None: like the store.
 
-    Raises `Conflict`, with nothing written, if such files are in the way, if a folder is at a file's path or
-    the reverse, or if another export writes to the URL; and `Unsupported` for a name of shards, a missing
-    package, or a server that can't be written to.
+    Raises `Conflict`, with nothing written, if such files are in the way, a folder is at a file's path or
+    vice versa, or another export writes to the URL; `Unsupported` for names of shards, missing packages, and
+    read-only servers.
     """
     place = None
     if out is None:

@@ -207,8 +207,8 @@ class Query(msgspec.Struct, frozen=True):
 def log(context: Context, target: Target, query: Query | None = None) -> Iterator[Iterator[LogItem]]:
     """Open the commit that `target` means and its ancestors, newest first, and children before their parents.
 
-    In a workspace, no dataset and revision mean the head of its branch. Raises `NotFound` for a path that
-    none of these commits has.
+    In a workspace, an empty target means the head of its branch. Raises `NotFound` for a path in none of
+    them.
     """
     query = query or Query()
     here = context.workspace_or_none() if target.dataset is None and target.rev is None else None

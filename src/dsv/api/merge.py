@@ -82,8 +82,7 @@ class Merged:
 def merge(context: Context, request: MergeRequest) -> Merged:
     """Publish a commit with the changes of both sides; retry if the branch moves.
 
-    Raises `MergeConflict` with all conflicts, and nothing written, for paths that both changed without a
-    choice.
+    Raises `MergeConflict` with all conflicts, and nothing written, if a path changed by both has no choice.
     """
     return _run(context, request, "merge")
 

@@ -306,9 +306,9 @@ class Commit:
             return [_text(one) for one, matches in found.items() if matches]
 
     def open(self, path: str, *, buffer_size: int = 1 << 17) -> io.BufferedReader:
-        """Open a seekable file to read its bytes. Symlinks within the commit are followed. Only needed chunks
-        (about 1 MiB) are fetched, and some MB ahead in a sequential read. Raises `NotFound`, and `UsageError`
-        for a folder.
+        """Open a seekable file to read its bytes; symlinks within the commit are followed. Only needed chunks
+        (about 1 MiB) are fetched, some MB ahead if sequential. Raises `NotFound`, and `UsageError` for a
+        folder.
         """
         from dsv.api.reading import FileReader
 

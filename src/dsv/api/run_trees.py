@@ -67,11 +67,10 @@ def commit_sources(
     time_ms: int,
     message: str,
 ) -> tuple[Commit, CommitId, Session]:
-    """Store the contents, then the commit.
+    """Store the contents, then the commit, whose fields name `branch`.
 
     The session is open, so that gc keeps the commit; the caller closes it when a record names the commit.
-    unread: called with unreadable files, if any; if it does not raise, they are left out. branch: for the
-    commit's fields.
+    unread: called with unreadable files, if any; if it does not raise, they are left out.
     """
     with Session.open(repository, context.writer) as session, Uploader(session) as uploader:
         problems = save_sources(uploader, [source for _, source in found], context.progress)
@@ -104,7 +103,7 @@ def commit_code(
 
     The session is open, so that gc keeps the commit; the caller closes it when a record names the commit. The
     same code gives the same commit for every user and time. force: allow more than `LARGEST`. Raises
-    `UsageError` if it is too large or empty, `Unsupported` for files that no commit can hold, and the store's
+    `UsageError` if too large or empty, `Unsupported` for files that no commit can hold, and the store's
     errors.
     """
     found = _code_sources(folder)

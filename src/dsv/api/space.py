@@ -137,9 +137,8 @@ def usage(
 ) -> Usage:
     """Measure each `[DATASET][@REV]` or `[DATASET]@REV..REV`; by default the store and each of its datasets.
 
-    A branch means its whole history, a tag or an id that commit alone, a range the commits of its end that
-    its start does not have. depth: measure the folders of one target. only_unused: the store without
-    datasets.
+    A branch means its whole history, a tag or an id only that commit, a range the commits of its end that its
+    start lacks. depth: measure the folders of one target. only_unused: the store without datasets.
     """
     if depth is not None and len(texts) != 1:
         raise UsageError("--by-folder measures one target", hint="dsv du DATASET@REV --by-folder 1")
@@ -302,8 +301,8 @@ def undo_expire(
 ) -> list[ExpiryItem]:
     """Keep commits again: these, or all of the last expiry. Return those that were expired.
 
-    Raises `NotFound` for a commit that is not the dataset's, and `Conflict` if gc has removed the content of
-    one; the others are kept nevertheless.
+    Raises `NotFound` for an unknown commit, and, after keeping the others, `Conflict` if gc has removed the
+    content of one.
     """
     with context.repository() as repository:
         refs, objects = repository.refs, repository.objects

@@ -140,9 +140,9 @@ class FeedRequest:
     limit: int = 64
     """The most accelerators to try."""
     steps: int = 500
-    """A round ends after this many steps, …"""
+    """The most steps of a round."""
     seconds: float = 20.0
-    """… or after this time, but not before two steps were measured."""
+    """The most seconds of a round; but at least two steps are measured."""
     by_bytes: bool = False
     """A batch has as many bytes as the model's, instead of as many files."""
     drop: bool = True

@@ -229,7 +229,7 @@ def cache(
     jobs: int | None = None,
     strict: bool = False,
 ) -> list[Staged]:
-    """Fetch every target that is not cached, and return them in the order given.
+    """Fetch every target that is not cached below `folder`, and return them in the order given.
 
     hold: seconds for which this user keeps them, even after this process ends. job: the batch job that needs
     them. offline: do not ask the store. jobs: processes on this host that fill. strict: raise `Conflict` if

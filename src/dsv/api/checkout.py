@@ -79,8 +79,8 @@ def update_workspace(
 ) -> Updated | DsvError | None:
     """Update the workspace to the head of the branch on which `command` has just published.
 
-    Return None if it does not run in a workspace of this branch. Return the error if the workspace could not
-    be updated, such as a `Conflict` with local changes.
+    Return None if the command was not run in a workspace of this branch. Return the error if the workspace
+    could not be updated, such as a `Conflict` with local changes.
     """
     try:
         found = context.workspace_or_none()
@@ -311,7 +311,7 @@ def rollback(
     """Publish a new commit with the files of `target` on the workspace's branch, and write them here.
 
     Local changes are kept. Raises `Conflict`, with nothing changed, if a local change is in the way, or if
-    the branch was moved since this workspace last saw it: no commit is undone unseen. dry_run: only raise.
+    the branch was moved since this workspace last saw it: no commit is undone unseen. dry_run: check only.
     """
     with open_to_publish(context, "dsv rollback", borrows=True) as opened:
         workspace, repository = opened.workspace, opened.repository

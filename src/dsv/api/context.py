@@ -406,9 +406,9 @@ def open_to_read(
 ) -> tuple[Repository, bool]:
     """Open the current store with its mirrors, or else its first mirror, under the store's own id.
 
-    Return also whether a mirror stands in. `closing` closes it, if ever. target: see `Context.repository`. If
-    no mirror answers, or this machine does not know the store's id, raises the store's error: `Unreachable`,
-    or `IntegrityError` if its format log is missing or damaged.
+    Return also whether a mirror stands in. It stays open until `closing` is closed, if ever. target: see
+    `Context.repository`. If no mirror answers, or this machine does not know the store's id, raises the
+    store's error: `Unreachable`, or `IntegrityError` if its format log is missing or damaged.
     """
     url = context.settings.store().url
     places = mirror_places(context) if mirrors else []

@@ -244,9 +244,10 @@ def _check_removals(plan: Plan, base: TreeReader | None, name: str) -> None:
 
 
 def _check_no_overlap(plan: Plan, theirs: Iterable[Change], winner: Head) -> None:
-    """Raise `Conflict` if the plan and the commit that another process has just published change one path, or
-    the branch was deleted. The same result is no conflict, except at a moved path, whose content is then in
-    two places.
+    """Raise `Conflict` if the plan and the commit just published by another process change one path.
+
+    The same result is no conflict, except for a moved path: its new path has the former content. Also raise
+    `Conflict` if the branch was deleted.
     """
     if winner.entry.deleted:
         gone = deleted(winner)
@@ -277,8 +278,8 @@ def branch_to_edit(
 ) -> tuple[DatasetName, BranchName, Head | None]:
     """Return the branch that a target names (default: `main`), and its newest move.
 
-    create: allow a missing dataset; its move is None. Raises `NotFound`, and `UsageError` for any other
-    target.
+    create: allow a missing dataset; its move is None. Raises `NotFound`, and `UsageError` if the target
+    has no dataset or its revision is no branch.
     """
     dataset, rev = target.dataset, target.rev
     if dataset is None:

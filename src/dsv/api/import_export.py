@@ -333,9 +333,9 @@ def export(
     else write the rest. force: replace files at the URL that dsv did not write. options: how to reach an
     s3:// URL; None: like the store.
 
-    Raises `Conflict`, with nothing written, if such files are in the way, a folder is at a file's path or
-    vice versa, or another export writes to the URL; `Unsupported` for names of shards, missing packages, and
-    read-only servers.
+    Raises `Conflict`, with nothing written, if something that dsv did not write is in the way, a folder is at
+    a file's path or vice versa, or another export writes to the URL; `Unsupported` for names of shards,
+    missing packages, and read-only servers.
     """
     place = None
     if out is None:

@@ -149,7 +149,7 @@ def _step(objects: Objects, commit_id: CommitId, before: list[CommitId], now: En
 _AT_ONCE = 16
 """Commits that are checked together if the store must be asked."""
 _LATE = 5
-"""Consecutive commits before `since` that end the walk: more than one, because clocks differ a little."""
+"""More consecutive commits before `since` than this end the walk: clocks differ a little."""
 LogEntry = tuple[CommitId, Commit]
 Chosen = tuple[CommitId, Commit, bool]
 

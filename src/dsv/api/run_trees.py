@@ -477,9 +477,8 @@ def copy_output(repository: Repository, record: RunRecord, to: Path, progress: P
                 raise _in_the_way(to)
             shutil.rmtree(partial, ignore_errors=True)  # of a copy that was killed right at its end
             return source.copied(known=True)
-        if whole.is_dir() and whole.samefile(
-            "."
-        ):  # the copy takes the place of an empty folder, which is gone then
+        # The copy replaces an empty folder, which then no longer exists.
+        if whole.is_dir() and whole.samefile("."):
             raise UsageError(
                 f"{whole} is the folder that you are in, which the copy can't replace",
                 subject=str(whole),

@@ -72,7 +72,7 @@ class StoreChoice(msgspec.Struct, frozen=True):
 
     @property
     def called(self) -> str:
-        """Return what a workspace stores: the name, so that it follows changes of the store's settings.
+        """Return what a workspace stores: the name, if any, so that it follows changes of its settings.
 
         Raises `UsageError` if a folder's name is not UTF-8.
         """

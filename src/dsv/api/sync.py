@@ -57,7 +57,7 @@ def open_to_publish(
 
 @contextmanager
 def open_to_write(context: Context, command: str) -> Iterator[OpenWorkspace]:
-    """Open the workspace for a command that only writes files here; the store's local copies may suffice."""
+    """Open the workspace for a command that only writes here; the store may be read from local copies."""
     with (
         context.workspace().locked(command) as (workspace, lock),
         context.bound_repository(workspace) as repository,
@@ -74,7 +74,7 @@ def check_no_cache(folder: Path, hint: str) -> None:
 
 
 def workspace_above(folder: Path) -> Path | None:
-    """Return the root of the workspace that `folder` is or is in."""
+    """Return the root of the workspace around `folder`."""
     found = Workspace.find(folder)
     return None if found is None else found.root
 
@@ -178,7 +178,7 @@ def _check_storable(scan: WorkspaceScan, request: SyncRequest, progress: Progres
 
 
 def _reupload_lost(opened: OpenWorkspace, tree: TreeReader | None, request: SyncRequest) -> Reuploaded:
-    """Upload base data that the store has lost again, if requested or if a loss is known."""
+    """Upload lost base data again, if requested or if a loss is known."""
     repository = opened.repository
     if tree is None:
         return Reuploaded()

@@ -338,7 +338,7 @@ class ErasureItem:
     waiting: tuple[str, ...]
     """Caches that have obeyed another erasure, but not yet this one."""
     deadline_ms: int
-    """Caches that have not obeyed by then are to be removed."""
+    """Caches that have not obeyed at this time are to be removed."""
 
 
 @dataclass(slots=True)

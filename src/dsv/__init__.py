@@ -1,7 +1,7 @@
 """dsv: git-like dataset versions on any bucket or folder, cached once next to the GPUs.
 
-`open`, `edit`, `datasets` and `runs` use the store that the command line would use, and `store` another one; see
-docs/guide/python.md. What they need is imported when they are called.
+`open`, `edit`, `datasets` and `runs` use the store that the command line uses; `store` can name another. See
+docs/guide/python.md. Each function imports what it needs when it is called.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = (
-    False  # as typing's, which type checkers know by its name: importing typing costs a tenth of --help
-)
+# Type checkers know the name, as in typing; importing typing would take a tenth of the time of --help.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
@@ -61,17 +60,17 @@ __all__ = [
 
 
 def open(target: str) -> Commit:  # noqa: A001 (dsv.open)
-    """As `Store.open`."""
+    """See `Store.open`."""
     return store().open(target)
 
 
 def edit(target: str, *, message: str = "", create: bool = False, allow_removals: bool = False) -> Edits:
-    """As `Store.edit`."""
+    """See `Store.edit`."""
     return store().edit(target, message=message, create=create, allow_removals=allow_removals)
 
 
 def datasets() -> list[DatasetItem]:
-    """As `Store.datasets`."""
+    """See `Store.datasets`."""
     return store().datasets()
 
 
@@ -82,7 +81,7 @@ def runs(
     sort: str | None = None,
     limit: int | None = None,
 ) -> list[RunView]:
-    """As `Store.runs`."""
+    """See `Store.runs`."""
     return store().runs(dataset, where=where, sort=sort, limit=limit)
 
 
@@ -97,12 +96,14 @@ def store(
     environ: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Store:
-    """Return a store, which is not opened before it is needed.
+    """Return a store, which is opened at its first use.
 
-    url: its name, URL or folder, as of `--store`; without it the one that the workspace around `cwd` (None: the working
-    folder), the environment or the config files name. names, cache: as of `--names` and `--cache`. author: of commits.
-    offline: no store is asked, and what caches know is read. environ: in place of this process's environment. progress:
-    is called with the progress of long work. Raises `NotFound` if the working folder is gone.
+    url: a name, URL or folder, as for `--store`; by default what the workspace around `cwd`, the environment
+    or the config files name. names, cache: as for `--names` and `--cache`. author: of commits. cwd: by
+    default
+    the working folder. offline: read what caches know, and ask no store. environ: replaces that of this
+    process.
+    progress: receives the progress of long work. Raises `NotFound` if the working folder no longer exists.
     """
     from pathlib import Path
 
@@ -125,7 +126,7 @@ def _environment() -> Mapping[str, str]:
 
 
 def __getattr__(name: str) -> object:
-    """Imports a class when it is first asked for: most commands need none of them."""
+    """Import a class at its first use: most commands need no class."""
     if name in _CLASSES:
         from dsv.api import program
 
@@ -138,7 +139,7 @@ def __getattr__(name: str) -> object:
 
 
 class _StorePackage(type(sys)):  # type: ignore[misc]
-    """The package `dsv.store`, whose import takes the name of the function: so it can be called as that."""
+    """The package `dsv.store`, made callable: its import replaces the function `store` in this module."""
 
     __call__ = staticmethod(store)
 

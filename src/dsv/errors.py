@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 UPGRADE = "install a newer dsv: pip install --upgrade DSV_CHECKOUT_OR_WHEEL"
-"""The hint for whatever a newer version wrote. On PyPI the name dsv is another project's."""
+"""The hint for data that a newer version wrote. On PyPI, the name dsv is another project's."""
 
 
 class DsvError(Exception):
     """Base of everything that dsv raises on purpose.
 
-    `message` is one sentence without a trailing period; `subject` names the object it is about (a path, a
-    target, a key), for programs that read `--json`; `hint` is what to do next, usually a command.
+    `message` is one sentence without a trailing period; `subject` names the object of the error (a path, a
+    target, a key) for programs that read `--json`; `hint` is what to do next, usually a command.
     """
 
     kind: ClassVar[str] = "unexpected"
@@ -32,7 +32,7 @@ class DsvError(Exception):
         self.hint = hint
 
     def parts(self) -> tuple[str, str, str | None, str | None]:
-        """Return its class (the nearest one of this module), message, subject and hint: for `made`, elsewhere."""
+        """Return its class (the nearest in this module), message, subject and hint: what `made` takes."""
         kind = next(one for one in type(self).__mro__ if one.__module__ == __name__)
         return kind.__name__, self.message, self.subject, self.hint
 
@@ -52,18 +52,18 @@ class NotFound(DsvError):
 
 
 class Erased(NotFound):
-    """A content that was erased from its store for good."""
+    """Content that was permanently erased from its store."""
 
 
 class Conflict(DsvError):
-    """Somebody else was first, or a dangerous act was refused."""
+    """Another writer was first, or a dangerous action was refused."""
 
     kind = "conflict"
     exit_code = 4
 
 
 class IntegrityError(DsvError):
-    """Bytes that are not what their id, their format or their reference says."""
+    """Bytes that do not match their id, their format or their reference."""
 
     kind = "integrity"
     exit_code = 5
@@ -84,14 +84,14 @@ class OutcomeUnknown(Unreachable):
 
 
 class NoRoom(DsvError):
-    """A full disk, an exhausted quota, or a limit that still is exceeded."""
+    """A full disk, an exhausted quota, or a limit that is still exceeded."""
 
     kind = "no-room"
     exit_code = 7
 
 
 class Denied(DsvError):
-    """Credentials that are missing, expired or not sufficient, or file permissions."""
+    """Credentials that are missing, expired or insufficient, or file permissions."""
 
     kind = "denied"
     exit_code = 8
@@ -119,21 +119,21 @@ class Terminated(DsvError):
 
 
 class LaunchError(DsvError):
-    """Everything that kept `dsv run` from starting the command, as docker's 125."""
+    """`dsv run` could not start the command. Docker uses the same exit code."""
 
     kind = "launch"
     exit_code = 125
 
 
 def made(kind: str, message: str, subject: str | None, hint: str | None) -> DsvError:
-    """Make an error of what `DsvError.parts` returned."""
+    """Make the error whose `DsvError.parts` these are."""
     found: type[DsvError] = globals().get(kind, DsvError)  # another version of dsv may have others
     return found(message, subject=subject, hint=hint)
 
 
 @contextmanager
 def as_launch_error() -> Iterator[None]:
-    """Whatever keeps a command from being started is 125, as docker has it; misuse and interrupts stay."""
+    """Raise any `DsvError` as `LaunchError`, except misuse and interrupts."""
     try:
         yield
     except (UsageError, LaunchError, Interrupted, Terminated):
@@ -143,9 +143,9 @@ def as_launch_error() -> Iterator[None]:
 
 
 def memory_ran_out() -> bool:
-    """Tell whether this process reached its limit of memory (`ulimit -v`).
+    """Return whether this process reached its memory limit (`ulimit -v`).
 
-    Python then raises other errors than MemoryError too: a SystemError that says nothing, a SyntaxError.
+    Python then raises other errors than MemoryError too: a SystemError without a message, a SyntaxError.
     """
     try:
         with open("/proc/self/limits") as limits, open("/proc/self/status") as status:  # noqa: PTH123 (no import)
@@ -159,4 +159,4 @@ def memory_ran_out() -> bool:
 
 
 _LARGEST_PIECE = 2 << 20
-"""Bytes: the largest piece of memory that Python asks for before it raises something else than MemoryError."""
+"""Bytes of the largest allocation whose failure Python may report by another error than MemoryError."""

@@ -1,10 +1,10 @@
-"""`dsv://` for fsspec: pandas, pyarrow, DuckDB, datasets, zarr and others read commits by it, and publish them.
+"""`dsv://` for fsspec: pandas, pyarrow, DuckDB, datasets, zarr and others read and publish commits by it.
 
     dsv://DATASET[@REV]/PATH           in the store in effect; a slash in a name is written as %2F
-    dsv://(STORE)/DATASET[@REV]/PATH   in another one, by its name, URL or folder, with %2F for / and %3A for :
-    dsv://[STORE]/DATASET[@REV]/PATH   the same without these, for who takes a URL with brackets
+    dsv://(STORE)/DATASET[@REV]/PATH   in another store: its name, URL or folder, with %2F for / and %3A for :
+    dsv://[STORE]/DATASET[@REV]/PATH   the same without these, for programs that accept brackets in a URL
 
-Who awaits a call has it run in a thread. So there is no event loop or thread here, and a process may be forked.
+An awaited call runs in a thread. Nothing here has its own event loop or thread, so a process may be forked.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 _SCHEME = "dsv://"
 _BUFFER = 1 << 17
 _Key = tuple[str, str]
-"""A store as a path names it, which is nothing for the one in effect; and DATASET@REV."""
+"""A store as a path names it, empty for the store in effect; and DATASET@REV."""
 Row = dict[str, Any]
-"""A path in the form of fsspec: name, size, type; and of a file `checksum` and `ETag`, both the id of its content."""
+"""A path in fsspec's form: name, size, type; for a file also `checksum` and `ETag`, both its content's id."""
 
 
 class _Batch:
-    """Changes of one branch, which become one commit. What is written waits in temporary files."""
+    """Changes to one branch that become one commit. Until then, written data is in temporary files."""
 
     def __init__(self, fs: DsvFileSystem) -> None:
         self._fs = fs
@@ -64,7 +64,7 @@ class _Batch:
         self._changes.append(change)
 
     def put(self, key: _Key, path: str, file: str, replace: bool) -> None:
-        """Put a temporary file, which is the batch's from now on."""
+        """Put a temporary file. The batch owns it and removes it at the end."""
         self._files.append(file)
         self.add(key, lambda edits: edits.put(path, Path(file), replace=replace))
 
@@ -78,7 +78,7 @@ class _Batch:
 
 
 class _Transaction(Transaction):  # type: ignore[misc]
-    """All that is written in it is one commit, on its end. `message` is that commit's."""
+    """Publishes everything written in it as one commit at its end, with `message`."""
 
     def __init__(self, fs: DsvFileSystem, **options: Any) -> None:
         super().__init__(fs, **options)
@@ -103,10 +103,10 @@ class _Transaction(Transaction):  # type: ignore[misc]
 
 
 class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
-    """The datasets of a store. Each has its name as a folder, with or without a revision: `pets`, `pets@v1`.
+    """The datasets of a store, as folders with or without a revision: `pets`, `pets@v1`.
 
-    A branch is fixed to its commit when something of it is first read, and moves on only by what is written here. A
-    pickle has these commits. What is not written in a transaction is one commit for each call, or file that is closed.
+    The first read of a branch fixes its commit; only writes through this object change it. A pickle contains
+    these commits. Outside a transaction, each call that writes, and each file that is closed, is one commit.
     """
 
     protocol = "dsv"
@@ -130,10 +130,9 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         loop: asyncio.AbstractEventLoop | None = None,
         **options: Any,
     ) -> None:
-        """store, names, cache, author, cwd, offline, environ: as of `dsv.store`. message: of commits. create: makes a
-        dataset that is not there. allow_removals: more than half of its files may go.
-        """
-        super().__init__(asynchronous=True, **options)  # or a loop would be started
+        """store, names, cache, author, cwd, offline, environ: see `dsv.store`. message: of commits. create:
+        make a missing dataset. allow_removals: a commit may remove more than half of a dataset's files."""
+        super().__init__(asynchronous=True, **options)  # False would start a loop
         self.asynchronous = asynchronous
         self._given_loop = loop
         self._named = store
@@ -153,7 +152,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """For others, who run coroutines in it."""
+        """The loop in which fsspec and other callers run coroutines."""
         return None if self.asynchronous else self._given_loop or get_loop()
 
     @property
@@ -179,7 +178,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         return f"{_SCHEME}({quote(self._named, safe='')})/{path}"
 
     def info(self, path: str, **_: Any) -> Row:
-        """Return what is at a path; of a symlink to a file, that file."""
+        """Return the row of a path; for a symlink to a file, with the size and id of that file."""
         path = self._strip_protocol(path)
         if not self._parts(path)[1]:
             return _folder(path)
@@ -188,11 +187,11 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
             assert commit.id
             try:
                 return _row(commit, path, commit.info(below))
-            except NotFound:  # unless it leads through a symlink
+            except NotFound:  # it may lead through a symlink
                 return _row(commit, path, commit.info(below, follow=True))
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Row] | list[str]:
-        """Return what is in a folder, or that one file."""
+        """Return the entries of a folder, or the one entry of a file."""
         path = self._strip_protocol(path)
         store, top, _below = self._parts(path)
         if not top:
@@ -208,13 +207,13 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
     def find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **_: Any
     ) -> dict[str, Row] | list[str]:
-        """As of fsspec; without symlinks that lead to no file."""
+        """As in fsspec, but without symlinks that lead to no file."""
         found = super().find(path, maxdepth, withdirs, detail=True)
         kept = {name: row for name, row in found.items() if row["type"] != "link"}
         return kept if detail else [*kept]
 
     def exists(self, path: str, **_: Any) -> bool:
-        """Return whether there is something. Raises if that can't be found out, as the next two."""
+        """Return whether a path exists. Raises if that can't be determined, as `isfile` and `isdir` do."""
         return self._type(path) is not None
 
     def isfile(self, path: str) -> bool:
@@ -230,7 +229,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
             return None
 
     def modified(self, path: str) -> datetime:
-        """Return the time of the commit: files have none."""
+        """Return the time of the commit: files have no time."""
         with _as_os_errors(path):
             return self._at(self._strip_protocol(path))[0].time
 
@@ -241,7 +240,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
             return commit.read_bytes(below, start or 0, end)
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **options: Any) -> Any:
-        """As of fsspec; files that lie beside each other come with one request."""
+        """As in fsspec; files stored side by side are read with one request."""
         paths = self.expand_path(path, recursive=recursive)
         if len(paths) == 1 and not isinstance(path, list) and paths[0] == self._strip_protocol(path):
             return self.cat_file(path, **options)
@@ -260,7 +259,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         on_error: str = "return",
         **_: Any,
     ) -> list[Any]:
-        """As of fsspec; chunks that lie beside each other come with one request. `max_gap` has no effect."""
+        """As in fsspec; chunks stored side by side are read with one request. `max_gap` has no effect."""
         count = len(paths)
         columns = [one if isinstance(one, list) else [one] * count for one in (starts, ends)]
         if any(len(one) != count for one in columns):
@@ -278,7 +277,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         return answers
 
     def _ranges(self, top: str, asked: list[tuple[str, int, int | None]], errors_too: bool) -> Sequence[Any]:
-        """Read of one commit. errors_too: an error is returned in its place, and all others are read."""
+        """Read ranges of one commit. errors_too: return an error in its place, and read all others."""
         try:
             with _as_os_errors(top):
                 return self._at(top)[0].read_ranges(asked)
@@ -318,7 +317,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         )
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
-        """Do nothing: a folder is there as long as a file is in it."""
+        """Do nothing: a folder exists as long as a file is in it."""
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """As `mkdir`."""
@@ -327,7 +326,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         self.rm(path)
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        """As of fsspec; a folder goes with its last file."""
+        """As in fsspec; a folder is removed with its last file."""
         limited = recursive and maxdepth is not None
         paths = self.expand_path(path, recursive=limited, maxdepth=maxdepth)
         chosen = {self._strip_protocol(one): self.info(one)["type"] == "directory" for one in paths}
@@ -353,7 +352,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
     @contextmanager
     def _batch(self) -> Iterator[_Batch]:
-        """The transaction's, that of the call around this one, or one that is published at the end."""
+        """Yield the batch of the transaction or of the outer call, else a new one, published at the end."""
         outer = self.transaction.batch if self._intrans else getattr(self._calls, "batch", None)
         if outer is not None:
             yield outer
@@ -368,7 +367,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
             batch.end(ended)
 
     def _publish(self, key: _Key, changes: list[Callable[[Edits], None]]) -> None:
-        if self._publishing[0] != os.getpid():  # a thread of the process before this fork may have it
+        if self._publishing[0] != os.getpid():  # forked: a thread of the parent may have held the lock
             self._publishing = os.getpid(), threading.Lock()
         message = getattr(self._transaction, "message", None) or self._message
         edits = self._store(key[0]).edit(
@@ -382,7 +381,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
             self._branches.add(key)
 
     def _parts(self, path: str) -> tuple[str, str, str]:
-        """Divide a path into a store, a dataset with its revision, and a path in that."""
+        """Split a path into a store, a dataset with its revision, and a path in the dataset."""
         store, _, rest = path.partition("/")
         if not (store.startswith("(") and store.endswith(")")):
             store, rest = "", path
@@ -394,7 +393,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         return self._stores.get(name) or self._stores.setdefault(name, self._open_store(name))
 
     def _at(self, path: str) -> tuple[Commit, str]:
-        """Return the commit that a path is in, which stays the same, and the path in it."""
+        """Return the commit that a path is in, fixed at its first use, and the path in it."""
         store, top, below = self._parts(path)
         key = store, _name(top)
         return self._commits.get(key) or self._commits.setdefault(key, self._store(store).open(key[1])), below
@@ -418,14 +417,14 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
 
 class _Written(io.BufferedWriter):
-    """A file that is being written. It becomes part of a commit when it is closed, unless its block raised."""
+    """A file open for writing. Closing it adds it to a commit, unless its `with` block raised."""
 
     mode = "wb"
 
     def __init__(
         self, fs: DsvFileSystem, path: str, place: tuple[_Key, str], replace: bool, batch: _Batch | None
     ) -> None:
-        """place: as of `_place`. batch: of the transaction."""
+        """place: see `_place`. batch: of the transaction."""
         descriptor, self._temporary = tempfile.mkstemp(prefix="dsv-")
         super().__init__(io.FileIO(descriptor, "wb"))
         self.fs, self.path = fs, path
@@ -435,14 +434,14 @@ class _Written(io.BufferedWriter):
         if not self.closed:
             try:
                 super().close()
-            except OSError:  # no room for what was still to be written
+            except OSError:  # no room for the buffered rest
                 _remove(self._temporary)
                 raise
             with self.fs._batch() if self._batch is None else nullcontext(self._batch) as batch:
                 batch.put(*self._place, self._temporary, self._replace)
 
     def commit(self) -> None:
-        """At the end of a transaction."""
+        """Close the file at the end of a transaction."""
         self.close()
 
     def discard(self) -> None:
@@ -523,7 +522,7 @@ def _row(commit: Commit, name: str, info: Info) -> Row:
 
 @contextmanager
 def _as_os_errors(path: str) -> Iterator[None]:
-    """Raise what others expect of a file system; dsv's own error is its cause."""
+    """Raise the OSErrors that callers expect of a file system; dsv's own error is the cause."""
     try:
         yield
     except NotFound as error:

@@ -10,7 +10,7 @@ from typing import Final
 Clock = Callable[[], int]
 
 NEVER: Final = float("inf")
-"""The result of a work that should not be called again."""
+"""The result of `work` that should not be called again."""
 
 
 class Periodic:
@@ -30,13 +30,13 @@ class Periodic:
 
     @property
     def stopping(self) -> bool:
-        """Return whether `stop` was called, for work that takes long."""
+        """Whether `stop` was called, for work that takes long."""
         return self._stop.is_set()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Ends it, also if it was never started, and waits for the work under way; again is fine.
+        """End the thread and wait for the work under way. May be called again, or without `start`.
 
-        timeout: seconds to wait at most, for work that may hang in the kernel. False if it still is under way.
+        timeout: most seconds to wait, for work that may hang in the kernel. Returns False if it still runs.
         """
         self._stop.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
@@ -50,5 +50,5 @@ class Periodic:
 
 
 def now_ms() -> int:
-    """Milliseconds since 1970, UTC."""
+    """Return milliseconds since 1970, UTC."""
     return time.time_ns() // 1_000_000

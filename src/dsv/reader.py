@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
-"""Restores a dataset from a dsv store in a directory. It imports nothing of dsv.
+"""Restore a dataset from a dsv store in a directory. It imports nothing of dsv.
 
     python reader.py [--names DIR] STORE_DIR DATASET[@REV] OUT
 
-DIR has the names of a store that keeps them elsewhere; a whole commit id, of 64 digits, needs none. REV is a branch,
-a tag, or at least 8 hex digits of a commit id, with ~N for the N-th first parent; without it, the head of `main`. OUT
-must not exist yet. It takes Python 3.11 and the packages blake3, zstandard, and msgpack or msgspec. Every byte is
-checked against its id before it is written, every path before it is used, and OUT appears when all of it is there. The
-format is described in docs/internals/format.md of dsv's repository; this file is a second description, kept apart
-on purpose from the code that writes stores.
+DIR has the names of a store that keeps them elsewhere; a whole commit id, of 64 digits, does not need it. REV
+is a branch, a tag, or at least 8 hex digits of a commit id, with ~N for the N-th first parent; the default is
+the head of `main`. OUT must not exist. Python 3.11 and the packages blake3, zstandard, and msgpack or msgspec
+are required. Every byte is checked against its id before it is written, and every path before it is used. OUT
+appears when it is complete. docs/internals/format.md of dsv's repository describes the format; this file is a
+second description, which deliberately shares no code with the writer of stores.
 
-Files that were erased from the store are left out, and named on stderr.
-
-The exit code is 0, or 1 with one sentence that says why not, or 2 if the arguments are not these.
+Files that were erased from the store are left out, and named on stderr. The exit code is 0, or 1 with the
+reason in one sentence, or 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -65,11 +64,11 @@ OBJECT_MAX = {
     SEGMENT: 64 + PATHS_MAX + 4096 * (73 + 4096),
     NODE: 64 + PATHS_MAX + 4096 * 56,
 }
-FRAME_SLACK = 1 << 16  # a frame may be larger than what it holds
+FRAME_SLACK = 1 << 16  # a compressed frame may be larger than its content
 RECORD_MAX = 1 << 20
 ERASURE_MAX = (1 << 19) + 72 * (1 << 18)
 EXTERNAL_MAX = 64 << 20
-# A branch's moves are all listed here, so order is nothing to rely on.
+# All moves of a branch are listed and sorted here, so a listing needs no order.
 # Objects are looked up in the index, so locators are not needed either.
 KNOWN_FEATURES = (
     "named-records",
@@ -84,7 +83,7 @@ KNOWN_FEATURES = (
     "names-moved",
     "data-elsewhere",
 )
-MOST_MOVES = 64  # of the names of a store, from place to place
+MOST_MOVES = 64  # of the names of a store, from one location to the next
 ID, ID_OR_NIL, TEXT_OR_NIL = "an id of 32 bytes", "an id or nil", "text or nil"
 FILE, EXECUTABLE, SYMLINK, EMPTY_DIRECTORY = 0, 1, 2, 3
 
@@ -105,7 +104,7 @@ class Entry(NamedTuple):
 
 
 class Child(NamedTuple):
-    """The row of a node about a node or segment below it, with the totals of everything below."""
+    """A node's row about a node or segment below it, with the totals of everything below."""
 
     last: bytes
     """The last path below."""
@@ -119,7 +118,7 @@ class Child(NamedTuple):
 
 
 class Store:
-    """Keys are paths below a directory."""
+    """A store in a directory. Keys are paths below it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -136,7 +135,7 @@ class Store:
         return data
 
     def names(self, prefix: str, digits: int = 0) -> list[str]:
-        """The names of one folder, in order. digits: only those of so many hex digits."""
+        """Return the sorted names in one folder. digits: only names of so many hex digits."""
         try:
             found = sorted(path.name for path in (self.folder / prefix).iterdir())
         except FileNotFoundError:
@@ -144,7 +143,7 @@ class Store:
         return [one for one in found if not digits or re.fullmatch(f"[0-9a-f]{{{digits}}}", one)]
 
     def read_pack(self, pack: bytes, offset: int, length: int) -> bytes:
-        """May be shorter than asked for, where the pack is."""
+        """Return a part of a pack: less than asked for if the pack is shorter, nothing without the pack."""
         if pack not in self._packs:
             if len(self._packs) >= 64:
                 os.close(self._packs.pop(next(iter(self._packs))))
@@ -161,7 +160,7 @@ def derived(context: str, data: bytes) -> bytes:
 
 
 def body_of(data: bytes, kind: str, version: int = 1) -> bytes:
-    """Return the data behind the line that names the kind and version of the object."""
+    """Return the data after the line that names the kind and version of the object."""
     line = f"dsv {kind} {version}\n".encode()
     if data.startswith(line):
         return data[len(line) :]
@@ -171,9 +170,9 @@ def body_of(data: bytes, kind: str, version: int = 1) -> bytes:
 
 
 def record(data: bytes | None, kind: str, *expected: object, names: tuple[type, ...] = ()) -> list[Any]:
-    """The fields of a small record, each of the type expected: a Python type, `ID` `ID_OR_NIL` or `TEXT_OR_NIL`.
+    """Return the fields of a record, each of its type: a Python type, `ID`, `ID_OR_NIL` or `TEXT_OR_NIL`.
 
-    names: the types of what version 2 of this kind of record has behind the fields of version 1.
+    names: the types of the fields that version 2 of this kind of record has after those of version 1.
     """
     version = 1
     if names and (data or b"").startswith(f"dsv {kind} 2\n".encode()):
@@ -210,7 +209,7 @@ def fits(value: object, expected: object) -> bool:
 
 
 class Index:
-    """One index file, mapped."""
+    """One index file, mapped into memory."""
 
     def __init__(self, path: Path) -> None:
         if path.stat().st_size < 1040 + 32:
@@ -229,7 +228,7 @@ class Index:
         self.any_outside = 1 in data[self.rows_at + 33 : self.rows_at + 56 * self.rows : 56]
 
     def find(self, kind: int, object_id: bytes) -> tuple[int, int, bytes, int, int, int] | None:
-        """Where, codec, pack, offset, stored length and length of the row for this object."""
+        """Return an object's where (1: outside, 2: erased), codec, pack, offset, stored length and length."""
         key = object_id + bytes([kind])
         first = object_id[0]
         low, high = self.fanout[first - 1] if first else 0, self.fanout[first]
@@ -266,7 +265,7 @@ class Objects:
         return [row for index in self.indexes if (row := index.find(kind, object_id)) is not None]
 
     def url_of(self, chunk: bytes) -> str | None:
-        """Where a chunk lies that only files outside the store have; None if the store has it, or nobody."""
+        """Return the URL of a chunk that only a file outside the store has, or None if there is none."""
         rows = self._rows(CHUNK, chunk)
         if any(row[0] != 1 for row in rows):
             return None
@@ -278,7 +277,7 @@ class Objects:
         return None
 
     def read(self, kind: int, object_id: bytes) -> bytes:
-        """The object's bytes, which have this id. Another copy is tried where one is damaged."""
+        """Return the object's bytes, checked against the id. If a copy is damaged, the next one is tried."""
         rows = self._rows(kind, object_id)
         if any(row[0] == 2 for row in rows):
             raise StoreError(f"{KINDS[kind]} {object_id.hex()} was erased from the store")
@@ -296,7 +295,7 @@ class Objects:
 
 
 def read_external(store: Store, pack: bytes) -> dict[int, str]:
-    """The URLs of the files that have the chunks of an external pack, by the offsets of the chunks."""
+    """Return the URLs of the files that have an external pack's chunks, by the offsets of the chunks."""
     name = pack.hex()
     data = store.get(f"packs/{name[:2]}/{name}", EXTERNAL_MAX) or b""
     if data[:8] != b"dsvpack2" or data[-8:] != b"dsvpack2" or blake3(data[:-40]).digest() != data[-40:-8]:
@@ -319,7 +318,7 @@ def read_external(store: Store, pack: bytes) -> dict[int, str]:
 
 
 def unpacked(codec: int, data: bytes, stored: int, length: int) -> bytes | None:
-    """The object in these stored bytes; None where that can't be."""
+    """Return the object in these stored bytes, or None if they are damaged."""
     if len(data) != stored or codec not in (0, 1):
         return None
     if codec == 0:
@@ -343,7 +342,7 @@ class Format(NamedTuple):
     store_id: bytes
     features: tuple[str, ...]
     names: str | None
-    """The place of the names, if they have moved or are being moved."""
+    """The location of the names, if they have moved or are being moved."""
 
 
 def check_format(store: Store) -> Format:
@@ -366,7 +365,7 @@ def check_format(store: Store) -> Format:
 
 
 def find_names(store: Store, given: Path | None) -> Store:
-    """The place of the store's names, from the one that was given, or that the store names, to the last one."""
+    """Return where the store's names are: follow their moves from the given or the recorded location on."""
     data = check_format(store)
     if "names-elsewhere" not in data.features:
         if "data-elsewhere" in data.features:
@@ -391,7 +390,7 @@ def find_names(store: Store, given: Path | None) -> Store:
 def place_of(store: Store, log: Format) -> Path | None:
     """Return the folder of the names according to a log of features, or None if they are with the data.
 
-    A place that begins with `./` is relative to the data. Raise `StoreError` if the place is not a folder.
+    A location that begins with `./` is relative to the data. Raise `StoreError` if it is not a folder.
     """
     if log.names is None:
         return None
@@ -420,7 +419,7 @@ def component(name: str) -> str:
 
 
 def last_move(store: Store, dataset: str, branch: str) -> tuple[bytes | None, bool, str] | None:
-    """The commit of a branch's last move, whether it is deleted, and the action; None where there is no such branch."""
+    """Return the commit of a branch's last move, whether it is deleted, and the action; None without one."""
     prefix = f"refs/{component(dataset)}/branches/{component(branch)}"
     seqs = store.names(prefix, 16)
     if not seqs:
@@ -433,7 +432,7 @@ def last_move(store: Store, dataset: str, branch: str) -> tuple[bytes | None, bo
 
 
 def branch_head(store: Store, dataset: str, branch: str) -> bytes | None:
-    """The commit that the branch names; None where there is no such branch."""
+    """Return the commit that the branch names, or None if there is no such branch."""
     commit, deleted, _ = last_move(store, dataset, branch) or (None, True, "")
     if commit is None and not deleted:
         raise StoreError(f"branch {branch} of {dataset} names no commit yet")
@@ -441,14 +440,14 @@ def branch_head(store: Store, dataset: str, branch: str) -> bytes | None:
 
 
 def renamed(store: Store, dataset: str, way: str) -> str | None:
-    """The dataset to or from which this one was renamed, if that is its last move and it is gone."""
+    """Return the dataset to or from which this one was renamed, if that was its last move and deleted it."""
     _, deleted, action = last_move(store, dataset, "main") or (None, False, "")
     match = re.match(rf"rename dataset(?: \(forced\))?: {way} ([^;]*)", action)
     return match[1] if deleted and match else None
 
 
 def current_name(store: Store, dataset: str) -> str:
-    """The name that a dataset has today, whose expiry log counts."""
+    """Return the current name of a dataset, under which its expiry log is."""
     seen: set[str] = set()
     while dataset not in seen:
         seen.add(dataset)
@@ -499,7 +498,7 @@ def refuse_expired(names: Store, dataset: str, commit: bytes) -> None:
 
 
 def resolve(store: Store, target: str, given: Path | None = None) -> bytes:
-    """The id of the commit that DATASET[@REV] names. given: where the store's names are, if elsewhere."""
+    """Return the id of the commit that DATASET[@REV] names. given: where the names are, if elsewhere."""
     dataset, _, rev = target.partition("@")
     match = re.fullmatch(r"([^~]+)(?:~([0-9]{1,6}))?", rev or "main")
     if match is None:
@@ -545,7 +544,7 @@ def resolve(store: Store, target: str, given: Path | None = None) -> bytes:
 
 
 def read_commit(store: Store, commit_id: bytes) -> list[Any]:
-    """Root, level, parents, author, time, message, files, bytes, entries; in version 2 also dataset and branch."""
+    """Return root, level, parents, author, time, message, files, bytes, entries [, dataset, branch]."""
     data = store.get(f"commits/{commit_id.hex()}")
     if data is None:
         raise StoreError(f"there is no commit {commit_id.hex()}")
@@ -561,7 +560,7 @@ def read_commit(store: Store, commit_id: bytes) -> list[Any]:
 
 
 class Columns:
-    """Takes columns off the front of an object's bytes."""
+    """Reads columns from the front of an object's bytes."""
 
     def __init__(self, data: bytes, kind: str) -> None:
         self.kind = kind
@@ -634,7 +633,7 @@ def decode_segment(data: bytes) -> list[Entry]:
 
 
 def segments(objects: Objects, node: Child, level: int) -> Iterator[Child]:
-    """The segments below a node, which is held against what is said of it before anything below it is read."""
+    """Yield the segments below a node. It must match its parent's row before anything below it is read."""
     found, children = decode_node(objects.read(NODE, node.id))
     if found != level or not 1 <= level <= 8:
         raise StoreError(f"node {node.id.hex()} has level {found} where {level} belongs")
@@ -653,7 +652,7 @@ def segments(objects: Objects, node: Child, level: int) -> Iterator[Child]:
 
 
 def tree(objects: Objects, commit: list[Any]) -> Iterator[Entry]:
-    """Every entry of a commit's tree, each path checked: safe, in order, once, and below no other."""
+    """Yield every entry of a tree. Each path is checked: safe, in order, once, and below no other path."""
     root, level, _, _, _, _, files, size, entries_in_all = commit[:9]
     previous: bytes | None = None
     for child in segments(objects, Child(b"", root, entries_in_all, files, size), level):
@@ -684,7 +683,7 @@ def check_path(path: bytes) -> None:
 
 
 def check_links(links: dict[bytes, bytes]) -> None:
-    """Every symlink stays in the tree, resolved through the tree's own links."""
+    """Check that every symlink stays in the tree, resolved through the tree's own links."""
     for path, target in links.items():
         if not target or len(target) > 4095 or b"\0" in target or leaves(path, target, links):
             raise StoreError(f"symlink {path!r} leaves the tree")
@@ -693,7 +692,7 @@ def check_links(links: dict[bytes, bytes]) -> None:
 def leaves(path: bytes, target: bytes, links: dict[bytes, bytes]) -> bool:
     here = path.split(b"/")[:-1]
     following, hops = [path], 0
-    ahead: list[bytes | None] = [*reversed(target.split(b"/"))]  # None: here a followed link's target ends
+    ahead: list[bytes | None] = [*reversed(target.split(b"/"))]  # None: the end of a followed link's target
     if target.startswith(b"/"):
         return True
     while ahead:
@@ -707,7 +706,7 @@ def leaves(path: bytes, target: bytes, links: dict[bytes, bytes]) -> bool:
         elif part not in (b"", b"."):
             here.append(part)
             link = b"/".join(here)
-            if link in following:  # a circle: nothing passes it, and the rest is taken as it reads
+            if link in following:  # a cycle: no path leads through it, so the rest is taken literally
                 links = {}
             elif link in links:
                 hops += 1
@@ -725,7 +724,7 @@ def leaves(path: bytes, target: bytes, links: dict[bytes, bytes]) -> bool:
 def chunks(
     objects: Objects, recipe_id: bytes, size: int, level: int | None = None
 ) -> Iterator[tuple[bytes, int]]:
-    """The chunks of a recipe of `size` bytes with their lengths, nested recipes opened."""
+    """Yield the chunks of a recipe of `size` bytes, and of recipes nested in it, with their lengths."""
     columns = Columns(objects.read(RECIPE, recipe_id), "recipe")
     found, count = columns.number(4), columns.number(65536)
     ids, lengths = columns.ids(count), columns.numbers("Q" if found else "I", count)
@@ -742,14 +741,14 @@ def chunks(
 
 
 def contents(objects: Objects, entry: Entry) -> Iterator[tuple[bytes, int]]:
-    """The chunks of a file with their lengths."""
+    """Return the chunks of a file with their lengths."""
     if entry.size > SINGLE_CHUNK_MAX:
         return chunks(objects, entry.recipe_id, entry.size)
     return iter([(entry.file_id, entry.size)] if entry.size else [])
 
 
 def content(objects: Objects, entry: Entry) -> Iterator[bytes]:
-    """The file's bytes in pieces. Raises `StoreError` at the end where they are not the file."""
+    """Yield the file's bytes in pieces. Raises `StoreError` at the end if they do not match the file's id."""
     whole, size = blake3(), 0
     for chunk, length in contents(objects, entry):
         data = objects.read(CHUNK, chunk)
@@ -763,7 +762,7 @@ def content(objects: Objects, entry: Entry) -> Iterator[bytes]:
 
 
 def read_erased(store: Store) -> dict[bytes, str]:
-    """The erasures of the store, by the ids of files, chunks and recipes: when, by whom and why."""
+    """Return when, by whom and why something was erased, by the ids of files, chunks and recipes."""
     found: dict[bytes, str] = {}
     for name in store.names("erased", 32):
         data = store.get(f"erased/{name}", ERASURE_MAX)
@@ -776,7 +775,7 @@ def read_erased(store: Store) -> dict[bytes, str]:
 
 
 def why_erased(objects: Objects, entry: Entry, erased: dict[bytes, str]) -> str | None:
-    """Why a file can't be restored, or None if nothing of it was erased."""
+    """Return why a file can't be restored, or None if nothing of it was erased."""
     if not erased or not entry.size:
         return None
     whole = erased.get(entry.file_id) or erased.get(entry.recipe_id)
@@ -787,7 +786,7 @@ def why_erased(objects: Objects, entry: Entry, erased: dict[bytes, str]) -> str 
 
 
 def why_outside(objects: Objects, entry: Entry) -> str | None:
-    """Why a file can't be restored that the store only refers to; None if the store has all of it."""
+    """Return why a file can't be restored that the store only refers to; None if the store has all of it."""
     if not objects.any_outside:
         return None
     urls = (url for one, _ in contents(objects, entry) if (url := objects.url_of(one)) is not None)
@@ -797,8 +796,8 @@ def why_outside(objects: Objects, entry: Entry) -> str | None:
 def restore(store_dir: Path, target: str, out: Path, names: Path | None = None) -> tuple[bytes, int, int]:
     """Write the files of a commit to `out`, which must not exist, and return the commit's id, entries and bytes.
 
-    Files that were erased from the store, or that it only refers to, are left out, and named on stderr. Of the latter a
-    `StoreError` tells, too, once the rest is written.
+    Files that were erased from the store, or that it only refers to, are left out, and named on stderr. For
+    the latter, a `StoreError` is raised once the rest is written.
     """
     if os.path.lexists(out):
         raise StoreError(f"{out} is there already")
@@ -810,7 +809,7 @@ def restore(store_dir: Path, target: str, out: Path, names: Path | None = None) 
     links: dict[bytes, bytes] = {}
     count = total = outside = 0
     without = set[bytes]()
-    for entry in tree(objects, commit):  # all of it is looked at before anything is written
+    for entry in tree(objects, commit):  # the whole tree is checked before anything is written
         why = why_erased(objects, entry, erased)
         if why is None and (why := why_outside(objects, entry)) is not None:
             outside += 1
@@ -853,7 +852,7 @@ def write_tree(objects: Objects, entries: Iterator[Entry], folder: Path) -> None
                     file.write(piece)
             if entry.kind == EXECUTABLE:
                 place.chmod(place.stat().st_mode | (place.stat().st_mode & 0o444) >> 2)
-    for entry in links:  # last, so that nothing is written by way of one
+    for entry in links:  # last, so that no file is written through a link
         (folder / os.fsdecode(entry.path)).symlink_to(os.fsdecode(entry.target))
 
 

@@ -1,5 +1,4 @@
-"""Samples of commits for PyTorch 1.13 and later: a map-style and an iterable dataset, and a loader whose state is
-small.
+"""Samples of commits for PyTorch 1.13 and later: a map-style and an iterable dataset, and a loader.
 
 See docs/guide/training.md.
 """
@@ -23,14 +22,12 @@ Data = Samples | Sequence[tuple[Samples, float]]
 Transform = Callable[[Sample], Any]
 
 _ORDERED = 0.75
-"""The part of a window that samples are shuffled in. The rest is for what is read ahead, and for what was just
-used."""
+"""The part of a window in which samples are shuffled. The rest is for blocks read ahead or just used."""
 _AHEAD = 0.125
 
 
 class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
-    """Samples by their numbers, for a `DataLoader` with any sampler. A batch is read with few requests (PyTorch
-    2)."""
+    """Samples by number, for a `DataLoader` with any sampler. PyTorch 2 reads a batch with few requests."""
 
     def __init__(self, samples: Samples, transform: Transform | None = None) -> None:
         self.samples, self._transform = samples, transform
@@ -46,9 +43,9 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
 
 class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]
-    """The samples of one epoch, in the order that `Loader` has.
+    """The samples of one epoch, in the order of `Loader`.
 
-    With the batch size of the `DataLoader`, the order is the same however many workers that has.
+    If `batch_size` is that of the `DataLoader`, the order is the same for any number of workers.
     """
 
     def __init__(
@@ -63,13 +60,13 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]
         world_size: int | None = None,
         transform: Transform | None = None,
     ) -> None:
-        """As of `Loader`. Call `set_epoch` before each epoch."""
+        """See `Loader`. Call `set_epoch` before each epoch."""
         self._sources, self._plan = _planned(data, seed, shuffle, None)
         self._batch_size, self._epoch, self._transform = batch_size, epoch, transform
         self._rank, self._world = _own_rank(rank, world_size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the next epoch. Workers that persist do not see it."""
+        """Set the next epoch. Persistent workers do not see it."""
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
@@ -83,8 +80,8 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]
 
 
 class Loader:
-    """Batches of samples, epoch after epoch. The order depends on the commits, the seed and the epoch alone, and is
-    the same for each number of workers and ranks. `state_dict` says how far it was delivered.
+    """Batches of samples, epoch after epoch. The order depends on the samples, the window, the seed and the
+    epoch, not on the number of workers and ranks. `state_dict` returns the position in it.
     """
 
     def __init__(
@@ -101,9 +98,9 @@ class Loader:
         length: int | None = None,
         **options: Any,
     ) -> None:
-        """batch_size: samples for one rank. rank, world_size: those of `torch.distributed` if they are not given.
-        transform: is called with each sample, in the workers. length: samples in an epoch of a mixture. options: of a
-        `DataLoader`, such as `num_workers`, `collate_fn` and `pin_memory`.
+        """batch_size: samples for one rank. rank, world_size: by default those of `torch.distributed`.
+        transform: is called with each sample, in the workers. length: samples in an epoch of a mixture.
+        options: of a `DataLoader`, such as `num_workers`, `collate_fn` and `pin_memory`.
         """
         refused = {"batch_sampler", "dataset", "sampler"} & options.keys()
         if refused or batch_size < 1:
@@ -123,7 +120,7 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The epoch that comes next, or is under way."""
+        """The epoch that is under way, or the next one."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
@@ -131,31 +128,30 @@ class Loader:
         self._epoch, self._place = epoch, 0
 
     def __len__(self) -> int:
-        """Return the batches of a whole epoch."""
+        """Return the number of this rank's batches in a whole epoch."""
         rank, world = self._rank, self._world
         steps = self._plan.steps(0, self._batch_size, world, self._drop_last)
         return sum(count * (rank + 1) // world > count * rank // world for count in steps)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of this epoch that were not delivered yet. At its end the next epoch is the current
-        one."""
+        """Yield the batches of this epoch that were not delivered yet, then advance to the next epoch."""
         self._ends.clear()
         windows = [source.ready() for source in self._sources] if self._loader.num_workers else []
         for batch in self._loader:
             while windows:
                 if (window := windows.pop()) is not None:
-                    window.close()  # workers have it open by now
+                    window.close()  # the workers have it open
             self._place = self._ends.popleft()
             yield batch
         self._epoch, self._place = self._epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far the samples were delivered to all ranks together; a few hundred bytes."""
+        """Return how far the samples were delivered to all ranks together, in a few hundred bytes."""
         return {**self._identity(), "epoch": self._epoch, "place": self._place}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after what was delivered when the state was taken, by whatever workers and ranks. Raises `Conflict`
-        for the state of other samples or of another order.
+        """Continue after the samples delivered when the state was taken, with any number of workers and
+        ranks. Raises `Conflict` for the state of other samples or of another order.
         """
         own = self._identity()
         different = [key for key, value in own.items() if state.get(key) != value]
@@ -183,15 +179,14 @@ class Loader:
 
 
 class _Ask(NamedTuple):
-    """The reading task of a worker for a batch: samples of all sources, numbered through, and blocks of each source
-    that are needed soon."""
+    """A worker's task for a batch: samples, numbered across sources, and blocks to read ahead, by source."""
 
     samples: Any
     ahead: list[tuple[int, list[int]]]
 
 
 class _Asks(torch.utils.data.Sampler):  # type: ignore[misc]
-    """The batches of a loader's epoch from its place on."""
+    """What to read for the batches of a loader's epoch, from its position on."""
 
     def __init__(self, loader: Loader) -> None:
         self._of = loader
@@ -259,9 +254,9 @@ def _asked(
     batches: Iterator[tuple[int, Any]],
     ends: deque[int] | None = None,
 ) -> Iterator[_Ask]:
-    """Yield what is to be read for each batch, with the blocks that later ones need for the first time.
+    """Yield what to read for each batch, with the blocks that later batches need for the first time.
 
-    ends: is given the place behind each batch.
+    ends: receives the position after each batch.
     """
     offsets = np.cumsum([0, *map(len, sources)])
     known: list[set[int]] = [set() for _ in sources]

@@ -1,1 +1,1 @@
-"""Samples for training: which there are, in what order they come, how one host reads them once, and how fast."""
+"""Samples for training: their index, their order, and a window through which a host reads them once."""

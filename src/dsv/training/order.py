@@ -1,9 +1,9 @@
-"""The order of samples: a pure function of the commits, a seed and the epoch.
+"""The order of samples: a pure function of a `Plan` and the epoch.
 
-Samples that lie beside each other make a block, which is read at once. Blocks begin in an order of which each stretch
-is spread evenly over all paths, because the paths of a dataset are often sorted by class. Each sample has a place:
-where its block begins, and a random part of the window behind that. The samples come in the order of their places, so
-the blocks that are needed at a time take no more memory than the window.
+Adjacent samples form a block, which is read as a whole. Blocks begin in an order in which each stretch is
+spread evenly over all paths, because the paths of a dataset are often sorted by class. Each sample has a
+place: the start of its block plus a random part of the window. Samples are delivered in the order of their
+places, so the blocks needed at a time take no more memory than the window.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import msgspec
 import numpy as np
 
 VERSION = 1
-"""Changes with any of the orders."""
+"""Is increased when an order changes."""
 Numbers = Any
 """A numpy array of integers."""
 Run = tuple[Numbers, Numbers]
-"""Samples, and the lane of each: a number that all samples of a block share in an epoch. Ranks take samples by lanes,
-so that few of them need the same blocks."""
+"""Samples, and the lane of each: a number that all samples of a block share in an epoch. Ranks take samples
+by lane, so that few ranks need the same block."""
 
 _BLOCK, _LARGEST = 4 << 20, 8 << 20
-"""Bytes of a block: on average, unless its samples are very large or very small; and at most, but for a single
-sample."""
+"""Bytes of a block: on average, unless its samples are very large or very small; and at most, unless it is
+one sample."""
 _MOST, _FEW = 256, 16
-"""Samples of all blocks that are not too large: at most and at least."""
+"""Samples of a block: at most, and at least if it is not too large."""
 _STEP = 1 << 18
-"""Samples that are handled at once, beside those of a window."""
+"""Samples handled at a time, in addition to those of a window."""
 
 
 class Shape(NamedTuple):
@@ -41,8 +41,8 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, sizes: Numbers) -> Shape:
-        """sizes: bytes of each sample. Blocks have about equally many, so that large samples don't come in heaps of
-        small ones."""
+        """sizes: bytes of each sample. Blocks have about equally many samples, so that large and small
+        samples mix."""
         count = len(sizes)
         ends = np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
         many = min(_MOST, max(_FEW, count * _BLOCK // max(1, int(ends[-1]))))
@@ -62,20 +62,20 @@ class Shape(NamedTuple):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """All that decides the order of a training: of one commit, or of several that are mixed."""
+    """Everything that determines the order of a training on one commit, or on a mixture of several."""
 
     shapes: Sequence[Shape]
     weights: Sequence[float]
     seed: int
     window: int
-    """Bytes; a commit that is smaller than its part of it is shuffled as a whole."""
+    """Bytes. A commit that is smaller than its share of them is shuffled as a whole."""
     shuffle: bool
     length: int
-    """Samples of an epoch. Of a mixture, each commit begins anew when all of its samples have come."""
+    """Samples of an epoch. In a mixture, a commit starts again when all of its samples were delivered."""
 
     def sequence(self, epoch: int, start: int = 0) -> Iterator[Run]:
-        """Yield the samples of an epoch from a place on, as many at a time as is convenient. Those of a second commit
-        are numbered on from those of the first."""
+        """Yield the samples of an epoch from a position on, any number at a time. The numbers of a second
+        commit follow those of the first."""
         first, end = epoch * self.length + start, (epoch + 1) * self.length
         streams = [_Stream(self, at, taken) for at, taken in enumerate(self._taken(first))]
         offsets = np.cumsum([0, *(shape.samples for shape in self.shapes)])
@@ -90,11 +90,10 @@ class Plan(msgspec.Struct, frozen=True):
     def batches(
         self, epoch: int, start: int, size: int, rank: int = 0, world: int = 1, drop_last: bool = False
     ) -> Iterator[tuple[int, Numbers]]:
-        """Yield the batches of one rank from a place in the epoch on, each with the place at which the next step
-        begins.
+        """Yield the batches of one rank from a position on, each with the position of the next step.
 
-        size: of a batch. One step takes the next samples for all ranks. If the last step has less, it is shared
-        evenly, and one before it leaves a sample for each rank, or else there is none with drop_last.
+        size: of a batch. A step takes the next samples for all ranks. If the last step has fewer, the ranks
+        share them evenly, and the step before it leaves one for each rank; drop_last drops that step.
         """
         sequence, held = self.sequence(epoch, start), (np.empty(0, np.int64), np.empty(0, np.int64))
         for count in self.steps(start, size, world, drop_last):
@@ -110,7 +109,7 @@ class Plan(msgspec.Struct, frozen=True):
                 yield start, samples
 
     def steps(self, start: int, size: int, world: int, drop_last: bool) -> Iterator[int]:
-        """Yield how many samples each step from a place on takes, for all ranks together."""
+        """Yield how many samples each step from a position on takes, for all ranks together."""
         left = self.length - start
         while left >= size * world or (left > 0 and not drop_last):
             count = min(left, size * world)
@@ -121,7 +120,7 @@ class Plan(msgspec.Struct, frozen=True):
             left -= count
 
     def of_one(self, at: int, epoch: int, start: int) -> Iterator[Run]:
-        """Yield the samples of one commit, from a place in one of its own epochs on."""
+        """Yield the samples of one commit, from a position in one of its own epochs on."""
         shape = self.shapes[at]
         if not self.shuffle:
             for first in range(start, shape.samples, _STEP):
@@ -133,7 +132,7 @@ class Plan(msgspec.Struct, frozen=True):
         yield from _shuffled(shape, share, key, start)
 
     def _taken(self, first: int) -> list[int]:
-        """Return how many samples of each commit come before a place of the training."""
+        """Return how many samples of each commit precede a position of the training."""
         if len(self.shapes) == 1:
             return [first]
         counts = np.zeros(len(self.shapes), np.int64)
@@ -142,7 +141,7 @@ class Plan(msgspec.Struct, frozen=True):
         return [int(count) for count in counts]
 
     def _choices(self, first: int, end: int) -> Iterator[Numbers]:
-        """Yield of which commit the sample of each place of the training is."""
+        """Yield the commit of the sample at each position of the training."""
         bounds = np.cumsum(np.asarray(self.weights, np.float64)) / sum(self.weights)
         key = np.uint64(_key(self.seed, len(self.shapes), 0))
         for at in range(first, end, _STEP):
@@ -220,8 +219,7 @@ def _shuffled(shape: Shape, window: int, key: int, start: int) -> Iterator[Run]:
 
 
 def _places(begins: Numbers, spread: Numbers, counts: Numbers, lot: Numbers) -> Numbers:
-    """Return the place of each sample of some blocks: each block divides its room evenly, at random, among its
-    own."""
+    """Return the place of each sample: a block divides its spread evenly among its samples, at random."""
     block = np.repeat(np.arange(len(counts)), counts)
     turn = np.empty(len(lot), np.int64)
     turn[np.lexsort((lot, block))] = _counting(counts)
@@ -231,8 +229,8 @@ def _places(begins: Numbers, spread: Numbers, counts: Numbers, lot: Numbers) -> 
 
 
 def _block_order(count: int, key: int) -> Numbers:
-    """Return the numbers below `count` in an order of which each stretch is spread evenly over all of them: a van der
-    Corput sequence, scrambled by the key."""
+    """Return the numbers below `count` in an order in which each stretch is spread evenly over all of them: a
+    van der Corput sequence, scrambled by the key."""
     bits = max(1, (count - 1).bit_length())
     counter = np.arange(1 << bits, dtype=np.uint64)
     value = np.zeros_like(counter)
@@ -254,7 +252,7 @@ def _key(seed: int, source: int, epoch: int) -> int:
 
 
 def _mixed(values: Numbers) -> Numbers:
-    """Return random numbers of 64 bits, each by a value: SplitMix64."""
+    """Return a random number of 64 bits for each value: SplitMix64."""
     found = values + np.uint64(0x9E3779B97F4A7C15)
     found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -262,5 +260,5 @@ def _mixed(values: Numbers) -> Numbers:
 
 
 def _counting(counts: Numbers) -> Numbers:
-    """Return 0, 1, … for each count, one after the other."""
+    """Return the numbers below each count, one count after the other."""
     return np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)

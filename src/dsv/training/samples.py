@@ -1,7 +1,7 @@
 """The samples of a commit, read from a cache, from one window of memory on this host, or from the store.
 
-Their index says which files of the commit are samples, and where their contents lie, in columns. It is made once, and
-mapped into memory by each process that reads samples, so that none but the first asks the store for the tree.
+Their index has columns for the paths, ids and locations of the samples. It is made once and mapped into
+memory by each process that reads samples, so that only the first process asks the store for the tree.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _COLUMNS = {
     "pack_ids": "V16",
     "paths": "u1",
 }
-"""Rows of samples; `large` are the samples with a recipe. A sample of no known place has no pack, which is
+"""Rows of samples; `large` are the samples with a recipe. The pack of a sample of unknown location is
 `_NOWHERE`."""
 _NOWHERE = 0xFFFFFFFF
 _LOOK_EVERY = 10.0
-"""Seconds after which the cache is looked at again, which somebody may be filling."""
+"""Seconds after which the cache is looked at again: a process may be filling it."""
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ _HEADER = msgspec.msgpack.Decoder(_Header)
 
 
 class Index:
-    """The samples of a commit, numbered in the order of their paths. Can be pickled, without what it maps."""
+    """The samples of a commit, numbered in the order of their paths. Can be pickled, without mapped bytes."""
 
     def __init__(self, folder: Path, name: str, data: bytes | memoryview) -> None:
         """Raises `ValueError` for bytes that are no index."""
@@ -82,7 +82,7 @@ class Index:
         except msgspec.DecodeError as error:
             raise ValueError(f"{name} is damaged") from error
         self.erased = header.erased
-        """How many files of the commit are left out, as they were erased."""
+        """How many files of the commit are left out because they were erased."""
         columns = {}
         for (column, kind), count in zip(_COLUMNS.items(), header.lengths, strict=True):
             at = -(-end // 8) * 8
@@ -104,7 +104,7 @@ class Index:
         return self._columns["paths"][first : int(ends[number])].tobytes()  # type: ignore[no-any-return]
 
     def entry(self, number: int) -> tuple[Entry, Location | None]:
-        """Return the sample as an entry of the tree, and where its content lies, if that is known."""
+        """Return the sample as an entry of the tree, and the location of its content, if known."""
         columns, size = self._columns, int(self.sizes[number])
         recipe = None
         if size > SINGLE_CHUNK_MAX:
@@ -141,10 +141,10 @@ def open_index(
     accepts: Callable[[bytes], bool] | None,
     erasures: Erasures,
 ) -> Index:
-    """Return the index that is kept by this name in a folder, or make it.
+    """Return the index that a folder keeps under this name, or make it.
 
-    segments: of the tree, to make it. accepts: tells which paths are samples; None for all. Where nothing can be
-    kept, it is in memory alone.
+    segments: of the tree, to make it. accepts: whether a path is a sample; None accepts all. If the folder
+    can't keep the index, it is in memory only.
     """
     copies = MetadataCache(folder)
     known = copies.map(_KIND, name)
@@ -225,7 +225,7 @@ def _rows(
 
 
 def _places(located: LocatedSegment, rows: Any, has_content: Any, packs: dict[PackId, int]) -> dict[str, Any]:
-    """rows: of the locator, one for each sample, if it has content."""
+    """Return the columns of the locations. rows: the locator's row of each sample that has content."""
     locator = located.locator
     known = has_content & (rows < (0 if locator is None else len(locator)))
     names = ("packs", "offsets", "stored", "lengths", "tails", "codecs")
@@ -257,25 +257,25 @@ class Source(Protocol):
         """Return the contents of these files, checked, with few requests."""
 
     def cached(self) -> Path | None:
-        """Return the folder in the cache that has the whole commit, if it is there."""
+        """Return the cache's folder with the whole commit, if it is cached."""
 
     def fill(self) -> None:
         """Make the commit appear in the cache."""
 
 
 class Samples:
-    """Files of a commit by numbers, in the order of their paths. `dsv.Commit.samples` makes it.
+    """Files of a commit, numbered in the order of their paths. `dsv.Commit.samples` makes it.
 
-    It opens nothing before something is read. It can be pickled, and processes that were forked read for themselves.
-    It is a data source as PyTorch and Grain take one.
+    It opens nothing before the first read. It can be pickled; forked processes open their own connections.
+    PyTorch and Grain take it as a data source.
     """
 
     def __init__(self, source: Source, index: Index, window: int, use_cache: bool | Literal["fill"]) -> None:
         self._source, self._index = source, index
         self.window = window
-        """Bytes of memory that all processes on a host use together for what is read ahead."""
+        """Bytes of memory for reading ahead, shared by all processes on a host."""
         self._use_cache = use_cache
-        """`fill`: it is filled while samples are read from the store."""
+        """`fill`: fill the cache while samples are read from the store."""
 
     def __repr__(self) -> str:
         return f"<dsv.Samples: {len(self)} files of {self.commit[:12]}>"
@@ -287,7 +287,7 @@ class Samples:
         return self.__getitems__([number])[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Sample]:
-        """Read several at once: what lies beside each other comes with one request."""
+        """Read several samples; contents that are stored side by side are read with one request."""
         chosen = [self._checked(number) for number in numbers]
         return [Sample(self.path(at), data) for at, data in zip(chosen, self.read(chosen), strict=True)]
 
@@ -298,7 +298,7 @@ class Samples:
 
     @property
     def name(self) -> str:
-        """A hash of the commit, the patterns, and of what was erased."""
+        """A hash of the commit, the patterns and the erasures."""
         return self._index.name
 
     @property
@@ -318,7 +318,7 @@ class Samples:
 
     @cached
     def shape(self) -> Shape:
-        """How they are cut into blocks."""
+        """How the samples are cut into blocks."""
         return Shape.of(self.sizes)
 
     def path(self, number: int) -> str:
@@ -330,7 +330,7 @@ class Samples:
         return self.read_stored(numbers) if found is None else found
 
     def read_ahead(self, numbers: Sequence[int], ahead: Sequence[int] = ()) -> list[bytes]:
-        """The same through the window of this host. ahead: numbers of blocks that are needed soon."""
+        """As `read`, but through the window of this host. ahead: numbers of blocks that are needed soon."""
         found = self._plain(numbers)
         if found is None:
             window = self._window
@@ -338,21 +338,20 @@ class Samples:
         return found
 
     def ready(self) -> Window | None:
-        """Return the window of this host, started beforehand and open until it is closed, if samples are going to be
-        read from the store."""
+        """Start and return the window of this host if the store will be read. The caller closes it."""
         window = self._window if self._folder() is None else None
         if window is not None:
-            with suppress(OSError):  # as long as it lasts, who reads fails with a message
+            with suppress(OSError):  # if it persists, reading fails with a message
                 window.open()
         return window
 
     def read_stored(self, numbers: Sequence[int]) -> list[bytes]:
-        """Read from the store."""
+        """Read from the store, and not from the cache or the window."""
         return self._source.read([self._index.entry(int(number)) for number in numbers])
 
     @property
     def fills(self) -> bool:
-        """The cache is to be filled."""
+        """Whether the cache is to be filled."""
         return self._use_cache == "fill"
 
     def fill(self) -> None:
@@ -364,7 +363,7 @@ class Samples:
         return Samples(self._source, self._index, window, self._use_cache)
 
     def _plain(self, numbers: Sequence[int]) -> list[bytes] | None:
-        """Return what the cache has; None if anything is missing there."""
+        """Return the contents from the cache; None if any of them is missing there."""
         folder = self._folder()
         if folder is None:
             return None
@@ -383,7 +382,7 @@ class Samples:
         return found
 
     def _folder(self) -> bytes | None:
-        """Return the folder in the cache. It is looked for now and then, as it may be filled meanwhile."""
+        """Return the commit's folder in the cache, or None. It is looked for every `_LOOK_EVERY` seconds."""
         if not self._use_cache:
             return None
         at: float | None

@@ -1,10 +1,12 @@
-"""The window: memory of a host in which blocks of samples are kept, each read from the store once for all processes.
+"""The window: memory that keeps blocks of samples, each read from the store once for all processes of a host.
 
-A process of its own has it (`main`), which whoever needs it first starts. An abstract socket of Linux, whose name only
-one process can have, is bound before and handed to it, so of many that start at once all but one only connect. It
-passes each block as a file in memory (memfd). So nothing is left behind when processes are killed, and if it is killed
-itself, the next one who reads starts another. It ends when nobody has been connected for a while. Another process may
-fill the cache beside it.
+A separate process (`main`) owns it. The first process that needs it binds an abstract Linux socket, whose
+name
+only one process can have, and starts the owner with it; processes that start at the same time only connect.
+Each block is passed as a file in memory (memfd), so killed processes leave nothing behind. If the owner is
+killed, the next reader starts another. It ends when no process has been connected for a while. Another
+process
+may fill the cache beside it.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ if TYPE_CHECKING:
 PROGRAM = "dsv.training.window"
 PACKET = 1 << 16
 _AT_ONCE = 64
-"""Answers that a process waits for at the same time: as many as a socket takes without being read."""
+"""Answers that a process waits for at the same time: as many as a socket holds unread."""
 _MOST = 4096
 """Numbers in one packet."""
 _TRIES = 5
 _WAITING = 4096
-"""Processes that may connect before the window's own has begun."""
+"""Processes that may connect before the window's process accepts connections."""
 _PEER = struct.Struct("3i")
 
 
@@ -68,21 +70,21 @@ class Asked(msgspec.Struct, array_like=True):
     """A packet to the window."""
 
     blocks: dict[int, int]
-    """To be sent, each in a file of its own; and how many samples of it are needed now."""
+    """Blocks to send, each in its own file, and how many of their samples are needed now."""
     ahead: list[int]
-    """To be read after what is asked for, and kept."""
+    """Blocks to read after all others, and to keep."""
     samples: list[int]
-    """Those that are needed of the blocks, if they may be sent by themselves."""
+    """The samples needed of the blocks, if they may be sent without the rest of their blocks."""
 
 
 class Answer(msgspec.Struct, array_like=True):
-    """A packet from the window. A file comes with it, unless there is an error."""
+    """A packet from the window, with a file unless there is an error."""
 
     block: int
     error: tuple[str, str, str | None, str | None] | None = None
-    """As `DsvError.parts`."""
+    """See `DsvError.parts`."""
     alone: list[int] = []
-    """An entry of the file in place of a block: these samples, in ascending order."""
+    """If any, the file has these samples, in ascending order, and not a block."""
 
     @classmethod
     def of(cls, block: int, error: DsvError) -> Answer:
@@ -100,7 +102,7 @@ def can_share() -> bool:
 
 
 def address(samples: Stored) -> bytes:
-    """Return the name of the socket, which the same samples have in all processes of a user."""
+    """Return the name of the socket, the same for the same samples in all processes of a user."""
     key = f"{os.geteuid()} {samples.name} {samples.window}"
     return b"\0dsv-window-" + blake3(key.encode()).hexdigest(length=16).encode()
 
@@ -112,7 +114,7 @@ def is_own(connection: socket.socket) -> bool:
 
 
 class Window:
-    """One process's end of a window. Not for several threads."""
+    """One process's end of a window. Not thread-safe."""
 
     def __init__(self, samples: Stored) -> None:
         self._samples = samples
@@ -123,8 +125,8 @@ class Window:
     def read(self, numbers: Sequence[int], ahead: Sequence[int] = ()) -> list[bytes]:
         """Return the bytes of these samples. ahead: blocks that are needed soon.
 
-        The first samples of a process need not wait for their blocks if these are much larger. Raises what reading
-        raises.
+        The first samples of a process are read without the rest of their blocks if these are much larger.
+        Raises the errors of the store, and `Unreachable` if the window's process can't be reached.
         """
         wanted = np.asarray(numbers, np.int64)
         shape = self._samples.shape
@@ -158,7 +160,7 @@ class Window:
         raise AssertionError
 
     def _take(self, wanted: Any, blocks: Any, left: set[int], found: list[bytes]) -> None:
-        """Put what is answered for some blocks into its places."""
+        """Receive the answers for the blocks `left`, and put their samples into `found`."""
         sizes, starts = self._samples.sizes, self._samples.shape.starts
         while left:
             answer, file = self._answer()
@@ -193,13 +195,11 @@ class Window:
         return found, files[0]
 
     def open(self) -> None:
-        """Connect, as reading does. Nobody answers before the window's process has begun."""
+        """Connect, as reading does, without waiting for the window's process to begin."""
         self._connected()
 
     def _connected(self) -> socket.socket:
-        if (
-            self._pid != os.getpid()
-        ):  # a connection of the process that this one was forked from is left to that
+        if self._pid != os.getpid():  # forked: the connection is the parent's
             self.close()
         if self._connection is None:
             self._connection, self._pid = _connect(self._samples), os.getpid()
@@ -212,11 +212,11 @@ class Window:
 
 
 _started: list[subprocess.Popen[bytes]] = []
-"""Processes that this one has started; Python warns of those that nobody keeps."""
+"""Processes that this one has started: Python warns if the object of a running process is dropped."""
 
 
 def start(samples: Stored, listening: socket.socket | None) -> None:
-    """Start a process that has the window and answers on this socket; without one, that fills the cache."""
+    """Start a process that owns the window and answers on this socket, or, without one, fills the cache."""
     files = [] if listening is None else [listening.fileno()]
     nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = start_program(PROGRAM, (files, samples), start_new_session=True, pass_fds=files, **nowhere)
@@ -227,7 +227,7 @@ def start(samples: Stored, listening: socket.socket | None) -> None:
 
 
 def _connect(samples: Stored) -> socket.socket:
-    """Return a connection to the window, which is started unless it is there."""
+    """Return a connection to the window. Start the window if it is not running."""
     name = address(samples)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -267,38 +267,36 @@ def _read(file: int, start: int, end: int) -> bytes:
 
 
 _IDLE = 5.0
-"""Seconds after which it ends when nobody is connected."""
+"""Seconds without a connection after which the window's process ends."""
 _READERS = 8
 _HURRIED = 192
-"""Samples that may be read by themselves, before so many blocks were read. As each of them is a request of its own,
-the others wait for their blocks."""
+"""Samples that may be read without their blocks; each block that is read allows one more. Each of them is a
+request of its own, so all others wait for their blocks."""
 
 
 class _Block:
-    """A block in memory."""
-
     def __init__(self, file: int, size: int, left: int) -> None:
         self.file, self.size = file, size
         self.left = left
-        """How many of its samples nobody has asked for yet."""
+        """How many of its samples were not asked for yet."""
 
 
 class _Blocks:
-    """The blocks in memory, and what is to be read. Threads read; whoever holds `lock` may change it."""
+    """The blocks in memory, and the blocks and samples to read. Threads read; any change needs `lock`."""
 
     def __init__(self, samples: Stored) -> None:
         self._samples, self._budget = samples, samples.window
         self.lock = threading.Condition()
         self._held: OrderedDict[int, _Block] = OrderedDict()
-        """Those that were asked for last are at the end."""
+        """In the order of their last use, the latest at the end."""
         self._done: OrderedDict[int, None] = OrderedDict()
-        """Blocks of which every sample was asked for. They go first."""
+        """Blocks of which every sample was asked for. They are dropped first."""
         self._bytes = 0
         self._waiting: dict[int, list[tuple[socket.socket, int]]] = {}
-        """Blocks that are not here yet, who waits for them, and for how many of their samples."""
+        """Blocks that are not here yet: the clients that wait for each, and for how many of its samples."""
         self._under_way: set[int] = set()
         self._hurried = self._alone = 0
-        """Samples that were read by themselves of late, and requests for such that are not answered yet."""
+        """Samples that were recently read without their blocks, and unanswered requests for such samples."""
         self._urgent: deque[int | tuple[list[int], socket.socket]] = deque()
         self._ahead: deque[int] = deque()
 
@@ -323,7 +321,7 @@ class _Blocks:
             self.lock.notify_all()
 
     def _hurry(self, samples: list[int]) -> dict[int, int]:
-        """Return those that are read by themselves, in ascending order, with their blocks."""
+        """Return the samples to read without their blocks, in ascending order, and the block of each."""
         if not samples or self._hurried >= _HURRIED:
             return {}
         blocks = self._samples.shape.block_of(samples).tolist()
@@ -343,7 +341,7 @@ class _Blocks:
             self._done[block] = None
 
     def serve(self) -> None:
-        """Read what is asked for, without an end."""
+        """Read what is asked for, forever. Each reading thread runs this."""
         while True:
             with self.lock:
                 while not self._urgent and (self._alone or not self._ahead):
@@ -420,7 +418,7 @@ def _in_memory(contents: list[bytes]) -> tuple[int, int]:
 
 
 def _send(client: socket.socket, answer: Answer, file: int | None = None) -> None:
-    """Send an answer. Who can't be sent one, for instance as it reads none, is cut off, and may connect again."""
+    """Send an answer. A client that can't take it, or does not read, is cut off, and may connect again."""
     try:
         files = [] if file is None else [file]
         socket.send_fds(client, [msgspec.msgpack.encode(answer)], files, socket.MSG_DONTWAIT)
@@ -430,7 +428,7 @@ def _send(client: socket.socket, answer: Answer, file: int | None = None) -> Non
 
 
 def _accept_and_ask(listening: socket.socket, blocks: _Blocks) -> None:
-    """Take connections and what they ask for, until there have been none for a while."""
+    """Accept connections and their requests, until no process was connected for `_IDLE` seconds."""
     with selectors.DefaultSelector() as selector:
         selector.register(listening, selectors.EVENT_READ)
         while True:

@@ -29,7 +29,7 @@ from dsv.errors import Terminated, UsageError
 
 INTERRUPTED = (130, 143)
 RESUMED = frozenset({"sync", "pull", "clone", "cache", "sparse"})
-"""Commands that use what an interrupted one had done."""
+"""Commands that continue an interrupted run of themselves."""
 _FILES = {
     "hold": "release",
     "ls": "cat resolve",
@@ -39,7 +39,7 @@ _FILES = {
     "stop": "logs wait",
 }
 SIBLINGS = {name: file for file, names in _FILES.items() for name in names.split()}
-"""Commands that are in the file of another one."""
+"""Commands that are in another command's file."""
 
 
 class Root(TyperGroup):
@@ -123,13 +123,13 @@ def run(
             return _invoke(arguments, session)
         except ReaderGone:
             return READER_GONE
-        # The one place that sees everything: a script gets an exit code and a sentence, whatever happened.
+        # Catch everything, so that a script always gets an exit code and a sentence.
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
             return _fail(error, arguments, session)
 
 
 def exit_now(code: int) -> None:
-    """End an interrupted process at once, without waiting for threads in the middle of a request."""
+    """End the process at once if it was interrupted, without waiting for threads that are in a request."""
     sys.stderr.flush()
     if code in INTERRUPTED:
         os._exit(code)
@@ -158,7 +158,7 @@ def _fail(error: BaseException, arguments: Sequence[str], session: Session) -> i
         failure.hint = "the same command goes on from here"
     with suppress(BrokenPipeError, ReaderGone):
         if session.flags.json or "--json" in _options(arguments):
-            with suppress(OSError):  # stdout can't take it, which may be the failure
+            with suppress(OSError):  # a full stdout may be the failure
                 session.out.write(failure_json(failure).encode())
                 session.out.publish()
                 return failure.exit_code
@@ -181,15 +181,15 @@ _HINTS = {
     ("log", "-p"): "dsv log --stat sums up what each commit changed; dsv show TARGET --name-status lists it",
     ("tag", "-d"): "dsv tag --delete NAME",
 }
-"""Options of other tools that are spelled like none of ours."""
+"""Hints for options of other tools that are spelled like no option of dsv."""
 
 
 def _of_typer(error: typer.TyperException, session: Session) -> UsageError:
-    """Put typer's messages into our words: one sentence, then a hint."""
+    """Turn typer's message into one sentence and a hint."""
     path = f"dsv {session.command}".strip()
     hint = f"{path} --help"
     subject = None
-    # typer keeps the classes of its errors to itself; what one of them alone has tells which it is.
+    # typer does not export the classes of its errors: an attribute that only one of them has identifies it.
     unknown, missing = getattr(error, "option_name", None), getattr(error, "param", None)
     if isinstance(unknown, str) and hasattr(error, "possibilities"):
         subject = unknown
@@ -249,7 +249,7 @@ OTHER_NAMES: dict[str, str] = {
     "fsck": "dsv verify checks a store, dsv cached --check a cache",
     "delete": "dsv datasets --delete deletes a dataset, dsv rm files, dsv tag --delete a tag",
 }
-"""To names of commands in other tools the command of dsv, or a sentence that has it."""
+"""The command of dsv, or a sentence with it, by the names of commands in other tools."""
 
 
 def _no_such_command(name: str) -> UsageError:
@@ -259,10 +259,7 @@ def _no_such_command(name: str) -> UsageError:
 
 
 def _misspelt(name: str, names: Iterable[str]) -> str | None:
-    """Return the one of the names that was probably meant, or None.
-
-    It is spelled much like `name`, and begins like it, or two letters have changed places.
-    """
+    """Return the similar name that was probably meant: it has the same first letter, or the same letters."""
     from difflib import get_close_matches
 
     for close in get_close_matches(name, names, 3, 0.65):
@@ -272,13 +269,13 @@ def _misspelt(name: str, names: Iterable[str]) -> str | None:
 
 
 def hear_of_children() -> None:
-    """Make sure that children can be waited for: some programs start others with SIGCHLD ignored."""
+    """Reset SIGCHLD so that children can be waited for: some programs start others with it ignored."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM unwind like Ctrl-C does; a second one ends the process at once."""
+    """Let SIGTERM unwind as Ctrl-C does; a second SIGTERM ends the process at once."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""One invocation of a command: its global options, its settings, and how it speaks."""
+"""One invocation of a command: its global options, its settings and its output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Flags(msgspec.Struct):
     store: str | None = None
     cache: str | None = None
     names: str | None = None
-    """The place of a store's names: an option of the commands that bind a folder to a store."""
+    """The location of a store's names: an option of the commands that bind a folder to a store."""
     directory: str | None = None
     json: bool = False
     quiet: bool = False
@@ -43,7 +43,7 @@ class Flags(msgspec.Struct):
 
 
 class Session(msgspec.Struct):
-    """The state of one command line, whichever command it names: typer passes it as `obj`."""
+    """The state of one command line. Typer passes it as `obj`."""
 
     around: Surroundings
     out: Output
@@ -53,13 +53,13 @@ class Session(msgspec.Struct):
     told_moved: set[str] = msgspec.field(default_factory=set)
     """Stores whose moved names were reported already."""
     announce: Callable[[str, Path, Path], None] | None = None
-    """In the process of a detached run: tells the one that has started it of the run."""
+    """In the process of a detached run: reports the run to the process that started this one."""
     member: dict[str, Any] | None = None
-    """In the process of a run of a sweep: which one it is, and what all of them have in common."""
+    """In the process of a run of a sweep: which run it is, and what all runs have in common."""
 
 
 def name_of(param: Any) -> str:
-    """Return what a person calls an option or an argument."""
+    """Return an option or argument as a person writes it."""
     return param.opts[0] if param.param_type_name == "option" else (param.metavar or "").strip("[].")
 
 
@@ -69,7 +69,7 @@ class Call(typer.Context):
     words: tuple[str, ...] = ()
     """The words after `--`, for commands that take some."""
     answered = False
-    """The result was printed as JSON, so people are told nothing more."""
+    """The result was printed as JSON, so nothing more is printed for people."""
 
     @property
     def session(self) -> Session:
@@ -109,7 +109,7 @@ class Call(typer.Context):
         }
 
     def takes_only(self, form: str, *names: str) -> None:
-        """Raise `UsageError` if a parameter was typed that is none of these. form: what has no use for others."""
+        """Raise `UsageError` if any other parameter was typed. form: what does not take it."""
         more = [each for each in self.command.params if each.name in self.typed() - set(names)]
         if more:
             named = name_of(more[0])
@@ -167,16 +167,14 @@ class Call(typer.Context):
         self.out.line(to_json(document(fields), indent=self.around.stdout_is_terminal))
 
     def result(self, found: object = None, /, **more: object) -> None:
-        """With --json, print a result with the keys that the command declares: see `to_item`.
-
-        Then `line`, `table`, `say` and `warn` print nothing more: what a command calls next is the result for people.
-        """
+        """With --json, print a result with the keys that the command declares: see `to_item`. After that,
+        `line`, `table`, `say` and `warn`, which print the result for people, do nothing."""
         if self.json:
             self.document(to_item(found, self._keys, **more))
             self.answered = True
 
     def results(self, found: Iterable[object], about: object = None, /, **more: object) -> None:
-        """As `result`, with several results as `items`, and beside them the keys of what they are about."""
+        """As `result`, with several results as `items`, and beside them the keys of `about`."""
         self.items(map(self.item, found), self.head(about, **more) if about or more else None)
 
     def item(self, found: object, /, **more: object) -> dict[str, object]:
@@ -201,7 +199,7 @@ class Call(typer.Context):
         *,
         lines: bool = False,
     ) -> None:
-        """As `result`, with several results as `items`. With `lines` print each as a line, without --json too."""
+        """As `result`, with several results as `items`. lines: print each as a line, even without --json."""
         if lines:
             for item in items:
                 self.out.line(to_json(item))
@@ -234,11 +232,9 @@ class Call(typer.Context):
         offline: bool | None = None,
         override: str | None = None,
     ) -> Iterator[Context]:
-        """Open the context that the functions of `dsv.api` take, with a meter that ends with it.
-
-        `writes` means that records will be signed: only then is git asked for a name. `offline` is the value of that
-        option for commands that have it.
-        """
+        """Yield a context for the functions of `dsv.api`, with a meter that ends with it.
+        writes: records are signed; only then is git asked for a name. offline: of commands with that
+        option."""
         from dsv.api import environment
         from dsv.api.connection import make_context
 
@@ -251,9 +247,9 @@ class Call(typer.Context):
             yield msgspec.structs.replace(made, override=override, moved=self._tell_moved)
 
     def confirm(self, what: str, name: str, *, yes: bool) -> None:
-        """Have the user type a name before something is deleted; `yes` stands for that. what: what is deleted.
+        """Ask the user to type a name before something is deleted, unless `yes`. what: a sentence about that.
 
-        Raises `UsageError` if nobody can be asked, and `Conflict` for anything else than the name.
+        Raises `UsageError` if there is no terminal to ask on, and `Conflict` if anything else is typed.
         """
         if yes:
             return
@@ -273,11 +269,11 @@ class Call(typer.Context):
 
     @property
     def can_ask(self) -> bool:
-        """Return whether somebody is there to answer a question."""
+        """Whether a user at a terminal can answer a question."""
         return self.stdin.isatty() and self.around.stderr_is_terminal
 
     def author(self) -> str:
-        """Return the author of what is written; git may be asked for the name."""
+        """Return the author of new records; git may be asked for the name."""
         from dsv.api import environment
 
         return environment.author(self.settings, None).value

@@ -1,4 +1,4 @@
-"""Every command by name, with its one line of help: what `dsv --help` shows without importing any of them."""
+"""Every command by name, with its line of help, which `dsv --help` shows without importing a command."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ SECTIONS: dict[str, dict[str, str]] = {
 }
 
 HIDDEN = ("node",)
-"""Commands that dsv itself calls, on the nodes of a cluster; the list in the help leaves them out."""
+"""Commands that dsv itself calls on the nodes of a cluster. The help does not list them."""
 
 COMMANDS: dict[str, str] = {name: line for section in SECTIONS.values() for name, line in section.items()}
 

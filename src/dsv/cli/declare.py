@@ -41,13 +41,13 @@ class Command(TyperCommand):
     """Command lines, each with what it does in a few words."""
     result = Keys()
     nulls = False
-    """Keys of `result` that a form of the command has no value for are null, and not left out."""
+    """Keys of `result` without a value are null, and not left out."""
     takes_words: str | None = None
     """The name, in the help, of the words after `--` that typer does not parse."""
     unused: frozenset[str] = frozenset()
-    """Global options that it has no use for: refused behind its name."""
+    """Global options that have no effect: refused after the command's name."""
 
-    # typer keeps the classes of what these methods are given to itself, so their signatures can't name them.
+    # typer does not export the classes of these parameters, so the signatures can't name them.
 
     def get_params(self, ctx: Any) -> list[Any]:
         used = [option for option in global_options() if self.unused.isdisjoint(option.opts)]
@@ -64,13 +64,13 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def _check_words(self, ctx: Any, args: list[str]) -> None:
-        """Refuse a command that begins where the arguments end, without a `--`."""
+        """Raise `UsageError` if a command follows the arguments without a `--`."""
         if ctx.resilient_parsing:
             return
         ctx.ignore_unknown_options = True
         try:
             values, words, _ = self.make_parser(ctx).parse_args(list(args))
-        except typer.TyperException:  # parsing the arguments for good reports it
+        except typer.TyperException:  # the actual parsing reports it
             return
         finally:
             ctx.ignore_unknown_options = False
@@ -107,10 +107,8 @@ class Command(TyperCommand):
         return code
 
     def _about(self, ctx: Call, subject: str) -> Iterator[TyperOption | TyperArgument]:
-        """Yield the parameters that were typed with this word, or with the end of its path.
-
-        The parts of NAME=TARGET, and of lists with commas, are words too.
-        """
+        """Yield the parameters that were typed as `subject`, or as the end of that path. A part of
+        NAME=TARGET or of a list with commas counts too."""
         values: list[tuple[Any, object]] = [
             (param, ctx.params[param.name]) for param in self.params if param.name in ctx.typed()
         ]
@@ -126,7 +124,7 @@ class Command(TyperCommand):
                 yield param
 
     def _refuse_empty(self, ctx: Call) -> None:
-        """Refuse an empty word: it is a variable that is not set."""
+        """Raise `UsageError` for an empty word: usually a variable that is not set."""
         for param in self.params:
             value = ctx.params[param.name] if param.name in ctx.typed() else None
             words = value if isinstance(value, list | tuple) else [value]
@@ -177,12 +175,10 @@ def command(
 ) -> Callable[[Body], Command]:
     """Declare a command.
 
-    `examples` are lines, each with its meaning as a comment. `result` has the keys of its JSON document, such as
-    `commit items(path size)`; docs/json.toml says what they mean.
-
-    `options` are the parameters, annotated as typer reads them, that its `**options` stands for. With `nulls`, keys
-    without a value are null. With `words`, what follows `--` is in `call.words`, and is called so in the help. `unused`
-    are global options, such as `--cache`, that would have no effect.
+    examples: lines, each with its meaning as a comment. result: the keys of its JSON document, such as
+    `commit items(path size)`; docs/json.toml describes them. options: the parameters that `**options` stands
+    for, annotated as typer reads them. nulls: keys without a value are null. words: what the help calls the
+    words after `--`, which are in `call.words`. unused: global options without effect, such as `--cache`.
     """
 
     def declare(body: Body) -> Command:
@@ -202,10 +198,10 @@ def command(
 
 
 def option(written: str, help: str, default: Any = None, **more: Any) -> Any:  # noqa: A002 (typer's word)
-    """Declare an option as the help shows it: `-n --limit N`, its names and what stands for its value.
+    """Declare an option as the help shows it: its names and its metavar, as in `-n --limit N`.
 
-    Without a default, a flag is False, a text empty, and anything else None. A number is read as what stands for it
-    says: N, TIME or SIZE; TEXT has to be UTF-8.
+    Without a default, a flag is False, a text empty, and anything else None. The metavar of a number (N, TIME
+    or SIZE) determines how it is parsed; TEXT has to be UTF-8.
     """
     names = [word for word in written.split() if word.startswith("-")]
     metavar = " ".join(word for word in written.split() if not word.startswith("-")) or None
@@ -215,17 +211,15 @@ def option(written: str, help: str, default: Any = None, **more: Any) -> Any:  #
 
 
 def argument(metavar: str, default: Any = None, **more: Any) -> Any:
-    """Declare an argument by what the usage line has for it. It is required unless that stands in brackets."""
+    """Declare an argument by its metavar in the usage line. It is required unless that is in brackets."""
     made = typer.Argument(metavar=metavar, **more)
     made.preset = default if metavar.startswith("[") else inspect.Parameter.empty
     return made
 
 
 def _as_annotations(body: Body, more: Mapping[str, Any]) -> None:
-    """Have typer read `full: bool = option(…)` as `full: Annotated[bool, option(…)] = False`, which it can share.
-
-    `more` are parameters in that form for the `**options` of the body, behind its first two.
-    """
+    """Have typer read `full: bool = option(…)` as `full: Annotated[bool, option(…)] = False`.
+    more: parameters of that form for the `**options` of the body, after its first two parameters."""
     signature = inspect.signature(body, eval_str=True)
     parameters = []
     for each in signature.parameters.values():
@@ -250,7 +244,7 @@ def _as_annotations(body: Body, more: Mapping[str, Any]) -> None:
 
 
 def text(value: str) -> str:
-    """Parse a text that is kept in a store or a file, and so has to be UTF-8. Names of files need not be."""
+    """Check a text that is kept in a store or a file, and so has to be UTF-8, unlike names of files."""
     if not is_text(value):
         raise UsageError(f"{value!r} is not valid UTF-8", subject=value)
     check_length(value, LONG_MAX, "a text")
@@ -317,11 +311,11 @@ _PLAIN: tuple[Any, ...] = (str, bool, list[str])
 
 
 def take_as_typed(params: Iterable[Any], function: Callable[..., Any]) -> None:
-    """Give words to their parser, and plain text, flags and lists of text to the command as they were typed.
+    """Pass words to their parser, and plain text, flags and lists of text to the command unchanged.
 
-    Typer passes every word through pydantic, which takes longer to import than most commands take. `process_value` is
-    documented as the step from the words to the value. If typer no longer called it, commands would work, but start
-    slowly; tests/cli/test_process.py checks that it does.
+    Typer passes every word through pydantic, whose import takes longer than most commands. Typer documents
+    `process_value` as the step from words to value. If typer stopped calling it, commands would work but
+    start slowly; tests/cli/test_process.py checks that it is called.
     """
     declared = get_type_hints(function, include_extras=True)
     for param in params:

@@ -27,10 +27,8 @@ from dsv.values.json import Json
 
 
 def start_supervisor(call: Call, member: dict[str, Json] | None = None) -> Started:
-    """Start one; return once it has announced its run, or has failed. Raises `LaunchError`.
-
-    member: its place in a sweep; its messages are then kept and not shown
-    """
+    """Start a supervisor; return once it has announced its run, or has failed. Raises `LaunchError`.
+    member: its place in a sweep; its messages are then returned and not shown."""
     with ExitStack() as files:
         said = None if member is None else files.enter_context(TemporaryFile())
         process, answer = _start(call, member, said)
@@ -44,7 +42,7 @@ def start_supervisor(call: Call, member: dict[str, Json] | None = None) -> Start
 
 
 def detach(call: Call) -> int:
-    """Start the supervisor; return once it has announced its run, or has failed and said why."""
+    """Start the supervisor; return once it has announced its run, or has failed and printed why."""
     supervisor = start_supervisor(call)
     if supervisor.launched is None:
         code = supervisor.poll()
@@ -69,7 +67,7 @@ def _start(
             stdout=said,
             stderr=said,
             pass_fds=(writing,),
-            start_new_session=True,  # what ends the terminal, or is typed there, doesn't reach it
+            start_new_session=True,  # signals of the terminal don't reach it
         )
     except OSError as error:
         os.close(reading)
@@ -88,9 +86,9 @@ def _start(
 
 
 def _hand_over(pipe: IO[bytes], arguments: tuple[str, ...], member: dict[str, Json] | None) -> None:
-    """Send the command line by a pipe, so that it is not shown to every user of the machine for days."""
+    """Send the command line by a pipe: as arguments, every user of the machine could see it for days."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
-    if member is not None:  # what it has to say is for a person
+    if member is not None:  # a person reads its messages
         arguments = (*(each for each in arguments[:at] if each != "--json"), *arguments[at:])
         at = arguments.index("--") if "--" in arguments else len(arguments)
     # The last -C counts; this process is in that folder already.
@@ -117,7 +115,7 @@ def main() -> None:
         sys.stderr.flush()
         leave_terminal(folder, (1, 2))
 
-    # No bar is drawn: the terminal is soon without this process.
+    # No bar: this process leaves the terminal soon.
     around = msgspec.structs.replace(of_process(), stderr_is_terminal=False, stdout_is_terminal=False)
     code = run(handed["arguments"], around, announce, handed["member"])
     exit_now(code)

@@ -1,4 +1,4 @@
-"""Differences for a person: one by one, by git's letters, and summed by folder."""
+"""Differences for people: one by one, with git's letters, and summed by folder."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def line(one: Difference, ink: Ink) -> str:
 
 
 def long_lines(one: Difference) -> list[str]:
-    """Return what both sides are, for contents that are not shown line by line."""
+    """Return the properties of both sides, for contents that are not shown line by line."""
     before, after = _facts(one.before), _facts(one.after)
     lines = []
     for name in ("kind", "size", "mode", "id", "target"):
         old, new = before.get(name), after.get(name)
         if name == "id" and old and not new and after.get("size"):
-            continue  # the file was not read: its size tells that it differs
+            continue  # the file was not read: its size shows that it differs
         if old == new and old is not None and name in ("size", "id"):
             lines.append(f"  {name:<6}  {old}")
         elif old != new:
@@ -111,7 +111,7 @@ def write_folders(call: Call, summary: Summary, depth: int | None) -> None:
 
 
 def folder_lines(summary: Summary) -> list[str]:
-    """Return a line for each folder, for places where no table fits."""
+    """Return a line for each folder, where no table fits."""
     rows = summary.by_folder(None, FOLDERS)
     widest = max((width(folder_name(row)) for row in rows), default=0)
     return [
@@ -137,7 +137,7 @@ def _similarity(one: Difference) -> str:
 def counts(total: Sums) -> str:
     """Return `2 added, 1 renamed; +1.20 kB`, or `no differences`."""
     parts = [f"{getattr(total, name):,} {name}" for name in COUNTED if getattr(total, name)]
-    # With none of these, files were moved out of a folder.
+    # A net size without any of these means that files were moved out of a folder.
     net = [signed(total.net_bytes)] if parts or total.net_bytes else []
     return "; ".join([*([", ".join(parts)] if parts else []), *net]) or "no differences"
 

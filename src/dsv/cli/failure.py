@@ -85,7 +85,7 @@ _BY_ERRNO: dict[int, tuple[type[DsvError], str]] = {
 
 
 def of_error(error: BaseException) -> DsvError:
-    """Return what any exception that a command let through means to its caller."""
+    """Return the `DsvError` for any exception that ended a command."""
     limit = _limit(error)
     if limit is not None:
         return limit
@@ -107,7 +107,7 @@ def of_error(error: BaseException) -> DsvError:
 
 
 def without_passwords(text: str) -> str:
-    """Hide the passwords in URLs: output ends in the logs of others."""
+    """Hide the passwords in URLs: output ends up in logs that others read."""
     if "://" not in text:
         return text
     from dsv.values.secrets import hide_in_urls
@@ -116,10 +116,8 @@ def without_passwords(text: str) -> str:
 
 
 def _limit(error: BaseException) -> NoRoom | None:
-    """Return the error for one that a limit of the process has caused; None for any other.
-
-    Trying again would meet the limit, even if a part of dsv reported it as "the store can't be reached".
-    """
+    """Return the error for one that a limit of the process or machine caused, else None. A retry would reach
+    the limit again, even if dsv reported "the store can't be reached"."""
     reason = next(filter(None, map(_exhausted, _causes(error))), None)
     if reason is None:
         return None
@@ -132,7 +130,7 @@ def _limit(error: BaseException) -> NoRoom | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and what it was raised from, each once: an error that is raised again may close a circle."""
+    """Yield the error and its causes, each once: an error that is raised again may close a cycle."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:

@@ -1,4 +1,4 @@
-"""From the options of `dsv run` to a run or a sweep, and what is printed about it."""
+"""Start a run or a sweep from the options of `dsv run`, and print its result."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def spec_of(call: Call, typed: Typed, context: Context, place: RunPlace) -> JobS
         call.warn(f"{name} has no value here, so the job doesn't get it")
     if typed.again is not None:
         return _again(call, typed, context, place, env)
-    assert typed.target is not None  # _check looked
+    assert typed.target is not None  # see _check
     target = Target.parse(typed.target)
     return JobSpec(target=target, command=call.words, env=env, **parse_options(typed.options))
 
 
 def member_spec(call: Call, typed: Typed, context: Context, place: RunPlace) -> JobSpec:
-    """Return the spec of this process's run, of a sweep if it was started for one."""
+    """Return the spec of this process's run, which may be one run of a sweep."""
     member = call.session.member
     if member is None:
         return spec_of(call, typed, context, place)
@@ -133,7 +133,6 @@ def show_plan(call: Call, plan: Plan, spec: JobSpec) -> None:
 
 
 def plan_document(plan: Plan, spec: JobSpec) -> dict[str, Json]:
-    """For `--json`."""
     shown = {"engine": plan.engine, "argv": list(plan.argv), "env": sorted(plan.env)}
     script = {} if plan.script is None else {"script": plan.script}
     return {**shown, "resources": asked(spec), **script}
@@ -141,7 +140,7 @@ def plan_document(plan: Plan, spec: JobSpec) -> dict[str, Json]:
 
 @contextmanager
 def launching() -> Iterator[None]:
-    """Raise errors as `LaunchError`, as `as_launch_error` does, those of the system too."""
+    """Raise errors as `LaunchError`, as `as_launch_error` does, and OSErrors too."""
     with as_launch_error():
         try:
             yield
@@ -151,10 +150,8 @@ def launching() -> Iterator[None]:
 
 @spared()
 def launch(call: Call, typed: Typed) -> int:
-    """Run it, or all runs of a sweep, and return the exit code: of a sweep 0 if all have succeeded.
-
-    Raises `LaunchError` for what keeps it from being launched.
-    """
+    """Launch a run or a sweep, and return the exit code: of a sweep, 0 if all runs succeeded. Raises
+    `LaunchError` if it can't be launched."""
     several = typed.sweep or (typed.again is not None and names_sweep(typed.again))
     if several and call.session.member is None:
         check, start = _check_sweep, _launch_sweep
@@ -168,7 +165,7 @@ def launch(call: Call, typed: Typed) -> int:
 
 
 def _launch_one(call: Call, typed: Typed) -> int:
-    # Opened first, so that no result is lost for a name that can't be written.
+    # Opened first: a file that can't be written must not cost the result.
     file = None if typed.json_file is None or typed.dry_run else _open(typed.json_file)
     try:
         with launching():
@@ -181,7 +178,7 @@ def _launch_one(call: Call, typed: Typed) -> int:
 
 
 def _launch(call: Call, typed: Typed) -> RunView | None:
-    """Return None if it was only shown."""
+    """Return None after a dry run."""
     with call.context(writes=True) as context:
         place = _place(call)
         spec = member_spec(call, typed, context, place)
@@ -277,7 +274,6 @@ def _write(call: Call, file: FileIO, text: str) -> None:
 
 
 def _launch_sweep(call: Call, typed: Typed) -> int:
-    """Start its runs and wait for them."""
     with ExitStack() as held:
         with launching():
             context = held.enter_context(call.context(writes=True))
@@ -326,7 +322,7 @@ def _announce(call: Call, place: RunPlace, plan: SweepPlan, parallel: int) -> No
 
 def _tell_sweep(call: Call, found: Runs, driver: SweepDriver) -> int:
     if driver.ended_by == SIGHUP:
-        return 128 + SIGHUP  # nobody is there to read it
+        return 128 + SIGHUP  # the terminal is gone
     code, view = outcome(found, driver)
     if call.json:
         runs = [] if view is None else [each.item() for each in view.members]
@@ -379,7 +375,7 @@ _METRICS = 4
 
 
 def _watcher(call: Call, seat: SweepSeat) -> Callable[[int, RunId | RunView], None]:
-    """Return a function that says that a run of this number has begun, or has ended."""
+    """Return a function that prints that a run, by its number, has begun or ended."""
 
     def say(number: int, run: RunId | RunView) -> None:
         params = params_text(varied(combination(seat.axes, number), seat.axes))
@@ -390,7 +386,7 @@ def _watcher(call: Call, seat: SweepSeat) -> Callable[[int, RunId | RunView], No
 
 
 def _ending(view: RunView) -> str:
-    """`ok after 3.2 s, acc=0.93`."""
+    """Return `ok after 3.2 s, acc=0.93`."""
     took = "" if view.took_seconds is None else f" after {format_duration(view.took_seconds)}"
     metrics = list(flattened(view.record.metrics or {}).items())
     shown = "".join(f", {name}={as_text(value)[:12]}" for name, value in metrics[:_METRICS])

@@ -1,7 +1,4 @@
-"""The entry point of the `dsv` program.
-
-It starts fast: what needs no command imports next to nothing.
-"""
+"""The entry point of the `dsv` program. For a fast start, --version and --help import almost nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ NO_MEMORY = b"error: dsv can't start: no memory\nhint: ulimit -v shows how much 
 def main() -> int:
     """Run the command line of this process and return its exit code."""
     interrupts = signal.getsignal(signal.SIGINT)
-    if interrupts is signal.default_int_handler:  # nothing has begun: Ctrl-C ends it without a traceback
+    if interrupts is signal.default_int_handler:  # during imports, Ctrl-C ends it without a traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     _speak_utf8()
     arguments = sys.argv[1:]
@@ -41,7 +38,8 @@ def main() -> int:
         return _print(root_help(_columns(1)))
     from dsv.errors import memory_ran_out
 
-    gc.disable()  # what imports make stays: collecting it took a tenth of a short command; `Command.invoke` enables it
+    # Imports make no garbage, and collections took a tenth of a short command. `Command.invoke` enables them.
+    gc.disable()
     try:
         from dsv.cli.app import exit_now, hear_of_children, run
         from dsv.cli.terminal import of_process
@@ -61,14 +59,13 @@ def main() -> int:
 
 
 def _speak_utf8() -> None:
-    """Start this program again if the locale has Python take names of files for something else than UTF-8.
+    """Start this program again in UTF-8 mode if the locale makes Python use another encoding for file names.
 
-    Every name in a dataset is UTF-8, and so is what people type, whatever LC_ALL says. It can't be changed in a running
-    process. The environment stays as it is, for jobs.
-    """
+    Names in a dataset and typed words are UTF-8, whatever LC_ALL says. A running process can't change its
+    encoding. The environment is not changed, because jobs get it."""
     if sys.getfilesystemencoding() == "utf-8" or "utf8" in sys._xoptions or not sys.executable:
         return
-    with suppress(OSError):  # then names of ASCII alone still work
+    with suppress(OSError):  # then only ASCII names work
         os.execv(sys.executable, [sys.orig_argv[0], "-X", "utf8", *sys.orig_argv[1:]])
 
 

@@ -34,7 +34,7 @@ Force = Annotated[
     bool,
     option("--force", "Move the branch even if it is protected; the message is the reason, and is kept."),
 ]
-"""The option of commands for which it means nothing else."""
+"""For commands in which --force means nothing else."""
 JsonLines = Annotated[bool, option("--jsonl", "One JSON object a line.")]
 Message = Annotated[str | None, option("-m --message TEXT", "Commit message.", parser=text)]
 Names = Annotated[
@@ -44,9 +44,9 @@ Names = Annotated[
         "Where the store's names are kept, if not in itself: a folder, or another bucket's URL.",
     ),
 ]
-"""The option of commands that bind a folder to a store."""
+"""For commands that bind a folder to a store."""
 Offline = Annotated[bool, option("--offline", "Don't ask the store; a branch is what it was when last seen.")]
-"""The option of commands that can do without the store."""
+"""For commands that can do without the store."""
 Rehash = Annotated[bool, option("--rehash", "Read contents again, even if sizes and times are unchanged.")]
 SkipUnsupported = Annotated[
     bool, option("--skip-unsupported", "Leave out what can't be stored, such as sockets.")
@@ -106,10 +106,8 @@ def workspace_paths(workspace: Workspace, typed: Sequence[str]) -> tuple[bytes, 
 def dataset_paths(
     context: Context, typed: Sequence[str], targets: Sequence[Target | None] = ()
 ) -> tuple[bytes, ...]:
-    """Return paths of the dataset that the targets name. Raises `UsageError`.
-
-    If it is the workspace's, the typed ones are relative to the working directory.
-    """
+    """Return paths of the dataset that the targets name. Raises `UsageError`. If that is the workspace's
+    dataset, typed paths are relative to the working directory."""
     workspace = context.workspace_or_none() if typed else None
     named = {target.dataset for target in targets if target is not None and target.dataset is not None}
     if workspace is not None and named <= {workspace.dataset}:

@@ -1,6 +1,4 @@
-"""stdout, held back until the command has succeeded, so that it stays empty when it fails; and how values are written
-there: as JSON, as text, and in tables.
-"""
+"""stdout, held until the command has succeeded, so that a failure leaves it empty; JSON, text and tables."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from dsv.values.names import DatasetName
 
 HELD_IN_MEMORY = 32 << 20
-"""Bytes of output kept in memory; what is more goes to a temporary file."""
+"""Bytes of output kept in memory; more is kept in a temporary file."""
 
 SCHEMA = 1
 
@@ -67,12 +65,12 @@ class Output:
             self._held.write(held)
 
     def stream(self) -> None:
-        """Send what is held, and from now on everything at once."""
+        """Send what is held, and from now on send everything at once."""
         self.publish()
         self._streaming = True
 
     def stream_when_large(self) -> None:
-        """Send what exceeds the memory for it at once: contents may be larger than a disk."""
+        """Send output beyond `HELD_IN_MEMORY` at once: contents may be larger than a disk."""
         self._may_stream = True
 
     def publish(self) -> None:
@@ -99,7 +97,7 @@ class Output:
         try:
             while view:
                 written: int | None = self._raw.write(view)
-                if written is None:  # full, and whoever made it wants nobody to block in a write
+                if written is None:  # a full pipe that is non-blocking
                     select([], [self._raw], [])
                 else:
                     view = view[written:]
@@ -135,11 +133,11 @@ def rfc3339(time_ms: float | None) -> str | None:
 
 
 _SECONDS = frozenset({"until", "since", "held_until", "last_use", "may_go"})
-"""Attributes that are times in seconds, as those that end in `_at`. Those in milliseconds end in `_ms`."""
+"""Attributes that are times in seconds, like those that end in `_at`. Those in milliseconds end in `_ms`."""
 
 
 class Keys(dict[str, "Keys"]):
-    """The keys of a JSON object in their order, each with those of the object, or of the objects of the list, below."""
+    """The keys of a JSON object in order, each with the keys of the object, or the list of objects, below."""
 
     @classmethod
     @cache
@@ -165,9 +163,7 @@ class Keys(dict[str, "Keys"]):
 
 def to_item(found: object, keys: str | Keys, nulls: bool = False, /, **more: object) -> dict[str, object]:
     """Return a result as a JSON object: the values of `more`, and the attributes that are named like a key.
-
-    Keys that neither has are left out, or with `nulls` null.
-    """
+    Keys that neither has are left out, or with `nulls` null."""
     keys = Keys.parse(keys) if isinstance(keys, str) else keys
     assert more.keys() <= keys.keys(), f"keys that are not declared: {sorted(more.keys() - keys.keys())}"
     item: dict[str, object] = {}
@@ -243,13 +239,13 @@ def written(done: Restored | Updated) -> str:
 
 
 def from_caches(files: int, size: int) -> str:
-    """Return what came from caches as the end of a sentence, which is empty if that was nothing."""
+    """Return how much was copied from caches as the end of a sentence, or nothing if no file was."""
     came = f"{units.format_count(files, 'file')}, {units.format_bytes(size)}"
     return f"; from a cache here: {came}" if files else ""
 
 
 def printable(text: str | bytes) -> str:
-    """Return a name that has no power over a terminal: with escapes for control characters."""
+    """Return a name with its control characters escaped, which a terminal would obey."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "surrogateescape")
     if text.isprintable():
@@ -275,9 +271,9 @@ class Column(msgspec.Struct, frozen=True):
     right: bool = False
     """Align numbers."""
     keep: bool = False
-    """Never shorten, in a narrow window either: ids and names to copy."""
+    """Never shorten, even in a narrow window: for ids and names to copy."""
     exact: bool = False
-    """The title is somebody's own word, and is not written in capitals."""
+    """The title is a user's word, and is not written in capitals."""
 
     @classmethod
     def parse(cls, text: str) -> Column:
@@ -295,10 +291,8 @@ def write_table(
     rows: Sequence[Sequence[str]],
     details: Sequence[Sequence[str]] = (),
 ) -> None:
-    """Write a header and the rows, each with the lines of its `details` below it; nothing if there are no rows.
-
-    A column may be given by its title: with `>` for numbers, and with `~` if it may be shortened.
-    """
+    """Write a header and the rows, each with the lines of its `details` below it; nothing without rows. A
+    column may be given by its title: with `>` for numbers, and with `~` if it may be shortened."""
     if not rows:
         return
     parsed = [Column.parse(column) if isinstance(column, str) else column for column in columns]
@@ -328,7 +322,7 @@ def width(text: str) -> int:
 
 
 def shortened(text: str, room: int) -> str:
-    """Return at most `room` columns, with an ellipsis if something went."""
+    """Cut a text to `room` columns, with an ellipsis at the cut."""
     if width(text) <= room:
         return text
     kept, used = [], 0
@@ -341,7 +335,7 @@ def shortened(text: str, room: int) -> str:
 
 
 def _fitted(widths: Sequence[int], columns: Sequence[Column], room: int) -> list[int] | None:
-    """Make columns smaller that may be shortened, widest first. Returns None if that isn't enough."""
+    """Shorten columns that may be shortened, widest first. Return None if that isn't enough."""
     fitted = list(widths)
     excess = sum(fitted) + len(GAP) * (len(fitted) - 1) - room
     while excess > 0:

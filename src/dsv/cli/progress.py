@@ -20,14 +20,13 @@ JSON_SECONDS = 1.0
 BAR_SECONDS = 0.2
 BAR_WIDTH = 20
 BAR_AFTER = 0.5
-"""Commands that are done by then show no bar, and never import what draws one."""
+"""Seconds. A command that ends earlier shows no bar, and does not import the library that draws it."""
 
 
 class Meter:
-    """Counts, and calls `show` at most every `every` seconds. Any thread may advance it. This one shows nothing.
-
-    Implements `dsv.values.progress.Progress`. Cheap enough to be called per file: a lock and three additions.
-    """
+    """Implements `dsv.values.progress.Progress`: counts, and calls `show` at most every `every` seconds. This
+    class shows nothing. Any thread may advance it. Cheap enough to be called per file: a lock and three
+    additions."""
 
     every = float("inf")
 
@@ -71,7 +70,7 @@ class Meter:
 
     def put(self, text: str) -> None:
         if self._stream is not None:
-            with suppress(BrokenPipeError):  # nobody reads stderr any more: that is no reason to stop
+            with suppress(BrokenPipeError):  # a closed stderr is no reason to stop
                 self._stream.write(text)
                 self._stream.flush()
 
@@ -120,7 +119,7 @@ class Meter:
             seconds = round(left)
             parts.append(f"{seconds} s left" if seconds < 60 else f"{format_duration(seconds)} left")
         while room is not None and len(parts) > 1 and len(", ".join(parts)) > room:
-            # The files go first, then the rate; what is done and the time left stay longest.
+            # Drop the files first, then the rate, and last the time left.
             parts.pop(0 if parts[0] == files else 1)
         return ", ".join(parts)
 
@@ -229,7 +228,7 @@ class Bar(Meter):
             self._room -= BAR_WIDTH + 1
             columns.append(BarColumn(bar_width=BAR_WIDTH))  # type: ignore[arg-type]
         text = TextColumn("{task.fields[summary]}", markup=False, table_column=Column(no_wrap=True, ratio=1))
-        # Drawn by the thread that works, five times a second: a refreshing thread would take turns with it.
+        # The working thread draws it, five times a second: a refresh thread would compete with it.
         self._bar = Progress(*columns, text, console=console, transient=True, auto_refresh=False, expand=True)
         self._task = self._bar.add_task(self.what, summary="")
         self._bar.start()

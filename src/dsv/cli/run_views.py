@@ -1,4 +1,4 @@
-"""Runs for a person: a table of many, the differences of some, all of one."""
+"""Runs for people: a table of many, the differences of some, all of one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dsv.values.units import format_bytes, format_count, format_duration
 
 
 def params_text(params: Mapping[str, Json]) -> str:
-    """`lr=0.1 epochs=3`."""
+    """Return `lr=0.1 epochs=3`."""
     return " ".join(f"{name}={as_text(value)}" for name, value in params.items())
 
 
@@ -33,9 +33,7 @@ def result_text(record: RunRecord) -> str:
             return f"not run ({record.exit_code})"
         case RunState.CUT_OFF:
             return "cut off"
-        case state if (
-            record.host != host_name()
-        ):  # whose word it is: nobody here can see that the host still lives
+        case state if record.host != host_name():  # not checked here: that host may be down
             return f"{state} on {record.host}"
         case state:
             return str(state)
@@ -67,11 +65,8 @@ def write_table(
 ) -> None:
     """Write a line for each run, with a column for each parameter and metric.
 
-    On a terminal the columns that don't fit are left out, never the digits of a number.
-
-    first: keys that must be seen
-    whole: the sweep that these are runs of
-    """
+    On a terminal, columns that don't fit are left out; digits of a number are never cut off. first: keys to
+    show before all others. whole: the sweep that these are runs of."""
     columns = [Column.parse(title) for title in ("run", "name~", "data~", "took>", "result")]
     groups = grouped(views)
     views = [view for each in groups for view in (each.members if isinstance(each, SweepView) else (each,))]
@@ -106,7 +101,7 @@ def _write_groups(
     groups: Sequence[SweepView | RunView],
     whole: SweepView | None,
 ) -> None:
-    """Write a row above the runs of each sweep that sums it up: all of it, if it is known whole."""
+    """Write the table, with a row above the runs of each sweep that sums up these runs, or all of `whole`."""
     at = 0
     result = [column.title for column in columns].index("result")
     for each in groups:
@@ -163,13 +158,13 @@ def write_differences(
 
 
 _FOR_PROGRAMS = frozenset({"argv", "cache_hit", "commit", "dataset", "dsv", "job", "log"})
-"""Keys that only the JSON has; `data` says which commit it was."""
+"""Keys that are shown only as JSON; `data` names the commit."""
 _USUAL = {"nodes": 1, "retries": 0, "sent": True}
-"""Values that go without saying."""
+"""Usual values, which are not shown."""
 
 
 def write_one(call: Call, view: RunView) -> None:
-    """Write a line for each key of its JSON that says something to a person."""
+    """Write a line for each key of its JSON that is of use to a person."""
     record = view.record
     item = view.item() | {"started": local_time(record.started_ms)}
     if record.ended_ms is not None:
@@ -216,12 +211,12 @@ def _row(call: Call, view: RunView) -> list[str]:
 
 
 def _short(call: Call, record: RunRecord) -> str:
-    """Return the id, on a terminal its end, which any command takes for it."""
+    """Return the id; on a terminal, only its end, which every command accepts."""
     return record.run[-8:] if call.around.stdout_is_terminal else record.run
 
 
 def _data(record: RunRecord, digits: int) -> str:
-    """`pets@v1.0 03ecd2898b34`: as it was named, and what that was."""
+    """Return `pets@v1.0 03ecd2898b34`: the target as it was given, and its commit."""
     commit = str(record.commit)[:digits]
     rev = record.target.partition(":")[0].partition("@")[2]
     if not rev or str(record.commit).startswith(rev):
@@ -235,21 +230,21 @@ def _values(view: RunView) -> dict[str, Json]:
 
 
 def _keys(values: Sequence[Mapping[str, Json]]) -> list[str]:
-    """Return the keys of all these, parameters first."""
+    """Return all keys, parameters first."""
     keys = dict.fromkeys(key for each in values for key in each)
     return sorted(keys, key=lambda key: not key.startswith("params."))
 
 
 def _title(key: str, keys: Sequence[str]) -> str:
-    """Return the key without `params.` or `metrics.`, unless there is one of the name in both."""
+    """Return the key without `params.` or `metrics.`, unless both have the name."""
     head, _, name = key.partition(".")
     other = f"metrics.{name}" if head == "params" else f"params.{name}"
     return name if name and other not in keys else key
 
 
 def _by_interest(keys: Sequence[str], cells: Mapping[str, Sequence[str]], first: Sequence[str]) -> list[str]:
-    """Sort keys: those asked for, those that differ, those that are the same in all, and last those that most runs
-    don't have; parameters and metrics by turns."""
+    """Sort keys: those asked for, those that differ, those that are equal in all runs, and last those that
+    most runs don't have; parameters and metrics alternate."""
     params = sum(key.startswith("params.") for key in keys)
     turn = {key: number if number < params else number - params for number, key in enumerate(keys)}
     sparse = {key: 2 * cells[key].count("-") > len(cells[key]) for key in keys}
@@ -259,7 +254,7 @@ def _by_interest(keys: Sequence[str], cells: Mapping[str, Sequence[str]], first:
 def _that_fit(
     keys: Sequence[str], titles: Mapping[str, str], cells: Mapping[str, Sequence[str]], room: int
 ) -> Sequence[str]:
-    """Return those that fit; all of them if none does, as the table is then written one value a line."""
+    """Return the keys that fit; all if no key fits, because the table is then written one value per line."""
     shown: list[str] = []
     for key in keys:
         needs = len(GAP) + min(_WIDEST, max(width(text) for text in (titles[key], *cells[key])))
@@ -270,7 +265,7 @@ def _that_fit(
 
 
 def _wide(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
-    """Return the room that these columns need, those that may be shortened at their shortest."""
+    """Return the least width of these columns: those that may be shortened are."""
     needs = [max(map(width, column)) for column in zip([each.head for each in columns], *rows, strict=True)]
     least = [
         need if column.keep else min(need, _SHORTENED) for column, need in zip(columns, needs, strict=True)
@@ -279,7 +274,7 @@ def _wide(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
 
 
 def _cell(value: Json) -> str:
-    """Return a value in a form that is short enough to be read: six digits of a number."""
+    """Return a value in a short form: six digits of a number."""
     if isinstance(value, float):
         return repr(value) if len(repr(value)) <= 8 else f"{value:.6g}"
     return as_text(value)

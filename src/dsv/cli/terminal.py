@@ -1,7 +1,5 @@
-"""The terminal: the standard streams, the environment that says how to write on them, and colours.
-
-Colour repeats what the words say. Nothing is said by colour alone.
-"""
+"""The terminal: the standard streams, the environment that controls their use, and colours. Nothing is shown
+by colour alone."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Style:
-    """The codes of colours, which are those of git and most others."""
+    """The codes of colours, as git and most tools use them."""
 
     HEADING: Final = "1"
     NAME: Final = "1"
@@ -57,11 +55,11 @@ CHANGES = {
 
 _PAINT = re.compile(r"\x1b\[[0-9;]*m")
 _KEPT = re.compile(r" |hint:|next:|then:|or, ")
-"""Lines with a command to copy, and those that are indented."""
+"""The beginning of lines with a command to copy, and of indented ones."""
 
 
 def wrapped(text: str, columns: int) -> str:
-    """Break lines that are longer than a terminal between two words, but for lines with a command to copy."""
+    """Break lines that are longer than `columns` between words, except lines with a command to copy."""
     lines = []
     for line in text.split("\n"):
         if _KEPT.match(_PAINT.sub("", line)):
@@ -87,18 +85,18 @@ class Surroundings(msgspec.Struct, frozen=True):
     stdout_is_terminal: bool
     stderr_is_terminal: bool
     width: int | None = None
-    """Columns, where the caller knows better than the terminal."""
+    """Columns, if the caller knows them better than the terminal."""
     stdin: BinaryIO | None = None
     """None for the process's own."""
 
     @property
     def colour(self) -> bool:
-        """Follow https://no-color.org: any value that isn't empty turns colour off."""
+        """Whether colours are on. As on https://no-color.org, any value that isn't empty turns them off."""
         return not self.environ.get("NO_COLOR") and not self.is_dumb
 
     @property
     def is_dumb(self) -> bool:
-        """Check that the terminal understands no escape codes, so nothing can be drawn over."""
+        """Whether the terminal understands no escape codes, so nothing can be redrawn."""
         return self.environ.get("TERM") == "dumb"
 
     @property
@@ -127,7 +125,7 @@ class Surroundings(msgspec.Struct, frozen=True):
 
 
 class _Lossy(io.FileIO):
-    """Drops what it can't take: a full disk, or a reader that doesn't read, changes no result and no exit code."""
+    """Drops what it can't write: a full disk, or a reader that doesn't read, changes no exit code."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
@@ -140,7 +138,7 @@ class _Lossy(io.FileIO):
 def of_process() -> Surroundings:
     """Return the surroundings of this process. stdout is unbuffered."""
     _occupy_closed_descriptors()
-    # Names that are no UTF-8 leave as the bytes they came as.
+    # Names that are not UTF-8 are written with escapes.
     if isinstance(sys.stderr, io.TextIOWrapper):
         lossy = io.BufferedWriter(_Lossy(2, "w", closefd=False))
         sys.stderr = io.TextIOWrapper(lossy, sys.stderr.encoding, "backslashreplace", line_buffering=True)
@@ -154,7 +152,7 @@ def of_process() -> Surroundings:
 
 
 def _occupy_closed_descriptors() -> None:
-    """Open descriptors that the caller has closed: the next file would get that number, and our messages."""
+    """Open descriptors that the caller closed: the next file would get the number, and our messages."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)

@@ -100,10 +100,8 @@ def store(
 
     url: a name, URL or folder, as for `--store`; by default what the workspace around `cwd`, the environment
     or the config files name. names, cache: as for `--names` and `--cache`. author: of commits. cwd: by
-    default
-    the working folder. offline: read what caches know, and ask no store. environ: replaces that of this
-    process.
-    progress: receives the progress of long work. Raises `NotFound` if the working folder no longer exists.
+    default the working folder. offline: read what caches know, and ask no store. environ: replaces that of
+    this process. progress: of long work. Raises `NotFound` if the working folder no longer exists.
     """
     from pathlib import Path
 

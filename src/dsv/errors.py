@@ -143,10 +143,8 @@ def as_launch_error() -> Iterator[None]:
 
 
 def memory_ran_out() -> bool:
-    """Return whether this process reached its memory limit (`ulimit -v`).
-
-    Python then raises other errors than MemoryError too: a SystemError without a message, a SyntaxError.
-    """
+    """Return whether this process reached its memory limit (`ulimit -v`). Python then raises other errors
+    than MemoryError too: a SystemError without a message, a SyntaxError."""
     try:
         with open("/proc/self/limits") as limits, open("/proc/self/status") as status:  # noqa: PTH123 (no import)
             limit = next(line.split()[3] for line in limits if line.startswith("Max address space"))

@@ -14,10 +14,8 @@ NEVER: Final = float("inf")
 
 
 class Periodic:
-    """Calls `work` in a thread of its own until it is stopped or the process ends.
-
-    `work` returns the seconds until its next call and must not raise. `first` is the delay before the first call.
-    """
+    """Calls `work` in a thread of its own until it is stopped or the process ends. `work` returns the seconds
+    until its next call, and must not raise. first: seconds before the first call."""
 
     def __init__(self, name: str, work: Callable[[], float], *, first: float = 0.0) -> None:
         self._work = work
@@ -36,7 +34,8 @@ class Periodic:
     def stop(self, timeout: float | None = None) -> bool:
         """End the thread and wait for the work under way. May be called again, or without `start`.
 
-        timeout: most seconds to wait, for work that may hang in the kernel. Returns False if it still runs.
+        timeout: seconds to wait at most, for work that may hang in the kernel. Returns False if it still
+        runs.
         """
         self._stop.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():

@@ -171,9 +171,7 @@ def body_of(data: bytes, kind: str, version: int = 1) -> bytes:
 
 def record(data: bytes | None, kind: str, *expected: object, names: tuple[type, ...] = ()) -> list[Any]:
     """Return the fields of a record, each of its type: a Python type, `ID`, `ID_OR_NIL` or `TEXT_OR_NIL`.
-
-    names: the types of the fields that version 2 of this kind of record has after those of version 1.
-    """
+    names: the types of the fields that version 2 of this kind of record has after those of version 1."""
     version = 1
     if names and (data or b"").startswith(f"dsv {kind} 2\n".encode()):
         version, expected = 2, (*expected, *names)
@@ -388,10 +386,8 @@ def find_names(store: Store, given: Path | None) -> Store:
 
 
 def place_of(store: Store, log: Format) -> Path | None:
-    """Return the folder of the names according to a log of features, or None if they are with the data.
-
-    A location that begins with `./` is relative to the data. Raise `StoreError` if it is not a folder.
-    """
+    """Return the folder of the names according to a log of features, or None if they are with the data. `./`
+    at its beginning means relative to the data. Raise `StoreError` if the location is not a folder."""
     if log.names is None:
         return None
     if log.names.startswith("./"):
@@ -797,8 +793,7 @@ def restore(store_dir: Path, target: str, out: Path, names: Path | None = None) 
     """Write the files of a commit to `out`, which must not exist, and return the commit's id, entries and bytes.
 
     Files that were erased from the store, or that it only refers to, are left out, and named on stderr. For
-    the latter, a `StoreError` is raised once the rest is written.
-    """
+    the latter, a `StoreError` is raised once the rest is written."""
     if os.path.lexists(out):
         raise StoreError(f"{out} is there already")
     store = Store(store_dir)

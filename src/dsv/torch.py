@@ -1,7 +1,4 @@
-"""Samples of commits for PyTorch 1.13 and later: a map-style and an iterable dataset, and a loader.
-
-See docs/guide/training.md.
-"""
+"""Samples of commits for PyTorch 1.13 and later: two datasets and a loader. See docs/guide/training.md."""
 
 from __future__ import annotations
 
@@ -43,10 +40,8 @@ class MapDataset(torch.utils.data.Dataset):  # type: ignore[misc]
 
 
 class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]
-    """The samples of one epoch, in the order of `Loader`.
-
-    If `batch_size` is that of the `DataLoader`, the order is the same for any number of workers.
-    """
+    """The samples of one epoch, in the order of `Loader`. If `batch_size` is that of the `DataLoader`, the
+    order is the same for any number of workers."""
 
     def __init__(
         self,
@@ -81,8 +76,7 @@ class StreamDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]
 
 class Loader:
     """Batches of samples, epoch after epoch. The order depends on the samples, the window, the seed and the
-    epoch, not on the number of workers and ranks. `state_dict` returns the position in it.
-    """
+    epoch, not on the number of workers and ranks. `state_dict` returns the position in it."""
 
     def __init__(
         self,
@@ -100,8 +94,7 @@ class Loader:
     ) -> None:
         """batch_size: samples for one rank. rank, world_size: by default those of `torch.distributed`.
         transform: is called with each sample, in the workers. length: samples in an epoch of a mixture.
-        options: of a `DataLoader`, such as `num_workers`, `collate_fn` and `pin_memory`.
-        """
+        options: of a `DataLoader`, such as `num_workers`, `collate_fn` and `pin_memory`."""
         refused = {"batch_sampler", "dataset", "sampler"} & options.keys()
         if refused or batch_size < 1:
             raise UsageError(
@@ -151,8 +144,7 @@ class Loader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the samples delivered when the state was taken, with any number of workers and
-        ranks. Raises `Conflict` for the state of other samples or of another order.
-        """
+        ranks. Raises `Conflict` for the state of other samples or of another order."""
         own = self._identity()
         different = [key for key, value in own.items() if state.get(key) != value]
         if different:
@@ -255,9 +247,7 @@ def _asked(
     ends: deque[int] | None = None,
 ) -> Iterator[_Ask]:
     """Yield what to read for each batch, with the blocks that later batches need for the first time.
-
-    ends: receives the position after each batch.
-    """
+    ends: receives the position after each batch."""
     offsets = np.cumsum([0, *map(len, sources)])
     known: list[set[int]] = [set() for _ in sources]
     waiting: deque[tuple[int, Any, int]] = deque()

@@ -93,8 +93,7 @@ class Plan(msgspec.Struct, frozen=True):
         """Yield the batches of one rank from a position on, each with the position of the next step.
 
         size: of a batch. A step takes the next samples for all ranks. If the last step has fewer, the ranks
-        share them evenly, and the step before it leaves one for each rank; drop_last drops that step.
-        """
+        share them evenly, and the step before it leaves one for each rank; drop_last drops that step."""
         sequence, held = self.sequence(epoch, start), (np.empty(0, np.int64), np.empty(0, np.int64))
         for count in self.steps(start, size, world, drop_last):
             while len(held[0]) < count:

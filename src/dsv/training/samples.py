@@ -141,11 +141,9 @@ def open_index(
     accepts: Callable[[bytes], bool] | None,
     erasures: Erasures,
 ) -> Index:
-    """Return the index that a folder keeps under this name, or make it.
-
-    segments: of the tree, to make it. accepts: whether a path is a sample; None accepts all. If the folder
-    can't keep the index, it is in memory only.
-    """
+    """Return the index that a folder keeps under this name, or make it (in memory if the folder can't keep
+    it).
+    segments: of the tree, to make it. accepts: whether a path is a sample; None accepts all."""
     copies = MetadataCache(folder)
     known = copies.map(_KIND, name)
     if known is not None and blake3(known[:-32], max_threads=blake3.AUTO).digest() == known[-32:]:

@@ -1,12 +1,10 @@
 """The window: memory that keeps blocks of samples, each read from the store once for all processes of a host.
 
 A separate process (`main`) owns it. The first process that needs it binds an abstract Linux socket, whose
-name
-only one process can have, and starts the owner with it; processes that start at the same time only connect.
-Each block is passed as a file in memory (memfd), so killed processes leave nothing behind. If the owner is
-killed, the next reader starts another. It ends when no process has been connected for a while. Another
-process
-may fill the cache beside it.
+name only one process can have, and starts the owner with it; processes that start at the same time only
+connect. Each block is passed as a file in memory (memfd), so killed processes leave nothing behind. If the
+owner is killed, the next reader starts another. It ends when no process has been connected for a while.
+Another process may fill the cache at the same time.
 """
 
 from __future__ import annotations
@@ -126,8 +124,7 @@ class Window:
         """Return the bytes of these samples. ahead: blocks that are needed soon.
 
         The first samples of a process are read without the rest of their blocks if these are much larger.
-        Raises the errors of the store, and `Unreachable` if the window's process can't be reached.
-        """
+        Raises the errors of the store, and `Unreachable` if the window's process can't be reached."""
         wanted = np.asarray(numbers, np.int64)
         shape = self._samples.shape
         blocks = shape.block_of(wanted)

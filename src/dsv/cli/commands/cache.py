@@ -76,7 +76,7 @@ def cache(
 
 
 def _hold(hold: str | None, environ: Mapping[str, str]) -> tuple[float | None, str | None]:
-    """Return the seconds of the hold, and the batch job: Slurm tells its jobs when they will end."""
+    """Return the seconds of the hold (by default until the Slurm job ends, if that is known), and the job."""
     job = environ.get("SLURM_JOB_ID") or None
     if hold is not None:
         return parse_duration(hold), job

@@ -175,7 +175,7 @@ def _ago(seconds: float) -> str:
 def check_cache(call: Call, targets: Sequence[Target], *, repair: bool | None) -> None:
     """Check cached commits. Raises `IntegrityError` if something is still wrong.
 
-    With `repair`, None replaces what is wrong, True also removes what was never committed, and False changes nothing.
+    repair: None replaces what is wrong, True also removes files never committed, False changes nothing.
     """
     folder = call.settings.cache().path
     with call.context() as context:

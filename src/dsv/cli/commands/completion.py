@@ -1,7 +1,7 @@
 """dsv completion: completion of command lines in bash, zsh and fish.
 
-The shell starts `dsv` with `_DSV_COMPLETE` set at each press of the key. typer parses the line as far as it is typed,
-and `dsv.api.complete` knows the names.
+At each press of Tab the shell starts `dsv` with `_DSV_COMPLETE` set. typer parses the line as far as it is
+typed, and `dsv.api.complete` knows the names.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ _QUOTED = re.compile(r"([\s'\"\\$`&|;<>()*?\[\]#!{}])")
 
 def answer(environ: Mapping[str, str], arguments: Sequence[str]) -> str:
     """Return the answer to the shell that `_DSV_COMPLETE` names.
-
-    `arguments` are COMP_LINE, COMP_POINT and COMP_WORDBREAKS for bash, and the words after `dsv` for the others.
-    """
+    arguments: COMP_LINE, COMP_POINT and COMP_WORDBREAKS for bash, the words after `dsv` for the others."""
     shell = environ.get("_DSV_COMPLETE", "")
     environ = {name: value for name, value in environ.items() if name != "_DSV_COMPLETE"}
     if shell != "bash":
@@ -63,7 +61,7 @@ def complete(words: Sequence[str], environ: Mapping[str, str]) -> tuple[str, lis
     *typed, word = words
     around = Surroundings(environ, io.BytesIO(), io.StringIO(), False, False)
     session = Session(around, Output(around.stdout))
-    # typer's own classes, and its way of parsing for completion: nothing is refused, no command runs.
+    # typer's resilient parsing, for completion: nothing is refused, no command runs.
     top = root()
     context = top.make_context("dsv", list(typed), obj=session, resilient_parsing=True)
     rest = top.make_parser(context).parse_args(list(typed))[1]
@@ -93,7 +91,7 @@ def complete(words: Sequence[str], environ: Mapping[str, str]) -> tuple[str, lis
 
 
 def _asked(command: Any, context: Any, typed: Sequence[str], word: str) -> tuple[Any, str]:
-    """Return the option or argument whose value is typed, and what precedes it in its word, such as `--cache=`."""
+    """Return the option or argument whose value is typed, and what precedes it in its word: `--cache=`."""
     params = command.get_params(context)
     options = {
         name: param
@@ -191,7 +189,7 @@ _OF_COMMANDS = {("tag", "NAME"): "TAG", ("branch", "NAME"): "BRANCH"}
 
 def split(line: str) -> list[str]:
     """Return the words of an unfinished line as a shell takes them; the last one is empty after a space."""
-    for end in ("x", "x'", 'x"'):  # which ends the last word, in quotes too
+    for end in ("x", "x'", 'x"'):  # ends the last word, in quotes too
         with suppress(ValueError):
             *words, last = shlex.split(line + end)
             return [*words, last[:-1]]

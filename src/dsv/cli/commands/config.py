@@ -1,4 +1,4 @@
-"""dsv config: every setting with its origin; one of them; or a new value in the user's config.toml."""
+"""dsv config: show settings with their origin, or set one in the user's config.toml."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dsv.values.names import HERE
 from dsv.values.secrets import hide_in_urls
 
 NAMES = "names"
-"""Shown like a setting, and set as that of a store."""
+"""Shown like a setting, but set for a store, as `stores.NAME.names`."""
 
 
 @command(
@@ -70,7 +70,7 @@ def _without_password(setting: Setting) -> Setting:
 
 
 def _names(settings: Settings) -> Setting | None:
-    """Return where the names of the store in effect are; None if it has them itself, or there is no such store."""
+    """Return where the names of the store in effect are; None if it has them itself, or does not exist."""
     try:
         return settings.place_of_names()
     except (UsageError, NotFound):
@@ -143,7 +143,7 @@ def _warn(call: Call, key: str, value: str, path: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace the file that a symlink may lead to, and keep its mode."""
+    """Replace the file, through a symlink if the path is one, and keep its mode."""
     real = path.resolve()
     if real.exists() and not real.is_file():
         raise UsageError(

@@ -46,8 +46,9 @@ def copy(
     interruption: what was sent is not sent again. Run it from cron for a mirror: with nothing new it takes about ten
     requests.
 
-    Commits that are expired here come without their content, and are expired there too. So are those that --history
-    leaves out, for good: the log shows them, and nothing brings their content there later.
+    Commits that are expired here are copied without their content, and are expired there too. So are,
+    permanently, those that --history leaves out: the log shows them, and their content can't be copied there
+    later.
 
     A branch of the other store is only moved forward. If it has commits of its own, or if a tag names another commit
     there, the others are copied and the exit code is 4. Branches and tags that are deleted here stay there.

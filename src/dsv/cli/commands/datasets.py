@@ -41,7 +41,7 @@ def datasets(
     Every dataset by name, with the head of its main. A deleted dataset has no branches any more, and all of its commits
     are expired: 'dsv gc' removes what only they have, two weeks later at the earliest. Its name is not used again.
 
-    A renamed dataset keeps its commits with their ids. Its old name is not used again but to rename it back.
+    A renamed dataset keeps its commits with their ids. Its old name is only used again to rename it back.
     """
     one_of(delete=delete, undelete=undelete, rename=rename, deleted=deleted)
     gone, back, old = (None if one is None else DatasetName.parse(one) for one in (delete, undelete, rename))

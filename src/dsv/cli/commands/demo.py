@@ -1,4 +1,4 @@
-"""dsv demo: the whole tour, by real commands in a temporary folder."""
+"""dsv demo: the whole tour, with real commands in a temporary folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIDE = 16
 """Pixels of a picture's side."""
 PER_CLASS = 40
 KNOWN_IMAGES = ("python", "debian", "ubuntu", "alpine", "busybox", "fedora", "rockylinux", "almalinux")
-"""Images that have a shell: another one that happens to lie here might not."""
+"""Images that have a shell; other images on this machine might not."""
 
 JOB = """\
 n=$(find "$DSV_DATA" -name '*.pgm' | wc -l)
@@ -77,9 +77,9 @@ rm LARGEST
 dsv verify shapes@v1
 dsv verify --repair --from ../copy
 """
-"""Comments, commands, and pictures to draw. ENGINE is the options of the job's engine, LARGEST a file of the store."""
+"""Comments, commands and pictures to draw. ENGINE: the engine's options. LARGEST: the largest pack."""
 FAILING = {"dsv verify shapes@v1": 5}
-"""The exit codes of commands that are to fail."""
+"""The exit codes of commands that have to fail."""
 
 
 @command(
@@ -120,7 +120,7 @@ def take(
 ) -> list[tuple[str, str]]:
     """Take the tour, and return its commands with their output. Raises `DsvError` if a command fails."""
     workspace = folder / "shapes"
-    # Nothing of this person's is touched: the variables come before any config file.
+    # Nothing of the user's is touched: the variables override every config file.
     environ = {
         **{key: value for key, value in environ.items() if not key.startswith("DSV_")},
         "DSV_STORE": str(folder / "store"),
@@ -162,7 +162,7 @@ def take(
 
 
 def _run(typed: str, folder: Path, environ: Mapping[str, str]) -> str:
-    """Run a command and return its output. Raises `DsvError` if it ends with another exit code than it has to."""
+    """Run a command and return its output. Raises `DsvError` if its exit code is not the expected one."""
     argv = shlex.split(typed)
     try:
         done = subprocess.run(
@@ -210,7 +210,7 @@ def local_image(program: str, environ: Mapping[str, str]) -> str:
 
 
 def draw(path: Path, seed: int) -> None:
-    """Draw the shape that the folder is named for a little off the middle, over noise, as plain PGM."""
+    """Draw the shape that the folder is named after, a little off centre and over noise, as plain PGM."""
     shape = SHAPES[path.parent.name]
     noise = Random(f"{path.parent.name} {seed}")
     centre = SIDE // 2 + seed % 3 - 1

@@ -24,7 +24,7 @@ from dsv.errors import DsvError, Unsupported, UsageError
 from dsv.values.names import Target
 
 ON_SCREEN = 50
-"""Paths listed on a terminal: more are shown by folder, as they would scroll everything else away."""
+"""Paths listed on a terminal: more are shown by folder, because they would scroll everything else away."""
 LARGEST_TEXT = 1 << 20
 """Bytes of a file that is compared line by line."""
 ROWS = 20
@@ -80,7 +80,7 @@ def diff(
         paths = dataset_paths(context, call.words, targets)
         with compare(context, targets[0], targets[1], paths) as found:
             if call.json or jsonl:
-                _say(call, found)  # before the document, behind which nothing is said
+                _say(call, found)  # before the document: nothing is printed after it
                 _write_json(call, found, shown, lines=jsonl, summed=summed, dirs=dirs)
             elif name_only or name_status:
                 for one in found.found.differences:
@@ -105,8 +105,6 @@ def diff(
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """The contents to show."""
-
     text: bool = False
     table: bool = False
     key: tuple[str, ...] = ()
@@ -116,7 +114,7 @@ class _Shown:
 
     @property
     def exit_code(self) -> int:
-        """Return that of the first file that could not be compared; 0 if all could."""
+        """The exit code of the first file that could not be compared; 0 if all could."""
         return self.failed[0].exit_code if self.failed else 0
 
     def check(self) -> None:
@@ -139,7 +137,6 @@ def _target(text: str | None) -> Target | None:
 
 
 def _say(call: Call, found: Comparison) -> None:
-    """Print notes for people."""
     for problem in found.problems:
         call.warn(f"not compared: {problem}")
     if found.note is not None:
@@ -240,7 +237,7 @@ def _table(
 
 
 def _fits(one: Difference, shown: _Shown) -> bool:
-    """Check that the contents of a file are to be compared."""
+    """Return whether the contents of a file are to be compared."""
     limit = LARGEST_TEXT if shown.text else LARGEST
     sides = [entry for entry in (one.before, one.after) if entry is not None]
     if not all(entry.is_file and entry.size <= limit for entry in sides):

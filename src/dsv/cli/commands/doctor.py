@@ -36,7 +36,7 @@ def doctor(call: Call) -> int:
 
 
 def show_findings(call: Call, findings: Iterable[Finding]) -> int:
-    """Print each finding as soon as it is there, and return the exit code."""
+    """Print each finding as soon as it is known, and return the exit code."""
     found: list[Finding] = []
     for finding in findings:
         found.append(finding)

@@ -62,7 +62,7 @@ def evict(
                 on_evicted=gone.append,
             )
         except DsvError:
-            for item in gone:  # the failure leaves stdout empty, but these did go
+            for item in gone:  # the failure leaves stdout empty, but these were evicted
                 call.say(_line(item, dry_run=False))
             raise
     _tell(call, report, dry_run=dry_run, say_kept=everything or dry_run)

@@ -88,7 +88,7 @@ def _show_exported(call: Call, done: Exported, to: str) -> int:
 
 
 def _left_out(call: Call, done: Exported) -> int:
-    """Say what was erased, and name what is damaged. Return the exit code."""
+    """Report what was erased and what is damaged. Return the exit code."""
     if done.erased:
         call.say(f"{format_count(done.erased, 'file')} left out, erased from the store; dsv ls shows which")
     for one in done.damaged:

@@ -40,9 +40,9 @@ def gc(
 ) -> None:
     """Delete what nothing in a store needs any more.
 
-    That is the content of commits that expired two weeks ago or earlier, and what syncs that were killed have left.
-    Everybody may go on working meanwhile. Packs of which nothing is needed are deleted. Of packs of which less than
-    half is needed that is copied to new ones first.
+    That is the content of commits that expired two weeks ago or earlier, and what syncs that were killed have
+    left. Everybody may go on working meanwhile. Packs of which nothing is needed are deleted. If less than
+    half of a pack is needed, that part is copied to a new pack first.
 
     gc waits for those who were writing when it began: until they are done, or have been silent for an hour. Any error
     ends it before more is deleted. A gc that was killed is continued by the next one, on any machine.
@@ -150,5 +150,5 @@ def _requests(url: str, requests: Requests) -> str:
 
 
 def _is_sold(url: str) -> bool:
-    """Return whether requests to a store have a price: those to a folder have none."""
+    """Return whether requests to a store have a price: requests to a folder have none."""
     return "://" in url and not url.startswith(("file:", "memory:"))

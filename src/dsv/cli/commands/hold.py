@@ -80,7 +80,6 @@ def release(
 
 
 def _write_holds(call: Call, holds: Sequence[api.HoldItem], verb: str) -> None:
-    """Print a line for each commit, or the JSON document."""
     call.items(call.item(each, count=len(each.ids)) for each in holds)
     for item in holds:
         end = "" if item.until is None else f" until {local_time(item.until * 1000)}"

@@ -225,7 +225,7 @@ def commit_line(commit_id: CommitId, commit: Commit, names: Sequence[str], ink: 
 def commit_lines(
     commit_id: CommitId, commit: Commit, names: Sequence[str], ink: Ink, *, parents: bool = False
 ) -> list[str]:
-    """Return all that there is to know of a commit. `parents` shows a single parent too."""
+    """Return all lines about a commit. parents: show a single parent too."""
     lines = [ink.paint(Style.COMMIT, f"commit {commit_id}") + in_parentheses(names, ink)]
     if parents or len(commit.parents) > 1:
         shown = " ".join(str(parent)[:12] for parent in commit.parents) or "none, it is the first commit"
@@ -247,7 +247,7 @@ def in_parentheses(names: Sequence[str], ink: Ink) -> str:
 
 
 class Graph:
-    """Draws commits in an order in which none precedes its children. An open line is a column of two characters."""
+    """Draws commits, children before parents. An open line is a column of two characters."""
 
     def __init__(self) -> None:
         self._lines: list[CommitId] = []

@@ -179,7 +179,7 @@ def _apply(
     options: Mapping[str, Any],
     **more: Any,
 ) -> int | None:
-    """Call a function of the api, and print its result. `word` is for `_text`, and `more` are fields of the request."""
+    """Call a function of the api, and print its result. word: for `_text`. more: fields of the request."""
 
     def outcome_of(merge: str) -> dict[str, object]:
         return {"outcome": merge} if function is api.merge else {}
@@ -259,10 +259,8 @@ def choices(
     resolved: list[str] | None,
     paths: Callable[[list[str]], Sequence[bytes]],
 ) -> Choices:
-    """Return the choices for conflicts. Raises `UsageError` for a path with two of them.
-
-    `paths` makes paths of the dataset of those that were typed.
-    """
+    """Return the choices for conflicts. Raises `UsageError` for a path with two choices.
+    paths: turns typed paths into paths of the dataset."""
     seen: dict[bytes, str] = {}
 
     def choose(path: bytes, option: str) -> None:
@@ -308,13 +306,13 @@ def settled_json(one: Settled) -> dict[str, object]:
 
 
 def tell_settled(call: Call, settled: Sequence[Settled]) -> None:
-    """Print a line for each file that was merged, or that a choice has settled."""
+    """Print a line for each file that was merged or settled by a choice."""
     for line in first(list(map(str, settled)), more="; --json has them all"):
         call.line(f"  {line}")
 
 
 def tell_conflicts(call: Call, error: MergeConflict, **head: object) -> int:
-    """Print the list for a program, and return the exit code; for people raise the error, which has it."""
+    """With --json print the conflicts and return the exit code, else raise the error, which lists them."""
     warn_without_effect(call, error.without_effect)
     if not call.json:
         raise error
@@ -330,7 +328,7 @@ def tell_conflicts(call: Call, error: MergeConflict, **head: object) -> int:
 
 
 def warn_without_effect(call: Call, paths: Iterable[bytes]) -> None:
-    """Warn of paths that were mistyped, most likely."""
+    """Warn of chosen paths without a conflict, which were probably mistyped."""
     for path in paths:
         call.warn(f"a side was chosen for {show(path)}, but no conflict is at or below it")
 

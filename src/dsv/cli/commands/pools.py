@@ -47,10 +47,10 @@ def pools(
     _write_table(call, found, with_target=target is not None)
     failures = [_failure(facts.pool, facts.error) for facts in found if facts.error is not None]
     if failures:
-        call.out.publish()  # they are read below the table
+        call.out.publish()  # the table first
     for failure in failures:
         call.complain(failure)
-    failures.sort(key=lambda failure: failure.retryable)  # asking again helps only if all else is right
+    failures.sort(key=lambda failure: failure.retryable)  # a retry helps only if nothing else is wrong
     return failures[0].exit_code if failures else 0
 
 
@@ -89,7 +89,7 @@ def _write_table(call: Call, found: Sequence[PoolFacts], *, with_target: bool) -
 
 
 def _row(facts: PoolFacts) -> list[str]:
-    """Print each pool's problem in a line of its own below the table, as it may be long."""
+    """Return a row without the pool's problem, which may be long and is printed below the table."""
     if facts.error is not None:
         free = "unreachable" if facts.error.retryable else "not usable"
     else:

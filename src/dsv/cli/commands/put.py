@@ -226,7 +226,7 @@ def _from_file(call: Call, verb: str, name: str, words: Sequence[str]) -> tuple[
 
 
 _HEADINGS = ({"old", "new"}, {"path"})
-"""A first row of a list that says no more than this is not a path."""
+"""A first row with only these words is a heading."""
 
 
 def _read_list(call: Call, name: str, columns: int) -> list[list[str]]:

@@ -15,7 +15,7 @@ _NAMED: dict[str, Any] = {
     ]
     for name, each in OPTIONS.items()
 }
-"""The parameters of the options that fill a field of `JobSpec`, by this."""
+"""The options that fill a field of `JobSpec`, by field."""
 
 
 @command(

@@ -20,7 +20,7 @@ from dsv.values.names import DatasetName
 from dsv.values.units import format_bytes, format_count, parse_duration
 
 SHOWN = 50
-"""Runs in a table, where no limit is given; JSON has all."""
+"""Runs in a table without a limit; JSON has all."""
 
 
 @command(
@@ -111,10 +111,8 @@ def _find(
     only: bool,
     compare: bool,
 ) -> tuple[list[RunView], SweepView | None]:
-    """Return the runs that were asked for, and the sweep that they are of, if its id was given.
-
-    most: of a list without a limit; only: one run is needed; compare: two are
-    """
+    """Return the runs that were asked for, and their sweep if its id was given.
+    most: the limit of a list without one. only: one run is needed. compare: two are."""
     one = found.show_or_sweep(ids[0], dataset) if len(ids) == 1 else None
     if isinstance(one, SweepView):
         if only:
@@ -143,8 +141,7 @@ def _find(
 def _known_here(
     call: Call, ids: list[str], dataset: DatasetName | None, query: Query, away: Unreachable
 ) -> list[RunView]:
-    """Return what this machine knows while the store is not reachable. Raise `away` if it doesn't know what was asked
-    for."""
+    """Return the runs that this machine knows, without the store. Raise `away` if it lacks one of `ids`."""
     state = call.settings.state
     found = [run_known_here(state, text) for text in ids] if ids else runs_known_here(state)
     views = [view for view in found if view is not None and dataset in (None, view.record.dataset)]
@@ -157,7 +154,7 @@ def _known_here(
 
 
 def _write(call: Call, views: list[RunView], query: Query, sweep: SweepView | None, *, each: bool) -> None:
-    """each: all of each run instead of a table"""
+    """each: print all about each run instead of a table."""
     if call.json:
         call.items(view.item() for view in views)
     elif each:
@@ -208,10 +205,7 @@ def opened_runs(call: Call) -> Iterator[Runs]:
 
 
 def warn_of_cut_off(call: Call, found: Runs, stop: Mapping[RunId, float] | None = None) -> None:
-    """Complete the records of runs that were cut off, before any of them is shown.
-
-    stop: runs to be ended, with their seconds of grace
-    """
+    """Complete the records of runs that were cut off. stop: runs to end, with their seconds of grace."""
     for record in found.complete_cut_off(call.warn, stop):
         if record.state is RunState.CUT_OFF:
             call.warn(f"run {record.run} was cut off: {record.error}")

@@ -20,8 +20,8 @@ from dsv.values.paths import folders_above
 from dsv.values.units import format_bytes, format_count, format_duration
 
 ON_SCREEN = 50
-"""Paths that are listed one by one. More are a table by folder on a terminal; in a pipe, a folder that is new or gone
-as a whole is one line."""
+"""Paths that are listed one by one. More are a table by folder on a terminal; in a pipe, a folder that was
+added or removed as a whole is one line."""
 
 
 @command(
@@ -87,7 +87,7 @@ def _joined(found: Status) -> list[tuple[bytes, str]]:
 
 
 def _folded(found: Status, changes: Sequence[tuple[bytes, str]]) -> dict[tuple[bytes, str], int]:
-    """Join the changes below a folder in which everything was added or removed. Returns how many paths each has."""
+    """Join the changes below a folder that was added or removed as a whole. Return them with path counts."""
     rows = Counter[tuple[bytes, str]]()
     for path, change in changes:
         above = reversed([*folders_above(path)]) if change in ("added", "removed") else ()
@@ -130,7 +130,7 @@ def _write(call: Call, found: Status, typed: Sequence[str], *, everything: bool)
         call.say(f"sparse workspace: {patterns_of(found.workspace.chosen.lines)}")
     if joined:
         call.say("dsv status --all lists every path")
-    call.out.publish()  # what to type next is the last thing on a screen
+    call.out.publish()  # so that what to type next is printed last
     for line in _outlook(found, typed):
         call.say(line)
 
@@ -164,7 +164,7 @@ def _write_folders(call: Call, found: Status, changes: Sequence[tuple[bytes, str
 
 
 def _size(path: bytes) -> int:
-    """Return the size of a file, or 0 if it has gone meanwhile."""
+    """Return the size of a file, or 0 if it was removed."""
     try:
         return os.lstat(path).st_size
     except OSError:
@@ -199,7 +199,7 @@ def _name(path: bytes) -> str:
 
 
 def _outlook(found: Status, paths: Sequence[str]) -> Iterator[str]:
-    """Yield the last lines: how the base stands to the branch, what a sync will do, and what to type next."""
+    """Yield the last lines: how base and branch compare, what a sync will do, and what to type next."""
     yield _place(found) + _asked(found)
     if found.branch.limits is not None:
         yield f"{found.workspace.branch} is protected: {printable(describe_limits(found.branch.limits))}"
@@ -217,7 +217,7 @@ def _outlook(found: Status, paths: Sequence[str]) -> Iterator[str]:
 
 
 def _with_paths(steps: Sequence[str], paths: Sequence[str]) -> list[str]:
-    """Return the command lines, with a sync of these paths only."""
+    """Return the command lines; dsv sync gets these paths."""
     words = "".join(f" {shlex.quote(path)}" for path in paths)
     return [step + words if step.startswith("dsv sync") else step for step in steps]
 

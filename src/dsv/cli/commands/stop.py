@@ -74,10 +74,7 @@ def stop(
 def _end(
     call: Call, run: str, one: UnderWay | None, seconds: float, *, again: bool = False
 ) -> tuple[RunRecord, bool]:
-    """End one run. Return its record, and True if it was this call that asked for that.
-
-    again: this command has asked for it before
-    """
+    """End one run. Return its record, and whether this call asked it to end. again: an earlier call did."""
     asked = False
     if one is not None and (one.owner.is_here or not is_in_cluster(call, one.record)):
         try:
@@ -142,7 +139,7 @@ def _wait_for_driver(call: Call, sweep: SweepId, process: Owner) -> None:
 
 
 def _stop_sweep(call: Call, view: SweepView, seconds: float) -> None:
-    """Have no more runs started, here and on other machines; then stop all that go on, and wait for them."""
+    """Have no more runs started, here and on other machines; then stop running ones, and wait for them."""
     state = call.settings.state
     with opened_runs(call) as found:
         if view.not_begun:
@@ -191,7 +188,7 @@ def _tell(call: Call, run: str, asked: bool, state: RunState, exit_code: int | N
 
 
 def is_in_cluster(call: Call, record: RunRecord) -> bool:
-    """Check that a cluster holds the job, so that it can be ended from any machine."""
+    """Return whether a cluster holds the job, so that it can be ended from any machine."""
     engine = engines_of(call.around.environ, call.settings).make(record.engine, record.pool)
     return engine is not None and engine.queues
 
@@ -261,7 +258,7 @@ def wait(call: Call, run: list[str] = argument("RUN...")) -> int:
 
 
 def _ended_here(call: Call, ids: Iterable[str], away: Unreachable) -> list[RunRecord]:
-    """Return the records of runs that have ended and are not sent yet. Raises `away` if one of them is not here."""
+    """Return the unsent records of ended runs that this machine has. Raise `away` if one is missing."""
     records = []
     for text in ids:
         view = run_known_here(call.settings.state, text)
@@ -289,7 +286,7 @@ def _wait_for_sweep(call: Call, text: str) -> int:
 
 
 def _wait(call: Call, found: Runs, view: SweepView) -> int:
-    """Wait for its runs, and for those that a dsv is still to start."""
+    """Wait for the runs of a sweep, and for those that a dsv will still start. Return the exit code."""
 
     def settled() -> SweepView:
         now = found.sweep(view.id)
@@ -304,17 +301,17 @@ def _wait(call: Call, found: Runs, view: SweepView) -> int:
 
 
 def _until(found: Runs, look: Callable[[], _T], is_over: Callable[[_T], bool]) -> _T:
-    """Look at growing intervals, and complete the records of runs that were cut off meanwhile."""
+    """Call `look` at growing intervals until it is over; complete the records of runs that were cut off."""
     pause = _PAUSE
     while not is_over(now := look()):
         sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
-        found.complete_cut_off(lambda _: None)  # also of one whose job has lived on for a while
+        found.complete_cut_off(lambda _: None)  # each time: a job may outlive its supervisor for a while
     return now
 
 
 def _goes_on(call: Call, found: Runs, view: SweepView) -> bool:
-    """Check that a run has not ended, or that a process, here or on another machine, is to start more."""
+    """Return whether a run has not ended, or a process here or on another machine will start more."""
     if view.under_way or driver(call.settings.state, view.id) is not None:
         return True
     if not view.not_begun:
@@ -378,10 +375,7 @@ def logs(
 
 
 def _write_engines(call: Call, record: RunRecord, follow: bool, *, alive: bool = False) -> bool:
-    """Print what its engine keeps of a job. Return False if there is no such job.
-
-    alive: only of one that lives
-    """
+    """Print the engine's own log of a job. Return False if there is none. alive: only of a running job."""
     job = find_job(record, engines_of(call.around.environ, call.settings))
     if job is None or (alive and not job.status.lives) or (log := job.logs(follow)) is None:
         return False
@@ -394,7 +388,7 @@ def _write_engines(call: Call, record: RunRecord, follow: bool, *, alive: bool =
 
 
 def _write_live(call: Call, one: UnderWay, live: Path, follow: bool) -> bool:
-    """Print the log so far. Return False if the run has ended meanwhile, so that its record has the log."""
+    """Print the log so far. Return False if the run has ended, so that its record has the log."""
     try:
         with read_live(live, (lambda: one.is_marked and not one.owner.is_dead) if follow else None) as pieces:
             for data in pieces:

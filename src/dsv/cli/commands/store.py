@@ -1,4 +1,4 @@
-"""dsv store: proving a store, and mending it."""
+"""dsv store: check and repair a store."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ def store(
     store's names are elsewhere, both parts are tested. Index files are read, 1,000 at most. The exit code is 1 if
     something fails.
 
-    merge-indexes: what a sync does by itself when it meets many, and more of it: index files are merged, and those that
-    were merged more than an hour ago are deleted. Others may sync meanwhile. Nobody needs to run it.
+    merge-indexes: index files are merged, and those that were merged more than an hour ago are deleted. A
+    sync does a part of this by itself when there are many, so nobody needs to run it. Others may sync
+    meanwhile.
 
     move-names: branches, tags and what writers tell each other are kept at LOCATION from now on: a folder, another
     bucket, or the URL of the store itself. Stop all writers first: nothing is moved, with exit code 4, if one writes

@@ -51,7 +51,7 @@ def switch(
 
 
 def _branch(context: Context, name: str) -> BranchName:
-    """Return a branch of the workspace's dataset, named with the dataset or without."""
+    """Return a branch of the workspace's dataset, which may be named with the dataset."""
     path = BranchPath.parse(name)
     workspace = context.workspace()
     if path.dataset not in (None, workspace.dataset):

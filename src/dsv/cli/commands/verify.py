@@ -55,9 +55,9 @@ def verify(
     What is damaged is marked in the store. From then on nobody relies on it, and the next 'dsv sync' or 'dsv put' of
     the same content stores it again, which mends every commit that has it. Nothing is removed.
 
-    --repair stores again what is lost, and makes index files anew. It takes other packs of the store, local copies of
-    metadata, and what --from names: workspaces, caches and other folders, whose files are hashed, and other stores.
-    Nothing is removed but the bytes of a damaged commit whose right ones are at hand.
+    --repair stores again what is lost, and makes index files anew. It takes other packs of the store, local
+    copies of metadata, and what --from names: workspaces, caches and other folders, whose files are hashed,
+    and other stores. Nothing is removed except the bytes of a damaged commit, if the right ones were found.
 
     The exit code is 5 while something is lost, and 6 if the store could not be asked for all of it.
     """

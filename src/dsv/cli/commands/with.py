@@ -75,7 +75,7 @@ def with_(
 
 
 def _write(call: Call, name: str, items: Sequence[Staged]) -> None:
-    """Write what is staged, or warn: an error keeps no command from running."""
+    """Write what is staged, or warn: the command runs despite an error."""
     try:
         Path(name).write_text(to_json(document({"items": [item_of(each) for each in items]})) + "\n")
     except OSError as error:
@@ -83,7 +83,7 @@ def _write(call: Call, name: str, items: Sequence[Staged]) -> None:
 
 
 def _exec(held: HeldData, words: tuple[str, ...], environ: Mapping[str, str]) -> None:
-    """Become the program that waits for the command; `dsv.cache.hold` says why it is one of its own."""
+    """Exec the program that waits for the command; `dsv.cache.hold` says why it is a separate one."""
     ends = ("0", "0", "0")
     holder = held.holder
     if holder is not None:

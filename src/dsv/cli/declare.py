@@ -219,7 +219,7 @@ def argument(metavar: str, default: Any = None, **more: Any) -> Any:
 
 def _as_annotations(body: Body, more: Mapping[str, Any]) -> None:
     """Have typer read `full: bool = option(…)` as `full: Annotated[bool, option(…)] = False`.
-    more: parameters of that form for the `**options` of the body, after its first two parameters."""
+    more: shared parameters of that form for the body's `**options`, after its first two parameters."""
     signature = inspect.signature(body, eval_str=True)
     parameters = []
     for each in signature.parameters.values():

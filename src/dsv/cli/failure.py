@@ -85,7 +85,7 @@ _BY_ERRNO: dict[int, tuple[type[DsvError], str]] = {
 
 
 def of_error(error: BaseException) -> DsvError:
-    """Return the `DsvError` for any exception that ended a command."""
+    """Return the `DsvError` that reports this exception, of whatever kind."""
     limit = _limit(error)
     if limit is not None:
         return limit

@@ -25,8 +25,7 @@ BAR_AFTER = 0.5
 
 class Meter:
     """Implements `dsv.values.progress.Progress`: counts, and calls `show` at most every `every` seconds. This
-    class shows nothing. Any thread may advance it. Cheap enough to be called per file: a lock and three
-    additions."""
+    class shows nothing. Any thread may advance it, for each file too: it takes a lock and three additions."""
 
     every = float("inf")
 

@@ -125,7 +125,7 @@ class Surroundings(msgspec.Struct, frozen=True):
 
 
 class _Lossy(io.FileIO):
-    """Drops what it can't write: a full disk, or a reader that doesn't read, changes no exit code."""
+    """Drops what it can't write: a full disk or a blocked reader changes no result and no exit code."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:

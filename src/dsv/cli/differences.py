@@ -87,12 +87,10 @@ def _side(entry: Entry | None) -> dict[str, object]:
 
 
 def folder_item(row: FolderSums) -> dict[str, object]:
-    """Return one of the `folders` of a JSON document."""
     return to_item(row.sums, Keys.parse(FOLDER_KEYS)["folders"], folder=row.folder)
 
 
 def sums_item(total: Sums) -> dict[str, object]:
-    """Return the sums of a JSON document."""
     return to_item(total, SUM_KEYS)
 
 

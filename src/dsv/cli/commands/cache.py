@@ -88,7 +88,6 @@ def _hold(hold: str | None, environ: Mapping[str, str]) -> tuple[float | None, s
 
 
 def item_of(item: Staged) -> dict[str, object]:
-    """Return one of the `items` of the JSON document."""
     return to_item(item, cache.result["items"])
 
 

@@ -244,7 +244,6 @@ def _counts(counts: MergeCounts) -> str:
 
 
 def _tell_workspace(call: Call, here: Updated | DsvError | None) -> None:
-    """Report the update of the workspace that follows the branch."""
     if isinstance(here, DsvError):
         call.warn("the commit is published, but this workspace was not updated; dsv pull updates it")
         call.complain(here)

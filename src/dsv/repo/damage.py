@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from dsv.repo.repository import Repository
 
 _KEPT = 8
-"""Records that stay: a reader that has listed an older one may still ask for it."""
+"""Records that are kept: a reader that has listed an older one may still read it."""
 _LISTINGS = 10
 
 
 def learn_damage(repository: Repository, listed: Iterable[str]) -> tuple[int, Damage] | None:
-    """Return the last mark of these keys with its number, and make it known to the repository's packs. Asks nothing if
-    there is none."""
+    """Return the last mark of these keys with its number, and add it to what the repository's packs know.
+    Sends no request if there is none."""
     found = _last(repository.store, listed)
     if found is not None:
         repository.objects.packs.learn(*found)
@@ -32,14 +32,14 @@ def learn_damage(repository: Repository, listed: Iterable[str]) -> tuple[int, Da
 
 
 def read_damage(repository: Repository) -> tuple[int, Damage] | None:
-    """Return the last mark with its number, and make it known. Asks nothing of a store that never had any."""
+    """Like `learn_damage`, for all marks of a store. Sends no request if the store never had one."""
     if not repository.format.has(DAMAGE_MARKS):
         return None
     return learn_damage(repository, [item.key for item in repository.store.list(keys.DAMAGE_PREFIX)])
 
 
 def _last(store: Store, listed: Iterable[str]) -> tuple[int, Damage] | None:
-    """Return the last mark. Later ones may have been written, and this one deleted, since the keys were listed."""
+    """Return the last mark. If it was deleted after the keys were listed, a later one exists: list again."""
     for _ in range(_LISTINGS):
         numbers = [number for key in listed if (number := keys.parse_gc_damage_key(key)) is not None]
         if not numbers:
@@ -60,10 +60,10 @@ def _last(store: Store, listed: Iterable[str]) -> tuple[int, Damage] | None:
 def mark_damage(
     repository: Repository, writer: Writer, change: Callable[[Damage | None], Damage | None]
 ) -> Damage | None:
-    """Write the next mark: what `change` makes of the last one, which is None if there is none, or if it is damaged.
+    """Write the next mark: what `change` returns for the last one, which is None if absent or damaged.
 
-    Of two at a time one loses, and changes what the other has written. Nothing is written if `change` returns what it
-    got, unless the last mark is damaged. Returns the last mark.
+    Of two concurrent writers one loses, and calls `change` again with the mark of the other. Nothing is
+    written if `change` returns its argument, unless the last mark is damaged. Returns the last mark.
     """
     store, packs = repository.store, repository.objects.packs
     while True:

@@ -1,4 +1,4 @@
-"""Integrity errors and refused writes, worded for the person who has to act on them."""
+"""Integrity errors and refused writes, worded for the user who has to act on them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ ONE_WINS_AGAIN = (
 
 
 def put_back(key: str) -> str:
-    """Return the hint for a key whose bytes are gone or wrong: nothing is ever overwritten, so an old copy is right."""
+    """Return the hint for missing or wrong bytes. Keys are never overwritten, so any copy is right."""
     return f"put {key} back from a copy of the store, then run the same command again"
 
 
 def broken(key: str, message: str) -> IntegrityError:
-    """Return the error for a key whose bytes are gone or wrong."""
+    """Return the error for a key whose bytes are missing or wrong."""
     return IntegrityError(message, subject=key, hint=put_back(key))
 
 
@@ -44,7 +44,7 @@ def damaged(kind: ObjectKind, object_id: Id, where: Location) -> IntegrityError:
 def unreadable(
     kind: ObjectKind, object_id: Id, where: Location, url: str, error: NotFound | IntegrityError
 ) -> IntegrityError:
-    """Return the error for an object that could not be read where an index says that it lies."""
+    """Return the error for an object that could not be read at the location that an index gives."""
     hint = put_back(keys.pack_key(where.pack))
     if isinstance(error, NotFound):
         message = f"pack {where.pack} of {url} is gone, with {kind.name.lower()} {object_id}"
@@ -65,7 +65,7 @@ def unlisted(kind: ObjectKind, object_id: Id, url: str) -> IntegrityError:
 
 
 def missing_commit(commit_id: CommitId, url: str) -> IntegrityError:
-    """Return the error for a commit that something names, and that the store does not have."""
+    """Return the error for a commit that is named somewhere, but is not in the store."""
     return IntegrityError(
         f"commit {commit_id} is named, but not in {url}",
         subject=str(commit_id),
@@ -82,9 +82,9 @@ def damaged_commit(commit_id: CommitId, url: str) -> IntegrityError:
 
 
 def read_record(decode: Callable[[bytes], T], store: Store, key: str, limit: int = RECORD_MAX) -> T:
-    """Return the record under a key, of which no more than `limit` bytes are read.
+    """Return the decoded record of a key.
 
-    Raises `NotFound`, `IntegrityError` that names the key, `Unsupported`.
+    Raises `NotFound`, `Unsupported`, and `IntegrityError` that names the key (also if `limit` is exceeded).
     """
     data = store.get(key, limit)
     try:
@@ -94,7 +94,7 @@ def read_record(decode: Callable[[bytes], T], store: Store, key: str, limit: int
 
 
 def record_or_none(decode: Callable[[bytes], T], store: Store, key: str) -> T | None:
-    """As `read_record`; None if there is none."""
+    """Like `read_record`, but return None if the key is absent."""
     try:
         return read_record(decode, store, key)
     except NotFound:
@@ -102,7 +102,7 @@ def record_or_none(decode: Callable[[bytes], T], store: Store, key: str) -> T | 
 
 
 def decoded(decode: Callable[[bytes], T], data: bytes, what: str, object_id: Id) -> T:
-    """Return the value in bytes that are those of `object_id`. Raises `IntegrityError` that names it, `Unsupported`."""
+    """Return an object's decoded bytes. Raises `Unsupported`, and `IntegrityError` that names the object."""
     try:
         return decode(data)
     except IntegrityError as error:
@@ -113,18 +113,18 @@ def decoded(decode: Callable[[bytes], T], data: bytes, what: str, object_id: Id)
 
 @contextmanager
 def denial_named(url: str, key: str, what: str) -> Iterator[None]:
-    """A refusal to write the key names what the key is for."""
+    """Reword a refused write of the key: the error names `what` the key is for."""
     try:
         yield
     except Denied as error:
-        # What was refused is the store's name for it, or that of the other place, which has its names.
+        # The message names the key with the store's URL, or with the URL of the location that has the names.
         said = error.message.replace(f"{key} in ", "").replace(f"/{key}", "").replace(key, url)
         raise Denied(f"{what} was not changed: {said}", subject=what, hint=error.hint) from error
 
 
 @contextmanager
 def may_write(url: str) -> Iterator[None]:
-    """Around the first write of a command: a refusal says that the store can be read, and no more."""
+    """Wrap the first write of a command: a refusal then says that the store can be read but not written."""
     try:
         yield
     except Denied as error:

@@ -1,23 +1,24 @@
-"""The expiry log of a dataset: which of its commits are expired, and which of these are freed.
+"""The expiry log of a dataset: which of its commits are expired, and which expired ones are freed.
 
-A log has entries from 0 on, each written by put-if-absent, so of several writers one wins each number. The state of a
-commit is what the entries say in order (`fold`):
+Entries are numbered from 0 and written by put-if-absent, so only one of several writers wins a number. The
+entries, in order, give the state of a commit (`fold`):
 
-- `expire` and `delete` make it **expired**, if it was not. Its content is there, but nobody reads it by name any more.
-- `undo` ends that, unless it is freed.
-- `free` makes an expired commit **freed**, for ever. gc puts it before the commit stops being a root; nothing that is
-  not expired is freed, whatever an entry says.
+- `expire` and `delete` make it **expired**, if it was not. Its content remains, but can't be read by name.
+- `undo` ends that, unless the commit is freed.
+- `free` makes an expired commit **freed**, permanently. gc writes the entry before the commit stops being a
+  root. The entry has no effect on a commit that is not expired.
 
-So an undo and a gc can't both succeed: `append` reads the log again when it loses a number, and asks its caller what is
-to be done by then. gc frees commits whose grace is over, by the store's time of the entry by which they expired, and
-then takes those of `log.freed`, and only these, for no roots, whatever names them. A commit that expired by `expire` is
-not freed while a branch or a tag names it; one that expired by `delete` is, as its whole dataset is deleted.
+So undo and gc can't both succeed: when `append` loses a number, it reads the log again and asks its caller
+again what to do. gc frees commits whose grace is over, counted from the store's time of the entry by which
+they expired. Then it ignores as roots the commits of `log.freed`, and only these, whatever names them. A
+commit that expired by `expire` is not freed while a branch or a tag names it. One that expired by `delete`
+is, because its whole dataset is deleted.
 
-A store has the feature `expired-commits` from before its first entry. Without it nothing is asked.
+A store gets the feature `expired-commits` before its first entry. Without the feature the log is not read.
 
-Races: whoever names an older commit by a branch or a tag writes the name and then reads the log
-(`repo.session.naming`); whoever expires commits writes the entry and then reads the names. So one of both sees the
-other, and puts `undo` for what is named.
+Races: a process that names an older commit by a branch or a tag writes the name and then reads the log
+(`repo.session.naming`). A process that expires commits writes the entry and then reads the names. So one of
+the two sees the other, and writes `undo` for the commit that is named.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class State(msgspec.Struct, frozen=True):
     entry: ExpiryEntry
     """The entry by which it expired."""
     freed: bool = False
-    """Its content is removed, or about to be."""
+    """Its content was removed, or will be."""
 
 
 class ExpiryLog(msgspec.Struct, frozen=True, dict=True):
@@ -64,7 +65,7 @@ class ExpiryLog(msgspec.Struct, frozen=True, dict=True):
 
     @cached
     def states(self) -> dict[CommitId, State]:
-        """All commits that are expired or freed."""
+        """Return the commits that are expired or freed."""
         return fold(self.entries)
 
     @property
@@ -82,7 +83,7 @@ class ExpiryLog(msgspec.Struct, frozen=True, dict=True):
         return keys.expiry_key(self.dataset, number)
 
     def affected(self, action: ExpiryAction, commits: Iterable[CommitId]) -> list[CommitId]:
-        """Return those of the commits whose state an entry with this action would change, sorted, each once."""
+        """Return the commits whose state an entry with this action would change, sorted, each once."""
         found = set(commits)
         if action in (ExpiryAction.UNDO, ExpiryAction.FREE):
             return sorted(found.intersection(self.expired))
@@ -90,7 +91,7 @@ class ExpiryLog(msgspec.Struct, frozen=True, dict=True):
 
 
 def fold(entries: Iterable[ExpiryEntry]) -> dict[CommitId, State]:
-    """Return the state of each commit that is expired or freed, by the entries from 0 on."""
+    """Return the state of each expired or freed commit, from all entries from number 0 on."""
     states: dict[CommitId, State] = {}
     for entry in entries:
         for commit in entry.commits:
@@ -108,8 +109,8 @@ def fold(entries: Iterable[ExpiryEntry]) -> dict[CommitId, State]:
 
 
 def read_expiry(refs: Refs, dataset: DatasetName) -> ExpiryLog:
-    """Return the log of a dataset; an empty one, without a request, if the store has none. Entries that this process
-    has read are not read again, as they never change.
+    """Return the log of a dataset. If the store has no log, it is empty and no request is sent. Entries that
+    this process has already read are not read again, because they never change.
 
     Raises `IntegrityError` if an entry is missing or damaged.
     """
@@ -142,13 +143,13 @@ def freed_at_least(refs: Refs, dataset: DatasetName) -> set[CommitId]:
 
 
 def expiry_entry(refs: Refs, dataset: DatasetName, number: int) -> ExpiryEntry | None:
-    """Return one entry; None where it was not put."""
+    """Return one entry; None if it does not exist."""
     key = keys.expiry_key(dataset, number)
     return read_named(ExpiryEntry.decode, refs.store, key, "expiry", {"dataset": dataset, "number": number})
 
 
 def expired(log: ExpiryLog, commit: CommitId) -> NotFound | None:
-    """Return the error for anyone who asks for an expired commit; None if it is not expired."""
+    """Return the error for reading an expired commit; None if the commit is not expired."""
     state = log.states.get(commit)
     if state is None:
         return None
@@ -168,7 +169,7 @@ def expired(log: ExpiryLog, commit: CommitId) -> NotFound | None:
 
 
 def check_not_expired(refs: Refs, dataset: DatasetName, commit: CommitId) -> None:
-    """Raise `NotFound` if a commit is expired. Asks nothing of a store in which no commit ever expired."""
+    """Raise `NotFound` if a commit is expired. Sends no request if no commit of the store ever expired."""
     error = expired(read_expiry(refs, dataset), commit)
     if error is not None:
         raise error
@@ -185,13 +186,12 @@ def append(
     choose: Callable[[ExpiryLog], Collection[CommitId]],
     message: str = "",
 ) -> ExpiryLog:
-    """Put entries with this action until it has no effect any more on any commit that `choose` returns, and return the
-    log as it is then.
+    """Write entries with this action until it changes no commit that `choose` returns. Return the new log.
 
-    `choose` is called with the newest log before each entry, and again whenever another writer has won its number.
-    Nothing is written if there is nothing to change. Killed between two entries, the same call does the rest.
-    Nothing is freed of a dataset that was renamed, as its new name's log counts; anything else raises `Conflict` then.
-    Raises `Denied`, and what writing a ref raises.
+    `choose` gets the newest log before each entry, and again whenever another writer has won its number. If a
+    process is killed between two entries, the same call writes the rest. In a dataset that was renamed `free`
+    writes nothing, because the log of the new name counts; any other action raises `Conflict`. Raises
+    `Denied`, and what writing a ref raises.
     """
     refs, nonce = repository.refs, Nonce.random()
     while True:
@@ -199,9 +199,8 @@ def append(
         commits = log.affected(action, choose(log))
         if not commits:
             return log
-        gone = refs.gone_dataset(
-            dataset
-        )  # after the log: whoever renames it takes the next number after that
+        # After the log is read: a process that renames the dataset takes the next number after that.
+        gone = refs.gone_dataset(dataset)
         if gone is not None and not is_deleted_dataset(gone):
             if action is ExpiryAction.FREE:
                 return log
@@ -216,13 +215,13 @@ def append(
 
 
 def put_entry(repository: Repository, entry: ExpiryEntry) -> bool:
-    """Put an entry behind those that were read; False if another writer has won its number."""
+    """Write an entry after those that were read. Return False if another writer has won its number."""
     refs, dataset = repository.refs, entry.dataset
     key, what = keys.expiry_key(dataset, entry.number), f"the expiry log of {dataset}"
     with may_write(repository.store.url):
         won = refs.put_record(key, entry, what, partial(expiry_entry, refs, dataset, entry.number))
     known = refs.expiry.get(dataset, ())
-    if won and len(known) == entry.number:  # all before it
+    if won and len(known) == entry.number:  # all entries before it are known
         refs.expiry[dataset] = (*known, entry)
     return won
 
@@ -230,8 +229,9 @@ def put_entry(repository: Repository, entry: ExpiryEntry) -> bool:
 def keep_named(
     repository: Repository, writer: Writer, dataset: DatasetName, commit: CommitId, name: str
 ) -> None:
-    """Make sure that a commit is kept to which a branch or a tag was just put. Whoever expires it at this moment looks
-    at the names after that, or this finds it expired, and undoes that. Raises `Conflict` if it is too late.
+    """Undo the expiry of a commit that a branch or tag was just set to. Raises `Conflict` if it is too late.
+
+    A process that expires the commit at this moment reads the names after that, or this finds it expired.
     """
     state = read_expiry(repository.refs, dataset).states.get(commit)
     if state is not None and not state.freed and state.entry.action is ExpiryAction.EXPIRE:
@@ -248,11 +248,11 @@ def keep_named(
 
 
 def explained(repository: Repository, error: IntegrityError) -> DsvError:
-    """Return the error of a read that found no object, or, if a commit whose tree was opened is expired by now, the
-    error that says so."""
+    """Return the error for a read that found no object: if a commit whose tree was opened has expired since,
+    the error that says so, else `error`."""
     refs, objects = repository.refs, repository.objects
     with suppress(DsvError):
-        refs.check_not_moved("nothing")  # a feature that the store has got since it was opened
+        refs.check_not_moved("nothing")  # reads features that the store got after it was opened
         for commit in sorted(objects.opened):
             made = objects.commit_or_none(commit)
             named = None if made is None else made.dataset

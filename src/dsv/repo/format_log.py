@@ -27,13 +27,12 @@ _DATA: tuple[tuple[str, Callable[[str], object | None]], ...] = (
     (keys.INDEX_PREFIX, keys.parse_index_key),
     (keys.PACK_PREFIX, keys.parse_pack_key),
 )
-# So many rows of a prefix are looked at for one that a store of dsv's would have.
+# The number of rows of a prefix that are searched for a key that only a dsv store has.
 _LOOKED_AT = 1000
 
 
 def has_data(store: Store) -> bool:
-    """Return whether there is what only a store can have, though its format may be gone."""
-
+    """Return whether keys exist that only a dsv store has, even if its format log is missing."""
     return any(together([partial(_any_of, store, prefix, parse) for prefix, parse in _DATA]))
 
 
@@ -80,7 +79,7 @@ Every object is named by a hash of its bytes or carries one: file ids are plain 
 """The content of `README.txt` in a store."""
 
 
-# What this version knows to read and to write. A feature that a store names beyond these is judged by its rule.
+# The features that this version can read and write. Any other feature of a store is handled by its rule.
 UNORDERED_LISTING = "unordered-listing"
 NAMED_RECORDS = "named-records"
 NODE_LOCATORS = "node-locators"
@@ -113,8 +112,8 @@ KNOWN_FEATURES = frozenset(
 )
 
 EXTERNAL_FEATURE = Feature(EXTERNAL_CONTENTS, FeatureRule.READ_ONLY)
-"""Older versions of dsv read all but what lies outside the store, which they refuse; a garbage collection of theirs
-would not know what an external pack holds."""
+"""Older versions of dsv refuse contents outside the store and read all others. They must not write: their
+garbage collection would not know what an external pack holds."""
 
 OF_ONE_PLACE = frozenset((NAMES_ELSEWHERE, NAMES_MOVING, NAMES_MOVED))
 
@@ -124,7 +123,7 @@ class Format(msgspec.Struct, frozen=True):
 
     entries: tuple[FormatEntry, ...]
     left: str | None = None
-    """The configured place of the names, if they have moved away from it."""
+    """The configured location of the names, if they have moved away from it."""
 
     @property
     def store_id(self) -> StoreId:
@@ -132,25 +131,24 @@ class Format(msgspec.Struct, frozen=True):
 
     @property
     def single_writer(self) -> bool:
-        """The store could not prove put-if-absent, and somebody promised that only one writes at a time."""
+        """True if put-if-absent was not proved, and a user promised to have one writer at a time."""
         return self.entries[-1].single_writer
 
     @property
     def named_records(self) -> bool:
-        """Return whether every ref, tag and commit carries the names that it was made for: decided when a store is
-        made."""
+        """True if refs, tags and commits carry the names they were made for. Fixed at a store's creation."""
         return any(one.name == NAMED_RECORDS for one in self.entries[0].features)
 
     @property
     def node_locators(self) -> bool:
-        """Return whether every node has a locator behind it: decided when a store is made."""
+        """True if every node has a locator behind it. Fixed at a store's creation."""
         return any(one.name == NODE_LOCATORS for one in self.entries[0].features)
 
     def has(self, feature: str) -> bool:
         return any(one.name == feature for one in self.entries[-1].features)
 
     def check(self, url: str, *, writing: bool) -> None:
-        """Raise `Unsupported` where a feature that this version does not know forbids what is meant."""
+        """Raise `Unsupported` if this version may not read the store, or may not write to it if `writing`."""
         current = self.entries[-1]
         for feature in current.features:
             if feature.name in KNOWN_FEATURES or feature.rule == FeatureRule.IGNORE:
@@ -166,7 +164,7 @@ class Format(msgspec.Struct, frozen=True):
             )
 
     def check_at_rest(self, url: str) -> None:
-        """Raise `Conflict` if somebody is moving the names, which are at `url`: nothing is written meanwhile."""
+        """Raise `Conflict` while a process moves the names from `url`: nothing may be written then."""
         last = self.entries[-1]
         if self.has(NAMES_MOVING):
             raise Conflict(
@@ -178,15 +176,15 @@ class Format(msgspec.Struct, frozen=True):
 
 
 def features(*names: str) -> tuple[Feature, ...]:
-    """As a format entry has them. A program that does not know one refuses the store."""
+    """Return features for a format entry. A program that does not know one of them refuses the store."""
     return tuple(Feature(name, FeatureRule.REFUSE) for name in sorted(set(names)))
 
 
 def read_layout(store: Store) -> Format:
-    """Return the format of a store. In a store in two places that of the names; that of the data if those can't be
-    reached.
+    """Return the format of a store. If its names and data are split, return that of the names, or that of the
+    data if the names can't be reached.
 
-    Raises `NotFound` if there is no store, or its other half is not named; `Conflict` if the two don't belong together.
+    Raises `NotFound` if no store or no other half is configured, and `Conflict` if the halves don't match.
     """
     split = split_of(store)
     if split is not None:
@@ -212,7 +210,7 @@ def read_layout(store: Store) -> Format:
 
 
 def _whole_log(data: Store, entries: list[FormatEntry]) -> Format:
-    """Raise `NotFound` if there is no log, and `IntegrityError` if there was one."""
+    """Raise `NotFound` if no store exists, and `IntegrityError` if its log was lost."""
     if not entries and has_data(data):
         entries = read_format(data) or lost_format(data)
     if not entries:
@@ -221,8 +219,7 @@ def _whole_log(data: Store, entries: list[FormatEntry]) -> Format:
 
 
 def has_layout(store: Store) -> bool:
-    """Return whether a store was made here, or one half of a store in two places. Raises `IntegrityError` if one was
-    made and its format is gone."""
+    """Return whether a store or half of one was created here. Raises `IntegrityError` if the log is lost."""
     split = split_of(store)
     data = store if split is None else split.data
     return read_entry(data, 0) is not None or (
@@ -231,8 +228,8 @@ def has_layout(store: Store) -> bool:
 
 
 def read_data_layout(data: Store) -> Format:
-    """Return the format of the half of a store that holds the data. Raises `NotFound` if there is none, `Conflict` if
-    it is a whole store."""
+    """Return the format of the data half of a split store. Raises `NotFound` if no store exists, and
+    `Conflict` if it is not split."""
     entries = read_format(data)
     if not entries:
         raise NotFound(f"there is no dsv store at {data.url}", subject=data.url, hint="dsv init makes one")
@@ -248,10 +245,10 @@ def read_data_layout(data: Store) -> Format:
 
 
 def make_names(names: Store, entry: FormatEntry, *more: str | Feature, ordered: bool) -> None:
-    """Make a place with refs in it the names of a store: the last write, after which it can be used.
+    """Make a location with refs the names half of a store. After this last write the store can be used.
 
-    entry: of the log of the place where they were, or of the data's, as this writer's. more: further features. Raises
-    `Conflict` if the place has become that of another store.
+    entry: from the log of the former location or of the data, signed by this writer. more: further features.
+    Raises `Conflict` if the location has become that of another store.
     """
     without = OF_ONE_PLACE | {UNCONDITIONAL_WRITES, UNORDERED_LISTING}
     of_place = (DATA_ELSEWHERE,) if ordered else (DATA_ELSEWHERE, UNORDERED_LISTING)
@@ -270,8 +267,8 @@ def make_names(names: Store, entry: FormatEntry, *more: str | Feature, ordered: 
 def with_features(
     entry: FormatEntry, *more: str | Feature, without: frozenset[str] = frozenset()
 ) -> FormatEntry:
-    """Return an entry with further features and without some; each that it has keeps its rule. A program that does not
-    know one that is given by its name refuses the store."""
+    """Return the entry with further features and without some. A feature that it already has keeps its rule.
+    A feature that is given by name gets the rule to refuse the store."""
     added = (one if isinstance(one, Feature) else Feature(one, FeatureRule.REFUSE) for one in more)
     kept = {one.name: one for one in entry.features if one.name not in without}
     kept = {one.name: one for one in added} | kept
@@ -279,7 +276,7 @@ def with_features(
 
 
 def _names_log(split: OpenStore) -> list[FormatEntry] | None:
-    """Return None if the place of the names can't be reached. From then on each request for a name fails at once."""
+    """Return None if the names can't be reached. From then on each request for a name fails at once."""
     try:
         return read_format(split.names)
     except Unreachable as error:
@@ -327,10 +324,9 @@ def _read_split(split: OpenStore, entries: list[FormatEntry] | None, data: Forma
 
 
 def _follow(split: OpenStore, entries: list[FormatEntry] | None, data: Format) -> list[FormatEntry] | None:
-    """Return the log of the names, from the place on where they were, and None if the place where they are can't be
-    reached.
+    """Follow moved names, and return their log; None if their present location can't be reached.
 
-    The log that they have left says where they are. If it is gone, or out of reach, the data's may know.
+    The log that they have left says where they are. If it is missing or out of reach, the data's may.
     """
     tried = {split.names.url}
     while True:
@@ -365,7 +361,7 @@ def _open_names(split: OpenStore, place: str, said: FormatEntry) -> Store:
 
 
 def unfinished(split: OpenStore, said: FormatEntry) -> Unreachable:
-    """For names whose new place is not complete."""
+    """Return the error for names whose new location is not complete."""
     return Unreachable(
         f"{said.author} began to move the names of {split.url} to {said.names} ({rfc3339(said.time_ms)}), and they are "
         "not all there yet",
@@ -375,13 +371,12 @@ def unfinished(split: OpenStore, said: FormatEntry) -> Unreachable:
 
 
 def read_format(store: Store) -> list[FormatEntry]:
-    """Entries are numbered from 0 without a gap; the listing is not needed, and not trusted."""
+    """Return the entries, numbered from 0 without a gap. Needs no listing, which could not be trusted."""
     entries: list[FormatEntry] = []
-    for number in count(
-        0, 2
-    ):  # two at once: most stores have one entry, and to know that takes a second question
+    # Two at a time: most stores have one entry, and it takes a second request to know that.
+    for number in count(0, 2):
         pair = both(partial(read_entry, store, number), partial(read_entry, store, number + 1))
-        if pair[0] is None and pair[1] is not None:  # somebody has just written both, or the first is gone
+        if pair[0] is None and pair[1] is not None:  # both were just written, or the first is lost
             pair = read_entry(store, number), pair[1]
             if pair[0] is None:
                 raise _has_a_gap(store, number)
@@ -405,8 +400,8 @@ def _has_a_gap(store: Store, number: int) -> IntegrityError:
 
 
 def check_log(store: Store) -> None:
-    """Raise `IntegrityError` if an entry is gone and a later one is there: what was read then lacks features that the
-    store has. `read_format` asks for no more than it needs, and may not notice."""
+    """Raise `IntegrityError` if an entry is missing before a later one: the log that was read then lacks
+    features of the store. `read_format` stops at the first missing entry, and may not notice."""
     split = split_of(store)
     for place in (store,) if split is None else (split.names, split.data):
         numbers = set(parsed(keys.parse_format_key, place.list(keys.FORMAT_PREFIX)))
@@ -420,19 +415,19 @@ def read_entry(store: Store, number: int) -> FormatEntry | None:
 
 
 def make_layout(store: Store, first: FormatEntry) -> None:
-    """Make the store, or adopt what another made at the same moment.
+    """Create the store, or adopt the one that another process created at the same moment.
 
-    Of a store in two places the names come first: their winner decides the store's id. Interrupted after that, the
-    same call makes the other half. Each maker first leaves the id that it has drawn at the place of the data: the
-    winner's id is there unless the winner makes a store of other data. Raises `Conflict` if the place has, or gets, the
-    names of another store.
+    In a split store the names are written first: their winner decides the store's id. If interrupted after
+    that, the same call creates the data half. Each process first writes the id that it has drawn to the data
+    half. The winner's id is there unless the winner creates a store of other data. Raises `Conflict` if the
+    location of the names has, or gets, the names of another store.
     """
     split = split_of(store)
     if split is None:
         conditional = () if store.conditional else (UNCONDITIONAL_WRITES,)
         whole = with_features(first, *conditional)
         store.put_if_absent(keys.format_key(0), whole.encode())
-        store.put_if_absent(keys.README_KEY, README.encode())  # the winner may have died before it
+        store.put_if_absent(keys.README_KEY, README.encode())  # the winner may have been killed before this
         return
     _check_unused(split)
     maker = keys.maker_key(first.store_id)
@@ -453,9 +448,9 @@ def make_layout(store: Store, first: FormatEntry) -> None:
 
 
 def _is_maker(data: Store, store_id: StoreId) -> bool:
-    """Return whether the id that won the place of the names was drawn for this place of the data.
+    """Return whether the id that won the location of the names was drawn for this data half.
 
-    A maker deletes its key only after it has written entry 0, so one of the two is there.
+    A process deletes its maker key only after it has written entry 0, so one of the two exists.
     """
     try:
         data.get(keys.maker_key(store_id), 1)
@@ -471,10 +466,9 @@ def _delete_if_allowed(store: Store, key: str) -> None:
 
 
 def _check_unused(split: OpenStore) -> None:
-    """Raise `Conflict` if there are names already, which are those of other data.
+    """Raise `Conflict` if the location already has names, which belong to other data.
 
-    Anyone who makes the same store at this moment writes the entry of the data before the first name, so the names are
-    looked for first.
+    Another process that creates this store writes the data's entry before the first name: read names first.
     """
     has_branch = _any_of(split.names, keys.REFS_PREFIX, keys.parse_branch_key)
     if has_branch and read_entry(split.data, 0) is None:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from dsv.repo.refs.branches import Head, Refs
 
 
-# Of so many commits of a walk the whole record is kept until it is given away; of more, only what orders them.
+# The commits of a walk that are kept as whole records until they are yielded. Of further ones only their
+# order is kept.
 _HELD = 1024
 
 _LEFT, _RIGHT, _BELOW = 1, 2, 4
@@ -33,7 +34,7 @@ class Commits(Protocol):
     """A source of commits, such as `dsv.repo.objects.objects.Objects`."""
 
     def commit(self, commit_id: CommitId) -> Commit:
-        """Raise `IntegrityError` for one that is not there, or not what its id says."""
+        """Raise `IntegrityError` if the commit is missing or does not match its id."""
         ...
 
 
@@ -47,11 +48,10 @@ class Distance(NamedTuple):
 
 
 def walk(commits: Commits, starts: Iterable[CommitId]) -> Iterator[tuple[CommitId, Commit]]:
-    """Yield the commits of `starts` and all their ancestors, each once, newest first, and none before one of its
-    children.
+    """Yield the commits of `starts` and all their ancestors, once, newest first, children before parents.
 
-    Reads no further than needed: where history is a line, commits are given as they are read. Where it forks, it is
-    read down to the commit in which the lines meet again; that much is held in memory, and nothing else.
+    Reads no further than needed. Where history is a line, commits are yielded as they are read. Where it
+    forks, it is read down to the commit in which the lines meet again. Only that part is held in memory.
     """
     frontier = _Frontier(commits)
     for start in starts:
@@ -61,7 +61,7 @@ def walk(commits: Commits, starts: Iterable[CommitId]) -> Iterator[tuple[CommitI
 
 
 def is_ancestor(commits: Commits, ancestor: CommitId, descendant: CommitId) -> bool:
-    """Return whether `descendant` is `ancestor`, or was made on top of it."""
+    """Return whether `descendant` is `ancestor` or descends from it."""
     painting = _Painting(commits, ancestor, descendant)
     while not painting.flags[ancestor] & _RIGHT and painting.open:
         painting.step()
@@ -69,7 +69,7 @@ def is_ancestor(commits: Commits, ancestor: CommitId, descendant: CommitId) -> b
 
 
 class KeptParents:
-    """The nearest ancestors of commits whose trees are there: gc has removed those of freed commits."""
+    """Finds the nearest ancestors that still have trees: gc has removed the trees of freed commits."""
 
     def __init__(self, commits: Commits, freed: Collection[CommitId]) -> None:
         self._commits = commits
@@ -78,9 +78,9 @@ class KeptParents:
         """The freed commits that were passed over."""
 
     def of(self, commit: Commit, *, first_only: bool = False) -> tuple[CommitId, ...]:
-        """Return the parents of a commit, and in place of a freed one its nearest kept ancestors.
+        """Return the parents of a commit, each freed one replaced by its nearest kept ancestors.
 
-        first_only: of each commit, go to its first parent alone.
+        first_only: follow only the first parent of each commit.
         """
         found: dict[CommitId, None] = {}
         waiting, seen = list(reversed(commit.parents[: 1 if first_only else None])), set[CommitId]()
@@ -98,13 +98,13 @@ class KeptParents:
 def merge_bases(commits: Commits, left: CommitId, right: CommitId) -> tuple[CommitId, ...]:
     """Return the common ancestors of two commits that no other common ancestor descends from, newest first.
 
-    None if the histories have nothing in common, several after a criss-cross merge. A commit is its own ancestor.
+    Empty if nothing is in common; several after a criss-cross merge. A commit is its own ancestor.
     """
     painting = _Painting(commits, left, right)
     while painting.open:
         painting.step()
     found = [one for one, flags in painting.flags.items() if flags == _BOTH]
-    # What wrong clocks had read too early may be an ancestor of another one.
+    # If clocks are wrong, a commit may have been read too early and be an ancestor of another one.
     best = [
         one for one in found if not any(one != other and is_ancestor(commits, one, other) for other in found)
     ]
@@ -123,8 +123,8 @@ def ahead_behind(commits: Commits, left: CommitId, right: CommitId) -> Distance:
 def distance(
     commits: Commits, base: CommitId | None, head: CommitId, most: int | None = None
 ) -> Distance | None:
-    """Return how many commits a base (None: an empty history) has that a head has not, and the other way round; None if
-    some commit can't be read, or more than `most` would have to be.
+    """Return how many commits a base (None: an empty history) has that a head has not, and the other way
+    round; None if a commit can't be read, or more than `most` would have to be read.
     """
     painting = _Painting(commits, head, *([] if base is None else [base]))
     try:
@@ -139,8 +139,7 @@ def distance(
 
 
 def only_in(commits: Commits, commit_id: CommitId, others: Iterable[CommitId]) -> int:
-    """Return how many commits a commit has, itself counted, that none of the others has: these are lost with its last
-    name."""
+    """Return how many commits (including itself) only this one has: they are lost with its last name."""
     painting = _Painting(commits, commit_id, *others)
     while not painting.settled and not painting.flags[commit_id] & _RIGHT:
         painting.step()
@@ -152,8 +151,8 @@ def only_in(commits: Commits, commit_id: CommitId, others: Iterable[CommitId]) -
 def lacking(
     commits: Commits, start: CommitId, others: Iterable[CommitId]
 ) -> tuple[list[CommitId], frozenset[CommitId]]:
-    """Return the commits that `start` has, itself counted, and none of the others has, each behind its parents; and
-    those of the others that `start` was made on top of."""
+    """Return the commits, including itself, that `start` has and none of the others has, parents first; and
+    those of the others that `start` descends from."""
     known = tuple(others)
     painting = _Painting(commits, start, *known)
     while not painting.settled:
@@ -177,9 +176,9 @@ def _parents_first(commits: Commits, start: CommitId, wanted: set[CommitId]) -> 
 
 
 class _Frontier:
-    """Commits to go on from, each once; the newest is taken first.
+    """Commits to continue from, without duplicates. The newest is taken first.
 
-    One that is alone is read only when it is taken; several are read at the same time.
+    A single commit is read only when it is taken; several are read at the same time.
     """
 
     def __init__(self, commits: Commits) -> None:
@@ -198,7 +197,7 @@ class _Frontier:
             self._unread.append(commit_id)
 
     def only(self) -> CommitId | None:
-        """Return the commit that is alone in here; None if there are others, or none."""
+        """Return the commit if it is the only one, else None."""
         return next(iter(self._members)) if len(self._members) == 1 else None
 
     def take(self) -> tuple[CommitId, Commit]:
@@ -213,7 +212,7 @@ class _Frontier:
 
 
 class _Seen(NamedTuple):
-    """A commit that was read and not given away yet."""
+    """A commit that was read and not yielded yet."""
 
     time_ms: int
     parents: tuple[CommitId, ...]
@@ -221,9 +220,9 @@ class _Seen(NamedTuple):
 
 
 def _read_until_lines_meet(frontier: _Frontier) -> dict[CommitId, _Seen]:
-    """Take commits until one is left that is an ancestor of all of them, or none is left."""
+    """Take commits until the only one left is an ancestor of all of them, or none is left."""
     seen: dict[CommitId, _Seen] = {}
-    has_root = False  # from a first commit nothing leads to the one that is left, which might be its child
+    has_root = False  # after a root, the commit that is left may be a child, not an ancestor
     while frontier and not (seen and frontier.only() is not None and not has_root):
         commit_id, commit = frontier.take()
         seen[commit_id] = _Seen(commit.time_ms, commit.parents, commit if len(seen) < _HELD else None)
@@ -259,11 +258,11 @@ class _Painting:
 
     def __init__(self, commits: Commits, left: CommitId, *rights: CommitId) -> None:
         self.flags: dict[CommitId, int] = {}
-        """The sides that have each commit reached, and whether it is below a common one. A commit that gets another
-        flag later is visited again."""
+        """For each commit reached, the sides that have it, and whether it is below a common one. A commit
+        that gets another flag later is visited again."""
         self.open = set[CommitId]()
-        """Commits to continue from that are not known to be on both sides. Once it is empty, every common ancestor that
-        is below no other one is marked for both sides: no commit on the way to it is common, so all were visited."""
+        """Commits to continue from that are not known to be on both sides. Once it is empty, every common
+        ancestor that is below no other one has both flags, because no commit on the way to it is common."""
         self._frontier = _Frontier(commits)
         self._passed_a_root = False
         self._paint(left, _LEFT)
@@ -272,7 +271,7 @@ class _Painting:
 
     @property
     def settled(self) -> bool:
-        """Return whether no flag can change any more: nothing is left, or one common ancestor of everything reached."""
+        """True if no flag can change any more: nothing is left, or one common ancestor of all others."""
         if self.open:
             return False
         return not self._frontier or (self._frontier.only() is not None and not self._passed_a_root)
@@ -299,17 +298,17 @@ class _Painting:
 
 
 _SINGLY = 4
-"""Commits that are read one after the other before others are read ahead: short histories are not worth it."""
+"""Commits that are read one by one before others are read ahead: short histories are not worth it."""
 _MOST = 128
 _SEARCHED = 8
-"""The same if the place of the first one among a branch's moves has to be found."""
+"""The same if the first commit must be located among the moves of its branch."""
 
 
 class CommitsAhead:
-    """Reads commits like `Objects.commit`, and reads ahead those that the moves of a branch name.
+    """Reads commits like `Objects.commit`, and reads ahead the commits that the moves of a branch name.
 
-    `head` is the branch's, if the first commit asked for is its head; None to search for the branch for which the
-    commits were made. `most` limits the number of commits that are asked for.
+    `head` is the branch's head if the first commit asked for is this head; None to look up the branch for
+    which the commits were made. `most` limits the number of commits asked for.
     """
 
     def __init__(
@@ -326,7 +325,7 @@ class CommitsAhead:
         self._left = most
 
     def commit(self, commit_id: CommitId) -> Commit:
-        """Raise `IntegrityError`."""
+        """Raise `IntegrityError` if the commit is missing or does not match its id."""
         if self._left is not None:
             self._left = max(0, self._left - 1)
         if self._objects.is_at_hand(commit_id):
@@ -343,8 +342,8 @@ class CommitsAhead:
         return self._objects.commit(commit_id)
 
     def _find_place(self, commit: Commit) -> None:
-        """Look for the first move of the commit's branch that is not older than the commit, by halves. If a clock was
-        wrong, commits are read that nobody asks for, and that is all."""
+        """Find the first move of the commit's branch that is not older than the commit, by binary search. A
+        wrong clock only causes reads of commits that are not needed."""
         branch = commit.branch or MAIN
         head = self._refs.head_or_none(self._dataset, branch)
         if head is None:
@@ -360,7 +359,7 @@ class CommitsAhead:
         self._head, self._next = head, first
 
     def _read_ahead(self, commit_id: CommitId) -> None:
-        """The commits before this one, by the moves before its own. One that can't be read is not asked for yet."""
+        """Read the commits before this one, which are named by the moves before its own."""
         assert self._head is not None
         count = self._window if self._left is None else min(self._window, self._left + 1)
         self._window = min(2 * self._window, _MOST)
@@ -373,7 +372,7 @@ class CommitsAhead:
         together([partial(self._objects.commit_or_none, one) for one in wanted])
 
     def _move(self, branch: BranchName, number: int) -> RefEntry | None:
-        """Return None for one that can't be read too: nobody has asked for it."""
+        """Return None also for a move that can't be read, because no caller needs it."""
         try:
             return self._refs.entry(self._dataset, branch, number)
         except (IntegrityError, Unsupported, Denied):
@@ -381,7 +380,7 @@ class CommitsAhead:
 
 
 def standing(objects: Objects, base: CommitId | None) -> CommitId | None:
-    """Return the base, or its nearest ancestor by first parents, that the store has; None if it has none of them."""
+    """Return the base, or its nearest first-parent ancestor that the store has; None if it has none."""
     while base is not None and objects.stored_commit(base) is None:
         lost = objects.local_commit(base)
         base = lost.parents[0] if lost is not None and lost.parents else None
@@ -389,12 +388,12 @@ def standing(objects: Objects, base: CommitId | None) -> CommitId | None:
 
 
 _TREES_HELD = 64
-"""Opened trees that are kept. The next commit that is asked about mostly is the parent of one of these."""
+"""Opened trees that are kept. The next commit to be compared is mostly the parent of one of them."""
 
 
 class PathHistory:
-    """Compares the trees of commits at some paths. `asked_store`: whether something had to be read from the store since
-    this was last set to False."""
+    """Compares the trees of commits at some paths. `asked_store`: whether anything was read from the store
+    since this was last set to False."""
 
     def __init__(self, objects: Objects, scope: PathSet) -> None:
         self.asked_store = False
@@ -403,7 +402,7 @@ class PathHistory:
         self._trees: dict[CommitId, TreeReader] = {}
 
     def differs(self, before: CommitId | None, after: CommitId | None) -> bool:
-        """Return whether the two commits have something different at the paths. None: an empty tree."""
+        """Return whether the two commits differ at the paths. None stands for an empty tree."""
         changes = diff_trees(self._tree(before), self._tree(after), self._scope)
         return any(difference(change.before, change.after) for change in changes)
 
@@ -415,7 +414,7 @@ class PathHistory:
             opened = self._objects.opened
             was_open = commit_id in opened
             found = TreeReader(self._objects, commit_id)
-            if not was_open:  # else an error asks of each commit whether it is expired
+            if not was_open:  # otherwise an error would check each of these commits for expiry
                 opened.discard(commit_id)
             if self._objects.local(ObjectKind.NODE, found.commit.root) is None:
                 self.asked_store = True

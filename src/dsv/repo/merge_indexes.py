@@ -1,6 +1,6 @@
 """Merging and checking the index files of a store.
 
-A merge writes new index files with all the rows of others, a run, and then its record.
+A merge writes new index files (a run) with all the rows of other files, and then a record of the merge.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from dsv.values.ids import Id, IndexId
 
 
 class StandingRows:
-    """Made for one deletion. A file is read when a row is looked for that those before it lack."""
+    """The rows of the index files in use, for one deletion or check. Files are read only as needed."""
 
     def __init__(self, indexes: Indexes, most_rows: int) -> None:
-        """most_rows: of large files that are not here, at most so many rows are read."""
+        """most_rows: the limit for rows that are read from large files without a local copy."""
         self._indexes = indexes
         self._most_bytes = most_rows * ROW_SIZE
         standing = indexes.listed.standing
@@ -41,18 +41,17 @@ class StandingRows:
         self._read: dict[IndexId, Index | None] = {}
 
     def have_all(self, found: Index) -> bool:
-        """Return whether every row of a file that was replaced is in others. False if it has rows of a kind not known
-        here."""
+        """Return whether the other files have all rows of a replaced file. False if a kind is unknown."""
         known = sum(1 for _ in found.rows()) + sum(1 for _ in found.erased())
         return known == len(found) and not self.lack_any(found)
 
     def lack_any(self, found: Index) -> bool:
-        """Return whether a file has a row that no other has; of a kind not known here, nobody can tell."""
+        """Return whether a file has a row that no other file has. Rows of unknown kinds are not compared."""
         places = all(self._have(*row) for row in found.rows())
         return not (places and all(self._have(*row, None) for row in found.erased()))
 
     def _have(self, kind: ObjectKind, object_id: Id, place: Location | None) -> bool:
-        """Return whether a file has the place, or says that the object was erased, which counts more than any place."""
+        """Return whether a file has this location, or marks the object as erased (which overrides it)."""
         head = int.from_bytes(object_id[:4], "big")
         for index_id, file in self._files:
             if file is not None and not file.first <= head <= file.last:
@@ -78,15 +77,15 @@ class StandingRows:
 
 
 MOST_UNITS = 24
-"""A sync merges if there are more."""
+"""A sync merges if it finds more."""
 SYNC_ROWS = 1 << 20
-"""The most rows that a sync merges, which takes seconds."""
+"""The most rows that a sync merges. This takes seconds."""
 MOST_ROWS = 1 << 24
-"""The most rows that anybody merges to a run: 940 MB in files of 15 MB."""
+"""The most rows that any merge writes to a run: 940 MB in files of 15 MB."""
 _FILE_ROWS = 1 << 18
 GRACE_SECONDS = 3600.0
 """The age of a record, by the store's clock, at which the files that it replaces are deleted."""
-_SHARE_COMPARED = 8  # of the rows that may be merged, a part is compared before files are deleted
+_SHARE_COMPARED = 8  # an eighth of the rows that may be merged is compared before files are deleted
 
 
 class Merged(msgspec.Struct, frozen=True):
@@ -108,11 +107,11 @@ class Unit(msgspec.Struct, frozen=True):
 
 
 def choose(found: Sequence[Unit], most_rows: int) -> list[Unit]:
-    """Return the units to merge, smallest first, so that each of the others has at least twice the rows of all smaller
+    """Return the units to merge, smallest first. Each other unit has at least twice the rows of all smaller
     ones.
 
-    A row is then merged again only when what it lies in has grown by half: in all n log n rows are written for n, and
-    log n units are left. Nothing is merged to more than `most_rows`.
+    A row is merged again only when its unit has grown by half: for n rows n log n rows are written, and log n
+    units remain. Nothing is merged to more than `most_rows`.
     """
     ordered = sorted(found, key=lambda unit: unit.rows)
     chosen = total = 0
@@ -126,7 +125,7 @@ def choose(found: Sequence[Unit], most_rows: int) -> list[Unit]:
 
 
 def tidy(repository: Repository, writer: Writer) -> None:
-    """Merge if a sync found too many index files. What goes wrong is no failure of the sync: the next one tries."""
+    """Merge if a sync found too many index files. A failure is ignored, because the next sync tries again."""
     found = _units(repository.objects.indexes.listed)
     small = [unit for unit in found if 2 * unit.rows <= SYNC_ROWS]  # the others stay as they are
     if len(small) > MOST_UNITS and len(choose(found, SYNC_ROWS)) > 1:
@@ -135,7 +134,7 @@ def tidy(repository: Repository, writer: Writer) -> None:
 
 
 def merge_indexes(repository: Repository, writer: Writer, *, most_rows: int = MOST_ROWS) -> Merged:
-    """Merge what `choose` chooses, and delete what an earlier merge has replaced. Raises what the store raises."""
+    """Merge the units that `choose` returns, and delete what an earlier merge replaced. Raises `DsvError`."""
     indexes = repository.objects.indexes
     with Session.open(repository, writer) as session:
         try:
@@ -161,7 +160,7 @@ def _units(listed: ListedIndexes) -> list[Unit]:
 
 
 def _without_condemned(session: Session, chosen: list[Unit]) -> list[Unit]:
-    """Return the units that name no condemned pack: gc is about to write the files of the others anew."""
+    """Return the units that name no condemned pack. gc will write the files of the others again."""
     if not session.condemned:
         return chosen
     indexes = session.repository.objects.indexes
@@ -174,7 +173,8 @@ def _without_condemned(session: Session, chosen: list[Unit]) -> list[Unit]:
 
 
 def _merge(session: Session, listed: ListedIndexes, chosen: Sequence[Unit]) -> str | None:
-    """Write the run and its record, whose key it returns; None if another merge was faster."""
+    """Write the run and then its record. Return the record's key; None if another merge was faster or if too
+    many files would be listed."""
     repository = session.repository
     ids = [index_id for unit in chosen for index_id in unit.files]
     found = together([partial(repository.objects.indexes.whole, index_id) for index_id in ids])
@@ -195,11 +195,12 @@ def _merge(session: Session, listed: ListedIndexes, chosen: Sequence[Unit]) -> s
 
 
 def _delete_replaced(session: Session, listed: ListedIndexes, record: str | None, most_rows: int) -> int:
-    """Delete files that a merge of long ago has replaced, and the records before that merge. Return how many files.
+    """Delete files that a merge before the grace period has replaced, and the records before that merge.
+    Return the number of files.
 
-    Each is compared before with what stands for it in the store: a record that is wrong, or a file that is damaged,
-    must not cost a row. The comparison of more than `most_rows` rows is left to later merges. Who may not delete leaves
-    it to others.
+    Each file is first compared with those that replace it in the store, because a wrong record or a damaged
+    file must not cost a row. If more than `most_rows` rows had to be compared, the rest is left to later
+    merges. A user who may not delete leaves it to others.
     """
     store = session.repository.store
     number = _settled(session, listed, record)
@@ -218,7 +219,7 @@ def _delete_replaced(session: Session, listed: ListedIndexes, record: str | None
     safe = [index_id for index_id, found in read if found is not None and standing.have_all(found)]
     with suppress(Denied):
         for first in safe[:1]:
-            delete_index(store, first)  # alone: if it is refused, so would be all others
+            delete_index(store, first)  # alone: if it is refused, all others would be too
         together([partial(delete_index, store, index_id) for index_id in safe[1:]])
         if len(safe) == len(candidates):
             old = [key for earlier in listed.records if earlier < number for key in listed.records[earlier]]
@@ -228,7 +229,7 @@ def _delete_replaced(session: Session, listed: ListedIndexes, record: str | None
 
 
 def _settled(session: Session, listed: ListedIndexes, record: str | None) -> int | None:
-    """Return the latest merge whose record is older than the time of grace: by the store's clock, which dates both."""
+    """Return the latest merge whose records are older than `GRACE_SECONDS`, all by the store's clock."""
     store = session.repository.store
     now = store.modified(record or keys.session_key(session.id, "open"))
     for number in sorted(listed.records, reverse=True):
@@ -244,12 +245,12 @@ def delete_index(store: Store, index_id: IndexId) -> None:
     store.delete(keys.index_filter_key(index_id))
 
 
-# Of more index files, so many are read, chosen by chance.
+# The most index files that a check reads, chosen at random.
 _MOST_FILES = 1000
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A fault of a key, and what mends it."""
+    """A fault of a key, and how to repair it."""
 
     text: str
     hint: str
@@ -268,7 +269,7 @@ class IndexReport(msgspec.Struct, frozen=True):
 
 
 def check_indexes(repository: Repository) -> IndexReport:
-    """Read index files, filters and records of merges from the store itself. Raises what the store raises."""
+    """Check index files, filters and records of merges in the store itself. Raises what the store raises."""
     indexes = repository.objects.indexes
     indexes.refresh()
     listed = indexes.listed

@@ -1,13 +1,13 @@
-"""Moving the names of a store to another place, while nobody writes to it.
+"""Moving the names of a store to another location, while no process writes to it.
 
-The steps: (1) the log of the old place says that the names are moving, so that no command writes any more; (2) all keys
-are copied; (3) if nobody has written meanwhile, the log says that the names have moved, which decides it; (4) the keys
-written until then are copied too; (5) the new place gets a log, and can be used from then on; (6) the log of the data
-names the new place, for users who can't reach the old one. Anyone may finish an interrupted move, or take it back
-before it is decided. Keys are written once and have the same bytes in both places.
+The steps: (1) the log of the old location says that the names are moving, so no command writes any more; (2)
+all keys are copied; (3) if nothing was written since, the log says that the names have moved, which decides
+the move; (4) the keys written until then are copied too; (5) the new location gets a log, and can be used
+from then on; (6) the log of the data names the new location, for users who can't reach the old one. Any user
+may finish an interrupted move, or take it back before it is decided. Keys never change.
 
-A command that opened the store before the first step may still write. It looks for the next entry of the log after
-each write (`Tags.check_not_moved`), finds it, and reports that its write may not count.
+A command that opened the store before the first step may still write. After each write it looks for the next
+entry of the log (`Tags.check_not_moved`), finds it, and reports that its write may not count.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from dsv.repo.refs.read import changed
 from dsv.store.base import Put, Store, batches, if_there, together
 
 _AT_ONCE: Final = 256
-"""Keys, or branches, that are copied before more are begun."""
+"""Keys, or branches, that are copied at the same time."""
 _STIR_SECONDS: Final = 0.05
 _COPIED: Final = (keys.REFS_PREFIX, keys.SESSIONS_PREFIX, keys.GC_PREFIX)
 
 
 class NamesMove:
-    """A move of the store's names from `old`, which may be the data's own place, to `new`, which is called `target`."""
+    """A move of the names from `old`, which may be the data's own location, to `new`, named `target`."""
 
     def __init__(
         self, data: Store, old: Store, new: Store, target: str, writer: Writer, clock: Clock
@@ -58,15 +58,15 @@ class NamesMove:
         self._writer = writer
         self._clock = clock
         self._decides: int | None = None
-        """The entry behind the one by which this move began. A move that was begun anew since then is another one, of
-        which this one has copied nothing."""
+        """The number of the entry after the one by which this move began. A move that was begun again later
+        is another move, for which this object has copied nothing."""
         self._begun: FormatEntry | None = None
-        """The entry by which it began; None if somebody else has decided the move before."""
+        """The entry by which it began; None if another process has decided the move before."""
         self._seen: set[str] = set()
-        """The keys of the old place that were copied."""
+        """The keys of the old location that were copied."""
 
     def check_free(self) -> None:
-        """Raise `Conflict` if the new place has names of its own: what is there may be an earlier copy."""
+        """Raise `Conflict` if the new location has names of its own. An earlier copy is allowed."""
         if any(keys.parse_format_key(item.key) is not None for item in self._new.list(keys.FORMAT_PREFIX)):
             raise self._taken("the names of a store already")
         found = [item.key for prefix in _COPIED for item in self._new.list(prefix)]
@@ -74,9 +74,9 @@ class NamesMove:
             together([partial(self._check_copied, key) for key in some])
 
     def begin(self) -> bool:
-        """Say that the names are moving, and return whether this was the first to say so.
+        """Write that the names are moving, and return whether this call was the first to write it.
 
-        Raises `Conflict` if somebody moves them to another place.
+        Raises `Conflict` if they are moving to another location.
         """
         first = False
         while not (log := self._log()).has(NAMES_MOVING):
@@ -96,10 +96,10 @@ class NamesMove:
         return first
 
     def copy(self) -> int:
-        """Copy the keys that were not copied yet, and return their number. Raises `Conflict` if the new place has
+        """Copy the keys not copied yet, and return how many. Raises `Conflict` if the new location has
         others.
 
-        After `begin`, as what is written before that must be in the copy.
+        Call this after `begin`: what was written before must be in the copy.
         """
         chains: dict[str, list[str]] = {}
         fresh = self._not_copied()
@@ -116,7 +116,7 @@ class NamesMove:
         return [key for key in listed if key not in self._seen]
 
     def check_unchanged(self) -> None:
-        """Raise `Conflict` if somebody has written to the old place since it was copied."""
+        """Raise `Conflict` if anything was written to the old location since it was copied."""
         late = self._not_copied()
         if late:
             raise Conflict(
@@ -126,7 +126,7 @@ class NamesMove:
             )
 
     def decide(self) -> None:
-        """The names have moved, from this write on. Raises `Conflict` if somebody else has taken the move back."""
+        """Write that the names have moved. Raises `Conflict` if another process has taken the move back."""
         assert self._decides is not None
         log = self._log()
         self._check_begun(log)
@@ -143,8 +143,8 @@ class NamesMove:
             )
 
     def _check_begun(self, log: Format) -> None:
-        """Raise `IntegrityError` if the entry by which this move began has other bytes by now: it may be of a move to
-        somewhere else, of which nothing was copied."""
+        """Raise `IntegrityError` if the entry by which this move began has other bytes now: it may belong to
+        a move to another location, for which nothing was copied."""
         assert self._decides is not None
         number = self._decides - 1
         now = log.entries[number] if number < len(log.entries) else None
@@ -153,8 +153,8 @@ class NamesMove:
             raise changed(self._old.url, keys.format_key(number), what, now)
 
     def take_back(self) -> None:
-        """The names stay. Raises `Conflict` if it has been decided that they have moved. Of a move that this has begun
-        itself only that one is taken back."""
+        """Take the move back. Raises `Conflict` if it is already decided. If this object has begun a move,
+        only that one is taken back."""
         log = self._log()
         if log.has(NAMES_MOVING) and self._decides in (None, len(log.entries)):
             last = log.entries[-1]
@@ -162,7 +162,7 @@ class NamesMove:
         self._check_here(self._log())
 
     def finish(self, *, ordered: bool) -> None:
-        """Copy what was written until the move was decided, make the new place usable, and note it with the data."""
+        """Copy the keys written before the decision, make the new location usable, note it in the data."""
         log = self._log()
         if not read_format(self._new):
             self.copy()
@@ -186,9 +186,8 @@ class NamesMove:
         return self._old.put_if_absent(keys.format_key(len(log.entries)), entry.encode())
 
     def _stir(self) -> None:
-        """Change the log's folder once more, a little later. An NFS client that has asked for the entry in the very
-        tick in which it was made may go on taking it for absent, until the folder has another time.
-        """
+        """Change the log's folder again, a little later. An NFS client that asked for the entry in the same
+        clock tick in which it was created may keep treating it as absent until the folder's time changes."""
         time.sleep(_STIR_SECONDS)
         key = f"{keys.FORMAT_PREFIX}moving-{secrets.token_hex(8)}"
         self._old.put_if_absent(key, b"")
@@ -196,18 +195,17 @@ class NamesMove:
             self._old.delete(key)
 
     def _copy_chain(self, chain: list[str]) -> None:
-        """Of moves that follow each other none is copied before the one before it. So even a copy that is late, when
-        the new place is in use, adds only what follows the newest move there.
-        """
+        """Copy a key only after those before it in its log. So even a late copy, when the new location is in
+        use, adds only what follows the newest move there."""
         for key in chain:
             data = if_there(partial(self._old.get, key))
             if data is None:
                 if key.startswith(keys.SESSIONS_PREFIX):
-                    continue  # it may be deleted when it is over
+                    continue  # a session may be deleted when it is over
                 raise broken(key, f"{key} is gone from {self._old.url}")
             if self._new.put_if_absent(key, data) is Put.LOST:
                 if self._is_decided(self._log()):
-                    return  # somebody else has finished this move, and others have gone on there
+                    return  # another process has finished this move, and the new location is in use
                 raise self._taken(f"another {key} than {self._old.url}")
 
     def _check_copied(self, key: str) -> None:
@@ -226,17 +224,17 @@ class NamesMove:
 
 
 def note_place(data: Store, place: Store, target: str, writer: Writer, time_ms: int) -> None:
-    """Write into the data's log where the names are, if it does not say so already, and they have not left since."""
+    """Write into the data's log where the names are, unless it says so or they have left since."""
     while (last := (log := read_format(data))[-1]).names != target:
-        if Format(tuple(read_format(place))).has(NAMES_MOVED):  # asked after the data's log was read
+        if Format(tuple(read_format(place))).has(NAMES_MOVED):  # read after the data's log
             return
         noted = signed(replace(last, names=target), writer, time_ms)
         data.put_if_absent(keys.format_key(len(log)), noted.encode())
 
 
 def _decided_at(log: Format) -> int | None:
-    """Return the entry by which the names have left a place, which they do once. The data's log may have others behind
-    it."""
+    """Return the number of the entry by which the names have left a location, which they do once. The data's
+    log may have later entries."""
     for number, entry in enumerate(log.entries):
         if any(one.name in (NAMES_MOVED, NAMES_ELSEWHERE) for one in entry.features):
             return number
@@ -252,8 +250,8 @@ def moves_elsewhere(old: str, said: FormatEntry) -> Conflict:
 
 
 def _of_a_log(key: str) -> tuple[int, Callable[[int], str]] | None:
-    """Return the number of a key of a log (a branch's moves or rules, expired commits), and what makes its other keys;
-    None for every other key."""
+    """Return the number of a key of a log (a branch's moves or rules, expired commits) and a function that
+    makes its other keys; None for every other key."""
     expiry = keys.parse_expiry_key(key)
     if expiry is not None:
         return expiry[1], partial(keys.expiry_key, expiry[0])
@@ -264,13 +262,13 @@ def _of_a_log(key: str) -> tuple[int, Callable[[int], str]] | None:
 
 
 def _chain_of(key: str) -> str:
-    """Return the same for keys that each follow another one."""
+    """Return the first key of the log that the key is in; the key itself if it is in none."""
     found = _of_a_log(key)
     return key if found is None else found[1](0)
 
 
 def _in_order(chain: Iterable[str]) -> list[str]:
-    """From the first on, with those between them that a listing has missed, as they were just made."""
+    """Return the keys from the first to the newest, with new ones that the listing has missed."""
     newest = min(chain)
     found = _of_a_log(newest)
     return [newest] if found is None else [found[1](number) for number in range(found[0] + 1)]

@@ -1,4 +1,4 @@
-"""One store, opened: its format is known, its features are understood."""
+"""An open store, whose format was read and checked."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ class Repository:
         self.refs = refs
         refs.refused = self._refused
         self.last_seen: tuple[DatasetName, BranchName, Tracked] | None = None
-        """The branch of the workspace around, and the last answer about it."""
+        """The branch of the current workspace, and the last answer about it."""
 
     def _refused(self, limits: Limits, before: CommitId | None, entry: RefEntry, merge: bool) -> str | None:
-        """Return why a protected branch may not go from `before` to what the entry names; None if it may.
+        """Return why a protected branch may not move from `before` to what the entry names; None if it may.
 
-        `Refs.move` asks this of every move, so that no command can forget it. Rules are advice: every dsv keeps to
-        them, and a store does not know them.
+        `Refs.move` calls this for every move, so no command can forget it. The rules are followed by every
+        dsv, but not enforced by the store.
         """
         objects = self.objects
         if entry.commit == before and not entry.deleted:
-            return None  # it stays where it is, as when its rule is changed
+            return None  # the branch stays where it is, as when its rule is changed
         commit = None if entry.commit is None else objects.commit(entry.commit)
         merge = merge or (commit is not None and len(commit.parents) > 1)
         refused = refused_mover(limits, entry.author, merge=merge)
@@ -79,7 +79,7 @@ class Repository:
         if entry.deleted:
             return "it is neither deleted nor renamed"
         if before is None or commit is None or entry.commit is None or objects.stored_commit(before) is None:
-            return None  # a head that the store has lost holds nobody back
+            return None  # a head that the store has lost blocks no move
         from dsv.repo.history import is_ancestor
 
         if before not in commit.parents and not is_ancestor(objects, before, entry.commit):
@@ -94,12 +94,13 @@ class Repository:
         return refused_removals(limits, removed, old.commit.entries)
 
     def check_last_seen(self) -> None:
-        """Raise `IntegrityError` if the branch was read, and the move at which it was last seen is another one by now.
+        """Raise `IntegrityError` if the branch was read, and the move where it was last seen has changed.
 
-        A server that lets two writers win, and settles later which of them stays, takes a move away that was read back
-        before. The only proof is what somebody saw of the branch. Asks nothing unless the branch has moved on. A store
-        or names that were put back from a copy, or made anew, may give the number to another move: then the commit is
-        gone, or part of the branch's history. A place that the names have left may have got a move that does not count.
+        A server that lets two writers win, and settles later which write stays, takes away a move that was
+        already read back. The only proof is what a user saw of the branch. Sends no request unless the branch
+        has moved on. After a store or its names were restored or created again, another move may have the
+        number: then the commit is missing, or part of the branch's history. A location that the names have
+        left may have got a move that does not count.
         """
         if self.last_seen is None:
             return
@@ -121,14 +122,13 @@ class Repository:
         raise changed(self.objects.store.url, key, what, now)
 
     def _erasures(self, metadata: MetadataCache) -> Erasures:
-        """Return what was erased from the store. Asks nothing of one from which nothing was."""
+        """Return what was erased from the store. Sends no request if nothing was."""
         if self.objects.copy_of is not None:  # the store is not asked
             return local_erasures(metadata)
         return stored_erasures(self.store, metadata) if self.may_have_erasures else NONE
 
     @property
     def may_have_erasures(self) -> bool:
-        """Return whether anything may have been erased from the store."""
         return self.format.has(ERASED_CONTENTS) or self.format.has(NAMES_ELSEWHERE)
 
     @property
@@ -138,7 +138,6 @@ class Repository:
 
     @property
     def names_url(self) -> str:
-        """The URL of the place where the names are."""
         return names_of(self.store).url
 
     @classmethod
@@ -151,11 +150,10 @@ class Repository:
         ahead: Callable[[Refs], None] = lambda _: None,
         commit: CommitId | None = None,
     ) -> Repository:
-        """Read the format log. `metadata` says which folder keeps local copies of a store's objects.
+        """Read the format log. `metadata` returns the folder for local copies of a store's objects.
 
-        ahead: what may be asked of the names at the same time (`Refs.expect`). commit: one that `Objects.stored_commit`
-        will be asked for.
-        Raises `NotFound` where there is no store, `Unsupported` where it is of a newer kind.
+        ahead: sends requests for names at the same time (`Refs.expect`). commit: `Objects.stored_commit` will
+        be asked for it. Raises `NotFound` if no store exists, and `Unsupported` if its format is newer.
         """
         refs = Refs(store)
         places = store if isinstance(store, OpenStore) else None
@@ -166,7 +164,7 @@ class Repository:
         )
         layout.check(store.url, writing=False)
         if places is not None and places.names is not named:
-            refs.forget()  # what was asked ahead may be of a place that the names have left
+            refs.forget()  # answers read ahead may be from a location that the names have left
         if layout.has(UNORDERED_LISTING):
             store.ordered_listing = False
         if layout.has(UNCONDITIONAL_WRITES):
@@ -191,9 +189,9 @@ class Repository:
         ordered: bool = True,
         clock: Clock = now_ms,
     ) -> Repository:
-        """Make the store, or adopt what another made at the same moment. The caller has had the store proved.
+        """Create the store, or adopt the one that another process created at the same moment.
 
-        single_writer, ordered: what the proof found out about it.
+        The caller has had the store proved: `single_writer` and `ordered` are results of that.
         """
         first = FormatEntry(
             store_id=StoreId.random(),
@@ -208,7 +206,7 @@ class Repository:
         return cls.open(store, metadata, clock)
 
     def add_feature(self, feature: Feature, writer: Writer) -> bool:
-        """Note in the format log that the store uses a feature from now on; False if it did already."""
+        """Note in the format log that the store uses a feature from now on; False if it already did."""
         while not self.format.has(feature.name):
             entries = self.format.entries
             later = signed(with_features(entries[-1], feature), writer, self.clock())
@@ -225,17 +223,17 @@ class Repository:
         return False
 
     def named(self, commit: Commit, dataset: DatasetName, branch: BranchName) -> Commit:
-        """Return the commit as this store keeps it: with the names that it is made for, but in an older store."""
+        """Return the commit as this store keeps it: with its dataset and branch, except in an older store."""
         return replace(commit, dataset=dataset, branch=branch) if self.format.named_records else commit
 
     @classmethod
     def exists(cls, store: Store) -> bool:
-        """Return whether a store was made here. Raises `IntegrityError` if one was, and its format is gone."""
+        """Return whether a store was created here. Raises `IntegrityError` if its format log is lost."""
         return has_layout(store)
 
 
 def _unless_away(store: Store, ahead: Callable[[Refs], None], refs: Refs) -> None:
-    """Ask the names ahead: they may be out of reach, and not be needed."""
+    """Read names ahead. In a split store they may be out of reach, and not be needed."""
     try:
         ahead(refs)
     except Unreachable:

@@ -1,4 +1,4 @@
-"""From what a person types to one commit."""
+"""Resolving the name that a user types to one commit."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ class Resolved(msgspec.Struct, frozen=True):
 def resolve(
     refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev | None, *, expired_too: bool = False
 ) -> Resolved:
-    """Return the commit that `rev` (None: the head of `main`) names in a dataset. Raises `UsageError`, `NotFound`, also
-    for a commit that is expired unless `expired_too`.
-    """
+    """Return the commit that `rev` (None: the head of `main`) names in a dataset. Raises `UsageError`, and
+    `NotFound` (also if the commit is expired, unless `expired_too`)."""
     if rev is None:
         return _branch_head(refs.head(dataset, MAIN))
     found = _named(refs, objects, dataset, rev)
@@ -70,7 +69,7 @@ def _named(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev) -> Reso
     if rev.commit_prefix is not None:
         commit = objects.commit_or_none(CommitId.parse(text)) if _is_whole(text) else None
         if commit is not None and commit.dataset == dataset:
-            return Resolved(dataset, CommitId.parse(text))  # without asking for any name
+            return Resolved(dataset, CommitId.parse(text))  # needs no request for a name
         refs.require(dataset)
         return Resolved(dataset, _by_prefix(refs, objects, dataset, text))
     meant = refs.branch_or_tag(dataset, text)
@@ -88,7 +87,7 @@ def _named(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev) -> Reso
 
 
 def expect(refs: Refs, dataset: DatasetName, rev: Rev | None) -> None:
-    """List what `resolve` will ask for; see `Refs.expect`."""
+    """Read ahead what `resolve` will ask for; see `Refs.expect`."""
     named = rev is not None and rev.commit_prefix is None
     refs.expect(dataset, BranchName.parse(rev.text) if rev is not None and named else MAIN)
 
@@ -104,8 +103,8 @@ def _is_whole(digits: str) -> bool:
 
 
 def _by_prefix(refs: Refs, objects: Objects, dataset: DatasetName, text: str) -> CommitId:
-    """Return the commit whose id begins so. One that was made for another dataset is in this one if that was renamed to
-    this, or if a branch or a tag leads to it, as in a copy of a renamed dataset."""
+    """Return the commit whose id begins with `text`. One made for another dataset is in this one if that was
+    renamed to this, or if a branch or a tag leads to it, as in a copy of a renamed dataset."""
     commit_id = CommitId.parse(text) if _is_whole(text) else _listed(objects, text)
     commit = objects.commit_or_none(commit_id)
     if commit is None:
@@ -128,7 +127,7 @@ def _leads_to(refs: Refs, objects: Objects, dataset: DatasetName, commit_id: Com
     seen = set[CommitId]()
     while waiting and commit_id not in waiting:
         seen |= waiting
-        read = together([partial(objects.commit, one) for one in waiting])  # a step of all lines of history
+        read = together([partial(objects.commit, one) for one in waiting])  # one step on all lines of history
         waiting = {parent for commit in read for parent in commit.parents} - seen
     return commit_id in waiting
 

@@ -1,7 +1,8 @@
 """Sessions, which protect a writer's objects from gc, and the order in which a commit becomes visible.
 
-A session is opened before the index is read, renewed under new keys while it lives, and closed after the ref was
-written. Just before that it declares its commit under a key that gc may create instead: the first to create it wins.
+A session is opened before the index is read, renewed under new keys while it lives, and closed after the ref
+was written. Just before the ref it declares its commit under a key that gc may create instead: the first one
+wins.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Session:
         *,
         collected: bool = False,
     ) -> None:
-        """collected: there was a garbage collection, so a commit may be there without what it refers to."""
+        """collected: gc has run, so a commit may exist without the objects that it refers to."""
         self.repository = repository
         self.writer = writer
         self.collected = collected
@@ -75,10 +76,10 @@ class Session:
 
     @classmethod
     def open(cls, repository: Repository, writer: Writer) -> Session:
-        """Write the session, then read what gc has condemned: in this order, so that one of both sees the other.
-        Index files that were read before do not count, as an epoch of gc may have ended since.
+        """Write the session, then read what gc has condemned, so that one of the two sees the other. Index
+        files are read again, because an epoch of gc may have ended since.
 
-        It is the first write of a sync, and so the proof that this user may write at all.
+        This is the first write of a sync, so it proves that this user may write.
         """
         repository.format.check(repository.store.url, writing=True)
         repository.format.check_at_rest(repository.names_url)
@@ -95,7 +96,7 @@ class Session:
         condemned, collected = _read_gc(repository)
         session = cls(repository, session_id, opened, condemned, writer, collected=collected)
         repository.objects.forget_erasures()
-        repository.objects.erasures  # noqa: B018 (asked now, and again before the commit is named)
+        repository.objects.erasures  # noqa: B018 (read now, and again before the commit is named)
         repository.objects.indexes.renew()
         if collected:
             repository.objects.packs.renew()
@@ -110,29 +111,28 @@ class Session:
         self._renewal.stop()
         refused = any(isinstance(one, DsvError) and not isinstance(one, Unreachable) for one in raised)
         if refused and not self._declared:
-            self.close()  # else gc would wait for this session, though nothing will name what it has stored
+            self.close()  # otherwise gc would wait for this session, although nothing will name its objects
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
-        """Return where the store already has an object that this session may refer to, in a pack that is not
-        condemned."""
+        """Return where the store has the object, in a pack that this session may rely on."""
         return self.repository.objects.indexes.find(kind, object_id, usable=self.may_rely)
 
     def may_rely(self, kind: ObjectKind, object_id: Id, pack_id: PackId) -> bool:
-        """Return whether the store has the object in this pack, as far as anybody here knows, and gc is not about to
-        remove the pack. The pack is looked for once."""
+        """Return whether the store has the object in this pack, as far as this process knows, and gc will not
+        remove the pack. The pack is looked up once."""
         return pack_id not in self.condemned and self._packs.may_rely(kind, object_id, pack_id)
 
     def avoids(self, pack_id: PackId) -> bool:
-        """Return whether a pack is condemned, or something in it may be lost or damaged; asks nothing."""
+        """Return whether a pack is condemned, or may have lost or damaged contents. Sends no request."""
         return pack_id in self.condemned or self._packs.is_suspect(pack_id)
 
     @property
     def avoids_any(self) -> bool:
-        """Return whether there is any pack that `avoids` is about."""
+        """True if `avoids` is true for any pack."""
         return bool(self.condemned) or self._packs.any_suspect
 
     def has_pack(self, pack_id: PackId, size: int) -> bool:
-        """Return whether a pack of an earlier, killed session is still there, whole, and not condemned."""
+        """Return whether a pack of an earlier, killed session still exists, whole and not condemned."""
         store = self.repository.store
         return pack_id not in self.condemned and listed_size(store, keys.pack_key(pack_id)) == size
 
@@ -145,10 +145,9 @@ class Session:
         return put_index(self.repository, encoded)
 
     def put_commit(self, commit: Commit, locator: Locator | None) -> CommitId:
-        """Store the commit and, beside it, its locator, if known.
+        """Store the commit together with its locator, if known.
 
-        What the commit refers to must be in packs and indexes by now.
-        Raises `IntegrityError` if the store lacks a parent.
+        Packs and indexes must have what it refers to. Raises `IntegrityError` if the store lacks a parent.
         """
         self.repository.objects.check_stored(commit.parents)
         store, encoded = self.repository.store, commit.encode()
@@ -170,10 +169,10 @@ class Session:
         before_ref: Callable[[], None] = lambda: None,
         put_commit: Callable[[], object] = lambda: None,
     ) -> Head | LostRace:
-        """Declare the commit, then move the branch. A lost race is a result; being fenced raises `Conflict`.
+        """Declare the commit, then move the branch. A lost race is returned; being fenced raises `Conflict`.
 
-        `before_ref` is called between the two: what it writes is there whenever the ref is. `put_commit` stores a
-        commit that is not stored yet.
+        `before_ref` is called between the two: what it writes exists whenever the ref does. `put_commit`
+        stores a commit that is not stored yet.
         """
         assert entry.commit is not None
         self.declare(entry.commit, after, put_commit)
@@ -183,9 +182,8 @@ class Session:
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        """Close the session behind what is written in this context, which is its last write, also if that was
-        refused. If nobody knows whether it was written, gc has to wait.
-        """
+        """Close the session after its last write, which is made in this context, also if `Conflict` refused
+        it. If the outcome of the write is unknown, the session stays open and gc has to wait."""
         try:
             yield
         except Conflict:
@@ -194,7 +192,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Say that nothing more will be written. Where it can't be said, gc waits until it may fence."""
+        """Write that the session has ended. If this fails, gc waits until it may fence the session."""
         closed = SessionClosed(Nonce.random(), self.repository.clock())
         with suppress(DsvError):
             self.repository.store.put_if_absent(keys.session_key(self.id, "closed"), closed.encode())
@@ -207,9 +205,9 @@ class Session:
     ) -> None:
         """Declare a commit just before a ref names it and follows the move `after`.
 
-        `put_commit` stores the commit, if it is not stored yet, while the store is checked.
-        Raises `Conflict` if gc has fenced this session, or something was erased meanwhile, and `IntegrityError` if the
-        store overwrites what it has.
+        `put_commit` stores a commit that is not stored yet, while the store is checked. Raises `Conflict` if
+        gc has fenced this session or anything was erased since it was opened, and `IntegrityError` if the
+        store overwrites existing keys.
         """
 
         self._declared = True
@@ -236,9 +234,8 @@ class Session:
         self.repository.refs.proved = True
 
     def _check_erased(self) -> None:
-        """Raise `Conflict` if something was erased since this session was opened: what it is about to name may have
-        taken a part of that for stored. After the verdict, which whoever erases looks for.
-        """
+        """Raise `Conflict` if anything was erased since this session was opened: the commit may rely on
+        erased parts. Called after the verdict, which an erasing process looks for."""
         objects = self.repository.objects
         if not self.repository.format.has(ERASED_CONTENTS):
             return
@@ -253,10 +250,11 @@ class Session:
             )
 
     def _check_one_wins(self) -> None:
-        """Put the session's own first key once more, which has to lose.
+        """Write the session's own first key again, which must lose.
 
-        A server may stop honouring the condition of a write long after `dsv init` has tried it, as after an upgrade.
-        The ref would then overwrite somebody's move, who has read it back before and would not learn of it.
+        A server may stop honouring conditional writes long after `dsv init` has tested them, for example
+        after an upgrade. The ref would then overwrite the move of another writer, who has already read it
+        back and would not notice.
         """
         if self.repository.format.single_writer:
             return
@@ -272,7 +270,7 @@ class Session:
 
     def _renew(self) -> float:
         heartbeat = SessionBeat(Nonce.random(), self.repository.clock())
-        # A store may be away for a while; the declaration decides whether it was too long.
+        # The store may be out of reach for a while. The declaration decides whether that was too long.
         with contextlib.suppress(DsvError):
             key = keys.session_beat_key(self.id, self._heartbeats)
             self.repository.store.put_if_absent(key, heartbeat.encode())
@@ -300,12 +298,12 @@ def naming(
     name: str,
     after: Head | None = None,
 ) -> Iterator[None]:
-    """Let what is written in this context name the commit: the store has it whole, and gc will know of it.
+    """Let the writes in this context name the commit: the store has it whole, and gc will know of it.
 
-    name: what is written, such as `tag v1`, for messages. after: the move of a branch that the new name is to follow.
+    name: the ref, such as `tag v1`, for messages. after: the branch move that the new name follows.
 
-    Raises `IntegrityError` if the store has no such commit, whatever local copies say, `NotFound` if it is expired, and
-    `Conflict` if gc is removing it or has fenced this session.
+    Raises `IntegrityError` if the store has no such commit, whatever local copies say, `NotFound` if it is
+    expired, and `Conflict` if gc is removing it or has fenced this session.
     """
     repository.objects.check_stored([commit_id])
     with Session.open(repository, writer) as session:
@@ -324,7 +322,7 @@ def point_branch(
     commit_id: CommitId,
     action: str,
 ) -> Head | LostRace:
-    """Move a branch to a commit, or make it there. after: its head now. Raises as `naming`."""
+    """Move a branch to a commit, or create it there. after: its present head. Raises the same as `naming`."""
     entry = RefEntry.of(writer, repository.clock(), commit_id, action)
     dataset, branch = where
     with naming(repository, writer, dataset, commit_id, f"branch {branch}", after):
@@ -332,11 +330,10 @@ def point_branch(
 
 
 def check_whole(session: Session, dataset: DatasetName, commit_id: CommitId) -> None:
-    """Raise `NotFound` if the commit is expired, and `Conflict` if something of it is gone or lies in condemned packs
-    only.
+    """Raise `NotFound` if the commit is expired, and `Conflict` if an object of it is missing or condemned.
 
-    After the session was opened: a gc that frees the commit from now on waits for the session's verdict. Asks nothing
-    of a store that no gc has cleaned, and not much if a branch or a tag has kept the commit.
+    Call this after the session was opened: a gc that frees the commit from then on waits for the session's
+    verdict. Sends no request if gc never ran, and few if a branch or a tag has kept the commit.
     """
     check_not_expired(session.repository.refs, dataset, commit_id)
     if not session.collected:
@@ -366,7 +363,7 @@ def _removed(session: Session, commit_id: CommitId) -> Conflict:
 
 
 def _is_kept(repository: Repository, dataset: DatasetName, commit_id: CommitId) -> bool:
-    """Return whether a branch has the commit in its history, or a tag names it, so that every gc has kept it."""
+    """Return whether a branch has the commit in its history or a tag names it, so every gc has kept it."""
     from dsv.repo.history import is_ancestor
 
     heads, tags = repository.refs.names(dataset)
@@ -377,8 +374,8 @@ def _is_kept(repository: Repository, dataset: DatasetName, commit_id: CommitId) 
 
 
 def _read_gc(repository: Repository) -> tuple[frozenset[PackId], bool]:
-    """Return the packs of every epoch that is not over, and whether there is an epoch. Packs that are marked as damaged
-    are made known too."""
+    """Return the packs of all unfinished epochs, and whether any epoch exists. Also add damage marks to what
+    the repository's packs know."""
     listed = [item.key for item in repository.store.list(keys.GC_PREFIX)]
     found = {keys.parse_gc_key(key) for key in listed} - {None}
     packs: set[PackId] = set()

@@ -1,9 +1,9 @@
 """The last answers of a store about branches, tags and commits, with the time of each: git's remote-tracking refs.
 
-There is a file for each dataset of a store, beside the local copies of its metadata. A cache has such files in its own
-folder, for all of its users, and a workspace has one for its dataset. `dsv status`, the shell's completion and
-`--offline` read them instead of asking the store, and a workspace's file proves that a branch was further than the
-store says it is. A file is replaced as a whole: of two commands at the same time one may lose what the other has noted.
+Each dataset of a store has a file beside the local copies of its metadata. A cache has such files in its own
+folder, for all of its users, and a workspace has one for its dataset. `dsv status`, the shell's completion
+and `--offline` read them instead of the store, and a workspace's file proves that a branch was further than
+the store says it is. A file is replaced as a whole: concurrent commands may lose what another has noted.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, TagName
 
 _COMMITS = 200
-"""So many commits are kept of each dataset."""
+"""The most commits that are kept of each dataset."""
 _MESSAGE = 100
 _MAX_BYTES = 8 << 20
 _SUFFIX = ".json"
 _RENEWED_MS = 60_000
-"""The time of an answer that has not changed is written again after so long."""
+"""An unchanged answer is written with its new time only after this long."""
 Kind = Literal["branches", "tags"]
 _Commit = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
@@ -46,7 +46,7 @@ class Tracked(msgspec.Struct, frozen=True, omit_defaults=True):
     number: int | None = None
     """The number of the branch's move."""
     names: str | None = None
-    """The URL of the place where the move was read."""
+    """The URL of the location where the move was read."""
     limits: Limits | UnsetType | None = UNSET
     """The rule of a protected branch; not set if it was not read."""
 
@@ -76,9 +76,9 @@ class Tracking(msgspec.Struct, frozen=True, omit_defaults=True):
         return None if found is None or found.deleted or found.commit is None else found
 
     def there(self, kind: Kind) -> dict[str, Tracked]:
-        """Return those that are not deleted, in the order of their names.
+        """Return the names that are not deleted, sorted.
 
-        A file in a shared cache may hold anything: what can't be a name, or is a tag of nothing, is left out.
+        A file in a shared cache may hold anything: invalid names, and tags without a commit, are left out.
         """
         found: dict[str, Tracked] = getattr(self, kind)
         there: dict[str, Tracked] = {}
@@ -106,7 +106,7 @@ def _newest(one: Mapping[str, Tracked], other: Mapping[str, Tracked]) -> dict[st
 
 
 class Answers:
-    """The answers of a store during one command. Listings are whole: a name that is not in them has gone."""
+    """The answers of a store during one command. A name that is not in a listing does not exist any more."""
 
     def __init__(self) -> None:
         self._datasets: list[DatasetName] | None = None
@@ -117,14 +117,14 @@ class Answers:
         return self._found.setdefault(dataset, Tracking())
 
     def datasets(self) -> set[DatasetName]:
-        """Return the datasets that something was answered about."""
+        """Return the datasets with any answer."""
         return set(self._found)
 
     def list_datasets(self, names: Iterable[DatasetName]) -> None:
         self._datasets = list(names)
 
     def list_names(self, dataset: DatasetName, kind: Kind) -> None:
-        """All names of this kind were added."""
+        """Note that all names of this kind were added."""
         self._listed.add((dataset, kind))
         self._of(dataset)
 
@@ -136,38 +136,38 @@ class Answers:
         number: int,
         limits: Limits | UnsetType | None = UNSET,
     ) -> None:
-        """The newest move of a branch that was read or made, or its deletion."""
+        """Add the newest move of a branch that was read or made, or its deletion."""
         commit = None if entry.deleted or entry.commit is None else str(entry.commit)
         self._of(dataset).branches[str(branch)] = Tracked(0, commit, entry.deleted, number, None, limits)
 
     def add_limits(self, dataset: DatasetName, branch: BranchName, limits: Limits | None) -> None:
-        """The rule of a branch that was read or made."""
+        """Add the rule of a branch that was read or made."""
         branches = self._found[dataset].branches if dataset in self._found else {}
         if str(branch) in branches:
             branches[str(branch)] = replace(branches[str(branch)], limits=limits)
 
     def add_tag(self, dataset: DatasetName, tag: TagName, commit: CommitId | None) -> None:
-        """A tag that was read, set or (None) deleted."""
+        """Add a tag that was read, set or (None) deleted."""
         self._of(dataset).tags[str(tag)] = Tracked(0, None if commit is None else str(commit), commit is None)
 
     def add_commit(self, commit_id: CommitId, commit: Commit) -> None:
-        """A commit that was read. One that doesn't name its dataset is left out."""
+        """Add a commit that was read, unless it doesn't name its dataset."""
         if commit.dataset is not None:
             rows = self._of(commit.dataset).commits
             if len(rows) < _COMMITS:
                 rows.setdefault(str(commit_id), commit.message.partition("\n")[0][:_MESSAGE])
 
     def write_all(self, folder: Path, names: str, now_ms: int) -> None:
-        """Add the answers to the files in the folder of a store, which must exist.
+        """Add the answers to the files in the folder of a store, if it exists.
 
-        names: the URL of the place where names are. A failure is none: nothing depends on these files.
+        names: the URL of the names' location. Failures are ignored, because nothing depends on these files.
         """
         datasets = self.datasets()
         if not datasets and self._datasets is None:
             return
         with suppress(OSError):
             if not folder.is_dir() or folder.is_symlink() or (folder / "tracking").is_symlink():
-                return  # a symlink leads to what may be no folder of dsv
+                return  # a symlink may lead to a folder that is not dsv's
             mode = make_shared_folder(folder / "tracking") & 0o666
             if self._datasets is not None:
                 gone = set(tracked_datasets(folder)).difference(self._datasets)
@@ -222,7 +222,7 @@ class Answers:
 
 
 def _has_news(before: Tracking, after: Tracking, renewed_ms: int) -> bool:
-    """Return whether something other than times differs, or a time by more than a little."""
+    """Return whether anything except times differs, or a time by `renewed_ms` or more."""
     if before.commits != after.commits:
         return True
     for old, new in ((before.branches, after.branches), (before.tags, after.tags)):
@@ -253,9 +253,9 @@ _TRACKING = msgspec.json.Decoder(Tracking)
 
 
 def read(path: Path) -> Tracking:
-    """Return the content of a file; nothing if there is none, or it can't be understood. Raises `OSError`.
+    """Return the content of a file; an empty one if it is missing or invalid. Raises `OSError`.
 
-    If a cache has none, the notes of an older dsv are read: a file for each branch and tag.
+    If a cache has no such file, the files of an older dsv are read: one for each branch and tag.
     """
     found = read_json(path, _TRACKING, _MAX_BYTES)
     if found is None and path.parent.name == "tracking":

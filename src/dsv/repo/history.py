@@ -359,7 +359,8 @@ class CommitsAhead:
         self._head, self._next = head, first
 
     def _read_ahead(self, commit_id: CommitId) -> None:
-        """Read the commits before this one, which are named by the moves before its own."""
+        """Read ahead the commits before this one, which are named by the moves before its own. Moves that
+        can't be read are left out."""
         assert self._head is not None
         count = self._window if self._left is None else min(self._window, self._left + 1)
         self._window = min(2 * self._window, _MOST)

@@ -1,8 +1,7 @@
 """Sessions, which protect a writer's objects from gc, and the order in which a commit becomes visible.
 
 A session is opened before the index is read, renewed under new keys while it lives, and closed after the ref
-was written. Just before the ref it declares its commit under a key that gc may create instead: the first one
-wins.
+was written. Before the ref it declares its commit under a key that gc may create instead: the first one wins.
 """
 
 from __future__ import annotations

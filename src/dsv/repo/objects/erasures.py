@@ -1,4 +1,4 @@
-"""Contents that were erased from a store: nobody gives them out, and nobody stores it again. See `upkeep.erase`."""
+"""Contents that were erased from a store: never returned and never stored again. See `upkeep.erase`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Erasures:
         return (entry for entry in entries if self.of(entry) is None) if self.known else iter(entries)
 
     def check_new(self, kind: ObjectKind, object_id: Id) -> None:
-        """Raise `RefusedContent` for a chunk, or a small file, that is not to be stored."""
+        """Raise `RefusedContent` for a chunk, or a small file, that must not be stored."""
         found = self.objects.get((kind, object_id))
         if found is None and kind is ObjectKind.CHUNK:
             found = self._files.get(object_id)
@@ -66,19 +66,19 @@ class Erasures:
             raise RefusedContent(f"{kind.name.lower()} {object_id}", found)
 
     def check_new_file(self, file_id: Id) -> None:
-        """Raise `RefusedContent` for a file that is not to be stored."""
+        """Raise `RefusedContent` for a file that must not be stored."""
         if (found := self._files.get(file_id)) is not None:
             raise RefusedContent(f"file {file_id}", found)
 
     def is_gone(self, kind: ObjectKind, object_id: Id) -> bool:
-        """Return whether nobody needs the object any more, whatever refers to it. A chunk that is a small file, too,
-        may be part of another one, which the other's recipe tells."""
+        """Return whether the object is not needed any more, whatever refers to it. A chunk that is also a
+        small file may be part of another file, as the other's recipe says."""
         return (kind, object_id) in self.objects or (kind is ObjectKind.CHUNK and object_id in self._files)
 
 
 NONE = Erasures({})
 NOWHERE = Location(PackId(bytes(16)), len(MAGIC), 1, 1, Codec.RAW)
-"""The place of an erased object in a locator, whose rows are hints; and of what was read from a mirror."""
+"""The location of an erased object in a locator (a hint), and of an object read from a mirror."""
 
 
 class RefusedContent(Conflict):
@@ -96,7 +96,7 @@ class RefusedContent(Conflict):
 
 
 def erased_error(what: str, erasure: Erasure) -> Erased:
-    """Return the error for whoever asks for something that was erased. what: its name."""
+    """Return the error for reading something that was erased. what: its name."""
     when = rfc3339(erasure.time_ms)[:10]
     return Erased(
         f"{what} was erased on {when} by {erasure.author}: {erasure.reason}",
@@ -106,7 +106,7 @@ def erased_error(what: str, erasure: Erasure) -> Erased:
 
 
 def lacks_erased(target: str, count: int) -> Conflict:
-    """Return the error for a target of which files were erased, where all of it is wanted."""
+    """Return the error for a target with erased files, if all of it is wanted."""
     files, were = ("1 file", "was") if count == 1 else (f"{count:,} files", "were")
     return Conflict(
         f"{files} of {target} {were} erased from the store",
@@ -117,17 +117,17 @@ def lacks_erased(target: str, count: int) -> Conflict:
 
 @contextmanager
 def naming_file(path: bytes) -> Iterator[None]:
-    """Have a refusal of content in this context name the file."""
+    """Make a refusal of content in this context name the file."""
     try:
         yield
     except RefusedContent as error:
-        if not path:  # it is put as it is, and not by a name
+        if not path:  # the content is stored without a file name
             raise
         raise RefusedContent(show(path), error.erasure) from None
 
 
 def local_erasures(metadata: MetadataCache) -> Erasures:
-    """Return the erasures that this machine knows of, without a request."""
+    """Return the erasures known on this machine, without a request."""
     found: dict[ErasureId, Erasure] = {}
     for name in metadata.names(_COPY):
         copy = metadata.get(_COPY, name, ERASURE_MAX)
@@ -148,8 +148,8 @@ def stored_erasures(store: Store, metadata: MetadataCache) -> Erasures:
 def checked_erasures(
     store: Store, metadata: MetadataCache
 ) -> tuple[Erasures, dict[ErasureId, IntegrityError]]:
-    """Read every erasure from the store itself. Return all that are known, and the errors of the damaged ones, for
-    which copies on this machine stand in."""
+    """Read every erasure from the store itself. Return all erasures, and the errors of damaged ones, which
+    are replaced by local copies."""
     copies, errors = local_erasures(metadata).known, dict[ErasureId, IntegrityError]()
 
     def read(one: ErasureId) -> Erasure | None:

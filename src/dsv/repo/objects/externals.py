@@ -1,7 +1,7 @@
-"""Reading what lies outside the store: chunks of files that others keep. See `format.external`.
+"""Reading contents outside the store: chunks of files that are kept elsewhere. See `format.external`.
 
-Nothing is given out that is not what its id says. A file that is not the one that was referred to any more, by its
-version id, else by its size and its tag, is refused by its URL, also if its bytes might still be right.
+Only bytes that match their id are returned. A file is refused by its URL if it is no longer the one referred
+to, by its version id, or else by its size and tag, even if its bytes might still be right.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Found: TypeAlias = "tuple[bytes, Source]"
 """Bytes of a file, and the file as it was when they were read."""
 ReadSource: TypeAlias = "Callable[[Source, int, int], Found]"
-"""Reads so many bytes of a file from a start; at the end of the file fewer. Raises `NotFound`, `Denied`,
+"""Reads this many bytes of a file from a start, or fewer at its end. Raises `NotFound`, `Denied`,
 `Unreachable`."""
 _KEPT = 64
 AT_ONCE = 8 << 20
@@ -32,14 +32,14 @@ AT_ONCE = 8 << 20
 
 
 def shown(source: Source) -> str:
-    """Return the URL for messages: somebody else may have written a password into it."""
+    """Return the URL for messages, without a password that another user may have written into it."""
     from dsv.values.secrets import hide_in_urls  # takes a while to import
 
     return hide_in_urls(source.url)
 
 
 class SourceChanged(IntegrityError):
-    """A file that a commit refers to is gone, or is not what it was. what: the predicate."""
+    """A file that a commit refers to is missing or has changed. what: the predicate."""
 
     def __init__(self, source: Source, what: str) -> None:
         url = shown(source)
@@ -49,7 +49,7 @@ class SourceChanged(IntegrityError):
 
 
 def check_source(source: Source, found: Source) -> None:
-    """Raise `SourceChanged` if a file was found that is not the one that was referred to."""
+    """Raise `SourceChanged` if the file found is not the one referred to."""
     if source.is_at(found):
         return
     if source.size != found.size:
@@ -69,10 +69,10 @@ class Externals:
         self._metadata = metadata
         self._packs: dict[PackId, ExternalPack] = {}
         self.read_source: ReadSource | None = None
-        """Reads a file that is referred to; None if nobody has said how."""
+        """Reads a file that is referred to; None if it was not set."""
 
     def pack(self, pack_id: PackId) -> ExternalPack:
-        """Return what an external pack says. Raises `NotFound`, `IntegrityError`, `Unsupported`."""
+        """Return an external pack. Raises `NotFound`, `IntegrityError`, `Unsupported`."""
         found = self._packs.get(pack_id)
         if found is None:
             found = self._load(pack_id)
@@ -80,7 +80,7 @@ class Externals:
         return found
 
     def keep(self, pack_id: PackId, found: ExternalPack) -> None:
-        """Keep what an external pack says, for a while."""
+        """Keep an external pack for a while."""
         while len(self._packs) >= _KEPT:
             self._packs.pop(next(iter(self._packs)), None)
         self._packs[pack_id] = found
@@ -92,7 +92,7 @@ class Externals:
         return self._metadata.record("external-pack", str(pack_id), self._store, key, decode, EXTERNAL_MAX)
 
     def row(self, where: Location) -> ExternalRow:
-        """Return which file has a chunk. Raises as `pack`."""
+        """Return which file has a chunk. Raises the same as `pack`."""
         found = self.pack(where.pack).find(where.offset, where.length)
         if found is None or where.stored != where.length or where.tail:
             raise IntegrityError(
@@ -102,7 +102,7 @@ class Externals:
         return found
 
     def bytes_at(self, where: Location) -> memoryview:
-        """Return a chunk. Raises `SourceChanged`, and as `row`."""
+        """Return a chunk. Raises `SourceChanged`, and the same as `row`."""
         return self.check([self.row(where)])
 
     def check(self, rows: Iterable[ExternalRow]) -> memoryview:
@@ -114,8 +114,8 @@ class Externals:
         return data
 
     def span(self, pack_id: PackId, start: int, size: int, wanted: Sequence[Location]) -> memoryview:
-        """Return these bytes of a pack, in which only what is wanted is right. What can't be read is left out: who
-        asks for it alone finds out why."""
+        """Return these bytes of a pack, of which only the wanted ones are right. What can't be read is left
+        out: reading it alone raises the reason."""
         data = memoryview(bytearray(size))
         with suppress(NotFound, IntegrityError):
             self.pack(pack_id)
@@ -138,7 +138,7 @@ class Externals:
         return memoryview(read)
 
     def look(self, source: Source, start: int = 0, length: int = 1) -> Found:
-        """Read a file that is referred to, and return it as it is found. Raises `SourceChanged` if there is none."""
+        """Read a file that is referred to, and return it as found. Raises `SourceChanged` if missing."""
         if self.read_source is None:
             raise Unsupported(f"{shown(source)} can't be read from here", subject=source.url)
         try:
@@ -170,7 +170,7 @@ def runs(rows: Iterable[ExternalRow]) -> Iterator[list[ExternalRow]]:
 
 
 def check_rows(run: Sequence[ExternalRow], data: memoryview) -> None:
-    """Raise `SourceChanged` if these bytes of a file are not the chunks that it had."""
+    """Raise `SourceChanged` if these bytes of a file are not the chunks that were imported."""
     for row in run:
         at = row.start - run[0].start
         if ChunkId.hash(data[at : at + row.length]) != row.id:

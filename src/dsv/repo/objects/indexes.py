@@ -1,4 +1,4 @@
-"""The index files of a store: listed, read whole or by ranges, and searched."""
+"""The index files of a store: listed, read whole or in ranges, and searched."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dsv.repo.objects.metadata import MetadataCache, release
 from dsv.store.base import Store, ask_each, if_there, together
 from dsv.values.ids import Id, IndexId, PackId
 
-# Of records that can't be used, so many numbers back are looked at.
+# If the latest records can't be used, records of this many numbers are tried.
 _NUMBERS = 3
 
 
@@ -33,16 +33,16 @@ class Standing(msgspec.Struct, frozen=True):
 
     @property
     def files(self) -> dict[IndexId, MergedFile | None]:
-        """Return what is to be read, and of the files of runs what they may hold."""
+        """Return the files to read, with what a merge says of those in runs."""
         found: dict[IndexId, MergedFile | None] = {one.id: one for run in self.runs for one in run}
         return found | dict.fromkeys(self.loose)
 
 
 def stand(listed: Iterable[IndexId], records: Iterable[IndexMerge]) -> Standing:
-    """Return what stands, of the files that were listed, by the latest records.
+    """Return which of the listed files count, by the latest records.
 
-    A record counts only if all files of its runs were listed. If one of them was replaced in turn, by a merge that ran
-    at the same time, the newer ones have its rows.
+    A record counts only if all files of its runs were listed. If one of them was replaced in turn, by a
+    concurrent merge, the newer files have its rows.
     """
     there = set(listed)
     valid = [record for record in records if all(one.id in there for one in record.files)]
@@ -72,9 +72,9 @@ class ListedIndexes(msgspec.Struct, frozen=True):
 def list_indexes(
     store: Store, read: Callable[[str], IndexMerge | None], without: Container[IndexId] = ()
 ) -> ListedIndexes:
-    """List once, and read the latest records of merges: each says all that is to be known of those before it.
+    """List once, and read the latest records of merges. Each record includes all earlier ones.
 
-    without: index files that are taken for absent, so that no record counts which names one of them.
+    without: index files that are treated as absent, so no record that names one of them counts.
     """
     sizes: dict[IndexId, int] = {}
     filtered: set[IndexId] = set()
@@ -99,13 +99,13 @@ def list_indexes(
     )
 
 
-# After so many reads of parts the whole file is read: it is used so much that it would be anyway.
+# After this many reads of parts the whole file is read, because it is used that much.
 _PARTS = 16
 _NAME = "index-filter"
 
 
 class RemoteIndex:
-    """Answers as an `Index` does. Its filter is only a hint: without a right one the whole file is read."""
+    """Answers like an `Index`. Its filter is only a hint: without a right one the whole file is read."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class RemoteIndex:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """About how many rows it has."""
+        """Return about how many rows it has."""
         return self._rows
 
     @property
@@ -139,7 +139,7 @@ class RemoteIndex:
         return [] if known is None else known.packs
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
-        """Raise as `Index.find`, and what the store raises."""
+        """Raise the same as `Index.find`, and what the store raises."""
         file = self._file
         if file is not None and not file.first <= int.from_bytes(object_id[:4], "big") <= file.last:
             return None
@@ -154,14 +154,14 @@ class RemoteIndex:
         return None if whole is None else whole.find(kind, object_id)
 
     def whole(self) -> Index | None:
-        """Return the file itself, which is kept; None if it has gone, as what it said is in a newer one."""
+        """Return the whole file, and keep it; None if it was deleted, because a newer file has its rows."""
         if self._whole is None:
             self._whole = self._read(self._id)
             self._parts.clear()
         return self._whole
 
     def _look(self, known: IndexFilter, kind: ObjectKind, object_id: Id) -> tuple[Location | None, bool]:
-        """Return what the rows say, and whether that is sure."""
+        """Return what the rows say, and whether that is certain."""
         for block in known.blocks(object_id):
             rows = self._parts.get(block)
             if rows is None:
@@ -186,17 +186,17 @@ class RemoteIndex:
         return if_there(read, IntegrityError, Unsupported)
 
 
-# Above this many files a search that asks each in turn gets slow; the small ones are then merged in memory.
+# With more files than this, asking each in turn is slow, and the small ones are merged in memory.
 _FILES_BEFORE_MERGE = 12
 _SMALL_ROWS = 1 << 16
 FILTERED_BYTES = 1 << 20
 """An index file of this size has a filter, and is read in parts."""
-# A file that was listed may be gone when it is read, as it was merged since. So often it is listed again for that.
+# A listed file may be replaced by a merge and deleted before it is read. How often to list again then.
 _LISTINGS = 10
 
 AnyIndex = Index | RemoteIndex
 Usable = Callable[[ObjectKind, Id, PackId], bool]
-"""Return whether an object may be taken from this pack."""
+"""Returns whether an object may be taken from this pack."""
 
 
 def _any_pack(kind: ObjectKind, object_id: Id, pack_id: PackId) -> bool:
@@ -204,7 +204,7 @@ def _any_pack(kind: ObjectKind, object_id: Id, pack_id: PackId) -> bool:
 
 
 class Indexes:
-    """Loaded when first asked; an index file never changes, so a copy is kept for ever."""
+    """Loads the index files at the first search. They never change, so copies are kept permanently."""
 
     def __init__(self, store: Store, metadata: MetadataCache) -> None:
         self._store = store
@@ -213,15 +213,15 @@ class Indexes:
         self._copies: dict[IndexId, memoryview] = {}
         self._search: list[AnyIndex] | None = None
         self._erased = set[tuple[ObjectKind, Id]]()
-        self._gone = set[IndexId]()  # files of which parts were read, and that nobody can read any more
+        self._gone = set[IndexId]()  # files that were read in parts, and can't be read any more
         self.listed = ListedIndexes({}, frozenset(), {}, Standing((), (), frozenset()))
-        """The index files of the store when it was last asked."""
+        """The index files of the store when it was last listed."""
         self.damaged = set[IndexId]()
-        """Merged files that were found damaged, and whose originals are read instead. They count as not listed."""
+        """Merged files that are damaged, and whose originals are read instead. They count as not listed."""
 
     def find(self, kind: ObjectKind, object_id: Id, *, usable: Usable = _any_pack) -> Location | None:
-        """Return where the object lies, in a pack that is usable; None is a miss in what was loaded so far. A place
-        outside the store counts only if there is no other."""
+        """Return the object's location in a usable pack; None if the files loaded so far have none. A
+        location outside the store is returned only if there is no other."""
         found = self._find(kind, object_id, usable)
         return self._find(kind, object_id, usable) if found is None and self._replace_gone() else found
 
@@ -249,13 +249,11 @@ class Indexes:
         return outside
 
     def places(self, kind: ObjectKind, object_id: Id) -> Iterator[Location]:
-        """Yield every place that the files loaded so far give: where one is damaged, another may do. May repeat
-        itself."""
+        """Yield every location in the files loaded so far, for use if one is damaged. May repeat itself."""
         files = self._arranged()
         self._refuse_erased(kind, object_id)
-        for one in chain(
-            files, [*self._loaded.values()]
-        ):  # merging in memory keeps one place for each object
+        # Merging in memory keeps only one location of each object.
+        for one in chain(files, [*self._loaded.values()]):
             found = one.find(kind, object_id)
             if found is not None:
                 yield found
@@ -267,11 +265,11 @@ class Indexes:
         return sum(len(one.packs) for one in self._loaded.values())
 
     def renew(self) -> None:
-        """Has the store asked again before the next search, if it was asked before: gc may have been there since."""
+        """List the store again before the next search, because gc may have run since."""
         self._search = None
 
     def refresh(self) -> bool:
-        """List again; True where an index file appeared that was not loaded before."""
+        """List again. Return whether an index file appeared that was not loaded before."""
         appeared = False
         for _ in range(_LISTINGS):
             self.list_again()
@@ -287,7 +285,7 @@ class Indexes:
         return appeared
 
     def list_again(self) -> None:
-        """List the index files, and read none of them."""
+        """List the index files without reading any."""
         self.listed = list_indexes(self._store, self._record, self.damaged)
 
     def local_copy(self, index_id: IndexId) -> memoryview | None:
@@ -295,13 +293,12 @@ class Indexes:
         return self._metadata.map("index", str(index_id))
 
     def keep_copy(self, index_id: IndexId, data: memoryview) -> None:
-        """Keep a local copy of what was read from the store, and checked."""
+        """Keep a local copy of what was read from the store and checked."""
         self._metadata.put("index", str(index_id), data)
 
     def reload(self) -> bool:
-        """Ask the store for what came from local copies, whose ids prove nothing, and for files that a merge
-        is said to have replaced; True if that gave something new.
-        """
+        """Read from the store the files that were local copies, whose ids prove nothing, and the files that a
+        merge is said to have replaced. Return whether this gave anything new."""
         false = [
             index_id for index_id, copy in self._copies.items() if self._get(index_id) not in (copy, None)
         ]
@@ -313,7 +310,7 @@ class Indexes:
         return bool(false or further)
 
     def add(self, index_id: IndexId, encoded: bytes) -> None:
-        """Make known what this process has just written."""
+        """Add a file that this process has just written."""
         self._metadata.put("index", str(index_id), encoded)
         added = self._loaded[index_id] = Index.parse(encoded, str(index_id))
         self._erased.update(added.erased())
@@ -321,21 +318,21 @@ class Indexes:
             self._search = _arrange([added, *self._search])
 
     def whole(self, index_id: IndexId) -> Index | None:
-        """Return all of a file that was listed; None if it has gone."""
+        """Return all of a listed file; None if it was deleted."""
         found = self._loaded.get(index_id)
         if isinstance(found, RemoteIndex):
             return found.whole()
         return found if found is not None else self._read(index_id)
 
     def is_remote(self, index_id: IndexId) -> bool:
-        """Return whether it is a large file that is not here."""
+        """Return whether it is a large file without a local copy."""
         return isinstance(self._loaded.get(index_id), RemoteIndex)
 
     def proved(self, index_id: IndexId, most_bytes: int) -> Index | None:
-        """Return all of a file that was listed, as the store has it now; None if that is damaged, or has gone.
+        """Return all of a listed file, as the store has it now; None if it is damaged or was deleted.
 
-        Of a large one that is here, the store's hash is compared with that of the copy. Else the store's bytes are
-        read; None also if it is large and has more than `most_bytes`.
+        For a large file with a local copy, only the store's hash is read and compared. Otherwise the store's
+        bytes are read, and the result is also None for a large file of more than `most_bytes`.
         """
         size, name = self.listed.sizes.get(index_id, 0), str(index_id)
         if size >= FILTERED_BYTES:
@@ -354,17 +351,17 @@ class Indexes:
         return parsed
 
     def _hash(self, index_id: IndexId, size: int) -> memoryview | None:
-        """Return the hash at the end of the store's file, if that is as large as when it was listed."""
+        """Return the hash at the end of the store's file, if its size is as listed."""
         where = size - index.HASH_SIZE, index.HASH_SIZE
         return if_there(partial(self._store.get_range, keys.index_key(index_id), *where), IntegrityError)
 
     def _refuse_erased(self, kind: ObjectKind, object_id: Id) -> None:
-        """Raise if a file says that the object was erased, although other files have a place for it."""
+        """Raise if a file says that the object was erased, although other files have a location."""
         if self._erased and (kind, object_id) in self._erased:
             raise index.was_erased(object_id)
 
     def _replace_gone(self) -> bool:
-        """Return whether partly read files are gone from the store. If so, loads the files that replaced them."""
+        """Return whether partly read files were deleted from the store. If so, load what replaced them."""
         gone, self._gone = self._gone, set()
         if not gone:
             return False
@@ -411,7 +408,7 @@ class Indexes:
         return found
 
     def _read(self, index_id: IndexId) -> Index | None:
-        """Return the whole file: a copy, or from the store; None if it is not there any more."""
+        """Return the whole file, from a copy or the store; None if it was deleted."""
         copy = self._copy(index_id)
         if copy is not None:
             return copy
@@ -431,10 +428,10 @@ class Indexes:
         return parsed
 
     def has_originals(self, index_id: IndexId) -> bool:
-        """Return whether all that a merge wrote to the file is listed in other files too.
+        """Return whether all that a merge wrote to the file is also in other listed files.
 
-        Only a record of one run says so: that run is its own. Of the runs of earlier merges, which a record may name as
-        well, the originals may have been deleted before it was written.
+        Only a record of a single run proves this, because the run is its own. A record may also name runs of
+        earlier merges, whose originals may have been deleted before it was written.
         """
         listed = self.listed
         records = [self._record(key) for found in listed.records.values() for key in found]
@@ -461,18 +458,18 @@ class Indexes:
         return found
 
     def _get(self, index_id: IndexId) -> bytes | None:
-        """Return None where it was replaced since the listing; what it said is in a newer one."""
+        """Return None if the file was replaced since the listing: a newer one has its rows."""
         return if_there(partial(self._store.get, keys.index_key(index_id), index.FILE_MAX))
 
     def _record(self, key: str) -> IndexMerge | None:
-        """Return the record of a merge; None if it has gone, or can't be read: without it more files are read."""
+        """Return the record of a merge; None if missing or unreadable: then more files are read."""
         name, decode = key.rpartition("/")[2], IndexMerge.decode
         read = partial(self._metadata.record, "index-merge", name, self._store, key, decode, MERGE_MAX)
         return if_there(read, IntegrityError, Unsupported)
 
 
 def _arrange(files: list[AnyIndex]) -> list[AnyIndex]:
-    """Return the files to search, largest first, with the small ones merged when there are many."""
+    """Return the files to search, largest first. If there are many, the small ones are merged."""
     if len(files) > _FILES_BEFORE_MERGE:
         small = [one for one in files if isinstance(one, Index) and len(one) <= _SMALL_ROWS]
         if len(small) > 1:

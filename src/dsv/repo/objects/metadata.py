@@ -1,7 +1,7 @@
 """Local copies of immutable objects: commits, tree nodes, segments, recipes, locators, index files.
 
-Readers check each against its id, so a damaged, missing or foreign copy costs a request and nothing else. That is why
-no write here is synced to disk and no failure here is an error.
+Readers check each against its id, so a damaged, missing or foreign copy only costs a request. That is why no
+write here is synced to disk and no failure here is an error.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class MetadataCache:
     """A folder of immutable copies, safe to share between processes, users and hosts; `None` keeps nothing."""
 
     def __init__(self, folder: Path | None, behind: MetadataCache | None = None) -> None:
-        """behind: where to look for a copy that is not in this folder."""
+        """behind: searched for copies that are not in this folder."""
         self._folder = folder
         self._behind = behind
 
     def also_read(self, behind: MetadataCache) -> None:
-        """From now on, what has no copy here is looked for there, after where it was looked for before."""
+        """From now on, search these copies too, after the folders that are already searched."""
         last = self
         while last._behind is not None:
             last = last._behind
@@ -66,9 +66,9 @@ class MetadataCache:
     def record(
         self, kind: str, name: str, store: Store, key: str, decode: Callable[[bytes], T], limit: int
     ) -> T:
-        """Return what the copy says, or else what the store has under the key, of which a copy is kept.
+        """Return the decoded copy, or else the store's record under the key, of which a copy is then kept.
 
-        Raises as `read_record`.
+        Raises the same as `read_record`.
         """
 
         def kept(data: bytes) -> T:
@@ -85,7 +85,7 @@ class MetadataCache:
         return read_record(kept, store, key, limit)
 
     def map(self, kind: str, name: str) -> memoryview | None:
-        """Return the copy mapped into memory, for large ones; unchecked. None where there is none."""
+        """Return the copy mapped into memory, unchecked, for large ones; None if there is none."""
         if self._folder is None:
             return None
         try:
@@ -95,7 +95,7 @@ class MetadataCache:
             return None
 
     def put(self, kind: str, name: str, data: bytes | bytearray | memoryview) -> None:
-        """Keep a copy; a name that is there already stays, unless its size is another."""
+        """Keep a copy. An existing copy of the same size stays."""
         if self._folder is None:
             return
         with contextlib.suppress(OSError):
@@ -107,7 +107,7 @@ class MetadataCache:
             replace_file(path, data, mode=mode & 0o444, sync=False)
 
     def names(self, kind: str) -> list[str]:
-        """Return what there are copies of."""
+        """Return the names of all copies."""
         found = set() if self._behind is None else set(self._behind.names(kind))
         if self._folder is not None:
             with contextlib.suppress(OSError):
@@ -115,13 +115,13 @@ class MetadataCache:
         return list(found)
 
     def drop(self, kind: str, name: str) -> None:
-        """Forget a copy that was found to be wrong."""
+        """Delete a copy that was found to be wrong."""
         if self._folder is not None:
             with contextlib.suppress(OSError):
                 self._path(kind, name).unlink(missing_ok=True)
 
     def used(self, kind: str, name: str, days: int) -> None:
-        """Note that a copy is in use, and remove those of its kind that were last used so many days before."""
+        """Note that a copy is in use, and delete those of its kind that were not used for this many days."""
         if self._folder is None:
             return
         with contextlib.suppress(OSError):
@@ -135,12 +135,12 @@ class MetadataCache:
         return Path(self._text(kind, name))
 
     def _text(self, kind: str, name: str) -> str:
-        """Return the path as text: millions are asked for, and a `Path` takes longer to make than the file to open."""
+        """Return the path as text: millions are needed, and to make a `Path` takes longer than to open it."""
         return f"{self._folder}/{kind}/{name[:2]}/{name}"
 
 
 def release(view: memoryview) -> None:
-    """Let go of what was read of a mapped file, which counts as this process's memory. It can be read again."""
+    """Release the pages of a mapped file, which count as this process's memory. They can be read again."""
     if isinstance(view.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         view.obj.madvise(mmap.MADV_DONTNEED)
 
@@ -151,9 +151,8 @@ def _at_once(path: str, flags: int) -> int:
 
 
 class LocalStore(Unavailable):
-    """A store that is not asked: commits are read from their local copies, and nothing else; `Objects` reads segments
-    and nodes from theirs. What has no copy is never said to be absent, as the store may have it: that is `Unreachable`.
-    """
+    """A store that is never asked. It has local copies of commits only; `Objects` reads those of segments and
+    nodes. A missing copy raises `Unreachable`, not `NotFound`, because the store may have the object."""
 
     def __init__(self, url: str, metadata: MetadataCache) -> None:
         super().__init__(url, _no_copy(url, "it"))
@@ -166,9 +165,9 @@ class LocalStore(Unavailable):
         commit = keys.parse_commit_key(key)
         data = None if commit is None else self._metadata.get("commit", str(commit), RECORD_MAX)
         if data is not None and CommitId.hash(data) == commit:
-            return data  # a damaged one is as good as none: the store's may be whole
+            return data  # a damaged copy counts as none: the store's may be intact
         if keys.parse_locator_key(key) is not None:
-            raise absent(self.url, key)  # it would only tell where in packs to read
+            raise absent(self.url, key)  # it would only say where in packs to read
         raise self.failure(key)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:

@@ -1,4 +1,4 @@
-"""Reading objects: each is checked against its id before anybody sees it."""
+"""Reading objects. Each is checked against its id before it is returned."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dsv.repo.tracking import Answers
 
 _HEADER: Final = 64
-"""More than any header line and the counts behind it."""
+"""Bytes: more than any header line and the counts behind it."""
 
 OBJECT_LIMITS: Final = {
     ObjectKind.CHUNK: MAX_CHUNK,
@@ -45,27 +45,27 @@ OBJECT_LIMITS: Final = {
     + tree.MAX_ENTRIES * (MAX_TARGET + 1),
     ObjectKind.NODE: _HEADER + tree.PATHS_LIMIT + tree.MAX_ENTRIES * (32 + 3 * 8),
 }
-"""Bytes of an unpacked object."""
+"""The most bytes of an unpacked object."""
 
 LOCATOR_ROWS: Final = {
     ObjectKind.NODE: tree.MAX_ENTRIES,
     ObjectKind.SEGMENT: tree.MAX_ENTRIES,
     ObjectKind.RECIPE: recipe.MAX_ROWS,
 }
-"""Rows of the locator that travels with an object."""
+"""The most rows of the locator that is stored with an object."""
 
 FRAME_SLACK: Final = 64 << 10
 """Bytes by which a zstd frame may be larger than what it holds."""
 
 STORED_CHILD: Final = 30
-"""Bytes that a stored node has for each child at least: an id is a hash of 32 bytes, and hashes don't shrink."""
+"""The fewest stored bytes of a node for each child: an id is a hash of 32 bytes, and hashes don't shrink."""
 
 
 def has_real_ids(stored: int, node: Buffer) -> bool:
     """Return whether so few stored bytes can hold the ids of a node's children, which all differ.
 
-    A reader keeps every child of a tree in memory, before it has read what is below. Ids that somebody made up
-    compress to almost nothing, and some MB of such nodes would take it GBs.
+    A reader keeps every child of a tree in memory before it reads what is below. Forged ids compress to
+    almost nothing, so a few MB of such nodes would take GBs of memory.
     """
     return stored >= STORED_CHILD * tree.count_of_children(node)
 
@@ -79,7 +79,7 @@ def is_possible(kind: ObjectKind, where: Location) -> bool:
 
 
 _CHECKED_MAX = 1 << 14
-"""So many ids are remembered: 2 MB, for trees of 16 million files."""
+"""The most ids that are remembered: 2 MB, for trees of 16 million files."""
 
 
 class SegmentDecoder:
@@ -92,7 +92,7 @@ class SegmentDecoder:
         self._checked: set[SegmentId] = set()
 
     def decode(self, segment_id: SegmentId, data: bytes) -> Segment:
-        """Return the segment in bytes that are those of this id, which others may have too: treat it as frozen.
+        """Decode the bytes of this id. The segment may be shared with others: treat it as frozen.
 
         Raises `IntegrityError`, `Unsupported`.
         """
@@ -114,7 +114,7 @@ FindLocator = Callable[[], Locator | None]
 
 
 class Located(Generic[T]):
-    """A checked object and its locator, if there is one, which is read when it is first asked for: most are not.
+    """A checked object and its locator, if any, which is read only when needed: most never are.
 
     Another form of the same object takes its locator: `Located(decoded, located)`.
     """
@@ -139,7 +139,7 @@ _CONTEXTS: dict[int, str] = {
     ObjectKind.SEGMENT: SegmentId.context,
     ObjectKind.NODE: NodeId.context,
 }
-# Metadata that lies together is read in ranges of up to this many bytes.
+# Metadata that is stored together is read in ranges of up to this many bytes.
 _METADATA_SPAN = 4 << 20
 _LOCATOR_MAX = largest(MAX_ROWS) + FRAME_SLACK  # bytes of a commit's locator
 _METADATA_WINDOW = 64
@@ -150,7 +150,7 @@ Named = TypeVar("Named", bound=Id)
 
 
 class Mirror(Protocol):
-    """Something else that has objects of a store; `why` says what became of them there."""
+    """Another source of a store's objects; `why` is the error that the store gave."""
 
     def read(self, kind: ObjectKind, object_id: Id, why: DsvError) -> bytes | None: ...
     def commit(self, commit_id: CommitId, why: DsvError) -> Commit | None: ...
@@ -162,7 +162,7 @@ class Objects:
     def __init__(self, store: Store, metadata: MetadataCache, answers: Answers | None = None) -> None:
         self.store = store
         self.threads = ReadThreads()
-        """Threads that read from the store. Whoever opened the store closes them."""
+        """Threads that read from the store. The code that opened the store closes them."""
         self._answers = answers
         self.opened: set[CommitId] = set()
         """The commits whose trees were opened."""
@@ -172,24 +172,24 @@ class Objects:
         self._metadata = metadata
         self._stored: dict[CommitId, bytes | None] = {}
         self._gone: set[PackId] = set()
-        """Packs that were not there when they were read."""
+        """Packs that were missing when they were read."""
         self._in_use: WeakValueDictionary[tuple[ObjectKind, Id], Located[bytes]] = WeakValueDictionary()
         self._segments = SegmentDecoder()
         self.copy_of: Callable[[Entry], Path] | None = None
-        """Finds a file's content on this machine, if the store is not asked for it. Raises `Unreachable`."""
+        """Finds a file's content on this machine, if the store must not be asked. Raises `Unreachable`."""
         self._erasures: Erasures | None = None
         self.read_erasures: Callable[[MetadataCache], Erasures] = local_erasures
-        """Finds out what was erased from the store."""
+        """Reads what was erased from the store."""
         self.mirrors: Mirror | None = None
-        """Read for what this store has lost, or once it does not answer. A writer has none."""
+        """Read for what the store has lost, or once it does not answer. A writer has none."""
 
     def also_read(self, copies: MetadataCache) -> None:
-        """Look for metadata there too, before the store is asked."""
+        """Look for metadata in these copies too, before the store is asked."""
         self._metadata.also_read(copies)
 
     @property
     def erasures(self) -> Erasures:
-        """The erasures of the store, as of when they were first asked for."""
+        """The erasures of the store, as of when they were first read."""
         if self._erasures is None:
             self._erasures = self.read_erasures(self._metadata)
         return self._erasures
@@ -199,13 +199,13 @@ class Objects:
         self._erasures = value
 
     def check_erasures(self) -> dict[ErasureId, IntegrityError]:
-        """Read what was erased from the store itself, past copies on this machine, and return the errors of damaged
+        """Read what was erased from the store itself, not from local copies. Return the errors of damaged
         records."""
         self._erasures, errors = checked_erasures(self.store, self._metadata)
         return errors
 
     def forget_erasures(self) -> None:
-        """Have the store asked again for what was erased."""
+        """Read again what was erased when it is next needed."""
         self._erasures = None
 
     def _check_erased(self, kind: ObjectKind, object_id: Id) -> None:
@@ -213,8 +213,7 @@ class Objects:
             raise erased_error(f"{kind.name.lower()} {object_id}", found)
 
     def commit(self, commit_id: CommitId) -> Commit:
-        """Return a commit that something names. Raises `IntegrityError` where it is not there, or not what its id
-        says."""
+        """Return a commit that is named somewhere. Raises `IntegrityError` if it is missing or damaged."""
         try:
             found = self.commit_or_none(commit_id)
             if found is None:
@@ -228,14 +227,13 @@ class Objects:
         return found
 
     def commit_or_none(self, commit_id: CommitId) -> Commit | None:
-        """Return the commit of an id that somebody may have made up; None where there is none."""
+        """Return the commit of an id that may be invented; None if it does not exist."""
         found = self.local_commit(commit_id)
         return found if found is not None else self.stored_commit(commit_id)
 
     def stored_commit(self, commit_id: CommitId) -> Commit | None:
-        """Return the commit, if the store itself has it. A local copy does not count: the store may have been put back
-        from a backup since. A store is asked once for each commit.
-        """
+        """Return the commit, if the store itself has it. A local copy does not count, because the store may
+        have been restored from a backup since. Each commit is asked for once."""
         if commit_id not in self._stored:
             self._stored[commit_id] = get_commit(self.store, commit_id)
         data = self._stored[commit_id]
@@ -255,31 +253,31 @@ class Objects:
                 raise missing_commit(one, self.store.url)
 
     def local_commit(self, commit_id: CommitId) -> Commit | None:
-        """Return the commit, if there is a local copy of it."""
+        """Return the local copy of the commit, if any."""
         data = self._metadata.get("commit", str(commit_id), RECORD_MAX)
         if data is None or CommitId.hash(data) != commit_id:
             return None
         return decoded(Commit.decode, data, "commit", commit_id)
 
     def is_at_hand(self, commit_id: CommitId) -> bool:
-        """Return whether the commit can be given without a request."""
+        """Return whether the commit can be returned without a request."""
         return (
             commit_id in self._stored or self._metadata.get("commit", str(commit_id), RECORD_MAX) is not None
         )
 
     def stored(self, commit_id: CommitId, data: bytes | None) -> None:
-        """Take what `get_commit` has just said, so that `stored_commit` need not ask."""
+        """Take what `get_commit` has just returned, so `stored_commit` need not ask."""
         self._stored[commit_id] = data
 
     def commit_and_locator(self, commit_id: CommitId) -> tuple[Commit, Locator | None]:
-        """As `commit` and `commit_locator`, asked for at the same time where they are not here."""
+        """Return `commit` and `commit_locator`, read at the same time if there is no local copy."""
         if self._metadata.get("commit", str(commit_id), RECORD_MAX) is not None:
             return self.commit(commit_id), self.commit_locator(commit_id)
         return both(partial(self.commit, commit_id), partial(self.commit_locator, commit_id))
 
     def commit_locator(self, commit_id: CommitId) -> Locator | None:
-        """Return where the commit's root node lies, if that is recorded; advisory. In a store without `node-locators`,
-        where all of its nodes and segments lie."""
+        """Return the location of the commit's root node, if recorded; it is a hint. In a store without
+        `node-locators`, return the locations of all its nodes and segments."""
         name, key, decode = str(commit_id), keys.locator_key(commit_id), Locator.decode
         try:
             return self._metadata.record("commit-locator", name, self.store, key, decode, _LOCATOR_MAX)
@@ -291,14 +289,14 @@ class Objects:
             return None
 
     def nodes(self, wanted: Iterable[tuple[NodeId, Location | None]]) -> Iterator[Located[Node]]:
-        """As `segments`. A node of a store without `node-locators` has no locator."""
+        """Like `segments`. A node of a store without `node-locators` has no locator."""
         for node_id, found in self._read_ahead(ObjectKind.NODE, wanted):
             yield Located(decoded(Node.decode, found.value, "node", node_id), found)
 
     def recipe(
         self, recipe_id: RecipeId, where: Location | None = None, said: tuple[int, int] | None = None
     ) -> tuple[Recipe, Locator | None]:
-        """said: the level and the bytes of content that the recipe above gives it. Raises `IntegrityError`."""
+        """said: the level and the content bytes that the recipe above it gives. Raises `IntegrityError`."""
         found = self.metadata_object(ObjectKind.RECIPE, recipe_id, where)
         recipe = decoded(Recipe.decode, found.value, "recipe", recipe_id)
         if said is not None and said != (recipe.level, recipe.size):
@@ -310,22 +308,21 @@ class Objects:
         return recipe, found.locator
 
     def segments(self, wanted: Iterable[tuple[SegmentId, Location | None]]) -> Iterator[Located[Segment]]:
-        """Yield the segments in the order asked for; those that lie together are read together, ahead of their use."""
+        """Yield the segments in the given order. Those stored together are read together, ahead of use."""
         for segment_id, found in self._read_ahead(ObjectKind.SEGMENT, wanted):
             yield Located(self._segments.decode(segment_id, found.value), found)
 
     def recipes(self, wanted: Iterable[tuple[RecipeId, Location | None]]) -> Iterator[Located[Recipe]]:
-        """As `segments`."""
+        """Like `segments`."""
         for recipe_id, found in self._read_ahead(ObjectKind.RECIPE, wanted):
             yield Located(decoded(Recipe.decode, found.value, "recipe", recipe_id), found)
 
     def encode_segment(self, segment: Segment) -> bytes:
-        """As `Segment.encode`, with less work for paths that were seen a moment ago."""
+        """Like `Segment.encode`, but faster for paths that were seen a moment ago."""
         return segment.encode(self._segments.paths.split)
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location:
-        """Return where an object lies by the index. Raises `IntegrityError`: what is asked for is referenced by
-        something."""
+        """Return the indexed location of an object that is referred to. Raises `IntegrityError`."""
         impossible: Location | None = None
         for found in self._places(kind, object_id):
             if is_possible(kind, found):
@@ -336,8 +333,7 @@ class Objects:
         raise damaged(kind, object_id, impossible)
 
     def read(self, kind: ObjectKind, object_id: Id, where: Location | None = None) -> bytes:
-        """Return an object's bytes from the store, checked; from `where` if it is there, else from where the index
-        says."""
+        """Return an object's bytes from the store, checked: from `where` if possible, else by the index."""
         self._check_erased(kind, object_id)
         if where is not None and not where.pack.is_external:
             try:
@@ -359,9 +355,9 @@ class Objects:
     def read_by_index(
         self, kind: ObjectKind, object_id: Id, tried: Location | None = None
     ) -> tuple[bytes, Location]:
-        """Return the object and where it was, from the first place that has it. Raises `IntegrityError`: none does.
+        """Return the object and the first location that has it. Raises `IntegrityError` if none has.
 
-        tried: where it was not, or was damaged. What is found lost or damaged is noted for later commands.
+        tried: a location that does not have it. What is lost or damaged is noted for later commands.
         """
         self._check_erased(kind, object_id)
         try:
@@ -391,7 +387,7 @@ class Objects:
             gone.append(tried.pack)
         for pack_id in gone:
             self.packs.note(pack_id)
-        if first is not None and isinstance(first[1], SourceChanged):  # nobody here has lost anything
+        if first is not None and isinstance(first[1], SourceChanged):  # the store has lost nothing
             raise first[1]
         self.packs.note_missing(kind, object_id)
         if first is None:
@@ -399,8 +395,8 @@ class Objects:
         raise unreadable(kind, object_id, first[0], self.store.url, first[1]) from first[1]
 
     def _places(self, kind: ObjectKind, object_id: Id) -> Iterator[Location]:
-        """Yield every place that an index gives, those outside the store last; then those that appeared meanwhile, as
-        gc may have moved the object, then those that only the store's own index files give."""
+        """Yield every location in an index, those outside the store last; then those that appeared since,
+        because gc may have moved the object; then those that only the store's own index files have."""
         tried = set[Location]()
         looks: tuple[Callable[[], bool], ...] = (self.indexes.refresh, self.indexes.reload)
         for look in (None, *looks):
@@ -416,8 +412,8 @@ class Objects:
             yield from outside
 
     def elsewhere(self, kind: ObjectKind, tried: Location, object_id: Id) -> Location | None:
-        """Return the place by the index of an object whose pack is gone; None if it lists no other. Index files are
-        listed once more for each pack that is gone: gc has written new ones then."""
+        """Return the indexed location of an object whose pack is missing; None if the index has no other.
+        Index files are listed again for each missing pack, because gc has then written new ones."""
         while True:
             for where in self.indexes.places(kind, object_id):
                 if where.pack not in self._gone and where.pack != tried.pack and is_possible(kind, where):
@@ -428,8 +424,7 @@ class Objects:
             self.indexes.refresh()
 
     def metadata_object(self, kind: ObjectKind, object_id: Id, where: Location | None) -> Located[bytes]:
-        """Return a node, segment or recipe, checked: a local copy, else what lies at `where`, else where the index
-        says."""
+        """Return a node, segment or recipe, checked: a local copy, else from `where`, else by the index."""
         self._check_erased(kind, object_id)
         found = self.local(kind, object_id)
         if found is not None:
@@ -449,7 +444,7 @@ class Objects:
         return Located(data, locator)
 
     def _bytes_at(self, kind: ObjectKind, object_id: Id, where: Location, tail: int = 0) -> memoryview:
-        """Return what is stored at `where`, with so many bytes of a tail. Raises `NotFound`, `IntegrityError`."""
+        """Return the bytes at `where` and `tail` bytes after them. Raises `NotFound`, `IntegrityError`."""
         if not is_possible(kind, where):
             raise damaged(kind, object_id, where)
         if where.pack.is_external:
@@ -457,7 +452,7 @@ class Objects:
         return self.store.get_range(keys.pack_key(where.pack), where.offset, where.stored + tail)
 
     def _tail(self, kind: ObjectKind, where: Location) -> Locator | None:
-        """Return the locator behind an object that was read, so its lengths are possible ones."""
+        """Return the locator behind an object that was read, whose lengths are therefore possible."""
         if not where.tail:
             return None
         try:
@@ -469,7 +464,7 @@ class Objects:
     def _accept(
         self, kind: ObjectKind, object_id: Id, where: Location, stored: memoryview
     ) -> tuple[bytes, Locator | None]:
-        """Check what was read at `where` (the object, then its own locator) and keep local copies."""
+        """Check what was read at `where` (the object, then its locator) and keep local copies."""
         data = checked(kind, object_id, where, stored[: where.stored])
         encoded = bytes(stored[where.stored : where.stored + where.tail])
         locator = _locator(encoded, LOCATOR_ROWS.get(kind, 0)) if where.tail else None
@@ -477,7 +472,7 @@ class Objects:
         return data, locator
 
     def local(self, kind: ObjectKind, object_id: Id) -> Located[bytes] | None:
-        """Return the local copy of a node, segment or recipe, checked; None if there is none. It is read once while in
+        """Return the checked local copy of a node, segment or recipe, if any. It is read once while in
         use."""
         found = self._in_use.get((kind, object_id))
         if found is not None:
@@ -531,7 +526,7 @@ class Objects:
         for place, object_id, stored in RangeReader(self.store, self.threads).read(
             spans(remote, _METADATA_SPAN), partial(self.elsewhere, kind)
         ):
-            if stored is not None:  # else the locator was wrong, and the index decides
+            if stored is not None:  # otherwise the locator was wrong, and the index decides
                 with suppress(IntegrityError):
                     found = Located(*self._accept(kind, object_id, place, stored))
                     ready[object_id] = self._in_use[kind, object_id] = found
@@ -541,7 +536,7 @@ class Objects:
 
 
 def get_commit(store: Store, commit_id: CommitId) -> bytes | None:
-    """Return the bytes that the store has for a commit, unchecked; None if it has none."""
+    """Return the store's bytes of a commit, unchecked; None if it has none."""
     try:
         return if_there(partial(store.get, keys.commit_key(commit_id), RECORD_MAX))
     except TooLargeError:
@@ -549,14 +544,14 @@ def get_commit(store: Store, commit_id: CommitId) -> bytes | None:
 
 
 def is_object(kind: int, object_id: bytes, data: Bytes) -> bool:
-    """Return whether these unpacked bytes are those of the id."""
+    """Return whether these unpacked bytes match the id."""
     context = _CONTEXTS.get(kind)
     hashed = blake3(data) if context is None else blake3(data, derive_key_context=context)
     return hashed.digest() == object_id
 
 
 def checked(kind: ObjectKind, object_id: Id, where: Location, stored: Bytes) -> bytes:
-    """Return the object in these stored bytes. Raises `IntegrityError` where they do not unpack to its id."""
+    """Return the object in these stored bytes. Raises `IntegrityError` if they do not unpack to its id."""
     if not is_possible(kind, where):
         raise damaged(kind, object_id, where)
     try:
@@ -571,7 +566,7 @@ def checked(kind: ObjectKind, object_id: Id, where: Location, stored: Bytes) -> 
 
 
 def _locator(data: Bytes, max_rows: int) -> Locator | None:
-    """Return the decoded locator; None if it is damaged or of a newer version, as the index has all that it says."""
+    """Return the decoded locator; None if it is damaged or newer: the index has all its rows."""
     try:
         return Locator.decode(data, max_rows)
     except (IntegrityError, Unsupported):

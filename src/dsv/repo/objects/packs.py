@@ -1,11 +1,11 @@
-"""Packs and objects that can be relied on. An index entry does not prove that its pack still exists, nor that the
-pack's bytes are intact.
+"""Packs and objects that can be relied on. An index entry proves neither that its pack still exists nor that
+the pack's bytes are intact.
 
-Objects that a read finds lost or damaged are recorded beside the local copies of metadata, and count as absent. So
-does what `dsv verify` has marked in the store as damaged, for everybody.
+Objects that a read finds lost or damaged are recorded beside the local copies of metadata, and count as
+absent. So do, for every user, objects that `dsv verify` has marked in the store as damaged.
 
-Before a new commit refers to an object of an index, its pack is looked up: pack by pack until that has cost as many
-requests as a listing of all packs, then by that listing. So this never costs more than twice the minimum.
+Before a new commit refers to an object of an index, its pack is looked up: pack by pack until that has cost
+as many requests as a listing of all packs, then by that listing. This costs at most twice the minimum.
 """
 
 from __future__ import annotations
@@ -28,18 +28,16 @@ if TYPE_CHECKING:
 
 _PAGE = 1000
 """Rows of a listing that most stores give in one answer."""
-_LOST = "lost-pack"  # PACK: it was not there when it was read
+_LOST = "lost-pack"  # PACK: it was missing when it was read
 _DAMAGED = "damaged-object"  # PACK-KIND-ID: the object's bytes in this pack were wrong
-_LOOKED_FOR = (
-    "looked-for"  # NUMBER-COMMIT: what this mark says to be missing was looked for in the files of the commit
-)
+# NUMBER-COMMIT: what this mark says is missing was looked for in the files of the commit.
+_LOOKED_FOR = "looked-for"
 _MISSING = "missing-object"  # KIND-ID: the object could be read from nowhere, and was not stored again since
 
 
 class Packs:
-    """Every pack is asked for once. `known_lost`: those that were found to be missing so far. `missing`: objects that
-    could be read from nowhere; `noted` finds them.
-    """
+    """Every pack is asked for once. `known_lost`: packs found missing so far. `missing`: objects that could
+    be read from nowhere, as found by `noted`."""
 
     def __init__(self, store: Store, indexes: Indexes, metadata: MetadataCache) -> None:
         self._store = store
@@ -56,21 +54,21 @@ class Packs:
         self._listed = False
 
     def may_rely(self, kind: ObjectKind, object_id: Id, pack_id: PackId) -> bool:
-        """Return whether a new commit may refer to an object in this pack: the pack is there, and no read on this
-        machine has found the object damaged in it."""
+        """Return whether a new commit may refer to an object in this pack: the pack exists, and no read on
+        this machine has found the object damaged in it."""
         return (pack_id, kind, object_id) not in self._known_damage() and not self.is_lost(pack_id)
 
     def is_suspect(self, pack_id: PackId) -> bool:
-        """Return whether the pack is known to be lost, or may have damaged objects. Asks nothing."""
+        """Return whether the pack is known to be lost, or may have damaged objects. Sends no request."""
         return pack_id in self.known_lost or pack_id in self._suspect or pack_id in self._marked
 
     @property
     def any_suspect(self) -> bool:
-        """Return whether there is any pack that `is_suspect` is about."""
+        """True if `is_suspect` is true for any pack, or any object is missing."""
         return bool(self.known_lost or self._suspect or self._marked or self.missing)
 
     def is_lost(self, pack_id: PackId) -> bool:
-        """Return whether the store lacks the pack, or nothing in it is to be used."""
+        """Return whether the store lacks the pack, or the pack is marked as unusable."""
         if pack_id in self._marked:
             return True
         if pack_id in self._present:
@@ -84,7 +82,7 @@ class Packs:
         return self._ask(pack_id)  # also after a listing, as the pack may have been stored since
 
     def lost_of(self, packs: Iterable[PackId]) -> set[PackId]:
-        """Return those of these packs that the store lacks: all are asked for at once."""
+        """Return the packs that the store lacks. All are asked for at the same time."""
         wanted = set(packs)
         unknown = [one for one in wanted if one not in self._present and one not in self.known_lost]
         together([partial(self._ask, one) for one in unknown])
@@ -102,42 +100,42 @@ class Packs:
         self._present.update(parsed(keys.parse_pack_key, self._store.list(keys.PACK_PREFIX)))
 
     def renew(self) -> None:
-        """Have the store asked again for every pack: gc may have deleted some."""
+        """Ask the store again for every pack, because gc may have deleted some."""
         self._present.clear()
         self._asked, self._listed = 0, False
 
     def stored(self, pack_id: PackId) -> None:
-        """Take note that this process has stored the pack."""
+        """Note that this process has stored the pack."""
         self._present.add(pack_id)
 
     def note(self, pack_id: PackId) -> None:
-        """Remember for other processes here that a pack was not there when it was read."""
+        """Note for other processes on this machine that a pack was missing when it was read."""
         self._metadata.put(_LOST, str(pack_id), b"")
 
     def note_damaged(self, kind: ObjectKind, object_id: Id, pack_id: PackId) -> None:
-        """Remember that an object's bytes in a pack were wrong when they were read."""
+        """Note that an object's bytes in a pack were wrong when they were read."""
         self._known_damage().add((pack_id, kind, object_id))
         self._suspect.add(pack_id)
         self._metadata.put(_DAMAGED, f"{pack_id}-{kind.value}-{object_id}", b"")
 
     def note_missing(self, kind: ObjectKind, object_id: Id) -> None:
-        """Remember that an object could be read from nowhere, so that the next sync stores it again."""
+        """Note that an object could be read from nowhere, so the next sync stores it again."""
         self._metadata.put(_MISSING, f"{kind.value}-{object_id}", b"")
 
     def learn(self, number: int, marks: Damage) -> None:
-        """Take what the store's n-th damage mark says: nothing that it names is relied on."""
+        """Take the store's damage mark of this number: nothing that it names is relied on."""
         self._marks = number, marks
         self._marked = frozenset(marks.packs)
         self._known_damage().update(marks.objects)
         self._suspect.update(pack_id for pack_id, _, _ in marks.objects)
 
     def looked_for(self, commit: CommitId) -> None:
-        """Remember that what is marked as missing was stored again, as far as files with this commit have it."""
+        """Note that objects marked as missing were stored again, if the files of this commit have them."""
         if self._marks is not None:
             self._metadata.put(_LOOKED_FOR, f"{self._marks[0]:x}-{commit}", b"")
 
     def _marked_missing(self, commit: CommitId) -> bool:
-        """Add to `missing` what is marked as that, and was not stored again since; return whether there may be any."""
+        """Add to `missing` what is marked so and was not stored again; return whether there may be any."""
         if self._marks is None or f"{self._marks[0]:x}-{commit}" in self._metadata.names(_LOOKED_FOR):
             return False
         for kind, object_id in self._marks[1].missing:
@@ -146,9 +144,9 @@ class Packs:
         return bool(self.missing) or not self._marks[1].all_missing
 
     def noted(self, commit: CommitId) -> bool:
-        """Return whether something that some process here found lost or damaged still is, and was not stored again
-        since; or that is marked as missing in the store, and was not looked for in this commit's files yet. Asks
-        nothing if there is neither."""
+        """Return whether anything that a process on this machine found lost or damaged still is, and was not
+        stored again since; or is marked as missing in the store, and was not looked for in this commit's
+        files yet. Sends no request if nothing is noted."""
         marked = self._marked_missing(commit)
         for name in self._metadata.names(_LOST):
             with suppress(UsageError):
@@ -168,7 +166,7 @@ class Packs:
         return marked or bool(self.known_lost or self.missing)
 
     def forget(self, packs: Iterable[PackId]) -> None:
-        """Drop the notes about these packs: they are back, or what they held is stored again."""
+        """Drop the notes about these packs: they exist again, or their objects were stored again."""
         for pack_id in packs:
             self._metadata.drop(_LOST, str(pack_id))
 

@@ -1,4 +1,4 @@
-"""Reading many small things that lie close together as few ranges, ahead of their use."""
+"""Reading many small objects that are stored close together as few ranges, before they are needed."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Read = TypeVar("Read")
 
-# Reading this many bytes that nobody asked for costs less than a request of its own.
+# Reading this many unneeded bytes costs less than another request.
 GAP = 64 << 10
-# About what the objects around one wanted thing take in memory: of tiny things these are the most by far.
+# About the memory that the Python objects of one item take: of tiny items they are the largest part by far.
 ITEM = 1 << 10
 
 
 class Span(msgspec.Struct, Generic[Item]):
-    """One ranged read: bytes `start` to `end` of a pack, and what is wanted of it, each with its turn among all."""
+    """One ranged read: bytes `start` to `end` of a pack, and its wanted items, each with its turn."""
 
     pack: PackId
     start: int
     end: int
     items: list[tuple[int, Location, Item]]
     moved: bool = False
-    """The wanted part was to lie elsewhere, in a pack that is gone."""
+    """The items were first looked for in another pack, which is missing."""
 
     @property
     def size(self) -> int:
@@ -45,11 +45,11 @@ class Span(msgspec.Struct, Generic[Item]):
 
     @property
     def weight(self) -> int:
-        """Bytes that it takes in memory, with what is wanted of it."""
+        """The bytes that it takes in memory, with its items."""
         return self.size + ITEM * len(self.items)
 
     def growth(self, where: Location) -> int | None:
-        """Return how many bytes more it would have with that in it; None where that lies too far off."""
+        """Return by how many bytes this location would extend it; None if the location is too far away."""
         first, last = where.offset, _end(where)
         if first > self.end + GAP or last + GAP < self.start:
             return None
@@ -61,11 +61,11 @@ class Span(msgspec.Struct, Generic[Item]):
 
 
 def spans(wanted: Iterable[tuple[Location, Item]], limit: int) -> Iterator[Span[Item]]:
-    """Join what lies close together in one pack, out of things asked for in a row that weigh at most `limit` together
-    (or one thing, if that is more).
+    """Join items that are close together in one pack. Only consecutive items that weigh at most `limit`
+    together are joined (or one item that weighs more).
 
-    What was edited often lies in many packs by turns, so a span may hold what others come between: spans come in the
-    order of their first items, and each `limit` of them before the next. Pure.
+    Edited files are often in many packs by turns, so a span may hold items between which others are due.
+    Spans are yielded in the order of their first items, and all spans of one `limit` before the next. Pure.
     """
     window: list[Span[Item]] = []
     latest: dict[PackId, Span[Item]] = {}
@@ -89,8 +89,8 @@ def spans(wanted: Iterable[tuple[Location, Item]], limit: int) -> Iterator[Span[
 class ReadThreads:
     """The threads that read from one store, started when they are first needed. Its owner closes it.
 
-    A generator only borrows them. If it owned them, it would wait for their end when it is abandoned, in whatever the
-    garbage collector interrupts, and that may hold the lock that the wait needs.
+    A generator only borrows them. If it owned them and were abandoned, the garbage collector would wait for
+    their end in whatever code it interrupts, and that may hold the lock that the wait needs.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class ReadThreads:
         self._interrupted = False
 
     def pool(self, connections: int) -> ThreadPoolExecutor:
-        """As many threads, shared by all who ask for this number."""
+        """Return a pool of this many threads, shared by all callers that ask for this number."""
         from concurrent.futures import ThreadPoolExecutor
 
         with self._lock:
@@ -109,8 +109,7 @@ class ReadThreads:
             return found
 
     def wait_for(self, future: Future[Read]) -> Read:
-        """Return the result. After a signal has ended this wait, `close` does not wait for a store that does not
-        answer."""
+        """Return the result. If a signal ends this wait, `close` does not wait for an unresponsive store."""
         from concurrent.futures import wait
 
         try:
@@ -121,7 +120,7 @@ class ReadThreads:
         return future.result()
 
     def close(self) -> None:
-        """Drop what has not begun, and wait for what has. Later reads start new threads."""
+        """Cancel reads that have not begun, and wait for those that have. Later reads start new threads."""
         with self._lock:
             pools, self._pools = self._pools, {}
         for pool in pools.values():
@@ -129,7 +128,7 @@ class ReadThreads:
 
 
 class RangeReader:
-    """Fetches spans over several connections, with about `budget` bytes in memory."""
+    """Reads spans over several connections, with about `budget` bytes in memory."""
 
     def __init__(
         self,
@@ -140,7 +139,7 @@ class RangeReader:
         connections: int = 8,
         budget: int = 64 << 20,
     ) -> None:
-        """externals: reads what lies outside the store; None where nothing of that is wanted."""
+        """externals: reads contents outside the store; None if none are wanted."""
         self._store = store
         self._threads = threads
         self._externals = externals
@@ -155,13 +154,13 @@ class RangeReader:
         wanted: Iterable[Span[Item]],
         elsewhere: Callable[[Location, Item], Location | None] = lambda where, item: None,
     ) -> Iterator[tuple[Location, Item, memoryview | None]]:
-        """Yield each thing in its turn, with the bytes that were stored of it (its locator's too), or None where the
-        store has no such pack or range: the location was wrong.
+        """Yield each item in its turn, with its stored bytes (and its locator's), or None if the store has no
+        such pack or range: the location was wrong.
 
-        elsewhere: returns another place of something whose pack is gone. What gc has copied to one pack is then read
-        together again.
+        elsewhere: returns another location of an item whose pack is missing. Items that gc has copied to one
+        pack are then read together again.
         """
-        reading: list[tuple[int, int, Span[Item], Future[memoryview | None]]] = []  # a heap: whose turn it is
+        reading: list[tuple[int, int, Span[Item], Future[memoryview | None]]] = []  # a heap, by turn
         held = 0
         source = iter(wanted)
         upcoming = next(source, None)
@@ -227,7 +226,7 @@ class RangeReader:
 
 
 def _moved(span: Span[Item], elsewhere: Callable[[Location, Item], Location | None]) -> Iterator[Span[Item]]:
-    """Yield spans of other places for what a span has; what has none keeps its own."""
+    """Yield spans for other locations of a span's items. An item without another keeps its own."""
     found: list[tuple[Location, tuple[int, Item]]] = []
     left: list[tuple[int, Location, Item]] = []
     for turn, where, item in span.items:

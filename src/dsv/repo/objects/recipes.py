@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def read_chunks(objects: Objects, entries: Sequence[Entry]) -> list[Counter[Id]]:
-    """For each large file its parts with the bytes that each makes up; one recipe is read for each file.
+    """Return for each large file its parts and the bytes of each. One recipe is read for each file.
 
-    The parts are chunks, and of files with more than 65,536 chunks recipes of many of them. A file that was erased has
+    The parts are chunks or, for a file of more than 65,536 chunks, recipes of many chunks. An erased file has
     none.
     """
     erased = objects.erasures
@@ -30,8 +30,7 @@ def read_chunks(objects: Objects, entries: Sequence[Entry]) -> list[Counter[Id]]
 
 
 def shared_bytes(objects: Objects, before: Entry, after: Entry) -> int:
-    """Return how many bytes of `after` lie in chunks that `before` has too. Reads only recipes that one of them has
-    alone."""
+    """Return how many bytes of `after` are in chunks that `before` has too. Reads no recipe of both."""
     if before.file_id == after.file_id:
         return after.size
     if before.recipe_id is None or after.recipe_id is None:
@@ -42,7 +41,7 @@ def shared_bytes(objects: Objects, before: Entry, after: Entry) -> int:
 
 
 def count_chunks(objects: Objects, entry: Entry, location: Location | None = None) -> int:
-    """Of how many chunks a file consists; reads every recipe of a large one."""
+    """Return the number of a file's chunks. Reads every recipe of a large one."""
     if objects.erasures.of(entry) is not None:
         return 0
     if entry.recipe_id is None:
@@ -54,7 +53,7 @@ def count_chunks(objects: Objects, entry: Entry, location: Location | None = Non
 
 
 def _shared(objects: Objects, old: list[Recipe], new: list[Recipe]) -> int:
-    """Compare recipes of one level each; the higher ones are opened first, so that like is compared with like."""
+    """Compare recipes of one level each. The higher ones are opened first, until both have the same level."""
     shared = 0
     while True:
         left, right = _sum(old), _sum(new)
@@ -92,7 +91,7 @@ def _parts(recipe: Recipe) -> Counter[Id]:
 def _read(
     objects: Objects, recipe_ids: Sequence[RecipeId | None], location: Location | None = None
 ) -> list[Recipe]:
-    """Read them all at once."""
+    """Read them all at the same time."""
     calls = [
         partial(objects.recipe, recipe_id, location) for recipe_id in recipe_ids if recipe_id is not None
     ]

@@ -1,4 +1,4 @@
-"""Branches: names of commits, each move a new object, none ever overwritten."""
+"""Branches: names of commits. Each move is a new object, and no object is ever overwritten."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def no_commit(head: Head, hint: str | None = "dsv sync makes one") -> NotFound:
 
 
 def already_there(head: Head, hint: str | None = None) -> Conflict:
-    """Return the error for a branch that was to be made."""
+    """Return the error for creating a branch that exists."""
     return Conflict(
         f"{head.dataset} already has a branch {head.branch}",
         subject=f"{head.dataset}@{head.branch}",
@@ -86,7 +86,7 @@ def already_there(head: Head, hint: str | None = None) -> Conflict:
 
 
 def deleted(tombstone: Head) -> NotFound:
-    """For a branch that was there: who has deleted it, and what brings it back."""
+    """Return the error for a deleted branch: which user has deleted it, and how to restore it."""
     action, branch, dataset = Action.parse(tombstone.entry.action), tombstone.branch, tombstone.dataset
     to, old = (renamed(tombstone.entry, which) for which in (RENAMED_TO, RENAMED_FROM))
     subject: str = dataset
@@ -111,7 +111,7 @@ def deleted(tombstone: Head) -> NotFound:
 
 
 def refused_mover(limits: Limits, author: str, *, merge: bool) -> str | None:
-    """Return why this author may not move the branch in this way, as far as that is known before there is a commit."""
+    """Return why this author may not move the branch in this way, as far as known without the new commit."""
     if not limits.names(author):
         return f"{author} is not among those who may move it, {', '.join(limits.who)}"
     if limits.only_merge and not merge:
@@ -127,23 +127,23 @@ def refused_removals(limits: Limits, removed: int, entries: int) -> str | None:
 
 
 class LostRace(msgspec.Struct, frozen=True):
-    """Somebody else's move took the place; nothing was written."""
+    """The move of another writer has won; nothing was written."""
 
     winner: Head
 
 
-# Moves of a branch that are read at the same time, at most.
+# The most moves of a branch that are read at the same time.
 _AT_ONCE = 256
 
 
 Refused = Callable[[Limits, CommitId | None, RefEntry, bool], str | None]
-"""Return why the limits of a branch forbid that it goes from a commit to what an entry names, perhaps by a merge."""
+"""Returns why the limits of a branch forbid a move from a commit to that of an entry. bool: by a merge."""
 
 
 class Refs(Tags):
-    """The names of one store. Every question is asked of the store: what is remembered is where to begin.
+    """The names of one store. The store is always asked; what is remembered only says where to begin.
 
-    Moves and their numbers never go, so a search for the newest may begin at any that was there.
+    Moves and their numbers are never deleted, so a search for the newest may begin at any known move.
     """
 
     def __init__(self, store: Store) -> None:
@@ -160,22 +160,21 @@ class Refs(Tags):
             known.clear()
 
     def expect(self, dataset: DatasetName, branch: BranchName) -> None:
-        """List a branch that will be asked for, while there is something else to wait for.
+        """List a branch that will be asked for, while another request is under way.
 
-        The store's format need not be known yet: should it forbid to trust the order, the branch is listed again.
+        The store's format need not be known yet: if it says the order is not reliable, list again.
         """
         self._listed[dataset, branch] = self._list(dataset, branch)
 
     def datasets(self) -> list[DatasetName]:
-        """Return all datasets, by name. A dataset exists once its branch `main` has a first entry; one that somebody
-        began to make may be among them.
-        """
+        """Return all datasets, by name. A dataset exists once its branch `main` has a first entry; one whose
+        creation has only begun may be included."""
         found = named_parts(DatasetName, self.store.folders(keys.REFS_PREFIX))
         self.answers.list_datasets(found)
         return found
 
     def names(self, dataset: DatasetName) -> tuple[list[Head], list[tuple[TagName, TagValue]]]:
-        """Return all branches and all tags, as `heads` and `tags` give them."""
+        """Return all branches and all tags, like `heads` and `tags`."""
         return both(partial(self.heads, dataset), partial(self.tags, dataset))
 
     def heads(self, dataset: DatasetName) -> list[Head]:
@@ -191,7 +190,7 @@ class Refs(Tags):
         return [head for head in heads if head is not None]
 
     def branch_or_tag(self, dataset: DatasetName, text: str) -> Head | TagValue | None:
-        """Return what a name means, which is never both; None for one that has gone, or never was."""
+        """Return what a name means (never both); None if it was deleted or never existed."""
         branch, tag = BranchName.parse(text), TagName.parse(text)
         if self._beginning(dataset, branch) is None:
             found = both(partial(self.head_or_none, dataset, branch), partial(self.tag, dataset, tag))
@@ -204,7 +203,7 @@ class Refs(Tags):
         return next(iter(self.store.list(keys.branches_prefix(dataset))), None) is not None
 
     def deleted_dataset(self, dataset: DatasetName) -> Head | None:
-        """Return the move that deleted the dataset; None for any other. Asks no more than `gone_dataset`."""
+        """Return the move that deleted the dataset, if any. Sends no more requests than `gone_dataset`."""
         gone = self.gone_dataset(dataset)
         return gone if is_deleted_dataset(gone) else None
 
@@ -213,20 +212,20 @@ class Refs(Tags):
         return self.layout is not None and self.layout.has(EXPIRED_COMMITS)
 
     def gone_dataset(self, dataset: DatasetName) -> Head | None:
-        """Return the move by which the dataset was deleted or renamed, or its name is reserved for another one; None if
-        it is there, or never was. Asks nothing of a store in which no commit ever expired."""
+        """Return the move by which the dataset was deleted or renamed, or its name reserved for another one;
+        None if the dataset exists or never did. Sends no request if no commit of the store ever expired."""
         main = self.newest(dataset, MAIN) if self._may_be_gone else None
         return main if main is not None and main.entry.deleted else None
 
     def home(self, dataset: DatasetName) -> DatasetName:
-        """Return the dataset whose expiry log counts for the commits of this one: what it was renamed to in the end,
-        as soon as that is there, or itself."""
+        """Return the dataset whose expiry log counts for the commits of this one: the dataset that it was
+        renamed to in the end, as soon as that exists, or itself."""
         seen = {dataset}
         while (gone := self.gone_dataset(dataset)) is not None:
             to = renamed(gone.entry, RENAMED_TO)
             after = None if to is None else self.gone_dataset(to)
             if after is not None and renamed(after.entry, RENAMED_FROM) == dataset:
-                break  # the new name is not there yet
+                break  # the new name does not exist yet
             found = to or renamed(gone.entry, RENAMED_FROM)
             if found is None or found in seen:
                 break
@@ -246,7 +245,7 @@ class Refs(Tags):
         return found
 
     def require(self, dataset: DatasetName) -> None:
-        """Raise `NotFound` where there is no such dataset."""
+        """Raise `NotFound` if the dataset does not exist."""
         gone = self.gone_dataset(dataset)
         if gone is not None:
             raise deleted(gone)
@@ -258,12 +257,12 @@ class Refs(Tags):
             )
 
     def head_or_none(self, dataset: DatasetName, branch: BranchName) -> Head | None:
-        """Return the branch's newest entry; None where it never was or is deleted."""
+        """Return the branch's newest entry; None if the branch is deleted or never existed."""
         head = self.newest(dataset, branch)
         return None if head is None or head.entry.deleted else head
 
     def head(self, dataset: DatasetName, branch: BranchName) -> Head:
-        """As `head_or_none`. Raises `NotFound`, with a hint that tells a missing dataset from a missing branch."""
+        """Like `head_or_none`, but raise `NotFound`, which says if the dataset or the branch is missing."""
         head = self.head_or_none(dataset, branch)
         if head is not None:
             return head
@@ -272,9 +271,8 @@ class Refs(Tags):
         raise deleted(newest) if newest is not None else self.no_name(dataset, branch)
 
     def history(self, head: Head, limit: int | None = None) -> Iterator[RefEntry]:
-        """Yield the branch's moves, newest first: `limit` of them, or all. Many are read at the same time, and few more
-        than are taken.
-        """
+        """Yield the branch's moves, newest first: `limit` of them, or all. Many are read at the same time,
+        and few more than are taken."""
         yield head.entry
         number, last = head.number - 1, -1 if limit is None else max(head.number - limit, -1)
         batch = 4
@@ -290,10 +288,10 @@ class Refs(Tags):
     def move(
         self, dataset: DatasetName, branch: BranchName, after: Head | None, entry: RefEntry
     ) -> Head | LostRace:
-        """Publish the branch's next entry, which must follow `after` (None: a branch that never was), and return it.
+        """Publish the branch's next entry, which must follow `after` (None: a new branch), and return it.
 
-        A deleted branch is continued by its next number: pass the tombstone's head from `newest`.
-        Raises `Conflict` if the branch is protected, its rule refuses this move, and nobody overrides it.
+        A deleted branch continues with its next number: pass the tombstone's head from `newest`. Raises
+        `Conflict` if the branch is protected, its rule refuses this move, and `override` is not set.
         """
         number = 0 if after is None else after.number + 1
         if not entry.deleted and (branch != MAIN or (after is not None and after.entry.deleted)):
@@ -318,7 +316,7 @@ class Refs(Tags):
     def _check_there(self, dataset: DatasetName, entry: RefEntry, doing: str = "") -> None:
         """Raise `Conflict` if the dataset was deleted or renamed before or while this move of a branch was made.
 
-        Whoever does that deletes `main` first, and then every other branch that a listing still has.
+        A process that does that deletes `main` first, and then every other branch that a listing still has.
         """
         if Action.parse(entry.action).verb not in (UNDELETE_DATASET, RENAME_DATASET):
             self.check_not_gone(dataset, doing)
@@ -332,8 +330,7 @@ class Refs(Tags):
             raise Conflict(message, subject=dataset, hint=error.hint)
 
     def check_same(self, head: Head) -> None:
-        """Raise `IntegrityError` if the move at which a branch was found is gone or has other bytes by now: nothing is
-        to follow it."""
+        """Raise `IntegrityError` if the move of this head is missing or changed: no move may follow it."""
         now = self.entry(head.dataset, head.branch, head.number)
         if now is None:
             raise self._lacks(head.dataset, head.branch, head.number)
@@ -343,7 +340,7 @@ class Refs(Tags):
             raise changed(self.store.url, key, what, now)
 
     def limits(self, dataset: DatasetName, branch: BranchName) -> Limits | None:
-        """Return what a protected branch allows; None for any other, which costs a listing that is made anyway."""
+        """Return what a protected branch allows, else None, by a listing that is made anyway."""
         rule = self.rule(dataset, branch)
         return None if rule is None else rule.limits
 
@@ -374,12 +371,12 @@ class Refs(Tags):
         return read_named(BranchRule.decode, self.store, key, "branch-rule", names)
 
     def last_read(self, dataset: DatasetName, branch: BranchName) -> Head | None:
-        """Return the newest entry of a branch that was read. Asks nothing."""
+        """Return the newest entry of a branch that was read. Sends no request."""
         return self._seen.get((dataset, branch))
 
     def check_new_dataset(self, dataset: DatasetName) -> None:
-        """Raise `Conflict` if another dataset's name differs from this in case only, or if a dataset of this name was
-        deleted or renamed."""
+        """Raise `Conflict` if another dataset's name differs from this only in case, or if a dataset of this
+        name was deleted or renamed."""
         gone = self.gone_dataset(dataset)
         if gone is not None:
             error = deleted(gone)
@@ -396,13 +393,13 @@ class Refs(Tags):
                 )
 
     def check_new_branch(self, dataset: DatasetName, name: BranchName) -> None:
-        """Raise `Conflict` where a tag has the name, or another name differs from it in case only."""
+        """Raise `Conflict` if a tag has the name, or another name differs from it only in case."""
         if self.tag(dataset, TagName.parse(name)) is not None:
             raise Conflict(f"{dataset} has a tag {name}, so a branch can't have that name", subject=name)
         self._check_case(dataset, name)
 
     def check_new_tag(self, dataset: DatasetName, name: TagName) -> None:
-        """Raise `Conflict` where a branch has the name, or another name differs from it in case only."""
+        """Raise `Conflict` if a branch has the name, or another name differs from it only in case."""
         if self.head_or_none(dataset, BranchName.parse(name)) is not None:
             raise Conflict(f"{dataset} has a branch {name}, so a tag can't have that name", subject=name)
         self._check_case(dataset, name)
@@ -414,7 +411,7 @@ class Refs(Tags):
                 raise Conflict(f"{dataset} has {other}, and names may not differ in case only", subject=name)
 
     def add_rule(self, rule: BranchRule) -> bool:
-        """Add the next rule of a branch; False if somebody else has added one with its number."""
+        """Add the next rule of a branch. Return False if another writer has added one with its number."""
         branch = rule.dataset, rule.branch
         what = f"the rule of branch {rule.branch} of {rule.dataset}"
         key = keys.branch_rule_key(*branch, rule.number)
@@ -427,9 +424,9 @@ class Refs(Tags):
     def check_mover(
         self, head: Head | None, author: str, *, merge: bool = False, removed: int = 0, entries: int = 0
     ) -> None:
-        """Raise `Conflict` for a move that the branch's rule would refuse in the end: before the work is done.
+        """Raise `Conflict` for a move that the branch's rule would refuse, before the work for it is done.
 
-        removed: how many of the head's `entries` would go, as far as it is known.
+        removed: how many of the head's `entries` it would remove, as far as known.
         """
         limits = None if head is None else self.limits(head.dataset, head.branch)
         refused = None
@@ -439,7 +436,7 @@ class Refs(Tags):
             raise protected(head, refused)
 
     def permitted(self, after: Head, entry: RefEntry) -> RefEntry:
-        """Return the entry as it may be written, which says so if it overrides a rule."""
+        """Return the entry to write, which says so if it overrides a rule. Raises `Conflict`."""
         limits = self.limits(after.dataset, after.branch)
         if limits is None or self.refused is None:
             return entry
@@ -452,8 +449,7 @@ class Refs(Tags):
         return replace(entry, action=str(action.overriding(self.override)))
 
     def newest(self, dataset: DatasetName, branch: BranchName) -> Head | None:
-        """Return the newest entry even if it is a tombstone: from a move that was there to the one that none
-        follows."""
+        """Return the newest entry, even a tombstone: from a known move to the one that none follows."""
         seen = self._seen.get((dataset, branch))
         if seen is not None:
             number, entry = seen.number, seen.entry
@@ -463,7 +459,7 @@ class Refs(Tags):
             self._check_unbroken(dataset, branch, number)
             entry, later = self._read_listed(dataset, branch, number)
         else:
-            self._listed.pop((dataset, branch), None)  # it may be made any time
+            self._listed.pop((dataset, branch), None)  # the branch may be created at any time
             first = self.entry(dataset, branch, 0)
             if first is None:
                 return None
@@ -485,7 +481,7 @@ class Refs(Tags):
     def _read_listed(
         self, dataset: DatasetName, branch: BranchName, number: int
     ) -> tuple[RefEntry, RefEntry | None]:
-        """Return a move that was listed, and the one behind it, which a listing may not have yet."""
+        """Return a listed move, and the one after it, which a listing may lack."""
         entry, later = both(
             partial(self.entry, dataset, branch, number), partial(self.entry, dataset, branch, number + 1)
         )
@@ -494,27 +490,26 @@ class Refs(Tags):
         return entry, later
 
     def _lacks(self, dataset: DatasetName, branch: BranchName, number: int) -> DsvError:
-        """Return the error for a move that is gone, though a later one or a listing has it."""
+        """Return the error for a missing move that a later one or a listing proves."""
         key = keys.branch_key(dataset, branch, number)
         return self.erased(dataset) or broken(key, f"branch {branch} of {dataset} lacks its entry {number}")
 
     def _beginning(self, dataset: DatasetName, branch: BranchName) -> int | None:
-        """Return a move from which the newest can be found; None where the listing has none."""
+        """Return a move from which the newest can be found; None if the listing has none."""
         listed = self._listed.get((dataset, branch))
         if listed is None or listed.ordered != self.store.ordered_listing:
             listed = self._listed[dataset, branch] = self._list(dataset, branch)
         return listed.number
 
     def _list(self, dataset: DatasetName, branch: BranchName) -> Listed:
-        """List a branch, whose newest move has the smallest key."""
+        """List a branch. Its newest move has the smallest key."""
         ordered = self.store.ordered_listing
         rows = self.store.list(keys.branch_prefix(dataset, branch))
         return latest((row.key for row in rows), ordered)
 
     def _check_unbroken(self, dataset: DatasetName, branch: BranchName, number: int) -> None:
-        """Raise `IntegrityError` for a move without the one before it, as moves are never deleted: it was put there
-        by something else than a writer of dsv's. Asks the store only if a listing had it alone.
-        """
+        """Raise `IntegrityError` for a move without the one before it. Moves are never deleted, so another
+        program has written it. Sends a request only if the listing lacks the move before."""
         listed = self._listed.get((dataset, branch))
         if listed is None or not listed.alone or self.entry(dataset, branch, number - 1) is not None:
             return
@@ -528,7 +523,7 @@ class Refs(Tags):
         )
 
     def entry(self, dataset: DatasetName, branch: BranchName, number: int) -> RefEntry | None:
-        """Return one move of a branch; None where it was not made."""
+        """Return one move of a branch; None if it does not exist."""
         if number > keys.LAST_MOVE:
             return None
         key = keys.branch_key(dataset, branch, number)

@@ -39,9 +39,9 @@ def read_named(
     *,
     older: bool = False,
 ) -> R | None:
-    """Return the record under a key; None if there is none. Raises `IntegrityError` if it was written for another key.
+    """Return the record under a key, or None. Raises `IntegrityError` if it was written for another key.
 
-    names: the members that say for which. older: it may lack them.
+    names: the members that say for which key. older: the record may lack them.
     """
 
     def checked(data: bytes) -> R:
@@ -59,7 +59,7 @@ def read_named(
 
 
 def gone(dataset: DatasetName, found: DatasetErased, url: str) -> NotFound:
-    """For anyone who asks for it."""
+    """Return the error for reading an erased dataset."""
     if found.successor is None:
         hint = "it does not come back; dsv datasets lists what is there"
     else:
@@ -68,7 +68,7 @@ def gone(dataset: DatasetName, found: DatasetErased, url: str) -> NotFound:
 
 
 def never_again(dataset: DatasetName, found: DatasetErased, url: str) -> Conflict:
-    """For anyone who would make it."""
+    """Return the error for creating a dataset with the name of an erased one."""
     return Conflict(
         f"{_sentence(dataset, found, url)}, and its name is not used again",
         subject=dataset,
@@ -81,7 +81,8 @@ def _sentence(dataset: DatasetName, found: DatasetErased, url: str) -> str:
     return f"dataset {dataset} was erased from {url} ({rfc3339(found.time_ms)}{why})"
 
 
-# So many rows are read past to find the next name, which is a page of most stores; beyond that a new listing is less.
+# The most rows that are read past to find the next name: a page of most stores. For more, a new listing is
+# cheaper.
 _PASSED = 1000
 
 
@@ -91,7 +92,7 @@ class Listed(msgspec.Struct, frozen=True):
     number: int | None
     """None without a move."""
     ordered: bool
-    """The listing was in the order of keys."""
+    """The listing was sorted by key."""
     alone: bool = False
     """The listing lacks the move before it."""
     rule: int | None = None
@@ -99,9 +100,8 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 def latest(listed: Iterable[str], ordered: bool) -> Listed:
-    """Return the newest of these moves, whether the one before it is there too, and the newest rule. Takes no more of
-    them than it needs.
-    """
+    """Return the newest of these moves, whether the one before it is listed too, and the newest rule. Takes
+    no more keys than it needs."""
     rules: list[int] = []
 
     def moves() -> Iterator[int]:
@@ -119,13 +119,12 @@ def latest(listed: Iterable[str], ordered: bool) -> Listed:
 
 
 def parts(store: Store, prefix: str) -> dict[str, list[str]]:
-    """Return the next components below a prefix, by name: of each the two smallest keys that begin with it, and besides
-    the smallest that is a branch's rule.
-    """
+    """Return the next components below a prefix, by name, each with its two smallest keys and, besides, the
+    smallest key of a branch's rule."""
     found: dict[str, list[str]] = {}
 
     def add(key: str) -> bool:
-        """Return whether this is one of those keys, which come in their order."""
+        """Keep the key if it is one of those, and return whether it is. Keys arrive sorted."""
         kept = found.setdefault(_part(prefix, key), [])
         is_rule = keys.parse_branch_rule_key(key) is not None
         alike = [one for one in kept if (keys.parse_branch_rule_key(one) is not None) == is_rule]
@@ -144,7 +143,7 @@ def parts(store: Store, prefix: str) -> dict[str, list[str]]:
         for item in store.list(prefix, start_after=after):
             passed = 0 if add(item.key) else passed + 1
             if passed >= _PASSED:
-                after = f"{prefix}{_part(prefix, item.key)}0"  # "0" follows "/": behind all that lies below the part
+                after = f"{prefix}{_part(prefix, item.key)}0"  # "0" follows "/": skips all below the part
                 break
         else:
             return found
@@ -155,12 +154,12 @@ def _part(prefix: str, key: str) -> str:
 
 
 Signed = BranchRule | ExpiryEntry | FormatEntry | RefEntry | TagValue
-"""A record whose nonce tells its writer from every other."""
+"""A record whose nonce distinguishes its writer from every other."""
 
 
 def check_kept(read: Callable[[], Signed | None], url: str, key: str, what: str, entry: Signed) -> None:
-    """Raise `IntegrityError` if the store has something else: then it does not keep its promise that one writer wins,
-    and another writer's record took the place of this one.
+    """Raise `IntegrityError` if the store has another record: then it let two writers win, and the record of
+    the other writer replaced this one.
 
     what: what was written, for a message.
     """
@@ -177,7 +176,7 @@ def check_kept(read: Callable[[], Signed | None], url: str, key: str, what: str,
 
 
 def changed(url: str, key: str, what: str, now: Signed | None) -> IntegrityError:
-    """For a name that was won, and read, and has other bytes by now."""
+    """Return the error for a key that was won and read, and has other bytes now."""
     how = "has vanished" if now is None else f"was overwritten by one of {now.author}"
     return IntegrityError(
         f"{url} no longer lets one writer win: {what} {how} ({key})", subject=key, hint=ONE_WINS_AGAIN

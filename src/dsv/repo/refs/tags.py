@@ -1,4 +1,4 @@
-"""Tags: names of commits that never move. Also the checks of all writes of refs."""
+"""Tags: names of commits that never move. Also the checks of every write of a ref."""
 
 from __future__ import annotations
 
@@ -47,14 +47,13 @@ class Tags:
         """The entries of expiry logs that were read; see `repo.expiry`."""
         self.answers = Answers()
         self.layout: Format | None = None
-        """The format log of the place of the names; None while they are made, when nobody moves them."""
-        self.proved = False  # that one writer still wins, by a session that is about to write a ref
-        self.named = False  # until the store's format has said whether its entries carry their names
-        self.store_id: StoreId | None = None  # until it has said that
+        """The format log of the names' location; None while they are created, when no process moves them."""
+        self.proved = False  # a session has just proved that one writer still wins, and will write a ref
+        self.named = False  # whether entries carry their names: set when the store's format is known
+        self.store_id: StoreId | None = None  # set when the store's format is known
 
     def erasure(self, dataset: DatasetName) -> DatasetErased | None:
-        """Return the tombstone of a dataset that was erased. It is looked for only if the dataset, or a part of it, is
-        not there."""
+        """Return the tombstone of an erased dataset. Called only if some or all of it is missing."""
         if self.store_id is None:
             return None
         return record_or_none(
@@ -62,7 +61,7 @@ class Tags:
         )
 
     def erased(self, dataset: DatasetName) -> NotFound | None:
-        """Return what to raise for a dataset that was erased; None if it was not."""
+        """Return the error for an erased dataset; None if it was not erased."""
         found = self.erasure(dataset)
         return None if found is None else gone(dataset, found, self.store.url)
 
@@ -75,7 +74,7 @@ class Tags:
         return there
 
     def tag(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
-        """Return what the tag names; None where it never was or is deleted."""
+        """Return what the tag names; None if it is deleted or never existed."""
         value, deleted = both(partial(self.tag_value, dataset, tag), partial(self._tombstone, dataset, tag))
         if value is None:
             return None
@@ -83,14 +82,13 @@ class Tags:
         return None if deleted else value
 
     def is_deleted(self, dataset: DatasetName, tag: TagName) -> bool:
-        """Return whether the tag was deleted."""
         deleted = self._tombstone(dataset, tag)
         if deleted:
             self.answers.add_tag(dataset, tag, None)
         return deleted
 
     def set_tag(self, dataset: DatasetName, tag: TagName, value: TagValue) -> TagValue:
-        """Create the tag; setting it again to the same commit is fine. Raises `Conflict` for another meaning."""
+        """Create the tag; may be repeated. Raises `Conflict` if it was deleted or names another commit."""
         if self.named:
             value = replace(value, dataset=dataset, tag=tag)
         what = f"tag {tag} of {dataset}"
@@ -120,7 +118,7 @@ class Tags:
             )
 
     def delete_tag(self, dataset: DatasetName, tag: TagName, record: TagDeleted) -> None:
-        """Delete the tag for good. Raises `NotFound`."""
+        """Delete the tag permanently. Raises `NotFound`."""
         if self.tag(dataset, tag) is None:
             raise NotFound(
                 f"dataset {dataset} has no tag {tag}", subject=tag, hint=f"dsv tag --list {dataset}"
@@ -129,17 +127,16 @@ class Tags:
         self.answers.add_tag(dataset, tag, None)
 
     def put_record(self, key: str, record: Signed, what: str, read: Callable[[], Signed | None]) -> bool:
-        """Write a record under a key that several may want, and `read` it back; False if another writer has won the
-        key. Raises as `put`, and `IntegrityError` if the store kept another writer's.
-        """
+        """Write a record under a key that several writers may want, and `read` it back. Return False if
+        another writer has won the key. Raises the same as `put`, and `IntegrityError` if the store kept
+        another writer's record."""
         check = partial(check_kept, read, self.store.url, key, what, record)
         return self.put(key, record.encode(), what, check) is Put.WON
 
     def put(self, key: str, data: bytes, what: str, won: Callable[[], None] = lambda: None) -> Put:
-        """Write a key of the names; `won` is called if this writer wins it, and `what` says what the key is for.
+        """Write a key of the names. `won` is called if this writer wins it; `what` says what the key is for.
 
-        Raises `Conflict` if somebody is moving the names, and `OutcomeUnknown` if somebody began to while it was
-        written.
+        Raises `Conflict` if the names are moving, and `OutcomeUnknown` if they began to during the write.
         """
         with denial_named(self.store.url, key, what):
             if self.layout is not None:
@@ -152,8 +149,8 @@ class Tags:
     def check_not_moved(self, what: str) -> None:
         """Raise `OutcomeUnknown` if the names began to move since the store was opened.
 
-        Whoever moves them first adds an entry to the format log, then copies them. So if there is no such entry after
-        a key was written, the key is in the copy. Reads the log again if it has another entry.
+        A process that moves them first adds an entry to the format log, then copies them. So if this entry is
+        missing after a key was written, the copy has the key. Reads the log again if it has another entry.
         """
         if self.layout is None:
             return
@@ -179,9 +176,8 @@ class Tags:
             )
 
     def check_one_wins(self) -> None:
-        """Raise `IntegrityError` if the server takes a key twice, as after an upgrade: a ref would then overwrite what
-        another writer has just put. Asks nothing if a session has proved it.
-        """
+        """Raise `IntegrityError` if the server takes a key twice, as after an upgrade: a ref would then
+        overwrite that of another writer. Sends no request if a session has proved it."""
         if self.proved or self.layout is None or self.layout.single_writer:
             return
         names, key = names_of(self.store), f"{keys.PROBE_PREFIX}{os.urandom(8).hex()}"
@@ -196,14 +192,14 @@ class Tags:
             )
 
     def tag_value(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
-        """Return what a tag was set to, though it may be deleted; None if it never was."""
+        """Return what a tag was set to, even if it is deleted; None if it never existed."""
         return read_named(
             TagValue.decode, self.store, keys.tag_key(dataset, tag), "tag",
             {"dataset": dataset, "tag": tag}, older=not self.named,
         )  # fmt: skip
 
     def no_name(self, dataset: DatasetName, name: str, what: str = "branch") -> NotFound:
-        """For a name that no branch has; it may be a tag's, or have been one's. what: what was looked for."""
+        """Return the error for a name that no branch has, but a tag may have had. what: what was wanted."""
         tag = TagName.parse(name)
         if self.tag(dataset, tag) is not None:
             return NotFound(
@@ -236,7 +232,7 @@ class Tags:
 
 
 def named_parts(kind: type[Name], parts: Iterable[str]) -> list[Name]:
-    """Return the parts that are names; others were put there by somebody else."""
+    """Return the parts that are names. The others were written by another program."""
     found: list[Name] = []
     for part in parts:
         with suppress(UsageError):

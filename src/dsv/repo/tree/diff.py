@@ -1,4 +1,4 @@
-"""The difference between the trees of two commits, and between two runs of entries."""
+"""The difference between the trees of two commits, and between two sequences of entries."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Located = tuple[Entry, Location | None]
-"""An entry, and where its content lies if that is known."""
+"""An entry, and the location of its content if known."""
 
 
 class What(enum.Enum):
-    """The kinds of difference of one path."""
+    """The kinds of change of a path."""
 
     ADDED = "added"
     CHANGED = "changed"
     """Other content, another target, or the executable bit."""
     REMOVED = "removed"
     RETYPED = "retyped"
-    """A file, a symlink or an empty folder in the place of another of these."""
+    """A file, a symlink or an empty folder replaced another of these."""
     RENAMED = "renamed"
-    """The content was at another path before, which is gone; see `renames`."""
+    """The content was at another path before, which was removed; see `renames`."""
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A path on two sides; None where it does not exist."""
+    """A path in two trees. An entry is None where the path does not exist."""
 
     path: bytes
     before: Entry | None
     after: Entry | None
     location: Location | None = None
-    """The place of the content of `after`, if known."""
+    """The location of the content of `after`, if known."""
 
 
 def difference(before: Entry | None, after: Entry | None) -> What | None:
-    """Return how one path's entry changed; None if it did not. A recipe is how a content is stored, and no
-    difference."""
+    """Return how one path's entry changed; None if it did not. A recipe is a way to store a content, so
+    another recipe is no difference."""
     if before is None or after is None:
         return None if before is after else What.ADDED if before is None else What.REMOVED
     if retyped(before.kind, after.kind):
@@ -70,12 +70,12 @@ def _type(kind: Kind) -> Kind:
 
 
 def diff_entries(before: Iterable[Entry], after: Iterable[Located]) -> Iterator[Change]:
-    """Yield the paths that differ, in tree order; both sides come in tree order."""
+    """Yield the paths that differ, in tree order. Both sides must be in tree order."""
     return (change for change in pair_entries(before, after) if change.before != change.after)
 
 
 def pair_entries(before: Iterable[Entry], after: Iterable[Located]) -> Iterator[Change]:
-    """Yield every path of either side, also if both have the same, in tree order; both sides come in tree order."""
+    """Yield every path of either side, also equal ones, in tree order. Both sides must be in tree order."""
     left, right = iter(before), iter(after)
     old, new = next(left, None), next(right, None)
     while old is not None and new is not None:
@@ -97,15 +97,15 @@ def pair_entries(before: Iterable[Entry], after: Iterable[Located]) -> Iterator[
         new = next(right, None)
 
 
-# Of so many entries of a segment each is looked up by itself.
+# Up to this many entries of a segment are looked up one by one.
 _PICKED_SINGLY = 32
 
 
 def diff_trees(before: TreeReader | None, after: TreeReader | None, scope: Scope = WHOLE) -> Iterator[Change]:
-    """Yield the paths that differ, in tree order. Reads only nodes and segments that one side alone has. None: an empty
+    """Yield the paths that differ, in tree order. Reads only parts that only one side has. None: an empty
     tree.
 
-    scope: where to look; segments that hold nothing of it are not read.
+    scope: where to look; segments without any path of it are not read.
     """
     old, new = (_Rows(side.segments()) for side in _unlike(before, after, scope))
     changes = _diff_rows(old, new)
@@ -127,7 +127,7 @@ class _Side:
             self.parts = self._tree.top()
 
     def choose(self, common: set[Id]) -> None:
-        """Leave out what both trees have, and what lies outside the scope."""
+        """Leave out parts that both trees have, and parts outside the scope."""
         scope = self._scope
         self.parts = [
             part
@@ -145,7 +145,7 @@ class _Side:
 
 
 def _unlike(before: TreeReader | None, after: TreeReader | None, scope: Scope) -> tuple[_Side, _Side]:
-    """Both trees without the segments that they have in common. Nodes that they have in common are not read."""
+    """Return both trees without their common segments. Common nodes are not read."""
     old, new = _Side(before, scope), _Side(after, scope)
     if before is not None and after is not None and before.commit.root == after.commit.root:
         old.level = new.level = 0
@@ -167,7 +167,7 @@ def _unlike(before: TreeReader | None, after: TreeReader | None, scope: Scope) -
 
 
 def _diff_rows(before: _Rows, after: _Rows) -> Iterator[Change]:
-    """Segments that begin and end alike are compared whole, anything else entry by entry."""
+    """Compare segments that begin and end at the same path as a whole, and all others entry by entry."""
     while True:
         old, new = before.current(), after.current()
         if old is None and new is None:
@@ -184,7 +184,7 @@ def _diff_rows(before: _Rows, after: _Rows) -> Iterator[Change]:
 
 
 def _end_alike(before: _Rows, after: _Rows) -> bool:
-    """Return whether both are at the start of a segment, and these end with the same path."""
+    """Return whether both are at the start of a segment, and the segments end with the same path."""
     old, new = before.current(), after.current()
     if old is None or new is None or not (before.untouched and after.untouched):
         return False
@@ -192,7 +192,7 @@ def _end_alike(before: _Rows, after: _Rows) -> bool:
 
 
 def _pick(entry: Callable[[int], T], entries: Callable[[], Iterable[T]], rows: list[int]) -> Iterator[T]:
-    """Yield these rows of a segment, of which one can be had, or all."""
+    """Yield these rows of a segment: a few one by one, many by reading all."""
     if len(rows) <= _PICKED_SINGLY:
         return map(entry, rows)
     chosen = set(rows)
@@ -200,7 +200,7 @@ def _pick(entry: Callable[[int], T], entries: Callable[[], Iterable[T]], rows: l
 
 
 class _Rows:
-    """The entries of segments in their order. A whole segment can be taken at once."""
+    """The entries of segments, in order. A whole segment can be taken at once."""
 
     def __init__(self, segments: Iterator[LocatedSegment]) -> None:
         self._segments = segments
@@ -210,7 +210,7 @@ class _Rows:
 
     @property
     def untouched(self) -> bool:
-        """Return whether nothing of the current segment was taken."""
+        """True if nothing of the current segment was taken."""
         return self._rows is None
 
     def current(self) -> LocatedSegment | None:
@@ -220,7 +220,7 @@ class _Rows:
         self._current, self._rows, self._next = next(self._segments, None), None, None
 
     def until(self, limit: bytes) -> Iterator[Located]:
-        """Yield the entries up to the key `limit`, which is not beyond the current segment."""
+        """Yield the entries up to the key `limit`, which is not after the current segment."""
         if self._current is None:
             return
         if self._rows is None:

@@ -1,8 +1,8 @@
 """Reading a commit's tree: its nodes, its entries, single paths, and every object that it refers to.
 
-Each node is read when it is needed, and then kept, so looking up a path costs a node of each level. Only in a store
-without `node-locators` all nodes are read at once: there the commit's own locator lists the whole tree, in an order
-that can only be read from the start.
+A node is read when it is needed, and then kept, so looking up a path costs one node of each level. Only in a
+store without `node-locators` all nodes are read at once: there the commit's own locator lists the whole tree,
+in an order that can only be read from the start.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Part(msgspec.Struct, frozen=True):
 
     child: Child
     where: Location | None
-    """The place according to a locator."""
+    """The location by a locator."""
     before: bytes | None = None
-    """The path before its first one; None at the beginning of the tree, or if unknown."""
+    """The path before its first one; None at the start of the tree, or if unknown."""
 
     @property
     def id(self) -> SegmentId:
-        """Of a segment."""
+        """The id of a segment."""
         return SegmentId(self.child.id)
 
 
@@ -47,7 +47,7 @@ def _place(part: Part) -> tuple[Id, bytes]:
 
 
 class LocatedSegment(Located[Segment]):
-    """A segment, and where the contents of its files lie by the locator that travels with it."""
+    """A segment, and the locations of its files' contents by its locator."""
 
     __slots__ = ()
 
@@ -56,13 +56,13 @@ class LocatedSegment(Located[Segment]):
         return self.value
 
     def entries(self) -> Iterator[tuple[Entry, Location | None]]:
-        """Yield each entry with the place of its chunk or recipe; None where there is none, or none is known."""
+        """Yield each entry with the location of its chunk or recipe, or None if absent or unknown."""
         places = places_of(self.locator)
         for entry in self.segment.entries():
             yield entry, next(places) if entry.size and entry.is_file else None
 
     def entry(self, at: int) -> tuple[Entry, Location | None]:
-        """Return the entry at a place from 0, as `entries` gives it."""
+        """Return the entry at a position from 0, like `entries`."""
         entry = self.segment.entry(at)
         if self.locator is None or not entry.size:
             return entry, None
@@ -80,7 +80,7 @@ _FEW = 64
 
 
 class TreeReader:
-    """The tree of one commit. Reads the commit when made, nodes and segments when asked."""
+    """The tree of one commit. The commit is read at once, nodes and segments when they are needed."""
 
     def __init__(self, objects: Objects, commit_id: CommitId) -> None:
         self.objects = objects
@@ -89,10 +89,11 @@ class TreeReader:
         self.commit, self._locator = objects.commit_and_locator(commit_id)
         self._top: list[Part] | None = None
         self._below: dict[tuple[Id, bytes], list[Part]] = {}
-        """By a node's id and last path: no other place of the tree has both."""
+        """By a node's id and last path, which together are unique in the tree."""
         self._leaves: list[Part] | None = None
         self.left_out: Callable[[Child, IntegrityError], None] | None = None
-        """Is given each part of the tree that can't be read, which then is left out. None: it raises."""
+        """Called with each part of the tree that can't be read and is left out. If None, the error is
+        raised."""
 
     def leaves(self) -> list[Part]:
         """Return all segments, in order."""
@@ -101,11 +102,11 @@ class TreeReader:
         return self._leaves
 
     def leaves_of(self, scope: Scope) -> list[Part]:
-        """Segments that may hold something of the scope, in order."""
+        """Return the segments that may hold something of the scope, in order."""
         return self.leaves() if scope.whole else self._wanted_leaves(scope.overlaps)
 
     def top(self) -> list[Part]:
-        """Return what the root lists: segments, if the commit's level is 1."""
+        """Return the root's children: segments, if the commit's level is 1."""
         if self._top is None:
             if self._locator is not None and len(self._locator) > 1:
                 self._read_all(self._locator)
@@ -116,7 +117,7 @@ class TreeReader:
         return self._top
 
     def below_nodes(self, parts: Sequence[Part], level: int) -> list[Part]:
-        """Return what these nodes of a level list, in order."""
+        """Return the children of these nodes of a level, in order."""
         self.top()
         missing = [part for part in parts if _place(part) not in self._below]
         for part, node in self._read(missing, self._nodes):
@@ -132,7 +133,7 @@ class TreeReader:
     def _read(
         self, parts: Sequence[Part], read: Callable[[Sequence[Part]], Iterator[Located[T]]]
     ) -> Iterator[tuple[Part, Located[T]]]:
-        """Yield the parts with what they are. Raises `IntegrityError` for one that can't be read, or leaves it out."""
+        """Yield the parts with their contents. An unreadable one raises `IntegrityError` or is left out."""
         at = 0
         while at < len(parts):
             try:
@@ -154,9 +155,8 @@ class TreeReader:
                 at += 1
 
     def _wanted_leaves(self, wanted: Callable[[bytes | None, bytes], bool]) -> list[Part]:
-        """Return the segments that are wanted, in order. wanted: asked of each segment and of each node above it, with
-        the last path in front of it and its own.
-        """
+        """Return the wanted segments, in order. wanted: called for each segment and each node above it, with
+        the last path before it and its own."""
         chosen = self.top()
         for level in range(self.commit.level - 1, -1, -1):
             chosen = [part for part in chosen if wanted(part.before, part.child.last)]
@@ -165,7 +165,7 @@ class TreeReader:
         return chosen
 
     def holding(self, paths: Iterable[bytes]) -> list[Part | None]:
-        """Return the segment that has each path, or would have it; None behind the end. Paths come in tree order."""
+        """Return the segment that has or would have each path (in tree order); None after the end."""
         keys = [sort_key(path) for path in paths]
         parts = self.top()
         for level in range(self.commit.level - 1, -1, -1):
@@ -181,7 +181,7 @@ class TreeReader:
         return top[-1].child.last if top else None
 
     def nodes(self) -> list[tuple[ObjectKind, NodeId, Location | None]]:
-        """Return every node above the segments, breadth first, and where a locator says that it lies."""
+        """Return every node above the segments, breadth first, with its location by a locator."""
         parts = self.top()
         found = [(ObjectKind.NODE, self.commit.root, place_at(self._locator, 0))]
         for level in range(self.commit.level - 1, 0, -1):
@@ -190,7 +190,7 @@ class TreeReader:
         return found
 
     def segments(self, leaves: list[Part] | None = None) -> Iterator[LocatedSegment]:
-        """Yield the given (else all) segments in order, checked to follow each other and to be what nodes say."""
+        """Yield the given (else all) segments in order, checked for their order and against their nodes."""
         chosen = self.leaves() if leaves is None else leaves
         previous: bytes | None = None
         for leaf, located in self._read(chosen, self._segments):
@@ -200,7 +200,7 @@ class TreeReader:
             yield LocatedSegment(segment, located)
 
     def entry(self, path: bytes) -> tuple[Entry, Location | None] | None:
-        """Return the entry of exactly this path; reads one segment, and the nodes that lead to it."""
+        """Return the entry of exactly this path. Reads one segment, and the nodes that lead to it."""
         [leaf] = self.holding([path])
         return None if leaf is None else next(self.segments([leaf])).find(path)
 
@@ -215,13 +215,13 @@ class TreeReader:
                     yield entry, where
 
     def below(self, path: bytes) -> Iterator[tuple[Entry, Location | None]]:
-        """Yield the entry of this path, or everything below it; all of the tree for an empty path."""
+        """Yield the entry of this path, or all entries below it; the whole tree for an empty path."""
         return self.within(PathSet.of([path]))
 
     def children(self, folder: bytes) -> Iterator[tuple[bytes, Entry | None, Location | None]]:
-        """Yield the paths that lie in a folder itself, in tree order: with their entries, or None for a folder.
+        """Yield the paths directly in a folder, in tree order, with their entries, or None for a folder.
 
-        Segments whose paths all lie in one folder below it are not read.
+        A segment whose paths are all in one folder below it is not read.
         """
         low = sort_key(folder) + b"\0" if folder else b""
         high = low[:-1] + b"\1" if folder else b"\xff\xff"
@@ -251,7 +251,7 @@ class TreeReader:
                 at = bisect.bisect_left(paths, sort_key(seen) + b"\1", at, key=sort_key)
 
     def starting_with(self, prefix: bytes) -> Iterator[tuple[Entry, Location | None]]:
-        """Yield every entry whose path begins with these bytes, which need not be those of a whole name."""
+        """Yield every entry whose path begins with these bytes, which may end inside a name."""
         low = sort_key(prefix)
         chosen = self._wanted_leaves(
             lambda before, last: (
@@ -273,7 +273,7 @@ class TreeReader:
         }
 
     def check_links(self, links: dict[bytes, bytes]) -> None:
-        """Raise `IntegrityError` where a symlink leaves the tree; nobody who sees such a tree may follow it."""
+        """Raise `IntegrityError` if a symlink leads out of the tree: such a link must not be followed."""
         escaping = link_escapes(links)
         if escaping:
             raise self._broken(f"a symlink that leaves the dataset: {show(escaping[0])}")
@@ -298,7 +298,7 @@ class TreeReader:
         )
 
     def _read_all(self, locator: Locator) -> None:
-        """Breadth first, which is the order of the commit's locator in an older store."""
+        """Read all nodes breadth first, in the order of the commit's locator in an older store."""
         listed = places_of(locator)
         above: list[tuple[Part | None, NodeId, Location | None]] = [(None, self.commit.root, next(listed))]
         for level in range(self.commit.level, 0, -1):
@@ -316,7 +316,7 @@ class TreeReader:
     def _opened(
         self, said: Part | None, found: Located[Node], level: int, listed: Iterator[Location | None]
     ) -> list[Part]:
-        """Return what a node lists, with the places that its locator gives, or else the next ones of the commit's."""
+        """Return a node's children, located by its own locator, or else by the next rows of the commit's."""
         before = None if said is None else said.before
         self._check_node(None if said is None else said.child, found.value, level, before)
         parts: list[Part] = []
@@ -328,9 +328,9 @@ class TreeReader:
         return parts
 
     def _check_node(self, said: Child | None, node: Node, level: int, before: bytes | None) -> None:
-        """Hold a node against what is said of it above, before anything below it is read.
+        """Compare a node with what its parent says of it, before anything below it is read.
 
-        So no part of a tree is read twice, and all of it is no more than the commit's totals.
+        So no part of a tree is read twice, and the whole tree is no larger than the commit's totals.
         """
         if node.level != level:
             raise self._broken(f"a node of level {node.level} where {level} belongs")
@@ -345,7 +345,7 @@ class TreeReader:
 
 
 def _one_folder(first: bytes, last: bytes, low: bytes) -> bool:
-    """Return whether both paths lie in one folder below that whose paths have keys that begin with `low`."""
+    """Return whether both paths are in one folder below the folder whose keys begin with `low`."""
     slash = last.find(b"/", len(low))
     return slash >= 0 and sort_key(last).startswith(low) and first.startswith(last[: slash + 1])
 
@@ -354,19 +354,19 @@ class Found(NamedTuple):
     """The result of looking up a path in a tree."""
 
     entry: Entry | None = None
-    """The entry at the path; `location` is its place."""
+    """The entry at the path; `location` is that of its content."""
     location: Location | None = None
     above: Entry | None = None
-    """The entry of a parent path, which then is not a folder."""
+    """The entry of a parent path, which is therefore not a folder."""
     below: bool = False
-    """There are entries below the path, so it is a folder."""
+    """The tree has entries below the path, so it is a folder."""
 
 
 NOTHING = Found()
 
 
 def find_paths(tree: TreeReader | None, paths: Iterable[bytes]) -> Iterator[tuple[bytes, Found]]:
-    """Yield each path once, in tree order. Reads the segments that have one, or would have it. None: an empty tree."""
+    """Yield each path once, in tree order. Reads the segments that may have one. None: an empty tree."""
     wanted = sorted(set(paths), key=sort_key)
     holding = [None for _ in wanted] if tree is None else tree.holding(wanted)
     chosen = list({leaf.id: leaf for leaf in holding if leaf is not None}.values())
@@ -385,7 +385,7 @@ def find_paths(tree: TreeReader | None, paths: Iterable[bytes]) -> Iterator[tupl
 def find_entries(
     tree: TreeReader | None, paths: Iterable[bytes]
 ) -> dict[bytes, tuple[Entry, Location | None]]:
-    """Return those of the paths that the tree has. Each segment that could have one of them is read once."""
+    """Return the paths that the tree has. Each segment that could have one is read once."""
     found = find_paths(tree, paths)
     return {path: (one.entry, one.location) for path, one in found if one.entry is not None}
 
@@ -393,9 +393,9 @@ def find_entries(
 def _find(
     tree: TreeReader | None, located: LocatedSegment | None, path: bytes, before: bytes | None
 ) -> Found:
-    """before: the last path of the segment before this one.
+    """Look up a path in its segment. before: the last path of the segment before.
 
-    Nothing stands between an entry and a path below it, or between a folder and the first path in it.
+    In tree order an entry is directly followed by the paths below it, and a folder by its first path.
     """
     key, paths = sort_key(path), () if located is None else located.segment.paths
     at = bisect.bisect_left(paths, key, key=sort_key)
@@ -419,11 +419,11 @@ class Reached(NamedTuple):
     kind: ObjectKind
     id: Id
     location: Location | None
-    """The place according to a locator, if known."""
+    """The location by a locator, if known."""
 
 
 def reach_tree(tree: TreeReader) -> Iterator[Reached]:
-    """Yield the nodes, the segments, and what the contents of the files consist of. Each recipe comes once."""
+    """Yield the nodes, the segments, and the objects of the files' contents. Each recipe is yielded once."""
     for kind, node_id, location in tree.nodes():
         yield Reached(kind, node_id, location)
     for leaf in tree.leaves():
@@ -436,10 +436,9 @@ def reach_tree(tree: TreeReader) -> Iterator[Reached]:
 def reach_content(
     objects: Objects, entry: Entry, location: Location | None, seen: set[RecipeId] | None = None
 ) -> Iterator[Reached]:
-    """Yield the chunk of one file, or its recipes and their chunks; nothing for an entry without content, or whose
-    content was erased.
+    """Yield the chunk of one file, or its recipes and their chunks; nothing if it is empty or erased.
 
-    seen: recipes to leave out; those that come are added. A recipe comes before it is read.
+    seen: recipes to leave out, to which those yielded are added. A recipe is yielded before it is read.
     """
     if objects.erasures.of(entry) is not None:
         return

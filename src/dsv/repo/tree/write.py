@@ -15,22 +15,22 @@ from dsv.repo.tree.read import LocatedSegment, Part, TreeReader
 from dsv.values.ids import NodeId, PackId, SegmentId
 from dsv.values.paths import sort_key
 
-# So many nodes of level 1 are written in a row: few requests read them, and until then what they list takes little
-# memory.
+# The nodes of level 1 that are written together: few requests read them, and until then their lists take
+# little memory.
 _TOGETHER = 64
 
 
 class TreeSink(Protocol):
-    """Takes what the tree is made of. Writing what the store has already costs nothing."""
+    """Takes the parts of a tree. Writing a part that the store already has costs nothing."""
 
     @property
     def node_locators(self) -> bool:
-        """Return whether a node is stored with a locator of its own. Else the commit's locator lists the whole tree."""
+        """True if nodes are stored with their own locators. If not, the commit's lists the whole tree."""
         ...
 
     @property
     def keeps_nodes(self) -> bool:
-        """Return whether a commit may go on referring to a node without a look at what is below it."""
+        """True if a commit may refer to a node again without a look at what is below it."""
         ...
 
     def put_segment(self, segment: Segment, locator: Locator) -> tuple[SegmentId, Location]: ...
@@ -38,41 +38,40 @@ class TreeSink(Protocol):
     def put_node(self, node: Node, locations: list[Location]) -> tuple[NodeId, Location]: ...
 
     def kept_location(self, kind: ObjectKind, part: Part) -> Location:
-        """Return where a segment or node that stays lies, outside condemned packs."""
+        """Return the location of a kept segment or node, outside condemned packs."""
         ...
 
     def avoids(self, pack_id: PackId) -> bool:
-        """Return whether a pack is condemned, or lost: nothing new may refer to what lies in it. Asks nothing."""
+        """Return whether a pack is condemned or lost: nothing new may refer to it. Sends no request."""
         ...
 
     def content_location(self, entry: Entry, known: Location | None) -> Location:
-        """Return where an entry's content lies, outside condemned packs; `known` is from its segment's locator."""
+        """Return the location of an entry's content, outside condemned packs; `known` is from its segment."""
         ...
 
     def new_location(self, entry: Entry, known: Location | None) -> Location:
-        """Return where the content of an entry that the base may lack lies. The store has it there, whatever `known`
-        says.
+        """Return where the store has the content of an entry that the base may lack, whatever `known` says.
 
-        Raises `IntegrityError` if the store has it nowhere, and `Conflict` if gc is about to remove it.
+        Raises `IntegrityError` if the store does not have it, and `Conflict` if gc is removing it.
         """
         ...
 
 
 class Made(NamedTuple):
-    """A node or segment of the new tree, and its place."""
+    """A node or segment of the new tree, and its location."""
 
     child: Child
     where: Location
     kept: bool = False
-    """It is one of the base, which was not opened."""
+    """It is from the base, and was not opened."""
 
 
 class _Level:
-    """The nodes or segments of one level that wait for the node above them."""
+    """The nodes or segments of one level that wait for their parent node."""
 
     def __init__(self, level: int) -> None:
         self.count = 0
-        """All of this level so far."""
+        """The number of all of this level so far."""
         self.cutter = Cutter(level + 1)
         self.waiting: list[Made] = []
 
@@ -82,7 +81,7 @@ class _Level:
 
 
 class Levels:
-    """Cuts entries into segments, those into nodes, and nodes into nodes above them. Level 0 is that of segments."""
+    """Cuts entries into segments, segments into nodes, nodes into higher nodes. Segments are level 0."""
 
     def __init__(self, sink: TreeSink) -> None:
         self.sink = sink
@@ -90,13 +89,13 @@ class Levels:
         self._columns = SegmentBuilder()
         self._places = LocatorBuilder()
         self._levels = [_Level(level) for level in range(MAX_LEVEL + 2)]
-        self._full: list[list[Made]] = []  # what nodes of level 1 will list that are not written yet
+        self._full: list[list[Made]] = []  # children of unwritten, complete nodes of level 1
         self._placed: list[list[Location]] = [[] for _ in self._levels]
         self._previous: bytes | None = None
 
     def is_aligned(self, level: int) -> bool:
-        """Return whether the next entry starts a segment or a node of this level, as it did in the base. For levels
-        above 1 `write_full` comes first."""
+        """Return whether the next entry starts a segment or a node of this level, as it did in the base. For
+        levels above 1 call `write_full` first."""
         return not self._columns.paths and not any(one.waiting for one in self._levels[:level])
 
     def add(self, entry: Entry, location: Location | None) -> None:
@@ -109,7 +108,7 @@ class Levels:
             self._end_segment()
 
     def copy(self, rows: SegmentRows, stop: int) -> None:
-        """Add rows of the base up to, not including, `stop`."""
+        """Add the rows of the base before `stop`."""
         paths = rows.segment.paths
         if rows.at < stop:
             check_follows(self._previous, paths[rows.at])
@@ -121,7 +120,7 @@ class Levels:
                 self._end_segment()
 
     def keep(self, part: Part, level: int) -> None:
-        """Take a segment or node as it is. What it begins with is known to follow: its tree is one already."""
+        """Take a segment or node unchanged. Its order is not checked, because its tree is valid."""
         if level:
             self.write_full()
         kind = ObjectKind.NODE if level else ObjectKind.SEGMENT
@@ -129,7 +128,7 @@ class Levels:
         self._previous = part.child.last
 
     def finish(self) -> tuple[Made, int]:
-        """Return the root and its level: the lowest level with a single node. An empty tree has one too."""
+        """Return the root and its level: the lowest level with a single node. An empty tree also has one."""
         if self._columns.paths:
             self._end_segment()
         self.write_full()
@@ -143,7 +142,7 @@ class Levels:
         raise ValueError(f"a tree has at most {MAX_LEVEL} levels")
 
     def locator(self) -> Locator | None:
-        """Of all nodes, breadth first, then of the segments. Only of a tree without kept nodes."""
+        """Locate all nodes, breadth first, then the segments. Only for a tree without kept nodes."""
         rows = [where for placed in reversed(self._placed) for where in placed]
         return Locator.of(rows) if len(rows) <= MAX_ROWS else None
 
@@ -155,7 +154,7 @@ class Levels:
         self._add_made(0, Made(child, location))
 
     def write_full(self) -> None:
-        """Write the nodes of level 1 that have all of their children."""
+        """Write the nodes of level 1 that have all their children."""
         full, self._full = self._full, []
         for below in full:
             self._put_node(1, below)
@@ -183,7 +182,7 @@ class Levels:
 
 
 class TreeChange(NamedTuple):
-    """A path's new entry and where its content lies, or None where the path goes."""
+    """A path's new entry and the location of its content; no entry if the path is removed."""
 
     path: bytes
     entry: Entry | None
@@ -207,7 +206,7 @@ class WrittenTree(msgspec.Struct, frozen=True):
 class TreeWriter:
     """Writes a tree as an edit of a base tree (None: an empty one), one change after the other.
 
-    Segments and nodes in which nothing changes are kept, and not read.
+    Segments and nodes without a change are kept, and not read.
     """
 
     def __init__(self, sink: TreeSink, base: TreeReader | None) -> None:
@@ -222,7 +221,7 @@ class TreeWriter:
             self._push(base.top() if by_nodes else base.leaves(), base.commit.level - 1 if by_nodes else 0)
 
     def add(self, change: TreeChange) -> None:
-        """Apply a change. Changes come in tree order, one for each path."""
+        """Apply a change. Changes must be in tree order, one for each path."""
         path, entry, location = change
         if self._parts or self._rows is not None:
             self._copy_to(path)
@@ -235,12 +234,12 @@ class TreeWriter:
         self._levels.add(entry, location)
 
     def finish(self) -> WrittenTree:
-        """Write what is left of the tree. To be called once, after the last change."""
+        """Write the rest of the tree. Called once, after the last change."""
         self._copy_to(None)
         base, sink = self._base, self._sink
         top, level = self._levels.finish()
         while base is not None and level > 1 and top.kept:
-            # Nothing is left but this node of the base: the root is the lowest node that has all of it.
+            # Only this node of the base is left: the root is the lowest node that has all of it.
             below = base.below_nodes([Part(top.child, top.where)], level)
             if len(below) > 1:
                 break
@@ -257,7 +256,7 @@ class TreeWriter:
         )
 
     def _copy_to(self, path: bytes | None) -> None:
-        """Take over what the base has before a path, and leave out the path itself (None: takes over the rest)."""
+        """Copy what the base has before a path, and leave out the path itself (None: copy the rest)."""
         key = None if path is None else sort_key(path)
         while True:
             if self._rows is not None:
@@ -272,7 +271,7 @@ class TreeWriter:
             self._take_part(self._parts.pop(), key)
 
     def _take_part(self, due: _Part, key: bytes | None) -> None:
-        """Keep a segment or node of the base as it is, or open it: for a change in it, or as boundaries moved."""
+        """Keep a segment or node of the base, or open it if it has a change or boundaries have moved."""
         part, level, limit = due
         if level > 1:
             self._levels.write_full()
@@ -288,19 +287,19 @@ class TreeWriter:
         self._rows = _Rows(self._sink, located, limit)
 
     def _push(self, parts: Sequence[Part], level: int, limit: bytes | None = None) -> None:
-        """Make these parts in a row the next of the base. limit: the key of the last path that belongs to them."""
+        """Make these consecutive parts the next of the base. limit: the key of the last path of them."""
         limits = [sort_key(part.child.last) for part in parts[:-1]]
         due = zip(parts, [*limits, limit], strict=True) if parts else ()
         self._parts += reversed([_Part(part, level, end) for part, end in due])
 
 
 class _Part(NamedTuple):
-    """A segment (level 0) or node of the base that is not taken over yet."""
+    """A segment (level 0) or node of the base that is still to be copied."""
 
     part: Part
     level: int
     limit: bytes | None
-    """The key of the last path that belongs to it; None for the last part, which all that follows belongs to."""
+    """The key of the last path that belongs to it; None for the last part, which has all later paths."""
 
 
 class _Rows:
@@ -308,15 +307,16 @@ class _Rows:
 
     def __init__(self, sink: TreeSink, located: LocatedSegment, limit: bytes | None) -> None:
         self.limit = limit
-        """As of a `_Part`."""
+        """The same as in `_Part`."""
         self._segment = located.segment
         self._columns = _rows_that_stay(sink, located)
-        # Without columns, a content has to be looked for, as its pack may go: one entry at a time.
+        # Without columns, each content has to be looked for, because its pack may be deleted: one entry at a
+        # time.
         self._entries = [] if self._columns is not None else list(located.entries())
         self._at = 0
 
     def copy_to(self, path: bytes, levels: Levels) -> bool:
-        """Copy the rows before a path, and skip the path's own. Return whether that one is a symlink."""
+        """Copy the rows before a path, and skip the row of the path. Return whether that is a symlink."""
         if self._columns is None:
             return self._copy_entries(path, levels)
         segment, rows = self._segment, self._columns
@@ -328,7 +328,7 @@ class _Rows:
         return segment.kinds[at] == Kind.SYMLINK
 
     def copy_rest(self, levels: Levels) -> None:
-        """Copy all rows that are left."""
+        """Copy all remaining rows."""
         if self._columns is not None:
             levels.copy(self._columns, len(self._segment))
         for entry, location in self._entries[self._at :]:
@@ -351,7 +351,7 @@ class _Rows:
 
 
 def _rows_that_stay(sink: TreeSink, located: LocatedSegment) -> SegmentRows | None:
-    """Return the segment's rows, to be copied as they are; None if a pack of theirs may go."""
+    """Return the segment's rows, to be copied unchanged; None if one of their packs may be deleted."""
     locator = located.locator
     if locator is None or any(map(sink.avoids, locator.packs)):
         return None
@@ -362,7 +362,7 @@ def _rows_that_stay(sink: TreeSink, located: LocatedSegment) -> SegmentRows | No
 
 
 def write_tree(sink: TreeSink, base: TreeReader | None, changes: Iterable[TreeChange]) -> WrittenTree:
-    """Write the base tree (None: an empty one) with these changes, which are at hand, in tree order."""
+    """Write the base tree (None: an empty one) with these changes, which are at hand and in tree order."""
     writer = TreeWriter(sink, base)
     for change in changes:
         writer.add(change)

@@ -15,7 +15,7 @@ import msgspec
 
 from dsv.errors import DsvError, IntegrityError, NotFound, Unreachable
 
-#: What may be given to a store: contiguous bytes, which it reads during the call and does not keep.
+#: Contiguous bytes to store. A store reads them during the call and does not keep them.
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 MAX_KEY_LENGTH: Final = 900
@@ -25,7 +25,7 @@ KEY_CHARACTERS: Final = "".join(sorted(string.ascii_letters + string.digits + ".
 """The characters of a key's components, in byte order."""
 
 LARGEST: Final = 128 << 20
-"""Bytes that `get` reads of one object unless its caller says otherwise: no pack is larger."""
+"""The most bytes that `get` reads unless its caller says otherwise: no pack is larger."""
 
 _COMPONENT: Final = r"[A-Za-z0-9_%+=@~,!-][A-Za-z0-9._%+=@~,!-]{0,254}"
 _KEY: Final = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*\Z")
@@ -39,7 +39,7 @@ _B = TypeVar("_B")
 
 
 class Put(Enum):
-    """The result of a put-if-absent. A lost race is an ordinary one."""
+    """The result of a put-if-absent. A lost race is an ordinary result."""
 
     WON = "won"
     LOST = "lost"
@@ -78,59 +78,58 @@ class TooLargeError(IntegrityError):
 
 
 class StoreMissing(NotFound):
-    """The bucket or container itself is absent, which an absent key must not be mistaken for."""
+    """The bucket or container itself is absent. This must not be mistaken for an absent key."""
 
 
 @runtime_checkable
 class Store(Protocol):
     """Named bytes. Implementations may be used from many threads at once.
 
-    Every method raises `Unreachable` where the store does not answer, `Denied` where it refuses, and
-    `StoreMissing` where its bucket is absent; keys that `check_key` refuses raise ValueError.
+    Every method raises `Unreachable` if the store does not answer, `Denied` if it refuses, and `StoreMissing`
+    if its bucket is absent. Keys that `check_key` refuses raise ValueError.
     """
 
     url: str
-    """The store as a person would name it, without a credential."""
+    """The store's URL as a user would write it, without a credential."""
 
     ordered_listing: bool
-    """True if `list` yields keys in ascending byte order. A caller that has learnt better may set it."""
+    """True if `list` yields keys in ascending byte order. A caller that knows better may set it."""
 
     conditional: bool
-    """True if the server takes the condition of a put-if-absent. If it is set to False, an object store overwrites,
-    and looks before it does so if the first bytes of the key are to stay (`keys.first_stays`): right for one writer
-    alone, and for all other keys."""
+    """True if the server supports the condition of a put-if-absent. If set to False, an object store
+    overwrites. If the first bytes of a key must stay (`keys.first_stays`), it first looks whether the key
+    exists: safe for a single writer, and for all other keys."""
 
     def get(self, key: str, limit: int = LARGEST) -> bytes:
         """Return the whole object. Raises NotFound, and TooLargeError if it has more than `limit` bytes.
 
-        It takes memory for `limit` bytes at most, whatever the object's size is said to be.
+        It takes memory for at most `limit` bytes, whatever size is reported.
         """
         ...
 
     def get_range(self, key: str, start: int, length: int) -> memoryview:
-        """Exactly `length` bytes from offset `start`, read-only and owned by the caller.
+        """Return exactly `length` bytes from offset `start`, read-only and owned by the caller.
 
-        Raises NotFound, and CutShortError where the object ends before `start + length`. A length of 0 is
-        answered without a request.
+        Raises NotFound, and CutShortError if the object ends before that. A length of 0 sends no request.
         """
         ...
 
     def put_if_absent(self, key: str, data: Bytes) -> Put:
-        """Create the object unless the key exists; atomic, durable when it returns WON.
+        """Create the object unless the key exists. Atomic, and durable when it returns WON.
 
-        Raises NoRoom, and OutcomeUnknown where the answer was lost and could not be read back.
+        Raises NoRoom, and OutcomeUnknown if the answer was lost and could not be read back.
         """
         ...
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
-        """Objects whose key begins with `prefix` (any string of key characters) and is > `start_after`."""
+        """Yield objects whose key begins with `prefix` (of any key characters) and is > `start_after`."""
         ...
 
     def folders(self, prefix: str) -> Sequence[str]:
-        """Return the next component of every key below `prefix`, which is empty or ends with a slash, if another
-        follows it: sorted, each once. However much lies below them, it takes a request for each 1,000 of them.
+        """Return the next component of every key below `prefix`, if another one follows it: sorted, each
+        once. `prefix` is empty or ends with a slash. Sends one request per 1,000 components, not per key.
 
-        In a folder one may be named below which there is nothing any more, or nothing yet.
+        A folder store may return a component below which no key exists any more, or yet.
         """
         ...
 
@@ -139,20 +138,20 @@ class Store(Protocol):
         ...
 
     def delete(self, key: str) -> None:
-        """Remove the object; an absent one is fine."""
+        """Delete the object, which may be absent."""
         ...
 
     def free_bytes(self) -> int | None:
-        """Room for further objects, in bytes; None where that cannot be known."""
+        """Return the room for further objects, in bytes; None if unknown."""
         ...
 
     def close(self) -> None:
-        """Give up connections and descriptors. The store is not used afterwards."""
+        """Close connections and descriptors. The store is not used afterwards."""
         ...
 
 
 def forwarded(place: str, name: str) -> Any:
-    """Return a property that is what another store has, which `place` is: for stores around others."""
+    """Return a property that forwards to the store in attribute `place`: for stores that wrap others."""
 
     def change(self: object, value: object) -> None:
         setattr(getattr(self, place), name, value)
@@ -163,7 +162,7 @@ def forwarded(place: str, name: str) -> Any:
 def check_key(key: str) -> str:
     """Return `key` if it is one: ASCII components joined by `/`, none of which begins with a dot.
 
-    Raises ValueError. This is what keeps a key from leaving the store's folder, so every store calls it.
+    Raises ValueError. This keeps keys inside the store's folder, so every store calls it.
     """
     if len(key) > MAX_KEY_LENGTH or not _KEY.match(key):
         raise ValueError(f"{key!r} is not a store key")
@@ -178,7 +177,7 @@ def check_prefix(prefix: str) -> str:
 
 
 def check_folder(prefix: str) -> str:
-    """Return `prefix` if it is empty or names a folder, with the slash behind it. Raises ValueError."""
+    """Return `prefix` if it is empty or names a folder and ends with a slash. Raises ValueError."""
     if prefix and not prefix.endswith("/"):
         raise ValueError(f"{prefix!r} is not a folder of store keys")
     return check_prefix(prefix)
@@ -201,17 +200,17 @@ def absent(url: str, key: str) -> NotFound:
 
 
 def parsed(parse: Callable[[str], _A | None], listed: Iterable[Item]) -> Iterator[_A]:
-    """Yield what the keys of a listing say; others than those that can be parsed were put there by somebody else."""
+    """Yield the parsed keys of a listing. Other keys, which another program has written, are left out."""
     return (found for item in listed if (found := parse(item.key)) is not None)
 
 
 def listed_size(store: Store, key: str) -> int | None:
-    """Return the bytes of an object, by a listing; None if there is none."""
+    """Return the size of an object in bytes, by a listing; None if it is absent."""
     return next((item.size for item in store.list(key) if item.key == key), None)
 
 
 def if_there(read: Callable[[], _T], *also: type[DsvError]) -> _T | None:
-    """Return what is read; None if it is not there, or for another of these errors. Raises `StoreMissing`."""
+    """Return what is read; None if it is absent, or for another of these errors. Raises `StoreMissing`."""
     try:
         return read()
     except StoreMissing:
@@ -232,7 +231,7 @@ def too_large(url: str, key: str, limit: int) -> TooLargeError:
 
 
 def cut_short(url: str, key: str, start: int, wanted: int, got: int) -> CutShortError:
-    """Return the error for an object that ended before the range that was asked of it."""
+    """Return the error for an object that ended before the requested range."""
     return CutShortError(
         f"{key} in {url} was cut short: {wanted} bytes were asked for from offset {start}, {got} came",
         subject=key,
@@ -240,14 +239,14 @@ def cut_short(url: str, key: str, start: int, wanted: int, got: int) -> CutShort
 
 
 _CONNECTIONS: Final = 16
-_this_thread: Final = threading.local()  # `busy`: others have as many requests under way as there may be
+_this_thread: Final = threading.local()  # `busy`: the most requests allowed are already under way
 
 
 def both(one: Callable[[], _A], other: Callable[[], _B]) -> tuple[_A, _B]:
-    """Return what the two calls return, made at the same time. Raises what `one` raised, else what `other` did.
+    """Make two calls at the same time, and return both results. Raises the error of `one`, else of `other`.
 
-    Both have ended by then; only a signal does not wait for them. One after the other if it is called by one of so
-    many of `together` that no more should be under way.
+    Both have ended then, except after a signal. If a large `together` runs this, one is made after the other,
+    to limit the requests under way.
     """
     if getattr(_this_thread, "busy", False):
         return one(), other()
@@ -256,20 +255,20 @@ def both(one: Callable[[], _A], other: Callable[[], _B]) -> tuple[_A, _B]:
 
 
 def together(calls: Sequence[Callable[[], _T]]) -> list[_T]:
-    """As `both`, with any number of calls; after a failure no further one is begun."""
+    """Like `both`, with any number of calls. After a failure no further one is begun."""
     if len(calls) < 2:
         return [call() for call in calls]
     return _ask(calls, first_failure_ends=True)
 
 
 def ask_each(ask: Callable[[_T], _A], about: Iterable[_T], at_once: int = 128) -> Iterator[tuple[_T, _A]]:
-    """Ask about each, about so many together, and yield it with the answer, in the same order."""
+    """Call `ask` for each item, for `at_once` of them at a time. Yield items and answers, in order."""
     for some in batches(about, at_once):
         yield from zip(some, together([partial(ask, one) for one in some]), strict=True)
 
 
 def batches(many: Iterable[_T], count: int) -> Iterator[list[_T]]:
-    """Yield lists of so many in a row; the last one may be shorter."""
+    """Yield lists of `count` consecutive items; the last one may be shorter."""
     source = iter(many)
     while batch := list(islice(source, count)):
         yield batch
@@ -296,7 +295,7 @@ def _ask(calls: Sequence[Callable[[], Any]], *, first_failure_ends: bool) -> lis
         _this_thread.busy = len(calls) >= _CONNECTIONS
         work()
 
-    # As daemons, since nothing waits at the exit for a request that a signal has left.
+    # As daemons, because the exit must not wait for a request that a signal has abandoned.
     threads = [threading.Thread(target=begin, daemon=True) for _ in calls[:_CONNECTIONS]]
     try:
         if started := _start(threads):
@@ -312,7 +311,7 @@ def _ask(calls: Sequence[Callable[[], Any]], *, first_failure_ends: bool) -> lis
 
 
 def _start(threads: Sequence[threading.Thread]) -> list[threading.Thread]:
-    """Return those that could be started: fewer where the system grants no more."""
+    """Return the threads that could be started: fewer if the system grants no more."""
     started = []
     for thread in threads:
         try:

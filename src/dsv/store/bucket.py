@@ -1,8 +1,8 @@
 """The meaning of a bucket's own settings for a store in it, and the old versions of packs that it keeps.
 
-This uses AWS's calls, which Ceph, MinIO and StorageGRID have too. Settings that a server does not report, or reports
-only to administrators, are ignored. botocore is imported here, when a new store is made or an
-erasure asks.
+This uses AWS's calls, which Ceph, MinIO and StorageGRID have too. Settings that a server does not report, or
+reports only to administrators, are ignored. botocore is imported only when a store is created or contents are
+erased.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _NOT_SET: Final = {
     "ObjectLockConfigurationNotFoundError",
     "NoSuchObjectLockConfiguration",
 }
-"""Answers that say that there is no such setting."""
+"""Answers for a setting that was not set."""
 _UNKNOWN: Final = {"NotImplemented", "MethodNotAllowed", "InvalidRequest"}
-"""Answers of servers without the setting at all."""
+"""Answers of servers that do not have the setting."""
 
 
 class BucketSettings(msgspec.Struct, frozen=True):
@@ -46,15 +46,15 @@ class BucketSettings(msgspec.Struct, frozen=True):
     kms_key: str = ""
     """The key that encrypts new objects."""
     public: bool = False
-    """The policy gives everybody access."""
+    """The policy gives every user access."""
     locked: bool = False
     """Objects can't be deleted for some time."""
 
 
 def bucket_warnings(url: str, options: StoreOptions) -> tuple[str, ...]:
-    """Return a sentence for each setting of the bucket of `s3://bucket/prefix` that its users should know of.
+    """Return a sentence for each setting of the bucket of `s3://bucket/prefix` that its users should know.
 
-    Never raises for what the server answers: that the store works was proved by other means.
+    Never raises for an answer of the server: other tests have proved that the store works.
     """
     split = urlsplit(url)
     return warnings_for(split.netloc, split.path.strip("/"), read_settings(url, options))
@@ -85,7 +85,7 @@ def warnings_for(bucket: str, prefix: str, settings: BucketSettings) -> tuple[st
 
 
 def read_settings(url: str, options: StoreOptions) -> BucketSettings:
-    """Ask the server, once for each setting and for at most some seconds."""
+    """Ask the server once for each setting, for at most some seconds."""
     bucket = urlsplit(url).netloc
     client = boto_client(url, options, connect_timeout=_SECONDS, read_timeout=_SECONDS, attempts=2)
     lifecycle = _answer(client.get_bucket_lifecycle_configuration, bucket)
@@ -107,8 +107,8 @@ def read_settings(url: str, options: StoreOptions) -> BucketSettings:
 
 
 def names_anybody(policy: object) -> bool:
-    """Return whether a policy allows something to `*`, or can't be read. Ceph calls any policy public that names a
-    user."""
+    """Return whether a policy allows `*` anything, or can't be read. Ceph calls every policy public that
+    names a user."""
     try:
         statements = json.loads(str(policy))["Statement"]
         allowed = [one for one in statements if one["Effect"] == "Allow"]
@@ -127,9 +127,9 @@ def _is_anybody(principal: object) -> bool:
 def _answer(
     call: Callable[..., Any], bucket: str, what: str = "", unanswered: list[str] | None = None
 ) -> dict[str, Any]:
-    """Nothing if there is no such setting, no right to see it, or a server that doesn't know the question.
+    """Return nothing if the setting does not exist, is unknown to the server, or hidden from this user.
 
-    unanswered: gets a sentence that `what` is not known, if it is not known whether there is such a setting.
+    unanswered: gets a sentence that `what` is not known, if the setting may exist.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -169,7 +169,7 @@ def _when(action: Mapping[str, Any]) -> str:
 
 
 def _applies(rule: Mapping[str, Any], prefix: str) -> bool:
-    """Return whether the rule is on, and concerns any key below the store's prefix. dsv's objects have no tags."""
+    """Return whether the rule is on and concerns any key of the store. dsv's objects have no tags."""
     if rule.get("Status") != "Enabled":
         return False
     chosen = rule.get("Filter") or {}
@@ -185,7 +185,7 @@ class History(msgspec.Struct, frozen=True):
     """The old versions that a bucket keeps besides its objects."""
 
     versioned: bool = False
-    """It keeps versions of deleted objects, or did so for a time."""
+    """It keeps versions of deleted objects, or once did."""
     locked: bool = False
     """Versions can't be deleted before a time that the server knows."""
     replicas: tuple[str, ...] = ()
@@ -195,10 +195,10 @@ class History(msgspec.Struct, frozen=True):
 
 
 class OldVersion(msgspec.Struct, frozen=True):
-    """A version of a pack that is not there any more for those who read the store."""
+    """A version of a pack that readers of the store no longer see."""
 
     key: str
-    """In the bucket."""
+    """The key in the bucket."""
     version: str
     table: PackTable | None
     """None if it can't be read."""
@@ -241,7 +241,7 @@ class BucketVersions:
             for one in page.get("Versions") or ():
                 key = str(one["Key"])
                 pack = keys.parse_pack_key(key.removeprefix(self._prefix))
-                if one.get("IsLatest") or pack is None or pack.is_external:  # the last has no contents
+                if one.get("IsLatest") or pack is None or pack.is_external:  # external packs have no contents
                     continue
                 version = str(one["VersionId"])
                 table = self._asked(partial(self._table, key, version, int(one["Size"])))
@@ -278,7 +278,7 @@ class BucketVersions:
         return data
 
     def delete(self, one: OldVersion) -> str | None:
-        """Delete a version for good. Return why that was not possible."""
+        """Delete a version permanently. Return why that was not possible; None if it was."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:

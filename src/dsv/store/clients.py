@@ -1,7 +1,8 @@
 """Building clients for s3://, gs:// and az:// from a URL and the options.
 
-All are obstore's, but for S3 in a process that was forked from one that has used obstore, whose threads are not there
-any more. botocore has no threads of its own. It takes more of a processor for each byte, and so is used nowhere else.
+All are obstore's, except for S3 in a process that was forked from one that has used obstore: its threads do
+not exist there. botocore has no threads of its own. It takes more processor time per byte, so it is not used
+otherwise.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _NO_RETRIES: Final[Any] = {"max_retries": 0}
 
 
 def open_s3(url: str, options: StoreOptions) -> Store:
-    """s3://bucket/prefix, at AWS or at any endpoint."""
+    """Open s3://bucket/prefix, at AWS or at any endpoint."""
     bucket, prefix = _parts(url)
     if lost_threads():
         return ForkedS3(url, bucket, prefix, options)
@@ -50,7 +51,7 @@ def open_s3(url: str, options: StoreOptions) -> Store:
         "disable_bulk_delete": True,
     }
     if access.endpoint:
-        # Both names, or a variable in the environment would win over what was asked for.
+        # Both names, otherwise a variable in the environment would override what was asked for.
         endpoint = access.endpoint.rstrip("/")
         config |= {
             "endpoint": endpoint,
@@ -71,7 +72,7 @@ def open_s3(url: str, options: StoreOptions) -> Store:
 
 
 def open_gcs(url: str, options: StoreOptions) -> ObjectStore:
-    """gs://bucket/prefix, with Google's application-default credentials."""
+    """Open gs://bucket/prefix, with Google's application-default credentials."""
     bucket, prefix = _parts(url)
     endpoint = (options.endpoint or options.gcs_endpoint or "https://storage.googleapis.com").rstrip("/")
     config: dict[str, Any] = {"base_url": endpoint, "skip_signature": options.anonymous}
@@ -85,7 +86,7 @@ def open_gcs(url: str, options: StoreOptions) -> ObjectStore:
 
 
 def open_azure(url: str, options: StoreOptions) -> ObjectStore:
-    """az://container/prefix in the storage account that the options name."""
+    """Open az://container/prefix in the storage account that the options name."""
     container, prefix = _parts(url)
     if not options.account:
         raise UsageError(
@@ -143,7 +144,7 @@ def _client_options(url: str, endpoint: str, options: StoreOptions) -> ClientCon
 
 
 def _parts(url: str) -> tuple[str, str]:
-    """Bucket and prefix of a store's URL. Raises UsageError."""
+    """Return bucket and prefix of a store's URL. Raises UsageError."""
     split = urlsplit(url)
     prefix = split.path.strip("/")
     try:
@@ -166,7 +167,7 @@ _KINDS: Final = {
 
 
 class ForkedS3(ObjectStore):
-    """One prefix of one bucket, to be read alone. A fork of its process makes its own."""
+    """One prefix of one bucket, only for reading. A fork of its process opens its own."""
 
     def __init__(self, url: str, bucket: str, prefix: str, options: StoreOptions) -> None:
         limits = {"connect_timeout": options.connect_timeout, "read_timeout": options.read_timeout}
@@ -185,7 +186,7 @@ class ForkedS3(ObjectStore):
         self._client.close()
 
     def _check_process(self) -> None:
-        """Any may use it: it has no threads."""
+        """Allow every process: this client has no threads."""
 
     def _whole(self, path: str, limit: int) -> bytes:
         return self._read(path, limit + 1)[0]
@@ -195,11 +196,11 @@ class ForkedS3(ObjectStore):
         return memoryview(data if is_part else self._read(path, start + length)[0][start:])
 
     def _read(self, path: str, size: int, **wanted: str) -> tuple[bytes, bool]:
-        """Return so many bytes at most, and whether they are those of a range."""
+        """Return at most `size` bytes, and whether they are those of a range."""
 
         def read() -> tuple[bytes, bool]:
             answer = self._client.get_object(Bucket=self._bucket, Key=path, **wanted)
-            with closing(answer["Body"]) as body:  # which gives the connection back
+            with closing(answer["Body"]) as body:  # this releases the connection
                 return bytes(body.read(size)), "ContentRange" in answer
 
         return self._asked(read)
@@ -229,7 +230,7 @@ class ForkedS3(ObjectStore):
             wanted["ContinuationToken"] = page.get("NextContinuationToken", "")
 
     def _asked(self, ask: Callable[[], _T]) -> _T:
-        """Raise what obstore raises, with the facts that `object_errors` looks for."""
+        """Raise obstore's error, with the facts that `object_errors` looks for."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:

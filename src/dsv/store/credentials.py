@@ -1,6 +1,6 @@
 """The usual AWS chain (keys, profiles, SSO, roles, instance metadata), through botocore.
 
-It is imported only if the options do not hold everything: that takes 150 ms.
+botocore is imported only if the options are incomplete, because that takes 150 ms.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from dsv.store.options import StoreOptions
 
-# obstore asks anew five minutes before this ends, so every minute; botocore answers from what it has, and
-# renews what has fewer than ten minutes left.
+# obstore asks again five minutes before this ends, so every minute. botocore answers from memory, and renews
+# credentials with fewer than ten minutes left.
 _TRUSTED_FOR: Final = timedelta(minutes=6)
 
 
@@ -33,9 +33,9 @@ class AwsAccess(msgspec.Struct, frozen=True):
 
 
 class ChainProvider:
-    """Hands botocore's credentials to obstore, which calls it from its own threads.
+    """Gives botocore's credentials to obstore, which calls it from its own threads.
 
-    `failure` is why the last call failed, since obstore keeps an exception's text alone.
+    `failure` is why the last call failed, because obstore keeps only the text of an exception.
     """
 
     def __init__(self, url: str, credentials: Any) -> None:
@@ -61,7 +61,7 @@ class ChainProvider:
 
 
 def aws_access(url: str, options: StoreOptions) -> AwsAccess:
-    """Complete the options from the profile and the chain. Raises Denied where there are no credentials."""
+    """Complete the options from the profile and the chain. Raises Denied if there are no credentials."""
     endpoint = options.endpoint or options.s3_endpoint
     has_keys = bool(options.access_key and options.secret_key)
     if options.anonymous or (has_keys and (options.region or endpoint)):
@@ -104,7 +104,7 @@ def _credentials(url: str, session: Any) -> Any:
 
 
 def profile_endpoint(profile: dict[str, Any], config: dict[str, Any]) -> str | None:
-    """`endpoint_url` of the profile: that of its `services` section for s3, or else its own."""
+    """Return the profile's `endpoint_url`: from its `services` section for s3, or else its own."""
     services = config.get("services", {}).get(profile.get("services"), {})
     s3 = services.get("s3", {}) if isinstance(services, dict) else {}
     found = (s3.get("endpoint_url") if isinstance(s3, dict) else None) or profile.get("endpoint_url")

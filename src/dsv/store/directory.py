@@ -51,7 +51,7 @@ def os_errors(url: str, subject: str) -> Iterator[None]:
 
 
 def as_store_error(error: OSError, url: str, subject: str) -> DsvError:
-    """Return the error to raise instead of `error`; anything unknown counts as a store that does not answer."""
+    """Return the error to raise instead of `error`. An unknown one counts as a store that does not answer."""
     where = url if subject == url else f"{subject} in {url}"
     reason = error.strerror or str(error)
     if error.errno in _FULL:
@@ -69,7 +69,7 @@ def as_store_error(error: OSError, url: str, subject: str) -> DsvError:
 
 
 def root_missing(url: str) -> NoAnswer:
-    """Return the error for a folder that is not there. A mount that is missing looks the same, so it may come back."""
+    """Return the error for a missing folder. A missing mount looks the same, so it may appear again."""
     return NoAnswer(
         f"the store's folder {url} is not there",
         subject=url,
@@ -79,7 +79,7 @@ def root_missing(url: str) -> NoAnswer:
 
 
 def no_hard_links(url: str, error: OSError) -> Unsupported:
-    """Put-if-absent needs link(2)."""
+    """Return the error for a file system without link(2), which put-if-absent needs."""
     return Unsupported(
         f"{url} lies on a file system without hard links ({error.strerror}), so it can hold no store",
         subject=url,
@@ -94,11 +94,12 @@ _CREATE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os
 
 _FOLDER_FLAGS: Final = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 _LISTED_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: opening a pipe that somebody put there must not hang.
+# O_NONBLOCK: opening a pipe that another user put there must not hang.
 _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _ATTEMPTS: Final = 30
 _WALKS: Final = 3
-# To find the first of many names takes a tenth of the time of sorting all. Nobody who needs few takes more of them.
+# Finding the first of many names takes a tenth of the time of sorting all. A caller that needs few takes no
+# more.
 _FIRST: Final = 2048
 _MANY: Final = 16 * _FIRST
 _Folders: TypeAlias = list[str]
@@ -106,7 +107,7 @@ _LISTED_SECONDS: Final = 2.0
 
 
 class _ListedFolder:
-    """A folder that was just listed, kept open to read the listed files, or to check that there are no others."""
+    """A folder that was just listed, kept open to read the listed files or to check that no others exist."""
 
     def __init__(self, folders: _Folders, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -114,7 +115,7 @@ class _ListedFolder:
         self._until = time.monotonic() + _LISTED_SECONDS
 
     def open(self, folders: _Folders, name: str, *, fresh: bool) -> int | None:
-        """Open a file in it; None if it is another folder, or was removed. Raises `OSError`."""
+        """Open a file in it; None if another folder is given, or this one was removed. Raises `OSError`."""
         if folders != self._folders or time.monotonic() > self._until:
             return None
         if fresh:
@@ -140,7 +141,7 @@ class DirectoryStore:
     """
 
     def __init__(self, root: Path | str, *, create: bool = False) -> None:
-        """Opens the folder; `create` makes it and its parents. Raises Unreachable where it is not there."""
+        """Open the folder; `create` makes it and its parents. Raises Unreachable if it does not exist."""
         self.root = Path(root).absolute()
         self.url = str(self.root)
         self.ordered_listing = True
@@ -154,12 +155,12 @@ class DirectoryStore:
                 raise root_missing(self.url) from None
             mode = os.fstat(self._root).st_mode
         self._is_shared = bool(mode & stat.S_IWGRP)
-        """The group may write in the folder: it may read every file and write every folder below, whatever the umask of
-        the person who makes them."""
+        """The group may write in the folder. So it may read every file and write every folder below, whatever
+        the umask of the user who makes them."""
         self._rights = Rights(given=mode & (stat.S_IRWXG | stat.S_ISGID)) if self._is_shared else Rights()
         self._swept = False
         self._lock = threading.Lock()
-        self._this_thread = threading.local()  # `listed`: the folder that it has listed last
+        self._this_thread = threading.local()  # `listed`: the last folder that it has listed
 
     def get(self, key: str, limit: int = LARGEST) -> bytes:
         with os_errors(self.url, key), self._opened(key) as descriptor:
@@ -188,7 +189,7 @@ class DirectoryStore:
             if self._has(folders, name):
                 return Put.LOST
             for _ in range(_ATTEMPTS):
-                # Gone again where upkeep swept a file that took a day to get here.
+                # The file is missing if it took a day to write and another writer has swept it.
                 with unless_gone(), self._holding(data) as (holder, file, inode):
                     return self._link_in(holder, file, inode, folders, name)
                 self._check_root()
@@ -239,7 +240,7 @@ class DirectoryStore:
 
     @contextmanager
     def _folder(self, folders: _Folders, *, fresh: bool = False, make: bool = False) -> Iterator[int]:
-        """Open the folder as `_open_folder` does, and close it at the end."""
+        """Open the folder like `_open_folder`, and close it at the end."""
         descriptor = self._open_folder(folders, fresh=fresh, make=make)
         try:
             yield descriptor
@@ -247,7 +248,7 @@ class DirectoryStore:
             os.close(descriptor)
 
     def _open_folder(self, folders: _Folders, *, fresh: bool, make: bool = False) -> int:
-        """Return a descriptor of the folder; `fresh` asks an NFS server again at every step, `make` makes them."""
+        """Return a descriptor of the folder. fresh: ask an NFS server again each time. make: make folders."""
         root = current = self._root
         try:
             for name in folders or (".",):
@@ -273,7 +274,7 @@ class DirectoryStore:
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[int]:
-        """A descriptor of the object's file. A name that seems absent is asked for again: see fs.attributes."""
+        """Yield a descriptor of the object's file. An absent name is looked up again: see fs.attributes."""
         folders, name = _split(check_key(key))
         try:
             descriptor = self._open_file(folders, name, fresh=False)
@@ -307,7 +308,7 @@ class DirectoryStore:
             os.close(folder)
 
     def _has(self, folders: _Folders, name: str) -> bool:
-        """Return whether the name is known to be taken, so that no large file is written for nothing."""
+        """Return whether the name is known to exist, to avoid writing a large file for nothing."""
         with unless_gone(), self._folder(folders) as folder:
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISREG(found.st_mode):
@@ -318,8 +319,8 @@ class DirectoryStore:
 
     @contextmanager
     def _holding(self, data: Bytes) -> Iterator[tuple[int, str, int]]:
-        """Yield (descriptor of `.tmp`, name of a synced file of these bytes there, its inode), and remove that name at
-        the end. Once it is linked, the inode tells it from another writer's."""
+        """Yield (descriptor of `.tmp`, name there of a synced file of these bytes, its inode), and remove
+        that name at the end. Once it is linked, the inode distinguishes it from another writer's."""
         folder = self._open_temporary()
         try:
             name = os.urandom(16).hex()
@@ -341,7 +342,7 @@ class DirectoryStore:
 
     def _write(self, folder: int, name: str, data: Bytes) -> int:
         descriptor = os.open(name, _CREATE_FLAGS, 0o444, dir_fd=folder)
-        # Closed before anything is unlinked: NFS keeps an unlinked open file under another name.
+        # Closed before it is unlinked: NFS keeps an unlinked open file under another name.
         try:
             if self._is_shared:
                 mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
@@ -355,7 +356,7 @@ class DirectoryStore:
     def _sweep_once(self, folder: int) -> None:
         """Remove what killed writers left a day ago, by the file server's clock, once per opened store.
 
-        A writer that stood still for longer finds its file gone when it links, and writes it anew.
+        A writer that was suspended for longer finds its file missing when it links, and writes it again.
         """
         with self._lock:
             if self._swept:
@@ -368,7 +369,7 @@ class DirectoryStore:
                     os.unlink(name, dir_fd=folder)
 
     def _link_in(self, holder: int, file: str, inode: int, folders: _Folders, name: str) -> Put:
-        """Link the file, making its folder again as often as others remove it, or replace it while it is empty."""
+        """Link the file. Make its folder again as often as others remove or replace it while it is empty."""
         for attempt in range(_ATTEMPTS):
             with unless_gone():
                 return self._link(holder, file, inode, folders, name, fresh=attempt > 0)
@@ -378,13 +379,13 @@ class DirectoryStore:
     def _link(
         self, holder: int, file: str, inode: int, folders: _Folders, name: str, *, fresh: bool = False
     ) -> Put:
-        """Give the file its name; what the name says afterwards is durable, whoever won."""
+        """Give the file its name. The name is durable afterwards, whichever writer has won."""
         with self._folder(folders, fresh=fresh, make=True) as folder:
             try:
                 os.link(file, name, src_dir_fd=holder, dst_dir_fd=folder, follow_symlinks=False)
                 won = True
             except FileExistsError:
-                # On NFS the answer to a link that was made may be lost, and the repeated call is refused.
+                # On NFS the answer to a successful link may be lost, and the repeated call is refused.
                 ask_again(folder)
                 won = os.stat(name, dir_fd=folder, follow_symlinks=False).st_ino == inode
             except OSError as error:
@@ -395,9 +396,10 @@ class DirectoryStore:
         return Put.WON if won else Put.LOST
 
     def _sync_above(self, folders: _Folders, folder: int) -> None:
-        """Make a name in `folder` durable, and every folder's on the way: another may just have made those.
+        """Make a name in `folder` durable, and those of all folders above, which may be new.
 
-        Only now, as who makes a folder and then waits for the disk gives a deleter the time to remove it.
+        This is done only now: while a writer waits for the disk after making a folder, a deleter may remove
+        it.
         """
         sync_folder(folder)
         for depth in range(len(folders) - 1, -1, -1):
@@ -418,10 +420,9 @@ class DirectoryStore:
     def _walk(
         self, folder: int, base: str, begins: str, start_after: str | None
     ) -> Generator[Item, None, None]:
-        """Rows below `base` in key order: a folder sorts as its name with the slash that follows. Whoever takes only
-        the first of very many rows waits for the names alone.
-        """
-        folders: list[str] = []  # that were seen, and come behind names that a slash sorts behind; as a heap
+        """Yield rows below `base` in key order: a folder sorts as its name with a slash. A caller that takes
+        only the first of very many rows waits for the names alone."""
+        folders: list[str] = []  # a heap of folders that were seen, and follow later because of their slash
         for name in _names(folder, begins):
             while folders and folders[0] < name:
                 yield from _again(partial(self._walk_below, folder, base, heappop(folders)), start_after)
@@ -453,14 +454,15 @@ class DirectoryStore:
                 os.close(below)
 
     def _remove_empty(self, folders: _Folders) -> None:
-        """Object stores have no empty folders; whoever is just writing into one makes it again."""
+        """Remove empty folders: object stores have none. A process that is writing into one makes it
+        again."""
         with suppress(OSError):
             for depth in range(len(folders), 0, -1):
                 with self._folder(folders[: depth - 1]) as parent:
                     os.rmdir(folders[depth - 1], dir_fd=parent)
 
     def _check_root(self) -> None:
-        """Raise Unreachable where the store's folder itself was removed: nothing in it is absent then."""
+        """Raise Unreachable if the store's folder itself was removed: then no key is absent."""
         if os.fstat(self._root).st_nlink == 0:
             raise root_missing(self.url)
 
@@ -471,10 +473,10 @@ def _split(key: str) -> tuple[_Folders, str]:
 
 
 def _again(walk: Callable[[str | None], Iterator[Item]], start_after: str | None) -> Iterator[Item]:
-    """Yield the rows behind `start_after`; none if the folder is not there.
+    """Yield the rows after `start_after`; none if the folder does not exist.
 
-    Where another host has removed a folder that is open here, it is opened by its name again, as it may have been made
-    again, and the walk goes on behind the last row.
+    If another host has removed a folder that is open here, the folder may have been made again. So it is
+    opened by its name again, and the walk continues after the last row.
     """
     for attempt in range(_WALKS):
         try:
@@ -491,8 +493,8 @@ def _again(walk: Callable[[str | None], Iterator[Item]], start_after: str | None
 
 
 def _look(folder: int, name: str) -> os.stat_result | None:
-    """Return None for a name that has gone. Raises `OSError` for a link, which is not passed over: what somebody moved
-    elsewhere and linked would be missing in silence."""
+    """Return None for a deleted name. Raises `OSError` for a link: if it were skipped, what a user has moved
+    elsewhere and linked would be missing silently."""
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -503,9 +505,8 @@ def _look(folder: int, name: str) -> os.stat_result | None:
 
 
 def _names(folder: int, begins: str) -> Iterator[str]:
-    """Yield all names that begin so, sorted. There may be millions, so no work is done for each one, and they are
-    sorted only for a caller that takes more than the first ones.
-    """
+    """Yield all names that begin with `begins`, sorted. There may be millions, so no work is done for each
+    one, and they are sorted only for a caller that takes more than the first ones."""
     names = _listed(folder)
     if begins:
         names = [name for name in names if name.startswith(begins)]
@@ -527,7 +528,7 @@ def _listed(folder: int) -> list[str]:
 
 
 def _folders(folder: int) -> list[str]:
-    """Return the names of folders alone, sorted."""
+    """Return the names of folders only, sorted."""
     readable = os.open(".", _LISTED_FLAGS, dir_fd=folder)
     try:
         with os.scandir(readable) as entries:
@@ -540,7 +541,7 @@ def _folders(folder: int) -> list[str]:
 
 
 def _read(descriptor: int, start: int, length: int) -> bytes:
-    """Up to `length` bytes; one system call, and no copy, unless the kernel answers in parts."""
+    """Return up to `length` bytes, by one call and without a copy unless the kernel answers in parts."""
     data = os.pread(descriptor, length, start)
     if len(data) == length or not data:
         return data

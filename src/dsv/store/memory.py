@@ -1,4 +1,4 @@
-"""A store in this process's memory, for tests and for trying things out."""
+"""A store in this process's memory, for tests and experiments."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MemoryStore:
 
     @staticmethod
     def named(name: str) -> MemoryStore:
-        """Return the one store of this name in this process, made when it is first asked for."""
+        """Return the one store of this name in this process, created at the first call."""
         with _shared_lock:
             return _shared.setdefault(name, MemoryStore(name))
 
@@ -86,7 +86,7 @@ class MemoryStore:
         return sorted({key.partition("/")[0] for key in keys if "/" in key})
 
     def modified(self, key: str) -> float:
-        """Now: it notes no times."""
+        """Return the present time, because no times are stored."""
         self._value(key)
         return time.time()
 

@@ -37,7 +37,7 @@ _LOGIN: Final = {
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The meaning of an error's text. `status` 0: there was no HTTP answer; `kind` is how the wire failed."""
+    """The meaning of an error's text. `status` 0: no HTTP answer; `kind`: how the network failed."""
 
     status: int
     code: str
@@ -73,12 +73,12 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def login_hint(url: str) -> str:
-    """Return what gives credentials to a store of this kind."""
+    """Return how to get credentials for a store of this kind."""
     return _LOGIN[url.partition(":")[0]]
 
 
 def as_store_error(error: BaseException, url: str, endpoint: str, key: str | None) -> DsvError:
-    """Return the error to raise for obstore's `error` about `key`, or about the whole store where that is None."""
+    """Return the error to raise for obstore's `error` about `key` (None: about the whole store)."""
     answer = Answer.of(error)
     bucket = url.partition("://")[2].partition("/")[0]
     about = url if key is None else f"{key} in {url}"
@@ -102,7 +102,7 @@ def as_store_error(error: BaseException, url: str, endpoint: str, key: str | Non
     if answer.status in (401, 403) or answer.code in _EXPIRED | _REFUSED_WITH_400:
         return _denied(answer, about, subject, url)
     if answer.status in _BUSY_STATUS or answer.code in _BUSY_CODE:
-        # 503 and 429 turn a request away before it is looked at; behind a 500 anything may have happened.
+        # 503 and 429 refuse a request before it is processed; after a 500 anything may have happened.
         return Busy(
             f"{endpoint} could not serve {about}: {answer.said}",
             subject=subject,
@@ -127,7 +127,7 @@ def _denied(answer: Answer, about: str, subject: str, url: str) -> Denied:
 
 
 def _unanswered(answer: Answer, about: str, subject: str, endpoint: str, url: str) -> DsvError:
-    """Return the error for everything that is no plain answer about an object."""
+    """Return the error for every answer that is not plainly about an object."""
     text = answer.text
     if "certificate" in text.lower():
         return Unreachable(

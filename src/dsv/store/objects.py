@@ -1,7 +1,7 @@
-"""Object stores: S3 and whatever speaks it, Google Cloud Storage, Azure Blob Storage.
+"""Object stores: S3 and services that speak it, Google Cloud Storage, Azure Blob Storage.
 
-The client is obstore, whose calls release the interpreter's lock, so that threads transfer side by side. Its
-own retries are off: `retry` does them, as only there it is known what a lost answer means.
+The client is obstore, whose calls release the interpreter's lock, so threads transfer in parallel. Its own
+retries are off: `retry` does them, because only that module knows what a lost answer means.
 """
 
 from __future__ import annotations
@@ -38,26 +38,25 @@ if TYPE_CHECKING:
 
     from dsv.store.credentials import ChainProvider
 
-#: Uploads of this size and more get the client that is patient with a slow line.
+#: Uploads of at least this size use the client that is patient with a slow line.
 BULK: Final = 1 << 20
 _LIST_BATCH: Final = 1000
-_PART: Final = 64 << 10  # bytes of a body that are taken at a time
+_PART: Final = 64 << 10  # bytes of a body that are read at a time
 _began_in: int | None = None
 """The process in which the client was first used, or of which this one is a fork."""
 
 
 def lost_threads() -> bool:
-    """Return whether this process was forked from one that has used the client: its threads are not here, and every
-    call would wait for them without an end.
-    """
+    """Return whether this process was forked from one that has used the client. The client's threads do not
+    exist here, so every call would wait for them without end."""
     return _began_in not in (None, os.getpid())
 
 
 class ObjectStore:
     """One prefix of one bucket, through obstore.
 
-    Its clients are obstore's. `quick` gives up on a silent server after seconds, `patient` gives an upload minutes:
-    both reach the same bucket. A subclass reads in another way.
+    Both clients reach the same bucket: `quick` gives up on a silent server after seconds, `patient` gives an
+    upload minutes. A subclass reads in another way.
     """
 
     def __init__(
@@ -176,15 +175,16 @@ class ObjectStore:
         return None
 
     def close(self) -> None:
-        """Connections are obstore's, and end with its clients."""
+        """Do nothing: obstore's connections end with its clients."""
 
     def _whole(self, path: str, limit: int) -> bytes | None:
-        """Return an object; None, or more than `limit` bytes of it, if it has more, whatever its headers say."""
+        """Return an object; None, or more than `limit` bytes of it, if it is larger, whatever its headers
+        say."""
         answer = obstore.get(self._quick, path)
         return None if answer.meta["size"] > limit else _beginning(answer, limit + 1)
 
     def _part(self, path: str, start: int, length: int) -> memoryview:
-        """Return a range, also from a server that answers every range with the whole object."""
+        """Return a range, even if the server answers every range with the whole object."""
         try:
             return memoryview(obstore.get_range(self._quick, path, start=start, length=length))
         except (BaseError, OSError) as error:
@@ -193,7 +193,7 @@ class ObjectStore:
         return memoryview(_beginning(obstore.get(self._quick, path), start + length))[start:]
 
     def _rows(self, prefix: str, after: str | None) -> Iterator[tuple[str, int]]:
-        """Yield the path and the size of at least all objects with the prefix that are behind `after`."""
+        """Yield path and size of at least all objects with the prefix that are after `after`."""
         folder = prefix.rpartition("/")[0] or None
         stream: Iterator[Any] = obstore.list(self._quick, prefix=folder, offset=after, chunk_size=_LIST_BATCH)
         for batch in stream:
@@ -228,7 +228,7 @@ class ObjectStore:
 
 
 def _beginning(answer: GetResult, limit: int) -> bytes:
-    """Return the first `limit` bytes of a body, or all of it if it has fewer. What follows them is not read."""
+    """Return the first `limit` bytes of a body, or all of a shorter one. The rest is not read."""
     parts: list[bytes] = []
     missing = limit
     for part in answer.stream(min_chunk_size=_PART):
@@ -240,11 +240,11 @@ def _beginning(answer: GetResult, limit: int) -> bytes:
 
 
 def _just_before(prefix: str) -> str | None:
-    """Return a string that sorts before every key that begins with `prefix`, and after most that don't.
+    """Return a string that sorts before every key that begins with `prefix`, and after most others.
 
-    Only worth having inside a folder: the listing itself begins at the folder.
+    Only useful inside a folder, because the listing begins at the folder anyway.
     """
     folder, slash, name = prefix.rpartition("/")
     smaller = [character for character in KEY_CHARACTERS if name and character < name[-1]]
-    # One step back in the last character, then as far on as keys go.
+    # The previous last character, then the largest key after it.
     return f"{folder}{slash}{name[:-1]}{smaller[-1]}~" if smaller else None

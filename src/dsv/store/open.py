@@ -1,9 +1,9 @@
-"""Opening a store, in one place or two, by URL, and the counts of what was asked of it.
+"""Opening a store by URL, whole or split, and counting the requests to it.
 
-A store in two places has names, which need one winner, and data, whose keys are random or derived from it. A bucket
-that knows no put-if-absent, or ignores it, can keep the data: writing one of its keys twice writes the same bytes, and
-the records of runs, which may differ, are looked for first. The names lie in a folder or another bucket that has
-put-if-absent.
+A split store (in two places) has names, which need one winner, and data, whose keys are random or derived
+from it. A bucket that does not know put-if-absent, or ignores it, can keep the data: writing one of its keys
+twice writes the same bytes, and the records of runs, which may differ, are looked for first. The names are in
+a folder or another bucket that has put-if-absent.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 SCHEMES: Final = ("file", "memory", "s3", "gs", "az")
 BELOW: Final = "./"
-"""Begins a place that lies below that of the data, whatever that is called."""
+"""Begins a location below that of the data, whatever URL the data has."""
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Calls that were made, failed ones included, and bytes of those that succeeded."""
+    """Calls, including failed ones, and bytes of those that succeeded."""
 
     gets: int = 0
     ranges: int = 0
@@ -42,7 +42,7 @@ class Counts(msgspec.Struct, frozen=True):
     """The rows that were taken from listings."""
     deletes: int = 0
     bytes_up: int = 0
-    """The bytes of all puts, lost ones too, as they were sent."""
+    """The bytes of all puts, including lost ones, as they were sent."""
     bytes_down: int = 0
 
     @property
@@ -55,7 +55,7 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class OpenStore:
-    """One store to those who use it. It owns its places, which may be asked by themselves, and are not counted then."""
+    """One store for its callers. It owns its halves, which may be used directly, without counts."""
 
     ordered_listing: bool = forwarded("names", "ordered_listing")
     """Of the names; `data` has its own."""
@@ -64,9 +64,9 @@ class OpenStore:
     def __init__(
         self, data: Store, names: Store | None = None, open_names: Callable[[str], Store] | None = None
     ) -> None:
-        """names: None for a store in one place. They may move while the store is open, which `read_layout` finds out.
+        """names: None if the store is not split. They may move while it is open, as `read_layout` finds out.
 
-        open_names: opens the place that they have moved to.
+        open_names: opens the location that they have moved to.
         """
         self.url = data.url
         self.data = data
@@ -74,9 +74,9 @@ class OpenStore:
         self.before_close: list[Callable[[], None]] = []
         """Called when the store is closed, while it can still be read."""
         self.refusal: DsvError | None = None
-        """Raised by every write, for a store that is only to be read; None for any other."""
+        """Raised by every write to a store that is opened only for reading; None for any other."""
         self.has_mirrors = False
-        """Once packs can't be reached, they are not asked for again: others have what is in them."""
+        """Once packs can't be reached, they are not asked for again: mirrors have their contents."""
         self._away: Unreachable | None = None
         self._open_names = open_names
         self._left: list[Store] = []
@@ -85,7 +85,7 @@ class OpenStore:
 
     @property
     def counts(self) -> Counts:
-        """A value as of now, which later calls do not change."""
+        """The counts until now, which later calls do not change."""
         with self._lock:
             return Counts(**self._counts)
 
@@ -104,20 +104,20 @@ class OpenStore:
         return self._names is not self.data
 
     def open_names(self, place: str) -> Store:
-        """Return a place that names have moved to, or are to; `./PART` lies below the data's own place."""
+        """Open a location that names have moved to, or will; `./PART` is below the data's own location."""
         if self._open_names is None:
             raise Unsupported(f"the names of {self.url} have moved to {place}", subject=self.url)
         below = place.startswith(BELOW)
         return self._open_names(f"{self.data.url.rstrip('/')}/{place[len(BELOW) :]}" if below else place)
 
     def follow(self, names: Store) -> None:
-        """From now on the names are there. The place that they have left stays open for those who still ask it."""
+        """Use these names from now on. Those left stay open for callers that still use them."""
         if self.is_split:
             self._left.append(self.names)
         self.names = names
 
     def _place_of(self, key: str) -> Store:
-        """Return where a key, or all that begin with a prefix, are kept."""
+        """Return the half that keeps a key, or all keys with a prefix."""
         return self._names if needs_winner(key) else self.data
 
     def get(self, key: str, limit: int = LARGEST) -> bytes:
@@ -187,17 +187,17 @@ class OpenStore:
 
 
 def split_of(store: Store) -> OpenStore | None:
-    """Return a store that was opened in two places; None for any other."""
+    """Return the store if it is split, else None."""
     return store if isinstance(store, OpenStore) and store.is_split else None
 
 
 def names_of(store: Store) -> Store:
-    """Return the place of the names of a store, or the store itself if it was not opened as one or two places."""
+    """Return the half of a store that has its names; the store itself if it is no `OpenStore`."""
     return store.names if isinstance(store, OpenStore) else store
 
 
 class Unavailable:
-    """A store that answers nothing, in place of one that is not needed by everything that is done."""
+    """A store that fails every request, instead of one that not every command needs."""
 
     ordered_listing = True
     conditional = True
@@ -207,7 +207,7 @@ class Unavailable:
         self.reason = reason
 
     def failure(self, key: str) -> DsvError:
-        """Return the error for a request for a key, or for all with a prefix."""
+        """Return the error for a request for a key, or for all keys with a prefix."""
         return self.reason
 
     def _fail(self, *args: Any, **named: Any) -> Any:
@@ -230,9 +230,9 @@ def open_store(
     names: where its names are kept, if elsewhere; a URL or folder like the other.
 
     `url` is an absolute path, `file:///path`, `s3://bucket/prefix`, `gs://…`, `az://container/prefix` or
-    `memory://name`. `create` makes a directory store's folder, but not that of its names; buckets are never made. No
-    request is sent.
-    Raises UsageError for any other URL, Denied without credentials, Unreachable for a folder that is absent.
+    `memory://name`. `create` makes a directory store's folder, but not that of its names; buckets are never
+    made. No request is sent. Raises UsageError for any other URL, Denied without credentials, Unreachable for
+    an absent folder.
     """
     from dsv.store.options import StoreOptions
 
@@ -249,7 +249,7 @@ def open_store(
 
 
 def open_names(names: str, options: StoreOptions, *, create: bool = False) -> Store:
-    """Even if they can't be reached: the data may be all that is asked for."""
+    """Open the names, even if they can't be reached: the caller may need only the data."""
     try:
         return Retrying(open_raw(names, options, create=create))
     except Unreachable as error:
@@ -258,7 +258,7 @@ def open_names(names: str, options: StoreOptions, *, create: bool = False) -> St
 
 
 def open_raw(url: str, options: StoreOptions, *, create: bool = False) -> Store:
-    """Return the store itself, without retries: for tests, and for wrappers that belong below them."""
+    """Return the store without retries, for tests and for wrappers that belong below them."""
     scheme = "file" if url.startswith("/") else url.partition("://")[0]
     if scheme == url or scheme not in SCHEMES:
         raise UsageError(

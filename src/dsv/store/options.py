@@ -1,7 +1,6 @@
 """Options for reaching a store: endpoint, region, credentials, proxies, private CAs.
 
-The values are explicit, so that only the command line reads the environment. `from_environment` gets a mapping with
-the usual variables.
+Only the command line reads the environment: `from_environment` gets a mapping with the usual variables.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _SECRET: Final = frozenset({"secret_key", "session_token", "account_key", "googl
 
 
 class StoreOptions(msgspec.Struct, frozen=True):
-    """Everything about reaching a store that its URL does not say. Empty means: the library's default."""
+    """All that is needed to reach a store besides its URL. Empty means the library's default."""
 
     endpoint: str | None = None
     """Base URL of the service; without it, the next three, then the profile, then the provider decide."""
@@ -34,7 +33,7 @@ class StoreOptions(msgspec.Struct, frozen=True):
     session_token: str | None = None
     """Static AWS keys; without both of the first two, botocore's chain of providers decides."""
     anonymous: bool = False
-    """Send unsigned requests, as public buckets take them."""
+    """Send unsigned requests, for public buckets."""
     https_proxy: str | None = None
     http_proxy: str | None = None
     no_proxy: str | None = None
@@ -57,7 +56,7 @@ class StoreOptions(msgspec.Struct, frozen=True):
     """Seconds for a large upload, from start to answer."""
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Without secrets."""
+        """Return the fields without secrets."""
         return [(name, getattr(self, name)) for name in self.__struct_fields__ if name not in _SECRET]
 
     def __repr__(self) -> str:
@@ -99,10 +98,9 @@ class StoreOptions(msgspec.Struct, frozen=True):
         profile: str | None = None,
         ca_file: str | None = None,
     ) -> StoreOptions:
-        """These options with what is said of one store put before them, and None leaving things as they are.
+        """Return these options with the settings of one store on top; None changes nothing.
 
-        A profile that is asked for comes with its own credentials: keys of the environment do not count then,
-        as with every AWS tool.
+        A given profile has its own credentials: keys of the environment do not count, as in AWS tools.
         """
         options = replace(self, access_key=None, secret_key=None, session_token=None) if profile else self
         return replace(

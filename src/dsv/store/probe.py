@@ -1,6 +1,6 @@
-"""Proving that a store does what dsv needs of it, before anything is entrusted to it.
+"""Proving that a store does what dsv needs, before it is used.
 
-A server may let two writers win only while it is busy. So the thorough test has several processes write at once.
+A server may let two writers win only while it is busy. So the thorough test (`race`) uses several processes.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ _LISTED: Final = ("a", "B", "a-b", "a.b", "b/c/d", "0010", "009", "_", "~", "z%2
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """The result of a proof. `findings` are clauses for a message, empty where all is well."""
+    """The result of a proof. `findings` are clauses for a message, empty if all is well."""
 
     put_if_absent_ok: bool
-    """Of many writers of one key exactly one won, each time, and its bytes are what is there."""
+    """Each time exactly one of many writers of a key won, and the key has its bytes."""
     listing_ok: bool
-    """A listing showed exactly what had just been written."""
+    """A listing had exactly what had just been written."""
     ordered: bool
-    """Listings came in ascending key order, and began where they were asked to."""
+    """Listings were in ascending key order, and began where requested."""
     findings: tuple[str, ...] = ()
     unsupported: bool = False
-    """The server refuses the condition of a put-if-absent, so nothing was raced."""
+    """The server refuses the condition of a put-if-absent, so no race was run."""
 
     @property
     def ok(self) -> bool:
-        """Return whether the store may be used by several writers. Order is not needed for that."""
+        """True if several writers may use the store. Order is not needed for that."""
         return self.put_if_absent_ok and self.listing_ok
 
 
 def prove(store: Store, *, writers: int = WRITERS, rounds: int = ROUNDS) -> Proof:
-    """Race `writers` threads for `rounds` keys, lists, and deletes. Raises what the store raises.
+    """Race `writers` threads for `rounds` keys, list, and delete. Raises what the store raises.
 
-    What may not be deleted, as some buckets allow no deletion, is left under `probe/`.
+    Keys that may not be deleted, because the bucket allows no deletion, are left under `probe/`.
     """
     with _probe_folder(store) as (folder, written):
         try:
@@ -74,9 +74,9 @@ def prove(store: Store, *, writers: int = WRITERS, rounds: int = ROUNDS) -> Proo
 
 
 def prove_data(store: Store, *, writers: int = WRITERS) -> tuple[str, ...]:
-    """Return the reasons that keep a store from holding data whose names are elsewhere; empty if nothing does.
+    """Return the reasons why a store can't hold data whose names are elsewhere; empty if there is none.
 
-    Many write at once, and read back what they wrote: whole, in ranges, and in a listing. Raises what the store raises.
+    Many threads write and read back: whole, in ranges, and in a listing. Raises what the store raises.
     """
     with _probe_folder(store) as (folder, written):
         values = [secrets.token_bytes(_SIZES[number % len(_SIZES)]) for number in range(writers)]
@@ -98,7 +98,7 @@ def prove_data(store: Store, *, writers: int = WRITERS) -> tuple[str, ...]:
 
 
 def same_place(one: Store, other: Store) -> bool:
-    """Return whether what is written to one store is there in the other, whatever both are called."""
+    """Return whether what is written to one store appears in the other, whatever their URLs are."""
     with _probe_folder(one) as (folder, written):
         key = f"{folder}same"
         written.append(key)
@@ -108,7 +108,7 @@ def same_place(one: Store, other: Store) -> bool:
 
 @contextmanager
 def _probe_folder(store: Store) -> Iterator[tuple[str, list[str]]]:
-    """A prefix of its own, and a list of the keys below it, which are deleted at the end."""
+    """Yield a prefix of its own, and a list for the keys below it, which are deleted at the end."""
     written: list[str] = []
     try:
         yield f"{PROBE_PREFIX}{secrets.token_hex(8)}/", written
@@ -119,8 +119,7 @@ def _probe_folder(store: Store) -> Iterator[tuple[str, list[str]]]:
 
 
 def _race(store: Store, folder: str, written: list[str], number: int, writers: int) -> tuple[str, bytes]:
-    """Have many writers put one key at once, then one more. Return what went wrong, if anything, and the bytes of the
-    writer that won."""
+    """Let many writers put one key at once, then one more. Return what went wrong, and the winner's bytes."""
     key = f"{folder}race/{number}"
     written.append(key)
     size = _SIZES[number % len(_SIZES)]
@@ -144,7 +143,7 @@ def _race(store: Store, folder: str, written: list[str], number: int, writers: i
 
 
 def _list(store: Store, folder: str, written: list[str]) -> tuple[bool, bool, list[str]]:
-    """(whether a listing shows what was just written, whether in order, what went wrong)."""
+    """Return whether a listing shows what was just written, whether in order, and what went wrong."""
     names = [f"{folder}list/{name}" for name in _LISTED]
     random.shuffle(names)
     for key in names:
@@ -170,10 +169,10 @@ _SECONDS: Final = 120.0
 
 
 def race(store: Store, options: StoreOptions, *, keys: int = KEYS) -> tuple[str, ...]:
-    """Return what went wrong if many writers in several processes put the same keys; empty if exactly one won each of
-    them, and its bytes are there. Raises `Unreachable` if a process could not reach the store.
+    """Return what went wrong when many writers in several processes put the same keys; empty if each key has
+    one winner and its bytes. Raises `Denied` or `Unreachable` if a process could not use the store.
 
-    store: open here, by whose URL the others open it with `options`.
+    store: open here; the other processes open it by its URL with `options`.
     """
     folder = f"{PROBE_PREFIX}{secrets.token_hex(8)}/load/"
     names = [f"{folder}{number:04d}" for number in range(keys)]
@@ -197,7 +196,7 @@ def race(store: Store, options: StoreOptions, *, keys: int = KEYS) -> tuple[str,
 
 
 def _run(url: str, options: StoreOptions, names: Sequence[str]) -> dict[str, list[str]]:
-    """Return who was told to have won each key."""
+    """Return the writers that have won each key."""
     spawn = multiprocessing.get_context("spawn")
     start, results = spawn.Barrier(PROCESSES), spawn.Queue()
     shared = url, options, names, start, results
@@ -230,7 +229,7 @@ def _value(who: str, name: str) -> bytes:
 def _write(
     url: str, options: StoreOptions, names: Sequence[str], start: Barrier, results: Queue[Any], me: str
 ) -> None:
-    """In a process of its own: write all keys, when the others are ready too, and say which were won."""
+    """Write all keys in a process of its own, when the others are ready too, and send those that were won."""
     try:
         with closing(open_store(url, options)) as store:
             next(iter(store.list(PROBE_PREFIX)), None)  # connected before the start

@@ -1,8 +1,8 @@
-"""Trying again, and finding out what became of a write whose answer was lost.
+"""Retries, and finding out the outcome of a write whose answer was lost.
 
-A server that is busy (500, 503) is asked again with growing, jittered waits. One that does not answer at all
-is given up within 30 seconds. A put that was refused, or whose answer was lost, reads the key back: the same
-bytes there mean that it was this writer's own put that arrived.
+A busy server (500, 503) is asked again after growing, jittered waits. One that does not answer is given up
+within 30 seconds. A put that was refused, or whose answer was lost, reads the key back: if it has the same
+bytes, this writer's own put arrived.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     """The number of attempts, and the time between them. Times are seconds."""
 
     busy_attempts: int = 7
-    """Calls in all while the server says that it is busy."""
+    """All calls while the server says that it is busy."""
     cut_short_attempts: int = 3
-    """Reads in all of a body that ends too soon."""
+    """All reads of a body that ends too soon."""
     silent_attempts: int = 2
-    """Calls that a server that does not answer gets at least. With the client's timeout for one small call
-    (14 s) its silence is reported within 30 s."""
+    """The fewest calls to a server that does not answer. With the client's timeout for one small call (14 s)
+    its silence is reported within 30 s."""
     silent_until: float = 15.0
     """If calls fail faster than that, further ones start until then."""
     refused_until: float = 5.0
-    """The same where nothing listens or no such host is known, which seldom mends itself."""
+    """The same if nothing listens or the host is unknown, which seldom goes away by itself."""
     first_wait: float = 0.2
     longest_wait: float = 8.0
 
@@ -70,12 +70,12 @@ class _Trial:
         self._failures = 0
 
     def progressed(self) -> None:
-        """Something came: what fails after it counts anew."""
+        """Note progress: later failures are counted from zero."""
         self._begin = None
         self._failures = 0
 
     def failed(self, error: DsvError) -> None:
-        """Wait before the next attempt, or raise `error` where there should be none."""
+        """Wait before the next attempt, or raise `error` if no further one is allowed."""
         self._failures += 1
         if self._begin is None:
             self._begin = self._clock()
@@ -95,7 +95,7 @@ class _Trial:
 
 
 class Retrying:
-    """One place of an opened store: it tries again."""
+    """A store, or half of a split one, with retries."""
 
     ordered_listing: bool = forwarded("inner", "ordered_listing")
     conditional: bool = forwarded("inner", "conditional")
@@ -111,7 +111,7 @@ class Retrying:
         self.inner = inner
         self.url = inner.url
         self.needs_condition = True
-        """If not, a server that begins to refuse the condition of a write is asked without it."""
+        """If False, a server that begins to refuse the condition of a write is asked without it."""
         self._policy = policy
         self._clock = clock
         self._sleep = sleep
@@ -138,12 +138,12 @@ class Retrying:
         self._repeated(lambda: self.inner.delete(key))
 
     def put_if_absent(self, key: str, data: Bytes) -> Put:
-        """Put until the outcome is known. Raises OutcomeUnknown where it stays unknown."""
+        """Put until the outcome is known. Raises OutcomeUnknown if it stays unknown."""
         trial = self._trial()
         unsure = looking = False
         while True:
             try:
-                if looking:  # the last answer was lost: its effect is read, and nothing is sent twice
+                if looking:  # the last answer was lost: its effect is read first, to send nothing twice
                     looking = False
                     there = self._there(key, data)
                     if there is not None:
@@ -168,7 +168,7 @@ class Retrying:
             else:
                 if there is not None:
                     return there
-                # Refused, and yet absent: another writer's put was under way and came to nothing.
+                # Refused, and yet absent: another writer's put was under way and failed.
                 trial.failed(Busy(f"{self.url} refused {key} for a writer that never finished", subject=key))
 
     def _put(self, key: str, data: Bytes) -> Put:
@@ -181,7 +181,7 @@ class Retrying:
         return self.inner.put_if_absent(key, data)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
-        """Continue a listing that broke off behind the last key, or begin anew where keys are unsorted."""
+        """Continue an interrupted listing after the last key, or begin again if keys are unsorted."""
         trial = self._trial()
         last = start_after
         seen: set[str] = set()
@@ -202,7 +202,7 @@ class Retrying:
                 return
 
     def _there(self, key: str, data: Bytes) -> Put | None:
-        """Whose bytes the key has; None if it has none."""
+        """Return WON if the key has these bytes, LOST if it has others, None if it is absent."""
         try:
             stored = self.inner.get(key, len(data))
         except NotFound:

@@ -23,8 +23,7 @@ _LISTINGS = 10
 
 
 def learn_damage(repository: Repository, listed: Iterable[str]) -> tuple[int, Damage] | None:
-    """Return the last mark of these keys with its number, and add it to what the repository's packs know.
-    Sends no request if there is none."""
+    """Return the last mark of these keys with its number. The packs learn it. Sends no request if empty."""
     found = _last(repository.store, listed)
     if found is not None:
         repository.objects.packs.learn(*found)

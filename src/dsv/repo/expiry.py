@@ -8,11 +8,10 @@ entries, in order, give the state of a commit (`fold`):
 - `free` makes an expired commit **freed**, permanently. gc writes the entry before the commit stops being a
   root. The entry has no effect on a commit that is not expired.
 
-So undo and gc can't both succeed: when `append` loses a number, it reads the log again and asks its caller
-again what to do. gc frees commits whose grace is over, counted from the store's time of the entry by which
-they expired. Then it ignores as roots the commits of `log.freed`, and only these, whatever names them. A
-commit that expired by `expire` is not freed while a branch or a tag names it. One that expired by `delete`
-is, because its whole dataset is deleted.
+So undo and gc can't both succeed: when `append` loses a number, it reads the log and asks its caller again.
+gc frees commits whose grace is over, counted from the store's time of the entry that expired them. Then
+exactly the commits of `log.freed` are no roots, whatever names them. A commit that expired by `expire` is not
+freed while a branch or a tag names it. One that expired by `delete` is: its whole dataset is deleted.
 
 A store gets the feature `expired-commits` before its first entry. Without the feature the log is not read.
 
@@ -188,10 +187,10 @@ def append(
 ) -> ExpiryLog:
     """Write entries with this action until it changes no commit that `choose` returns. Return the new log.
 
-    `choose` gets the newest log before each entry, and again whenever another writer has won its number. If a
-    process is killed between two entries, the same call writes the rest. In a dataset that was renamed `free`
-    writes nothing, because the log of the new name counts; any other action raises `Conflict`. Raises
-    `Denied`, and what writing a ref raises.
+    `choose` gets the newest log before each entry, and again whenever another writer has won its number. If
+    killed between two entries, the same call writes the rest. In a renamed dataset `free` writes nothing (the
+    log of the new name counts), other actions raise `Conflict`. Raises `Denied`, and what writing a ref
+    raises.
     """
     refs, nonce = repository.refs, Nonce.random()
     while True:

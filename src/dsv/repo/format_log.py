@@ -181,8 +181,7 @@ def features(*names: str) -> tuple[Feature, ...]:
 
 
 def read_layout(store: Store) -> Format:
-    """Return the format of a store. If its names and data are split, return that of the names, or that of the
-    data if the names can't be reached.
+    """Return the format of a store; of a split one its names' format, or its data's if they can't be reached.
 
     Raises `NotFound` if no store or no other half is configured, and `Conflict` if the halves don't match.
     """
@@ -228,8 +227,7 @@ def has_layout(store: Store) -> bool:
 
 
 def read_data_layout(data: Store) -> Format:
-    """Return the format of the data half of a split store. Raises `NotFound` if no store exists, and
-    `Conflict` if it is not split."""
+    """Return the format of a split store's data. Raises `NotFound` without one, `Conflict` if it is whole."""
     entries = read_format(data)
     if not entries:
         raise NotFound(f"there is no dsv store at {data.url}", subject=data.url, hint="dsv init makes one")

@@ -359,8 +359,7 @@ class CommitsAhead:
         self._head, self._next = head, first
 
     def _read_ahead(self, commit_id: CommitId) -> None:
-        """Read ahead the commits before this one, which are named by the moves before its own. Moves that
-        can't be read are left out."""
+        """Read ahead the commits before this one, by the moves before its own, except unreadable moves."""
         assert self._head is not None
         count = self._window if self._left is None else min(self._window, self._left + 1)
         self._window = min(2 * self._window, _MOST)
@@ -393,8 +392,7 @@ _TREES_HELD = 64
 
 
 class PathHistory:
-    """Compares the trees of commits at some paths. `asked_store`: whether anything was read from the store
-    since this was last set to False."""
+    """Compares trees at some paths. `asked_store` becomes True when anything is read from the store."""
 
     def __init__(self, objects: Objects, scope: PathSet) -> None:
         self.asked_store = False

@@ -96,7 +96,6 @@ class Merged(msgspec.Struct, frozen=True):
     files: int
     """Files that readers need now."""
     deleted: int
-    """Files that were deleted."""
 
 
 class Unit(msgspec.Struct, frozen=True):
@@ -107,8 +106,7 @@ class Unit(msgspec.Struct, frozen=True):
 
 
 def choose(found: Sequence[Unit], most_rows: int) -> list[Unit]:
-    """Return the units to merge, smallest first. Each other unit has at least twice the rows of all smaller
-    ones.
+    """Return the units to merge, smallest first. Each other has at least twice the rows of all smaller ones.
 
     A row is merged again only when its unit has grown by half: for n rows n log n rows are written, and log n
     units remain. Nothing is merged to more than `most_rows`.
@@ -195,8 +193,7 @@ def _merge(session: Session, listed: ListedIndexes, chosen: Sequence[Unit]) -> s
 
 
 def _delete_replaced(session: Session, listed: ListedIndexes, record: str | None, most_rows: int) -> int:
-    """Delete files that a merge before the grace period has replaced, and the records before that merge.
-    Return the number of files.
+    """Delete files that a merge long ago has replaced, and the records before it. Return how many files.
 
     Each file is first compared with those that replace it in the store, because a wrong record or a damaged
     file must not cost a row. If more than `most_rows` rows had to be compared, the rest is left to later
@@ -262,7 +259,6 @@ class IndexReport(msgspec.Struct, frozen=True):
     files: int
     """Files in the store."""
     read: int
-    """Files that were read."""
     standing: int
     """Files that a writer needs."""
     faults: tuple[Fault, ...]

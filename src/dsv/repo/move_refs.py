@@ -96,8 +96,7 @@ class NamesMove:
         return first
 
     def copy(self) -> int:
-        """Copy the keys not copied yet, and return how many. Raises `Conflict` if the new location has
-        others.
+        """Copy the keys not copied yet; return how many. Raises `Conflict` if the new location has others.
 
         Call this after `begin`: what was written before must be in the copy.
         """
@@ -143,7 +142,7 @@ class NamesMove:
             )
 
     def _check_begun(self, log: Format) -> None:
-        """Raise `IntegrityError` if the entry by which this move began has other bytes now: it may belong to
+        """Raise `IntegrityError` if the entry that began this move was replaced: the new entry may belong to
         a move to another location, for which nothing was copied."""
         assert self._decides is not None
         number = self._decides - 1
@@ -153,8 +152,7 @@ class NamesMove:
             raise changed(self._old.url, keys.format_key(number), what, now)
 
     def take_back(self) -> None:
-        """Take the move back. Raises `Conflict` if it is already decided. If this object has begun a move,
-        only that one is taken back."""
+        """Take the move back; if this object began one, only that. Raises `Conflict` if it is decided."""
         log = self._log()
         if log.has(NAMES_MOVING) and self._decides in (None, len(log.entries)):
             last = log.entries[-1]

@@ -65,8 +65,7 @@ class Repository:
     def _refused(self, limits: Limits, before: CommitId | None, entry: RefEntry, merge: bool) -> str | None:
         """Return why a protected branch may not move from `before` to what the entry names; None if it may.
 
-        `Refs.move` calls this for every move, so no command can forget it. The rules are followed by every
-        dsv, but not enforced by the store.
+        `Refs.move` calls this, so no command forgets it. Every dsv follows the rules; no store enforces them.
         """
         objects = self.objects
         if entry.commit == before and not entry.deleted:
@@ -98,9 +97,9 @@ class Repository:
 
         A server that lets two writers win, and settles later which write stays, takes away a move that was
         already read back. The only proof is what a user saw of the branch. Sends no request unless the branch
-        has moved on. After a store or its names were restored or created again, another move may have the
-        number: then the commit is missing, or part of the branch's history. A location that the names have
-        left may have got a move that does not count.
+        has moved on. In a restored or recreated store another move may have the number: then the commit is
+        missing, or in the branch's history. A location that the names have left may have a move that does not
+        count.
         """
         if self.last_seen is None:
             return

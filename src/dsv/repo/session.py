@@ -117,8 +117,7 @@ class Session:
         return self.repository.objects.indexes.find(kind, object_id, usable=self.may_rely)
 
     def may_rely(self, kind: ObjectKind, object_id: Id, pack_id: PackId) -> bool:
-        """Return whether the store has the object in this pack, as far as this process knows, and gc will not
-        remove the pack. The pack is looked up once."""
+        """Return whether the store has the object in this pack, as far as known here, and gc will keep it."""
         return pack_id not in self.condemned and self._packs.may_rely(kind, object_id, pack_id)
 
     def avoids(self, pack_id: PackId) -> bool:
@@ -127,7 +126,6 @@ class Session:
 
     @property
     def avoids_any(self) -> bool:
-        """True if `avoids` is true for any pack."""
         return bool(self.condemned) or self._packs.any_suspect
 
     def has_pack(self, pack_id: PackId, size: int) -> bool:
@@ -170,8 +168,8 @@ class Session:
     ) -> Head | LostRace:
         """Declare the commit, then move the branch. A lost race is returned; being fenced raises `Conflict`.
 
-        `before_ref` is called between the two: what it writes exists whenever the ref does. `put_commit`
-        stores a commit that is not stored yet.
+        `before_ref` is called between the two, so its writes exist whenever the ref does. `put_commit` stores
+        a commit that is not stored yet.
         """
         assert entry.commit is not None
         self.declare(entry.commit, after, put_commit)
@@ -373,8 +371,7 @@ def _is_kept(repository: Repository, dataset: DatasetName, commit_id: CommitId) 
 
 
 def _read_gc(repository: Repository) -> tuple[frozenset[PackId], bool]:
-    """Return the packs of all unfinished epochs, and whether any epoch exists. Also add damage marks to what
-    the repository's packs know."""
+    """Return the packs of unfinished epochs, and whether any epoch exists. Damage marks are learned too."""
     listed = [item.key for item in repository.store.list(keys.GC_PREFIX)]
     found = {keys.parse_gc_key(key) for key in listed} - {None}
     packs: set[PackId] = set()

@@ -117,7 +117,6 @@ class Answers:
         return self._found.setdefault(dataset, Tracking())
 
     def datasets(self) -> set[DatasetName]:
-        """Return the datasets with any answer."""
         return set(self._found)
 
     def list_datasets(self, names: Iterable[DatasetName]) -> None:

@@ -1,8 +1,7 @@
 """The meaning of a bucket's own settings for a store in it, and the old versions of packs that it keeps.
 
 This uses AWS's calls, which Ceph, MinIO and StorageGRID have too. Settings that a server does not report, or
-reports only to administrators, are ignored. botocore is imported only when a store is created or contents are
-erased.
+reports only to administrators, are ignored. botocore is imported only to create a store or to erase contents.
 """
 
 from __future__ import annotations

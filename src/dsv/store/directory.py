@@ -155,8 +155,7 @@ class DirectoryStore:
                 raise root_missing(self.url) from None
             mode = os.fstat(self._root).st_mode
         self._is_shared = bool(mode & stat.S_IWGRP)
-        """The group may write in the folder. So it may read every file and write every folder below, whatever
-        the umask of the user who makes them."""
+        """If the group may write here, it may read all files and write all folders below, despite umasks."""
         self._rights = Rights(given=mode & (stat.S_IRWXG | stat.S_ISGID)) if self._is_shared else Rights()
         self._swept = False
         self._lock = threading.Lock()
@@ -398,8 +397,7 @@ class DirectoryStore:
     def _sync_above(self, folders: _Folders, folder: int) -> None:
         """Make a name in `folder` durable, and those of all folders above, which may be new.
 
-        This is done only now: while a writer waits for the disk after making a folder, a deleter may remove
-        it.
+        Done only now: while a writer waits for the disk after making a folder, a deleter may remove it.
         """
         sync_folder(folder)
         for depth in range(len(folders) - 1, -1, -1):
@@ -454,8 +452,7 @@ class DirectoryStore:
                 os.close(below)
 
     def _remove_empty(self, folders: _Folders) -> None:
-        """Remove empty folders: object stores have none. A process that is writing into one makes it
-        again."""
+        """Remove empty folders: object stores have none. A process writing into one makes it again."""
         with suppress(OSError):
             for depth in range(len(folders), 0, -1):
                 with self._folder(folders[: depth - 1]) as parent:
@@ -493,8 +490,7 @@ def _again(walk: Callable[[str | None], Iterator[Item]], start_after: str | None
 
 
 def _look(folder: int, name: str) -> os.stat_result | None:
-    """Return None for a deleted name. Raises `OSError` for a link: if it were skipped, what a user has moved
-    elsewhere and linked would be missing silently."""
+    """Return None for a deleted name. Raises `OSError` for a link: skipping it might lose objects."""
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

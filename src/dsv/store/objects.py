@@ -47,8 +47,8 @@ _began_in: int | None = None
 
 
 def lost_threads() -> bool:
-    """Return whether this process was forked from one that has used the client. The client's threads do not
-    exist here, so every call would wait for them without end."""
+    """Return whether this process was forked from one that has used the client. Its threads do not exist
+    here, so every call would hang."""
     return _began_in not in (None, os.getpid())
 
 
@@ -178,8 +178,7 @@ class ObjectStore:
         """Do nothing: obstore's connections end with its clients."""
 
     def _whole(self, path: str, limit: int) -> bytes | None:
-        """Return an object; None, or more than `limit` bytes of it, if it is larger, whatever its headers
-        say."""
+        """Return an object; None, or more than `limit` bytes, if it is larger, whatever its headers say."""
         answer = obstore.get(self._quick, path)
         return None if answer.meta["size"] > limit else _beginning(answer, limit + 1)
 

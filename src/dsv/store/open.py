@@ -1,9 +1,8 @@
 """Opening a store by URL, whole or split, and counting the requests to it.
 
 A split store (in two places) has names, which need one winner, and data, whose keys are random or derived
-from it. A bucket that does not know put-if-absent, or ignores it, can keep the data: writing one of its keys
-twice writes the same bytes, and the records of runs, which may differ, are looked for first. The names are in
-a folder or another bucket that has put-if-absent.
+from it. The names need a folder or a bucket with put-if-absent, the data does not: writing one of its keys
+twice writes the same bytes. The records of runs, which may differ, are looked for first.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ class Counts(msgspec.Struct, frozen=True):
         return self.gets + self.ranges + self.puts + self.lists + self.deletes
 
     def __sub__(self, earlier: Counts) -> Counts:
-        """Return the counts since `earlier`."""
         return Counts(*(getattr(self, name) - getattr(earlier, name) for name in self.__struct_fields__))
 
 

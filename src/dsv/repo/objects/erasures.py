@@ -44,7 +44,6 @@ class Erasures:
         return bool(self.known)
 
     def file(self, file_id: Id) -> Erasure | None:
-        """Return the erasure of a file, by its id."""
         return self._files.get(file_id)
 
     def of(self, entry: Entry) -> Erasure | None:
@@ -148,8 +147,7 @@ def stored_erasures(store: Store, metadata: MetadataCache) -> Erasures:
 def checked_erasures(
     store: Store, metadata: MetadataCache
 ) -> tuple[Erasures, dict[ErasureId, IntegrityError]]:
-    """Read every erasure from the store itself. Return all erasures, and the errors of damaged ones, which
-    are replaced by local copies."""
+    """Return all erasures, read from the store itself (damaged ones from local copies), and the errors."""
     copies, errors = local_erasures(metadata).known, dict[ErasureId, IntegrityError]()
 
     def read(one: ErasureId) -> Erasure | None:

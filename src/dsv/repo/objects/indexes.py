@@ -63,7 +63,6 @@ class ListedIndexes(msgspec.Struct, frozen=True):
     sizes: dict[IndexId, int]
     """Bytes of each index file."""
     filtered: frozenset[IndexId]
-    """Index files with a filter."""
     records: dict[int, tuple[str, ...]]
     """Keys of merge records, by number."""
     standing: Standing

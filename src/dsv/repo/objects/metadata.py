@@ -107,7 +107,6 @@ class MetadataCache:
             replace_file(path, data, mode=mode & 0o444, sync=False)
 
     def names(self, kind: str) -> list[str]:
-        """Return the names of all copies."""
         found = set() if self._behind is None else set(self._behind.names(kind))
         if self._folder is not None:
             with contextlib.suppress(OSError):

@@ -179,7 +179,6 @@ class Objects:
         """Finds a file's content on this machine, if the store must not be asked. Raises `Unreachable`."""
         self._erasures: Erasures | None = None
         self.read_erasures: Callable[[MetadataCache], Erasures] = local_erasures
-        """Reads what was erased from the store."""
         self.mirrors: Mirror | None = None
         """Read for what the store has lost, or once it does not answer. A writer has none."""
 
@@ -199,8 +198,7 @@ class Objects:
         self._erasures = value
 
     def check_erasures(self) -> dict[ErasureId, IntegrityError]:
-        """Read what was erased from the store itself, not from local copies. Return the errors of damaged
-        records."""
+        """Read all erasures from the store itself, not from copies. Return the errors of damaged records."""
         self._erasures, errors = checked_erasures(self.store, self._metadata)
         return errors
 
@@ -253,7 +251,6 @@ class Objects:
                 raise missing_commit(one, self.store.url)
 
     def local_commit(self, commit_id: CommitId) -> Commit | None:
-        """Return the local copy of the commit, if any."""
         data = self._metadata.get("commit", str(commit_id), RECORD_MAX)
         if data is None or CommitId.hash(data) != commit_id:
             return None
@@ -472,8 +469,7 @@ class Objects:
         return data, locator
 
     def local(self, kind: ObjectKind, object_id: Id) -> Located[bytes] | None:
-        """Return the checked local copy of a node, segment or recipe, if any. It is read once while in
-        use."""
+        """Return the checked local copy of a node, segment or recipe. It is read once while in use."""
         found = self._in_use.get((kind, object_id))
         if found is not None:
             return found

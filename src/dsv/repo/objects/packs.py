@@ -36,8 +36,7 @@ _MISSING = "missing-object"  # KIND-ID: the object could be read from nowhere, a
 
 
 class Packs:
-    """Every pack is asked for once. `known_lost`: packs found missing so far. `missing`: objects that could
-    be read from nowhere, as found by `noted`."""
+    """Asks for each pack once. `known_lost`: missing packs. `missing`: lost objects, found by `noted`."""
 
     def __init__(self, store: Store, indexes: Indexes, metadata: MetadataCache) -> None:
         self._store = store

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 def read_chunks(objects: Objects, entries: Sequence[Entry]) -> list[Counter[Id]]:
     """Return for each large file its parts and the bytes of each. One recipe is read for each file.
 
-    The parts are chunks or, for a file of more than 65,536 chunks, recipes of many chunks. An erased file has
-    none.
+    The parts are chunks, or recipes if a file has more than 65,536 chunks. An erased file has none.
     """
     erased = objects.erasures
     left = [entry.recipe_id for entry in entries if erased.of(entry) is None]
@@ -91,7 +90,6 @@ def _parts(recipe: Recipe) -> Counter[Id]:
 def _read(
     objects: Objects, recipe_ids: Sequence[RecipeId | None], location: Location | None = None
 ) -> list[Recipe]:
-    """Read them all at the same time."""
     calls = [
         partial(objects.recipe, recipe_id, location) for recipe_id in recipe_ids if recipe_id is not None
     ]

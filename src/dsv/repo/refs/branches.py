@@ -71,13 +71,11 @@ def renamed(entry: RefEntry | None, which: str) -> DatasetName | None:
 
 
 def no_commit(head: Head, hint: str | None = "dsv sync makes one") -> NotFound:
-    """Return the error for a branch without a commit."""
     where = f"{head.dataset}@{head.branch}"
     return NotFound(f"branch {head.branch} of {head.dataset} has no commit yet", subject=where, hint=hint)
 
 
 def already_there(head: Head, hint: str | None = None) -> Conflict:
-    """Return the error for creating a branch that exists."""
     return Conflict(
         f"{head.dataset} already has a branch {head.branch}",
         subject=f"{head.dataset}@{head.branch}",
@@ -167,8 +165,7 @@ class Refs(Tags):
         self._listed[dataset, branch] = self._list(dataset, branch)
 
     def datasets(self) -> list[DatasetName]:
-        """Return all datasets, by name. A dataset exists once its branch `main` has a first entry; one whose
-        creation has only begun may be included."""
+        """Return all datasets by name, also one that does not exist yet: its `main` has no first entry."""
         found = named_parts(DatasetName, self.store.folders(keys.REFS_PREFIX))
         self.answers.list_datasets(found)
         return found
@@ -219,7 +216,7 @@ class Refs(Tags):
 
     def home(self, dataset: DatasetName) -> DatasetName:
         """Return the dataset whose expiry log counts for the commits of this one: the dataset that it was
-        renamed to in the end, as soon as that exists, or itself."""
+        finally renamed to, as soon as that exists, or itself."""
         seen = {dataset}
         while (gone := self.gone_dataset(dataset)) is not None:
             to = renamed(gone.entry, RENAMED_TO)
@@ -271,8 +268,7 @@ class Refs(Tags):
         raise deleted(newest) if newest is not None else self.no_name(dataset, branch)
 
     def history(self, head: Head, limit: int | None = None) -> Iterator[RefEntry]:
-        """Yield the branch's moves, newest first: `limit` of them, or all. Many are read at the same time,
-        and few more than are taken."""
+        """Yield `limit` or all moves, newest first. Reads many at the same time, few more than are taken."""
         yield head.entry
         number, last = head.number - 1, -1 if limit is None else max(head.number - limit, -1)
         batch = 4
@@ -375,8 +371,7 @@ class Refs(Tags):
         return self._seen.get((dataset, branch))
 
     def check_new_dataset(self, dataset: DatasetName) -> None:
-        """Raise `Conflict` if another dataset's name differs from this only in case, or if a dataset of this
-        name was deleted or renamed."""
+        """Raise `Conflict` if the name was deleted or renamed, or differs from another one only in case."""
         gone = self.gone_dataset(dataset)
         if gone is not None:
             error = deleted(gone)

@@ -127,9 +127,8 @@ class Tags:
         self.answers.add_tag(dataset, tag, None)
 
     def put_record(self, key: str, record: Signed, what: str, read: Callable[[], Signed | None]) -> bool:
-        """Write a record under a key that several writers may want, and `read` it back. Return False if
-        another writer has won the key. Raises the same as `put`, and `IntegrityError` if the store kept
-        another writer's record."""
+        """Write a record and `read` it back. Return False if another writer has won the key. Raises the same
+        as `put`, and `IntegrityError` if the store kept another writer's record."""
         check = partial(check_kept, read, self.store.url, key, what, record)
         return self.put(key, record.encode(), what, check) is Put.WON
 

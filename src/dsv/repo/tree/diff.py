@@ -45,8 +45,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def difference(before: Entry | None, after: Entry | None) -> What | None:
-    """Return how one path's entry changed; None if it did not. A recipe is a way to store a content, so
-    another recipe is no difference."""
+    """Return how one path's entry changed; None if it did not. Another recipe of a content is no change."""
     if before is None or after is None:
         return None if before is after else What.ADDED if before is None else What.REMOVED
     if retyped(before.kind, after.kind):
@@ -102,8 +101,7 @@ _PICKED_SINGLY = 32
 
 
 def diff_trees(before: TreeReader | None, after: TreeReader | None, scope: Scope = WHOLE) -> Iterator[Change]:
-    """Yield the paths that differ, in tree order. Reads only parts that only one side has. None: an empty
-    tree.
+    """Yield the paths that differ, in tree order. Reads only what one side alone has. None: an empty tree.
 
     scope: where to look; segments without any path of it are not read.
     """

@@ -92,8 +92,7 @@ class TreeReader:
         """By a node's id and last path, which together are unique in the tree."""
         self._leaves: list[Part] | None = None
         self.left_out: Callable[[Child, IntegrityError], None] | None = None
-        """Called with each part of the tree that can't be read and is left out. If None, the error is
-        raised."""
+        """Called with each unreadable part of the tree, which is left out. If None, the error is raised."""
 
     def leaves(self) -> list[Part]:
         """Return all segments, in order."""

@@ -328,7 +328,6 @@ class _Rows:
         return segment.kinds[at] == Kind.SYMLINK
 
     def copy_rest(self, levels: Levels) -> None:
-        """Copy all remaining rows."""
         if self._columns is not None:
             levels.copy(self._columns, len(self._segment))
         for entry, location in self._entries[self._at :]:

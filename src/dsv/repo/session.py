@@ -276,7 +276,7 @@ class Session:
 
 
 def put_index(repository: Repository, encoded: bytes) -> IndexId:
-    """Store an index file, and a filter if it is large. All packs that it names must have been stored before."""
+    """Store an index file, and a filter if it is large. All packs that it names must be stored already."""
     index_id = IndexId.random()
     repository.store.put_if_absent(keys.index_key(index_id), encoded)
     if len(encoded) >= FILTERED_BYTES:

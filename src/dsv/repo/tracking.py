@@ -1,4 +1,4 @@
-"""The last answers of a store about branches, tags and commits, with the time of each: git's remote-tracking refs.
+"""The last answers of a store about branches, tags and commits, with times: git's remote-tracking refs.
 
 Each dataset of a store has a file beside the local copies of its metadata. A cache has such files in its own
 folder, for all of its users, and a workspace has one for its dataset. `dsv status`, the shell's completion

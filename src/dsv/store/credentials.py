@@ -25,7 +25,7 @@ _TRUSTED_FOR: Final = timedelta(minutes=6)
 
 
 class AwsAccess(msgspec.Struct, frozen=True):
-    """The endpoint, region and credentials for S3. `provider` is None for static keys and for anonymous access."""
+    """The endpoint, region and credentials for S3. `provider`: None for static keys and anonymous access."""
 
     endpoint: str | None
     region: str

@@ -1,4 +1,4 @@
-"""Meaning of the object-store client's errors, from the HTTP status, the service's code or the failure of the network.
+"""Meaning of the object-store client's errors: by HTTP status, the service's code or network failure.
 
 obstore raises few classes and puts the rest in the text, so the text is parsed here, and nowhere else.
 """

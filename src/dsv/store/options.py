@@ -113,7 +113,7 @@ class StoreOptions(msgspec.Struct, frozen=True):
 
 
 def read_certificates(url: str, path: Path) -> bytes:
-    """Return the PEM file, or all files of a folder of them, as REQUESTS_CA_BUNDLE allows. Raises `NotFound`."""
+    """Return a PEM file, or all of a folder, as REQUESTS_CA_BUNDLE allows. Raises `NotFound`."""
     try:
         if path.is_dir():
             return b"\n".join(file.read_bytes() for file in sorted(path.iterdir()) if file.is_file())

@@ -49,7 +49,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     longest_wait: float = 8.0
 
     def wait(self, attempt: int, chance: float) -> float:
-        """Return how long to wait after the `attempt`-th failure (from 1); `chance`, in [0, 1), spreads callers."""
+        """Return the wait after the `attempt`-th failure (from 1); `chance`, in [0, 1), spreads callers."""
         longest = min(self.longest_wait, self.first_wait * 2.0 ** (attempt - 1))
         return longest * (0.5 + 0.5 * chance)
 
@@ -232,5 +232,5 @@ def _unknown(url: str, key: str, error: DsvError) -> OutcomeUnknown:
 
 
 def _chance() -> float:
-    """Return a number in [0, 1). The random module takes 20 ms to import, and every command imports this one."""
+    """Return a number in [0, 1). Importing `random` takes 20 ms, and every command imports this module."""
     return int.from_bytes(os.urandom(4), "big") / 2**32

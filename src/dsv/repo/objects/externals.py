@@ -106,7 +106,7 @@ class Externals:
         return self.check([self.row(where)])
 
     def check(self, rows: Iterable[ExternalRow]) -> memoryview:
-        """Read chunks of one file, and return the last ones that were read together. Raises `SourceChanged`."""
+        """Read chunks of one file, and return the last ones read together. Raises `SourceChanged`."""
         data = memoryview(b"")
         for run in runs(rows):
             data = self._read(run[0].source, run[0].start, run[-1].start + run[-1].length - run[0].start)

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class MetadataCache:
-    """A folder of immutable copies, safe to share between processes, users and hosts; `None` keeps nothing."""
+    """A folder (None: no copies) of immutable copies, safe to share between processes, users and hosts."""
 
     def __init__(self, folder: Path | None, behind: MetadataCache | None = None) -> None:
         """behind: searched for copies that are not in this folder."""

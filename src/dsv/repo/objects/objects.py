@@ -71,7 +71,7 @@ def has_real_ids(stored: int, node: Buffer) -> bool:
 
 
 def is_possible(kind: ObjectKind, where: Location) -> bool:
-    """Return whether an object of this kind, and its own locator, can have the lengths that a location gives."""
+    """Return whether an object of this kind and its locator can have the lengths of this location."""
     rows = LOCATOR_ROWS.get(kind)
     tail = 0 if rows is None else largest(rows) + FRAME_SLACK
     limit = OBJECT_LIMITS[kind]

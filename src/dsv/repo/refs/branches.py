@@ -63,7 +63,7 @@ def is_deleted_dataset(head: Head | None) -> bool:
 
 
 def renamed(entry: RefEntry | None, which: str) -> DatasetName | None:
-    """Return the dataset to which (`RENAMED_TO`), or from which (`RENAMED_FROM`), a move renames its dataset."""
+    """Return the dataset to which (`RENAMED_TO`) or from which (`RENAMED_FROM`) a move renames its own."""
     action = Action("") if entry is None else Action.parse(entry.action)
     if action.verb != RENAME_DATASET or not action.message.startswith(which):
         return None
@@ -118,7 +118,7 @@ def refused_mover(limits: Limits, author: str, *, merge: bool) -> str | None:
 
 
 def refused_removals(limits: Limits, removed: int, entries: int) -> str | None:
-    """Return why a commit that removes so many of the entries may not be the branch's next; None if it may."""
+    """Return why the branch's next commit may not remove this many of the entries; None if it may."""
     if limits.max_removals is None or removed * 100 <= limits.max_removals * entries:
         return None
     return f"{removed:,} of {entries:,} paths would be removed, more than {limits.max_removals} %"
@@ -310,7 +310,7 @@ class Refs(Tags):
         return LostRace(winner)
 
     def _check_there(self, dataset: DatasetName, entry: RefEntry, doing: str = "") -> None:
-        """Raise `Conflict` if the dataset was deleted or renamed before or while this move of a branch was made.
+        """Raise `Conflict` if the dataset was deleted or renamed before or during this move of a branch.
 
         A process that does that deletes `main` first, and then every other branch that a listing still has.
         """

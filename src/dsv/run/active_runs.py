@@ -1,4 +1,4 @@
-"""The runs under way on this machine: the marks by which commands find them, and their records until they are sent."""
+"""Runs under way on this machine: the marks by which commands find them, and their unsent records."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from dsv.run.record_store import RunStore, Spool
 from dsv.values.ids import StoreId
 
 _MAX_MARK: Final = 2 * MAX_RECORD
-"""Bytes of a mark: a record as a string, and little else. A longer one is cut, and so can't be read."""
+"""Bytes of a mark, which is little more than a record. A longer file is cut, and so can't be decoded."""
 _MAX_NUMBER: Final = 64
 _TICK: Final = 0.2
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The process that supervises a run, or that starts those of a sweep, and the machine that it is on."""
+    """The process that supervises a run or drives a sweep, and its machine."""
 
     process: Process
     host: str
@@ -40,12 +40,12 @@ class Owner(msgspec.Struct, frozen=True):
 
     @property
     def is_here(self) -> bool:
-        """Check that it is a process of this machine: a home on a file server is that of several machines."""
+        """Check that it runs on this machine: several machines may share a home on a file server."""
         return self.process.kernel == Process.here().kernel
 
     @property
     def is_dead(self) -> bool:
-        """Check that it is known to be gone: only its own machine can tell."""
+        """Check that it is known to have ended. Only its own machine can tell."""
         fate = self.process.fate()
         if fate is not Fate.UNKNOWN:
             return fate is Fate.DEAD
@@ -62,7 +62,7 @@ class _Mark(msgspec.Struct, frozen=True):
     """The content of a mark."""
 
     store: str
-    """The id of the store where the record goes."""
+    """The id of the store that gets the record."""
     process: tuple[str, int, int]
     """Kernel, number and start of the process that supervises the run."""
     host: str
@@ -78,7 +78,7 @@ _MARK = msgspec.json.Decoder(_Mark)
 class Marks:
     """The marks of a user's runs on datasets of one store.
 
-    Setting and removing one never fails: without one, nobody notices that a run was cut off.
+    Setting and removing a mark never fails. Without a mark, no command notices that a run was cut off.
     """
 
     def __init__(self, state: Path, store: StoreId) -> None:
@@ -87,7 +87,7 @@ class Marks:
         self._store = str(store)
 
     def set(self, record: RunRecord, live: Path | None = None) -> None:
-        """live: where its output is, if other commands may read it there."""
+        """live: the file with the output so far, if other commands may read it."""
         here = Process.here()
         mark = _Mark(
             self._store,
@@ -107,7 +107,7 @@ class Marks:
             stop_request(self._folder, run).unlink()
 
     def grace(self, run: RunId, otherwise: float) -> float:
-        """Return the seconds that whoever asked for its end gives the job; the other ones if nobody did."""
+        """Return the grace in seconds of the stop request, or `otherwise` without a request."""
         try:
             with stop_request(self._folder, run).open("rb") as file:
                 return float(file.read(_MAX_NUMBER))
@@ -115,7 +115,7 @@ class Marks:
             return otherwise
 
     def stopped_by(self, run: RunId) -> str | None:
-        """Return who asked for its end: the owner of the request. None if nobody did."""
+        """Return the owner of the stop request as `user@host`; None without a request."""
         try:
             owner = stop_request(self._folder, run).stat().st_uid
         except OSError:
@@ -127,13 +127,13 @@ class Marks:
         return [each.record for each in self._marked()]
 
     def supervised(self) -> frozenset[RunId]:
-        """Return the runs that a process of this machine waits for."""
+        """Return the runs whose supervisor lives on this machine."""
         return frozenset(
             each.record.run for each in self._marked() if each.owner.process.fate() is Fate.ALIVE
         )
 
     def clear(self, record: RunRecord) -> None:
-        """Remove the mark of a run that was cut off, and what the run left among the user's state but its output."""
+        """Remove the mark and the scratch folder of a run that was cut off. Its output remains."""
         remove_scratch(run_folder(self._state, record.dataset, record.run) / "scratch")
         self.remove(record.run)
 
@@ -152,9 +152,8 @@ class UnderWay:
     folder: Path
     """The folder of the marks."""
     store: str
-    """The id of the store where the record goes."""
+    """The id of the store that gets the record."""
     owner: Owner
-    """The process that supervises the run."""
     record: RunRecord
     """As it is known so far."""
     live: Path | None
@@ -170,10 +169,10 @@ class UnderWay:
         return (self.folder / self.run).exists()
 
     def ask_to_stop(self, grace: float) -> bool:
-        """Ask the run's supervisor to end the job, which gets so many seconds to end by itself.
+        """Ask the supervisor to end the job after `grace` seconds. Return False if it was asked before.
 
-        Return False if somebody else has asked before; then nothing is sent, except that a grace of 0 ends the job at
-        once all the same. Raises `Unsupported` for a run of another machine, and `NotFound` if its supervisor is gone.
+        A further request sends nothing, unless its grace is 0, which ends the job at once. Raise
+        `Unsupported` for a run of another machine, and `NotFound` if its supervisor is gone.
         """
         run, owner = self.run, self.owner
         if not owner.is_here:
@@ -194,7 +193,7 @@ class UnderWay:
             return first
 
     def wait_for_end(self) -> None:
-        """Wait until the record of a run of this machine is kept, or its supervisor is gone."""
+        """Wait until a run of this machine has its record, or its supervisor is gone."""
         with closing(self._watched()) as watched:
             while self.is_marked and not watched.has_ended():
                 if watched.descriptor is None:
@@ -219,8 +218,7 @@ def _send(watched: Watched, number: int) -> None:
 
 
 def under_way(state: Path) -> list[UnderWay]:
-    """Return the runs of this user, of any store, that have a mark, oldest first. Marks that can't be read are left
-    out."""
+    """Return this user's marked runs of all stores, oldest first. Unreadable marks are left out."""
     folder = state / "running"
     found = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -239,7 +237,7 @@ def stop_request(folder: Path, run: RunId) -> Path:
 
 
 def this_machine() -> str:
-    """Return the name of this machine, and its id if it has one."""
+    """Return the name of this machine, with its id if it has one."""
     number = ""
     with suppress(OSError):
         number = Path("/etc/machine-id").read_text(encoding="ascii", errors="replace").strip()
@@ -261,21 +259,21 @@ class RunRecords:
         self.begun = False
         """True once the start of the job is recorded."""
         self.under_way = False
-        """True while other commands know the run as one that has not ended."""
+        """True from `announce` until `finish`."""
         self.starts = 0
-        """The number of starts that were recorded: one for each pool whose engine took it."""
+        """The number of recorded starts: one for each pool whose engine took the job."""
         self._live: Path | None = None
         self._start: Thread | None = None
         self._start_problem: DsvError | None = None
 
     def announce(self, record: RunRecord, live: Path | None = None) -> None:
-        """Make the run, as it is now, known to other commands of this machine. live: its output so far."""
+        """Set the mark, so that other commands of this machine find the run. live: its output so far."""
         self._live = live or self._live
         self.marks.set(record, self._live)
         self.under_way = True
 
     def begin(self, record: RunRecord) -> None:
-        """Keep the start, before the job begins, and send it while that does. Raises `NoRoom`."""
+        """Keep the start before the job begins, and send it while the job starts. Raise `NoRoom`."""
         self.announce(record)
         self.starts += 1
         self._spool.keep(record.dataset, record.run, start_name(self.starts), record.encode())
@@ -285,9 +283,9 @@ class RunRecords:
             self._start.start()
 
     def ended(self, record: RunRecord, log: bytes | None) -> None:
-        """Note that the job has ended, and its output is yet to be sent.
+        """Note that the job has ended and its output is still to be sent.
 
-        If this process is killed meanwhile, the record is made of this one. `finish` raises what is suppressed here.
+        If this process is killed before `finish`, this record counts. `finish` raises a suppressed `NoRoom`.
         """
         if log is not None:
             with suppress(NoRoom):
@@ -295,18 +293,18 @@ class RunRecords:
         self.announce(record)
 
     def moves_on(self) -> None:
-        """Note that the job was taken back before it began, and another pool gets it."""
+        """Note that the job was withdrawn before it began, and moves to another pool."""
         self.begun = False
 
     def finish(self, record: RunRecord, log: bytes | None) -> None:
-        """Keep the end, for `send` or for a later run. Raises `NoRoom`."""
+        """Keep the end, for `send` or for a later run, and remove the mark. Raise `NoRoom`."""
         self._spool.keep_end(record, log)
         self.marks.remove(record.run)
         self.under_way = False
 
     def send(self) -> DsvError | None:
-        """Send what waits, of earlier runs too. Return why something is not in the store yet: it is then kept here and
-        sent by the next run. An interrupt is such a reason as well."""
+        """Send all parts that wait, also of earlier runs. Return why some were not sent, an interrupt
+        included: they are kept here, and the next run sends them."""
         if self._runs is None:
             return None
         try:
@@ -321,14 +319,11 @@ class RunRecords:
             return Interrupted("sending the record was interrupted")
 
     def is_in_store(self, problem: DsvError | None) -> bool:
-        """Check that all that is known of the run has been sent. problem: what `send` returned."""
+        """Check that the whole record has been sent. problem: the result of `send`"""
         return self._runs is not None and problem is None and not self.under_way
 
     def told_by_others(self, record: RunRecord) -> RunRecord | None:
-        """Return the record that another dsv has completed in the store and that tells how the job ended.
-
-        None if there is none, or if the store doesn't answer.
-        """
+        """Return the record if another dsv completed it with the job's end; None if the store is away."""
         if self._runs is None:
             return None
         with suppress(DsvError, OSError):
@@ -338,7 +333,7 @@ class RunRecords:
         return None
 
     def _send_start(self, record: RunRecord) -> None:
-        assert self._runs is not None  # begin looked
+        assert self._runs is not None  # checked by begin
         try:
             self._spool.send(self._runs, only=record.run)
         except (DsvError, OSError) as error:

@@ -1,4 +1,4 @@
-"""The caller of a run, its folders, the mounts of its data, and the metrics that it leaves."""
+"""The caller of a run, the run's folders, the mounts of its data, and its metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_METRICS: Final = 1 << 20
 MAX_BESIDE: Final = 256
 """Entries at the top of a commit that can be mounted one by one, beside further data."""
 ANSWERS: Final = "last-answers"
-"""The folder of what clusters said last of each run, below the user's state. A file has the state of one run."""
+"""The folder, in the user's state, with the last known states of runs on clusters, in one file for each."""
 LIVE_LOG: Final = "live.log"
 """The file with the output of a detached job so far, in the folder of its run."""
 MESSAGES: Final = "dsv.log"
@@ -48,7 +48,7 @@ class RunPlace:
     author: str | None = None
     """The author of the commits of code and outputs."""
     workspace_above: Callable[[Path], Path | None] = lambda folder: None
-    """Returns the root of the workspace that a folder lies in, if it lies in one."""
+    """Returns the root of the workspace that contains a folder, or None."""
 
     @classmethod
     def here(
@@ -58,16 +58,16 @@ class RunPlace:
         cwd: Path,
         workspace_above: Callable[[Path], Path | None],
     ) -> Self:
-        """Return the one for a run by this process, on this machine."""
+        """Return the caller for a run by this process, on this machine."""
         return cls(environ, state, cwd, host_name(), user_name(os.getuid()), None, workspace_above)
 
     def folder(self, dataset: DatasetName, run: RunId) -> Path:
-        """Return the folder of a run, for its scratch and its output, unless that goes elsewhere."""
+        """Return the folder of a run, for its scratch and, by default, its output."""
         return run_folder(self.state, dataset, run)
 
 
 def first_time(place: RunPlace, what: str) -> bool:
-    """Check that this user sees this note for the first time on this machine."""
+    """Check that this user gets this note for the first time on this machine, and remember that."""
     try:
         folder = place.state / "told"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,9 +80,9 @@ def first_time(place: RunPlace, what: str) -> bool:
 
 
 def leave_terminal(folder: Path, terminals: Iterable[int]) -> None:
-    """Write dsv's messages to a file in this folder of a run from now on, and nothing to these descriptors.
+    """Redirect descriptors of a closed terminal: 2 to a file in this folder of a run, others to nowhere.
 
-    The terminal is gone, and the output of the job is kept in another way.
+    The job's output is kept in another way.
     """
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     messages = nothing
@@ -105,7 +105,7 @@ def job_folder(out: str, dataset: DatasetName, run: RunId) -> Path:
 
 
 def output_folder(place: RunPlace, asked: Path | None, otherwise: Path) -> Path:
-    """Return the folder for the job's files. Raises `UsageError` for one in a workspace: a sync would take them."""
+    """Return the output folder. Raise `UsageError` if it is in a workspace: a sync would take the output."""
     if asked is None:
         return otherwise
     folder = Path(os.path.abspath(place.cwd / asked))  # noqa: PTH100 (a symlink is the caller's to resolve)
@@ -120,7 +120,7 @@ def output_folder(place: RunPlace, asked: Path | None, otherwise: Path) -> Path:
 
 
 def code_folder(place: RunPlace, asked: Path) -> Path:
-    """Return the absolute path of the code. Raises `UsageError` if it is no folder."""
+    """Return the absolute path of the code. Raise `UsageError` if it is not a folder."""
     folder = Path(os.path.abspath(place.cwd / asked))  # noqa: PTH100
     if not folder.is_dir():
         raise UsageError(
@@ -142,7 +142,7 @@ def make_folder(folder: Path, hint: str | None = None) -> None:
 
 
 def write_params(out: Path, params: Mapping[str, Json]) -> None:
-    """Replace `params.json`, never writing through a link. Raises `LaunchError`."""
+    """Replace `params.json`, never writing through a link. Raise `LaunchError`."""
     try:
         replace_file(out / PARAMS_FILE, json.dumps(params).encode() + b"\n", mode=0o644, sync=False)
     except OSError as error:
@@ -150,11 +150,11 @@ def write_params(out: Path, params: Mapping[str, Json]) -> None:
 
 
 def data_mounts(main: Path, further: Mapping[str, Path], skeleton: Path) -> tuple[list[Mount], list[Mount]]:
-    """Return the mounts of the target and of further data, in this order.
+    """Return the mounts of the target, and those of further data.
 
-    Nothing can be mounted inside a folder that is mounted read-only unless it has a place for it. So with
-    further data `/data` is a skeleton that has one for each entry at the top of the commit, and for each name.
-    Nothing is written: see `make_skeleton`. Raises `LaunchError` if names clash or there are too many.
+    Mount points in a read-only folder must exist. So with further data `/data` is a skeleton, with one for
+    each top entry of the commit and for each name; `make_skeleton` creates it. Raise `LaunchError` for
+    clashing names or too many entries.
     """
     others = [Mount(path, f"/data/{name}") for name, path in further.items()]
     if not others:
@@ -175,7 +175,7 @@ def data_mounts(main: Path, further: Mapping[str, Path], skeleton: Path) -> tupl
 
 
 def make_skeleton(main: Path, further: Sequence[str], skeleton: Path) -> None:
-    """Make the places for `data_mounts`, and the symlinks at the top of the commit. Raises `LaunchError`."""
+    """Create the mount points for `data_mounts`, and the commit's top symlinks. Raise `LaunchError`."""
     try:
         skeleton.mkdir(parents=True)
         for entry in main.iterdir():
@@ -207,7 +207,7 @@ class Metrics:
 
 
 def metrics_stamp(out: Path) -> tuple[int, int, int] | None:
-    """Return what tells a `metrics.json` that was there before from one that the job wrote."""
+    """Return inode, size and mtime (ns) of `metrics.json`, which change if the job writes it, or None."""
     try:
         status = (out / METRICS_FILE).lstat()
     except OSError:
@@ -216,7 +216,7 @@ def metrics_stamp(out: Path) -> tuple[int, int, int] | None:
 
 
 def read_metrics(out: Path, before: tuple[int, int, int] | None) -> Metrics:
-    """Read `metrics.json` of the job: at most 1 MiB, a JSON object, in a plain file."""
+    """Read the job's `metrics.json`: a JSON object of at most 1 MiB, in a regular file."""
     if metrics_stamp(out) in (None, before):
         return Metrics()
     try:
@@ -241,7 +241,7 @@ def parse_metrics(data: bytes) -> Metrics:
 
 
 def code_state(folder: Path, environ: Mapping[str, str]) -> CodeState:
-    """Return the git commit of a folder, and whether the folder differs; neither if it is in no work tree."""
+    """Return the git commit of a folder, and whether the folder differs; neither outside a work tree."""
     head = _git(folder, environ, "rev-parse", "--verify", "HEAD")
     if head is None or re.fullmatch(r"[0-9a-f]{40,64}", head.strip()) is None:
         return CodeState(str(folder))
@@ -250,7 +250,7 @@ def code_state(folder: Path, environ: Mapping[str, str]) -> CodeState:
 
 
 def _git(folder: Path, environ: Mapping[str, str], *arguments: str) -> str | None:
-    """Run git without locks, and without the programs that a repository's own configuration may name."""
+    """Run git without locks, and without programs that the repository's own configuration may name."""
     argv = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(

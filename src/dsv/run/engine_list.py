@@ -1,4 +1,4 @@
-"""The engines, how one is chosen for a run, and finding a job by its reference."""
+"""The engines: choosing one for a run, and finding a job by its reference."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ PROCESS: Final = "process"
 
 
 class _Registry(UserDict[str, Any]):
-    """Classes of engines by their names. The module of one is imported when it is asked for: most commands need one
-    engine or none, and each brings much along."""
+    """Engine classes by name, imported on first use: most commands need one or none, and each is large."""
 
     def __getitem__(self, name: str) -> type[Engine]:
         found = self.data[name]
@@ -52,8 +51,8 @@ class Engines:
     """The configured pools by name, for the settings of their engines."""
 
     def make(self, name: str, pool: str | None = None) -> Engine | None:
-        """None if there is no such engine. pool: the one that the job runs in; a pool that isn't configured here, or
-        has another engine here, tells nothing."""
+        """Return the engine, or None for an unknown name. pool: that of the job; ignored if it is not
+        configured here, or has another engine here"""
         kind = ENGINES.get(name)
         known = None if pool is None else self.pools.get(pool)
         if kind is None:
@@ -63,7 +62,7 @@ class Engines:
 
 def engine_of(pool: Pool) -> type[Engine]:
     """Return the engine of a pool that has one, and check its options. Raise `UsageError`."""
-    assert pool.engine is not None  # of this machine none is named
+    assert pool.engine is not None  # only the pool HERE has none
     kind = ENGINES.get(pool.engine)
     if kind is None:
         raise UsageError(
@@ -99,8 +98,9 @@ def choose(
 ) -> Chosen:
     """Choose the engine of this name, with the options of its pool.
 
-    Without a name it is the first that answers, or `process` if there is no image. Raise `UsageError` for an unknown
-    name, or an image that the engine can't run; `LaunchError` if the named engine, or every engine, doesn't answer.
+    Without a name, choose the first that answers, or `process` if there is no image. Raise `UsageError` for
+    an unknown name or an image that the engine can't run; `LaunchError` if the named engine, or every engine,
+    doesn't answer.
     """
     if name is not None:
         return _named(environ, name, image, options)
@@ -157,7 +157,7 @@ class FoundJob:
     status: JobStatus
 
     def cancel(self, grace: float) -> JobStatus:
-        """End it, if it lives, remove what the engine keeps of it, and return how it ended."""
+        """End the job if it lives, remove it from the engine, and return its last status."""
         return self.engine.cancel(self.ref, grace) or self.status
 
     def logs(self, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
@@ -165,9 +165,9 @@ class FoundJob:
 
 
 def find_job(record: RunRecord, engines: Engines) -> FoundJob | None:
-    """Return the job; None if the engine has none of that run any more. Raise `Unreachable` if it doesn't answer.
+    """Return the job; None if the engine doesn't have it. Raise `Unreachable` if the engine doesn't answer.
 
-    A run that was killed before its reference was written down is looked for by its id.
+    If dsv was killed before it recorded the reference, the job is found by the run's id.
     """
     engine = engines.make(record.engine, record.pool)
     if engine is None:

@@ -1,4 +1,4 @@
-"""A sweep: one run for each combination of the values of its parameters. Which ones there are, and which are due."""
+"""Ids and parameters of runs and sweeps. A sweep has a run for each combination of its parameters' values."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dsv.errors import UsageError
 from dsv.values.json import Json, check_json, json_or_text
 
 MOST_RUNS: Final = 1000
-"""Runs of one sweep. Each is named by each record of the sweep, and waited for."""
+"""The most runs of a new sweep. Each of its records describes them all, and its driver waits for all."""
 MOST_READ: Final = 1_000_000
-"""Runs of a sweep that is read."""
+"""The most runs of a sweep whose records are read."""
 PREFIX: Final = "sweep-"
 
 _TIMED = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{8}", re.ASCII)
@@ -24,7 +24,7 @@ _PAIRS: Final = {"]": "[", "}": "{"}
 
 
 class TimedId(str):
-    """The time of the start in UTC, then randomness: `20261120-132145-1f2e3d4c`. Sorts by time."""
+    """An id made of the start time in UTC and random digits: `20261120-132145-1f2e3d4c`. Sorts by time."""
 
     __slots__ = ()
     _what: ClassVar[str]
@@ -32,7 +32,7 @@ class TimedId(str):
 
     @classmethod
     def make(cls, time_ms: int, entropy: bytes) -> Self:
-        """From milliseconds since 1970 and four random bytes."""
+        """Make an id from milliseconds since 1970 and four random bytes."""
         if len(entropy) != 4:
             raise ValueError("an id takes four random bytes")
         moment = datetime.fromtimestamp(time_ms // 1000, UTC)
@@ -60,16 +60,16 @@ class SweepId(TimedId):
 
     @property
     def begun(self) -> str:
-        """A lower bound of the ids of its runs, which begin with a time as well."""
+        """The start time in the id: a lower bound of the ids of its runs, which begin with a time as well."""
         return self.removeprefix(PREFIX)[:15]
 
     @property
     def short(self) -> str:
-        """`sweep-1f2e3d4c`, which any command takes for it."""
+        """`sweep-1f2e3d4c`, which every command accepts."""
         return f"{PREFIX}{self[-8:]}"
 
     def is_meant_by(self, text: str) -> bool:
-        """Check that a text may mean it by its id: all of it, or `sweep-` and four characters or more of its end."""
+        """Check that a text is four or more characters of the id's beginning or end; `sweep-` is optional."""
         part = text.removeprefix(PREFIX)
         own = self.removeprefix(PREFIX)
         return _PART.fullmatch(part) is not None and (own.startswith(part) or own.endswith(part))
@@ -77,25 +77,25 @@ class SweepId(TimedId):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSeat:
-    """The place of a run in its sweep."""
+    """The position of a run in its sweep."""
 
     id: SweepId
     number: int
     """From 1 to `of`."""
     of: int
     axes: dict[str, list[Json]]
-    """The values of each parameter, in the order in which they were typed; any record tells of all runs by them."""
+    """The values of each parameter, as typed, by which each record describes all runs of the sweep."""
     name: str | None = None
     """The name of the sweep."""
 
     @classmethod
     def of_json(cls, document: Mapping[str, Json]) -> SweepSeat:
-        """Make one of the result of `asdict`."""
+        """Make a position from the result of `asdict`."""
         return cls(**{**document, "id": SweepId.parse(document["id"])})
 
     @property
     def is_possible(self) -> bool:
-        """Check that there is such a run. A record may say anything, and a later dsv may have larger sweeps."""
+        """Check that the sweep can have this run: a record may be wrong, or of a dsv with larger sweeps."""
         return 1 <= self.number <= self.of <= MOST_READ and self.of == count_of(self.axes)
 
     @property
@@ -104,14 +104,14 @@ class SweepSeat:
 
 
 def names_sweep(text: str) -> bool:
-    """Check that a text can only be the id of a sweep, or part of one. `sweep-base` may be the name of a run."""
+    """Check that a text can only be a sweep's id or a part of it; `sweep-base` may be the name of a run."""
     return text.startswith(PREFIX) and _PART.fullmatch(text.removeprefix(PREFIX)) is not None
 
 
 def parse_params(texts: Iterable[str]) -> dict[str, Json]:
-    """`K=V`, as given with `-p`. What is JSON is taken as such (`0.1`, `true`, `[1,2]`), else it is a string.
+    """Parse `K=V` of `-p`. V is JSON (`0.1`, `true`, `[1,2]`) if it is valid JSON, else a string.
 
-    So `-p v='"1.10"'` is a string. Raises `UsageError`.
+    So `-p v='"1.10"'` is a string. Raise `UsageError`.
     """
     return {name: _value(name, value) for name, value in _by_name(texts).items()}
 
@@ -129,9 +129,9 @@ def _by_name(texts: Iterable[str]) -> dict[str, str]:
 
 
 def parse_axes(texts: Iterable[str]) -> dict[str, list[Json]]:
-    """Parse `K=V1,V2,…`, as given with `-p` to a sweep. Raises `UsageError`.
+    """Parse `K=V1,V2,…` of `-p` for a sweep. Raise `UsageError`.
 
-    A comma within quotes, brackets or braces separates nothing: `-p 'layers=[1,2],[3,4]'`, `-p 'opt="a,b",c'`.
+    Commas within quotes, brackets or braces do not separate: `-p 'layers=[1,2],[3,4]'`, `-p 'opt="a,b",c'`.
     """
     axes: dict[str, list[Json]] = {}
     for name, rest in _by_name(texts).items():
@@ -152,7 +152,7 @@ def parse_axes(texts: Iterable[str]) -> dict[str, list[Json]]:
 
 
 def split_values(name: str, text: str) -> list[str]:
-    """Return the values between the commas of a text. Raises `UsageError` for an empty one or an open mark."""
+    """Split a text at its commas. Raise `UsageError` for an empty value or an unclosed quote or bracket."""
     values, start, opened, quoted, escaped = [], 0, "", False, False
     for at, each in enumerate(text):
         if quoted:
@@ -182,7 +182,7 @@ def split_values(name: str, text: str) -> list[str]:
 
 
 def combination(axes: Mapping[str, Sequence[Json]], number: int) -> dict[str, Json]:
-    """Return the parameters of one run, from 1. The last parameter changes fastest."""
+    """Return the parameters of one run, numbered from 1. The last parameter changes fastest."""
     rest, chosen = number - 1, {}
     for name, values in reversed(list(axes.items())):
         rest, at = divmod(rest, len(values))
@@ -196,7 +196,7 @@ def count_of(axes: Mapping[str, Sequence[Json]]) -> int:
 
 
 def due(of: int, begun: Collection[int], going: int, parallel: int) -> tuple[int, ...]:
-    """Return the runs to begin now, in order, if so many go on and at most `parallel` may."""
+    """Return the numbers of the runs to start now, in order. going: how many are under way"""
     return tuple(number for number in range(1, of + 1) if number not in begun)[: max(0, parallel - going)]
 
 

@@ -1,4 +1,4 @@
-"""From a spec and staged data to the job that an engine plans, and to what the record says before it starts."""
+"""Turns a spec and staged data into the job for an engine, and into the record at its start."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Launch:
     chosen: Chosen
     run: RunId
     staged: Mapping[str, Staged]
-    """By the names of the data; the target has the empty one."""
+    """Keys are the names of the data; the target's is empty."""
     own: Path
-    """The folder of this run among the user's state."""
+    """The folder of this run in the user's state."""
     out: Path
     code: Path | None
-    """The folder that was named."""
+    """The folder of `--code`."""
     masker: Masker
     staged_code: Staged | None = None
     """The code in the cache, if it was committed."""
@@ -44,10 +44,8 @@ class Launch:
     elsewhere: tuple[str, ...] = ()
     """The options with which dsv on another machine finds the same store and cache."""
     access: StoreAccess = NO_ACCESS
-    """The access to the store for dsv on another machine."""
 
     def masked(self, text: str | None) -> str | None:
-        """Return the text without secrets."""
         return None if text is None else self.masker.text(text)
 
     @property
@@ -60,7 +58,7 @@ class Launch:
 
     @property
     def scratch(self) -> Path:
-        """A folder that the nodes of a cluster see too, as they see the folder in which its pool has the output."""
+        """The folder of the job's own files; on a cluster in the pool's `out`, which the nodes see too."""
         pool = self.spec.pool
         engine = self.chosen.engine
         if engine.queues and engine.shares_folders and pool is not None and pool.out is not None:
@@ -69,7 +67,7 @@ class Launch:
 
     @property
     def other_folder(self) -> str:
-        """A hint if the folders of the run can't be made."""
+        """The hint if the folders of the run can't be created."""
         pool = self.spec.pool
         if pool is None or pool.out is None or self.spec.out is not None:
             return "--out FOLDER, one that you may write to"
@@ -77,19 +75,18 @@ class Launch:
 
     @property
     def keeps_output(self) -> bool:
-        """True if the output goes to the store: if that was asked for, and of a cluster if nobody named a place for
-        it, neither for the run nor for its pool."""
+        """True if it is committed: on request, or on a cluster where neither run nor pool names a folder."""
         pool = self.spec.pool
         named = self.spec.out is not None or (pool is not None and pool.out is not None)
         return self.spec.keep_output or (self.chosen.engine.queues and not named)
 
     @property
     def skeleton(self) -> Path | None:
-        """The folder in which the places for the mounts of further data are made, if the engine mounts any."""
+        """The folder with the mount points for further data; None if the engine mounts none."""
         return self.scratch / "data" if self.further and self._mounts_data() else None
 
     def plan(self) -> Plan:
-        """Return the engine's plan. Pure but for a look at the commit's top folder. Raises as `Engine.plan`."""
+        """Return the engine's plan. Pure, except for listing the commit's top. Raise as `Engine.plan`."""
         return self.chosen.engine.plan(self._job(), self.chosen.facts)
 
     def record(self, plan: Plan, started_ms: int) -> RunRecord:
@@ -98,7 +95,7 @@ class Launch:
         command = self.masker.argv(spec.command)
         options = plan.argv[: len(plan.argv) - len(spec.command)]
         params = self.masker.value(spec.params, surely=True)
-        assert isinstance(params, dict)  # as it went in
+        assert isinstance(params, dict)  # as is spec.params
         return RunRecord(
             run=self.run,
             dataset=self.main.dataset,
@@ -143,7 +140,7 @@ class Launch:
         return replace(state, path=self.masker.name(state.path), tree=tree)
 
     def _mounts_data(self) -> bool:
-        """Check that the job sees the data elsewhere than it is."""
+        """Check that the job sees the data at `/data`, not at its path on this machine."""
         probe = Mount(self.main.path, "/data")
         return self.chosen.engine.place(probe) == probe.target
 
@@ -155,9 +152,8 @@ class Launch:
                 subject="--data",
                 hint="run them in a pool without containers, or put the data into one commit",
             )
-        if (
-            not engine.shares_folders
-        ):  # nothing can be mounted inside of a folder that can't be seen from here
+        if not engine.shares_folders:
+            # No mount points can be made inside a folder that this machine doesn't see.
             own = [Mount(self.main.path, "/data")]
             others = [Mount(path, f"/dsv/data/{name}") for name, path in self.further.items()]
         elif self._mounts_data():
@@ -200,13 +196,13 @@ class Launch:
         )
 
     def _code_place(self, folder: Path) -> Path:
-        """Return the path of the code on the job's machine, which is made up if the code is not committed yet."""
+        """Return the code's path on the job's machine, a placeholder if it is not committed yet."""
         if self.staged_code is not None:
             return self.staged_code.path
         return folder if self.chosen.engine.shares_folders else self.main.path.with_name("CODE")
 
     def _staging(self) -> dict[str, Any]:
-        """Return what the machines of an engine that queues do with the data."""
+        """Return the fields of `Job` with which machines of a queueing engine stage the data."""
         if not self.chosen.engine.queues:
             return {}
         targets = {name: self._exactly(name, each) for name, each in self.staged.items()}
@@ -234,11 +230,11 @@ class Launch:
         )
         try:
             return order.encode().decode()
-        except UnicodeEncodeError:  # a name that no JSON has: whoever looks later completes the record
+        except UnicodeEncodeError:  # a name that is not UTF-8: a later dsv completes the record
             return ""
 
     def _code_name(self) -> str:
-        """Return a name for the code that no further data has."""
+        """Return a name for the code that no further data uses."""
         name = "code"
         while data_variable(name) in map(data_variable, self.further):
             name += "_"
@@ -255,14 +251,14 @@ class Launch:
 
 
 def code_of(spec: JobSpec, place: RunPlace) -> Path | None:
-    """Return the folder of the code, which is checked unless the code is in the store."""
+    """Return the folder of the code. Check that it exists, unless the code is in the store."""
     if spec.code is None or spec.recorded_code is not None:
         return spec.code
     return code_folder(place, spec.code)
 
 
 def output_of(spec: JobSpec, place: RunPlace, engine: Engine, main: Staged, own: Path) -> Path:
-    """Return the output folder. Raises `UsageError` if the job's machine has none for it."""
+    """Return the output folder. Raise `UsageError` if the job's machine has none."""
     pool = spec.pool
     if engine.shares_folders:
         return output_folder(place, spec.out, _own_output(spec, main, own))
@@ -286,13 +282,12 @@ def output_of(spec: JobSpec, place: RunPlace, engine: Engine, main: Staged, own:
 
 
 def _own_output(spec: JobSpec, main: Staged, own: Path) -> Path:
-    """Return the output folder of a run that names none: in the folder of its pool, if that has one."""
+    """Return the output folder of a run without `--out`: below the `out` of its pool, if that is set."""
     if spec.pool is None or spec.pool.out is None:
         return own / "out"
     return Path(spec.pool.out) / main.dataset.component / own.name
 
 
 def masker_of(spec: JobSpec, place: RunPlace) -> Masker:
-    """Return what hides the secrets of this run."""
     options, given = hide_env_values(spec.engine_args)
     return Masker.of({**given, **spec.env}, place.environ, (*options, *spec.command), spec.params)

@@ -1,4 +1,4 @@
-"""The options of a run: read from a command line, written to its record, and taken from that to repeat it."""
+"""The options of a run: parsed from a command line, recorded, and restored to repeat the run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class JobSpec(Task):
     data: Mapping[str, Target] = option(
         "--data NAME=TARGET", "Further data, at /data/NAME.", parse_data, several=True
     )
-    """By the names below `/data`."""
+    """Keys are the names below `/data`."""
     engine: str | None = option("--engine ENGINE", "docker, podman or process; else the first that answers.")
     code: Path | None = option("--code DIR", "The code: read-only at /code, the working directory.", Path)
     out: Path | None = option(
@@ -61,15 +61,12 @@ class JobSpec(Task):
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Names and values. Records never have the values."""
     pool: Pool | None = None
-    """The pool that was chosen."""
     passed_over: tuple[PassedOver, ...] = ()
-    """The pools that were not chosen."""
     then: tuple[str, ...] = ()
     """The pools to try next if the run doesn't begin in time."""
     recorded_code: CodeState | None = None
-    """The code of a repeated run, which the store has."""
+    """The code of a repeated run, which is in the store."""
     sweep: SweepSeat | None = None
-    """The run's position in a sweep."""
     pins: Mapping[str, str] = field(default_factory=dict)
     """The commits of the targets when the sweep started, by the targets' text."""
     log: bool = setting("log", parse_yes, True)
@@ -78,9 +75,9 @@ class JobSpec(Task):
 
 
 def parse_env(texts: Iterable[str], environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """`K=V` or `K`, as given with `-e`: K alone passes the caller's value.
+    """Parse the values of `-e`: `K=V`, or `K` for the caller's own value. Raise `UsageError`.
 
-    Also returns the names for which the caller has no value; they stay unset. Raises `UsageError`.
+    Return the variables, and the names for which the caller has no value; these stay unset.
     """
     env: dict[str, str] = {}
     unset = []
@@ -100,14 +97,14 @@ def parse_env(texts: Iterable[str], environ: Mapping[str, str]) -> tuple[dict[st
 
 
 def seated(spec: JobSpec, seat: SweepSeat) -> JobSpec:
-    """Return the spec of one run of a sweep: with its parameters, a name and an output folder of its own."""
+    """Return the spec of one run of a sweep, with its own parameters, name and output folder."""
     name = None if seat.name is None else f"{seat.name}-{seat.number}"
     out = None if spec.out is None else spec.out / str(seat.number)
     return replace(spec, sweep=seat, params=seat.params, name=name, out=out)
 
 
 def check_spec(spec: JobSpec) -> None:
-    """Refuse what is wrong by itself, before anything is resolved. Raises `UsageError`."""
+    """Check a spec by itself, before its targets are resolved. Raise `UsageError`."""
     for name in spec.env:
         if name.startswith("DSV_"):
             raise UsageError(f"{name} is set by dsv itself", subject=name)
@@ -140,18 +137,18 @@ _FIELDS: Final[dict[str, Option]] = {
     if "option" in each.metadata
 }
 OPTIONS: Final = {name: each for name, each in _FIELDS.items() if each.help}
-"""The options that fill fields of `JobSpec`, by these: all but `--env`, whose values may be the caller's."""
+"""The options that fill `JobSpec`, by field: all but `--env`, which needs the caller's environment."""
 POOL_OPTIONS: Final = {name: each for name, each in _FIELDS.items() if not each.help} | {
     "wait": Option("wait", "", parse_duration),
     "jobs": Option("jobs", "", _parse_jobs),
 }
-"""A pool's settings for each run, by the field of `JobSpec` if that has one."""
+"""A pool's settings for each run, by the field of `JobSpec`; `wait` and `jobs` have no field."""
 
 _Asked = TypeVar("_Asked", bound=Resources)
 
 
 def on_pool(wanted: _Asked, pool: Pool) -> _Asked:
-    """Return what a run asks for, with what the settings of this pool say and not those of another."""
+    """Return the request of a run with the settings of this pool, and none of another pool's."""
     defaults = {each.name: each.default for each in fields(wanted)}
     said = {name: pool.run.get(name, defaults[name]) for name in POOL_OPTIONS if name in defaults}
     if wanted.gpus is None:
@@ -160,7 +157,7 @@ def on_pool(wanted: _Asked, pool: Pool) -> _Asked:
 
 
 def parse_options(typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a `JobSpec` from what was typed for each. Raise `UsageError`."""
+    """Convert typed options to fields of a `JobSpec`. Raise `UsageError`."""
     return {name: each.parse(typed[name]) for name, each in OPTIONS.items() if name in typed}
 
 
@@ -191,7 +188,7 @@ class Again:
 
     spec: JobSpec
     cannot: tuple[str, ...]
-    """Differences from the first run, certain or possible, in a sentence each."""
+    """Certain or possible differences from the first run, one sentence each."""
 
 
 def again(
@@ -208,9 +205,9 @@ def again(
 ) -> Again:
     """Make the spec that repeats a run: the same commits, image, engine, code, command and parameters.
 
-    command: used instead of the recorded one; env: values, which come before those that the caller's environment has;
-    params: those that the record hides; moves: to a pool, whose settings are then those of the run. Raises `UsageError`
-    if a hidden value is not given again.
+    command: replaces the recorded one; env: takes precedence over the caller's environment; params: values
+    for those that the record hides; moves: the run moves to a pool, whose settings it takes. Raise
+    `UsageError` if a hidden value is not given again.
     """
     cannot: list[str] = []
     for given, recorded, hint in (
@@ -271,7 +268,7 @@ def _params(record: RunRecord, given: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _env(record: RunRecord, place: RunPlace, given: dict[str, str], cannot: list[str]) -> dict[str, str]:
-    """Only names are recorded: the values are the caller's of today."""
+    """Return the variables with the caller's current values, because only names are recorded."""
     env = dict(given)
     for name in record.env:
         if name in env:
@@ -285,7 +282,7 @@ def _env(record: RunRecord, place: RunPlace, given: dict[str, str], cannot: list
 
 
 def _image(record: RunRecord, place: RunPlace, cannot: list[str]) -> str | None:
-    """Return the name, if it still means the same image; else the image itself, by id or by digest."""
+    """Return the image's name if it still means the same image, else its id or digest."""
     if record.image is None:
         return None
     make = ENGINES.get(record.engine)

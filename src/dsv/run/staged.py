@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Staged(msgspec.Struct, frozen=True):
-    """A commit, or part of one, in the cache: where it is, or would be. Times are seconds since 1970."""
+    """A commit, or part of one, and its path in the cache, present or not. Times are seconds since 1970."""
 
     path: Path
     dataset: DatasetName
@@ -24,17 +24,17 @@ class Staged(msgspec.Struct, frozen=True):
     files: int
     bytes: int
     hit: bool
-    """It was there already."""
+    """It was in the cache already."""
     seconds: float = 0.0
-    """The time that it took to get it."""
+    """The time that staging took."""
     fetched_bytes: int = 0
-    """Read from the store for it."""
+    """The bytes read from the store."""
     linked_files: int = 0
-    """Those that another cached commit had."""
+    """The files that another cached commit had."""
     erased: int = 0
-    """Files that it lacks, as they were erased from the store."""
+    """The files that are missing because they were erased from the store."""
     hold: str | None = None
-    """The id of the hold that was asked for."""
+    """The id of the requested hold."""
     held_until: float | None = None
     may_go: float | None = None
     """The time from which it may be evicted as unused if it is not held; None if that never happens."""
@@ -56,11 +56,11 @@ class Staging(Protocol):
     """The functions of the store and the cache that a run needs."""
 
     def locate(self, target: Target) -> Staged:
-        """Return where the target is or would be; fetch none of it."""
+        """Return where the target is or would be in the cache, without fetching it."""
         ...
 
     def stage(self, target: Target, run: RunId) -> tuple[Staged, Lease]:
-        """Stage the target, and hold it for a run, from before it is looked for until the lease is released."""
+        """Stage the target, held for a run from before the lookup until the lease is released."""
         ...
 
     def elsewhere(self) -> tuple[str, ...]:
@@ -68,13 +68,14 @@ class Staging(Protocol):
         ...
 
     def access(self) -> StoreAccess:
-        """Return what dsv elsewhere needs to reach the store by those options, if it has no configuration that says so.
+        """Return the data by which dsv elsewhere, without its own configuration, reaches the store.
 
-        Raises `UsageError`, `NotFound` or `Denied` for a setting that no other machine can be given."""
+        Raise `UsageError`, `NotFound` or `Denied` for a setting that can't be passed to another machine.
+        """
         ...
 
     def commit_code(self, folder: Path) -> CommitId | None:
-        """Commit the code in this folder into the store. Return None, and say why, if that is not possible."""
+        """Commit the code in this folder into the store. If that is impossible, report why; return None."""
         ...
 
     def output(self, folder: Path | None, run: RunId) -> RunOutput:

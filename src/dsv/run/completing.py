@@ -47,8 +47,7 @@ _NO_SECRETS: Final = Masker()
 _KEPT_MS: Final = 8 * 86_400_000
 """Clusters remove a job by themselves a week after its end."""
 _SUPERVISOR_HAS: Final = 30.0
-"""Seconds after the end of its job in which the dsv that waits for it, on whichever machine, completes the record: it
-knows the secrets of the run."""
+"""Seconds after a job's end that are left to its supervisor, on any machine: it knows the secrets."""
 
 
 def completed(
@@ -60,13 +59,13 @@ def completed(
     metrics: Callable[[RunRecord], Metrics] = lambda record: Metrics(),
     masker: Masker = _NO_SECRETS,
 ) -> RunRecord:
-    """Return the record of a run whose job is over, whole but for its output.
+    """Return the record of a run whose job is over, complete except for its output.
 
-    Each machine that completes a record uses this, and gets the same from the same end.
+    Every machine that completes records uses this, so the same end gives the same record.
 
-    noticed_ms: when its end was seen, by the clock of `start`; for a job that left no times of its own
+    noticed_ms: when the end was seen, by the clock of `start`; used if the job reports no times
     kept: its log, if one is kept
-    metrics: reads those that it left, given the record without them
+    metrics: reads the job's metrics, given the record without them
     masker: hides the secrets in the metrics and the errors
     """
     state = RunState.ENDED if ended.launched else RunState.NOT_LAUNCHED
@@ -114,15 +113,15 @@ def completed(
 
 
 def lost(why: str | None) -> Ended:
-    """Return the end of a job if nobody knows how it ended."""
+    """Return the end of a job of which the real end is unknown."""
     return Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=why, cause=EndCause.LOST_SIGHT)
 
 
 def run_times(start: RunRecord, parts: Sequence[RunPart], noticed_ms: int | None) -> tuple[int, int | None]:
     """Return when the command began and when it ended, in milliseconds since 1970.
 
-    Clocks of machines differ, so only times of one machine are subtracted: an attempt takes as long as the node that
-    takes the longest. The time between two attempts is never negative. noticed_ms counts if a node has no end.
+    Clocks of machines differ, so only times of one machine are subtracted: an attempt takes as long as its
+    slowest node, and pauses are never negative. noticed_ms is used if a node has no end.
     """
     begun = [(part.attempt, part.started_ms) for part in parts if part.started_ms is not None]
     began = min(begun)[1] if begun else start.started_ms
@@ -143,7 +142,7 @@ def run_times(start: RunRecord, parts: Sequence[RunPart], noticed_ms: int | None
 
 
 def end_of_parts(start: RunRecord, parts: Iterable[RunPart]) -> Ended:
-    """Tell from the parts of its nodes how a run ended."""
+    """Return how a run ended, from the parts of its nodes."""
     found = tuple(sorted(parts, key=lambda each: (each.attempt, each.node)))
     decided = deciding_part(found)
     if decided is None or decided.end is None:
@@ -165,7 +164,7 @@ def _who_failed_first(start: RunRecord, part: RunPart) -> str | None:
 
 
 def join_logs(logs: Iterable[tuple[int, int, bytes]], nodes: int) -> bytes:
-    """Join the logs, each given as node, attempt and content. With several nodes a line says where each begins."""
+    """Join logs, given as node, attempt and content. With several nodes, a line marks where each begins."""
     found = sorted(logs, key=lambda each: (each[1], each[0]))
     if nodes == 1:
         return b"".join(data for _, _, data in found)
@@ -183,7 +182,7 @@ def completed_by(
     *,
     logged: bool,
 ) -> tuple[RunRecord, bytes | None]:
-    """Do as `completed`, with the log and the metrics of the job if they can be seen from here; and return the log.
+    """Complete a record with the job's log and metrics, if they can be read here. Return record and log.
 
     logged: the run keeps a log
     """
@@ -212,7 +211,7 @@ def completed_by(
 def kept_log(
     record: RunRecord, read: Callable[[], LogKeeper | None], secrets: KnownSecrets
 ) -> KeptLog | None:
-    """Return its log, as far as it is kept; or the reason, if it may show a secret that is not known here."""
+    """Return the kept part of the log; only the reason if it may show a secret that is unknown here."""
     if secrets.unknown:
         names = ", ".join(secrets.unknown)
         return no_log(f"it may show values of {names}, which only {record.host} knows")
@@ -243,8 +242,8 @@ def no_log(problem: str) -> KeptLog:
 
 
 def salvaged(make: Callable[[], _T], instead: Callable[[str], _T]) -> _T:
-    """A part of the record that is made of what the job left, which may be anything: that it can't be made costs
-    neither the rest of the record nor the job's exit code."""
+    """Return what `make` returns, or `instead` of the problem: a job may leave anything, and an error in one
+    part must not cost the rest of the record, or the exit code."""
     try:
         return make()
     except Exception as error:  # noqa: BLE001 (the record has it, in place of that part)
@@ -252,7 +251,7 @@ def salvaged(make: Callable[[], _T], instead: Callable[[str], _T]) -> _T:
 
 
 def finish(runs: RunStore, record: RunRecord, log: bytes | None) -> RunRecord:
-    """Store the whole record of a run and its log. Of several who do so one wins; return what is there now."""
+    """Store a whole record and its log. Return the stored record: of several writers, one wins."""
     if log is not None:
         kept = runs.add(record.dataset, record.run, LOG, log)
         if len(kept) != len(log) and record.log is not None:
@@ -262,7 +261,7 @@ def finish(runs: RunStore, record: RunRecord, log: bytes | None) -> RunRecord:
 
 
 class Completer:
-    """Completes the records of runs without a supervisor from their engines' current state of the jobs.
+    """Completes the records of runs without a supervisor, from what their engines report of the jobs.
 
     An engine that gave no answer is not asked again.
     """
@@ -298,7 +297,7 @@ class Completer:
         whole, log = self._whole(record, status.ended, FoundJob(engine, record.job, status))
         try:
             whole = finish(self._runs, whole, log)
-        except DsvError:  # the next dsv that may write to the store
+        except DsvError:  # left to a dsv that may write to the store
             return whole, False
         forget_job(whole, self._engines)
         with suppress(OSError):
@@ -306,8 +305,7 @@ class Completer:
         return whole, True
 
     def remove_job(self, record: RunRecord) -> None:
-        """Remove the job of a run whose whole record is in the store, if its cluster still keeps it: a record that was
-        completed where the job ran leaves that to whoever looks next."""
+        """Remove a job that its cluster still keeps, if its record is whole: nodes don't remove jobs."""
         engine = self._engine_of(record.engine, record.pool)
         if record.job is None or engine is None or record.run in self._supervised:
             return
@@ -321,8 +319,7 @@ class Completer:
     ) -> list[RunRecord]:
         """Complete and return the records of runs of this store whose supervisor on this machine is gone.
 
-        A run whose job lives on, because what should have ended it was killed too, stays as it is, and so does one
-        whose engine doesn't answer; `warn` says so for both.
+        A run stays as it is, with a warning, if its engine doesn't answer or its job outlived the reaper.
 
         stop: runs whose jobs are ended first, each with its seconds of grace
         """
@@ -334,7 +331,7 @@ class Completer:
             elif early.state.is_terminal:
                 whole = replace(early, output=RunOutput(error="dsv was killed while it sent it"))
                 done.append(self._keep_end(whole, None))
-            else:  # the mark names the last pool, and others may write to the store
+            else:  # the mark, not the store: it has the last pool
                 found = self._end_of_job(early, warn, (stop or {}).get(early.run))
                 if found is None:
                     continue
@@ -345,14 +342,14 @@ class Completer:
         return done
 
     def _whole(self, record: RunRecord, ended: Ended, job: FoundJob | None) -> tuple[RunRecord, bytes | None]:
-        """Return the whole record and the log. job: if a cluster keeps what it has left."""
+        """Return the whole record and the log. job: None if no cluster keeps what the job left"""
         if job is None:
             return completed(record, ended), None
         secrets = KnownSecrets.of(record, self._engines.environ)
         return completed_by(job, record, ended, secrets, now_ms(), logged=record.log is not None)
 
     def _without_job(self, record: RunRecord, status: JobStatus) -> RunRecord:
-        """Return the record of a run whose job was removed. Whoever removed it has completed the record before."""
+        """Return the record of a run whose job was removed: that happens only after its completion."""
         if status.reason is None or record.run in self._supervised:
             return record
         with suppress(DsvError):
@@ -382,29 +379,29 @@ class Completer:
             replace_file(self._answers / record.run, status.state.encode(), mode=0o600)
 
     def _is_left_to_us(self, record: RunRecord, status: JobStatus) -> bool:
-        """Check that no other dsv completes it: the one that submitted it may still take it to another pool."""
-        assert status.ended is not None  # it was looked at before
+        """Check that no other dsv completes the record. Its submitter may still move it to another pool."""
+        assert status.ended is not None  # checked by settle
         moves = bool(record.then) and not status.ended.launched
         quiet = status.quiet_for is not None and status.quiet_for >= _SUPERVISOR_HAS
         return status.ended.seen and quiet and not moves and record.run not in self._supervised
 
     def _known(self, dataset: DatasetName, run: RunId) -> RunRecord | None:
-        """Read what is known of a run: what waits here is never older than what the store has."""
+        """Read the newest record of a run: an unsent one is never older than the stored one."""
         waiting = self._spool.records(lambda part: (part.dataset, part.run) == (dataset, run), lambda _: None)
         return next(waiting, None) or self._runs.newest(dataset, run)
 
     def _keep_end(self, record: RunRecord, log: bytes | None) -> RunRecord:
         self._spool.keep_end(record, log)
-        with suppress(DsvError, OSError):  # it waits here, and is shown so
+        with suppress(DsvError, OSError):  # it waits here, and is shown as unsent
             self._spool.send(self._runs, only=record.run)
         return record
 
     def _end_of_job(
         self, record: RunRecord, warn: Callable[[str], None], grace: float | None
     ) -> tuple[Ended, FoundJob | None] | None:
-        """Return how the job of a run whose supervisor is gone ended, and the job, if a cluster keeps what it has left.
+        """Return how the job of a dead supervisor ended, and the job if a cluster keeps what it left.
 
-        None if the job lives, or may live. grace: the seconds that it gets if it is to be ended
+        None if the job lives or may live. grace: the seconds that it gets if it is to be ended
         """
         try:
             job = find_job(record, self._engines)
@@ -434,7 +431,7 @@ def _ended_jobs(engine: Engine | None) -> frozenset[str]:
 
 
 def forget_job(record: RunRecord, engines: Engines) -> None:
-    """Remove what the job left about itself, and what its cluster keeps of it, once that is in the record."""
+    """Remove the job from its engine, and its folder in the pool, once the record has all of it."""
     engine = None if record.job is None else engines.make(record.engine, record.pool)
     if engine is not None and record.job is not None:
         engine.forget(record.job)
@@ -449,7 +446,7 @@ class KnownSecrets:
 
     masker: Masker = field(repr=False)
     unknown: tuple[str, ...]
-    """Names of variables, and other places, with secrets that it does not know."""
+    """Names of variables, or other sources, of secrets that it does not know."""
 
     @classmethod
     def of(
@@ -460,9 +457,9 @@ class KnownSecrets:
         on_node: bool = False,
         command: Sequence[str] | None = None,
     ) -> Self:
-        """Return those that are known on a machine that has the record and its own environment.
+        """Return the secrets known from the record and this machine's environment.
 
-        on_node: it is a node of the run, whose environment has the values that the job was given
+        on_node: this is a node of the run, whose environment has the values that the job was given
         command: as it was typed, if that is known
         """
         prefix = PASSED if on_node else ""

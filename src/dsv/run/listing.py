@@ -30,12 +30,12 @@ _T = TypeVar("_T")
 _DAY = re.compile(r"[0-9]{8}-", re.ASCII)
 _SHORTEST: Final = 4
 _NAMED: Final = 3
-"""Runs that a message names of those that a text may mean."""
+"""The most runs that a message about an ambiguous text names."""
 _PART = re.compile(rf"[0-9a-f-]{{{_SHORTEST},}}", re.ASCII)
 
 
 class RunKey(NamedTuple):
-    """The key of a run, unlike that of any other one of a store: records may have been copied to another dataset."""
+    """The unique key of a run in a store: records may have been copied to another dataset."""
 
     run: RunId
     dataset: str
@@ -51,7 +51,7 @@ class RunView:
 
     record: RunRecord
     sent: bool
-    """All that is known of it is in the store."""
+    """The store has all that is known of it."""
     error: LaunchError | None = None
     """The reason why this dsv could not launch it, ended it, or lost track of it."""
     problem: DsvError | None = None
@@ -71,7 +71,7 @@ class RunView:
         return None if record.ended_ms is None else (record.ended_ms - record.started_ms) / 1000
 
     def item(self) -> dict[str, Json]:
-        """For `--json`: times RFC 3339 in UTC, ids whole."""
+        """Return the document for `--json`: times as RFC 3339 in UTC, whole ids."""
         record = self.record
         item = asdict(record)
         item |= {
@@ -109,10 +109,10 @@ def list_runs(
 ) -> list[RunView]:
     """Return the newest `limit` runs of a dataset (None: of all), newest first.
 
-    runs: None for only those that wait here to be sent
-    spool: None for only those in the store
+    runs: None for unsent runs only
+    spool: None for stored runs only
     early: runs that may have no record yet
-    since: only those whose ids are not below this
+    since: the lowest id
     skipped: called with the error of each record that can't be read, is damaged or is of a newer dsv
     """
     kept = () if spool is None else spool.records(lambda part: dataset in (None, part.dataset), skipped)
@@ -138,12 +138,12 @@ def show_run(
     *,
     only: DatasetName | None = None,
 ) -> RunView:
-    """Return one run: by its id, by four characters or more that only its id begins or ends with, or by its name.
+    """Return the run with this id, with an id that alone begins or ends with this text, or with this name.
 
-    An id goes before a name. Raises `NotFound`, `UsageError` for what means several runs or is too short, and why a
-    run that waits can't be read, if its id is meant and there is no other of such an id.
+    Ids take precedence. Raise `NotFound`, `UsageError` for an ambiguous or too short text, or the error of an
+    unreadable unsent run if only its id matches.
 
-    datasets: those of which the store is asked
+    datasets: those to search in the store
     early: runs that may have no record yet
     only: the dataset of the run, if it is known
     """
@@ -170,9 +170,9 @@ def show_run(
 def _stored(
     runs: RunStore, text: str, datasets: Iterable[DatasetName], *, named: bool
 ) -> dict[RunKey, StoredRun]:
-    """Return the runs in the store that a text may mean by their ids, or by their names, which only records tell.
+    """Return the stored runs with a matching id, or, if `named`, with this name, which only records have.
 
-    A whole id, or the beginning of one, is found without listing all.
+    A whole id, or its beginning, is found without listing all runs.
     """
     if not named and _PART.fullmatch(text) is None:
         return {}
@@ -185,8 +185,7 @@ def _stored(
 
 
 def runs_known_here(state: Path) -> list[RunView]:
-    """Return the runs that this machine knows without asking a store, newest first: those that are under way on it,
-    and those whose records wait to be sent."""
+    """Return the runs known here without a store, newest first: those under way, and the unsent ones."""
     found = {RunKey.of(each.record): each.record for each in under_way(state)}
     for key, (record, _) in _kept_here(state).items():
         if record.state.is_terminal or key not in found:
@@ -195,15 +194,12 @@ def runs_known_here(state: Path) -> list[RunView]:
 
 
 def run_known_here(state: Path, text: str) -> RunView | None:
-    """Return the one of these runs that a text means by its id or its name. Raises `UsageError` if it means several."""
+    """Return the run known here that a text means by id or name. Raise `UsageError` if it means several."""
     return _meant(text, [(view.record, view) for view in runs_known_here(state)])
 
 
 def find_under_way(state: Path, text: str) -> UnderWay | None:
-    """Return the run under way that a text means by its id or its name, or None.
-
-    Raises `UsageError` if it means several.
-    """
+    """Return the run under way that a text means by id or name. Raise `UsageError` if it means several."""
     return _meant(text, [(each.record, each) for each in under_way(state)])
 
 
@@ -215,12 +211,11 @@ def _meant(text: str, found: Sequence[tuple[RunRecord, _T]]) -> _T | None:
 
 
 def ended_here(state: Path, run: str, dataset: str | None = None) -> tuple[RunRecord, bytes | None] | None:
-    """Return the record and the log of a run that has ended, if they wait here to be sent. No store is asked.
+    """Return the record and the log of an ended run that waits here to be sent. No store is asked.
 
-    Raises `UsageError` if several runs that wait have this id.
+    Raise `UsageError` if several such runs have this id.
 
-    run: a whole id; any other text might mean runs that only a store knows
-    dataset: that of the run, if it is known
+    run: a whole id, because any other text may mean runs that only a store knows
     """
     waiting = _kept_here(state, lambda part: part.run == run and dataset in (None, part.dataset))
     found = {key: each for key, each in waiting.items() if each[0].state.is_terminal}
@@ -254,7 +249,7 @@ def run_log(runs: RunStore, spool: Spool, record: RunRecord) -> bytes | None:
 
 
 def _view(record: RunRecord, waiting: Mapping[RunKey, RunRecord]) -> RunView:
-    """Return the newer of what waits here and what the store has of the same run."""
+    """Return the newer of the unsent and the stored record of a run."""
     here = waiting.get(RunKey.of(record))
     if here is not None and here.state.is_terminal and not record.state.is_terminal:
         return RunView(here, sent=False)
@@ -262,12 +257,12 @@ def _view(record: RunRecord, waiting: Mapping[RunKey, RunRecord]) -> RunView:
 
 
 def matches(run: RunId, text: str) -> bool:
-    """Check that a text may mean a run by its id."""
+    """Check that a text is the id of a run, or its beginning or end."""
     return _PART.fullmatch(text) is not None and (run.startswith(text) or run.endswith(text))
 
 
 def only_one(text: str, found: Collection[RunKey]) -> RunKey:
-    """Return the one run that a text means. Raises `NotFound` and `UsageError`."""
+    """Return the only run that a text means. Raise `NotFound` and `UsageError`."""
     if not text:
         raise UsageError("no run was named", hint="dsv runs lists them")
     if not found and len(text) < _SHORTEST:
@@ -306,7 +301,7 @@ OPERATORS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 _CONTAINS: Final = "~"
 _FILTER = re.compile(r"\s*([^<>=!~]+?)\s*(!=|<=|>=|==|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
 _FREE: Final = ("params", "metrics")
-"""Members whose keys are the user's."""
+"""Members whose keys users choose."""
 _HOW_TO_GET: Final[Mapping[str, str]] = {
     "params": "dsv run -p NAME=VALUE gives a run its parameters",
     "metrics": "a job leaves its metrics in $DSV_OUT/metrics.json",
@@ -318,7 +313,7 @@ _SMALL_IS_GOOD: Final = frozenset(
         "fnr", "eer", "bpb", "bpc", "hd", "hd95", "hausdorff", "brier",
     )
 )  # fmt: skip
-"""A metric with one of these words in its name is the better the smaller it is."""
+"""A metric is better if it is smaller, if its name has one of these words."""
 # fmt: off
 _NOT_COMPARED: Final = frozenset(
     (
@@ -354,7 +349,7 @@ class Filter:
         return cls(key, "=" if sign == "==" else sign, value, json_or_text(value))
 
     def matches(self, item: Item) -> bool:
-        """Check a run. One without the key matches `KEY=null` and nothing else."""
+        """Check a run. A run without the key matches only `KEY=null`."""
         actual = look_up(item, self.key)
         if self.value is None and self.operator in ("=", "!="):
             return (actual is None) is (self.operator == "=")
@@ -373,29 +368,28 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which runs of a list are wanted, and in which order."""
+    """The selection and the order of runs in a list."""
 
     filters: tuple[Filter, ...] = ()
     """All must match."""
     sort: str | None = None
-    """A key: the largest first with a `-` before it, the smallest with a `+`, and else a metric's best. Runs without it
-    are last. None: the order stays what it was."""
+    """A key: `-KEY` is the largest first, `+KEY` the smallest, `KEY` the smallest, but of a metric the best.
+    Runs without the key are last. None keeps the order."""
     reverse: bool = False
     limit: int | None = None
 
     @property
     def needs_all(self) -> bool:
-        """Check that the newest runs may not be those that are wanted."""
+        """True if the newest runs alone may not be the wanted ones."""
         return bool(self.filters or self.sort or self.reverse)
 
     @property
     def keys(self) -> list[str]:
-        """The keys that it looks at."""
         return [each.key for each in self.filters] + ([] if self.sort is None else [sort_order(self.sort)[0]])
 
     def choose(self, views: Iterable[RunView]) -> list[RunView]:
-        """Return the wanted runs. Raises `UsageError` for a key that no record has, and `NotFound` for a parameter or
-        metric that none of these has."""
+        """Return the wanted runs. Raise `UsageError` for a key that no record has, and `NotFound` for a
+        parameter or metric that none of these runs has."""
         pairs = [(view, view.item()) for view in views]
         for each in self.keys:
             _check_key(each, [item for _, item in pairs])
@@ -421,7 +415,7 @@ def sort_order(text: str) -> tuple[str, bool]:
 
 
 def look_up(value: Json, key: str) -> Json:
-    """Return the value of a key in a document, or None. A name with a dot in it goes before one below another."""
+    """Return the value of a key in a document, or None. A name with a dot takes precedence over a path."""
     if not key:
         return value
     parts = key.split(".")
@@ -435,7 +429,7 @@ def look_up(value: Json, key: str) -> Json:
 
 
 def differences(views: Sequence[RunView]) -> tuple[list[tuple[str, list[Json]]], int]:
-    """Return the keys in which these runs differ, with the value of each run, and the number of the others."""
+    """Return the keys in which these runs differ, with their values, and the number of other keys."""
     flat = [_compared(view) for view in views]
     keys = list(dict.fromkeys(key for item in flat for key in item))
     rows = [(key, [item.get(key) for item in flat]) for key in keys]
@@ -457,7 +451,7 @@ def flattened(values: Mapping[str, Json], prefix: str = "") -> dict[str, Json]:
 
 
 def as_text(value: Json) -> str:
-    """Return a value for a person: strings as they are, a command as a shell has it, all else as JSON."""
+    """Return a value for people: a string as it is, a command quoted for a shell, all else as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
@@ -496,7 +490,7 @@ def _check_key(key: str, items: Sequence[Item]) -> None:
 
 
 def _rank(value: Json) -> tuple[int, Json]:
-    """Return a key that sorts numbers before strings before all else."""
+    """Return a sort key: numbers are before strings, and strings before all else."""
     if _is_number(value):
         return 0, value
     return (1, value) if isinstance(value, str) else (2, as_text(value))

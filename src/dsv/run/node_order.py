@@ -1,5 +1,4 @@
-"""The order that the nodes of a run are given: the access to the store, how to complete the record, and the variables
-by which they meet."""
+"""What the nodes of a run get: access to the store, the order for the record, and variables to meet."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ class StoreAccess(msgspec.Struct, frozen=True):
     """The data with which another machine can reach the store."""
 
     settings: str = ""
-    """A configuration file that names the store as here; empty if it has no name."""
+    """A configuration file that names the store as here; empty if the store has no name."""
     certificates: str = ""
     """The authorities to trust, as PEM."""
     folders: tuple[str, ...] = ()
@@ -32,18 +31,18 @@ NO_ACCESS: Final = StoreAccess()
 
 LOWEST_PORT: Final = 20_000
 PORTS: Final = 10_000
-"""The number of ports from the lowest on: below those that Linux gives to outgoing connections."""
+"""The number of ports from `LOWEST_PORT` on: below those that Linux gives to outgoing connections."""
 PASSED: Final = "DSV_JOB_"
-"""With this the names begin under which dsv on a node has the job's own variables, which thus change nothing there."""
+"""The prefix of the job's variables in the environment of dsv on a node, where they thus have no effect."""
 
 
 def node_environment(addresses: Sequence[str], port: int) -> dict[str, str]:
-    """Return the variables that all nodes of a job share, so that `torchrun` and `jax.distributed` need no further
-    flags; each node has its NODE_RANK and PET_NODE_RANK besides.
+    """Return the variables that all nodes share, so that `torchrun` and `jax.distributed` need no flags.
 
-    addresses: of all nodes by their ranks, as each of the others can reach them; the first is the one that they meet
-    at. WORLD_SIZE counts nodes: `torchrun` replaces it for the processes that it starts, and a job with one process
-    for each node can use it as it is.
+    Each node also has NODE_RANK and PET_NODE_RANK. WORLD_SIZE counts nodes: `torchrun` replaces it for its
+    processes, and a job with one process for each node can use it as it is.
+
+    addresses: of the nodes, by rank, as the other nodes reach them; they meet at the first
     """
     count, main = str(len(addresses)), addresses[0]
     return {
@@ -57,8 +56,7 @@ def node_environment(addresses: Sequence[str], port: int) -> dict[str, str]:
 
 
 def meeting_port(run: str) -> int:
-    """Return the port at which the nodes of a run meet: the same on each node without asking, and hardly that of
-    another run on the same machine. run: the id, which ends with random digits."""
+    """Return the port where a run's nodes meet, from the random digits of its id: hardly another run's."""
     digits = re.search(r"-([0-9a-f]+)$", run)
     return LOWEST_PORT + (0 if digits is None else int(digits[1], 16) % PORTS)
 
@@ -70,7 +68,7 @@ _VERSION: Final = 1
 
 
 class NodeOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """The order to complete the record of a run where its job ran."""
+    """The order to complete the record of a run on the node where its job ran."""
 
     version: int = _VERSION
     run: RunId
@@ -87,16 +85,16 @@ class NodeOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     def encode(self) -> bytes:
         """Return a JSON object in one line."""
-        return msgspec.json.encode(self, enc_hook=str)  # names and ids are strings of their own kinds
+        return msgspec.json.encode(self, enc_hook=str)  # names and ids are subclasses of str
 
     @staticmethod
     def sends_output(text: str, run: str) -> bool:
-        """Check that an order sends the output to the store. text: as it was encoded; empty for none."""
+        """Check that an order commits the output to the store. text: the encoded order; empty for none"""
         return bool(text) and NodeOrder.decode(text.encode(), run).keep_output
 
     @classmethod
     def decode(cls, data: bytes, subject: str) -> NodeOrder:
-        """Decode the order that came from `subject`. Raise `IntegrityError`, or `Unsupported` for a newer version."""
+        """Decode the order from `subject`. Raise `IntegrityError`, or `Unsupported` for a newer version."""
         try:
             order = _DECODER.decode(data)
         except msgspec.DecodeError as error:

@@ -1,4 +1,4 @@
-"""Choosing the pool of a run from what the pools report, and waiting in the queue of one after the other."""
+"""Choosing the pool of a run from what the pools report, and waiting in one queue after another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Prefer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFacts:
-    """A pool, and what is known of it for one job. `dsv pools` shows what has the name of one of its keys."""
+    """What is known of a pool for one job. `dsv pools` shows the members that are named like its keys."""
 
     pool: str
     engine: str | None = None
@@ -75,7 +75,7 @@ class PoolFacts:
 
     @property
     def never(self) -> str | None:
-        """The reason why it can't run the job, however long that waits there. None if it can."""
+        """The reason why it can never run the job. None if it can."""
         if self.error is not None:
             return f"unreachable: {self.error.message}"
         if self.no_room is not None and self.refused is None:
@@ -107,7 +107,7 @@ _NOT_CACHED: Final = "it can begin as well, and doesn't have the data cached"
 
 
 def choose_pool(facts: Sequence[PoolFacts], prefer: Prefer = Prefer.CACHED) -> Choice:
-    """Choose the first pool that can begin the job now, of those one that has the data; else the first that ever can.
+    """Choose the first pool that can begin the job now, preferably with the data; else that ever can.
 
     facts: in the order in which the pools were named. Raise `LaunchError` if none can ever run it.
     """
@@ -131,7 +131,7 @@ def choose_pool(facts: Sequence[PoolFacts], prefer: Prefer = Prefer.CACHED) -> C
 
 _T = TypeVar("_T")
 ANSWERS_WITHIN: Final = 10.0
-"""Seconds for all pools together. One that needs longer is shown as unreachable, and the others as they are."""
+"""Seconds for all pools together. A pool that needs longer is shown as unreachable."""
 
 
 def ask_all(
@@ -142,7 +142,7 @@ def ask_all(
 ) -> list[_T]:
     """Ask all pools at the same time, and return the answers in order.
 
-    ask: called for each pool, in a thread of its own. One that hangs (in a file server that is away) is left behind
+    ask: called for each pool in its own thread, which is abandoned if it hangs (on a dead file server)
     failed: makes the answer of a pool that raised an error, or gave no answer in time
     """
     answers: dict[str, _T] = {}
@@ -174,8 +174,7 @@ class GaveUp:
 
 
 def is_taken_back(status: JobStatus | None) -> bool:
-    """Check the answer of `Engine.withdraw` before the job may be submitted anywhere else. A job that somebody stopped
-    is not to begin at another pool either."""
+    """Check the answer of `Engine.withdraw`: may the job be submitted elsewhere? A stopped job may not."""
     stopped = status is not None and status.ended is not None and status.ended.stopped is not None
     return status is not None and not stopped and status.state in (RunState.CUT_OFF, RunState.NOT_LAUNCHED)
 
@@ -186,7 +185,7 @@ def waited(reason: str, seconds: float | None) -> GaveUp:
 
 
 def no_pool(passed: Sequence[PassedOver]) -> LaunchError:
-    """No pool can run it, for these reasons."""
+    """Return the error that no pool can run the job, with these reasons."""
     reasons = "; ".join(f"{each.pool}: {each.reason}" for each in passed)
     return LaunchError(
         f"no pool can run this: {reasons}", subject=passed[0].pool if passed else None, hint="dsv pools"
@@ -194,7 +193,7 @@ def no_pool(passed: Sequence[PassedOver]) -> LaunchError:
 
 
 _AGAIN: Final = 5.0
-"""Seconds until an engine is asked once more that gave no answer."""
+"""Seconds until an engine that gave no answer is asked again."""
 _WAITING: Final = (RunState.SUBMITTED, RunState.QUEUED)
 
 
@@ -203,18 +202,18 @@ class Patience:
     """The time that a job may wait at a pool."""
 
     seconds: float | None = None
-    """None without a limit, as no other pool can run the job."""
+    """None for no limit, because no other pool can run the job."""
     reason: str = "it did not begin"
     """The reason why it could not begin at once."""
     _left: GaveUp | None = None
-    # Whether it was to be taken back, and the engine has not said what came of that.
+    # The job was to be withdrawn, and the engine has not reported the result.
     _unanswered: bool = False
     _over: Event = field(default_factory=Event)
     _thread: Thread | None = None
     _since: float | None = None
 
     def refused(self, reason: str) -> bool:
-        """Check that an engine that has no place for the job, for this reason, may be asked again."""
+        """Check that the engine, which refused the job for this reason, may be asked again."""
         if self._since is None:
             self._since = monotonic()
         if self.seconds is None or monotonic() - self._since < self.seconds:
@@ -223,13 +222,13 @@ class Patience:
         return False
 
     def begin(self, engine: Engine, ref: JobRef) -> None:
-        """Begin to count the time: the engine has the job."""
+        """Start to count the time, now that the engine has the job."""
         if self.seconds is not None and engine.queues:
             self._thread = Thread(target=self._watch, args=(engine, ref), name="dsv-patience", daemon=True)
             self._thread.start()
 
     def left(self, ended: Ended) -> GaveUp | None:
-        """Return why the job is to move to another pool, now that it is over here. None if this was its end."""
+        """Return why the job, which is over here, moves to another pool. None if this was its end."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -238,7 +237,7 @@ class Patience:
         if ended.cause is EndCause.LEASE_LOST:
             return None
         if ended.stopped is not None:
-            return None  # by somebody on another machine, for instance
+            return None  # for instance from another machine
         if not ended.taken and self._left is not None:
             return self._left
         if not ended.taken or ended.cause is EndCause.UNSCHEDULABLE:
@@ -248,7 +247,7 @@ class Patience:
         return self._left
 
     def _watch(self, engine: Engine, ref: JobRef) -> None:
-        assert self.seconds is not None  # else nobody watches
+        assert self.seconds is not None  # checked by begin
         deadline = (self._since or monotonic()) + self.seconds
         while not self._over.wait(max(0.0, deadline - monotonic())):
             status = engine.status(ref)
@@ -260,5 +259,5 @@ class Patience:
                 self._left = waited(self.reason, self.seconds)
                 return
             if status is not None and status.state not in _WAITING:
-                return  # it has begun, or somebody else ended it
+                return  # it has begun, or was ended elsewhere
             deadline = monotonic() + _AGAIN

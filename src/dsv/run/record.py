@@ -1,4 +1,4 @@
-"""The record of a run: the command, the commit, the place, the times, and the end of the run and its parts."""
+"""The record of a run: its command, commit, place and times, and the end of the run and its parts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from dsv.values.json import Json, finite_number, whole_number
 from dsv.values.names import DatasetName
 
 TIMED_OUT: Final = 124
-"""The exit code of a run that its time limit ended, and whose command called that a success; as of `timeout`."""
+"""The exit code, as of `timeout`, if the time limit ended the run but the command exited with 0."""
 
 Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63) + 1, le=2**63 - 1)]
-"""No dsv writes a number of more than 64 bits, which readers could not handle."""
+"""Not more than 64 bits, because some readers can't handle more."""
 
 _INEXACT_MS: Final = 2000
-"""Clocks that differ by less are taken for equal: clusters tell times in whole seconds."""
+"""Smaller differences of clocks are ignored: clusters report times in whole seconds."""
 
 
 class EndCause(StrEnum):
@@ -41,27 +41,27 @@ class EndCause(StrEnum):
     TIME_LIMIT = "time-limit"
     """It took longer than `--time`, or than its queue permits."""
     CANCELLED = "cancelled"
-    """Somebody ended it: `cancelled_by` says who."""
+    """A user or a signal ended it: see `cancelled_by`."""
     EVICTED = "evicted"
-    """A cluster took its place away: a node was drained, or ran short of disk or memory for others."""
+    """A cluster removed it: its node was drained, or ran short of disk or memory."""
     PREEMPTED = "preempted"
-    """A cluster gave its place to a more important job."""
+    """A cluster ended it in favour of a more important job."""
     NODE_LOST = "node-lost"
     """The machine that ran it doesn't answer any more."""
     IMAGE_NOT_PULLED = "image-not-pulled"
     """Its image could not be fetched, so the command never began."""
     UNSCHEDULABLE = "unschedulable"
-    """No machine can ever run it, as the cluster says."""
+    """The cluster reports that no machine can ever run it."""
     NOT_STARTED = "not-started"
     """The command never began, for another reason."""
     LEASE_LOST = "lease-lost"
-    """dsv ended it, as nobody could vouch for its data any more."""
+    """dsv ended it because the lease on its data was lost."""
     LOST_SIGHT = "lost-sight"
-    """Nobody knows how it ended: its engine forgot it, or dsv was killed."""
+    """Its end is unknown: its engine forgot it, or dsv was killed."""
 
     @property
     def is_disruption(self) -> bool:
-        """Check that the job had no part in its end, so that another attempt may well succeed."""
+        """True if the job did not cause its end, so another attempt may succeed."""
         return self in (EndCause.EVICTED, EndCause.PREEMPTED, EndCause.NODE_LOST)
 
 
@@ -94,11 +94,11 @@ class RunPart:
 
 
 def deciding_part(parts: Iterable[RunPart]) -> RunPart | None:
-    """The part that says how the run ended: of the last attempt, the one that failed first; node 0 if all succeeded.
+    """Return the part that decides the run's end: the last attempt's first failure, or node 0 without one.
 
-    A node that fails takes the others along, so what came later is a consequence. Of those that failed at the same
-    moment, one that was not simply killed counts: to be killed is what happens to the others. One that somebody ended
-    counts only if no other has failed. None while a node of the last attempt goes on and none has failed.
+    The failure of a node ends the other nodes, so later failures are consequences. Of failures at the same
+    time, SIGTERM and SIGKILL count last, because they are how the others end. A cancelled part counts only if
+    no other part failed. None while a node of the last attempt runs and none has failed.
     """
     found = list(parts)
     last = max((each.attempt for each in found), default=0)
@@ -114,10 +114,10 @@ def deciding_part(parts: Iterable[RunPart]) -> RunPart | None:
 def on_one_clock(
     parts: Iterable[RunPart], after_ms: int, before_ms: int | None = None
 ) -> tuple[RunPart, ...]:
-    """The parts of a job, whose hosts may have wrong clocks, with times of the clock that gave these two.
+    """Return parts with times by the clock of these two times: the clocks of hosts may be wrong.
 
-    after_ms: when the job was submitted; before_ms: when its end was seen. The times of a host that do not lie between
-    them are all moved by the same amount, so differences stay as they were.
+    after_ms: when the job was submitted; before_ms: when its end was seen. If times of a host lie outside,
+    all its times are moved by the same amount, so their differences stay the same.
     """
     found = list(parts)
     moved = {
@@ -152,10 +152,9 @@ def _error_of_clock(parts: list[RunPart], host: str | None, after_ms: int, befor
 
 
 def may_try_again(part: RunPart) -> bool:
-    """Check that a further attempt makes sense after this end.
+    """Check that another attempt makes sense.
 
-    Not if somebody ended it or its time was over, nor if the command never began, which it would not the next time
-    either.
+    Not after a cancellation or a time limit, nor if the command never began, because it would fail again.
     """
     if part.end is None or part.succeeded:
         return False
@@ -163,7 +162,7 @@ def may_try_again(part: RunPart) -> bool:
 
 
 def exit_signal(code: int | None) -> str | None:
-    """The name of the signal that an exit code of 128 + n stands for; None for any other exit code."""
+    """Return the name of the signal for an exit code of 128 + n; None for any other exit code."""
     if code is None or code <= 128:
         return None
     try:
@@ -180,10 +179,10 @@ def _order_of_failure(part: RunPart) -> tuple[bool, float, bool, int]:
 
 RECORD_VERSION: Final = 1
 MAX_RECORD: Final = 32 << 20
-"""Bytes of one record: a MiB of metrics, and commands as long as a kernel takes, several bytes for each."""
+"""Bytes of one record: 1 MiB of metrics, and the longest command that kernels take, encoded."""
 
 START, LOG, RECORD = "start", "log", "record"
-"""The parts of a run in the store: what was launched, its log, and all there is to know once it has ended."""
+"""The parts of a run in the store: its start, its log, and the whole record once it has ended."""
 _LATER_START = re.compile(r"start-([2-9]|[1-9][0-9]{1,3})", re.ASCII)
 
 _COUNT = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -191,18 +190,18 @@ _RUN_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{8}", re.ASCII)
 
 
 def start_name(number: int) -> str:
-    """`start`, and `start-2` and so on each time that the run went on to another pool."""
+    """Return `start`, or `start-2` and so on for each further pool that the run moved to."""
     return START if number == 1 else f"{START}-{number}"
 
 
 def start_number(part: str) -> int | None:
-    """None for a part that isn't a start."""
+    """Return the number of a start; None for any other part."""
     match = _LATER_START.fullmatch(part)
     return 1 if part == START else None if match is None else int(match[1])
 
 
 def newest_start(parts: Iterable[str]) -> str:
-    """The one of these parts that says where the run went last."""
+    """Return the last start among these parts."""
     return start_name(max((start_number(part) or 1 for part in parts), default=1))
 
 
@@ -210,18 +209,17 @@ class RunState(StrEnum):
     SUBMITTED = "submitted"
     """Handed over; nothing has been done for it yet."""
     QUEUED = "queued"
-    """Held back by an engine until it has room. The engines of one machine hold nothing back."""
+    """Waits until the engine has room. The engines of one machine have no queue."""
     STAGING = "staging"
     """Its data is being brought into the cache. Only known where it was started: no store has a record yet."""
     RUNNING = "running"
-    """Launched; nobody has said yet how it ended. A machine that lost power leaves it at that."""
+    """Launched, and the end is not recorded yet. It remains so if the machine loses power."""
     ENDED = "ended"
     """The command ran and ended by itself or by a signal; its exit code is the run's."""
     NOT_LAUNCHED = "not-launched"
-    """The command never began: 125, or 126 and 127 as docker has them."""
+    """The command never began: 125, or 126 and 127 as in docker."""
     CUT_OFF = "cut-off"
-    """Ended by dsv, because its lease was lost and the data could no longer be vouched for; or lost sight of,
-    because its engine did not answer any more."""
+    """Ended by dsv because the lease on its data was lost, or lost sight of: its engine stopped answering."""
 
     @property
     def is_terminal(self) -> bool:
@@ -290,7 +288,7 @@ class Usage:
 
 
 def joint_usage(of_nodes: Iterable[Usage]) -> Usage | None:
-    """Add up the usage of several nodes: the memory of the one that took the most, the time of all."""
+    """Combine the usage of several nodes: the largest memory, and the sum of the times."""
     found = list(of_nodes)
     if not found:
         return None
@@ -311,7 +309,7 @@ class JobRef:
     """The engine's id of the container or batch job; of a process its pid and start."""
 
     def encode(self) -> bytes:
-        """A JSON object."""
+        """Return a JSON object."""
         return json.dumps(asdict(self)).encode("ascii")
 
     @classmethod
@@ -389,7 +387,7 @@ class RunRecord:
     signal: str | None = None
     """The first ending signal that was passed on to the job."""
     end: EndCause | None = None
-    """The end of the part that decides, as is `cancelled_by`. None while the run goes on, and in older records."""
+    """That of the deciding part, as is `cancelled_by`. None while the run goes on, and in older records."""
     cancelled_by: str | None = None
     error: str | None = None
     parts: tuple[RunPart, ...] = ()
@@ -415,7 +413,7 @@ class RunRecord:
         return tuple(kept)
 
     def encode(self) -> bytes:
-        """ASCII JSON, one member a line. Raises `ValueError` where parameters or metrics are no JSON."""
+        """Return ASCII JSON, one member a line. Raise `ValueError` if parameters or metrics are not JSON."""
         document = {
             "kind": _KINDS["record"],
             "version": RECORD_VERSION,
@@ -427,8 +425,7 @@ class RunRecord:
 
     @classmethod
     def decode(cls, data: bytes, subject: str) -> RunRecord:
-        """Decode the record stored at the key `subject`. Raise `IntegrityError`, or `Unsupported` for a newer
-        version."""
+        """Decode the record at key `subject`. Raise `IntegrityError`, or `Unsupported` if it is newer."""
         try:
             record = msgspec.convert(_load(data, subject, "record"), cls, dec_hook=parse_name)
             record.commits  # noqa: B018 (that they can be read)
@@ -472,7 +469,7 @@ def _load(data: bytes, subject: str, what: str) -> dict[str, Json]:
 
 
 def parse_name(kind: type, value: Json) -> object:
-    """Ids and names become what they are only by their own parsers."""
+    """Decode ids and names with their own parsers, for msgspec."""
     if kind in (CommitId, DatasetName, RunId, SweepId) and isinstance(value, str):
         try:
             return kind.parse(value)
@@ -481,35 +478,35 @@ def parse_name(kind: type, value: Json) -> object:
     raise ValueError(f"{value!r} is no {kind.__name__}")
 
 
-# msgspec learns a dataclass when it first meets it, and two threads that make it do so at once crash the process
-# (0.22: SIGSEGV). A listing of runs reads them in several threads, so it learns all of a record's here.
+# msgspec inspects a dataclass on first use, and two threads that cause this at once crash the process
+# (0.22: SIGSEGV). Runs are read in several threads, so all dataclasses of a record are inspected here.
 msgspec.json.Decoder(RunRecord, dec_hook=parse_name)
 
 
 MAX_PART: Final = 1 << 20
-"""Bytes of one part: little but the error in it can be long."""
+"""Bytes of one part: only its error can be long."""
 
 _PART_NAME = re.compile(r"(part|log)-(0|[1-9][0-9]{0,4})-([1-9][0-9]{0,4})", re.ASCII)
 
 
 def part_name(node: int, attempt: int) -> str:
-    """The last component of its key."""
+    """Return the last component of the key of a node's part."""
     return f"part-{node}-{attempt}"
 
 
 def node_log_name(node: int, attempt: int) -> str:
-    """The last component of its key."""
+    """Return the last component of the key of a node's log."""
     return f"log-{node}-{attempt}"
 
 
 def parse_part_name(name: str) -> tuple[str, int, int] | None:
-    """`part` or `log`, the node, the attempt; None for any other name."""
+    """Return `part` or `log`, the node and the attempt; None for any other name."""
     match = _PART_NAME.fullmatch(name)
     return None if match is None else (match[1], int(match[2]), int(match[3]))
 
 
 def encode_part(part: RunPart, usage: Usage | None = None) -> bytes:
-    """ASCII JSON. usage: what the command took there."""
+    """Return ASCII JSON. usage: what the command used there"""
     document = {"kind": _KINDS["part"], "version": RECORD_VERSION, **asdict(part)}
     if usage is not None:
         document["usage"] = asdict(usage)
@@ -517,7 +514,7 @@ def encode_part(part: RunPart, usage: Usage | None = None) -> bytes:
 
 
 def decode_part(data: bytes, subject: str) -> tuple[RunPart, Usage | None]:
-    """Decode the part stored at the key `subject`. Raise `IntegrityError`, or `Unsupported` for a newer version."""
+    """Decode the part at key `subject`. Raise `IntegrityError`, or `Unsupported` for a newer version."""
     document = _load(data, subject, "part")
     try:
         part = msgspec.convert(document, RunPart)
@@ -530,18 +527,18 @@ def decode_part(data: bytes, subject: str) -> tuple[RunPart, Usage | None]:
     return part, usage
 
 
-# msgspec learns a dataclass when it first meets it; see `run`.
+# For the same reason.
 msgspec.json.Decoder(RunPart)
 
 
 CODE_OF_A_RUN: Final = "code of a run"
 OUTPUT_OF_RUN: Final = "output of run "
 TREE_AUTHOR: Final = "dsv"
-"""Author of the commits of code, which are the same whoever makes them."""
+"""The author of commits of code, so that equal code gives equal commits for every user."""
 
 
 def tree_of_run(commit: Commit) -> str | None:
-    """Return what a commit has of a run, `code of a run` or `output of run X`; None for any other commit."""
+    """Return the message of a commit of a run's code or output; None for any other commit."""
     if commit.parents:
         return None
     if commit.message == CODE_OF_A_RUN and commit.author == TREE_AUTHOR:

@@ -50,7 +50,7 @@ READERS = 8
 
 
 class StoredRun(msgspec.Struct, frozen=True):
-    """A run as a listing shows it: which of its parts are there."""
+    """A run as a listing shows it, with the names of its parts."""
 
     dataset: DatasetName
     run: RunId
@@ -58,13 +58,12 @@ class StoredRun(msgspec.Struct, frozen=True):
 
 
 class RunStore:
-    """The runs of all datasets of one store, which stays the caller's."""
+    """The runs of all datasets of a store. The caller closes the store."""
 
     def __init__(
         self, store: Store | Callable[[], Store], started: Callable[[], None] = lambda: None
     ) -> None:
-        """store: or a function that opens it, called once, at the first use; started: called after the record of a
-        run's start was written"""
+        """store: or a function that opens it, called once; started: called after a run's start was written"""
         self._given = store
         self._started = started
         self._opening = Lock()
@@ -77,7 +76,7 @@ class RunStore:
             return self._given
 
     def write(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> None:
-        """Adds one part; the same bytes again are fine. Raises `Conflict` where others are there already."""
+        """Add one part. Raise `Conflict` if it is there with other bytes."""
         if self.add(dataset, run, part, data) != data:
             key = run_key(dataset, run, part)
             raise Conflict(f"{key} is there already, and differs", subject=key)
@@ -85,12 +84,12 @@ class RunStore:
             self._started()
 
     def add(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> Bytes:
-        """Adds one part unless it is there already, and returns what is there now: of several writers one wins."""
+        """Add one part unless it is there, and return what is there now: of several writers, one wins."""
         key = run_key(dataset, run, part)
         return data if self._store.put_if_absent(key, data) is Put.WON else self._store.get(key, MAX_RECORD)
 
     def listing(self, dataset: DatasetName | None = None, run_prefix: str = "") -> list[StoredRun]:
-        """The runs of a dataset (None: of all) by time, oldest first. What else lies there is ignored."""
+        """Return the runs of a dataset (None: of all), oldest first. Other keys are ignored."""
         prefix = RUNS_PREFIX if dataset is None else runs_prefix(dataset) + run_prefix
         parts: dict[tuple[DatasetName, RunId], set[str]] = {}
         for item in self._store.list(prefix):
@@ -102,7 +101,7 @@ class RunStore:
         return sorted(known, key=lambda each: (each.run, each.dataset))
 
     def find(self, run: RunId, datasets: Iterable[DatasetName]) -> StoredRun:
-        """The run of this id in the first of these datasets that has one. Raises `NotFound`."""
+        """Return the run of this id in the first of these datasets that has it. Raise `NotFound`."""
         for dataset in datasets:
             found = self.listing(dataset, run)
             if found:
@@ -110,7 +109,7 @@ class RunStore:
         raise NotFound(f"there is no run {run} here", subject=run, hint="dsv runs lists them")
 
     def read(self, stored: StoredRun) -> RunRecord:
-        """Read what is known of a run. Raises `NotFound` if neither its start nor its end is there."""
+        """Read the newest record of a run. Raise `NotFound` if neither its start nor its end is there."""
         part = RECORD if RECORD in stored.parts else newest_start(stored.parts)
         key = run_key(stored.dataset, stored.run, part)
         record = RunRecord.decode(self._store.get(key, MAX_RECORD), key)
@@ -119,13 +118,13 @@ class RunStore:
         return record
 
     def newest(self, dataset: DatasetName, run: RunId) -> RunRecord | None:
-        """Read what is known of a run; None if nothing of it is there."""
+        """Read the newest record of a run; None if none is there."""
         return next((self.read(stored) for stored in self.listing(dataset, run)), None)
 
     def read_all(self, stored: Sequence[StoredRun], skipped: Callable[[DsvError], None]) -> list[RunRecord]:
-        """Their records in this order, several fetched at a time; errors are raised where `read` would.
+        """Read records in this order, several at a time. Raise errors of the store as `read` does.
 
-        skipped: called instead, in this thread, with each that is damaged or of a newer dsv.
+        skipped: called in this thread with the error of each record that is damaged or of a newer dsv
         """
         found = []
         with ThreadPoolExecutor(READERS, "dsv-runs") as pool:
@@ -149,8 +148,7 @@ class RunStore:
         return self._store.get(run_key(stored.dataset, stored.run, LOG), MAX_RECORD)
 
     def delete(self, stored: StoredRun) -> None:
-        """Delete the keys of a run. `record`, or else `start`, goes last: until then it is listed, and the same call
-        finishes what was interrupted."""
+        """Delete the keys of a run, `record` or else `start` last: an interrupted call can be repeated."""
         order = sorted(
             stored.parts, key=lambda part: (part == RECORD, part == START, start_number(part) is not None)
         )
@@ -158,8 +156,7 @@ class RunStore:
             self._store.delete(run_key(stored.dataset, stored.run, part))
 
     def node_parts_and_usage(self, stored: StoredRun) -> list[tuple[RunPart, Usage | None]]:
-        """Read the part of each node in each attempt, with what the command took there if that is known, by attempt and
-        node. Raises `IntegrityError`, `Unsupported`."""
+        """Read parts and known usage, by attempt and node. Raise `IntegrityError`, `Unsupported`."""
         found = []
         for name in _of_nodes(stored, "part"):
             key = run_key(stored.dataset, stored.run, name)
@@ -167,7 +164,7 @@ class RunStore:
         return sorted(found, key=lambda each: (each[0].attempt, each[0].node))
 
     def node_logs(self, stored: StoredRun) -> list[tuple[int, int, bytes]]:
-        """The log of each node and attempt, as far as there is one."""
+        """Read the existing logs of nodes: node, attempt and content."""
         found = []
         for name in _of_nodes(stored, "log"):
             parsed = parse_part_name(name)
@@ -197,7 +194,7 @@ SPOOLS: Final = "unsent-runs"
 
 
 class SpooledPart(msgspec.Struct, frozen=True):
-    """One part that the store doesn't have yet, as far as is known here."""
+    """A part that the store doesn't have yet, as far as is known here."""
 
     path: Path
     dataset: DatasetName
@@ -219,7 +216,7 @@ class Spool:
             made = [one for one in (folder, *folder.parents) if not one.exists()]
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(target, data, mode=0o600)
-            # The names of the folders too: another process may just have made the spool's own, and not synced them.
+            # Folders' names too: another process may have just made the spool's folders, not yet synced.
             for one in dict.fromkeys((self._folder, self._folder.parent, *(each.parent for each in made))):
                 sync_folder(one)
         except OSError as error:
@@ -233,9 +230,9 @@ class Spool:
         self.keep(record.dataset, record.run, RECORD, encode_within_bounds(record))
 
     def waiting(self, skipped: Callable[[DsvError], None] = lambda _: None) -> list[SpooledPart]:
-        """Return the parts that wait, oldest run first, each run's parts in the order in which they are sent.
+        """Return the waiting parts, oldest run first, those of a run in the order in which they are sent.
 
-        skipped: called with each folder that can't be read.
+        skipped: called with the error of each folder that can't be read
         """
         paths = [
             path for folder in self._listing(self._folder, skipped) for path in self._listing(folder, skipped)
@@ -244,10 +241,10 @@ class Spool:
         return sorted(found, key=lambda each: (each.run, each.dataset, _order(each.part)))
 
     def send(self, runs: RunStore, only: RunId | None = None) -> int:
-        """Sends what waits (of one run, or all); how many parts went.
+        """Send the waiting parts of one run, or of all. Return how many were sent.
 
-        Raises at once what the store raises. A part that clashes with the store's, or can't be read (another user
-        made it), keeps no other back: the first such is raised when all else has gone.
+        Errors of the store are raised at once. A part that differs from the store's, or can't be read
+        (another user made it), doesn't stop the others: the first such error is raised at the end.
         """
         sent = 0
         problems: list[DsvError] = []
@@ -279,9 +276,9 @@ class Spool:
     def records(
         self, wanted: Callable[[SpooledPart], bool], skipped: Callable[[DsvError], None]
     ) -> Iterator[RunRecord]:
-        """The wanted ones of the runs that wait here, whole or just begun.
+        """Yield the newest record of each wanted run that waits here.
 
-        skipped: called with each that can't be read, is damaged, or is of a newer dsv.
+        skipped: called with the error of each that can't be read, is damaged, or is of a newer dsv
         """
         parts = [
             part
@@ -299,7 +296,7 @@ class Spool:
                 skipped(error)
 
     def log(self, dataset: DatasetName, run: RunId) -> bytes | None:
-        """The log of a run, if it waits here."""
+        """Return the log of a run, if it waits here."""
         try:
             return _read(self._folder / dataset.component / f"{run}.{LOG}")
         except (OSError, IntegrityError):
@@ -324,7 +321,7 @@ class Spool:
 
 
 def _is_complete(runs: RunStore, part: SpooledPart) -> bool:
-    """Check that this part tells the end of a run, and that the store has that already."""
+    """Check that this part belongs to the end of a run, and that the store has an end already."""
     if part.part not in (LOG, RECORD):
         return False
     try:
@@ -335,13 +332,13 @@ def _is_complete(runs: RunStore, part: SpooledPart) -> bool:
 
 
 def _order(part: str) -> tuple[int, int, str]:
-    """A log is sent before what says that it is all."""
+    """Return a sort key: starts first, and the record last, because it shows that nothing is missing."""
     number = start_number(part)
     return (_ORDER.get(part, _ORDER[LOG]), 0, part) if number is None else (0, number, part)
 
 
 def _read(path: Path) -> bytes:
-    """A part's bytes, and no more of them than a part can have. Raises `OSError`, `IntegrityError`."""
+    """Read a part. Raise `OSError`, or `IntegrityError` if it is longer than a part may be."""
     with path.open("rb") as file:
         data = file.read(MAX_RECORD + 1)
     if len(data) > MAX_RECORD:
@@ -364,7 +361,7 @@ def _parse(path: Path) -> SpooledPart | None:
 
 
 def encode_within_bounds(record: RunRecord) -> bytes:
-    """The record, without its metrics if they would make it longer than a record may be."""
+    """Encode the record, without its metrics if they would make it too long."""
     data = record.encode()
     if len(data) <= MAX_RECORD:
         return data

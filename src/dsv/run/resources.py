@@ -17,7 +17,7 @@ ALL_GPUS: Final = -1
 MAX_NODES: Final = 10_000
 MAX_RETRIES: Final = 1000
 LEAST_MEMORY: Final = 6 << 20
-"""Bytes: less than that no docker gives a container."""
+"""Bytes: docker gives no container less."""
 
 _CPUS = re.compile(r"[0-9]{1,5}(?:\.[0-9]{1,3})?", re.ASCII)
 _GPU_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}", re.ASCII)
@@ -27,17 +27,17 @@ _TOPOLOGY = re.compile(r"[1-9][0-9]{0,3}(?:x[1-9][0-9]{0,3}){1,2}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How a field of `JobSpec` is filled: by an option of `dsv run`, or by a setting of the run's pool."""
+    """The source of a field of `JobSpec`: an option of `dsv run`, or a setting of the run's pool."""
 
     written: str
-    """As the help shows it, such as `--cpus N`; the key of a pool's setting."""
+    """The option as in the help, such as `--cpus N`; or the key of a pool's setting."""
     help: str
     parse: Callable[[Any], Any]
     """Converts what was typed to the value of the field. Raises `UsageError`."""
     several: bool = False
     """It may be given several times."""
     text: bool = False
-    """It is kept as text in the record, and so has to be UTF-8."""
+    """It is recorded as text, so it must be UTF-8."""
     anew: bool = False
     """`--again` accepts another value."""
 
@@ -57,14 +57,13 @@ def option(
     default: Any = None,
     **more: bool,
 ) -> Any:
-    """Make a field of `JobSpec`, or of a class below it, that an option of `dsv run` fills. That is all that an option
-    needs; what engines and records make of it is theirs."""
+    """Make a field of `JobSpec` or a base class that an option of `dsv run` fills. No more is needed."""
     made = {"default_factory": dict} if more.get("several") else {"default": default}
     return field(**made, metadata={"option": Option(written, meaning, parse, **more)})
 
 
 def setting(key: str, parse: Callable[[str], Any], default: Any = None) -> Any:
-    """Make such a field that a pool's setting fills. `POOL_FIELDS` of api/settings.py has the key."""
+    """Make a field that a pool's setting fills. `POOL_FIELDS` of api/settings.py has the key."""
     return field(default=default, metadata={"option": Option(key, "", parse)})
 
 
@@ -105,7 +104,6 @@ parse_retries = _whole("number of retries", 0, MAX_RETRIES, "--retries 2")
 
 
 def parse_cpus(text: str) -> float:
-    """Raise `UsageError`."""
     value = float(text) if _CPUS.fullmatch(text) else 0.0
     if value <= 0:
         raise UsageError(f"{text!r} is not a number of CPUs", subject=text, hint="--cpus 4, or --cpus 1.5")
@@ -145,8 +143,7 @@ def parse_yes(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """The resources that one run requests, for each node except `tpu`, `nodes` and `retries`. Its record has fields of
-    the same names."""
+    """The resources that a run requests, per node except `tpu`, `nodes` and `retries`; recorded as such."""
 
     gpus: int | None = option("--gpus N|all", "How many GPUs the job gets.", parse_gpus)
     """A number, `ALL_GPUS` or None."""
@@ -171,7 +168,7 @@ class Resources:
 
 
 def check_resources(wanted: Resources) -> None:
-    """Refuse resources that can't be asked for together. Raises `UsageError`."""
+    """Raise `UsageError` for resources that can't be combined."""
     if wanted.gpu_type is not None and wanted.gpus is None:
         raise UsageError(
             "gpu_type says which GPUs, and not how many",
@@ -204,7 +201,7 @@ def tpu_chips(tpu: str) -> int:
 
 
 def is_type(model: str, wanted: str) -> bool:
-    """Check that a GPU of this model is of the type that was asked for: its words are all in the model's name.
+    """Check that a GPU model is of the requested type: its name has all words of the type.
 
     `A100` means `NVIDIA A100-SXM4-80GB`, `a100-80gb` does too, and `A10` doesn't.
     """
@@ -217,7 +214,7 @@ def _words(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class GpuCount:
-    """GPUs of one kind: their name, their number and the number of unused ones."""
+    """GPUs of one kind."""
 
     kind: str
     free: int
@@ -226,7 +223,7 @@ class GpuCount:
 
 @dataclass(frozen=True, slots=True)
 class NodeRoom:
-    """One machine that jobs may run on. None: that is not known, and no reason against a job."""
+    """A machine that jobs may run on. None is unknown, and no reason against a job."""
 
     name: str = ""
     gpus: tuple[GpuCount, ...] = ()
@@ -238,7 +235,7 @@ class NodeRoom:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The machines of an engine, as far as they matter to one job."""
+    """The machines of an engine that matter to one job."""
 
     nodes: tuple[NodeRoom, ...] = ()
     """The nodes that can run the job at all."""
@@ -269,8 +266,7 @@ def counted(counts: Iterable[GpuCount]) -> tuple[GpuCount, ...]:
 
 
 def fit(wanted: Resources, capacity: Capacity) -> Capacity:
-    """Compare what a job asks for with what is free. Return the capacity with the reason why the job can never begin,
-    or can't now."""
+    """Return the capacity with the reason why the job can never begin, or can't begin now, if any."""
     if capacity.never is not None:
         return capacity
     able = [node for node in capacity.nodes if _has(wanted, node, free=False)]
@@ -299,7 +295,7 @@ def _has(wanted: Resources, node: NodeRoom, *, free: bool) -> bool:
 
 
 def _lack(wanted: Resources, able: int) -> str:
-    """Say why there are too few machines for this, however long it waits."""
+    """Return why the pool can never run the job."""
     machines = format_count(able, "machine") if able else "no machine"
     what = "" if wanted.nodes == 1 else f", and {wanted.nodes} are asked for"
     return f"{machines} of it {'have' if able > 1 else 'has'} {_in_words(wanted)}{what}"
@@ -339,13 +335,13 @@ class Pool:
 
     name: str
     engine: str | None
-    """None for `HERE`, which takes the one that answers."""
+    """None for `HERE`, which takes the first engine that answers."""
     cache: str | None = None
-    """Its folder, as the machines of the pool have it; None for the cache in effect here."""
+    """Its folder on the machines of the pool; None for the cache in effect here."""
     out: str | None = None
     """The folder in which runs get their output folders; None for one among the user's state."""
     run: Mapping[str, Any] = field(default_factory=dict)
-    """Its settings for each run, by the fields of `POOL_OPTIONS` in spec.py."""
+    """Its settings for each run; keys as in `POOL_OPTIONS` of spec.py."""
     options: Mapping[str, Json] = field(default_factory=dict)
     """The options of its engine, as in its table in the configuration."""
 
@@ -357,7 +353,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """A pool that a run did not go to, and why: in half a sentence."""
+    """A pool where a run did not begin, with the reason as part of a sentence."""
 
     pool: str
     reason: str

@@ -1,4 +1,4 @@
-"""Run a command on a commit: data staged, leases held, an engine started, a record kept."""
+"""Runs a command on a commit: stages data, holds leases, runs the job in an engine, keeps a record."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ from dsv.values.names import Rev, Target
 from dsv.values.progress import NoProgress, Progress
 
 _GPUS: Final = re.compile(r"gpu|cdi|nvidia|device|gres|node configuration", re.IGNORECASE)
-"""Words in the messages of engines if the GPUs keep a job from starting."""
+"""Words in messages of engines that can't start a job because of its GPUs."""
 
 Announce: TypeAlias = Callable[[RunId, Path, Path], None]
-"""Called with the run's id, its own folder among the user's state, and its output folder."""
+"""Called with the run's id, its own folder in the user's state, and its output folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class Turns:
     """The pools that a run may go to, in order."""
 
     pools: Mapping[str, float | None]
-    """With the seconds that it waits at each of them; None at the last: as long as it takes."""
+    """With the seconds to wait at each of them; None at the last, without a limit."""
     enter: Callable[[str, float | None, tuple[PassedOver, ...]], tuple[JobSpec, Staging, str | None] | GaveUp]
-    """Waits until the job may be given to a pool, for at most so many seconds; it gets the pools that were left before.
-    The last value that it returns is why the job can't begin there at once, if that is known."""
+    """Waits up to this many seconds until the pool may get the job. Gets the pools passed over before.
+    Returns the spec, the staging, and the reason why the job can't begin there at once, if known."""
 
 
 def run(
@@ -92,17 +92,16 @@ def run(
     announce: Announce | None = None,
     turns: Turns | None = None,
 ) -> RunView:
-    """Run it and wait for it; return it as it ended. Its output goes to these descriptors, None for nowhere.
+    """Run a job until its end, and return the run. Its output goes to these descriptors, None for nowhere.
 
-    Raises `LaunchError` for what kept it from being started, but `UsageError`, `Interrupted` and `Terminated` as they
-    are.
+    Raise `UsageError`, `Interrupted`, `Terminated`, or `LaunchError` for all else that prevents the start.
 
-    signals: caught and passed on while the job lives, and until its record is kept; those that end nothing don't
-        before and after that either. None leaves this process's handlers as they are.
+    signals: caught until the record is kept, and passed on to the job. SIGUSR1 and SIGUSR2 don't end this
+        process before or after that either. None leaves this process's handlers as they are.
     grace: the seconds that the job gets to end after a signal, unless `dsv stop` names others
-    announce: called once nothing is found wrong and before any data is fetched. From then on the run has a record,
-        whatever happens, and its output goes to the live log in its own folder alone, until the record is kept.
-    turns: the pools that it may go to, this one first; it goes on to the next if it doesn't begin in time
+    announce: called after all checks, before any data is fetched. From then on the run has a record in any
+        case, and its output goes only to the live log in its own folder, until the record is kept.
+    turns: the pools that it may go to, this one first; it moves to the next if it doesn't begin in time
     """
     check_spec(spec)
     progress = progress if progress is not None else NoProgress()
@@ -126,20 +125,20 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class _Supervisor:
-    """Supervises one run at whichever pool."""
+    """Supervises one run, at any pool."""
 
     records: RunRecords
     signals: Signals | None
     progress: Progress
     grace: float
     sinks: tuple[int | None, int | None]
-    """The descriptors for what the job writes."""
+    """The descriptors for the job's output."""
     live: LiveLog | None
     terminals: tuple[int, ...]
-    """The descriptors of this process that are terminals, which can't be found out once they are gone."""
+    """This process's descriptors that are terminals, found early: a closed one can't be recognized."""
 
     def run_at(self, decided: Launch, staging: Staging, patience: Patience) -> RunView | GaveUp:
-        """Stage the data and run the job, until its record is kept, with which the leases end; then send that."""
+        """Stage the data, run the job and keep its record, which ends the leases; then send the record."""
         records = self.records
         signals = self.signals or Signals()
         with ExitStack() as leases:
@@ -158,7 +157,7 @@ class _Supervisor:
                     records.ended(record, data)
                     record = replace(record, output=_kept_output(launch, staging, signals))
                 problem = None
-                # Of a job that may live, whoever finds the supervisor gone ends the job, and then the record.
+                # If the job may live, a later dsv that finds this one gone ends it and completes the record.
                 if not ended.may_live:
                     try:
                         records.finish(record, data)
@@ -176,15 +175,14 @@ class _Supervisor:
             if done.sent and record.state.is_terminal and record.job is not None:
                 engine.forget(record.job)
         known = self.records.told_by_others(record) if record.end is EndCause.LOST_SIGHT else None
-        return (
-            done if known is None else replace(done, record=known, error=None)
-        )  # its end was seen where it ran
+        # Its end was seen where it ran.
+        return done if known is None else replace(done, record=known, error=None)
 
     def run_in_turn(self, decided: Launch, turns: Turns) -> RunView:
-        """Run at one pool after the other, until it begins.
+        """Run at one pool after another, until the job begins.
 
-        Before the job goes to another engine, the former one has taken it back. If this process is killed in between,
-        the mark names the last pool.
+        An engine gets the job after the former has withdrawn it. If dsv is killed between, the mark has the
+        last pool.
         """
         records, now = self.records, decided
         passed: tuple[PassedOver, ...] = ()
@@ -214,7 +212,7 @@ class _Supervisor:
 
 
 def _kept_output(launch: Launch, staging: Staging, signals: Signals) -> RunOutput:
-    """Send the output to the store, also that of a job that failed. A signal ends that."""
+    """Commit the output, even if the job failed. A signal interrupts that."""
     try:
         with signals.raising():
             return staging.output(launch.out if launch.chosen.engine.shares_folders else None, launch.run)
@@ -241,8 +239,7 @@ def _error_of(launch: Launch, ended: Ended) -> LaunchError | None:
 
 @contextmanager
 def _announced(decided: Launch, records: RunRecords, announce: Announce) -> Iterator[LiveLog | None]:
-    """Announce the run, and keep a record of it if its job doesn't start. Yield its live log, None if no log is
-    wanted."""
+    """Announce the run, and record it even if its job doesn't start. Yield its live log, if wanted."""
     early = replace(decided.record(decided.plan(), now_ms()), state=RunState.STAGING)
     make_folder(decided.own)
     path = decided.own / LIVE_LOG
@@ -277,8 +274,10 @@ def _record_not_started(decided: Launch, records: RunRecords, error: BaseExcepti
 
 
 def dry_run(spec: JobSpec, *, place: RunPlace, staging: Staging) -> Plan:
-    """Return the plan that `run` would submit, but for the id of the run. Fetches and starts nothing; code that other
-    machines have from the store is committed, as what is run names its commit."""
+    """Return the plan that `run` would submit, except for the run's id. Fetch and start nothing.
+
+    Code for machines that share no folders is committed, because the plan names its commit.
+    """
     check_spec(spec)
     with as_launch_error():
         launch = _decide(spec, place, staging)
@@ -313,16 +312,13 @@ def _decide(spec: JobSpec, place: RunPlace, staging: Staging, run: RunId | None 
 
 
 def _notes(decided: Launch, place: RunPlace) -> tuple[str, ...]:
-    """Return what a person should know before it starts.
-
-    Everything that can be found wrong is found here, before the first byte is fetched.
-    """
+    """Return notes to show before the start. All checks are done here, before any data is fetched."""
     plan, note = decided.plan(), decided.chosen.note
     return plan.notes if note is None or not first_time(place, "plain-process") else (note, *plan.notes)
 
 
 def _stage(decided: Launch, staging: Staging, leases: ExitStack) -> tuple[Launch, list[Lease]]:
-    """Stage the data and the code. The machines of an engine that queues stage the data themselves, and hold it."""
+    """Stage the data and the code. An engine that queues stages and holds the data on its own machines."""
     held: list[Lease] = []
     engine = decided.chosen.engine
 
@@ -340,9 +336,9 @@ def _stage(decided: Launch, staging: Staging, leases: ExitStack) -> tuple[Launch
 
 
 def _code(launch: Launch, staging: Staging, stage: Callable[[Target], Staged]) -> Staged | None:
-    """Commit the code and stage it as data. None without code, and if the run is to see the folder itself.
+    """Commit the code and stage it as data. None without code, or if the job uses the folder itself.
 
-    Raises `LaunchError` if code that other machines have from the store can't be committed.
+    Raise `LaunchError` if machines that share no folders need the code and it can't be committed.
     """
     if launch.code is None:
         return None
@@ -363,13 +359,13 @@ def _code(launch: Launch, staging: Staging, stage: Callable[[Target], Staged]) -
 
 
 def _targets(spec: JobSpec) -> dict[str, Target]:
-    """Return the targets by name; the run's own has none and comes first."""
+    """Return the targets by name; the run's own is first, with an empty name."""
     return {"": spec.target, **spec.data}
 
 
 @dataclass(slots=True)
 class _Attempts:
-    """The attempts of a run, with the leases that are held and the signals that are passed on meanwhile."""
+    """The attempts of a run at one pool."""
 
     by: _Supervisor
     launch: Launch
@@ -390,8 +386,8 @@ class _Attempts:
     ) -> tuple[RunRecord, Ended, KeptLog | None] | GaveUp:
         """Run the job until an attempt succeeds, must not be repeated, or was the last.
 
-        Return the record, complete but for the output, how the job ended, and its log; or `GaveUp` if the job has not
-        begun for so long that it is to go on to another pool.
+        Return the record without the output, how the job ended, and its log; or `GaveUp` if the job did not
+        begin in time and moves to another pool.
 
         output: makes an `Output` for each attempt
         """
@@ -473,7 +469,7 @@ class _Attempts:
         return ended
 
     def _submitted(self, ref: JobRef) -> None:
-        """Record how to find the job. It begins after that."""
+        """Record the reference of the job, which begins after that."""
         self._began_ms, self._began = now_ms(), monotonic()
         engine = self.launch.chosen.engine
         if self.by.records.begun:
@@ -500,7 +496,6 @@ class _Attempts:
         return replace(ended.usage or Usage(), gpus=self._gpus)
 
     def _part(self, ended: Ended) -> RunPart:
-        """Return the record's part for one attempt."""
         by = self.by.records.marks.stopped_by(self.launch.run)
         if by is None and ended.signal is not None:
             by = SignalName(ended.signal).name
@@ -528,7 +523,7 @@ def _metrics(launch: Launch, before: tuple[int, int, int] | None, ended: Ended) 
 
 
 def _make_output(launch: Launch) -> tuple[int, int, int] | None:
-    """Make the output folder. Return what tells the job's metrics from older ones."""
+    """Create the output folder. Return the stamp of older metrics in it."""
     make_folder(launch.out, launch.other_folder)
     if launch.skeleton is not None:
         make_skeleton(launch.main.path, tuple(launch.further), launch.skeleton)

@@ -1,6 +1,6 @@
 """A sweep: which of its runs have started, which are left, and the process that starts them.
 
-Each run is a process of its own, which continues if that one is killed; the records show which have not begun.
+Each run has its own process, which continues if the sweep's is killed; records show which have begun.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _NOTE = re.compile(r"(stop|turn)-([1-9][0-9]{0,8})", re.ASCII)
 
 
 class SweepNotes:
-    """The driver of a sweep, as the store names it: `turn-N` is its N-th driver, until `stop-M` with M >= N is there.
+    """The notes in the store about a sweep's driver: `turn-N` is the N-th, until a `stop-M` with M >= N.
 
-    Methods raise as the store's.
+    Methods raise the store's errors.
     """
 
     def __init__(self, store: Store, dataset: DatasetName, sweep: SweepId) -> None:
@@ -61,23 +61,23 @@ class SweepNotes:
         return None if found is None or found.is_dead else found
 
     def next_turn(self) -> int:
-        """Return the number for the next driver: that of the present one, if there is one, so that `take` fails."""
+        """Return the number of the next driver; that of the present driver, if any, so that `take` fails."""
         turn, stop = self._last()
         return max(turn, stop) + (self.driver() is None)
 
     def take(self, turn: int) -> None:
-        """Make this process the driver. Raises `Conflict` if another one has become that since `next_turn`."""
+        """Make this process the driver. Raise `Conflict` if another became it after `next_turn`."""
         here = Owner.here()
         put = self._store.put_if_absent(f"{self._prefix}turn-{turn}", msgspec.json.encode(here))
         if put is Put.LOST and (other := self._read(turn)) != here:
             raise self._refusal(other)
 
     def is_over(self, turn: int) -> bool:
-        """Check that a driver was told to start no more runs."""
+        """Check that the driver of this turn must start no more runs."""
         return self._last()[1] >= turn
 
     def stop(self) -> None:
-        """Tell the driver, on whichever machine, to start no more runs."""
+        """Ask the driver, on any machine, to start no more runs."""
         turn, stop = self._last()
         number = max(turn, stop + 1)
         while self._store.put_if_absent(f"{self._prefix}stop-{number}", b"") is Put.LOST:
@@ -112,8 +112,7 @@ def sweep_folder(state: Path, sweep: SweepId) -> Path:
 
 @contextmanager
 def driving(state: Path, sweep: SweepId) -> Iterator[None]:
-    """Leave the mark of this process as the driver meanwhile. Raises `Conflict` if another process of this machine has
-    it, and `LaunchError`."""
+    """Mark this process as the driver in a block. Raise `LaunchError`, or `Conflict` with another here."""
     path = _path(state, sweep)
     with ExitStack() as held:
         try:
@@ -178,7 +177,7 @@ class SweepView:
 
     @property
     def latest(self) -> dict[int, RunView]:
-        """Return the run of each number that has begun, in this order: the last one, if it was repeated."""
+        """The run of each number that has begun, by number: the last one, if it was repeated."""
         found: dict[int, RunView] = {}
         for view in sorted(self.members, key=lambda view: (_seat(view).number, view.record.run)):
             found[_seat(view).number] = view
@@ -195,15 +194,14 @@ class SweepView:
 
     @property
     def exit_code(self) -> int | None:
-        """Return that of the first, by number, that has not succeeded; None while a run goes on or one has not begun
-        and none has failed."""
+        """That of the first failed run, by number; else 0 if all have ended, and None if not."""
         codes = [view.record.exit_code for view in self.latest.values()]
         failed = next((code for code in codes if code), None)
         return failed if failed is not None or self.not_begun or None in codes else 0
 
 
 def grouped(views: Sequence[RunView]) -> list[SweepView | RunView]:
-    """Group the runs of each sweep, at the place of the first of them, in the order that they have."""
+    """Group the runs of each sweep, at the position of its first one. The order of runs stays."""
     members: dict[SweepId, list[RunView]] = {}
     for view in views:
         if view.record.sweep is not None:
@@ -219,7 +217,7 @@ def grouped(views: Sequence[RunView]) -> list[SweepView | RunView]:
 
 
 def sweep_of(views: Iterable[RunView], text: str) -> SweepView | None:
-    """Return the sweep that a text means by its id or its name. Raises `UsageError` for a text that means several."""
+    """Return the sweep that a text means by its id or its name. Raise `UsageError` if it means several."""
     every = list(views)
     seats = {view.record.sweep.id: view.record.sweep for view in every if view.record.sweep is not None}
     found = [seat for id_, seat in seats.items() if id_.is_meant_by(text)]
@@ -238,7 +236,7 @@ def sweep_of(views: Iterable[RunView], text: str) -> SweepView | None:
 
 
 def _seat(view: RunView) -> SweepSeat:
-    assert view.record.sweep is not None  # so they were chosen
+    assert view.record.sweep is not None  # checked by the caller
     return view.record.sweep
 
 
@@ -247,18 +245,18 @@ class SweepPlan:
     """The runs of a sweep that are to be started."""
 
     spec: JobSpec
-    """Of a run with the first parameters."""
+    """That of the run with the first parameters."""
     seat: SweepSeat
     begun: frozenset[int] = frozenset()
     """The numbers of the runs that were started before."""
     going: tuple[tuple[int, RunId], ...] = ()
-    """The runs among them that go on now, on this machine."""
+    """The runs of these that are under way now, on this machine."""
     again: RunId | None = None
     """The run from whose record the others are made, if the sweep is continued."""
     turn: int = 1
-    """Its driver is the sweep's first, or a later one."""
+    """The number of its driver."""
     out: Path | None = None
-    """The folder in which each run has its output folder, if that was named."""
+    """The folder for the output folders of its runs, if it was named."""
 
     @property
     def left(self) -> tuple[int, ...]:
@@ -269,7 +267,7 @@ class SweepPlan:
         return seated(replace(self.spec, out=self.out), replace(self.seat, number=number))
 
     def member(self, number: int) -> dict[str, Json]:
-        """Return what the process of one of its runs needs: `as_member` makes a spec of it there."""
+        """Return what the process of one run needs to make its spec with `as_member`."""
         code = self.spec.recorded_code
         return {
             "seat": asdict(replace(self.seat, number=number)),
@@ -302,7 +300,7 @@ def new_sweep(spec: JobSpec, axes: dict[str, list[Json]], place: RunPlace) -> Sw
 
 
 def continued_sweep(view: SweepView, turn: int, spec: JobSpec, place: RunPlace) -> SweepPlan:
-    """Plan the rest of a sweep. spec: the one of its first run, repeated. Raises `UsageError`."""
+    """Plan the rest of a sweep. spec: that of its first run, repeated. Raise `UsageError`."""
     _check_secrets(spec, view.seat.axes, place)
     seat = replace(view.seat, number=view.not_begun[0])
     out = _out_of(view)
@@ -318,7 +316,7 @@ def continued_sweep(view: SweepView, turn: int, spec: JobSpec, place: RunPlace) 
 
 
 def _out_of(view: SweepView) -> Path | None:
-    """Return the folder that was named for the outputs. No record has it: a run's is in it, under its number."""
+    """Return the folder named for the outputs, found from a run's: that is in it, named by its number."""
     first = view.members[0].record
     folder = Path(first.out)
     return folder.parent if first.sweep is not None and folder.name == str(first.sweep.number) else None
@@ -370,7 +368,7 @@ class Started:
 
 @dataclass(slots=True)
 class SweepDriver:
-    """Starts the runs that are due, and watches those that go on, until nothing is left of either."""
+    """Starts the runs that are due, and watches the started ones, until all have ended."""
 
     plan: SweepPlan
     state: Path
@@ -381,7 +379,7 @@ class SweepDriver:
     start: Callable[[int], Started]
     """Starts the run of a number, and returns once it has announced itself or failed."""
     watch: Callable[[int, RunId | RunView], None]
-    """Told of the number of each run that has begun, with its id, or has ended, with its record."""
+    """Called with each run's number, when it has begun with its id, and when it has ended with its record."""
     note: Callable[[str], None]
     signals: Signals = field(default_factory=Signals)
     ended_by: int | None = None
@@ -451,7 +449,7 @@ class SweepDriver:
         self.watch(number, run)
 
     def _refuse(self, number: int, why: str, code: int | None) -> None:
-        """Start no more runs: what keeps one from being started before it has a record keeps all others from it too."""
+        """Start no more runs: what stops one run before it has a record would stop all others too."""
         self._begun.discard(number)
         self._stopping, self.refused = True, code or CANNOT_LAUNCH
         self.note(f"run {number} could not be started, so no more runs are started: {why}")

@@ -1,4 +1,4 @@
-"""Submit a job and stay with it until its end, with the signals of this process passed on to it."""
+"""Submits a job and follows it until its end, and passes this process's signals on to it."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from dsv.run.record import TIMED_OUT, EndCause, JobRef
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """They ask a job to end."""
 TELLING: Final = (signal.SIGUSR1, signal.SIGUSR2)
-"""They only tell a job something, such as Slurm's warning before the time limit."""
+"""They only inform a job, such as Slurm's warning before the time limit."""
 
 
 def asked_by(how: str) -> str:
-    """Return the words with which a job remembers who asked for its end. how: the signal or the command."""
+    """Return the text that records who asked for a job's end. how: the signal or the command"""
     return f"{user_name(os.geteuid())} on {host_name()} ({how})"
 
 
@@ -56,7 +56,7 @@ class Signals:
         self._queue.put(None)
 
     def next(self, seconds: float) -> int | None:
-        """Return the next signal; None after so many seconds, or after `wake`."""
+        """Return the next signal; None after this many seconds, or after `wake`."""
         try:
             return self._queue.get(timeout=seconds)
         except Empty:
@@ -64,7 +64,7 @@ class Signals:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Receive the process's signals meanwhile. Outside the main thread it changes nothing.
+        """Receive the process's signals in this block. Outside the main thread this has no effect.
 
         Signals that the caller ignores (under nohup, in the background of a script) stay ignored.
         """
@@ -73,7 +73,7 @@ class Signals:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Raise `Interrupted` for signals that ask for an end, within `caught`, while there is no job to get them."""
+        """Raise `Interrupted` for `ENDING` signals in this block, within `caught`, while there is no job."""
         self._raises = True
         try:
             yield
@@ -88,10 +88,10 @@ class Signals:
 
 @contextmanager
 def spared() -> Iterator[None]:
-    """Meanwhile the signals that only tell a job something do nothing: there is no job yet, or none any more.
+    """Let `TELLING` signals have no effect in this block, where there is no job.
 
-    They are handled and not ignored, because child processes inherit what is ignored. `Signals.caught` inside of this
-    takes precedence.
+    They are handled and not ignored, because child processes inherit ignored signals. An inner
+    `Signals.caught` takes precedence.
     """
     with _handled(TELLING, lambda number, frame: None):
         yield
@@ -188,11 +188,11 @@ class FollowedJob(ABC):
 
 
 _PAUSES: Final = (2.0, 15.0)
-"""Seconds before an engine that has no place for a job is asked again, at first and at most."""
+"""Seconds before an engine without room for a job is asked again, at first and at most."""
 
 
 class Foreground:
-    """A `Handle` of a job from its submission on, as an engine may take long to accept a job."""
+    """A `Handle` of a job from its submission on, because an engine may take long to accept it."""
 
     def __init__(
         self,
@@ -203,16 +203,17 @@ class Foreground:
         known: Callable[[JobRef], None],
         waits: Callable[[str], bool] = lambda reason: False,
     ) -> None:
-        """`known` stores the reference of the job before the job begins, so that it can be found if this process is
-        killed. An error of `known` ends the job, and `check` raises it. `waits` gets the reason why the engine has no
-        place for the job yet, and returns whether to ask again after a pause."""
+        """known: records the job's reference before it begins, to find it if this process is killed; an error
+        of it ends the job, and `check` raises it
+        waits: gets the reason why the engine has no room for the job, and returns whether to ask again later
+        """
         self._engine = engine
         self._output = output
         self._on_end = on_end
         self._known = known
         self._waits = waits
         self._cancelled = Event()
-        self._lock = Lock()  # held while the job begins: a signal comes before that or reaches the job
+        self._lock = Lock()  # held while the job begins: a signal either cancels the job or reaches it
         self._begun: Handle | None = None
         self._ended: Ended | None = None
         self._problem: BaseException | None = None
@@ -223,7 +224,7 @@ class Foreground:
         return self._ended if self._begun is None else self._begun.ended
 
     def check(self) -> None:
-        """Raise the error that kept the reference from being written down."""
+        """Raise the unexpected error of the submission, or the one of `known`."""
         if self._problem is not None:
             raise self._problem
 
@@ -278,7 +279,7 @@ class Foreground:
             pause = min(pause * 1.5, longest)
 
     def _is_gone(self, ref: JobRef) -> bool:
-        """End the job. Only one that its engine holds by itself may live on without an answer."""
+        """End the job. Return False if it may live on, in an engine that queues and did not answer."""
         left = self._engine.cancel(ref, 0)
         return not self._engine.queues or (left is not None and not left.lives)
 
@@ -302,12 +303,12 @@ def supervise(
 ) -> Ended:
     """Return when the job is over and its output delivered.
 
-    lost: called once a second; an answer is the reason to end the job. expired: called as often; whether the job's
-    time is over, and it is to be ended. grace: the seconds that the job gets to end, called when it is told to.
-    hung_up: called in place of ending the job if the terminal goes away; such a job is also left alive if it can't be
-    killed and one more signal comes. over: called after the job's end and before
-    its last output is delivered, which may take long. An exception in this function, for instance by Ctrl-C if signals
-    are not caught, ends the job first.
+    lost: called once a second; returns the reason to end the job, if any. expired: called as often; returns
+    whether the job's time is over. grace: called when the job is asked to end; returns the seconds that it
+    gets. hung_up: called instead of ending the job if the terminal is closed; such a job is also left alive
+    if it can't be killed and a further signal arrives. over: called after the job's end, before its last
+    output is delivered, which may take long. An exception here, for instance by Ctrl-C if signals are not
+    caught, ends the job first.
     """
     try:
         ended = _until_end(handle, output, signals, lost, note, grace, expired, hung_up)
@@ -381,7 +382,7 @@ def _until_end(
 
 
 def _judged(ended: Ended, first: int | None, lost: str | None, timed_out: bool) -> Ended:
-    """Return the end with its cause. The acts of dsv itself come before the word of the engine."""
+    """Return the end with its cause. Acts of dsv take precedence over the engine's report."""
     ended = replace(ended, signal=first)
     if lost is not None:
         return replace(ended, cause=EndCause.LEASE_LOST, exit_code=CANNOT_LAUNCH, reason=lost)
@@ -395,7 +396,7 @@ def _judged(ended: Ended, first: int | None, lost: str | None, timed_out: bool) 
 
 
 def _deliver(output: Output, signals: Signals, *, patient: bool) -> None:
-    """Wait until a slow reader has all that the job wrote; a signal ends the wait."""
+    """Wait until a slow reader has the job's whole output; a signal ends the wait."""
     if not patient and not output.settled(_LAST_OUTPUT):
         output.let_go()
     while not output.settled(0.2):

@@ -1,14 +1,14 @@
 """The interface of engines: an engine takes a job, runs it, and answers questions about it later.
 
-    facts = engine.probe()                     what is there, once
+    facts = engine.probe()                     the state of the engine, asked once
     plan = engine.plan(job, facts)             pure: what will be run, as a value that `--dry-run` prints
     job = engine.submit(plan, ...)             the engine has the job, which has not begun
-    ...                                        the caller writes the reference `job.ref` down
+    ...                                        the caller records the reference `job.ref`
     job.begin(...)                             the job begins; its output arrives
     supervise(job, ...)                        in attach.py
     status, logs, cancel, list                 by the reference, from any process, later
 
-`Foreground` of attach.py submits, writes the reference down and lets the job begin. A new engine is a subclass of
+`Foreground` of attach.py submits, records the reference and lets the job begin. A new engine is a subclass of
 `Engine`, has a `FollowedJob`, is registered in run/engine_list.py, and joins the conformance suite.
 """
 
@@ -85,8 +85,7 @@ class Task(Resources):
 class Job(Task):
     """One job, in terms common to all engines.
 
-    `hold`, `close`, `order` and `access` are for engines with a queue, whose machines stage the data when there is
-    room.
+    `hold`, `close`, `order` and `access` are for engines with a queue, whose machines stage the data.
     """
 
     run: str
@@ -101,8 +100,7 @@ class Job(Task):
     scratch: Path
     """An empty folder of this run for the engine's files."""
     hold: tuple[str, ...] = ()
-    """The arguments of dsv on the node. It stages the data, and holds leases while it runs the command, which is
-    appended."""
+    """The arguments of dsv on the node, before the command. It stages and holds the data for the command."""
     close: tuple[str, ...] = ()
     """The arguments of dsv to complete the record of the run after the command."""
     order: str = ""
@@ -112,8 +110,8 @@ class Job(Task):
 
     @property
     def shown(self) -> dict[str, str]:
-        """The variables that may be shown, by name: dsv's own hold no secret, except for parameters. The number of the
-        attempt is each attempt's own."""
+        """The variables that may be shown: dsv's own, except the attempt, and parameters, which may be
+        secret."""
         return {
             name: value
             for name, value in sorted(self.env.items())
@@ -122,13 +120,13 @@ class Job(Task):
 
     @property
     def hidden(self) -> dict[str, str]:
-        """The variables whose values are passed so that nobody else sees them, by name."""
+        """The variables whose values no other user may see."""
         own = {*self.shown, "DSV_ATTEMPT"}
         return {name: value for name, value in sorted(self.env.items()) if name not in own}
 
     @classmethod
     def of(cls, task: Task, **more: Any) -> Job:
-        """Make the job of a task. more: the fields that a task has not."""
+        """Make the job of a task. more: the fields that a task lacks"""
         return cls(**{each.name: getattr(task, each.name) for each in fields(Task)}, **more)
 
 
@@ -214,7 +212,7 @@ class Ended:
     taken: bool = True
     """False if the engine did not accept the job."""
     reason: str | None = None
-    """For people, if the exit code alone doesn't say it."""
+    """For people, if the exit code alone doesn't explain the end."""
     hint: str | None = None
     """Advice for `reason`."""
     cause: EndCause | None = None
@@ -238,7 +236,7 @@ class ImageNotPulled(LaunchError):
 
 
 class NoPlaceYet(LaunchError):
-    """The engine takes no further job now, and may take this one later: a quota is used up, for instance."""
+    """The engine takes no job now, but may take this one later: a quota is used up, for instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +261,7 @@ class JobStatus:
 
 
 def until_over(ask: Callable[[], JobStatus | None], seconds: float) -> JobStatus | None:
-    """Ask for the state of a job until it is over, and return that. None if it is not over after so many seconds."""
+    """Ask for the state of a job until it is over, and return that. None if it is not over in time."""
     deadline = monotonic() + seconds
     while (now := ask()) is None or now.lives:
         if monotonic() >= deadline:
@@ -280,12 +278,11 @@ class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_options(decoder: msgspec.json.Decoder[_T], options: Mapping[str, Json], where: str) -> _T:
-    """Return the options of an engine. Raise `UsageError` for an unknown key or a wrong value. where: the key of their
-    table."""
+    """Decode the options of an engine. Raise `UsageError` for invalid ones. where: the key of their table"""
     try:
         return decoder.decode(msgspec.json.encode(dict(options)))
     except msgspec.ValidationError as error:
-        # What msgspec says ends with the place, but for what the options say of themselves: that begins with the key.
+        # A message of msgspec ends with the path; one of the options' own checks begins with the key.
         said, _, place = str(error).partition(" - at `")
         named = re.search(r"\$\.(\w+)", place) or re.match(r"(\w+): ", said)
         key = where if named is None else f"{where}.{named[1]}"
@@ -306,16 +303,16 @@ class Handle(Protocol):
         ...
 
     def signal(self, number: int) -> None:
-        """Pass a signal on, to a job that is just starting as soon as it can take one."""
+        """Pass on a signal. A job that is just starting gets it as soon as it can take one."""
         ...
 
     def kill(self) -> None:
-        """End the job without asking it. A further call tries harder."""
+        """End the job by force. A further call tries harder."""
         ...
 
 
 class SubmittedJob(Handle, Protocol):
-    """A job that its engine has, and that begins only when it is told to."""
+    """A job that its engine has accepted and that waits for `begin`."""
 
     @property
     def ref(self) -> JobRef: ...
@@ -323,15 +320,14 @@ class SubmittedJob(Handle, Protocol):
     def begin(self, output: Output, on_end: Callable[[], None]) -> None:
         """Let the job begin, and follow it until its end. Its output goes to `output`.
 
-        on_end: called once, by another thread, at the end. A command that can't be started is an ended job. Raise
-        `LaunchError` if the engine does not let it begin.
+        Raise `LaunchError` if the engine does not let it begin; a command that can't be started is an ended
+        job. In a cluster, `signal` and `kill` are requests, and the job continues if this process is gone.
 
-        A cluster releases the job; then its log is followed, and its state asked for. `signal` and `kill` are requests
-        to the cluster. A process that goes away changes nothing.
+        on_end: called once, by another thread, at the end
         """
 
     def abandon(self) -> None:
-        """Let go of what this process holds of a job that was cancelled before it was told to begin."""
+        """Release the resources of a job that was cancelled before `begin`."""
 
 
 class Engine(ABC):
@@ -344,76 +340,68 @@ class Engine(ABC):
     name: ClassVar[str]
     needs_image: ClassVar[bool] = False
     queues: ClassVar[bool] = False
-    """True if it holds a job back itself until there is room. If it doesn't, dsv waits before it submits."""
+    """True if it queues a job until there is room. If not, dsv waits before it submits."""
     gpu_hint: ClassVar[str]
     """A hint if a job with GPUs can't be started."""
     shares_folders: ClassVar[bool] = True
-    """True if its jobs see the folders of this machine under their names, so that what they leave is seen here."""
+    """True if its jobs see this machine's folders under the same paths, so that their files are seen here."""
     decoder: ClassVar[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(NoOptions)
     """Reads the options of a pool for it, made at import."""
     gives: ClassVar[frozenset[str]]
-    """The fields of `Task` that it can give a job, besides those of `SEEN_TO`. A job that
-    asks for more is refused before anything of it is fetched."""
+    """The supported fields of `Task` besides `SEEN_TO`. A job with others is refused before any fetch."""
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
-        """Ask nothing yet.
-
-        environ: of the caller
-        options: of the pool, as its table in the configuration has them
-        """
+        """Send no request yet. environ: of the caller; options: the pool's table in the configuration"""
         self.environ = environ
 
     @classmethod
     def check_options(cls, options: Mapping[str, Json], where: str) -> None:
-        """Raise `UsageError` for what the engine can't use. where: the key of the table, `pools.NAME.ENGINE`."""
+        """Raise `UsageError` for unusable options. where: the key of the table, `pools.NAME.ENGINE`"""
         read_options(cls.decoder, options, where)
 
     @abstractmethod
     def capacity(self, wanted: Resources) -> Capacity:
-        """Return what it has for a job that asks for this, and what of that is free. At most a few seconds.
+        """Return the machines for a job that requests this, in at most a few seconds. Raise as `probe`.
 
-        Raise `DsvError` as `probe`.
-
-        A cluster leaves out the nodes that such a job can't run on (drained, tainted, of another partition, without
-        the TPU), and says with `not_now` and `never` what its quotas and limits mean for the job.
+        A cluster leaves out nodes that can't run such a job (drained, tainted, of another partition, without
+        the TPU), and reports the effect of its quotas and limits in `not_now` and `never`.
         """
 
     def withdraw(self, ref: JobRef) -> JobStatus | None:
-        """End the job only if it still waits for room, in one step that can't end one that has just begun.
+        """End the job only if it still waits for room, in one step that can't end a job that has just begun.
 
-        Return its state: `CUT_OFF` or `NOT_LAUNCHED` if it was taken back and will never begin (a job that waits for a
-        further attempt has begun). None without an answer, and then nobody knows.
+        Return its state: `CUT_OFF` or `NOT_LAUNCHED` if it will never begin (a job that waits for a further
+        attempt has begun). None without an answer: the outcome is then unknown.
         """
         return self.status(ref)
 
     @abstractmethod
     def probe(self) -> Facts:
-        """Check that the engine answers, for at most a few seconds. A cluster: its API or its controller.
+        """Check that the engine answers, of a cluster its API or its controller, in at most a few seconds.
 
-        Raise `DsvError` for one that can't be used here: `Unreachable`, unless there is a better one.
+        Raise `Unreachable`, or a more exact `DsvError`, if it can't be used here.
         """
 
     def place(self, mount: Mount) -> str:
-        """Return where a job finds this mount."""
+        """Return the path where a job finds this mount."""
         return mount.target
 
     @abstractmethod
     def plan(self, job: Job, facts: Facts) -> Plan:
-        """Plan a job. Pure. Raise `UsageError` and `LaunchError` for what can't be run.
+        """Plan a job. Pure. Raise `UsageError` or `LaunchError` for a job that can't be run.
 
-        A cluster: the manifest or the batch script is one of `files`, and `argv` is the command that submits it.
+        For a cluster, `script` is the manifest or the batch script, and `argv` the command that submits it.
         """
 
     @abstractmethod
     def submit(self, plan: Plan, output: Output, cancelled: Event) -> SubmittedJob:
-        """Give the job to the engine, which holds it.
+        """Give the job to the engine, which holds it. Raise `LaunchError`, with nothing of the job left.
 
-        output: shows what the engine says meanwhile, for instance of an image that it fetches. Once `cancelled` is
-        set this ends soon, as an error. Raise `LaunchError`, and then nothing of the job is left; `NoPlaceYet` if a
-        later call may succeed.
+        Raise `NoPlaceYet` if a later call may succeed. Once `cancelled` is set, this soon ends with an error.
+        output: shows messages of the engine, for instance about an image that it pulls
 
-        A cluster submits it held (`sbatch --hold`, a Job with `suspend: true`), so that a process killed before the
-        reference is written down leaves a job that never begins, and that `list` shows.
+        A cluster gets it held (`sbatch --hold`, a Job with `suspend: true`): if dsv is killed before it
+        records the reference, the job never begins, and `list` shows it.
         """
 
     @abstractmethod
@@ -425,16 +413,15 @@ class Engine(ABC):
         """
 
     def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
-        """Read what the engine keeps of the job's output, stdout and stderr together; with `follow` until the job's
-        end. None if it keeps nothing.
-        """
+        """Read the kept output of the job, stdout and stderr together; with `follow` until the job's end.
+        None if the engine keeps nothing."""
         return None
 
     @abstractmethod
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
-        """End the job if it lives, and remove what the engine keeps of it. The job gets so many seconds to end.
+        """End the job within `grace` seconds if it lives, remove it from the engine, and return how it ended.
 
-        Return how it ended; None without an answer. Of a job that is over already nothing but the rest is removed.
+        None without an answer. A job that is over is only removed.
         """
 
     def forget(self, ref: JobRef) -> None:
@@ -442,32 +429,30 @@ class Engine(ABC):
         return
 
     def ended_jobs(self) -> tuple[JobRef, ...]:
-        """Return the jobs that ended a while ago and that the engine still keeps, in one request; none without an
-        answer."""
+        """Return jobs that ended a while ago and are still kept, in one request; none without an answer."""
         return ()
 
     @abstractmethod
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
-        """Return the jobs of dsv that the engine has, of one run or of all, whoever submitted them.
+        """Return the jobs of dsv that this user can see in the engine, of one run or of all.
 
-        Raise `Unreachable` without an answer. A cluster finds them by a label or by the job's name.
+        Raise `Unreachable` without an answer. They are found by a label, a comment or a variable.
         """
 
     def left_on_node(self, folder: Path, node: int, attempt: int) -> Ended | None:
-        """Return how the job ended, from what it left in a folder of the node.
+        """Return how the job ended, from its files in a folder of the node; None if they don't show it.
 
-        Where nodes share no folders, it is the end of this node alone, in one part, and `seen` is False if only the
-        cluster knows why it stopped or killed the command. None if the end is not known there: on one machine, the
-        process that is attached to the job knows it.
+        If nodes share no folders, this is the end of one node, in one part, and `seen` is False if only the
+        cluster knows why it stopped the command. On one machine, only the attached process knows the end.
         """
         return None
 
     def log_on_node(self, folder: Path) -> LogKeeper | None:
-        """Return what the command wrote on a node, from a folder of the node; None if no copy was made."""
+        """Return the command's output, from a folder of the node; None if no copy was made."""
         return None
 
     def is_over(self, parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
-        """Check that no other attempt follows those that left these parts. None if only the cluster can tell."""
+        """Check that no attempt follows those of these parts. None if only the cluster can tell."""
         return None
 
     def find_image(self, reference: str) -> ImageIdentity | None:
@@ -476,10 +461,7 @@ class Engine(ABC):
 
 
 def stage_facts(text: str) -> dict[str, Any]:
-    """Return fields of a `RunPart`, from the result that `dsv cache` and `dsv with` write as JSON.
-
-    None of them if it is no such result: it may be half written.
-    """
+    """Return fields of a `RunPart` from the JSON of `dsv cache` or `dsv with`; none if it is incomplete."""
     try:
         items = json.loads(text)["items"]
         return {
@@ -491,11 +473,11 @@ def stage_facts(text: str) -> dict[str, Any]:
 
 
 _NO_ERRORS: Final = ("hint:", "{", "srun:", "slurmstepd", "attempt ")
-"""Beginnings of lines that are no error of a command."""
+"""Beginnings of lines that are not errors of a command."""
 
 
 def error_in(text: str) -> tuple[str | None, str | None]:
-    """Return the error that dsv, or else any other program, has written last, as JSON or as text; and dsv's hint."""
+    """Return the last error of dsv, or else of another program, from JSON or text; and dsv's hint."""
     try:
         error = json.loads(text)["error"]
         return str(error["message"]), error["hint"] or None
@@ -508,10 +490,9 @@ def error_in(text: str) -> tuple[str | None, str | None]:
 
 
 COMMON: Final = frozenset({"gpus", "gpu_type", "cpus", "memory_bytes"})
-"""The resources that every engine gives."""
+"""The resources that every engine supports."""
 SEEN_TO: Final = frozenset({"time_seconds", "retries"})
-"""Options that no engine has to support: of one machine's jobs, dsv ends those that take too long, and starts those
-again that failed."""
+"""Options that no engine has to support: on one machine, dsv ends late jobs and repeats failed ones."""
 
 
 def check_given(engine: Engine | type[Engine], wanted: Resources) -> None:
@@ -529,7 +510,7 @@ def check_given(engine: Engine | type[Engine], wanted: Resources) -> None:
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Raise `UsageError` for no command, and for one that no program can be given."""
+    """Raise `UsageError` for a missing command, or one that can't be passed to a program."""
     if not command or not command[0]:
         raise UsageError("no command given", hint="dsv run TARGET -- CMD …")
     if any("\0" in argument for argument in command):
@@ -537,7 +518,7 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def check_image(image: str | None) -> str:
-    """Return the image. Raise `UsageError` if it can be taken for anything else."""
+    """Return the image. Raise `UsageError` if it can be mistaken for another argument."""
     if image is None:
         raise UsageError("this engine needs an image", hint="dsv run --image IMAGE …")
     if not image or image.startswith("-") or not image.isprintable() or any(c.isspace() for c in image):
@@ -550,7 +531,7 @@ def check_image(image: str | None) -> str:
 
 
 class LocalEngine(Engine):
-    """An `Engine` of this machine. It holds nothing back, so nothing waits."""
+    """An `Engine` of this machine, without a queue."""
 
     gives: ClassVar[frozenset[str]] = COMMON
 

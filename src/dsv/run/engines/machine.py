@@ -38,7 +38,7 @@ class Gpu:
     """Bytes in use."""
 
     def is_among(self, names: tuple[str, ...] | None) -> bool:
-        """Check that one of these indices, UUIDs or beginnings of UUIDs means it; None is for all."""
+        """Check that it has one of these indices, UUIDs or beginnings of UUIDs; None means all."""
         if names is None:
             return True
         return any(name == str(self.index) or (name and self.uuid.startswith(name)) for name in names)
@@ -103,7 +103,7 @@ class Machine:
     visible_gpus: tuple[str, ...] | None = None
     """The indices or UUIDs that the caller was given (by Slurm for instance), None for all."""
     models: tuple[Gpu, ...] = ()
-    """The GPUs that say what they are."""
+    """The GPUs whose models are known."""
     cpus: tuple[int, ...] = ()
     """The numbers of those that the caller may use."""
 
@@ -160,13 +160,13 @@ def read_model(index: int, text: str) -> Gpu:
 
 
 def gpu_counts(names: tuple[str, ...] | None) -> tuple[GpuCount, ...]:
-    """Return the GPUs of each kind, of those with these indices or UUIDs (None: of all)."""
+    """Count the GPUs with these indices or UUIDs (None: all) by kind."""
     found = [each for each in gpus_now() if each.is_among(names)]
     return counted(GpuCount(each.name or "GPU", 0 if each.in_use else 1, 1) for each in found)
 
 
 def with_free_gpus(machine: Machine) -> Machine:
-    """Return the machine with only those of its GPUs visible that nobody uses now, if some are in use."""
+    """Return the machine with only its unused GPUs visible, if some GPUs are in use."""
     gpus = gpus_now()
     if not any(each.in_use for each in gpus):
         return machine
@@ -175,7 +175,7 @@ def with_free_gpus(machine: Machine) -> Machine:
 
 
 def check_machine(wanted: Resources, machine: Machine) -> None:
-    """Raise `LaunchError` if the machine doesn't have so much."""
+    """Raise `LaunchError` if the machine doesn't have enough memory or CPUs."""
     if wanted.memory_bytes is not None and wanted.memory_bytes > machine.memory_bytes:
         raise LaunchError(
             f"{format_bytes(wanted.memory_bytes)} of memory were asked for, and this machine has "
@@ -192,8 +192,7 @@ def check_machine(wanted: Resources, machine: Machine) -> None:
 
 
 def choose_cpus(wanted: float, machine: Machine, run: str) -> tuple[int, ...]:
-    """Choose CPUs that the caller may use. The first depends on the run, so that jobs that run at the same time don't
-    all get the same. Raise `UsageError`."""
+    """Choose CPUs, the first of them by the run, to spread concurrent jobs. Raise `UsageError`."""
     count = int(wanted)
     if count != wanted:
         raise UsageError(
@@ -211,10 +210,10 @@ INTERVAL: Final = 10.0
 def choose_gpus(
     wanted: int, machine: Machine, gpu_type: str | None = None, *, by_index: bool = False
 ) -> tuple[str, ...] | None:
-    """Return the indices or UUIDs of a job's GPUs: the first of those that the caller was given, or of this type.
+    """Return the indices or UUIDs of a job's GPUs: the first of those given to the caller, or of this type.
 
-    None for all of the machine's, however many those are. by_index: no UUIDs of GPUs of a type. Raise `LaunchError` if
-    the caller has too few.
+    None for all GPUs of the machine. by_index: no UUIDs of GPUs of a type. Raise `LaunchError` if the caller
+    has too few.
     """
     if gpu_type is not None:
         here = [each for each in machine.models if each.is_among(machine.visible_gpus)]
@@ -244,7 +243,7 @@ class GpuWatch:
     def __init__(self, names: tuple[str, ...] | None = None, interval: float = INTERVAL) -> None:
         self._names = names
         self._interval = interval
-        self._seen: dict[str, tuple[int, GpuUse]] = {}  # the number of samples by UUID, and what they say
+        self._seen: dict[str, tuple[int, GpuUse]] = {}  # by UUID: the number of samples, and their result
         self._sampling = Periodic("dsv-gpu", self._sample)
         self.start = self._sampling.start
 
@@ -270,7 +269,7 @@ Sample: TypeAlias = tuple[int | None, float | None]
 
 
 class UsageSampler:
-    """Samples what a job uses, twice a second and more often at first. What is known in the end stays readable."""
+    """Samples a job's usage, twice a second and more often at first. The result stays readable at the end."""
 
     def __init__(
         self,
@@ -307,8 +306,7 @@ class UsageSampler:
 
 
 def session_memory(session: int, proc: Path = Path("/proc")) -> int:
-    """Return the bytes that a session's processes use: the private memory of all, and the largest shared memory of
-    one."""
+    """Return the bytes that a session uses: all private memory, and the most shared memory of a process."""
     private, shared = 0, 0
     with suppress(OSError):
         for folder in proc.iterdir():

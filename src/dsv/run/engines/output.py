@@ -1,9 +1,8 @@
-"""The output of a job, on its way to the terminal and into the log; what the record keeps of the log; and the files in
-which a detached run shows it meanwhile.
+"""The output of a job: to the terminal, to the log and its record, and to the live log of a detached run.
 
-For each of the two streams one thread reads and one writes, with a bounded queue between them. A slow terminal slows
-the job, as a pipe does. A stuck one can be let go of, so that it keeps no job from ending. If the terminal's reader
-has gone (`| head`), the job goes on and its log stays whole.
+Each of the two streams has a thread that reads and one that writes, with a bounded queue between them. A slow
+terminal slows the job, as a pipe does. A stuck one can be given up, so that the job can end. If the
+terminal's reader is gone (`| head`), the job continues and its log stays whole.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ QUEUE_SIZE: Final = 4 << 20
 """Bytes of one stream that may wait for the terminal."""
 TAIL_SIZE: Final = 4 << 10
 LAST_READ: Final = 5.0
-"""Seconds for which a stream is read on after the job's end, once all that the job wrote has been read: a process that
-got away from the job may hold it open, and go on writing."""
+"""Seconds for which a stream is read after the job's own output: an escaped process may hold it open."""
 
 
 class _Stream:
@@ -54,12 +52,12 @@ class _Stream:
         self._given_up = False
         self._count = 0  # bytes of the job's, since it was attached
         self._taken = 0  # bytes out of all pipes
-        self._passed = 0  # those of them that are in the queue, or were dropped
-        self._owed: int | None = None  # once the job is over: how far what it wrote itself reaches
+        self._passed = 0  # of these, queued or dropped
+        self._owed: int | None = None  # once the job is over: where its own output ends, as _taken
         self._since = 0.0
 
     def start(self, source: IO[bytes], *, again: bool) -> None:
-        """again: the source begins with what was read before. The one before must have been read."""
+        """again: the source repeats what was read before. The former source must have ended."""
         self.rejoin = Rejoin(self._count, self.tail) if again else Rejoin(0, b"")
         if not again:
             self._count, self.tail = 0, b""
@@ -109,7 +107,7 @@ class _Stream:
             self._change.notify_all()
 
     def _take(self, source: IO[bytes]) -> bytes:
-        """Read the next bytes, counted in the moment in which they leave the pipe: `job_ended` counts what is in it."""
+        """Read and count the next bytes in one step, because `job_ended` counts those still in the pipe."""
         with self._change:
             data = b"" if self._given_up else os.read(source.fileno(), _PIPE_READ)
             self._taken += len(data)
@@ -119,7 +117,7 @@ class _Stream:
         with self._change:
             self._change.wait_for(lambda: self._dropping or self._queued < QUEUE_SIZE)
             if self._owed is not None and self._passed < self._owed:
-                self._since = monotonic()  # the job's own: what comes after that earns no more time
+                self._since = monotonic()  # the job's own output: later output doesn't prolong the wait
             self._passed += taken
             if not self._dropping and not self._given_up:
                 self._queue.append(data)
@@ -130,9 +128,7 @@ class _Stream:
         while (data := self._next()) is not None:
             try:
                 self._send(data)
-            except (
-                OSError
-            ):  # the terminal is gone, or its disk full: the job is worth more than the view of it
+            except OSError:  # the terminal is gone, or its disk full: the job continues without it
                 self.let_go()
 
     def _next(self) -> bytes | None:
@@ -153,39 +149,39 @@ class _Stream:
             assert self._sink is not None  # without one nothing is queued
             try:
                 view = view[os.write(self._sink, view) :]
-            except BlockingIOError:  # a terminal that somebody has set so
+            except BlockingIOError:  # a terminal that was made non-blocking
                 select.select([], [self._sink], [], 1.0)
 
 
 class Output:
-    """The destinations of a job's stdout and stderr. Their descriptors stay open."""
+    """The destinations of a job's stdout and stderr. The caller's descriptors stay open."""
 
     def __init__(self, stdout: int | None, stderr: int | None, log: LogKeeper | None = None) -> None:
         self._stdout = _Stream("stdout", stdout, log)
         self._stderr = _Stream("stderr", stderr, log)
 
     def tell(self, stderr: IO[bytes]) -> None:
-        """Show the messages of an engine before the job begins. Call it again only when they were read."""
+        """Show an engine's messages before the job begins. A further call must wait until they were read."""
         self._stderr.start(stderr, again=False)
 
     def attach(self, stdout: IO[bytes], stderr: IO[bytes], *, again: bool = False) -> None:
-        """Begin to read these two, which are closed when they end. Those before them must have been read.
+        """Start to read these two, which are closed at their end. Former ones must have ended.
 
-        again: both begin anew with the job's first byte, and what was read of it is passed over; see `fits`.
+        again: both repeat the output from its first byte, and the part that was read is skipped; see `fits`
         """
         self._stdout.start(stdout, again=again)
         self._stderr.start(stderr, again=again)
 
     def open_pipes(self) -> tuple[int, int]:
-        """Read two new pipes from now on. Return the descriptors for the job's stdout and stderr, which the caller
-        closes."""
+        """Start to read two new pipes. Return their writing ends for stdout and stderr; the caller closes
+        them."""
         streams = (os.pipe(), os.pipe())
         self.attach(*(os.fdopen(reader, "rb", buffering=0) for reader, _ in streams))
         return streams[0][1], streams[1][1]
 
     @property
     def fits(self) -> bool:
-        """True if what was attached again continued where the reading had ended; if not, nothing of it was taken."""
+        """True if sources attached with `again` continued where reading ended; if not, they were not used."""
         return self._stdout.rejoin.fits and self._stderr.rejoin.fits
 
     def let_go(self) -> None:
@@ -194,12 +190,12 @@ class Output:
         self._stderr.let_go()
 
     def job_ended(self) -> None:
-        """Count a stream that nothing comes from for a while as ended from now on."""
+        """Note the job's end: a stream that is silent for a while then counts as ended."""
         self._stdout.job_ended()
         self._stderr.job_ended()
 
     def settled(self, seconds: float) -> bool:
-        """Wait for at most so long until all was read, and has reached the terminal or never will."""
+        """Wait for at most so long until all was read, and written or dropped."""
         return _wait(lambda: self._stdout.settled() and self._stderr.settled(), seconds)
 
     def was_read(self, seconds: float) -> bool:
@@ -207,7 +203,7 @@ class Output:
         return _wait(lambda: self._stdout.was_read() and self._stderr.was_read(), seconds)
 
     def last_line(self) -> str:
-        """Return the last line on stderr that says something: the reason, if a launch has failed."""
+        """Return the last meaningful line on stderr: the reason, if a launch has failed."""
         lines = [line.strip() for line in self._stderr.tail.decode("utf-8", "replace").splitlines()]
         said = [line for line in lines if line and not line.startswith(("See '", "Run '"))]
         return said[-1] if said else ""
@@ -230,7 +226,7 @@ class NodeLines:
             write_all(self.sink, data)
 
     def end_lines(self) -> None:
-        """Write the last line of each node, also if it lacks its end."""
+        """Write the last line of each node, even if it is incomplete."""
         for label in [label for label, begun in self._begun.items() if begun]:
             self.write(b"\n", label)
 
@@ -291,7 +287,7 @@ class LogKeeper:
         self._lock = Lock()
 
     def add(self, data: bytes, stream: str = "") -> None:
-        """stream: which of the job's streams it came from."""
+        """stream: the name of the job's stream"""
         with self._lock:
             data = self._begun.pop(stream, b"") + data
             end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
@@ -303,7 +299,7 @@ class LogKeeper:
             self._append(data)
 
     def leave_out(self, count: int) -> None:
-        """Count bytes that came here and that nobody has any more."""
+        """Count bytes of the output that are lost."""
         with self._lock:
             for begun in self._begun.values():
                 self._append(begun)
@@ -325,7 +321,7 @@ class LogKeeper:
             self._tail_size -= len(self._tail.popleft())
 
     def kept(self, masker: Masker) -> KeptLog:
-        """Return the log without secrets. Where the middle is left out, a line says how much it was."""
+        """Return the log without secrets. If the middle is left out, a line states its size."""
         with self._lock:
             for begun in self._begun.values():
                 self._append(begun)
@@ -334,7 +330,7 @@ class LogKeeper:
         if len(head) + len(tail) == total:
             return KeptLog(masker.data(head + tail)[: self._head_room + self._tail_room], total)
         tail = tail[-self._tail_room :]
-        # A secret that lies across the cut is whole in neither half, so the bytes that may belong to it go too.
+        # A secret across the cut is whole in neither half, so bytes that may belong to it are removed too.
         edge = max(masker.longest - 1, 0)
         first, last = masker.data(head), masker.data(_without_end_of_key(tail))
         first, last = _without_last_word(first[: len(first) - edge]), _without_first_word(last[edge:])
@@ -366,9 +362,9 @@ _PIECE: Final = 1 << 16
 
 @contextmanager
 def through_a_pipe(collect: Callable[[int, Event], None]) -> Iterator[Iterator[bytes]]:
-    """Yield the bytes that `collect` writes to the descriptor that it is given, which it closes at its end.
+    """Yield the bytes that `collect` writes to its descriptor, which it must close.
 
-    It runs in a thread of its own. The event is set when nobody reads any more.
+    `collect` runs in its own thread. Its event is set when reading has ended.
     """
     reader, writer = os.pipe()
     stop = Event()
@@ -427,7 +423,7 @@ _TICK: Final = 0.2
 
 
 class LiveLog:
-    """Writes it. Without room for it the job goes on, and its record has the log."""
+    """Writes the live log. If the disk is full, the job continues, and its record still has the log."""
 
     def __init__(self, path: Path, masker: Masker, part_size: int = PART_SIZE) -> None:
         """Raise `OSError`."""
@@ -435,11 +431,11 @@ class LiveLog:
         self._masker = masker
         self._part_size = part_size
         self._size = 0
-        self._key = b""  # the beginning of a private key, until its end has come
+        self._key = b""  # the beginning of a private key, until its end arrives
         self._file: int | None = _create(path)
 
     def add(self, data: bytes) -> None:
-        """Whole lines."""
+        """data: whole lines"""
         data, self._key = self._key + data, b""
         for begin in list(_BEGIN_OF_KEY.finditer(data))[-1:]:
             if _END_OF_KEY.search(data, begin.end()) is None and len(data) - begin.start() < _LONGEST_KEY:
@@ -455,7 +451,7 @@ class LiveLog:
             self._file = None
 
     def remove(self) -> None:
-        """Once the record is kept, which has the log."""
+        """Delete the files, once the record with the log is kept."""
         self.close()
         for part in (self._path, _older(self._path)):
             with suppress(OSError):
@@ -471,8 +467,7 @@ class LiveLog:
             view = view[written:]
 
     def _next_part(self) -> None:
-        """Begin a new part in place of the full one, which takes the place of the one before it. There is a file of the
-        log's name all the time."""
+        """Begin a new part; the full one replaces the older one. A file with the log's name always exists."""
         _older(self._path).unlink(missing_ok=True)
         _older(self._path).hardlink_to(self._path)
         new = self._path.with_name(f"{self._path.name}.new")
@@ -484,9 +479,9 @@ class LiveLog:
 
 @contextmanager
 def read_live(path: Path, follow: Callable[[], bool] | None) -> Iterator[Iterator[bytes]]:
-    """Read what has been written so far; with `follow`, also what is written while that is true.
+    """Read what was written so far; with `follow`, also what is written while it returns True.
 
-    Raises `FileNotFoundError` if the record has been kept meanwhile, which has the log.
+    Raise `FileNotFoundError` if the record, which has the log, is already kept.
     """
     with ExitStack() as opened:
         yield _LiveParts(path, opened).read(follow)
@@ -501,7 +496,7 @@ class _LiveParts:
         opened.callback(lambda: self._file.close())
 
     def read(self, follow: Callable[[], bool] | None) -> Iterator[bytes]:
-        if not self._is_older(self._file):  # it became that just now
+        if not self._is_older(self._file):  # else it became the older part just now
             with suppress(FileNotFoundError):
                 yield _older(self._path).read_bytes()
         while True:

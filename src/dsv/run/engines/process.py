@@ -43,12 +43,12 @@ from dsv.run.record import EndCause, JobRef, RunState, Usage
 from dsv.values.units import format_bytes
 
 _DYING: Final = 10.0
-"""Seconds that killed processes get to be gone: one that waits for a file server dies when that answers."""
+"""Seconds for killed processes to end: one that waits for a file server ends when that answers."""
 _PAUSE: Final = 0.05
 
 
 class Process(LocalEngine):
-    """Nothing keeps a job from writing where the caller may: read-only is by file mode alone."""
+    """Plain processes. A job can write wherever the caller can: data is read-only only by file mode."""
 
     name: ClassVar[str] = "process"
     gpu_hint: ClassVar[str] = "nvidia-smi -L lists the GPUs"
@@ -103,9 +103,7 @@ class Process(LocalEngine):
             os.close(problem)
         guard.watch(process.pid)
         if plan.cpus:
-            with suppress(
-                OSError
-            ):  # it has ended, or they were taken away: then it runs on those that there are
+            with suppress(OSError):  # it has ended, or they were taken away: it runs on others
                 os.sched_setaffinity(process.pid, plan.cpus)
         watched = Watched(process.pid)
         watched.close()
@@ -126,13 +124,13 @@ class Process(LocalEngine):
         groups = {_known(ref).pid} if _lives(self.status(ref)) else set()
         end_groups(groups | set(processes_of(ref.run)), grace)
         deadline = monotonic() + _DYING
-        # A killed process has lost its environment, by which it is found, a moment before it counts as ended.
+        # A killed process loses its environment, by which it is found, a moment before it counts as ended.
         while (processes_of(ref.run) or _lives(self.status(ref))) and monotonic() < deadline:
             sleep(_PAUSE)
         return self.status(ref)
 
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
-        """Return each session that a job leads; what it started in its own session belongs to it."""
+        """Return each session leader of a job: its other processes belong to that."""
         found = []
         for pid, other in marked():
             with suppress(OSError):
@@ -156,7 +154,7 @@ class Process(LocalEngine):
 
 
 class _ProcessRun(FollowedJob):
-    """A process in a session of its own, so that signals reach all of it, and the terminal's none of it."""
+    """A process in its own session, so that signals reach all of it, and the terminal's none of it."""
 
     def __init__(
         self,
@@ -194,7 +192,7 @@ class _ProcessRun(FollowedJob):
         self._guard.dismiss()
 
     def _give(self) -> Ended | None:
-        """Have the launcher become the command. Return the end of the job if it could not."""
+        """Send the command to the launcher, which executes it. Return the job's end if that fails."""
         argv = [os.fsencode(word) for word in self._plan.argv]
         variables = [os.fsencode(f"{name}={value}") for name, value in self._environ.items()]
         data = b"\0".join([b"%d" % len(argv), *argv, *variables])
@@ -227,13 +225,13 @@ class _ProcessRun(FollowedJob):
         try:
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
             with self._lock:
-                # Like a container's, the rest of it ends with its first process; reaped only then, so that its
-                # number is still its own.
+                # As in a container, other processes end with the first one. It is reaped after that: until then its
+                # number can't be reused.
                 self._send(signal.SIGKILL)
                 _, status, rusage = os.wait4(self._process.pid, 0)
                 self._gone = True
         finally:
-            self._gone = True  # where it was reaped by another, its number may be anybody's
+            self._gone = True  # if it was reaped elsewhere, its number may be reused
             self._memory.stop()
         code = os.waitstatus_to_exitcode(status)
         self._process.returncode = code  # else Popen would look for the child once more
@@ -250,7 +248,7 @@ class _ProcessRun(FollowedJob):
 
 
 def _known(ref: JobRef) -> Known:
-    """Return the process; one that nobody knows if the reference is none of a process."""
+    """Return the process; an unknown one if the reference is not that of a process."""
     pid, _, start = ref.id.partition(":")
     numbers = pid.isdecimal() and start.isdecimal()
     return Known(ref.where, int(pid), int(start)) if numbers else Known("", 0, 0)
@@ -261,7 +259,7 @@ def _lives(status: JobStatus | None) -> bool:
 
 
 def _is_launcher(pid: int) -> bool:
-    """Check that a process has not become the command yet. For a moment after each exec its words are empty."""
+    """Check that a process has not executed the command yet. Just after an exec its command line is empty."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -270,7 +268,7 @@ def _is_launcher(pid: int) -> bool:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Return the seconds that the process used before it became the command."""
+    """Return the CPU seconds that the process used before it executed the command."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
     except (OSError, ValueError, IndexError):

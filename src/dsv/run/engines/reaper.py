@@ -1,21 +1,22 @@
-"""End a job if dsv is killed, and start a plain process only once its reference is written down.
+"""Ends a job if dsv is killed, and starts a plain process only once its reference is recorded.
 
-This file is a module of dsv, and also a program that dsv starts beside a job. As a program it imports nothing of dsv,
-so that it starts at once. It does one of two things:
+This file is a module of dsv, and also a program that dsv starts beside a job. As a program it imports nothing
+of dsv, to start fast. It does one of two things:
 
     reaper.py reap           waits on its standard input, and ends the job when that is closed
-    reaper.py exec IN OUT    waits for a command on the descriptor IN, and becomes it
+    reaper.py exec IN OUT    waits for a command on the descriptor IN, and executes it in its own place
 
-`reap`: dsv keeps the other end of the standard input open for as long as the job lives, and kills the reaper after
-that. If the input ends before, dsv is gone: SIGKILL, for instance the kernel's when memory runs out, leaves no other
-trace. The input is JSON, one value a line: first the order, then the process group to end from then on, or null.
+`reap`: dsv keeps the other end of the standard input open while the job lives, and then kills the reaper. If
+the input ends before that, dsv is gone: SIGKILL, for instance by the kernel when memory runs out, leaves no
+other trace. The input is JSON, one value a line: first the order, then the process group to end from then on,
+or null.
 
     {"run": ID, "grace": SECONDS, "container": null or the engine's program, "files": [paths to remove]}
     1234
 
-`exec`: reads a line with the length of the rest, then the number of arguments, the arguments, and `NAME=VALUE` for
-each variable, separated by NUL bytes. If that ends early dsv is gone, and nothing is run. If the command can't be run,
-the number of the error is written to OUT.
+`exec`: reads a line with the length of the rest, then the number of arguments, the arguments, and
+`NAME=VALUE` for each variable, separated by NUL bytes. If that ends early, dsv is gone and nothing is run. If
+the command can't be run, its errno is written to OUT.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 GRACE = 20.0
 """Seconds that a job gets to end by itself: less than the 30 that Slurm and Kubernetes give dsv."""
 _PAUSE = 0.1
-_LOOKS = (0.0, 1.0, 3.0)  # for a container that the engine was just making
+_LOOKS = (0.0, 1.0, 3.0)  # for a container that the engine was just creating
 _PATIENCE = 300.0  # with an engine that doesn't answer
 
 
@@ -69,7 +70,7 @@ class Guard:
             "files": [os.fspath(path) for path in files],
         }
         with suppress(OSError):
-            # -I, -S: nothing of the caller's is imported. In a session of its own, as a signal to the group of dsv
+            # -I, -S: import nothing of the caller's. In its own session, because a signal to the group of dsv
             # or of the job, from the terminal for instance, must not end it.
             self._process = subprocess.Popen(
                 [*COMMAND, "reap"],
@@ -91,7 +92,7 @@ class Guard:
         self._close(kills=True)
 
     def abandon(self) -> None:
-        """Have the reaper end the job as if this process were gone, without waiting for that."""
+        """Let the reaper end the job as if this process were gone, without waiting for the end."""
         self._close(kills=False)
 
     def _close(self, *, kills: bool) -> None:
@@ -120,7 +121,7 @@ COMMAND = (sys.executable, "-I", "-S", __file__)
 
 
 def become_command(order: int, problem: int) -> None:
-    """Read a command from one descriptor and become it; write the number of an error to the other."""
+    """Read a command from one descriptor and execute it; write the errno of a failure to the other."""
     os.set_inheritable(problem, False)
     with os.fdopen(order, "rb") as file:
         length = file.readline()
@@ -129,7 +130,7 @@ def become_command(order: int, problem: int) -> None:
         return
     count, *words = data.split(b"\0")
     argv, env = words[: int(count)], dict(each.split(b"=", 1) for each in words[int(count) :])
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the command would inherit that
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, which the command would inherit
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvpe(argv[0], argv, env)

@@ -40,15 +40,15 @@ from dsv.values.units import format_bytes
 
 CALL_SECONDS = 20.0
 _WORKING_FOLDER = "/proc" if sys.platform == "linux" else "/"
-"""Of an engine's program. conmon before 2.1.13 makes a file `oom` where it was started when a container exceeds its
-memory: in a workspace the next sync would publish it. Nothing can be made here."""
+"""The working folder of an engine's program, where no file can be created. conmon before 2.1.13 creates a
+file `oom` there when a container exceeds its memory; in a workspace, the next sync would publish it."""
 
 _NEVER = "0001-01-01"  # how Go writes a time that was not set
 _NO_SUCH = re.compile(rb"no such (?:container|object)", re.IGNORECASE)
 
 
 class ContainerProgram(LocalEngine):
-    """The program of an engine, called to ask something or to have something done. PATH in `environ` finds it."""
+    """Calls the program of an engine, which PATH in `environ` finds."""
 
     start_options: ClassVar[tuple[str, ...]] = ("--attach",)
 
@@ -112,10 +112,7 @@ class ContainerProgram(LocalEngine):
                 program.wait()
 
     def inspect(self, container: str) -> dict[str, Any] | None:
-        """Return what the engine knows about a container: empty if there is none of that id.
-
-        None if it gave no answer, for instance because its daemon is down.
-        """
+        """Return the engine's facts on a container; empty if there is none, None without an answer."""
         done = self.call("container", "inspect", container)
         if done is not None and done.returncode != 0 and _NO_SUCH.search(done.stderr) is not None:
             return {}
@@ -134,7 +131,7 @@ def _state(details: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def status_of(details: Mapping[str, Any]) -> JobStatus:
-    """Read what `inspect` answers. Its exit code means nothing before the container has ended."""
+    """Read the result of `inspect`. Its exit code is valid only once the container has ended."""
     state = _state(details)
     if lives(details):
         return JobStatus(RunState.RUNNING)
@@ -179,7 +176,7 @@ _ID = re.compile(r"[0-9a-f]{12,64}", re.ASCII)
 _PREFIX = re.compile(r"^(?:docker: )?(?:Error(?: response from daemon)?: )?")
 _CREATE_TICK: Final = 0.2
 _PATIENCE: Final = 5.0
-"""Seconds that the program gets to end by itself, once that is asked for."""
+"""Seconds that the program gets to end after it was asked to."""
 
 
 def create(
@@ -271,7 +268,7 @@ _CODES = (
 
 
 class ContainerRun(FollowedJob):
-    """A container, which it starts."""
+    """A container that this process starts."""
 
     def __init__(self, engine: ContainerProgram, ref: JobRef, guard: Guard) -> None:
         super().__init__(ref, "dsv-container")
@@ -294,7 +291,7 @@ class ContainerRun(FollowedJob):
         self._guard.dismiss()
 
     def _send(self, number: int) -> bool:
-        """It does not reach a container that is just starting, nor an engine that doesn't answer."""
+        """Fails for a container that is just starting, and for an engine that doesn't answer."""
         self._told_to_end = self._told_to_end or number in (*ENDING, SIGKILL)
         done = self._engine.call("kill", "--signal", str(int(number)), self._id)
         return done is not None and done.returncode == 0
@@ -346,10 +343,7 @@ class ContainerRun(FollowedJob):
         )
 
     def _out_of_memory(self, details: dict[str, Any], exit_code: int) -> str | None:
-        """Return the message if it ended for want of memory.
-
-        Podman doesn't always notice, and then only the signal tells.
-        """
+        """Return the message if it ran out of memory. Podman may show that by the signal alone."""
         if _state(details).get("OOMKilled"):
             return "the engine ended it: out of memory"
         limit = (details.get("HostConfig") or {}).get("Memory")
@@ -365,10 +359,10 @@ class ContainerRun(FollowedJob):
         return code
 
     def _await_end(self, code: int) -> tuple[dict[str, Any] | None, bool]:
-        """Return what the engine says of the container once it has ended, as `inspect`; and whether all of its output
-        was taken. None if the engine had no answer for too long, or while the job was to be killed.
+        """Wait for the container's end. Return the result of `inspect`, and whether all output was read.
 
-        code: of the program, which is the container's own if it stayed to the end.
+        None if the engine did not answer for too long, or while the job was to be killed. code: the
+        program's, which is the container's if the program stayed to the end
         """
         fits, answered, pause = True, monotonic(), _PAUSE
         while True:
@@ -391,7 +385,7 @@ class ContainerRun(FollowedJob):
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _take_up(self, *, follow: bool) -> bool:
-        """Continue the container's output where it ended. False if the engine's log does not continue there."""
+        """Continue the output from the engine's log. Return False if the log does not continue it."""
         while not self._output.was_read(_TICK):
             if self._kills > 1:
                 return True
@@ -405,7 +399,7 @@ class ContainerRun(FollowedJob):
         return taken and self._output.fits
 
     def _out_of_sight(self, code: int, *, gone: bool) -> Ended:
-        """gone: the engine has no such container any more, so that the program's word is all that there is."""
+        """gone: the engine no longer has the container, so only the program's exit code is known"""
         if gone and code >= 0 and code != CANNOT_LAUNCH:
             return Ended(exit_code=code, launched=True)
         name = self._engine.name
@@ -416,7 +410,7 @@ class ContainerRun(FollowedJob):
         self._output.was_read(1.0)
         reason = why(str(_state(details).get("Error") or self._output.last_line()))
         exit_code = CANNOT_LAUNCH
-        # An init process says 126 and 127 itself, of the command alone; without one the engine does, and of more.
+        # An init process returns 126 and 127 for the command only; without one the engine does, for more.
         if not (details.get("HostConfig") or {}).get("Init"):
             exit_code = next((number for number, words in _CODES if words.search(reason)), CANNOT_LAUNCH)
         return Ended(exit_code=exit_code, reason=reason or f"{self._engine.name} ended with {code}")

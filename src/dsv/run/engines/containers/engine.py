@@ -1,4 +1,4 @@
-"""Docker and podman: one command line, but for a few options."""
+"""Docker and podman: the same command line, except for a few options."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class ContainerEngine(ContainerProgram):
 
     needs_image: ClassVar[bool] = True
     log_seconds: ClassVar[float] = 0.0
-    """Seconds after its end in which a container must not be removed: a log that is followed ends with the removal, and
-    podman looks for more of it four times a second."""
+    """Seconds before an ended container is removed: a followed log ends with it, and podman polls the log
+    four times a second."""
     gives: ClassVar[frozenset[str]] = LocalEngine.gives | {"image", "shm_bytes", "engine_args"}
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
@@ -76,11 +76,11 @@ class ContainerEngine(ContainerProgram):
 
     @abstractmethod
     def read_facts(self, info: dict[str, Any]) -> Facts:
-        """Read the answer of `info`. Raise `Unreachable` if it is none of this engine."""
+        """Read the answer of `info`. Raise `Unreachable` if it is not from this engine."""
 
     @abstractmethod
     def user_options(self, job: Job, facts: Facts) -> list[str]:
-        """Return options after which the files of the job belong to the caller."""
+        """Return options that make the job's files belong to the caller."""
 
     @abstractmethod
     def gpu_options(self, wanted: int, gpu_type: str | None, facts: Facts) -> list[str]:
@@ -112,7 +112,7 @@ class ContainerEngine(ContainerProgram):
         named, files = self._environment(job, facts)
         options = ["--name", job.name, "--label", f"{LABEL}={job.run}", *facts.init]
         options += self.user_options(job, facts)
-        if facts.machine.selinux:  # else it denies what is mounted; relabelling would write to the cache
+        if facts.machine.selinux:  # else it denies access to mounts; relabelling would write to the cache
             options += ["--security-opt", "label=disable"]
         for mount in job.mounts:
             options += ["--mount", mount_option(mount)]
@@ -123,7 +123,7 @@ class ContainerEngine(ContainerProgram):
             options += self.gpu_options(job.gpus, job.gpu_type, facts)
         if job.cpus is not None:
             options += ["--cpus", f"{job.cpus:g}"]
-        if job.memory_bytes is not None:  # without the second one it could use as much swap on top of it
+        if job.memory_bytes is not None:  # without the second one it could use as much swap as well
             options += ["--memory", f"{job.memory_bytes}b", "--memory-swap", f"{job.memory_bytes}b"]
         for name in named:
             options += ["--env", name]
@@ -152,7 +152,7 @@ class ContainerEngine(ContainerProgram):
         try:
             container = create(self, plan, output, cancelled, guard.watch)
         except BaseException:
-            guard.abandon()  # it removes what the engine may still be making
+            guard.abandon()  # the reaper removes a container that may still be created
             raise
         return ContainerRun(self, JobRef(self.name, plan.run, plan.where, container), guard)
 
@@ -199,9 +199,9 @@ class ContainerEngine(ContainerProgram):
         return self._where
 
     def _environment(self, job: Job, facts: Facts) -> tuple[dict[str, str], tuple[PrivateFile, ...]]:
-        """Return the variables that go by the program's own environment, and those that go by a file."""
+        """Return the variables for the program's own environment, and files with the others."""
         env = dict(job.env)
-        if facts.machine.uid != 0:  # a user that the image knows nothing of: no home, no name
+        if facts.machine.uid != 0:  # a user unknown to the image: no home, no name
             for name, value in (
                 ("HOME", "/tmp"),
                 ("USER", facts.machine.user),
@@ -267,7 +267,7 @@ class Docker(ContainerEngine):
         machine = facts.machine
         options = ["--userns=host"] if facts.remapped else []
         options += ["--user", f"{machine.uid}:{machine.gid}"]
-        for group in machine.groups:  # a shared cache may be readable by one of these alone
+        for group in machine.groups:  # a shared cache may be readable only by one of these
             options += ["--group-add", str(group)]
         return options
 
@@ -320,7 +320,7 @@ class Podman(ContainerEngine):
         machine = facts.machine
         options = ["--userns=keep-id"] if facts.rootless else []
         options += ["--user", f"{machine.uid}:{machine.gid}"]
-        if facts.keep_groups:  # numbers mean nothing in a user namespace, and crun can leave them as they are
+        if facts.keep_groups:  # group numbers differ in a user namespace; crun can keep the groups
             options += ["--group-add", "keep-groups"]
         elif not facts.rootless:
             for group in machine.groups:
@@ -328,12 +328,12 @@ class Podman(ContainerEngine):
         return options
 
     def gpu_options(self, wanted: int, gpu_type: str | None, facts: Facts) -> list[str]:
-        """By the names of the Container Device Interface; GPUs are numbered from 0 there."""
+        """Use names of the Container Device Interface, which numbers GPUs from 0."""
         names = choose_gpus(wanted, facts.machine, gpu_type, by_index=True) or ("all",)
         return [word for name in names for word in ("--device", f"nvidia.com/gpu={name}")]
 
     def read_image(self, image: dict[str, Any]) -> ImageIdentity:
-        """Images made here have a digest of this machine's making; `localhost/` says so."""
+        """Ignore digests of images built here, which no registry has: they begin with `localhost/`."""
         digests = [str(digest) for digest in image.get("RepoDigests") or ()]
         known = [digest for digest in digests if not digest.startswith("localhost/")]
         number = str(image.get("Id", ""))

@@ -110,8 +110,7 @@ class Job(Task):
 
     @property
     def shown(self) -> dict[str, str]:
-        """The variables that may be shown: dsv's own, except the attempt, and parameters, which may be
-        secret."""
+        """The variables that may be shown: dsv's own, except the attempt and possibly secret parameters."""
         return {
             name: value
             for name, value in sorted(self.env.items())

@@ -173,8 +173,7 @@ class Output:
         self._stderr.start(stderr, again=again)
 
     def open_pipes(self) -> tuple[int, int]:
-        """Start to read two new pipes. Return their writing ends for stdout and stderr; the caller closes
-        them."""
+        """Start to read two new pipes. Return their writing ends, which the caller closes."""
         streams = (os.pipe(), os.pipe())
         self.attach(*(os.fdopen(reader, "rb", buffering=0) for reader, _ in streams))
         return streams[0][1], streams[1][1]

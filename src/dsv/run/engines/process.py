@@ -225,7 +225,7 @@ class _ProcessRun(FollowedJob):
         try:
             os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
             with self._lock:
-                # As in a container, other processes end with the first one. It is reaped after that: until then its
+                # As in a container, other processes end with the first one. It is reaped last: until then its
                 # number can't be reused.
                 self._send(signal.SIGKILL)
                 _, status, rusage = os.wait4(self._process.pid, 0)

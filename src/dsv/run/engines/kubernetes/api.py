@@ -86,7 +86,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Merged into the Job."""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a volume that means nothing."""
+        """Raise `ValueError` for an invalid volume."""
         try:
             self.volume_of(PurePosixPath("/"))
         except ValueError as error:
@@ -112,7 +112,7 @@ _TRANSIENT: Final = re.compile(
     r"|etcdserver|try again",
     re.IGNORECASE,
 )
-"""Refusals that another attempt a moment later may not get, such as while a new quota is being counted."""
+"""Refusals that may pass in a moment, such as while a new quota is being counted."""
 _TRIES, _BETWEEN = 10, 1.0
 """The number of attempts after such a refusal, and the seconds between them."""
 _ERRORS: Final[dict[int | None, tuple[type[DsvError], str | None]]] = {
@@ -130,7 +130,7 @@ def is_installed() -> bool:
 
 
 class Refusal(DsvError):
-    """The cluster did not do what it was asked to, or did not answer. The message is its own."""
+    """The cluster refused a request, or did not answer. The message is the cluster's."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message, subject=NAME)
@@ -201,7 +201,7 @@ class KubernetesApi:
         return client
 
     def _reconnect(self) -> None:
-        """Read the configuration again, as the user may have logged in again while a job runs."""
+        """Read the configuration again: the user may have logged in again while a job runs."""
         before, self._client = self._client, None
         try:
             self.connect()

@@ -118,7 +118,7 @@ def _waits(pod: Mapping[str, Any]) -> bool:
 
 
 def requests_of(pod: Mapping[str, Any]) -> dict[str, float]:
-    """Return what a pod takes of its node: all its containers together, or one init container if that asks for more."""
+    """Return the resources that a pod takes: those of its containers, or of one larger init container."""
     spec = pod.get("spec") or {}
     total: dict[str, float] = {}
     most: dict[str, float] = {}
@@ -142,7 +142,7 @@ def _asked(container: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
 
 
 def has_room(node: Mapping[str, Any], asked: Mapping[str, float]) -> bool:
-    """Return whether an empty node has this much. While it prepares its devices it reports 0 of them as allocatable."""
+    """Return whether an empty node has this much. Its allocatable devices are 0 while it prepares them."""
     status = node.get("status") or {}
     capacity = {name: value for name, value in (status.get("capacity") or {}).items() if "/" in name}
     amounts = [status.get("allocatable") or {}, capacity]
@@ -170,8 +170,7 @@ _REFUSED: Final = re.compile(r"exceeded quota: .*?requested: (\S+), used: (\S+),
 
 
 def is_beyond_quota(message: str) -> bool | None:
-    """Return whether a refused request is more than the quota ever allows; False if there may be room later, None if no
-    quota has refused it."""
+    """Return whether a request exceeds a whole quota; False if only its rest, None if no quota refused it."""
     found = _REFUSED.search(message)
     if found is None:
         return None

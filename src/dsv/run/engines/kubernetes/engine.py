@@ -85,7 +85,7 @@ _DYING: Final = 60.0
 
 
 class Kubernetes(Engine):
-    """The pods see the volumes of the pool, and no folder of this machine."""
+    """Jobs on Kubernetes. Pods see the volumes of the pool, and no folder of this machine."""
 
     name: ClassVar[str] = NAME
     decoder: ClassVar[Decoder[KubernetesOptions]] = DECODER
@@ -212,7 +212,7 @@ class Kubernetes(Engine):
         if not now.lives or now.state is RunState.RUNNING:
             return now
         if any(each.host is not None and not each.is_over for each in facts.pods):
-            return now  # a pod is on a node, so the command begins at any moment
+            return now  # a pod is on a node, so the command may begin at any moment
         left = job.wait(_WITHDRAWN, withdraw=True)
         if left is None:
             with suppress(Refusal):
@@ -339,7 +339,7 @@ _KINDS: Final = {"Service": "services", "Secret": "secrets", "Job": "batch/v1/jo
 
 
 def make(api: KubernetesApi, thing: Manifest, run: str) -> Any:
-    """Create an object and return it, also if it exists and belongs to this run. Raise the error of the cluster."""
+    """Create an object, or find the one of this run, and return it. Raise the error of the cluster."""
     kind, name = thing["kind"], thing["metadata"]["name"]
     path = api.path(_KINDS[kind])
     try:
@@ -382,12 +382,11 @@ _CREDENTIALS: Final = (
     "AZURE_CLIENT_SECRET",
     "AZURE_TENANT_ID",
 )
-"""Variables that `forward_credentials` of a pool passes on, to the containers of dsv alone."""
+"""Variables that `forward_credentials` of a pool passes on, only to the containers of dsv."""
 
 
 def check_credentials(job: Job, options: KubernetesOptions, forwarded: Mapping[str, str]) -> None:
-    """Raise `UsageError` if the store's credentials are those of a local profile, and the pool names none for the
-    cluster."""
+    """Raise `UsageError` if the credentials are in a local profile, and the pool names none."""
     setting = job.access.profile
     if setting is None or options.secret is not None or options.service_account is not None or forwarded:
         return

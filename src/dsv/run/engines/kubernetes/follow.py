@@ -1,4 +1,4 @@
-"""Following a job on Kubernetes while it runs: its output, the reasons for which it waits, and its end."""
+"""Following a job on Kubernetes while it runs: its output, the reasons why it waits, and its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ASK: Final = (0.3, 2.0)
 _EVENTS: Final = 2.0
 """Seconds between two questions about why the job waits."""
 _PATIENT: Final = 60.0
-"""Seconds for which a pod may wait that no machine of the cluster has room for."""
+"""Seconds for which a pod may wait for which no machine of the cluster has room."""
 
 
 class KubernetesRun(FollowedJob):
@@ -64,7 +64,7 @@ class KubernetesRun(FollowedJob):
         self._logs = JobLogs(self._job, out, self._wake.set)
 
     def _send(self, number: int) -> bool:
-        """A job that has not begun is withdrawn instead, if the signal should end it."""
+        """An ending signal withdraws a job that has not begun."""
         name = signal.Signals(number).name
         if number in ENDING and number not in self._unsent:
             self._job.record_stop(name)
@@ -113,7 +113,7 @@ class KubernetesRun(FollowedJob):
         return Ended(launched=known is not None and known.begun, seen=False, reason=reason)
 
     def _step(self, facts: JobSnapshot) -> Ended | None:
-        """Do what the state of the job asks for. Return its end if it has ended, or can never begin."""
+        """Act on the state of the job. Return its end if it has ended, or can never begin."""
         self._logs.look(facts)
         done = ended(facts)
         if done is not None:
@@ -130,7 +130,7 @@ class KubernetesRun(FollowedJob):
         return Ended(reason=never.reason, hint=never.hint, cause=never.cause)
 
     def _why_never(self, facts: JobSnapshot) -> Obstacle | None:
-        """Print why the job waits, and return the reason if it can never begin, as far as that is known by now."""
+        """Print why the job waits, and return the reason if it is known that it can never begin."""
         now = monotonic()
         if now - self._asked < _EVENTS:
             return None
@@ -169,8 +169,8 @@ _TRIES: Final = 10
 """The number of requests for the log of a pod that has ended, if the cluster does not return it."""
 _LOOK: Final = 1.0
 _TIME: Final = re.compile(rb"\d{4}-\d\d-\d\dT\S+ ")
-"""The timestamp of each line of a log. A kubelet adds its own errors to the same response without a timestamp: that it
-has no such log any more, or that too many files are open to follow one."""
+"""The timestamp of each line of a log. A kubelet adds its own errors without a timestamp: that the log is
+gone, or that too many files are open to follow it."""
 
 
 class PodLog(Thread):
@@ -190,12 +190,12 @@ class PodLog(Thread):
         self._moved = moved
         self._last = b""
         self._same = 0  # how many of the last lines that were read have that timestamp
-        self._before, self._skip = b"", 0  # both, when the log was asked for: up to there it was read before
+        self._before, self._skip = b"", 0  # both when the log was requested: the part up to there was read
         self.complete = Event()
         """The pod writes nothing more."""
 
     def run(self) -> None:
-        with suppress(OSError):  # nobody reads the pipe any more
+        with suppress(OSError):  # the pipe has no reader any more
             tries = _TRIES
             while tries > 0:
                 complete = self.complete.is_set()
@@ -248,10 +248,7 @@ class PodLog(Thread):
 
 
 class JobLogs:
-    """The logs of all pods of a job, written into one pipe. With several nodes each line starts with its node's number.
-
-    sink is closed after the last line.
-    """
+    """The logs of all pods of a job, in one pipe. With several nodes, lines start with the node's number."""
 
     def __init__(
         self, job: KubernetesJob, sink: int, moved: Callable[[], None], *, follow: bool = True
@@ -277,7 +274,7 @@ class JobLogs:
                 self._logs[pod.uid].complete.set()
 
     def finish(self, stop: Event | None = None) -> None:
-        """Return after everything was written."""
+        """Wait until everything was written, and close the pipe."""
         for log in self._logs.values():
             log.complete.set()
         for log in self._logs.values():
@@ -287,7 +284,7 @@ class JobLogs:
 
 
 def read_logs(job: KubernetesJob, follow: bool) -> AbstractContextManager[Iterator[bytes]]:
-    """Return what the job has written so far; with `follow`, until its end."""
+    """Read the job's output so far; with `follow`, until its end."""
     moved = Event()
 
     def collect(writer: int, stop: Event) -> None:
@@ -309,7 +306,7 @@ def read_logs(job: KubernetesJob, follow: bool) -> AbstractContextManager[Iterat
 
 
 def read_metrics(job: KubernetesJob, facts: JobSnapshot) -> bytes | None:
-    """Return metrics.json of the first node, which its container `hold` has printed."""
+    """Return the first node's metrics.json, which its container `hold` has printed."""
     first = next((each for each in facts.last if each.number == 0 and not each.gone), None)
     if first is None:
         return None

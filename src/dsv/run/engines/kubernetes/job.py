@@ -48,7 +48,7 @@ from dsv.run.record import TIMED_OUT, EndCause, RunPart, RunState, Usage, decidi
 
 
 class JobSnapshot:
-    """A Job as the cluster describes it, with all its pods that were seen, also those that are gone."""
+    """A Job as the cluster describes it, with all pods that were seen, including those that are gone."""
 
     def __init__(self, raw: Mapping[str, Any], pods: Sequence[Pod] = ()) -> None:
         self.raw, self.pods = raw, pods
@@ -143,8 +143,8 @@ def status(job: JobSnapshot) -> JobStatus:
 
 
 def parts_of(job: JobSnapshot) -> tuple[RunPart, ...]:
-    """Return the parts of the record. The cluster numbers attempts anew after a queue has evicted the job; the parts
-    don't."""
+    """Return the parts of the record. Attempts are numbered on after a queue has evicted the job, although
+    the cluster begins with 1 again."""
     found: list[RunPart] = []
     for pod in sorted(job.pods, key=lambda each: each.age):
         if (part := pod.part) is not None:
@@ -156,9 +156,9 @@ def parts_of(job: JobSnapshot) -> tuple[RunPart, ...]:
 def _all_nodes_succeeded(job: JobSnapshot) -> bool:
     """Return whether the command has succeeded on all nodes, although a pod may have failed.
 
-    A pod may be killed after all nodes were done, or its machine may be lost while it sends output. The others have
-    ended by then, so a new pod of that node would wait for ever. The cluster still counts a node as completed whose pod
-    was removed, as draining a machine does.
+    A pod may be killed after all nodes were done, or its machine lost while it sends output. The other pods
+    have ended, so a new pod of that node would wait for ever. The cluster still counts a node as completed if
+    its pod was removed, as when a machine is drained.
     """
     done = [each for each in job.last if each.is_terminated and each.succeeded]
     if not job.is_gang or not (done or job.completed):
@@ -202,7 +202,7 @@ def _failed(job: JobSnapshot, parts: tuple[RunPart, ...], failed: Mapping[str, A
 
 
 def _cancelled(parts: tuple[RunPart, ...], by: str | None) -> tuple[RunPart, ...]:
-    """Attribute what ended in the last attempt to whoever ended the job: it looks like a failure."""
+    """Mark failed parts of the last attempt as cancelled by this user: they only look like failures."""
     last = max((each.attempt for each in parts), default=0)
     causes = (None, EndCause.EXITED, EndCause.LOST_SIGHT)
     return tuple(
@@ -239,7 +239,7 @@ _ID: Final = re.compile(r"([a-z0-9][a-z0-9.-]*)/([a-z0-9][a-z0-9.-]*)/([0-9a-f-]
 _DEAD: Final = GRACE_SECONDS + 15.0
 """Seconds after which a terminating pod on an unreachable machine is marked as failed."""
 _SILENT: Final = 12.0
-"""Seconds for which a machine may say nothing of a pod that it is to start."""
+"""Seconds for which a machine may report nothing about a pod that it is to start."""
 _SIGNALS: Final = 8
 """Signals that the annotation of a pod holds at most."""
 
@@ -259,9 +259,9 @@ class KubernetesJob:
         self.pods = dict(pods or {})
         self._signals: list[str] = []
         self._terminating: dict[str, float] = {}
-        """The times at which the deletion of pods was seen."""
+        """When the deletion of each pod was first seen."""
         self._waiting: dict[str, float] = {}
-        """The times at which pods were first seen to wait."""
+        """When each pod was first seen to wait."""
         self._lock = Lock()
 
     @classmethod
@@ -323,7 +323,7 @@ class KubernetesJob:
         return found if found["metadata"]["uid"] == self.uid else None
 
     def obstacle(self, facts: JobSnapshot, autoscaling: bool = True) -> Obstacle | None:
-        """Return why the job waits, in the words of its queue or of the cluster: what it can wait for least."""
+        """Return why the job waits, in words of its queue or cluster: the reason with the least patience."""
         if facts.suspended:
             return None if facts.queue is None else why_not_admitted(facts.queue, self._workloads())
         waiting = [each for each in facts.last if not (each.begun or each.is_over)]
@@ -335,7 +335,7 @@ class KubernetesJob:
         return min(found, key=lambda each: inf if each.patience is None else each.patience, default=None)
 
     def _obstacle_of(self, pod: Pod, autoscaling: bool) -> Obstacle | None:
-        """Return why a pod has not begun. A node that says nothing of it for a while is asked for its warnings."""
+        """Return why a pod has not begun. After a while without a report, read the warnings about it."""
         found = pod.obstacle(autoscaling)
         since = self._waiting.setdefault(pod.uid, monotonic())
         if found is not None or pod.host is None or monotonic() - since < _SILENT:
@@ -348,8 +348,7 @@ class KubernetesJob:
         return Obstacle(silent, EndCause.NOT_STARTED)
 
     def _warnings(self, uid: str, **fields: str) -> list[str]:
-        """Return the messages of the warnings about an object, the newest last; none if the caller may not read
-        events."""
+        """Return the warnings about an object, newest last; none if the caller may not read events."""
         wanted = {"involvedObject.uid": uid, "type": "Warning", **fields}
         selector = ",".join(f"{name}={value}" for name, value in wanted.items())
         try:
@@ -384,8 +383,8 @@ class KubernetesJob:
         return sent
 
     def record_stop(self, how: str) -> bool:
-        """Write into the Job who ended it, and let the cluster make no further attempt. The first one is recorded.
-        Return False if the cluster refuses it."""
+        """Record in the Job who ended it, and prevent further attempts. The first record counts. Return False
+        if the cluster refuses it."""
         by = None if self.raw is None else JobSnapshot(self.raw).stopped
         by = by or asked_by(how)
         body = {"metadata": {"annotations": {STOPPED_KEY: by}}, "spec": {"backoffLimit": 0}}
@@ -454,7 +453,7 @@ class KubernetesJob:
     def fail_lost_pods(self) -> str | None:
         """Mark terminating pods on unreachable machines as failed. Return the refusal of the cluster, if any.
 
-        The cluster replaces a pod only after its end, which nobody reports if its machine is gone; it waits for ever.
+        The cluster replaces a pod only after its end, which is never reported if its machine is gone.
         """
         problem = None
         for uid, pod in list(self.pods.items()):
@@ -492,7 +491,7 @@ class KubernetesJob:
         return workloads(self.api, self.namespace, self.uid)
 
     def _cause_of_loss(self, pod: Pod) -> tuple[EndCause, str] | None:
-        """Return why a pod is gone of whose end the cluster has said nothing."""
+        """Return why a pod is gone, if the cluster did not report its end."""
         if pod.gone or pod.command_ended or pod.host is None or not pod.begun:
             return None
         lost = self._is_lost(pod.host)

@@ -54,7 +54,7 @@ STAGED: Final = f"{OWN}/staged.json"
 AGAIN_CODE: Final = 190
 """The exit code of a container that ended because the attempt was over on another node."""
 _SCRIPTS: Final = Path(__file__).with_name("pod")
-"""Plain shell, as the image of a job need not have more."""
+"""Plain shell, because the image of a job may have nothing else."""
 _LARGEST: Final = 1_500_000
 """Bytes of a manifest: etcd takes 1.5 MiB, including what the cluster adds."""
 
@@ -186,8 +186,7 @@ def as_yaml(found: Sequence[Manifest]) -> str:
 
 
 def merge(base: Any, over: Any) -> Any:
-    """Merge an overlay: tables by key, where null removes a key; lists of named objects by name; anything else is
-    replaced."""
+    """Merge an overlay: tables by key (null removes it), lists of named objects by name; else replace."""
     if isinstance(base, dict) and isinstance(over, Mapping):
         result = {name: value for name, value in base.items() if over.get(name, value) is not None}
         for name, value in over.items():
@@ -240,8 +239,7 @@ def _mount(
 def _data_containers(
     job: Job, name: str, options: KubernetesOptions, volumes: Mapping[Volume, str], forwarded: bool
 ) -> list[Manifest]:
-    """Return the container that fetches the data and holds it while the job runs, and the one that waits until it is
-    held."""
+    """Return the container that fetches and holds the data, and the one that waits until it is held."""
     if not job.hold:
         return []
     if options.image is None:
@@ -290,7 +288,7 @@ def literal(text: str) -> str:
 
 
 def is_gang(job: Job) -> bool:
-    """Return whether the nodes start and end together. Only the containers that hold the data see to that."""
+    """Return whether the nodes start and end together, which only the containers that hold data can do."""
     return job.nodes > 1 and bool(job.hold)
 
 
@@ -511,7 +509,7 @@ def gpu_affinity(job: Job, facts: Facts) -> Manifest:
 
 
 def object_name(run: str) -> str:
-    """Return the name of all objects of a run: always the same, so that they are created once."""
+    """Return the name of all objects of a run, always the same, so that they are created only once."""
     text = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
     name = f"dsv-{text}"
     if f"dsv-{run}" == name and len(name) <= _LONGEST_NAME:

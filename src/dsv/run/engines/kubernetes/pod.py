@@ -73,7 +73,7 @@ _SURELY_NOT: Final = re.compile(
 )
 _NO_START: Final = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError"}
 _UNKNOWN: Final = "ContainerStatusUnknown"
-"""The kubelet's word for a container that was missing when its pod ended, and for one that never existed."""
+"""The kubelet's reason for a container that was missing when its pod ended, or never existed."""
 _NO_CLAIM: Final = re.compile(r'persistentvolumeclaim "[^"]*" (?:not found|is being deleted)')
 CUT_SHORT: Final[dict[EndCause | None, int]] = {
     EndCause.TIME_LIMIT: TIMED_OUT,
@@ -105,7 +105,7 @@ def milliseconds(text: str | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """A reason for which a pod does not start."""
+    """A reason why a pod does not start."""
 
     reason: str
     cause: EndCause = EndCause.UNSCHEDULABLE
@@ -132,8 +132,8 @@ class Pod:
         lost: tuple[EndCause, str] | None = None,
     ) -> None:
         """gone: it was deleted, and raw is from the last look at it
-        evicted_by_queue: the reason for which its queue evicted it, if it did
-        lost: the reason for which it is gone, if nobody saw its end
+        evicted_by_queue: the reason why its queue evicted it, if it did
+        lost: the reason why it is gone, if its end was not seen
         """
         self.raw, self.gone, self.evicted_by_queue, self.lost = raw, gone, evicted_by_queue, lost
         metadata, spec, self._status = (raw.get(each) or {} for each in ("metadata", "spec", "status"))
@@ -165,11 +165,11 @@ class Pod:
         """Written by the script of the job's container into the termination message."""
         self.usage = usage_of(self._facts)
         self.is_terminated = gone or self._status.get("phase") in ("Succeeded", "Failed")
-        """The cluster says that the pod has ended. Such a pod and its log stay when the Job is ended."""
+        """The cluster reports that the pod has ended. Such a pod and its log remain when the Job is ended."""
         succeeded = self.command_ended and self._ended.get("exitCode") == 0
         all_ended = all("terminated" in each for each in self._states)
         self.is_over = self.is_terminated or (succeeded and all_ended)
-        """Also if its command has succeeded and all else has ended: the cluster says so of the pod a second later."""
+        """Also once the command has succeeded and all else ended: the cluster reports it a second later."""
         self._is_deleted = metadata.get("deletionTimestamp") is not None
         self.is_terminating = self._is_deleted and not self.is_over
         self._never_started = self._ended.get("reason") in ("StartError", "ContainerCannotRun")
@@ -258,8 +258,8 @@ class Pod:
 
 
 def is_over(parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
-    """Return whether no attempt follows those of these parts, by the rules of the Job. None if only the cluster knows:
-    a node has not reported every attempt, or no node failed by itself."""
+    """Return whether no attempt follows those of these parts, by the rules of the Job. None if only the
+    cluster knows: a node has not reported every attempt, or no node failed by itself."""
     found = list(parts)
     last = max((each.attempt for each in found), default=0)
     decided = deciding_part(found)
@@ -329,7 +329,6 @@ def read_log(folder: Path) -> LogKeeper | None:
 
 
 def ended_with_others(reason: str) -> str:
-    """Return the description of a node that was ended because of another one."""
     return f"it was ended with the other nodes: {reason.strip()}"
 
 

@@ -50,7 +50,7 @@ _PERIOD: Final = 0.5
 _ABSENT: Final = 10.0
 """Seconds of silence after which a node does not count as ready any more, before the command has begun."""
 _GRACE: Final = 20.0
-"""Seconds for which a pod that is being ended still tells the others: less than the grace period of its pod."""
+"""Seconds for which an ending pod still informs the others: less than its grace period."""
 _ANSWER_SECONDS: Final = 5.0
 _LONGEST_LINE: Final = 1024
 
@@ -151,7 +151,7 @@ class Member:
     """The address of node 0."""
     port: int
     token: str
-    """Known only to those who may read the Job."""
+    """Known only to users who may read the Job."""
     pod: str = "-"
     begun_with: str = "-"
     """The id of node 0's pod when the command began."""
@@ -209,7 +209,7 @@ class FirstNode(ThreadingTCPServer):
             return self.attempt.may_leave(monotonic())
 
     def answer(self, line: str) -> str | None:
-        """Return None for a stranger. Raises `ValueError` for a line that is not a report."""
+        """Return the answer; None for a wrong token. Raise `ValueError` for a line that is not a report."""
         token, node, attempt, code, pod, begun_with = line.split()
         if not hmac.compare_digest(token.encode(), self._token):
             return None
@@ -238,9 +238,9 @@ def keep_together(
     signals: list[int],
     may_leave: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Ask node 0 and pass its answers on to the scripts, until the pod is being ended and the others know of it.
+    """Ask node 0 and pass its answers on to the scripts, until the pod is ended and the others know of it.
 
-    signals: those that ask for the end. A list, as a handler of signals must not take a lock.
+    signals: those that ask for the end; a list, because a handler of signals must not take a lock
     """
     began, verdict = False, None
     last_answer = monotonic()

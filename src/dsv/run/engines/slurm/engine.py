@@ -136,7 +136,7 @@ _DYING: Final = 15.0
 
 
 class Slurm(Engine):
-    """Every node has to see the folders of the run under their names here."""
+    """Jobs on Slurm. Every node must see the folders of the run under the same paths as this machine."""
 
     name: ClassVar[str] = NAME
     decoder: ClassVar[Decoder[SlurmOptions]] = DECODER
@@ -201,7 +201,7 @@ class Slurm(Engine):
         ref = JobRef(self.name, plan.run, plan.where, f"{number}:{folder}")
         if answer.problem is None and job_id(ref):
             return SlurmRun(self._program, ref)
-        for left in self._mine(plan.run):  # it may have been taken although the answer got lost
+        for left in self._mine(plan.run):  # it may have been accepted although the answer was lost
             self._program.call("scancel", left.id)
         raise LaunchError(
             f"Slurm does not take the job: {answer.problem or answer.text.strip()}",
@@ -217,10 +217,10 @@ class Slurm(Engine):
             return None
         left = Left(job_folder(ref))
         job, answer = self._program.find(number)
-        if job is not None and job.state == "PENDING" and left.begun:  # since it was asked for
+        if job is not None and job.state == "PENDING" and left.begun:  # it began after the question
             job, answer = self._program.find(number, fresh=0)
         if job is not None and job.run not in (None, ref.run):
-            job = None  # a controller that was set up anew numbers from 1, and a record may name any number
+            job = None  # a new controller numbers from 1 again, and a record may name any number
         if answer.problem is not None:
             return None if left.end is None else JobStatus(RunState.ENDED, left.end)
         if job is not None and job.lives:
@@ -229,8 +229,8 @@ class Slurm(Engine):
         return now if now.lives else replace(now, quiet_for=quiet_for(ref))
 
     def withdraw(self, ref: JobRef) -> JobStatus | None:
-        """Hold the job first, as Slurm begins none that is held. If it has begun meanwhile, release it, or the hold
-        would keep back its next attempt."""
+        """Hold the job first: Slurm begins no held job. If it has begun, release it, or its next attempt
+        can't begin."""
         number, folder = job_id(ref), job_folder(ref)
         if self._program.call("scontrol", "hold", number).problem is None:
             job, answer = self._program.find(number, fresh=0)
@@ -264,10 +264,9 @@ class Slurm(Engine):
         return self._cancel(ref, kill=kill) or self.status(ref)
 
     def _cancel(self, ref: JobRef, *, kill: bool) -> JobStatus | None:
-        """Have Slurm end a job, and wait as long as it says that it does so.
+        """Have Slurm end a job, and wait as long as it is ending it. Return None if it does not begin to.
 
-        None if it does not begin to. kill: send SIGKILL, which Slurm itself does later; no command needs that before it
-        has begun
+        kill: send SIGKILL at once, which Slurm itself sends later
         """
         number, tries = job_id(ref), 0
         while tries < _TRIES or self._is_completing(number):
@@ -280,7 +279,7 @@ class Slurm(Engine):
         return None
 
     def _is_completing(self, number: str) -> bool:
-        """Check that Slurm ends the job now: it waits for the nodes' processes, or for a node that does not answer."""
+        """Check that Slurm is ending the job: it waits for the nodes' processes, or for a node without an answer."""
         job, _ = self._program.find(number)
         return job is not None and job.state == "COMPLETING"
 
@@ -307,7 +306,7 @@ class Slurm(Engine):
         return answer.text
 
     def _number(self, ref: JobRef) -> str:
-        """Return the number of a job; empty if it is none of this cluster. A missing answer does not tell that."""
+        """Return the number of a job; empty if it is of another cluster, as far as Slurm answers."""
         number = job_id(ref) if ref.engine == self.name else ""
         answer = self._program.cluster() if number else Answer()
         return number if answer.problem is not None or answer.text == ref.where else ""
@@ -322,8 +321,8 @@ class Slurm(Engine):
         return until_over(now, seconds)
 
     def _over(self, ref: JobRef) -> JobStatus | None:
-        """Return the end of a job whose commands are over, as it left it: its last step may still send the record,
-        and then removes what it left. None if nothing says so."""
+        """Return the end that the job itself reports, while its last step may still send the record (and then
+        remove its files). None if it reports none."""
         number = job_id(ref)
         if ref.engine != NAME or not number:
             return None
@@ -331,8 +330,8 @@ class Slurm(Engine):
         return None if done is None else replace(status_of(done), quiet_for=quiet_for(ref))
 
     def _of_this_start(self, number: str, left: Left) -> Left:
-        """Leave out the end of an attempt after which Slurm has queued the job again, as an administrator may order:
-        the job takes that away only once it begins."""
+        """Ignore the end of an attempt after which Slurm requeued the job, for instance by order of an
+        administrator: the job deletes that only when it begins again."""
         if left.end is None or (self._program.restarts(number) or 0) < left.attempt:
             return left
         return Left(left.folder, again=True)
@@ -345,19 +344,19 @@ def _unreachable(answer: Answer) -> Unreachable:
 _PAUSE: Final = (0.1, 1.0)
 """Seconds between two looks at the job's files: at first, and at most."""
 _SLOWER: Final = 1.05
-"""By which the pause grows: a job of some seconds is seen to end at once."""
+"""The growth of the pause: slow enough to see the end of a short job at once."""
 _ASK: Final = (0.5, 15.0)
 """Seconds between two questions to the controller."""
 LATE: Final = 60.0
-"""Seconds for which the folder is looked at again if it lacks what a job must have left there."""
+"""Seconds for which the folder is read again if files are missing that a job must have left there."""
 _PIECE: Final = 1 << 16
 _NO_ROOM: Final = 4096
-"""Bytes: with fewer free ones the nodes can't write to the job's folder any more."""
+"""Free bytes below which nodes can't write to the job's folder any more."""
 _CUT: Final = b"\n[dsv: the disk of the job's folder is full; what it wrote last may be missing here]\n"
 
 
 class SlurmRun(FollowedJob):
-    """A job, followed by the files in its folder and by what Slurm says of it."""
+    """A job, followed by the files in its folder and by Slurm's reports."""
 
     def __init__(self, program: SlurmProgram, ref: JobRef) -> None:
         super().__init__(ref, "dsv-slurm")
@@ -389,7 +388,7 @@ class SlurmRun(FollowedJob):
         return True
 
     def _await_end(self) -> None:
-        """Notice the end of the job in time, also while Slurm takes long to answer."""
+        """Mark the job's end as seen in time, even while Slurm is slow to answer."""
         while not self._over.wait(_PAUSE[1]):
             if (self._folder / "end").exists():
                 _attend(self._folder)
@@ -444,9 +443,9 @@ class SlurmRun(FollowedJob):
 
 
 class Follower:
-    """Copies what the nodes of a job write to one of the two streams into a descriptor, as it is written.
+    """Copies one stream of all nodes of a job into a descriptor, as it is written.
 
-    Several nodes: each line begins with the number of its node.
+    With several nodes, each line begins with the number of its node.
     """
 
     def __init__(self, folder: Path, stream: str, sink: int) -> None:
@@ -457,7 +456,7 @@ class Follower:
         self._read: dict[str, int] = {}
 
     def step(self, *, last: bool = False) -> int:
-        """Read what is new, and return the number of bytes. last: the job is over, so that half a line is a line."""
+        """Copy and count the new bytes. last: the job is over, so incomplete lines are written too"""
         total = 0
         for path in sorted(self.folder.glob(f"{self.stream}.*")):
             while data := self._piece(path):
@@ -484,19 +483,19 @@ class Follower:
 
 
 def _attend(folder: Path) -> None:
-    """Tell the node of the job that it need not complete the record."""
+    """Mark the job's end as seen, so that its node need not complete the record."""
     with suppress(OSError):
         (folder / ATTENDED).touch()
 
 
 def _look_afresh(folder: Path) -> None:
-    """Change the folder, so that a file server's client forgets what it remembers of it."""
+    """Change the folder, so that the client of a file server drops its cached listing."""
     with suppress(OSError), NamedTemporaryFile(dir=folder):
         pass
 
 
 def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]]:
-    """Read what the job has written, stdout and stderr together; with `follow` until its end."""
+    """Read the job's output so far, stdout and stderr together; with `follow` until its end."""
 
     def collect(writer: int, stop: Event) -> None:
         folder = job_folder(ref)
@@ -505,7 +504,7 @@ def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> AbstractConte
             over = was_there = False
             while not stop.is_set() and not over:
                 job, answer = program.find(job_id(ref), fresh=_ASK[1] / 3)
-                # Another dsv that completes the record removes the folder. Slurm knows the job for minutes after that.
+                # A dsv that completes the record removes the folder. Slurm keeps the job for minutes longer.
                 is_gone, was_there = was_there and not folder.is_dir(), was_there or folder.is_dir()
                 is_over = answer.problem is None and ended(job, Left(folder)) is not None
                 over = not follow or is_gone or is_over
@@ -518,15 +517,15 @@ def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> AbstractConte
 
 
 def tell_stopped(folder: Path, how: str) -> None:
-    """Write down who ended the job, so that no further attempt of it is made. The first one counts."""
+    """Record who ended the job, so that no further attempt is made. The first record counts."""
     with suppress(OSError), (folder / STOPPED).open("x") as file:
         file.write(f"{asked_by(how)}\n")
 
 
 def send(program: SlurmProgram, number: str, folder: Path, which: int) -> bool:
-    """Send a signal to the commands of a job; one that waits is cancelled by any that ends a job.
+    """Send a signal to the commands of a job. An ending signal cancels a waiting job.
 
-    False if it has to be sent again once the commands have begun.
+    Return False if the signal has to be sent again once the commands have begun.
     """
     if Left(folder).begun:
         name = signal.Signals(which).name.removeprefix("SIG")

@@ -1,4 +1,4 @@
-"""Tell how a job on Slurm ended, from the files in its folder and from what squeue still knows."""
+"""How a job on Slurm ended, from the files in its folder and the output of squeue."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dsv.run.record import TIMED_OUT, EndCause, JobRef, RunPart, RunState, decid
 
 SCRIPT: Final = "job.sh"
 STOPPED: Final = "stopped"
-"""The file that says that dsv was asked to end the job, and who asked."""
+"""The file with the user who asked dsv to end the job."""
 ATTENDED: Final = "attended"
-"""The file that says that a dsv has seen the end of the job, and completes the record of the run."""
+"""The file that shows that a dsv has seen the job's end, and completes the record."""
 _WRITTEN: Final = ("out.*", "err.*", "node.*", "slurm.log", "end")
 """The files that the command, Slurm and the script write."""
 _NO_COMMAND: Final = (CANNOT_LAUNCH, 126, 127)
@@ -33,14 +33,11 @@ _FAILED: Final = re.compile(r"^srun: error: \S+: tasks? ([0-9]+)[^:\n]*: Exited 
 
 
 class Left:
-    """The files that a job left of its last attempt. All times are those of the file server, as the nodes' own clocks
-    may differ."""
+    """The files of a job's last attempt. Times are the file server's, because clocks of nodes may differ."""
 
     def __init__(self, folder: Path, *, again: bool = False) -> None:
-        """Nothing of it has to be there, and any of it may be half written.
-
-        again: the job is queued again, so an end in the folder is of the attempt before
-        """
+        """Files may be missing or incomplete. again: the job was requeued, so an end is of a former
+        attempt"""
         self.folder = folder
         parts = sorted(_parts(folder), key=lambda part: (part.attempt, part.node))
         last = max((part.attempt for part in parts), default=1)
@@ -50,7 +47,7 @@ class Left:
         self.begun = bool(parts)
         end = re.fullmatch(r"([0-9]{1,3})(?: ([0-9]{1,6}))?\n", _text(folder / "end"))
         self.end = None if end is None or again else int(end[1])
-        """Its exit code, once it is over for good."""
+        """Its exit code, once it is over permanently."""
         self.nodes = nodes_of(folder) if end is None or end[2] is None else int(end[2])
         self.stopped = _text(folder / STOPPED).strip() or None
         """The user who asked dsv to end it."""
@@ -58,17 +55,17 @@ class Left:
         self.late = any(_is_late(folder, part) for part in self.parts)
         """The time of a command was over."""
         self.said = "" if parts else _first_to_fail(folder)
-        """The reason why no command began, in the words of the node that failed first."""
+        """The reason why no command began, from the node that failed first."""
         self.written_ms = _last_written(folder) if parts else None
         """The time at which the job last wrote to its folder."""
         self.attempt = max([last, *(int(each) for each in _ATTEMPT.findall(self.log))])
-        """The number of the last attempt that began, as far as is seen."""
+        """The number of the last attempt that is seen to have begun."""
         requeued = self.end is None and _REQUEUED.search(last_attempt(self.log)) is not None
         self.was_to_go_on = requeued and self.attempt <= _number_in(folder, r"^retries=([0-9]+)$", 0)
         """Slurm ended the last attempt in order to start another."""
         codes = [part.exit_code for part in self.parts]
         self.succeeded = self.end == 0 and len(codes) == self.nodes and None not in codes
-        """The script says so, and every node."""
+        """The script and every node report it."""
         self.launcher = self.end if self.end in _NO_COMMAND and self.end not in codes else None
         """The exit code of dsv or bash on a node, in place of that of a command; None if a command's own decided."""
 
@@ -91,7 +88,7 @@ def _last_written(folder: Path) -> int | None:
 
 
 def _first_to_fail(folder: Path) -> str:
-    """Read what the node wrote that srun names first; the others were ended because of that, and may say so."""
+    """Read the errors of the node that srun names first: the other nodes were ended because of it."""
     named = _FAILED.search(last_attempt(_text(folder / "slurm.log")))
     return "".join(map(_text, sorted(folder.glob(f"err.{'*' if named is None else named[1]}"))))
 
@@ -111,10 +108,10 @@ def _number_in(folder: Path, pattern: str, otherwise: int) -> int:
 
 
 def quiet_for(ref: JobRef) -> float | None:
-    """Return for how many seconds nothing has been written to the folder of a job.
+    """Return the seconds since the last write to a job's folder.
 
-    None if it can't be seen from here, or is not that of a job of this run that this user has submitted: anybody who
-    writes to a store could have named it.
+    None if it can't be seen here, or is not of this user's job for this run: anyone who can write to a store
+    could have named it.
     """
     folder = job_folder(ref)
     try:
@@ -129,8 +126,8 @@ def quiet_for(ref: JobRef) -> float | None:
 def _part(path: Path) -> RunPart | None:
     """Read `node.ATTEMPT.NODE`: the host, when it began, its exit code and when it ended.
 
-    The node writes the file when the command begins and again when it has ended. So the file server's clock tells when
-    that was, and the node's clock only how long the command took.
+    The node writes the file when the command begins and when it ends. So the file server's clock shows these
+    times, and the node's clock only the duration.
     """
     text, written_ms = _read(path)
     numbers = re.fullmatch(r"node\.([0-9]{1,6})\.([0-9]{1,6})", path.name)
@@ -152,7 +149,7 @@ def _part(path: Path) -> RunPart | None:
 
 
 def _is_late(folder: Path, part: RunPart) -> bool:
-    """Check that the script ended the command because its time was over."""
+    """Check that the script ended the command at its time limit."""
     return os.path.lexists(folder / f"late.{part.attempt}.{part.node}")
 
 
@@ -165,7 +162,7 @@ def _text(path: Path) -> str:
 
 
 def _read(path: Path) -> tuple[str, int]:
-    """Read the last part of a file, and when it was written, in milliseconds; nothing of one that isn't there."""
+    """Read the end of a file, and its mtime in milliseconds; empty and 0 if it is missing."""
     try:
         with open_plain(path) as file:
             file.seek(max(file.seek(0, 2) - _LAST, 0))
@@ -193,7 +190,7 @@ _CUT_SHORT: Final[dict[EndCause | None, int]] = {
     EndCause.PREEMPTED: 143,
     EndCause.NODE_LOST: _KILLED,
 }
-"""The exit code in that case, if the command called it a success, or could not say a code any more."""
+"""The exit code for these causes, if the command reported success or no code."""
 _SAID: Final = {
     EndCause.PREEMPTED: "Slurm gave its place to a job that is more important",
     EndCause.TIME_LIMIT: "its time was over",
@@ -204,18 +201,16 @@ _SAID: Final = {
 
 
 def is_late(job: Queued | None, left: Left) -> bool:
-    """Check that the script has ended, as Slurm says, and that this machine does not see all yet that it left: what a
-    file server said of a folder may be believed for a minute."""
+    """Check that Slurm reports the script's end, but not all its files are seen: folders may be cached."""
     if job is None or job.state not in ("COMPLETED", "FAILED") or job.was_killed:
         return False
     return left.end is None or (left.end == 0 and not left.succeeded)
 
 
 def ended(job: Queued | None, left: Left, *, settled: bool = False) -> Ended | None:
-    """Return the end of a job; None while it lives, and while its end is not known yet.
+    """Return the end of a job; None while it lives, or while its end is not known yet.
 
-    job: None if Slurm doesn't know it any more.
-    settled: the folder was looked at for so long that nothing more will be seen in it.
+    job: None if Slurm doesn't know it any more. settled: no more files will be seen in the folder
     """
     done = None if is_late(job, left) and not settled else _ended(job, left)
     if done is None:
@@ -230,7 +225,7 @@ def ended(job: Queued | None, left: Left, *, settled: bool = False) -> Ended | N
 
 
 def _with_end(part: RunPart, cause: EndCause, written_ms: int | None) -> RunPart:
-    """Complete a part whose node did not say how its command ended. written_ms: when the job last wrote anything."""
+    """Complete a part whose node reported no end. written_ms: the job's last write to its folder"""
     if part.end is not None:
         return part
     return replace(
@@ -241,21 +236,21 @@ def _with_end(part: RunPart, cause: EndCause, written_ms: int | None) -> RunPart
 
 
 def left_here(left: Left) -> Ended | None:
-    """Return how the job ended, on its own node while Slurm still has it; None if that is not known there."""
+    """Return how the job ended, on its own node while Slurm still has it; None if it is not known there."""
     done = None if left.end is None else ended(None, left, settled=True)
     return done if done is not None and done.seen else None
 
 
 def _ended(job: Queued | None, left: Left) -> Ended | None:
     if job is not None and job.waits:
-        return None  # what it left is of the attempts before
+        return None  # its files are of earlier attempts
     if (
         job is not None
         and job.lives
         and (left.end in (None, 0) or job.state in ("PENDING", "RUNNING"))
         and not left.succeeded
     ):
-        return None  # with an end that it left, Slurm is about to say why
+        return None  # once it left an end, Slurm will soon report the cause
     cause, said = _cause(job, left)
     part = deciding_part(left.parts)
     if left.succeeded and cause not in _CUT_SHORT:
@@ -299,7 +294,7 @@ def _never_began(job: Queued | None, left: Left, cause: EndCause | None, said: s
     reason = left.stopped or said
     if reason is None:
         reason, hint = error_in(last_attempt(left.log + left.said))
-    if reason is None and job is not None:  # of one that was cancelled Slurm says why it waited before
+    if reason is None and job is not None:  # Slurm reports why a cancelled job waited
         reason = "it was cancelled before it began" if job.state == "CANCELLED" else job.reason
     cause = _or_stopped(cause, left, EndCause.NOT_STARTED)
     return Ended(exit_code=code, reason=reason, hint=hint, cause=cause)
@@ -311,7 +306,7 @@ def _not_known(reason: str, left: Left, cause: EndCause = EndCause.LOST_SIGHT, *
 
 
 def _who_killed(left: Left) -> str:
-    """Describe a command whose node did not say how it ended: srun, or what held the data, was killed."""
+    """Describe a command without a reported end: srun, or dsv on the node, was killed."""
     untold = [part for part in left.parts if part.exit_code is None]
     nodes = ", ".join(f"node {part.node} ({part.host})" for part in untold) or "a node"
     return f"the command on {nodes} was killed from outside of it"
@@ -324,7 +319,7 @@ def _or_stopped(cause: EndCause | None, left: Left, otherwise: EndCause = EndCau
 def status(job: Queued | None, left: Left) -> JobStatus:
     done = ended(job, left)
     if done is None:
-        assert job is not None  # one that Slurm doesn't know has ended
+        assert job is not None  # a job unknown to Slurm has ended
         return JobStatus(RunState.RUNNING if not job.lives else job.run_state)
     return status_of(done)
 
@@ -336,8 +331,8 @@ def status_of(done: Ended) -> JobStatus:
 
 
 def _cause(job: Queued | None, left: Left) -> tuple[EndCause | None, str | None]:
-    """Return why Slurm ended it, and in which words. What it says itself comes before the log, which may be of an
-    attempt before the last if that one never began."""
+    """Return why Slurm ended it, and its words. squeue takes precedence over the log, which may be of an
+    earlier attempt if the last one never began."""
     if left.was_to_go_on and (job is None or job.state == "CANCELLED"):
         return EndCause.CANCELLED, "it waited for another attempt"
     log = last_attempt(left.log)

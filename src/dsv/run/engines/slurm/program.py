@@ -1,4 +1,4 @@
-"""Slurm's own programs, called and parsed; one answer of squeue serves every dsv of a user."""
+"""Slurm's own programs, called and parsed. One answer of squeue serves every dsv of a user."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from dsv.run.engines.slurm.script import COMMENT
 from dsv.run.record import JobRef, RunState
 
 _WAITS: Final = (0.05, 40.0)
-"""Seconds between two tries to lock the file, and after which it is done without: squeue is given less than that, but
-whoever asks may have been stopped meanwhile, as by Ctrl-Z."""
+"""Seconds between two tries to lock the file, and before it is left unlocked: longer than squeue may take,
+but the process that asks may be stopped, for instance by Ctrl-Z."""
 _MOST: Final = 64 << 20
 """Bytes of an answer that are kept: more than the lines of 100,000 jobs."""
 
@@ -38,7 +38,7 @@ class Answer:
 
     @property
     def is_away(self) -> bool:
-        """Check that the controller gave no answer at all."""
+        """True if the controller gave no answer."""
         return self.problem is not None and any(each in self.problem for each in _AWAY)
 
 
@@ -58,10 +58,10 @@ def queue_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def ask_once(file: Path | None, ask: Callable[[], Answer], *, since: float, force: bool = False) -> Answer:
-    """Return the last answer if it was asked for at `since` or later, by the monotonic clock of this boot; else ask,
-    while others wait for the answer.
+    """Return the last answer if its question was asked at `since` or later, by the monotonic clock of this
+    boot; else ask, while other processes wait for the answer.
 
-    force: ask in any case. A file that can't be used (it is damaged, or not this user's) costs a question.
+    force: ask in any case. An unusable file (damaged, or not this user's) only costs a question.
     """
     with _locked(file) as descriptor:
         if descriptor is not None and not force:
@@ -82,7 +82,7 @@ def ask_once(file: Path | None, ask: Callable[[], Answer], *, since: float, forc
 
 @contextmanager
 def _locked(file: Path | None) -> Iterator[int | None]:
-    """Open the file, if it is this user's own and no other dsv reads or writes it now."""
+    """Open and lock the file, if it is this user's own; yield None if that fails."""
     with ExitStack() as opened:
         found = None
         with suppress(OSError):
@@ -111,10 +111,10 @@ def _lock(descriptor: int) -> bool:
 NAME: Final = "slurm"
 CALL_SECONDS: Final = 30.0
 FRESH: Final = 1.0
-"""Seconds for which what squeue said is as good as new."""
+"""Seconds for which an answer of squeue is reused."""
 
 _OPTIONS: Final = ("SLURM_", "SBATCH_", "SQUEUE_", "SCANCEL_")
-"""With these the names begin of variables that stand for options."""
+"""Prefixes of variables that stand for options."""
 _FORMAT: Final = "%A|%T|%N|%r|%k"
 _ID: Final = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 _QUEUED: Final = {
@@ -142,7 +142,7 @@ _NEVER: Final = re.compile(
     r"|Job's (?:account|QOS|group) not (?:known|permitted).*"
     r"|(?:Account|QOS)NotAllowed|(?:Assoc|QOS)Max\w*PerJob\w*|QOSMax\w*PerNodeLimit|QOSMin\w+"
 )
-"""Reasons for which a job waits that no other job's end takes away."""
+"""Reasons to wait that don't end when other jobs end."""
 
 
 class Queued:
@@ -167,11 +167,11 @@ class Queued:
         self.folder = Path(folder)
         waiting = RunState.SUBMITTED if reason == "JobHeldUser" else RunState.QUEUED
         self.run_state = RunState.RUNNING if state in _RUNNING else waiting
-        """Of one that lives."""
+        """The state of a job that lives."""
 
 
 def read_queue(text: str) -> dict[str, Queued]:
-    """Parse what squeue printed, by the number of the job."""
+    """Parse the output of squeue. Keys are the numbers of jobs."""
     found = {}
     for line in text.splitlines():
         fields = line.split("|", 4)
@@ -181,7 +181,7 @@ def read_queue(text: str) -> dict[str, Queued]:
 
 
 def job_id(ref: JobRef) -> str:
-    """Return the number in a reference; empty if it is none of a batch job."""
+    """Return the number in a reference; empty if it is not of a batch job."""
     number, _, folder = ref.id.partition(":")
     return number if _ID.fullmatch(number) and folder.startswith("/") else ""
 
@@ -198,15 +198,14 @@ def words(text: str) -> str:
 
 
 class SlurmProgram:
-    """Runs Slurm's programs in the caller's environment, whose PATH finds them and whose SLURM_CONF names the
-    cluster."""
+    """Runs Slurm's programs in the caller's environment: PATH finds them, SLURM_CONF names the cluster."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        # Inside of a job, sbatch would take over the options of that job. Those of the user's own are not dsv's.
+        # Inside a job, sbatch would inherit that job's options. The user's own are not for dsv either.
         kept = {name: value for name, value in environ.items() if not name.startswith(_OPTIONS)}
         self.environ = {**kept, **{name: environ[name] for name in ("SLURM_CONF",) if name in environ}}
         self._cluster: str | None = None
-        self._since = -inf  # an older answer about the queue is of no use
+        self._since = -inf  # older answers about the queue are not used
 
     def call(self, *argv: str, env: Mapping[str, str] | None = None, seconds: float = CALL_SECONDS) -> Answer:
         """Run the program, away from the terminal's signals."""
@@ -244,9 +243,9 @@ class SlurmProgram:
         return Answer(self._cluster)
 
     def queue(self, *, fresh: float = FRESH) -> tuple[dict[str, Queued], Answer]:
-        """Return all jobs of this user, also those that ended lately. fresh: how many seconds old the answer may be.
+        """Return all jobs of this user, and those that ended lately. fresh: the seconds to reuse an answer
 
-        One call answers for all runs that this user asks for on this machine.
+        One call serves all runs of this user on this machine.
         """
         since = max(self._since, monotonic() - fresh)
         ask = lambda: self.squeue(f"--user={os.geteuid()}")  # noqa: E731
@@ -264,10 +263,7 @@ class SlurmProgram:
         return read_queue(answer.text).get(number), answer
 
     def restarts(self, number: str) -> int | None:
-        """Return how often Slurm has queued a job again.
-
-        None if it doesn't know the job any more, or gives no answer.
-        """
+        """Return how often Slurm has requeued a job; None if the job is unknown, or without an answer."""
         said = self.call("scontrol", "--oneliner", "show", "job", number).text
         found = re.search(r" Restarts=([0-9]{1,6}) ", said)
         return None if found is None else int(found[1])

@@ -1,4 +1,4 @@
-"""The options of a pool on Slurm, and the batch script of a job: a pure function of what is to be run."""
+"""The options of a pool on Slurm, and the batch script of a job, a pure function of the job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Line: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[^\n]+\Z")]
 
 
 def _dsv_here() -> str:
-    """Return the program beside the Python that runs this, as nodes share the folders of users in most places."""
+    """Return the dsv beside this Python: in most places, nodes share the folders of users."""
     beside = Path(sys.executable).with_name("dsv")
     return str(beside) if beside.exists() else "dsv"
 
@@ -60,7 +60,7 @@ DECODER: Final = msgspec.json.Decoder(SlurmOptions, strict=False)
 
 
 def _podman(job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
-    """Run it in the job's own control group, so that Slurm limits it, counts what it takes, and ends it."""
+    """Run it in the job's own control group, so that Slurm limits, measures and ends it."""
     words = [
         "podman",
         "run",
@@ -82,7 +82,7 @@ def _podman(job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _apptainer(job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
-    """It passes the environment on by itself."""
+    """apptainer passes on the environment by itself."""
     words = ["apptainer", "exec", "--no-home"]
     for mount in job.mounts:
         words += ["--bind", f"{_plain(mount)}:{mount.target}:{'rw' if mount.writable else 'ro'}"]
@@ -94,8 +94,7 @@ def _apptainer(job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _enroot(job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
-    """The image is a squashfs file, or a container that `enroot create` made on each node. It has no option for the
-    working directory."""
+    """The image is a squashfs file, or a container on each node. enroot has no option for the workdir."""
     words = ["enroot", "start"]
     for mount in job.mounts:
         how = "rw" if mount.writable else "ro"
@@ -113,7 +112,7 @@ CONTAINERS: Final[dict[str, Callable[[Job, tuple[str, ...]], tuple[str, ...]]]] 
 
 
 def _plain(mount: Mount) -> str:
-    """Raise `UsageError` for a folder that can't be written in an option of a mount."""
+    """Return the source. Raise `UsageError` if an option of a mount can't hold it."""
     source = str(mount.source)
     if any(each in source for each in ",:\n"):
         raise UsageError(f"{source} can't be mounted: its name has a comma or a colon", subject=source)
@@ -122,7 +121,7 @@ def _plain(mount: Mount) -> str:
 
 _SCRIPTS: Final = Path(__file__).with_name("job")
 COMMENT: Final = "dsv:"
-"""With this a job's comment begins; the run and the folder of the job follow."""
+"""The prefix of a job's comment, before the run and the folder of the job."""
 MEETING: Final = (
     "MASTER_ADDR",
     "MASTER_PORT",
@@ -139,7 +138,7 @@ GRACE: Final = 30
 CLOSE_SECONDS: Final = 120
 """Seconds for the last step of the job, which completes the record of the run, if it sends no output to the store."""
 _HUNG: Final = 30
-"""Seconds after which that step is left behind, once its time is over and it was told to end."""
+"""Seconds after which that step is abandoned, once its time is over and it was asked to end."""
 _LONGEST: Final = (1 << 17) - 1
 """Bytes of one argument, or of one variable with its name, that Linux takes."""
 _SIGNAL: Final = re.compile(r"--signal[= ](?:R:)?(?:SIG)?([A-Z]+[0-9]*|[0-9]+)(?:@([0-9]{1,5}))?")
@@ -154,7 +153,7 @@ class Batch:
     def __init__(self, job: Job, options: SlurmOptions) -> None:
         self.job, self.options = job, options
         self.waits = job.nodes > 1 and bool(job.hold)
-        """A node with its data waits for others that may not have theirs."""
+        """Nodes with their data wait for nodes that may not have theirs."""
         own = [f"--{key}={value}" for key in _SBATCH if (value := getattr(options, key)) is not None]
         self.sbatch = (*own, *options.sbatch, *job.engine_args)
         """The options of sbatch that the pool names."""
@@ -180,13 +179,12 @@ class Batch:
 
 
 def comment(run: str, folder: Path) -> str:
-    """Return the comment by which a job is found again, and its folder with it."""
+    """Return the comment by which a job and its folder are found again."""
     return f"{COMMENT}{run}:{folder}"
 
 
 def passing(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that sbatch gets for these variables of the job. Raise `UsageError` for an odd name, and a
-    value that is too long."""
+    """Return sbatch's environment for these variables. Raise `UsageError` for odd names and long values."""
     for name, value in variables.items():
         if _NAME.fullmatch(name) is None:
             raise UsageError(f"Slurm can't pass a variable named {name} to a job", subject=name)
@@ -227,7 +225,7 @@ def _script(name: str, **values: object) -> str:
 
 
 def sbatch_options(batch: Batch) -> list[str]:
-    """Return words that sbatch takes in a script and on its command line. The pool's come last, and so win."""
+    """Return options for sbatch's script or command line. The pool's are last, and so take precedence."""
     job = batch.job
     if job.gpus == ALL_GPUS:
         raise UsageError("Slurm has to know how many GPUs", subject="--gpus", hint="--gpus 8")
@@ -304,7 +302,7 @@ def _exports(job: Job) -> str:
 
 
 def _steps(batch: Batch) -> str:
-    """Return what holds the data, makes sure of it as well, and says what that took."""
+    """Return the script that runs the command while dsv holds the data, and that reports the staging."""
     job = batch.job
     held = shlex.join((batch.options.dsv, *job.hold[:-1]))
     if not batch.waits:
@@ -341,10 +339,9 @@ def _complete(batch: Batch, seconds: int) -> str:
 
 
 def warning_of(options: Sequence[str]) -> tuple[str, int] | None:
-    """Return the signal that `--signal` of sbatch asks for, and how many seconds before the end of the command's time.
+    """Return the signal of sbatch's `--signal`, and its seconds before the end of the command's time.
 
-    Slurm sends it before its own limit alone, which comes later. None if there is none, or if it is for the batch
-    script (`B:`).
+    Slurm sends it only before its own, later limit. None without one, or for the batch script (`B:`).
     """
     found = [each for each in options if each.startswith("--signal")]
     match = None if not found else _SIGNAL.fullmatch(found[-1])

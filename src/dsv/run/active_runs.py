@@ -59,8 +59,6 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class _Mark(msgspec.Struct, frozen=True):
-    """The content of a mark."""
-
     store: str
     """The id of the store that gets the record."""
     process: tuple[str, int, int]
@@ -76,10 +74,8 @@ _MARK = msgspec.json.Decoder(_Mark)
 
 
 class Marks:
-    """The marks of a user's runs on datasets of one store.
-
-    Setting and removing a mark never fails. Without a mark, no command notices that a run was cut off.
-    """
+    """The marks of a user's runs on datasets of one store. Setting and removing a mark never fails; without
+    it, no command notices that a run was cut off."""
 
     def __init__(self, state: Path, store: StoreId) -> None:
         self._state = state
@@ -283,10 +279,8 @@ class RunRecords:
             self._start.start()
 
     def ended(self, record: RunRecord, log: bytes | None) -> None:
-        """Note that the job has ended and its output is still to be sent.
-
-        If this process is killed before `finish`, this record counts. `finish` raises a suppressed `NoRoom`.
-        """
+        """Note that the job has ended and its output is still to be sent. If this process is killed before
+        `finish`, this record counts. `finish` raises a suppressed `NoRoom`."""
         if log is not None:
             with suppress(NoRoom):
                 self._spool.keep(record.dataset, record.run, LOG, log)

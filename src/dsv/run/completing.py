@@ -113,7 +113,7 @@ def completed(
 
 
 def lost(why: str | None) -> Ended:
-    """Return the end of a job of which the real end is unknown."""
+    """Return the end of a job whose end is unknown."""
     return Ended(exit_code=CANNOT_LAUNCH, launched=True, seen=False, reason=why, cause=EndCause.LOST_SIGHT)
 
 
@@ -182,7 +182,7 @@ def completed_by(
     *,
     logged: bool,
 ) -> tuple[RunRecord, bytes | None]:
-    """Complete a record with the job's log and metrics, if they can be read here. Return record and log.
+    """Return the `completed` record with the job's log and metrics, if they can be read here, and the log.
 
     logged: the run keeps a log
     """
@@ -261,10 +261,8 @@ def finish(runs: RunStore, record: RunRecord, log: bytes | None) -> RunRecord:
 
 
 class Completer:
-    """Completes the records of runs without a supervisor, from what their engines report of the jobs.
-
-    An engine that gave no answer is not asked again.
-    """
+    """Completes records of runs without a supervisor, from what their engines report of the jobs. An engine
+    that gave no answer is not asked again."""
 
     def __init__(self, engines: Engines, runs: RunStore, spool: Spool, marks: Marks, answers: Path) -> None:
         """answers: the folder for the last answer about each run"""
@@ -305,7 +303,7 @@ class Completer:
         return whole, True
 
     def remove_job(self, record: RunRecord) -> None:
-        """Remove a job that its cluster still keeps, if its record is whole: nodes don't remove jobs."""
+        """Remove the job of a whole record if its cluster still keeps it: nodes leave that to others."""
         engine = self._engine_of(record.engine, record.pool)
         if record.job is None or engine is None or record.run in self._supervised:
             return
@@ -399,10 +397,8 @@ class Completer:
     def _end_of_job(
         self, record: RunRecord, warn: Callable[[str], None], grace: float | None
     ) -> tuple[Ended, FoundJob | None] | None:
-        """Return how the job of a dead supervisor ended, and the job if a cluster keeps what it left.
-
-        None if the job lives or may live. grace: the seconds that it gets if it is to be ended
-        """
+        """Return how the job of a dead supervisor ended, and the job if a cluster keeps what it left; None if
+        it may live. grace: the seconds that it gets if it is to be ended"""
         try:
             job = find_job(record, self._engines)
         except Unreachable as error:

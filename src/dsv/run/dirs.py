@@ -80,10 +80,8 @@ def first_time(place: RunPlace, what: str) -> bool:
 
 
 def leave_terminal(folder: Path, terminals: Iterable[int]) -> None:
-    """Redirect descriptors of a closed terminal: 2 to a file in this folder of a run, others to nowhere.
-
-    The job's output is kept in another way.
-    """
+    """Redirect descriptors of a closed terminal: 2 to a file in this folder of a run, others to nowhere. The
+    job's output is kept in another way."""
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     messages = nothing
     with suppress(OSError):
@@ -100,7 +98,7 @@ def run_folder(state: Path, dataset: DatasetName, run: RunId) -> Path:
 
 
 def job_folder(out: str, dataset: DatasetName, run: RunId) -> Path:
-    """Return the folder of a job's own files, in a pool whose output goes to `out`."""
+    """Return the folder of a job's own files, in a pool with this `out`."""
     return Path(out) / dataset.component / f"{run}.job"
 
 

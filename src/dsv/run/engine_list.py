@@ -166,9 +166,7 @@ class FoundJob:
 
 def find_job(record: RunRecord, engines: Engines) -> FoundJob | None:
     """Return the job; None if the engine doesn't have it. Raise `Unreachable` if the engine doesn't answer.
-
-    If dsv was killed before it recorded the reference, the job is found by the run's id.
-    """
+    Without a recorded reference, because dsv was killed, the job is found by the run's id."""
     engine = engines.make(record.engine, record.pool)
     if engine is None:
         return None

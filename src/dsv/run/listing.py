@@ -61,7 +61,6 @@ class RunView:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a run that has ended."""
         assert self.record.exit_code is not None  # it has ended
         return self.record.exit_code
 
@@ -170,10 +169,8 @@ def show_run(
 def _stored(
     runs: RunStore, text: str, datasets: Iterable[DatasetName], *, named: bool
 ) -> dict[RunKey, StoredRun]:
-    """Return the stored runs with a matching id, or, if `named`, with this name, which only records have.
-
-    A whole id, or its beginning, is found without listing all runs.
-    """
+    """Return the stored runs with a matching id, or, if `named`, with this name, which only records have. A
+    whole id, or its beginning, is found without listing all runs."""
     if not named and _PART.fullmatch(text) is None:
         return {}
     prefix = text if _DAY.match(text) and not named else ""
@@ -211,9 +208,8 @@ def _meant(text: str, found: Sequence[tuple[RunRecord, _T]]) -> _T | None:
 
 
 def ended_here(state: Path, run: str, dataset: str | None = None) -> tuple[RunRecord, bytes | None] | None:
-    """Return the record and the log of an ended run that waits here to be sent. No store is asked.
-
-    Raise `UsageError` if several such runs have this id.
+    """Return the record and the log of an ended run that waits here to be sent. No store is asked. Raise
+    `UsageError` if several such runs have this id.
 
     run: a whole id, because any other text may mean runs that only a store knows
     """
@@ -313,7 +309,7 @@ _SMALL_IS_GOOD: Final = frozenset(
         "fnr", "eer", "bpb", "bpc", "hd", "hd95", "hausdorff", "brier",
     )
 )  # fmt: skip
-"""A metric is better if it is smaller, if its name has one of these words."""
+"""Words in the names of metrics that are better when smaller."""
 # fmt: off
 _NOT_COMPARED: Final = frozenset(
     (
@@ -373,8 +369,8 @@ class Query:
     filters: tuple[Filter, ...] = ()
     """All must match."""
     sort: str | None = None
-    """A key: `-KEY` is the largest first, `+KEY` the smallest, `KEY` the smallest, but of a metric the best.
-    Runs without the key are last. None keeps the order."""
+    """A key. `-KEY` sorts the largest first, `+KEY` the smallest; without a sign, the smallest or a metric's
+    best. Runs without the key are last. None keeps the order."""
     reverse: bool = False
     limit: int | None = None
 
@@ -389,7 +385,7 @@ class Query:
 
     def choose(self, views: Iterable[RunView]) -> list[RunView]:
         """Return the wanted runs. Raise `UsageError` for a key that no record has, and `NotFound` for a
-        parameter or metric that none of these runs has."""
+        parameter or metric that no run here has."""
         pairs = [(view, view.item()) for view in views]
         for each in self.keys:
             _check_key(each, [item for _, item in pairs])
@@ -406,7 +402,7 @@ class Query:
 
 
 def sort_order(text: str) -> tuple[str, bool]:
-    """Return the key, and whether the largest comes first."""
+    """Return the key, and whether the largest value is first."""
     if text[:1] in ("+", "-"):
         return text[1:], text.startswith("-")
     head, _, name = text.partition(".")

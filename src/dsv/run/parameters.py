@@ -109,10 +109,8 @@ def names_sweep(text: str) -> bool:
 
 
 def parse_params(texts: Iterable[str]) -> dict[str, Json]:
-    """Parse `K=V` of `-p`. V is JSON (`0.1`, `true`, `[1,2]`) if it is valid JSON, else a string.
-
-    So `-p v='"1.10"'` is a string. Raise `UsageError`.
-    """
+    """Parse `K=V` of `-p`. V is JSON (`0.1`, `true`, `[1,2]`) if it is valid, else a string; `-p v='"1.10"'`
+    is a string. Raise `UsageError`."""
     return {name: _value(name, value) for name, value in _by_name(texts).items()}
 
 

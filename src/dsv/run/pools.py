@@ -29,11 +29,10 @@ class PoolFacts:
 
     pool: str
     engine: str | None = None
-    """The engine's name."""
     error: DsvError | None = None
     """The reason why it gave no answer."""
     refused: str | None = None
-    """The reason why its engine can't run the job at all."""
+    """The reason why its engine can't run the job."""
     capacity: Capacity | None = None
     """As `fit` returns it for the job; None without an answer."""
     cached: bool | None = None
@@ -43,7 +42,7 @@ class PoolFacts:
     cache: str | None = None
     """The folder of its cache, as the configuration has it."""
     free_bytes: int | None = None
-    """Room of the disk that its cache is on, if this machine can see it."""
+    """Free bytes on the disk of its cache, if this machine can see it."""
 
     @property
     def reachable(self) -> bool:
@@ -107,10 +106,8 @@ _NOT_CACHED: Final = "it can begin as well, and doesn't have the data cached"
 
 
 def choose_pool(facts: Sequence[PoolFacts], prefer: Prefer = Prefer.CACHED) -> Choice:
-    """Choose the first pool that can begin the job now, preferably with the data; else that ever can.
-
-    facts: in the order in which the pools were named. Raise `LaunchError` if none can ever run it.
-    """
+    """Choose the first pool that can begin the job now, preferably with the data; else the first that can
+    ever run it. facts: in the order in which the pools were named. Raise `LaunchError` if no pool can."""
     never = {each.pool: why for each in facts if (why := each.never) is not None}
     able = [each for each in facts if each.pool not in never]
     if not able:

@@ -35,7 +35,7 @@ class EndCause(StrEnum):
     """The cause of a job's end. An engine gives the one that fits best, and details in `error`."""
 
     EXITED = "exited"
-    """The command ended by itself: its exit code says how, and `exit_signal` if a signal did it."""
+    """The command ended by itself: see its exit code, and `exit_signal` if a signal ended it."""
     OUT_OF_MEMORY = "out-of-memory"
     """It used more than `--memory`, or the machine had no more."""
     TIME_LIMIT = "time-limit"
@@ -152,10 +152,8 @@ def _error_of_clock(parts: list[RunPart], host: str | None, after_ms: int, befor
 
 
 def may_try_again(part: RunPart) -> bool:
-    """Check that another attempt makes sense.
-
-    Not after a cancellation or a time limit, nor if the command never began, because it would fail again.
-    """
+    """Check that another attempt makes sense: not after a cancellation or a time limit, nor if the command
+    never began, because it would fail again."""
     if part.end is None or part.succeeded:
         return False
     return part.end.is_disruption or part.end in (EndCause.EXITED, EndCause.OUT_OF_MEMORY)
@@ -302,7 +300,6 @@ class JobRef:
 
     engine: str
     run: str
-    """The id of the run."""
     where: str
     """The daemon, kernel or cluster that holds the job."""
     id: str
@@ -383,11 +380,11 @@ class RunRecord:
     started_ms: Int
     ended_ms: Int | None = None
     exit_code: Int | None = None
-    """None while the run goes on."""
+    """None while the run is under way."""
     signal: str | None = None
     """The first ending signal that was passed on to the job."""
     end: EndCause | None = None
-    """That of the deciding part, as is `cancelled_by`. None while the run goes on, and in older records."""
+    """That of the deciding part, as is `cancelled_by`. None during the run, and in older records."""
     cancelled_by: str | None = None
     error: str | None = None
     parts: tuple[RunPart, ...] = ()
@@ -445,7 +442,6 @@ _KINDS: Final = {"record": "dsv run", "part": "dsv run part"}
 
 
 def _load(data: bytes, subject: str, what: str) -> dict[str, Json]:
-    """Return the document of a record or a part."""
     if len(data) > MAX_RECORD:
         raise IntegrityError(f"{subject} is larger than a record of a run may be", subject=subject)
     try:

@@ -122,10 +122,8 @@ class RunStore:
         return next((self.read(stored) for stored in self.listing(dataset, run)), None)
 
     def read_all(self, stored: Sequence[StoredRun], skipped: Callable[[DsvError], None]) -> list[RunRecord]:
-        """Read records in this order, several at a time. Raise errors of the store as `read` does.
-
-        skipped: called in this thread with the error of each record that is damaged or of a newer dsv
-        """
+        """Read records in this order, several at a time. Raise errors of the store as `read` does. skipped:
+        called in this thread with the error of each record that is damaged or of a newer dsv"""
         found = []
         with ThreadPoolExecutor(READERS, "dsv-runs") as pool:
             for record in pool.map(self._read_or_not, stored):
@@ -148,7 +146,7 @@ class RunStore:
         return self._store.get(run_key(stored.dataset, stored.run, LOG), MAX_RECORD)
 
     def delete(self, stored: StoredRun) -> None:
-        """Delete the keys of a run, `record` or else `start` last: an interrupted call can be repeated."""
+        """Delete a run's keys, `record` or else `start` last: until then the run remains listed."""
         order = sorted(
             stored.parts, key=lambda part: (part == RECORD, part == START, start_number(part) is not None)
         )
@@ -231,9 +229,7 @@ class Spool:
 
     def waiting(self, skipped: Callable[[DsvError], None] = lambda _: None) -> list[SpooledPart]:
         """Return the waiting parts, oldest run first, those of a run in the order in which they are sent.
-
-        skipped: called with the error of each folder that can't be read
-        """
+        skipped: called with the error of each folder that can't be read"""
         paths = [
             path for folder in self._listing(self._folder, skipped) for path in self._listing(folder, skipped)
         ]
@@ -276,10 +272,8 @@ class Spool:
     def records(
         self, wanted: Callable[[SpooledPart], bool], skipped: Callable[[DsvError], None]
     ) -> Iterator[RunRecord]:
-        """Yield the newest record of each wanted run that waits here.
-
-        skipped: called with the error of each that can't be read, is damaged, or is of a newer dsv
-        """
+        """Yield the newest record of each wanted run that waits here. skipped: called with the error of each
+        that can't be read, is damaged, or is of a newer dsv"""
         parts = [
             part
             for part in self.waiting(skipped)

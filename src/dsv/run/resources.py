@@ -201,10 +201,8 @@ def tpu_chips(tpu: str) -> int:
 
 
 def is_type(model: str, wanted: str) -> bool:
-    """Check that a GPU model is of the requested type: its name has all words of the type.
-
-    `A100` means `NVIDIA A100-SXM4-80GB`, `a100-80gb` does too, and `A10` doesn't.
-    """
+    """Check that a GPU model is of the requested type: its name has all words of the type. `A100` and
+    `a100-80gb` mean `NVIDIA A100-SXM4-80GB`; `A10` doesn't."""
     return set(_words(wanted)) <= set(_words(model))
 
 
@@ -223,7 +221,7 @@ class GpuCount:
 
 @dataclass(frozen=True, slots=True)
 class NodeRoom:
-    """A machine that jobs may run on. None is unknown, and no reason against a job."""
+    """A machine that jobs may run on. None means unknown, which is no reason against a job."""
 
     name: str = ""
     gpus: tuple[GpuCount, ...] = ()
@@ -238,7 +236,7 @@ class Capacity:
     """The machines of an engine that matter to one job."""
 
     nodes: tuple[NodeRoom, ...] = ()
-    """The nodes that can run the job at all."""
+    """The nodes that can ever run the job."""
     waiting: int | None = None
     """Jobs in the queue; None if the engine doesn't report it."""
     grows: bool = False
@@ -335,7 +333,7 @@ class Pool:
 
     name: str
     engine: str | None
-    """None for `HERE`, which takes the first engine that answers."""
+    """None for `HERE`, which uses the first engine that answers."""
     cache: str | None = None
     """Its folder on the machines of the pool; None for the cache in effect here."""
     out: str | None = None

@@ -75,10 +75,8 @@ class JobSpec(Task):
 
 
 def parse_env(texts: Iterable[str], environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Parse the values of `-e`: `K=V`, or `K` for the caller's own value. Raise `UsageError`.
-
-    Return the variables, and the names for which the caller has no value; these stay unset.
-    """
+    """Parse the values of `-e`: `K=V`, or `K` for the caller's own value. Return the variables, and the names
+    for which the caller has no value; these stay unset. Raise `UsageError`."""
     env: dict[str, str] = {}
     unset = []
     for text in texts:
@@ -148,7 +146,7 @@ _Asked = TypeVar("_Asked", bound=Resources)
 
 
 def on_pool(wanted: _Asked, pool: Pool) -> _Asked:
-    """Return the request of a run with the settings of this pool, and none of another pool's."""
+    """Return the request of a run with the settings of this pool instead of another pool's."""
     defaults = {each.name: each.default for each in fields(wanted)}
     said = {name: pool.run.get(name, defaults[name]) for name in POOL_OPTIONS if name in defaults}
     if wanted.gpus is None:

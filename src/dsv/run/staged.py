@@ -68,10 +68,8 @@ class Staging(Protocol):
         ...
 
     def access(self) -> StoreAccess:
-        """Return the data by which dsv elsewhere, without its own configuration, reaches the store.
-
-        Raise `UsageError`, `NotFound` or `Denied` for a setting that can't be passed to another machine.
-        """
+        """Return the data by which dsv elsewhere, without its own configuration, reaches the store. Raise
+        `UsageError`, `NotFound` or `Denied` for a setting that can't be passed to another machine."""
         ...
 
     def commit_code(self, folder: Path) -> CommitId | None:
@@ -79,8 +77,6 @@ class Staging(Protocol):
         ...
 
     def output(self, folder: Path | None, run: RunId) -> RunOutput:
-        """Commit the job's output in this folder into the store, and return the commit or the error.
-
-        folder: None if the machine of the job has committed it, and the result only has to be looked up
-        """
+        """Commit the job's output in this folder into the store, and return the commit or the error. folder:
+        None if the machine of the job has committed it, and only the result is looked up"""
         ...

@@ -274,10 +274,8 @@ def _record_not_started(decided: Launch, records: RunRecords, error: BaseExcepti
 
 
 def dry_run(spec: JobSpec, *, place: RunPlace, staging: Staging) -> Plan:
-    """Return the plan that `run` would submit, except for the run's id. Fetch and start nothing.
-
-    Code for machines that share no folders is committed, because the plan names its commit.
-    """
+    """Return the plan that `run` would submit, except for the run's id. Fetch and start nothing; but code for
+    machines that share no folders is committed, because the plan names its commit."""
     check_spec(spec)
     with as_launch_error():
         launch = _decide(spec, place, staging)
@@ -336,10 +334,8 @@ def _stage(decided: Launch, staging: Staging, leases: ExitStack) -> tuple[Launch
 
 
 def _code(launch: Launch, staging: Staging, stage: Callable[[Target], Staged]) -> Staged | None:
-    """Commit the code and stage it as data. None without code, or if the job uses the folder itself.
-
-    Raise `LaunchError` if machines that share no folders need the code and it can't be committed.
-    """
+    """Commit the code and stage it as data. None without code, or if the job uses the folder itself. Raise
+    `LaunchError` if machines that share no folders need the code and it can't be committed."""
     if launch.code is None:
         return None
     recorded = launch.spec.recorded_code

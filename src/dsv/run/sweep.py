@@ -1,7 +1,5 @@
-"""A sweep: which of its runs have started, which are left, and the process that starts them.
-
-Each run has its own process, which continues if the sweep's is killed; records show which have begun.
-"""
+"""A sweep: which runs have started, which are left, and the process that starts them. Each run has its own
+process, which continues if the sweep's is killed; records show which have begun."""
 
 from __future__ import annotations
 
@@ -45,9 +43,7 @@ _NOTE = re.compile(r"(stop|turn)-([1-9][0-9]{0,8})", re.ASCII)
 
 class SweepNotes:
     """The notes in the store about a sweep's driver: `turn-N` is the N-th, until a `stop-M` with M >= N.
-
-    Methods raise the store's errors.
-    """
+    Methods raise as the store's."""
 
     def __init__(self, store: Store, dataset: DatasetName, sweep: SweepId) -> None:
         self._store = store
@@ -194,7 +190,7 @@ class SweepView:
 
     @property
     def exit_code(self) -> int | None:
-        """That of the first failed run, by number; else 0 if all have ended, and None if not."""
+        """The exit code of the first failed run by number; 0 if all succeeded; else None."""
         codes = [view.record.exit_code for view in self.latest.values()]
         failed = next((code for code in codes if code), None)
         return failed if failed is not None or self.not_begun or None in codes else 0
@@ -250,20 +246,19 @@ class SweepPlan:
     begun: frozenset[int] = frozenset()
     """The numbers of the runs that were started before."""
     going: tuple[tuple[int, RunId], ...] = ()
-    """The runs of these that are under way now, on this machine."""
+    """The runs of `begun` that are under way now, on this machine."""
     again: RunId | None = None
     """The run from whose record the others are made, if the sweep is continued."""
     turn: int = 1
     """The number of its driver."""
     out: Path | None = None
-    """The folder for the output folders of its runs, if it was named."""
+    """The folder given for the output folders of its runs."""
 
     @property
     def left(self) -> tuple[int, ...]:
         return due(self.seat.of, self.begun, 0, self.seat.of)
 
     def of_run(self, number: int) -> JobSpec:
-        """Return the spec of one of its runs."""
         return seated(replace(self.spec, out=self.out), replace(self.seat, number=number))
 
     def member(self, number: int) -> dict[str, Json]:
@@ -292,7 +287,7 @@ def as_member(spec: JobSpec, member: Mapping[str, Json]) -> JobSpec:
 
 
 def new_sweep(spec: JobSpec, axes: dict[str, list[Json]], place: RunPlace) -> SweepPlan:
-    """Plan a run for each combination of these values. Raises `UsageError`."""
+    """Plan a run for each combination of these values. Raise `UsageError`."""
     _check_secrets(spec, axes, place)
     id_ = SweepId.make(now_ms(), os.urandom(4))
     seat = SweepSeat(id=id_, number=1, of=count_of(axes), axes=axes, name=spec.name)
@@ -361,7 +356,7 @@ class Started:
         return None if self.launched is None else RunId.parse(self.launched["run"])
 
     def poll(self) -> int | None:
-        """Return its exit code, which is the run's; None while it goes on."""
+        """Return its exit code, which is the run's; None while it runs."""
         code = self.process.poll()
         return code if code is None or code >= 0 else 128 - code
 

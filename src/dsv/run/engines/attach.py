@@ -64,16 +64,14 @@ class Signals:
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Receive the process's signals in this block. Outside the main thread this has no effect.
-
-        Signals that the caller ignores (under nohup, in the background of a script) stay ignored.
-        """
+        """Receive the process's signals in this block, except those that the caller ignores (under nohup, in
+        the background of a script). Outside the main thread this has no effect."""
         with _handled((*ENDING, *TELLING), self._handle):
             yield
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Raise `Interrupted` for `ENDING` signals in this block, within `caught`, while there is no job."""
+        """Raise `Interrupted` for `ENDING` signals in this block, within `caught`, while no job gets them."""
         self._raises = True
         try:
             yield
@@ -88,11 +86,8 @@ class Signals:
 
 @contextmanager
 def spared() -> Iterator[None]:
-    """Let `TELLING` signals have no effect in this block, where there is no job.
-
-    They are handled and not ignored, because child processes inherit ignored signals. An inner
-    `Signals.caught` takes precedence.
-    """
+    """Let `TELLING` signals have no effect in this block, where no job gets them. They are handled, not
+    ignored, because child processes inherit ignored signals. An inner `Signals.caught` takes precedence."""
     with _handled(TELLING, lambda number, frame: None):
         yield
 

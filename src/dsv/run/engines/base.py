@@ -6,7 +6,7 @@
     ...                                        the caller records the reference `job.ref`
     job.begin(...)                             the job begins; its output arrives
     supervise(job, ...)                        in attach.py
-    status, logs, cancel, list                 by the reference, from any process, later
+    status, logs, cancel, list                 later, from any process, by the reference
 
 `Foreground` of attach.py submits, records the reference and lets the job begin. A new engine is a subclass of
 `Engine`, has a `FollowedJob`, is registered in run/engine_list.py, and joins the conformance suite.
@@ -83,13 +83,10 @@ class Task(Resources):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(Task):
-    """One job, in terms common to all engines.
-
-    `hold`, `close`, `order` and `access` are for engines with a queue, whose machines stage the data.
-    """
+    """One job, in terms common to all engines. `hold`, `close`, `order` and `access` are for engines with a
+    queue, whose machines stage the data."""
 
     run: str
-    """The id of the run."""
     name: str
     """The name of the container."""
     mounts: tuple[Mount, ...] = ()
@@ -377,9 +374,7 @@ class Engine(ABC):
     @abstractmethod
     def probe(self) -> Facts:
         """Check that the engine answers, of a cluster its API or its controller, in at most a few seconds.
-
-        Raise `Unreachable`, or a more exact `DsvError`, if it can't be used here.
-        """
+        Raise `Unreachable`, or a more exact `DsvError`, if it can't be used here."""
 
     def place(self, mount: Mount) -> str:
         """Return the path where a job finds this mount."""
@@ -387,10 +382,8 @@ class Engine(ABC):
 
     @abstractmethod
     def plan(self, job: Job, facts: Facts) -> Plan:
-        """Plan a job. Pure. Raise `UsageError` or `LaunchError` for a job that can't be run.
-
-        For a cluster, `script` is the manifest or the batch script, and `argv` the command that submits it.
-        """
+        """Plan a job. Pure. Raise `UsageError` or `LaunchError` for a job that can't be run. For a cluster,
+        `script` is the manifest or the batch script, and `argv` the command that submits it."""
 
     @abstractmethod
     def submit(self, plan: Plan, output: Output, cancelled: Event) -> SubmittedJob:
@@ -418,10 +411,8 @@ class Engine(ABC):
 
     @abstractmethod
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
-        """End the job within `grace` seconds if it lives, remove it from the engine, and return how it ended.
-
-        None without an answer. A job that is over is only removed.
-        """
+        """End the job within `grace` seconds if it lives, remove it from the engine, and return how it ended;
+        None without an answer. A job that is over is only removed."""
 
     def forget(self, ref: JobRef) -> None:
         """Remove what the engine keeps of a job that is over, once its record is whole. Doesn't raise."""
@@ -433,10 +424,8 @@ class Engine(ABC):
 
     @abstractmethod
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
-        """Return the jobs of dsv that this user can see in the engine, of one run or of all.
-
-        Raise `Unreachable` without an answer. They are found by a label, a comment or a variable.
-        """
+        """Return the jobs of dsv that this user can see in the engine, of one run or of all. Raise
+        `Unreachable` without an answer. They are found by a label, a comment or a variable."""
 
     def left_on_node(self, folder: Path, node: int, attempt: int) -> Ended | None:
         """Return how the job ended, from its files in a folder of the node; None if they don't show it.

@@ -278,8 +278,7 @@ class UsageSampler:
         limit: int | None = None,
         exceeded: Callable[[], None] = lambda: None,
     ) -> None:
-        """read: returns None while the job has not begun. exceeded: called for each sample above the limit, in bytes
-        of memory."""
+        """read: returns None before the job begins. exceeded: called for each sample above limit, in bytes"""
         self.peak_memory_bytes: int | None = None
         self.cpu_seconds: float | None = None
         self.was_exceeded = False
@@ -326,10 +325,8 @@ def _session_of(process: Path) -> str | None:
 def control_group(
     find_pid: Callable[[], int | None], root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")
 ) -> Callable[[], Sample | None]:
-    """Return a function that reads the control group of a container, in version 1 or 2.
-
-    find_pid: returns the container's first process; None until it has started
-    """
+    """Return a function that reads the control group of a container, in version 1 or 2. find_pid: returns the
+    container's first process; None until it has started"""
     folders: list[Path] | None = None
 
     def read() -> Sample | None:

@@ -165,10 +165,8 @@ class Output:
         self._stderr.start(stderr, again=False)
 
     def attach(self, stdout: IO[bytes], stderr: IO[bytes], *, again: bool = False) -> None:
-        """Start to read these two, which are closed at their end. Former ones must have ended.
-
-        again: both repeat the output from its first byte, and the part that was read is skipped; see `fits`
-        """
+        """Start to read these two, which are closed at their end. Former ones must have ended. again: both
+        repeat the output from its first byte, and the part that was read is skipped; see `fits`"""
         self._stdout.start(stdout, again=again)
         self._stderr.start(stderr, again=again)
 
@@ -234,7 +232,7 @@ def _waiting(source: IO[bytes]) -> int:
     """Return the number of bytes in a pipe."""
     try:
         answer = fcntl.ioctl(source, termios.FIONREAD, bytes(4))
-    except (OSError, ValueError):  # closed meanwhile
+    except (OSError, ValueError):  # closed by now
         return 0
     return int.from_bytes(answer, sys.byteorder)
 
@@ -269,10 +267,8 @@ class KeptLog:
 
 
 class LogKeeper:
-    """Collects a job's output from several threads, and keeps at most `limit` bytes, in memory too.
-
-    `live` gets the whole output as well, in whole lines.
-    """
+    """Collects a job's output from several threads, and keeps at most `limit` bytes, in memory too. `live`
+    gets the whole output, in whole lines."""
 
     def __init__(self, limit: int = LOG_LIMIT, live: Callable[[bytes], None] | None = None) -> None:
         self._live = live
@@ -361,10 +357,8 @@ _PIECE: Final = 1 << 16
 
 @contextmanager
 def through_a_pipe(collect: Callable[[int, Event], None]) -> Iterator[Iterator[bytes]]:
-    """Yield the bytes that `collect` writes to its descriptor, which it must close.
-
-    `collect` runs in its own thread. Its event is set when reading has ended.
-    """
+    """Yield the bytes that `collect` writes to its descriptor, which it must close. It runs in its own
+    thread; its event is set when reading has ended."""
     reader, writer = os.pipe()
     stop = Event()
     try:
@@ -383,11 +377,8 @@ _CLIENTS_WORDS: Final = re.compile(
 
 
 class Rejoin:
-    """Compares the end of the output seen so far with the log, so that no byte is lost or shown twice.
-
-    `count` is the number of bytes seen, and `tail` the last of them. They may end with a message of the program that
-    delivered them, which the log lacks.
-    """
+    """Compares the last output seen with the log, so that no byte is lost or shown twice. `count` bytes were
+    seen; `tail` is the end of them, maybe with a message of the delivering program, which the log lacks."""
 
     def __init__(self, count: int, tail: bytes) -> None:
         self.fits = True
@@ -405,7 +396,7 @@ class Rejoin:
         self._skip -= skipped
         self._log += data[skipped:]
         if not self.fits or (len(self._log) < len(self._seen) and self._seen.startswith(self._log)):
-            return b""  # more of the log has to come
+            return b""  # more of the log is needed
         ends = [each.start() for each in _CLIENTS_WORDS.finditer(self._seen)]
         for end in (len(self._seen), *reversed(ends)):
             if len(self._log) >= end and self._log.startswith(self._seen[:end]):
@@ -478,10 +469,8 @@ class LiveLog:
 
 @contextmanager
 def read_live(path: Path, follow: Callable[[], bool] | None) -> Iterator[Iterator[bytes]]:
-    """Read what was written so far; with `follow`, also what is written while it returns True.
-
-    Raise `FileNotFoundError` if the record, which has the log, is already kept.
-    """
+    """Read what was written so far; with `follow`, also what is written while it returns True. Raise
+    `FileNotFoundError` if the record, which has the log, is already kept."""
     with ExitStack() as opened:
         yield _LiveParts(path, opened).read(follow)
 

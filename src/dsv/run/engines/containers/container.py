@@ -186,10 +186,8 @@ def create(
     cancelled: Event,
     watch: Callable[[int | None], None],
 ) -> str:
-    """Create the container, and return its id. Raise `LaunchError`.
-
-    watch: called with the process group of the program that makes it
-    """
+    """Create the container, and return its id. Raise `LaunchError`. watch: called with the process group of
+    the program that creates it"""
     with _written(plan.files):
         program = engine.open("create", *plan.argv[2:], env=plan.env)
         watch(program.pid)

@@ -155,10 +155,8 @@ class Refusal(DsvError):
 
 
 class KubernetesApi:
-    """One cluster and one namespace. Connects at the first request. Several threads may use it.
-
-    All requests raise `Refusal`; `UsageError` if no cluster is configured; `Unsupported` if the library is missing.
-    """
+    """One cluster and one namespace, connected at the first request. Several threads may use it. All requests
+    raise `Refusal`; `UsageError` if no cluster is configured; `Unsupported` if the library is missing."""
 
     def __init__(self, environ: Mapping[str, str], options: KubernetesOptions) -> None:
         """environ: the caller's, for KUBECONFIG and HOME."""

@@ -81,7 +81,7 @@ class KubernetesRun(FollowedJob):
         return True
 
     def _close(self) -> None:
-        self._logs.finish()  # before the end is set: nobody waits for output after that
+        self._logs.finish()  # before the end is set: no thread waits for output after that
         os.close(self._err)
 
     def _until_end(self) -> Ended:
@@ -174,11 +174,8 @@ gone, or that too many files are open to follow it."""
 
 
 class PodLog(Thread):
-    """Follow the log of one pod, and reconnect if the connection breaks.
-
-    `write` gets whole lines. The timestamps show which lines were already read. `moved` is called when the log or its
-    connection ends.
-    """
+    """Follows the log of one pod, and reconnects if the connection breaks; timestamps show which lines were
+    read. `write` gets whole lines. `moved` is called when the log or its connection ends."""
 
     def __init__(
         self, api: KubernetesApi, path: str, write: Callable[[bytes], None], moved: Callable[[], None]
@@ -228,10 +225,8 @@ class PodLog(Thread):
             return not refusal.is_away
 
     def _take(self, lines: list[bytes]) -> bool:
-        """Write the lines that were not read before. Return False if some are of the kubelet.
-
-        Several lines may have one timestamp, as the clock of a virtual machine may stand still for a moment.
-        """
+        """Write the lines that were not read before, and return False if some are the kubelet's. Several may
+        have one timestamp, because the clock of a virtual machine may stand still for a moment."""
         new, own = [], [each for each in lines if _TIME.match(each)]
         for line in own:
             time, _, text = line.partition(b" ")

@@ -364,10 +364,8 @@ class KubernetesJob:
         self.raw = self.api.patch(self.path, {"spec": {"suspend": False}} if queue is None else labels)
 
     def signal(self, name: str) -> bool:
-        """Send a signal to the command on every node where it has begun. Return False if the cluster refuses it.
-
-        The annotation keeps the last signals, as a pod does not see a value that was replaced before it looked.
-        """
+        """Send a signal to the command on every node where it has begun. Return False if the cluster refuses
+        it. The annotation keeps the last signals, because a pod misses a value that is replaced too soon."""
         with self._lock:
             number = f"{len(self._signals)}.{os.getpid()}.{int(monotonic() * 1000)}"
             self._signals.append(f"{number} {name}\n")
@@ -406,21 +404,17 @@ class KubernetesJob:
         return False
 
     def end_waiting_pods(self, facts: JobSnapshot) -> None:
-        """End pods that wait for nodes that have ended, and keep the pods of those.
-
-        A `successPolicy` would delete the pods of the other nodes with their logs, while they may still send their
-        output.
-        """
+        """End pods that wait for ended nodes, and keep the pods of those. A `successPolicy` would delete pods
+        with their logs, while they may still send their output."""
         if waits_for_ended_nodes(facts):
             with suppress(Refusal):
                 self.api.patch(self.path, {"spec": {"activeDeadlineSeconds": 1}})
 
     def withdraw_step(self, facts: JobSnapshot) -> bool:
-        """Do a step towards the deletion of a job that seems not to have begun. Return whether it was the last one.
+        """Do a step to delete a job that seems not to have begun. Return whether it was the last one.
 
-        The Job is suspended before it is deleted: the cluster then ends its pods as usual, and shows how the command
-        ended if it had begun after all. A Job of a queue is deleted at once, as the queue would resume it. facts: from
-        the last look.
+        The Job is first suspended: the cluster then ends its pods as usual, and shows how the command ended
+        if it had begun. A Job of a queue is deleted at once, or its queue would resume it.
         """
         quiet = facts.suspended and all(each.is_over for each in facts.pods)
         if quiet or facts.queue is not None:
@@ -430,10 +424,8 @@ class KubernetesJob:
         return False
 
     def wait(self, seconds: float, *, withdraw: bool = False) -> JobStatus | None:
-        """Return how the job ended, if it ends in time; `CUT_OFF` if it is gone.
-
-        withdraw: delete it unless the command has begun, which is then `NOT_LAUNCHED`.
-        """
+        """Return how the job ended, if it ends in time; `CUT_OFF` if it is gone. withdraw: delete it unless
+        the command has begun; it is then `NOT_LAUNCHED`"""
         return until_over(lambda: self._state(withdraw), seconds)
 
     def _state(self, withdraw: bool) -> JobStatus | None:
@@ -451,10 +443,8 @@ class KubernetesJob:
         return now
 
     def fail_lost_pods(self) -> str | None:
-        """Mark terminating pods on unreachable machines as failed. Return the refusal of the cluster, if any.
-
-        The cluster replaces a pod only after its end, which is never reported if its machine is gone.
-        """
+        """Mark terminating pods on unreachable machines as failed, because the cluster would wait for ever
+        for their end before it replaces them. Return the refusal of the cluster, if any."""
         problem = None
         for uid, pod in list(self.pods.items()):
             if not pod.is_terminating or pod.host is None:
@@ -500,10 +490,8 @@ class KubernetesJob:
         return (EndCause.NODE_LOST, f"{pod.host} is lost") if lost else (EndCause.CANCELLED, DELETED)
 
     def _is_lost(self, host: str) -> bool | None:
-        """Return whether the cluster has lost contact with a machine; None if that is not known.
-
-        A machine that reports to be unready ends its pods itself.
-        """
+        """Return whether the cluster has lost contact with a machine; None if that is not known. A machine
+        that reports to be unready ends its pods itself."""
         try:
             node = self.api.get(f"/api/v1/nodes/{host}")
         except Refusal as refusal:

@@ -44,7 +44,7 @@ OWN: Final = "/dsv/own"
 """The empty folder that the containers of a pod share."""
 KEPT_SECONDS: Final = 7 * 86_400
 LATE_SECONDS: Final = 300
-"""Seconds that a pod may live longer than `--time`, as it also fetches the data."""
+"""Seconds that a pod may live longer than `--time`, because it also fetches the data."""
 _LONGEST_NAME: Final = 52  # the names of pods add the number of the node and five letters
 NOT_AGAIN: Final = [124, 125, 126, 127]
 SIGNALS: Final = "/dsv/signals"
@@ -62,10 +62,8 @@ _LARGEST: Final = 1_500_000
 def manifests(
     job: Job, options: KubernetesOptions, facts: Facts, *, forwarded: bool = False
 ) -> list[Manifest]:
-    """Return the Job, and before it the Service if there are several nodes. Raise `UsageError`.
-
-    forwarded: whether credentials are passed on to the job.
-    """
+    """Return the Job, and before it the Service if there are several nodes. Raise `UsageError`. forwarded:
+    whether credentials are passed on to the job"""
     name = object_name(job.run)
     metadata = {
         "name": name,
@@ -186,7 +184,8 @@ def as_yaml(found: Sequence[Manifest]) -> str:
 
 
 def merge(base: Any, over: Any) -> Any:
-    """Merge an overlay: tables by key (null removes it), lists of named objects by name; else replace."""
+    """Merge an overlay: tables by key (null removes one), lists of named objects by name; replace all
+    else."""
     if isinstance(base, dict) and isinstance(over, Mapping):
         result = {name: value for name, value in base.items() if over.get(name, value) is not None}
         for name, value in over.items():
@@ -371,10 +370,8 @@ def _security(options: KubernetesOptions) -> Manifest:
 
 
 def _volumes_of(job: Job, options: KubernetesOptions) -> dict[Volume, str]:
-    """Return the volumes that this job needs, for its mounts, its cache and its store, with their names.
-
-    Two folders of one claim share a name: the kubelet never starts a pod that has one claim twice.
-    """
+    """Return the volumes for the mounts, the cache and the store of this job, with their names. Folders of
+    one claim share a name, because the kubelet never starts a pod that has one claim twice."""
     found = [_volume_of(each.source, options) for each in job.mounts]
     has_mounts = "volumeMounts" in json.dumps(options.overlay)
     for word in (*job.hold, *job.access.folders):

@@ -1,7 +1,4 @@
-"""A pod of a job: its state in the cluster, and the files that its scripts leave.
-
-A pod is one node of a run in one attempt.
-"""
+"""A pod of a job (one node in one attempt): its state in the cluster, and the files of its scripts."""
 
 from __future__ import annotations
 
@@ -181,7 +178,7 @@ class Pod:
         self.succeeded = self.part is not None and self.part.succeeded
 
     def but(self, **changes: Any) -> Pod:
-        """Return the pod with other arguments of these names."""
+        """Return the pod with these arguments changed."""
         known = {"gone": self.gone, "evicted_by_queue": self.evicted_by_queue, "lost": self.lost}
         return Pod(self.raw, **{**known, **changes})
 
@@ -235,7 +232,7 @@ class Pod:
         )
 
     def obstacle(self, autoscaling: bool) -> Obstacle | None:
-        """Return why the pod has not begun, if the cluster says so."""
+        """Return why the pod has not begun, if the cluster reports it."""
         waiting = [each["waiting"] for each in self._states if "waiting" in each]
         for each in (*waiting, *([self._ended] if self._never_started else ())):
             reason = each.get("reason", "")
@@ -278,10 +275,8 @@ def is_over(parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
 def read_left(
     folder: Path, *, node: int, attempt: int, host: str | None, queued: bool = False
 ) -> Ended | None:
-    """Return the end of one node, as `Engine.left_on_node`. None if the command never began, or did not end by itself.
-
-    queued: a queue may begin a job again that the cluster has stopped
-    """
+    """Return the end of one node, as `Engine.left_on_node`. None if the command never began, or did not end
+    by itself. queued: a queue may begin a job again that the cluster has stopped"""
     said = dict(re.findall(r"([a-z]+)=(\S*)", _text(folder / "ended")))
     if said.get("whole") != "yes" or not said.get("code", "").isdecimal():
         return None

@@ -11,8 +11,8 @@ node tells node 0 which attempt it is in and with which exit code its command ha
     again REASON    the attempt is over because of another node
 
 An attempt is over once a command has failed, or once a node has been silent for a minute. Each node measures the
-silence itself, so a node that is cut off from the others ends, too. The cluster numbers attempts anew after a queue has
-suspended the job, so each pod has an id as well, and pods of different attempts ignore each other.
+silence itself, so a node that is cut off from the others ends, too. The cluster counts attempts from 1 after
+a queue has suspended the job, so each pod has an id as well, and pods of different attempts ignore each other.
 
 A node passes the answers on to the scripts in its pod, as files in the folder that the containers share:
 
@@ -80,10 +80,8 @@ class Attempt:
     def report(
         self, node: int, attempt: int, code: int | None, now: float, pod: str = "", begun_with: str = ""
     ) -> Answer:
-        """Take the report of a node, and return the answer to it.
-
-        begun_with: the id of node 0's pod when the node's command began; empty before that.
-        """
+        """Take the report of a node, and return the answer. begun_with: the id of node 0's pod when the
+        node's command began; empty before that"""
         if attempt < self.number:
             return AGAIN, f"attempt {self.number} has begun"
         if begun_with not in ("", self.pod):
@@ -239,9 +237,7 @@ def keep_together(
     may_leave: Callable[[], bool] = lambda: True,
 ) -> None:
     """Ask node 0 and pass its answers on to the scripts, until the pod is ended and the others know of it.
-
-    signals: those that ask for the end; a list, because a handler of signals must not take a lock
-    """
+    signals: those that ask for the end; a list, because a handler of signals must not take a lock"""
     began, verdict = False, None
     last_answer = monotonic()
     deadline: float | None = None

@@ -229,8 +229,7 @@ class Slurm(Engine):
         return now if now.lives else replace(now, quiet_for=quiet_for(ref))
 
     def withdraw(self, ref: JobRef) -> JobStatus | None:
-        """Hold the job first: Slurm begins no held job. If it has begun, release it, or its next attempt
-        can't begin."""
+        """Hold the job first: Slurm begins no held job. Release it if it has begun, for its next attempt."""
         number, folder = job_id(ref), job_folder(ref)
         if self._program.call("scontrol", "hold", number).problem is None:
             job, answer = self._program.find(number, fresh=0)
@@ -443,10 +442,8 @@ class SlurmRun(FollowedJob):
 
 
 class Follower:
-    """Copies one stream of all nodes of a job into a descriptor, as it is written.
-
-    With several nodes, each line begins with the number of its node.
-    """
+    """Copies one stream of all nodes of a job into a descriptor while it is written. With several nodes, each
+    line begins with the number of its node."""
 
     def __init__(self, folder: Path, stream: str, sink: int) -> None:
         self.folder = folder
@@ -523,10 +520,8 @@ def tell_stopped(folder: Path, how: str) -> None:
 
 
 def send(program: SlurmProgram, number: str, folder: Path, which: int) -> bool:
-    """Send a signal to the commands of a job. An ending signal cancels a waiting job.
-
-    Return False if the signal has to be sent again once the commands have begun.
-    """
+    """Send a signal to the commands of a job; an ending signal cancels a waiting job. Return False if the
+    signal has to be sent again once the commands have begun."""
     if Left(folder).begun:
         name = signal.Signals(which).name.removeprefix("SIG")
         return program.call("scancel", f"--signal={name}", number).problem is None

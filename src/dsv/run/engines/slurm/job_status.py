@@ -36,8 +36,7 @@ class Left:
     """The files of a job's last attempt. Times are the file server's, because clocks of nodes may differ."""
 
     def __init__(self, folder: Path, *, again: bool = False) -> None:
-        """Files may be missing or incomplete. again: the job was requeued, so an end is of a former
-        attempt"""
+        """Files may be missing or incomplete. again: the job was requeued, so an end is an earlier one"""
         self.folder = folder
         parts = sorted(_parts(folder), key=lambda part: (part.attempt, part.node))
         last = max((part.attempt for part in parts), default=1)
@@ -108,11 +107,8 @@ def _number_in(folder: Path, pattern: str, otherwise: int) -> int:
 
 
 def quiet_for(ref: JobRef) -> float | None:
-    """Return the seconds since the last write to a job's folder.
-
-    None if it can't be seen here, or is not of this user's job for this run: anyone who can write to a store
-    could have named it.
-    """
+    """Return the seconds since the last write to a job's folder. None if it can't be seen here, or is not of
+    this user's job for this run: anyone who can write to a store could have named it."""
     folder = job_folder(ref)
     try:
         script = folder / SCRIPT
@@ -208,10 +204,8 @@ def is_late(job: Queued | None, left: Left) -> bool:
 
 
 def ended(job: Queued | None, left: Left, *, settled: bool = False) -> Ended | None:
-    """Return the end of a job; None while it lives, or while its end is not known yet.
-
-    job: None if Slurm doesn't know it any more. settled: no more files will be seen in the folder
-    """
+    """Return the end of a job; None while it lives, or while its end is not known yet. job: None if Slurm
+    doesn't know it any more. settled: no more files will be seen in the folder"""
     done = None if is_late(job, left) and not settled else _ended(job, left)
     if done is None:
         return None

@@ -22,8 +22,8 @@ from dsv.run.engines.slurm.script import COMMENT
 from dsv.run.record import JobRef, RunState
 
 _WAITS: Final = (0.05, 40.0)
-"""Seconds between two tries to lock the file, and before it is left unlocked: longer than squeue may take,
-but the process that asks may be stopped, for instance by Ctrl-Z."""
+"""Seconds between two tries to lock the file, and until that is given up: a call of squeue takes less, but
+its process may be stopped, for instance by Ctrl-Z."""
 _MOST: Final = 64 << 20
 """Bytes of an answer that are kept: more than the lines of 100,000 jobs."""
 
@@ -43,10 +43,8 @@ class Answer:
 
 
 def queue_file(environ: Mapping[str, str]) -> Path | None:
-    """Return the file with the answer for the cluster of this environment; None if this user has no folder for it.
-
-    Other programs of Slurm, by another PATH, may mean another cluster.
-    """
+    """Return the file with the answer for the cluster of this environment, which PATH may change; None if
+    this user has no folder for it."""
     words = "\0".join(environ.get(name, "") for name in ("SLURM_CONF", "PATH"))
     cluster = hashlib.sha256(words.encode("utf-8", "surrogateescape")).hexdigest()
     name = f"squeue-{cluster[:16]}.json"
@@ -149,9 +147,7 @@ class Queued:
     """A job in the output of squeue."""
 
     def __init__(self, number: str, state: str, nodes: str, reason: str, comment: str) -> None:
-        """state: in Slurm's words
-        reason: why it waits, or why it ended
-        """
+        """state: in Slurm's words. reason: why it waits, or why it ended"""
         self.id, self.state, self.nodes, self.reason = number, state, nodes, reason
         self.waits = state in _QUEUED
         """Slurm is to start it, for the first time or again."""
@@ -243,10 +239,8 @@ class SlurmProgram:
         return Answer(self._cluster)
 
     def queue(self, *, fresh: float = FRESH) -> tuple[dict[str, Queued], Answer]:
-        """Return all jobs of this user, and those that ended lately. fresh: the seconds to reuse an answer
-
-        One call serves all runs of this user on this machine.
-        """
+        """Return all jobs of this user, and those that ended lately: one call serves all runs of this user on
+        this machine. fresh: the age in seconds up to which an answer is reused"""
         since = max(self._since, monotonic() - fresh)
         ask = lambda: self.squeue(f"--user={os.geteuid()}")  # noqa: E731
         answer = ask_once(queue_file(self.environ), ask, since=since, force=fresh <= 0)

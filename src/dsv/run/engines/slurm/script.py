@@ -339,10 +339,8 @@ def _complete(batch: Batch, seconds: int) -> str:
 
 
 def warning_of(options: Sequence[str]) -> tuple[str, int] | None:
-    """Return the signal of sbatch's `--signal`, and its seconds before the end of the command's time.
-
-    Slurm sends it only before its own, later limit. None without one, or for the batch script (`B:`).
-    """
+    """Return the signal of sbatch's `--signal`, and its seconds before the end of the command's time: Slurm
+    itself sends it only before its own, later limit. None without one, or for the batch script (`B:`)."""
     found = [each for each in options if each.startswith("--signal")]
     match = None if not found else _SIGNAL.fullmatch(found[-1])
     return None if match is None else (match[1], _WARNED if match[2] is None else int(match[2]))

@@ -137,7 +137,8 @@ def show_run(
     *,
     only: DatasetName | None = None,
 ) -> RunView:
-    """Return the run with this id, with an id that alone begins or ends with this text, or with this name.
+    """Return the run that a text means: its id, four or more characters that only its id begins or ends with,
+    or its name.
 
     Ids take precedence. Raise `NotFound`, `UsageError` for an ambiguous or too short text, or the error of an
     unreadable unsent run if only its id matches.

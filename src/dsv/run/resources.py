@@ -57,7 +57,8 @@ def option(
     default: Any = None,
     **more: bool,
 ) -> Any:
-    """Make a field of `JobSpec` or a base class that an option of `dsv run` fills. No more is needed."""
+    """Make a field of `JobSpec` or a base class that an option of `dsv run` fills. An option needs no more;
+    what engines and records do with it is their part."""
     made = {"default_factory": dict} if more.get("several") else {"default": default}
     return field(**made, metadata={"option": Option(written, meaning, parse, **more)})
 

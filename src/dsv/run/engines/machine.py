@@ -192,7 +192,7 @@ def check_machine(wanted: Resources, machine: Machine) -> None:
 
 
 def choose_cpus(wanted: float, machine: Machine, run: str) -> tuple[int, ...]:
-    """Choose CPUs, the first of them by the run, to spread concurrent jobs. Raise `UsageError`."""
+    """Choose from the caller's CPUs, the first by the run, to spread concurrent jobs. Raise `UsageError`."""
     count = int(wanted)
     if count != wanted:
         raise UsageError(

@@ -10,9 +10,9 @@ node tells node 0 which attempt it is in and with which exit code its command ha
     first REASON    the attempt is over, and the failure of this node ended it
     again REASON    the attempt is over because of another node
 
-An attempt is over once a command has failed, or once a node has been silent for a minute. Each node measures the
-silence itself, so a node that is cut off from the others ends, too. The cluster counts attempts from 1 after
-a queue has suspended the job, so each pod has an id as well, and pods of different attempts ignore each other.
+An attempt is over once a command has failed, or a node has been silent for a minute. Each node measures the
+silence itself, so a node that is cut off from the others ends, too. The cluster counts attempts from 1 again
+after a queue has suspended the job, so each pod also has an id. Pods of different attempts ignore each other.
 
 A node passes the answers on to the scripts in its pod, as files in the folder that the containers share:
 

@@ -303,8 +303,7 @@ class Completer:
         return whole, True
 
     def remove_job(self, record: RunRecord) -> None:
-        """Remove the job of a whole record if its cluster still keeps it: a node leaves that to later
-        looks."""
+        """Remove the job of a whole record if its cluster still keeps it: nodes leave jobs to a later dsv."""
         engine = self._engine_of(record.engine, record.pool)
         if record.job is None or engine is None or record.run in self._supervised:
             return

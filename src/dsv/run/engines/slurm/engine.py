@@ -69,7 +69,7 @@ _UNFIT: Final = {
     "MAINT",
     "UNKNOWN",
 }
-_GPU: Final = re.compile(r"gpu(?::([^:(),]+))?:([0-9]+)")
+_GPU: Final = re.compile(r"gpu(?::(\(null\)|[^:(),]+))?:([0-9]+)")
 
 
 def read_capacity(nodes: str, pending: str, options: SlurmOptions) -> Capacity:
@@ -91,15 +91,16 @@ def _fits(fields: dict[str, str], options: SlurmOptions) -> bool:
     state = fields.get("State", "UNKNOWN")
     partitions = fields.get("Partitions", "").split(",")
     features = set(re.split(r"[,&|]", fields.get("ActiveFeatures", "")))
-    wanted = (
-        set(re.findall(r"\w+", options.constraint))
-        if options.constraint and "|" not in options.constraint
-        else set()
-    )
+    wanted = _features(options.constraint or "")
     if state.endswith("*") or _UNFIT & set(re.split(r"[+*]", state)):
         return False
     named = options.partition.split(",") if options.partition else partitions
     return bool(set(named) & set(partitions)) and wanted <= features
+
+
+def _features(constraint: str) -> set[str]:
+    """Return the features that each node must have, of `gpu-a100&nvme`; none if some nodes may lack them."""
+    return set() if re.search(r"[|*\[(]", constraint) else set(re.findall(r"[^&,\s]+", constraint))
 
 
 def _room(fields: dict[str, str]) -> NodeRoom:
@@ -201,8 +202,9 @@ class Slurm(Engine):
         ref = JobRef(self.name, plan.run, plan.where, f"{number}:{folder}")
         if answer.problem is None and job_id(ref):
             return SlurmRun(self._program, ref)
-        for left in self._mine(plan.run):  # it may have been accepted although the answer was lost
-            self._program.call("scancel", left.id)
+        with suppress(Unreachable):  # a held job that nobody cancels does not begin
+            for left in self._mine(plan.run):  # it may have been accepted although the answer was lost
+                self._program.call("scancel", left.id)
         raise LaunchError(
             f"Slurm does not take the job: {answer.problem or answer.text.strip()}",
             subject=plan.run,
@@ -461,12 +463,13 @@ class Follower:
                 self._write(path, data)
         if last:
             self._lines.end_lines()
-            if self.stream == "err" and disk_usage(self.folder).free < _NO_ROOM:
-                self._lines.write(_CUT, None)
+            with suppress(OSError):
+                if self.stream == "err" and disk_usage(self.folder).free < _NO_ROOM:
+                    self._lines.write(_CUT, None)
         return total
 
     def _piece(self, path: Path) -> bytes:
-        with suppress(FileNotFoundError), open_plain(path) as file:
+        with suppress(OSError), open_plain(path) as file:  # a file server that fails is asked again
             file.seek(self._read.get(path.name, 0))
             data = file.read(_PIECE)
             self._read[path.name] = self._read.get(path.name, 0) + len(data)

@@ -263,6 +263,8 @@ class KubernetesJob:
         self._waiting: dict[str, float] = {}
         """When each pod was first seen to wait."""
         self._lock = Lock()
+        self._looking = Lock()
+        """Held while the cluster is asked: with an older listing, a pod of a newer one would seem to be gone."""
 
     @classmethod
     def of_id(cls, api: KubernetesApi, text: str) -> KubernetesJob | None:
@@ -283,6 +285,10 @@ class KubernetesJob:
 
     def look(self) -> JobSnapshot | None:
         """Ask the cluster for the Job and its pods. Return None if there is no such Job."""
+        with self._looking:
+            return self._look()
+
+    def _look(self) -> JobSnapshot | None:
         pods: list[Any] | Refusal
         try:
             pods = self.api.items(self.pods_path, labelSelector=f"{JOB_UID_LABEL}={self.uid}")

@@ -206,8 +206,7 @@ class _Supervisor:
                 passed = (*passed, PassedOver(pool, done.reason))
             raise no_pool(passed)
         except BaseException as error:
-            if records.starts:
-                _record_not_started(now, records, error)
+            _record_not_started(now, records, error)
             raise
 
 

@@ -156,7 +156,7 @@ class FollowedJob(ABC):
             ended = self._until_end()
         except Exception as error:  # noqa: BLE001 (it becomes the reason: else a waiting thread would wait for ever)
             reason = f"dsv can't follow the job any more: {error!r}"
-            ended = Ended(launched=True, seen=False, reason=reason)
+            ended = Ended(launched=True, seen=False, may_live=True, reason=reason)
         self._close()
         self.ended = ended
         self._on_end()

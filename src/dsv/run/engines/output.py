@@ -206,6 +206,10 @@ class Output:
         return said[-1] if said else ""
 
 
+_END_OF_LINE: Final = re.compile(rb"(?<=\n)|(?<=\r)(?=[^\n])")
+"""After a line, or a state of a progress bar."""
+
+
 class NodeLines:
     """Writes the output of the nodes of a job into one descriptor. Several threads may write."""
 
@@ -218,8 +222,8 @@ class NodeLines:
         """label: the number of the node, which each line then starts with; None if the job has one node."""
         with self._lock:
             if label is not None:
-                *lines, self._begun[label] = (self._begun.get(label, b"") + data).split(b"\n")
-                data = b"".join(b"[%d] %s\n" % (label, line) for line in lines)
+                *lines, self._begun[label] = _END_OF_LINE.split(self._begun.get(label, b"") + data)
+                data = b"".join(b"[%d] %s" % (label, line) for line in lines)
             write_all(self.sink, data)
 
     def end_lines(self) -> None:

@@ -106,7 +106,7 @@ def contents(top: Path) -> dict[Path, bytes | None]:
         ("status --store=", "--store is empty", ""),
         ("cached --cache=", "--cache is empty", ""),
         ("help ls cat", "help is of one command at a time", ""),
-        ("run pets --again x -- true", "a repeated run has its target already", ""),
+        ("run pets --again x -- true", "--again takes no target", ""),
         ("run --again x --image y", "--image of a repeated run is what it was", ""),
         ("run --json pets -- true", "stdout is the job's", "--json-file FILE"),
     ],

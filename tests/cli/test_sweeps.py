@@ -147,7 +147,7 @@ def test_a_sweep_with_nothing_left_is_not_continued(ended: tuple[Dsv, Any]) -> N
         (("-p", "token=hunter2hunter2,x", "--sweep"), "secret"),
         (("-p", "n=1,2", "--parallel", "2"), "--parallel is for a sweep"),
         (("-p", "n=1,2", "--sweep", "--json-file", "x"), "--json-file is for one run"),
-        (("--again", "sweep-0000", "--sweep"), "is one already"),
+        (("--again", "sweep-0000", "--sweep"), "continues a sweep, without --sweep"),
         (("-p", "n=1,2", "--sweep", "--offline"), "asks the store"),
     ],
 )

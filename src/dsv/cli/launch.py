@@ -157,6 +157,7 @@ def launch(call: Call, typed: Typed) -> int:
         check, start = _check_sweep, _launch_sweep
     else:
         check, start = _check, _launch_one
+    _check_options(typed)
     check(call, typed)
     if typed.detach and call.session.announce is None:
         with launching():
@@ -207,25 +208,31 @@ def _place(call: Call) -> RunPlace:
     return RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd, workspace_above)
 
 
+def _check_options(typed: Typed) -> None:
+    """Check what a run and a sweep have in common."""
+    if typed.detach and typed.dry_run:
+        raise UsageError("--dry-run starts nothing that could be detached", hint="leave out --detach")
+    if typed.on is not None and "engine" in typed.options:
+        raise UsageError("the pool sets the engine", subject="--engine", hint="leave out --engine, or --on")
+    if typed.again is not None and typed.target is not None:
+        raise UsageError(
+            f"--again takes no target: it is that of {typed.again}", hint=f"dsv run --again {typed.again}"
+        )
+
+
 def _check(call: Call, typed: Typed) -> None:
     if typed.parallel is not None and call.session.member is None:
         raise UsageError("--parallel is for a sweep", hint="-p lr=0.1,0.01 --sweep --parallel 2")
     if typed.force and "code" not in typed.options and call.session.member is None:
         raise UsageError("--force is for --code and --again SWEEP", hint="leave out --force")
-    if typed.detach and typed.dry_run:
-        raise UsageError("--dry-run starts nothing that could be detached", hint="leave out --detach")
     if typed.detach and typed.json_file is not None:
         raise UsageError(
             "--detach does not wait for the result that --json-file is for", hint="dsv wait RUN --json"
         )
     if call.json and not typed.dry_run and not typed.detach and call.session.member is None:
         raise UsageError("stdout is the job's, so the result can't go there", hint="--json-file FILE")
-    if typed.on is not None and "engine" in typed.options:
-        raise UsageError("a pool has its engine", subject="--engine", hint="leave out --engine, or --on")
     if typed.again is None and typed.target is None:
         raise UsageError("dsv run needs a target", hint="dsv run DATASET[@REV] -- CMD...")
-    if typed.again is not None and typed.target is not None:
-        raise UsageError("a repeated run has its target already", hint=f"dsv run --again {typed.again}")
 
 
 def _tell(call: Call, result: RunView, file: FileIO | None) -> int:
@@ -283,7 +290,7 @@ def _launch_sweep(call: Call, typed: Typed) -> int:
             cache = call.settings.cache().path
             placing = placing_of(call, typed, context, cache)
             if typed.dry_run:
-                _show(call, context, cache, place, plan, placing)
+                _show(call, context, cache, place, plan, placing, force=typed.force)
                 return 0
         become_driver(found, plan)
         held.enter_context(driving(place.state, plan.seat.id))
@@ -333,12 +340,19 @@ def _tell_sweep(call: Call, found: Runs, driver: SweepDriver) -> int:
 
 
 def _show(
-    call: Call, context: Context, cache: Path, place: RunPlace, plan: SweepPlan, placing: Placing | None
+    call: Call,
+    context: Context,
+    cache: Path,
+    place: RunPlace,
+    plan: SweepPlan,
+    placing: Placing | None,
+    *,
+    force: bool,
 ) -> None:
     items = []
     for number in plan.left:
         spec = plan.of_run(number)
-        shown, spec = dry_run(context, cache, spec, place, placing=placing)
+        shown, spec = dry_run(context, cache, spec, place, placing=placing, force=force)
         if call.json:
             items.append({"number": number, "params": spec.params, **plan_document(shown, spec)})
         else:
@@ -351,7 +365,9 @@ def _show(
 
 def _check_sweep(call: Call, typed: Typed) -> None:
     if typed.sweep and typed.again is not None:
-        raise UsageError("a sweep that is continued is one already", hint=f"dsv run --again {typed.again}")
+        raise UsageError(
+            "--again SWEEP continues a sweep, without --sweep", hint=f"dsv run --again {typed.again}"
+        )
     if typed.sweep and typed.target is None:
         raise UsageError("dsv run needs a target", hint="dsv run DATASET[@REV] -p K=V,V --sweep -- CMD...")
     if typed.offline:

@@ -85,7 +85,7 @@ def write_table(
         fit = _that_fit(_by_interest(keys, cells, first), titles, cells, room)
         shown = [key for key in keys if key in fit]
     for key in shown:
-        numbers = all(cell == "-" or cell[0] in "-0123456789." for cell in cells[key])
+        numbers = all(cell.startswith(tuple("-0123456789.")) for cell in cells[key])
         columns.append(Column(titles[key], right=numbers, keep=numbers, exact=True))
         for row, cell in zip(rows, cells[key], strict=True):
             row.append(cell)

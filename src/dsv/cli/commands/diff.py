@@ -72,6 +72,7 @@ def diff(
     """
     one_of(stat=stat, text=text, table=table, name_only=name_only, name_status=name_status)
     one_of(json=call.json, jsonl=jsonl, name_only=name_only, name_status=name_status)
+    one_of(dirs=dirs is not None, text=text, table=table, name_only=name_only, name_status=name_status)
     shown = _Shown(text=text, table=table, key=tuple(key or ()))
     shown.check()
     targets = [_target(each) for each in (a, b)]

@@ -225,8 +225,8 @@ def _from_file(call: Call, verb: str, name: str, words: Sequence[str]) -> tuple[
     return target, _read_list(call, name, 2 if verb == "mv" else 1)
 
 
-_HEADINGS = ({"old", "new"}, {"path"})
-"""A first row with only these words is a heading."""
+_HEADINGS = {2: ["old", "new"], 1: ["path"]}
+"""The first row may be this heading, by the number of columns."""
 
 
 def _read_list(call: Call, name: str, columns: int) -> list[list[str]]:
@@ -247,7 +247,7 @@ def _read_list(call: Call, name: str, columns: int) -> list[list[str]]:
     reader = csv.reader(lines, strict=True)
     try:
         for row in reader:
-            if not row or (not rows and set(row) in _HEADINGS):
+            if not row or (not rows and row == _HEADINGS[columns]):
                 continue
             if len(row) != columns or not all(row):
                 form = "OLD,NEW" if columns == 2 else "PATH"

@@ -94,6 +94,8 @@ def runs(
                 write_csv(call, views)
             else:
                 _write(call, views, query, sweep, each=bool(ids) and sweep is None)
+                if most == len(views) and not ids and not limit:
+                    call.say(f"only {most} runs are shown; --limit N shows N")
     except Unreachable as error:
         if compare or as_csv or only:
             raise

@@ -41,7 +41,8 @@ def show(
     The change is that against the first parent, summed by folder. TARGET is [DATASET][@REV][:PATH]; without it, the
     base commit of this workspace.
     """
-    one_of(json=call.json, name_only=name_only, name_status=name_status, dirs=dirs is not None)
+    one_of(json=call.json, name_only=name_only, name_status=name_status)
+    one_of(dirs=dirs is not None, name_only=name_only, name_status=name_status)
     with call.context(offline=offline) as context, read(context, Target.parse(target)) as shown:
         if name_only or name_status:
             for one in shown.differences:

@@ -119,19 +119,27 @@ def boto_client(
     url: str, options: StoreOptions, *, connect_timeout: float, read_timeout: float, attempts: int
 ) -> Any:
     """Return botocore's client for the server of this s3:// URL. Raises `Denied`."""
+    from urllib.parse import urlsplit
+    from urllib.request import proxy_bypass_environment
+
     from botocore import UNSIGNED
     from botocore.config import Config
 
     access = aws_access(url, options)
+    host = urlsplit(access.endpoint or "").hostname or f"s3.{access.region}.amazonaws.com"
     proxies = {"http": options.http_proxy, "https": options.https_proxy}
+    if options.no_proxy and proxy_bypass_environment(host, {"no": options.no_proxy}):
+        proxies = {}
+    keys = (options.access_key, options.secret_key, options.session_token)
+    access_key, secret_key, token = keys if all(keys[:2]) else (None, None, None)
     return aws_session(url, options).create_client(
         "s3",
         endpoint_url=access.endpoint,
         region_name=access.region,
         verify=options.ca_file,
-        aws_access_key_id=options.access_key,
-        aws_secret_access_key=options.secret_key,
-        aws_session_token=options.session_token,
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+        aws_session_token=token,
         config=Config(
             connect_timeout=connect_timeout,
             read_timeout=read_timeout,

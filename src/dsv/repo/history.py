@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from dsv.errors import Denied, DsvError, IntegrityError, Unsupported
+from dsv.errors import Denied, DsvError, IntegrityError, Unreachable, Unsupported
 from dsv.format.locator import ObjectKind
 from dsv.format.records import Commit, RefEntry
 from dsv.repo.objects.objects import Objects
@@ -21,6 +21,7 @@ from dsv.values.paths import PathSet
 if TYPE_CHECKING:
     from dsv.repo.refs.branches import Head, Refs
 
+_T = TypeVar("_T")
 
 # The commits of a walk that are kept as whole records until they are yielded. Of further ones only their
 # order is kept.
@@ -369,14 +370,18 @@ class CommitsAhead:
         self._next = first
         named = {move.commit for move in moves if move is not None and move.commit is not None}
         wanted = [one for one in {*named, commit_id} if not self._objects.is_at_hand(one)]
-        together([partial(self._objects.commit_or_none, one) for one in wanted])
+        together([partial(_if_readable, partial(self._objects.commit_or_none, one)) for one in wanted])
 
     def _move(self, branch: BranchName, number: int) -> RefEntry | None:
-        """Return None also for a move that can't be read, because no caller needs it."""
-        try:
-            return self._refs.entry(self._dataset, branch, number)
-        except (IntegrityError, Unsupported, Denied):
-            return None
+        return _if_readable(partial(self._refs.entry, self._dataset, branch, number))
+
+
+def _if_readable(read: Callable[[], _T]) -> _T | None:
+    """Return what was read ahead; None if it can't be read: the caller may not need it."""
+    try:
+        return read()
+    except (IntegrityError, Unsupported, Denied, Unreachable):
+        return None
 
 
 def standing(objects: Objects, base: CommitId | None) -> CommitId | None:

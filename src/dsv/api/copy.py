@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Literal
 
 from dsv.api.branches import moved_meanwhile
@@ -29,6 +28,7 @@ from dsv.repo.tracking import read as read_tracking
 from dsv.repo.tree.read import TreeReader
 from dsv.store.base import NoAnswer, both, together
 from dsv.store.memory import MemoryStore
+from dsv.store.open import local_folder
 from dsv.upkeep.copy import CommitCopy, Plan, Receiver, TreeCopy
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target
@@ -186,8 +186,10 @@ def _check_new(context: Context, source: Repository, target: Target, request: Co
             source.refs.require(dataset)
     if target.rev is not None:
         context.resolve(source, target)
+    folders = [local_folder(source.store.url), local_folder(url)]
     places = [
-        Path(one).resolve().as_posix() if one.startswith("/") else one for one in (source.store.url, url)
+        one if folder is None else folder.resolve().as_posix()
+        for one, folder in zip((source.store.url, url), folders, strict=True)
     ]
     inner, outer = sorted((f"{one.rstrip('/')}/" for one in places), key=len, reverse=True)
     if inner != outer and inner.startswith(outer):
@@ -199,8 +201,8 @@ def _check_new(context: Context, source: Repository, target: Target, request: Co
 
 
 def _may_exist(url: str) -> bool:
-    folder = url.removeprefix("file://")
-    return not folder.startswith("/") or Path(folder).exists()
+    folder = local_folder(url)
+    return folder is None or folder.exists()
 
 
 def _check_kinds(source: Repository, there: Repository) -> None:

@@ -20,6 +20,8 @@ from dsv.store.base import LARGEST, Bytes, Item, Put, Store, forwarded
 from dsv.store.retry import Retrying
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dsv.store.options import StoreOptions
 
 SCHEMES: Final = ("file", "memory", "s3", "gs", "az")
@@ -264,8 +266,10 @@ def open_raw(url: str, options: StoreOptions, *, create: bool = False) -> Store:
             subject=url,
             hint="name an absolute folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
         )
-    if scheme == "file":
-        return _open_directory(url, create)
+    if (folder := local_folder(url)) is not None:
+        from dsv.store.directory import DirectoryStore
+
+        return DirectoryStore(folder, create=create)
     if scheme == "memory":
         from dsv.store.memory import MemoryStore
 
@@ -276,16 +280,16 @@ def open_raw(url: str, options: StoreOptions, *, create: bool = False) -> Store:
     return open_one(url, options)
 
 
-def _open_directory(url: str, create: bool) -> Store:
+def local_folder(url: str) -> Path | None:
+    """Return the folder of a store on a file system; None for any other store. Raises `UsageError`."""
     from pathlib import Path
-
-    from dsv.store.directory import DirectoryStore
-
-    if url.startswith("/"):
-        return DirectoryStore(Path(url), create=create)
     from urllib.parse import unquote, urlsplit
 
+    if url.startswith("/"):
+        return Path(url)
+    if not url.startswith("file://"):
+        return None
     split = urlsplit(url)
     if split.netloc not in ("", "localhost") or not split.path.startswith("/"):
         raise UsageError(f"{url} is no folder of this machine", subject=url, hint="file:///absolute/path")
-    return DirectoryStore(Path(unquote(split.path)), create=create)
+    return Path(unquote(split.path))

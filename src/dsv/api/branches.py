@@ -485,7 +485,7 @@ class TagItem(msgspec.Struct, frozen=True):
 def tags(context: Context, dataset: DatasetName | None) -> list[TagItem]:
     """Return all tags of a dataset (None: the workspace's), by name."""
     with context.repository() as repository:
-        name = dataset or context.workspace().dataset
+        name = dataset_of(context, repository, dataset)
         repository.refs.require(name)
         return [_tag_item(name, tag, value) for tag, value in repository.refs.tags(name)]
 
@@ -519,7 +519,7 @@ def delete_tag(
     """
     with context.repository() as repository:
         repository.format.check(repository.store.url, writing=True)
-        where = dataset or context.workspace().dataset
+        where = dataset_of(context, repository, dataset)
         value = repository.refs.tag(where, name)
         if value is None:
             repository.refs.require(where)

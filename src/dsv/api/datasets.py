@@ -181,10 +181,8 @@ def deleted_datasets(context: Context) -> list[Head]:
 def _described(repository: Repository, dataset: DatasetName, main: Head) -> str:
     heads, tags = repository.refs.names(dataset)
     named = [format_count(len(heads), "branch"), format_count(len(tags), "tag")]
+    start = f"dataset {dataset} of {repository.store.url} has {' and '.join(named)}; its main has "
     if main.commit is None:
-        return f"dataset {dataset} of {repository.store.url} has no commit yet"
+        return f"{start}no commit"
     commit = repository.objects.commit(main.commit)
-    return (
-        f"dataset {dataset} of {repository.store.url} has {' and '.join(named)}; its main has "
-        f"{format_count(commit.files, 'file')}, and was last moved by {main.entry.author}"
-    )
+    return f"{start}{format_count(commit.files, 'file')}, and was last moved by {main.entry.author}"

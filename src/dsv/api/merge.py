@@ -105,8 +105,8 @@ def _run(context: Context, request: MergeRequest, action: Action) -> Merged:
             workspace = context.workspace_of(str(request.source))
             check_binding(workspace, repository)
             dataset = workspace.dataset
-        followed = workspace.branch if workspace is not None and workspace.dataset == dataset else MAIN
-        branch = request.into or followed
+        here = workspace is not None and (workspace.store_id, workspace.dataset) == (repository.id, dataset)
+        branch = request.into or (workspace.branch if workspace is not None and here else MAIN)
         source = resolve(repository.refs, repository.objects, dataset, request.source.rev).commit
         for _ in range(ATTEMPTS):
             head = repository.refs.head(dataset, branch)

@@ -40,7 +40,7 @@ def open_offline(context: Context, target: Target | None) -> Repository:
     dataset = named or (None if workspace is None else workspace.dataset)
     with explaining(root.path, "read"):
         if dataset is None:
-            _refuse(f"{dataset or target}", root)
+            dataset = context.workspace_of("" if target is None else str(target)).dataset
         here = workspace is not None and workspace.dataset == dataset
         store_id = bound_store(root, dataset) if named is not None else None
         if store_id is None and workspace is not None and here:

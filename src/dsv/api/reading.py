@@ -186,7 +186,9 @@ class FileReader(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}.get(whence)
+        if base is None:
+            raise ValueError(f"{self.name} can't seek with whence {whence}")
         if base + offset < 0:
             raise ValueError(f"{self.name} has no place {base + offset}")
         self._at = base + offset

@@ -336,7 +336,7 @@ def open_sweep(
     when it has started, or its record when it has ended.
     """
     spec = plan.spec
-    first, _ = dry_run(context, cache, spec, place, placing=placing)
+    first, _ = dry_run(context, cache, spec, place, placing=placing, force=force)
     stage = placing is None and not ENGINES[first.engine].queues
     sessions: list[Session] = []
     with ExitStack() as opened:

@@ -1,1 +1,1 @@
-"""Upkeep of a store: what lies in it, what is damaged, what may go, and copies of it."""
+"""Upkeep of a store: space, verification, repair, expiry, erasures, garbage collection, and copies."""

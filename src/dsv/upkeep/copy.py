@@ -1,12 +1,12 @@
-"""Copying commits from one store to another: what the other one lacks, under the same ids.
+"""Copying commits to another store under the same ids: only objects that the other store lacks are copied.
 
-Every object is checked against its id on the way. Chunks go over as they are compressed, in packs that are filled in
-the order of the paths; segments, nodes and recipes have the same bytes, and new locators behind them, as those say
-where things lie in one store. A commit is written when an index of the other store lists all that it refers to.
+Every object is checked against its id on the way. Chunks are copied as they are compressed, into packs filled
+in path order. Segments, nodes and recipes keep their bytes and get new locators, which say where objects lie
+in one store. A commit is written when an index of the other store lists all that it refers to.
 
-A successor is a copy of a dataset's history in a new dataset, whose commits do not list the files that were erased. A
-commit's id covers its tree, so its commits have ids of their own. All else of a commit stays, so making the same copy
-again makes the same ids: one that was killed is continued by making it again.
+A successor is a copy of a dataset's history in a new dataset, whose commits do not list the erased files. A
+commit's id covers its tree, so these have other ids. The rest of each commit is kept, so the same copy makes
+the same ids again: to continue a killed copy, repeat it.
 """
 
 from __future__ import annotations
@@ -45,32 +45,32 @@ if TYPE_CHECKING:
     from dsv.repo.repository import Repository
 
 _SPAN = 16 << 20
-"""Bytes of the largest range that is read of a pack."""
+"""Bytes of the largest range that is read from a pack."""
 _SEGMENTS = 32
 """Segments whose contents are copied together: about 32,000 files."""
 _NODES = 64
 """Nodes that are read together."""
 INDEX_BYTES = 64 << 20
-"""An index is written after so many bytes of packs at first. What is in none a killed copy has to send again."""
+"""Bytes of packs before the first index. A killed copy must send again what no index lists."""
 _INDEX_SHARE, _INDEX_MOST = 16, 64 << 30
-"""Later after this part of all that was sent, so that there are few, and at the latest after so many bytes."""
+"""A later index follows after 1/`_INDEX_SHARE` of all bytes sent, to keep them few, at most `_INDEX_MOST`."""
 _COMMITS = 64
-"""So many commits are written together."""
+"""Commits that are written together."""
 _NOWHERE = Location(PackId(bytes(16)), 0, 1, 1, Codec.RAW)
-"""The place of what a plan has counted."""
+"""The location of objects that a plan only counts."""
 SUCCESSOR = "successor"
 """The action of the first move of a branch of a successor."""
 
 
 class Piece(NamedTuple):
-    """A chunk to copy, and a path of which it is a part, for messages."""
+    """A chunk to copy, with the path of a file that it belongs to, for messages."""
 
     chunk: ChunkId
     path: bytes
 
 
 class TreeCopy:
-    """Copies the trees of commits, one after the other. What one of them has is not looked at again for the next."""
+    """Copies the trees of commits, one after the other, and skips what an earlier tree has."""
 
     def __init__(
         self,
@@ -80,10 +80,8 @@ class TreeCopy:
         base: TreeReader | None = None,
         erased: Erasures | None = None,
     ) -> None:
-        """sink: the other store. erased: what is not copied; None for what was erased from the source.
-
-        base: a tree of the other store that its names keep, such as that of the branch's head. Only what differs
-        from it is looked for."""
+        """sink: the other store. erased: what is not copied; None: what was erased from the source. base: a
+        tree that names of the other store keep, as of a branch's head. Only what differs is looked up."""
         self._source = source
         self._sink = sink
         self._progress = progress
@@ -92,14 +90,15 @@ class TreeCopy:
         self._placed: dict[Id, Location] = {}
 
     def copy(self, commit_id: CommitId) -> Location:
-        """Return where the root lies in the other store. Raises `IntegrityError` for what the source can't give."""
+        """Copy a tree, and return where its root lies. Raises `IntegrityError` if the source can't provide a
+        part."""
         tree = TreeReader(self._source, commit_id)
         return self._node(tree, tree.commit.root, tree.top(), tree.commit.level, None)
 
     def _node(
         self, tree: TreeReader, node_id: Id, parts: list[Part], level: int, near: list[Part] | None
     ) -> Location:
-        """Copy a node and all below it. near: what the base lists in place of `parts`; None above the base's root."""
+        """Copy a node and all below it. near: the base's parts in place of `parts`; None above its root."""
         found = self._placed.get(node_id)
         if found is not None:
             return found
@@ -124,7 +123,7 @@ class TreeCopy:
         return where
 
     def _nodes(self, tree: TreeReader, parts: list[Part], level: int, near: list[Part] | None) -> None:
-        tree.below_nodes(parts, level)  # all of them at once; then one after the other
+        tree.below_nodes(parts, level)  # reads all of them together, before they are used one by one
         if near is not None and self._base is not None:
             self._base.below_nodes([one for one in near if any(_overlap(one, part) for part in parts)], level)
         for part in parts:
@@ -160,7 +159,7 @@ class TreeCopy:
             self._placed[leaf.id] = self._sink.put_metadata(ObjectKind.SEGMENT, leaf.id, encoded, places)
 
     def _known(self, leaves: list[Part], near: list[Part]) -> dict[Id, Location]:
-        """Return where the other store has contents of the base that may be in these segments too."""
+        """Return where the other store has contents of the base that these segments may have too."""
         known: dict[Id, Location] = {}
         chosen = [one for one in near if any(_overlap(one, leaf) for leaf in leaves)]
         if self._base is None or not chosen:
@@ -185,8 +184,8 @@ class TreeCopy:
     def _pieces(
         self, lacking: dict[Id, tuple[Entry, Location | None]], recipes: list[tuple[Id, list[Recipe]]]
     ) -> Iterator[tuple[Location, Piece]]:
-        """Yield the chunks that the other store lacks, in the order of the paths; note the recipes, which come behind
-        what they list."""
+        """Yield the chunks that the other store lacks, in path order. recipes: gets the recipes of each large
+        file, each after those that it lists."""
         large = ((entry.recipe_id, at) for entry, at in lacking.values() if entry.recipe_id is not None)
         read = iter(self._source.recipes(large))
         under_way = set[ChunkId]()
@@ -200,7 +199,7 @@ class TreeCopy:
             for one, place in chunks:
                 chunk = ChunkId(one)
                 if (ObjectKind.CHUNK, chunk) in self._erased.objects:
-                    continue  # a part of a file that was erased, which another one has too
+                    continue  # erased with one file, while another file has it too
                 if chunk not in under_way and (
                     entry.recipe_id is None or self._sink.find_chunk(chunk) is None
                 ):
@@ -227,7 +226,7 @@ class TreeCopy:
         return found
 
     def _put_recipes(self, parts: list[Recipe]) -> Location:
-        """Store recipes, each behind those that it lists; the last one is the file's own."""
+        """Store recipes, each after those that it lists; return where the last one, the file's own, lies."""
         made: dict[Id, Location] = {}
         for recipe in parts:
             places = [
@@ -241,7 +240,7 @@ class TreeCopy:
 
 
 def _content_of(entry: Entry) -> Id | None:
-    """Return the id of a file's recipe, or of its chunk; None for what has no content."""
+    """Return the id of a file's recipe or chunk; None for an entry without content."""
     if not entry.is_file or not entry.size:
         return None
     return entry.recipe_id or entry.file_id
@@ -262,7 +261,7 @@ def _check_same(made: Id, wanted: Id) -> None:
 
 
 class Receiver(Uploader):
-    """Stores what a copy gives it. It writes an index now and then, so that a killed copy need not begin again."""
+    """Stores the objects of a copy. Writes an index now and then, so a killed copy can be continued."""
 
     _indexed = 0
 
@@ -280,8 +279,8 @@ class Receiver(Uploader):
         return None if found is None else found.location
 
     def take(self, source: Objects, pieces: Iterator[tuple[Location, Piece]]) -> None:
-        """Take chunks that the store lacks. Raises `IntegrityError` for one that the source has nowhere as its id
-        says."""
+        """Store chunks that the store lacks. Raises `IntegrityError` for a chunk of which the source has no
+        intact copy."""
         reader = RangeReader(source.store, source.threads, source.externals)
         for where, piece, stored in reader.read(spans(pieces, _SPAN)):
             self._add(source, where, piece, stored)
@@ -313,12 +312,12 @@ class Receiver(Uploader):
 
 
 class CommitCopy:
-    """Copies commits in one session of the other store: those that `publish` is to name."""
+    """Copies the commits that `publish` will name, in one session of the other store."""
 
     def __init__(
         self, source: Objects, session: Session, receiver: Receiver, progress: Progress, base: CommitId | None
     ) -> None:
-        """base: the head of a branch of the other store, whose tree is the nearest to these."""
+        """base: the head of a branch of the other store, whose tree is the most similar."""
         target = session.repository.objects
         near = TreeReader(target, base) if base is not None and not session.avoids_any else None
         self._source = source
@@ -328,14 +327,13 @@ class CommitCopy:
         self._waiting: list[tuple[CommitId, Location | None]] = []
 
     def add(self, commit_id: CommitId, *, expired: bool = False) -> None:
-        """Copy what a commit refers to, or nothing of that if it is expired. Its parents were added before it, or are
-        there."""
+        """Copy what a commit refers to, unless it is expired. Its parents were added before, or are there."""
         self._waiting.append((commit_id, None if expired else self._trees.copy(commit_id)))
         if len(self._waiting) >= _COMMITS:
             self.finish()
 
     def finish(self) -> None:
-        """Write the commits whose trees are copied, each behind its parents."""
+        """Write the commits whose trees are copied, each after its parents."""
         self._receiver.finish()
         for commit_id, root in self._waiting:
             commit = self._source.commit(commit_id)
@@ -346,14 +344,14 @@ class CommitCopy:
 
 
 class Plan:
-    """Answers as a `Receiver` does, and counts what it is given in place of storing it."""
+    """Stands in for a `Receiver`, and counts objects instead of storing them."""
 
     def __init__(self, target: Objects) -> None:
         self._indexes = target.indexes
         self._compressor = Compressor()
         self._new: set[Id] = set()
         self.bytes = 0
-        """As the objects would be stored, with their locators."""
+        """The size of the objects as they would be stored, with their locators."""
 
     @property
     def objects(self) -> int:
@@ -394,7 +392,7 @@ class Plan:
 
 
 class Succeeded(msgspec.Struct, frozen=True):
-    """The result. `paths` were left out of `commits` commits, a path once for each commit that listed it."""
+    """The result. `paths`: paths left out of `commits` commits, counted once for each commit."""
 
     dataset: str
     commits: int
@@ -406,11 +404,9 @@ class Succeeded(msgspec.Struct, frozen=True):
 def make_successor(
     repository: Repository, writer: Writer, dataset: DatasetName, new: DatasetName
 ) -> Succeeded:
-    """Make a dataset with the branches, the tags and all commits of another one that are not expired, without what was
-    erased.
-
-    Raises `NotFound` if there is none, and `Conflict` if a dataset has the new name that is no such copy.
-    """
+    """Make a new dataset with the branches, tags and unexpired commits of another one, without erased files.
+    Raises `NotFound` if there is no such dataset or its `main` has no commit, and `Conflict` if the new name
+    belongs to a dataset that is not this copy."""
     refs, objects = repository.refs, repository.objects
     refs.require(dataset)
     heads = {head.branch: head.commit for head in refs.heads(dataset) if head.commit is not None}
@@ -465,7 +461,7 @@ def make_successor(
 
 
 def _erased_in(tree: TreeReader, known: dict[SegmentId, list[bytes]]) -> list[bytes]:
-    """Return the erased paths of a tree. known: those of segments that were read before."""
+    """Return the erased paths of a tree. known: those of segments read before; new ones are added."""
     erasures, leaves = tree.objects.erasures, tree.leaves()
     unread = {leaf.id: leaf for leaf in leaves if leaf.id not in known}
     read = tree.objects.segments((one, leaf.where) for one, leaf in unread.items())
@@ -475,7 +471,7 @@ def _erased_in(tree: TreeReader, known: dict[SegmentId, list[bytes]]) -> list[by
 
 
 def _without(uploader: Uploader, tree: TreeReader, paths: list[bytes]) -> tuple[Commit, Locator | None]:
-    """Write a tree without these paths. Return its commit as it is but for the tree, and its locator."""
+    """Write a tree without these paths. Return the commit with that tree, and the tree's locator."""
     written = write_tree(uploader, tree, [TreeChange(path, None) for path in paths])
     commit = replace(
         tree.commit,

@@ -1,16 +1,16 @@
-"""Deleting a dataset, so that it can be brought back until gc has removed its content; and giving it another name.
+"""Deletion of a dataset, which can be undone until gc has removed its content; and renaming.
 
-To delete it, in this order: `main` gets its deletion move, which decides; then each other branch that a listing has;
-then all commits of the dataset expire by `delete`. The same call finishes what was interrupted.
+A deletion writes the deletion move of `main`, which decides; then that of each other listed branch; then an
+expiry of all commits of the dataset, by `delete`. The same call finishes an interrupted deletion.
 
-To rename it, nothing is copied but names: branches, tags, rules and the expiry log. In this order: `main` of the new
-name gets a tombstone that reserves it; the new name gets what the old one has; `main` of the old name gets its
-tombstone, which decides; then an entry closes the old expiry log, the new name gets what has changed meanwhile, and the
-other branches of the old name get their tombstones; `main` of the new name comes last. So never are both there, and
-until the new name is there the old one's expiry log counts (`Refs.home`).
+A rename copies only names: branches, tags, rules and the expiry log. It writes a tombstone on `main` of the
+new name, which reserves it; all that the old name has; a tombstone on `main` of the old name, which decides;
+an entry that closes the old expiry log; all changes since the first copy, and tombstones on the other old
+branches; and last, `main` of the new name. So the two names never exist together, and the old expiry log
+counts until the new name exists (`Refs.home`).
 
-Any number of callers may rename the same names. Each reads what it is about to change, then makes sure that the names
-are still as it found them, and then takes a number which nobody else can have taken in between.
+Any number of callers may rename the same names. Each reads what it will change, checks that the names are
+still as it found them, and then takes a number that no other caller can have taken since.
 """
 
 from __future__ import annotations
@@ -63,17 +63,15 @@ class Deletion(msgspec.Struct, frozen=True):
     commits: int
     """Commits that expired with it, by this call or an earlier one."""
     already: bool = False
-    """It was deleted before this call, by which nothing was left to do."""
+    """It was deleted before this call, and nothing was left to do."""
 
 
 def delete_dataset(
     repository: Repository, writer: Writer, dataset: DatasetName, message: str = "", seen: Head | None = None
 ) -> Deletion:
-    """Delete a dataset, or finish its deletion. seen: where its `main` has to be.
-
-    Raises `NotFound` if there never was one, and `Conflict` if a branch is protected and rules are not overridden, if
-    somebody moves `main` meanwhile, or brings the dataset back.
-    """
+    """Delete a dataset, or finish its deletion. seen: where its `main` must be. Raises `NotFound` if there
+    never was one, and `Conflict` if a branch is protected and rules are not overridden, or if another writer
+    moves `main` or undeletes the dataset first."""
     refs = repository.refs
     repository.format.check(repository.store.url, writing=True)
     main = refs.newest(dataset, MAIN)
@@ -107,7 +105,7 @@ def delete_dataset(
         if not [head for head in refs.heads(dataset) if head.branch != MAIN]:
             break
     log = read_expiry(refs, dataset)
-    if not _is_still(repository, main):  # what was deleted since then comes back too
+    if not _is_still(repository, main):  # undelete what was deleted since, too
         append(repository, writer, dataset, ExpiryAction.UNDO, _of_deletion, "the dataset is back")
         _bring_branches_back(repository, writer, dataset, str(Action(UNDELETE_DATASET)))
         raise _moved(refs.head(dataset, MAIN))
@@ -119,10 +117,8 @@ def delete_dataset(
 def undelete_dataset(
     repository: Repository, writer: Writer, dataset: DatasetName, message: str = ""
 ) -> list[Head]:
-    """Bring a deleted dataset back, with the branches that were deleted with it, and return their heads.
-
-    Raises `NotFound` if there never was one, and `Conflict` if it is not deleted, or gc has removed its content.
-    """
+    """Undelete a dataset and the branches that were deleted with it, and return their heads. Raises
+    `NotFound` if there never was one, and `Conflict` if it is not deleted, or gc has removed its content."""
     refs = repository.refs
     repository.format.check(repository.store.url, writing=True)
     main = refs.newest(dataset, MAIN)
@@ -142,12 +138,12 @@ def undelete_dataset(
         )
     action = str(Action(UNDELETE_DATASET, message[:MESSAGE_MAX]))
     found = _bring_branches_back(repository, writer, dataset, action)
-    append(repository, writer, dataset, ExpiryAction.UNDO, _of_deletion, message)  # what expired meanwhile
+    append(repository, writer, dataset, ExpiryAction.UNDO, _of_deletion, message)  # what expired since
     return found
 
 
 def _is_still(repository: Repository, main: Head) -> bool:
-    """Return whether nobody has moved `main` since."""
+    """Return whether `main` has not moved since."""
     newest = repository.refs.newest(main.dataset, MAIN)
     return newest is not None and newest.number == main.number
 
@@ -177,7 +173,7 @@ def _bring_back(repository: Repository, writer: Writer, tombstone: Head, action:
     if isinstance(moved, LostRace):
         if is_deleted_dataset(moved.winner):
             return _bring_back(repository, writer, moved.winner, action)
-        return moved.winner  # somebody else brings it back, too
+        return moved.winner  # another call undeletes it, too
     return moved
 
 
@@ -188,7 +184,7 @@ def _delete_branch(repository: Repository, writer: Writer, head: Head, message: 
 
 
 def _all_commits(repository: Repository, dataset: DatasetName) -> set[CommitId]:
-    """Return the commits of all moves and tags of a dataset and of its runs, and their ancestors."""
+    """Return the commits that the moves, tags and runs of a dataset name, and their ancestors."""
     names = [*names_of_refs(repository, dataset), *names_of_runs(repository, dataset)]
     starts = dict.fromkeys(name.commit for name in names if name.dataset == dataset)
     return {commit for commit, _ in history.walk(repository.objects, starts)}
@@ -200,7 +196,7 @@ def _of_deletion(log: ExpiryLog) -> list[CommitId]:
 
 
 def check_protection(repository: Repository, dataset: DatasetName) -> None:
-    """Raise `Conflict` for a protected branch, before any branch is deleted."""
+    """Raise `Conflict` for a protected branch. Called before any branch is deleted."""
     refs = repository.refs
     for head in refs.heads(dataset):
         if refs.limits(dataset, head.branch) is not None and refs.override is None:
@@ -217,7 +213,7 @@ def _moved(head: Head) -> Conflict:
 
 
 class Renamed(msgspec.Struct, frozen=True):
-    """A dataset that has another name now."""
+    """A renamed dataset."""
 
     old: DatasetName
     new: DatasetName
@@ -230,8 +226,8 @@ class Renamed(msgspec.Struct, frozen=True):
 def rename_dataset(
     repository: Repository, writer: Writer, old: DatasetName, new: DatasetName, message: str = ""
 ) -> Renamed:
-    """Give a dataset another name, or finish that. Raises `NotFound` if there is no such dataset, and `Conflict` if the
-    new name was ever used by another dataset, or a branch is protected and rules are not overridden."""
+    """Rename a dataset, or finish that. Raises `NotFound` if there is no such dataset, and `Conflict` if
+    another dataset ever used the new name, or if a branch is protected and rules are not overridden."""
     refs = repository.refs
     if old == new:
         raise UsageError(f"{new} is already its name", subject=new)
@@ -248,7 +244,7 @@ def _rename(
     refs, already = repository.refs, True
     while True:
         refs.forget()
-        there = refs.newest(new, MAIN)  # first: it is there only once the old name has gone
+        there = refs.newest(new, MAIN)  # read first: it exists only after the old name is deleted
         main = refs.newest(old, MAIN)
         if main is None or (main.entry.deleted and renamed(main.entry, RENAMED_TO) != new):
             refs.head(old, MAIN)
@@ -272,7 +268,7 @@ def _rename(
 
 
 class _Rename:
-    """One attempt. Each step may lose to another writer; whoever called it then looks again."""
+    """One attempt. Each step may lose to another writer; its caller then reads the names again."""
 
     def __init__(
         self, repository: Repository, writer: Writer, old: DatasetName, new: DatasetName, message: str
@@ -282,7 +278,7 @@ class _Rename:
         self._message = message
 
     def reserve(self, there: Head | None) -> None:
-        """Take the new name, which nobody has, or which was a name of this dataset."""
+        """Take the new name, which is unused or a former name of this dataset."""
         refs, new = self._refs, self._new
         if there is None:
             try:
@@ -290,7 +286,7 @@ class _Rename:
             except Conflict:
                 if refs.newest(new, MAIN) is None:
                     raise
-                return  # somebody has just taken it, perhaps for the same
+                return  # another writer has just taken it, perhaps for the same rename
         elif not there.entry.deleted:
             raise Conflict(
                 f"there is a dataset {new} already",
@@ -306,13 +302,13 @@ class _Rename:
         refs.move(new, MAIN, there, self._move(RENAMED_FROM + self._old, None, deleted=True))
 
     def begin(self, main: Head, there: Head) -> None:
-        """Give the new name what the old one has, and take the old name away."""
+        """Copy all from the old name to the new one, and write the tombstone on the old `main`."""
         self._carry(there)
         if _is_still(self._repository, there):
             self._refs.move(self._old, MAIN, main, self._move(RENAMED_TO + self._new, None, deleted=True))
 
     def finish(self, main: Head, there: Head) -> bool:
-        """Carry what has changed meanwhile, and let the new name appear; False if another call was faster."""
+        """Copy all changes since, and write `main` of the new name; False if another call was faster."""
         last = self._refs.entry(self._old, MAIN, main.number - 1)
         assert last is not None
         self._close_log(main, last.commit)
@@ -329,8 +325,8 @@ class _Rename:
         return RefEntry.of(self._writer, self._repository.clock(), commit, action, deleted=deleted)
 
     def _close_log(self, main: Head, commit: CommitId | None) -> None:
-        """Take a number of the old expiry log, so that whoever read it before `main` got its tombstone loses it and
-        looks again. The entry says that what has a name is kept, as it is."""
+        """Take a number of the old expiry log: a writer that read the log before `main` got its tombstone
+        loses that number and reads again. The entry keeps named commits, which are kept anyway."""
         heads, tags = self._refs.names(self._old)
         named = {*(head.commit for head in heads), *(value.commit for _, value in tags)}
         while commit is not None:
@@ -351,8 +347,8 @@ class _Rename:
         )  # fmt: skip
 
     def _carry(self, there: Head, *, last: bool = False) -> None:
-        """Give the new name what the old one has. last: nobody can change that any more but the branches, which get
-        their tombstones. Nothing is changed once the new name has appeared, so that it may be used by others."""
+        """Copy all from the old name to the new one. last: only its branches can still change, and get
+        tombstones. Changes nothing once the new name exists, because others may then use it."""
         refs, old, new = self._refs, self._old, self._new
         self._carry_log(there)
         of_old, of_new = (parts(refs.store, keys.branches_prefix(one)) for one in (old, new))
@@ -372,7 +368,7 @@ class _Rename:
             put_entry(self._repository, entry)
 
     def _lacking(self, log: ExpiryLog, wanted: dict[CommitId, State]) -> ExpiryEntry | None:
-        """Return the next entry by which the log says of each commit what is wanted."""
+        """Return the next entry that brings the log closer to `wanted`; None if they agree."""
         kept = [
             commit
             for commit, state in log.expired.items()

@@ -1,14 +1,15 @@
-"""Erasing contents: what they consist of, what shares that, and what still has it afterwards.
+"""Erasing contents: the objects that they consist of, and the files that share or still have these.
 
-A file is erased in every commit of the store. Of its chunks and recipes go those that no other file has; whoever erases
-says what becomes of the others. A garbage collection then removes the bytes.
+A file is erased in every commit of the store, with its chunks and recipes that no other file has. The caller
+decides about shared ones. A garbage collection then removes the bytes.
 
-Each erasure is a record with a random key, `erased/<id>`, which is never changed or deleted. So the erasures of a store
-are a set that only grows: two that are made at the same moment do not disturb each other, and a copy of the store's
-data has them too. A store has the feature `erased-contents` from before its first erasure. Without it nothing is asked.
+Each erasure is a record with a random key, `erased/<id>`, which is never changed or deleted. So the erasures
+of a store are a set that only grows: concurrent ones do not disturb each other, and a copy of the store's
+data has them too. A store gets the feature `erased-contents` before its first erasure. Without it no reader
+asks for erasures.
 
-Races: whoever erases contents puts the record, and then looks at what names refer to. Whoever publishes a commit reads
-the erasures when its session is opened and again just before its name is written (`Session.declare`).
+Races: an erasing command writes the record, and then reads what names refer to. A publishing command reads
+the erasures when it opens its session and again just before it writes the name (`Session.declare`).
 """
 
 from __future__ import annotations
@@ -56,17 +57,17 @@ class Place(NamedTuple):
 
 
 class Item(msgspec.Struct, frozen=True):
-    """A path that an erasure is about. Its size and id stay in the trees that list it."""
+    """A path that an erasure concerns. The trees that list it keep its size and id."""
 
     dataset: str
     path: bytes
     file_id: FileId
     size: int
     shared_bytes: int | None = None
-    """Bytes that it shares with what was asked for; None for what was asked for itself."""
+    """Bytes shared with the files asked for; None for a file that was asked for itself."""
     state: State = "shared"
-    """`erased`; `shared`: it shares content with what is erased, and stays; `kept`: it has the content of a file that
-    was to be erased, and that stays for it; `damaged`: it was stored meanwhile, and has lost a part."""
+    """`erased`; `shared`: shares content with an erased file, and stays; `kept`: has the content of a file to
+    erase, which stays for it; `damaged`: was stored during the erasure, and lost a part."""
 
 
 class Plan(msgspec.Struct):
@@ -75,15 +76,15 @@ class Plan(msgspec.Struct):
     files: dict[FileId, int] = msgspec.field(default_factory=dict)
     """The files to erase, with their sizes."""
     objects: set[Named] = msgspec.field(default_factory=set)
-    """The chunks and recipes that go."""
+    """The chunks and recipes to erase."""
     places: list[tuple[Place, FileId]] = msgspec.field(default_factory=list)
-    """Every path that has one of the files, in whatever commit."""
+    """Every path that has one of the files, in any commit."""
     shared: list[Item] = msgspec.field(default_factory=list)
-    """Other paths that share something with what was asked for."""
+    """Other paths that share content with the files asked for."""
     kept: list[Item] = msgspec.field(default_factory=list)
-    """Files that were to be erased, and stay, as another path has the same content."""
+    """Paths with the content of files that were to be erased, which stay for them."""
     kept_bytes: int = 0
-    """Bytes of chunks that stay, as other files have them too."""
+    """Bytes of chunks that stay because other files have them too."""
     taken: dict[Named, set[FileId]] = msgspec.field(default_factory=dict)
     """The chunks and recipes that stay, and the other files that have them."""
     commits: set[CommitId] = msgspec.field(default_factory=set)
@@ -109,10 +110,8 @@ def put_erasure(
     reason: str,
     nonce: Nonce,
 ) -> ErasureId:
-    """Erase contents. From when this returns, no reader that begins gives them out.
-
-    Raises `Denied`, `Conflict` if somebody moves the names, and what the store raises.
-    """
+    """Write an erasure. Readers that begin after this returns do not get these contents. Raises `Denied`,
+    `Conflict` if the names are moved, and what the store raises."""
     repository.format.check(repository.store.url, writing=True)
     repository.add_feature(FEATURE, writer)
     record = Erasure(
@@ -130,7 +129,7 @@ def put_erasure(
 
 
 class Eraser:
-    """Plans an erasure and carries it out. Reads what was erased before, too, as long as its bytes are there."""
+    """Plans an erasure and carries it out. Also reads contents erased before, while their bytes are there."""
 
     def __init__(self, repository: Repository, progress: Progress | None = None) -> None:
         self._repository = repository
@@ -139,12 +138,10 @@ class Eraser:
         self._progress = NoProgress() if progress is None else progress
 
     def plan(self, wanted: Iterable[FileId], asked: Iterable[Place] | None, choice: Choice | None) -> Plan:
-        """Return what is to be erased. asked: the paths that were named; None if the files were named by their ids, so
-        that every path of theirs is meant. choice: what becomes of what other files share.
-
-        Raises `NotFound` for a file that is not in the store, and what reading raises.
-        """
-        self._objects.erasures = NONE  # what a killed command has erased of a large file is read, too
+        """Return the plan. asked: the paths that were named; None if files were named by id, which means all
+        their paths. choice: what happens to shared content. Raises `NotFound` for a file that is not in the
+        store, and what reading raises."""
+        self._objects.erasures = NONE  # to read parts of a large file that a killed command has erased
         try:
             return self._plan({one for one in wanted if self._known.file(one) is None}, asked, choice)
         finally:
@@ -186,7 +183,7 @@ class Eraser:
         found: _Found,
         choice: Choice | None,
     ) -> None:
-        """Fill in what the files consist of, and which others share a part."""
+        """Fill in the objects that the files consist of, and the other files that share some."""
         own = self._parts_of(files, found)
         others = self._sharing(by_dataset, files, own)
         plan.shared += [shared for shared, _ in others]
@@ -262,7 +259,7 @@ class Eraser:
     def _sharing(
         self, by_dataset: dict[str, list[CommitId]], files: set[FileId], parts: dict[Named, int]
     ) -> list[tuple[Item, set[Named]]]:
-        """Return other files that have some of these parts, with what they have. What was erased before does not
+        """Return the other files that have some of these parts, and which. Files erased before do not
         count."""
         if not parts:
             return []
@@ -303,9 +300,9 @@ class Eraser:
         return looked[entry.recipe_id]
 
     def carry_out(self, plan: Plan, writer: Writer, reason: str) -> list[ErasureId]:
-        """Write what the plan erases: objects first, if they take several records, then the files.
+        """Write the records of a plan: objects first, if they take several records, then the files.
 
-        Killed between two records, the same command does the rest. Raises what `put_erasure` raises.
+        If killed between two records, the same command writes the rest. Raises as `put_erasure`.
         """
         files, objects = list(plan.files), sorted(plan.objects)
         nonce, made = Nonce.random(), []
@@ -318,7 +315,7 @@ class Eraser:
         for some, part in records if files else ():
             made.append(put_erasure(self._repository, writer, some, part, reason, nonce))
         erased = self._objects.erasures
-        left = sorted(  # what stayed for files that somebody else has erased meanwhile
+        left = sorted(  # kept for files that another command has erased since the plan
             named
             for named, others in plan.taken.items()
             if files and named not in erased.objects and all(erased.file(one) is not None for one in others)
@@ -335,7 +332,7 @@ class Eraser:
         return set(read_roots(self._repository)) - plan.commits
 
     def needed(self, files: set[FileId], parts: dict[Named, int]) -> set[Named]:
-        """Return those of these parts that any other files have."""
+        """Return the parts that any other file has."""
         self._objects.erasures = NONE
         try:
             found = self._sharing(self._by_dataset(read_roots(self._repository)), files, parts)
@@ -344,7 +341,7 @@ class Eraser:
         return set(_taken(found))
 
     def late(self, plan: Plan) -> list[Item]:
-        """Return files of commits that were made since the plan, and that have lost a part by it."""
+        """Return the files of commits made since the plan that lost a part by the erasure."""
         new = self.new_commits(plan)
         if not new:
             return []
@@ -366,8 +363,8 @@ def _taken(found: Iterable[tuple[Item, set[Named]]]) -> dict[Named, set[FileId]]
 
 
 def adopt(repository: Repository, writer: Writer, theirs: Erasures) -> int:
-    """Take over the erasures of another store, with their ids, and return how many this one lacked. What other files of
-    this store have of them stays."""
+    """Copy the erasures of another store, with their ids, and return how many this store lacked. Parts that
+    other files of this store have are not erased."""
     missing = {
         one: record for one, record in theirs.known.items() if one not in repository.objects.erasures.known
     }
@@ -384,7 +381,7 @@ def adopt(repository: Repository, writer: Writer, theirs: Erasures) -> int:
 
 
 def _needed_parts(repository: Repository, records: Iterable[Erasure]) -> set[Named]:
-    """Return what records of another store erase, and files of this store need that these records do not name."""
+    """Return the parts that records of another store erase, and that files not named by them need here."""
     files: set[FileId] = set()
     parts: dict[Named, int] = {}
     for record in records:
@@ -394,8 +391,8 @@ def _needed_parts(repository: Repository, records: Iterable[Erasure]) -> set[Nam
 
 
 def find_packs(repository: Repository, folder: Path) -> tuple[int, int]:
-    """Return how many packs gc has to rewrite, or delete, before nothing of what was erased is left, and how many packs
-    in no index may have some of it."""
+    """Return how many packs gc must rewrite or delete to remove all erased bytes, and how many packs in no
+    index may have some."""
     erased = Erased(repository.objects.erasures.objects)
     with IndexRows(repository, folder / "rows") as rows:
         listed = list_packs(repository.store)
@@ -412,7 +409,7 @@ def find_packs(repository: Repository, folder: Path) -> tuple[int, int]:
 
 
 def refuse_shared(plan: Plan, choice: Choice | None) -> None:
-    """Raise `Conflict` if others share something of what is to be erased, and nobody has said what becomes of that."""
+    """Raise `Conflict` if other files share content to erase, and the user has not decided about that."""
     if plan.shared and choice is None:
         first = plan.shared[0]
         count = len(plan.shared)

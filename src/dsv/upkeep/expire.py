@@ -1,4 +1,4 @@
-"""Which commits of a dataset expire, by rules like those of `restic forget`, and why the others stay."""
+"""Expiry of commits by rules like those of `restic forget`, with the reasons why commits stay."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RUNS_KEEP: Final = 365 * 86400
 
 
 class Rules(msgspec.Struct, frozen=True):
-    """Which commits stay. A rule that is None keeps none."""
+    """The rules by which commits stay. A rule that is None keeps none."""
 
     last: int | None = None
     hourly: int | None = None
@@ -40,20 +40,20 @@ class Rules(msgspec.Struct, frozen=True):
     monthly: int | None = None
     yearly: int | None = None
     tagged: bool = False
-    """Nothing but what always stays: heads of branches, and tags."""
+    """Keep only what always stays: heads of branches, and tagged commits."""
     older_than: int | None = None
-    """Commits that were stored in these seconds stay."""
+    """Keep commits that were stored within so many seconds."""
     also_runs: bool = False
-    """The records of runs keep nothing."""
+    """Records of runs keep nothing."""
 
     @property
     def any(self) -> bool:
-        """Return whether a rule was given, so that it is known what is to stay."""
+        """Return whether the user gave a rule that says what stays."""
         return self.tagged or self.older_than is not None or any(count for _, count, _ in self.buckets)
 
     @property
     def buckets(self) -> list[tuple[str, int | None, Callable[[datetime, int], str]]]:
-        """Return for each rule its name, its count, and what tells its periods apart; times are in UTC."""
+        """Each rule's name, count, and function that names the period of a UTC time, or of a position."""
         return [
             ("last", self.last, lambda _, number: str(number)),
             ("hourly", self.hourly, lambda time, _: time.strftime("%Y-%m-%d %H:00")),
@@ -71,10 +71,10 @@ class ExpiryItem(msgspec.Struct, frozen=True):
     time_ms: int
     author: str
     branch: str | None
-    """The branch that it was made for. Each branch has its own commits kept."""
+    """The branch that it was made for. Rules count the commits of each branch separately."""
     message: str
     reasons: tuple[str, ...]
-    """Why it stays. Without any it is expired now, or would be."""
+    """Why it stays. Empty: it expires, or would without `dry_run`."""
 
     @classmethod
     def of(cls, commit_id: CommitId, commit: Commit, reasons: Iterable[str]) -> ExpiryItem:
@@ -86,11 +86,11 @@ class ExpiryItem(msgspec.Struct, frozen=True):
 
 
 def kept_by_rules(commits: Iterable[ExpiryItem], rules: Rules) -> dict[CommitId, list[str]]:
-    """Return the commits that the rules keep, each with the reasons.
+    """Return the commits that the rules keep, with the reasons.
 
-    Of each branch, from the newest commit on, a rule keeps the first commit of each period until it has kept so many.
-    A rule that has kept fewer at the end also keeps the oldest commit, as restic does. Commits of one time are taken
-    in the order in which they are given.
+    In each branch, from the newest commit on, a rule keeps the first commit of each period until it has kept
+    its count. A rule that has kept fewer also keeps the oldest commit, as restic does. Commits with equal
+    times are taken in the given order.
     """
     by_branch: dict[str | None, list[ExpiryItem]] = {}
     for one in commits:
@@ -130,12 +130,11 @@ class Expiry(msgspec.Struct, frozen=True):
 def plan_expiry(
     repository: Repository, dataset: DatasetName, rules: Rules, *, dry_run: bool = False
 ) -> Expiry:
-    """Return which commits of a dataset expire: those of all moves of its branches, and their ancestors.
+    """Return which commits of a dataset expire, of those that its moves and tags name, and their ancestors.
 
-    Heads of branches and tagged commits stay, those in which a branch and `main` meet, so that they can be merged, and
-    those of the runs of the last year. Ages are measured by the store's clock, the periods of the rules by the
-    times that the commits carry. Raises `NotFound` if there is no dataset, and what reading raises: nothing is passed
-    over.
+    Heads of branches, tagged commits, merge bases of `main` and other branches, and commits of the last
+    year's runs stay. Ages are measured by the store's clock, periods of rules by the times in commits. Raises
+    `NotFound` if there is no such dataset, and what reading raises: nothing is skipped.
     """
     repository.refs.head(dataset, MAIN)
     names = list(names_of_refs(repository, dataset))
@@ -163,7 +162,7 @@ def _named(name: Name) -> str:
 
 
 def _forks(repository: Repository, names: Sequence[Name]) -> Iterable[tuple[CommitId, str]]:
-    """Yield the commits in which `main` and each other branch meet: merging the branch takes their trees."""
+    """Yield the merge bases of `main` and each other branch: a merge needs their trees."""
     heads = {one.branch: one.commit for one in names if one.branch is not None and one.holds}
     main = heads.pop(MAIN, None)
     for branch, commit_id in heads.items():
@@ -187,7 +186,7 @@ def _keep_young(
 def _keep_of_runs(
     repository: Repository, dataset: DatasetName, reasons: dict[CommitId, list[str]], *, dry_run: bool
 ) -> None:
-    """Records of runs of any dataset may name a commit of this one."""
+    """Add the reasons of runs: records of runs of any dataset may name a commit of this one."""
     wanted = {commit for commit, found in reasons.items() if not found}
     if not wanted:
         return
@@ -205,15 +204,13 @@ def _keep_of_runs(
 
 
 def _modified(store: Store, key: str | None) -> float | None:
-    """Return None for a record that was deleted meanwhile."""
+    """Return the time of a record; None if it was deleted."""
     return None if key is None else if_there(partial(store.modified, key))
 
 
 def store_time(repository: Repository, *, dry_run: bool = False) -> float:
-    """Return what time it is by the store's clock, in seconds since 1970: that of a key that is made for it.
-
-    dry_run: somebody who may not write gets the time of this machine.
-    """
+    """Return the time by the store's clock, in seconds since 1970: that of a key that is written for this.
+    dry_run: return the time of this machine if the user may not write."""
     store, key = repository.store, f"{keys.PROBE_PREFIX}{secrets.token_hex(8)}"
     try:
         store.put_if_absent(key, b"")
@@ -229,10 +226,10 @@ def store_time(repository: Repository, *, dry_run: bool = False) -> float:
 
 
 def expire(repository: Repository, writer: Writer, plan: Expiry, message: str = "") -> ExpiryLog:
-    """Let the commits of a plan expire, and return the log.
+    """Expire the commits of a plan, and return the log.
 
-    What a branch or a tag names by then stays: the names are looked at again after the entry, as whoever makes a name
-    looks at the log after that.
+    What a branch or tag names by now stays: this reads the names after writing the entry, and a command that
+    writes a name reads the log after that.
     """
     wanted = set(plan.commits)
     if not wanted:
@@ -249,7 +246,7 @@ def expire(repository: Repository, writer: Writer, plan: Expiry, message: str = 
 
 
 def last_expiry(log: ExpiryLog) -> list[CommitId]:
-    """Return the commits that the last expiry took, whether they are kept again or not."""
+    """Return the commits of the last expiry, including those kept again since."""
     of_expiry = [entry for entry in log.entries if entry.action is ExpiryAction.EXPIRE]
     same = [entry for entry in of_expiry if entry.nonce == of_expiry[-1].nonce]
     return sorted({commit for entry in same for commit in entry.commits})
@@ -262,8 +259,8 @@ def undo_expiry(
     commits: Sequence[CommitId],
     message: str = "",
 ) -> tuple[list[CommitId], list[CommitId]]:
-    """Keep expired commits again. Return those that are, and those whose content gc has freed, which are left as they
-    are."""
+    """Keep expired commits again. Return these, and those that stay expired because gc has freed their
+    content."""
     before = read_expiry(repository.refs, dataset).expired
     log = append(repository, writer, dataset, ExpiryAction.UNDO, lambda _: commits, message)
     kept = [one for one in commits if one in before and one not in log.states]

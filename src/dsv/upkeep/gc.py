@@ -1,7 +1,7 @@
-"""Garbage collection: packs that nothing needs are deleted while others write, by the protocol of
+"""Garbage collection: deletes packs that nothing needs while others write, by the protocol of
 docs/internals/format-writing.md, section 6.
 
-Any error ends it where it is: nothing here catches one. A later one continues an epoch that is not done.
+Any error ends the collection: nothing here catches one. The next collection continues its epoch.
 """
 
 from __future__ import annotations
@@ -69,26 +69,26 @@ from dsv.values.progress import NoProgress, Progress
 from dsv.values.units import format_count, format_duration
 
 SILENT_SECONDS = 3600.0
-"""A session without a new beat for so long is fenced."""
+"""A session without a new beat for so many seconds is fenced."""
 GRACE_SECONDS = 14 * 24 * 3600.0
 _POLL_SECONDS = 10.0
 _NOTE_SECONDS = 600.0
-"""While it waits it says so often for whom."""
+"""Seconds between two messages about the sessions that it waits for."""
 _ASKED = 1000
-"""Packs that an index names and a listing lacks are asked for one by one, so many at most."""
+"""Most packs that are looked up one by one, because an index names them and a listing lacks them."""
 
 
 class Options(msgspec.Struct, frozen=True):
     """Limits of one garbage collection."""
 
     max_wait: float = 6 * 3600.0
-    """Seconds that it waits for sessions; after that its epoch ends without deletion."""
+    """Seconds to wait for sessions; after that the epoch ends without deletion."""
     max_repack: int = MAX_REPACK
-    """Bytes that it copies out of packs of which little is needed."""
+    """Most bytes to copy out of packs of which little is needed."""
     budget: float | None = None
-    """Seconds after which it copies nothing more. What was copied by then is deleted all the same."""
+    """Seconds after which copying stops. Packs copied before that are still deleted."""
     grace: float = GRACE_SECONDS
-    """Seconds that a commit has been expired before its content goes, by the store's clock. Any time is safe."""
+    """Seconds from a commit's expiry until its content is freed, by the store's clock. Any value is safe."""
     silent: float = SILENT_SECONDS
     poll: float = _POLL_SECONDS
 
@@ -97,25 +97,25 @@ class Collected(msgspec.Struct):
     """The result of a garbage collection."""
 
     plan: Plan | None = None
-    """None if it gave up an earlier one."""
+    """None if it gave up the epoch of an earlier collection."""
     freed: dict[DatasetName, int] = msgspec.field(default_factory=dict)
     """Expired commits whose grace is over, by dataset."""
     deleted: int = 0
-    """Packs that are gone."""
+    """Deleted packs."""
     deleted_bytes: int = 0
-    """Their bytes, but for those that an earlier one had decided to delete."""
+    """Their bytes, except packs that an earlier collection had decided to delete."""
     spared: int = 0
     """Condemned packs that are needed after all."""
     copied: int = 0
-    """Objects that were copied out of packs that are gone."""
+    """Objects copied out of deleted packs."""
     copied_bytes: int = 0
-    """Bytes of the packs that they are in now."""
+    """Bytes of the new packs with these objects."""
     continued: bool = False
-    """It has ended the epoch of an earlier one."""
+    """It finished the epoch of an earlier collection."""
     waited_for: tuple[str, ...] = ()
-    """Sessions that may have referred to condemned packs: the tool, its user, the host, and the age."""
+    """Sessions that may have referred to condemned packs: tool, user, host and age of each."""
     gave_up: bool = False
-    """It has waited too long for these sessions, and has deleted nothing."""
+    """It waited too long for these sessions, and deleted nothing."""
 
 
 class Collector:
@@ -133,7 +133,7 @@ class Collector:
         sleep: Callable[[float], None] = time.sleep,
         notes: Path | None = None,
     ) -> None:
-        """notes: a file of this user's, for the next one (`roots.read_notes`)."""
+        """notes: a file of this user for the next collection (`roots.read_notes`)."""
         self._repository = repository
         self._store = repository.store
         self._writer = writer
@@ -149,18 +149,18 @@ class Collector:
         self._notes = notes
         self._named = Known()
         self._index_files: dict[IndexId, Index] = {}
-        """Those that it has looked at: nobody changes an index file."""
+        """Index files read so far: an index file never changes."""
         self._index_ends: dict[IndexId, bytes] = {}
         self._epochs: set[tuple[int, str]] = set()
-        """Records of epochs that were there when this one began, or that it has put."""
+        """Records of epochs that existed at the start, or that this collection has written."""
         self.result = Collected()
 
     def run(self) -> Collected:
-        """Continue an epoch that is not done, then plan and carry out the next one.
+        """Finish an unfinished epoch, then plan and carry out the next one.
 
         Raises `Denied` before anything is changed, `Conflict` if another garbage collection was faster,
-        `IntegrityError` if something that is needed is missing or a listing was cut short, and what the store raises.
-        Nothing is deleted then, or no more than what was decided before.
+        `IntegrityError` if a needed object is missing or a listing was cut short, and what the store raises.
+        In these cases no more is deleted than was decided before.
         """
         self._check_store()
         now = self._check_rights()
@@ -192,7 +192,7 @@ class Collector:
 
     @contextmanager
     def _unless_overtaken(self) -> Iterator[None]:
-        """Raise `Conflict` for something that was not found if another garbage collection was at work meanwhile."""
+        """Replace errors of missing objects by `Conflict` if another collection has worked since."""
         try:
             yield
         except StoreMissing:
@@ -210,7 +210,7 @@ class Collector:
         )
 
     def _check_rights(self) -> float:
-        """Return the time by the store's clock. Raises `Denied` to whoever may not write, or not delete."""
+        """Return the time by the store's clock. Raises `Denied` if the user may not write or not delete."""
         with Session.open(self._repository, self._writer) as session:
             try:
                 self._check_may_delete()
@@ -219,7 +219,7 @@ class Collector:
                 session.close()
 
     def _check_may_delete(self) -> None:
-        """Delete what is not there, which a bucket refuses to whoever may not delete."""
+        """Delete a key that does not exist: a bucket refuses that without the right to delete."""
         try:
             self._store.delete(keys.pack_key(PackId.random()))
         except Denied as error:
@@ -243,7 +243,7 @@ class Collector:
             )
 
     def _epoch(self) -> tuple[int, bool]:
-        """Return the number of the epoch to work on, and whether it was begun."""
+        """Return the number of the epoch to work on, and whether it has begun."""
         self._epochs = found = self._listed_epochs()
         condemned = sorted(epoch for epoch, what in found if what == "condemned")
         unfinished = [epoch for epoch in condemned if (epoch, "done") not in found]
@@ -255,7 +255,7 @@ class Collector:
         return set(parsed(keys.parse_gc_key, list_all(self._store, keys.GC_PREFIX, 1)))
 
     def _reach(self, needed: IdSet) -> None:
-        """Add what names refer to now. What was reached before is not walked again."""
+        """Add all that names refer to now. Commits reached before are not walked again."""
         self._repository.refs.forget()
         self._repository.objects.indexes.renew()
         self._repository.objects.forget_erasures()
@@ -270,7 +270,7 @@ class Collector:
         self._reached.update(new)
 
     def _damage(self) -> Damage | None:
-        self._check_names()  # this reads the format log again if somebody has just put the first mark
+        self._check_names()  # reads the format log again if another command has just written the first mark
         found = read_damage(self._repository)
         return None if found is None else found[1]
 
@@ -282,7 +282,7 @@ class Collector:
         return self._folder / str(self._made)
 
     def _check_missing(self, missing: Missing | None, rows: IndexRows, listed: ListedPacks) -> None:
-        """Raise `IntegrityError` if something that is needed is nowhere, or the listing lacked a pack that is there."""
+        """Raise `IntegrityError` if a needed object is missing, or the listing lacked an existing pack."""
         places = listed.ids.places(rows.packs)
         absent = [rows.packs[int(at)] for at in np.flatnonzero(places < 0)]
         if len(absent) > _ASKED:
@@ -302,7 +302,7 @@ class Collector:
             )
 
     def _free(self, now: float) -> None:
-        """Put `free` for commits whose grace is over, by the store's clock."""
+        """Write `free` for commits whose grace is over, by the store's clock."""
         refs = self._repository.refs
         for dataset in expiring(self._repository):
             before = read_expiry(refs, dataset).freed
@@ -315,7 +315,7 @@ class Collector:
                 )
 
     def _plan(self, needed: IdSet) -> list[PackId]:
-        """Return the packs to condemn. What is needed of them is copied by then."""
+        """Return the packs to condemn, after copying what is needed of them."""
         self._reach(needed)
         with self._rows() as rows:
             listed = list_packs(self._store)
@@ -331,8 +331,8 @@ class Collector:
         return packs[:MAX_CONDEMNED]
 
     def _copy(self, found: Needed, rows: IndexRows, plan: Plan) -> list[PackId]:
-        """Copy objects to new packs, each checked, and put indexes of the copies. Return the packs out of which all was
-        copied within the time."""
+        """Copy objects to new packs, check each, and write indexes of the copies. Return the packs that were
+        copied completely within the time."""
         chosen = found.rows_of(plan.rewrite)
         packs = chosen["pack"]
         begins = np.flatnonzero(np.append(True, packs[1:] != packs[:-1])).tolist()
@@ -393,7 +393,7 @@ class Collector:
         if listed is not None:
             self.result.deleted_bytes += int(listed.sizes[listed.marked(decision.packs)].sum())
         if decision.packs:
-            self.result.gave_up = False  # another one decided meanwhile
+            self.result.gave_up = False  # another collection decided while this one waited
         if not self.result.gave_up:
             self.result.spared += len(condemned.packs) - len(decision.packs)
 
@@ -447,7 +447,7 @@ class Collector:
         return frozenset(part for _, part in parsed(keys.parse_session_key, listed))
 
     def _describe(self, number: int, session_id: SessionId, waited: float) -> str:
-        """waited: seconds since the packs were condemned; the rest of its age is by the store's clock."""
+        """waited: seconds since the packs were condemned; the age before that is by the store's clock."""
         key = keys.session_key(session_id, "open")
 
         def read() -> str:
@@ -459,7 +459,7 @@ class Collector:
         return if_there(read) or f"session {session_id}"
 
     def _fence(self, session_id: SessionId) -> None:
-        """Say that the session may not publish any more. If it was faster, its verdict names its commit."""
+        """Forbid the session to publish. If it was faster, its own verdict names its commit."""
         self._progress.note(
             f"session {session_id} has been silent for too long, and may not publish any more"
         )
@@ -485,7 +485,7 @@ class Collector:
             self._progress.advance(files=len(some))
 
     def _tidy_sessions(self) -> None:
-        """Delete the keys of sessions that are closed, `closed` last, and the beats of those that were fenced."""
+        """Delete the keys of closed sessions, `closed` last, and the beats of fenced ones."""
         for session_id, parts in self._sessions().items():
             prefix = keys.session_prefix(session_id)
             if "closed" in parts:
@@ -497,7 +497,7 @@ class Collector:
                     together([partial(self._store.delete, prefix + one) for one in beats])
 
     def _check_names(self) -> None:
-        """Raise if somebody began to move the names: then nothing that is deleted or decided here would count."""
+        """Raise if a move of the names has begun: no deletion or decision made here would then count."""
         self._repository.refs.check_not_moved("this garbage collection")
 
     def _put(self, key: str, data: bytes) -> Put:
@@ -507,7 +507,7 @@ class Collector:
 
 
 def expiring(repository: Repository) -> list[DatasetName]:
-    """Return the datasets that may have expired commits. Asks nothing of a store that never had any."""
+    """Return the datasets that may have expired commits. Makes no request if the store never had any."""
     if not repository.format.has(EXPIRED_COMMITS):
         return []
     found = named_parts(DatasetName, repository.store.folders(keys.REFS_PREFIX))

@@ -1,5 +1,5 @@
-"""The packs of a garbage collection: which it deletes and which it rewrites, by a listing, the rows of the indexes, and
-the ids that something needs; and writing anew what it keeps of them, and the index files that name them.
+"""The packs of a garbage collection: the choice of packs to delete and to rewrite, from a listing, the index
+rows and the needed ids; and rewriting their needed objects, and the index files that name them.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from dsv.values.ids import Id, IndexId, PackId
 from dsv.values.units import format_bytes, format_count
 
 MAX_REPACK = 100 * 10**9
-"""Bytes that one garbage collection copies, unless it is told otherwise."""
+"""Most bytes that one garbage collection copies by default."""
 _OVERHEAD = len(MAGIC) + FOOTER_SIZE
 MOST_ROWS = 1 << 21
-"""Objects that one garbage collection copies at most: their rows are held in memory."""
+"""Most objects that one garbage collection copies: their rows are held in memory."""
 AT_ONCE = 256
 """Requests that are made together."""
 _INDEX_ROWS = 1 << 18
 INDEX_BYTES = 1 << 30
-"""Copied bytes after which an index file is written: what a killed garbage collection copied before that stays."""
+"""Copied bytes after which an index file is written. A killed collection keeps all that was copied before."""
 
 
 class ListedPacks:
-    """The packs of a store, in a listing: 20 bytes of memory for each."""
+    """The packs of a store, in a listing: 24 bytes of memory for each."""
 
     def __init__(self, found: Iterable[tuple[PackId, int]]) -> None:
         ids, sizes = bytearray(), array("L")
@@ -58,7 +58,7 @@ class ListedPacks:
         self.sizes: NDArray[np.int64] = np.array(sizes, np.int64)[order]
 
     def marked(self, packs: Iterable[PackId]) -> NDArray[np.bool_]:
-        """Return for each pack of the listing whether it is one of these."""
+        """Return for each listed pack whether it is one of these."""
         found = np.zeros(len(self.ids), np.bool_)
         places = self.ids.places(packs)
         found[places[places >= 0]] = True
@@ -69,7 +69,7 @@ class ListedPacks:
 
 
 def list_packs(store: Store) -> ListedPacks:
-    """Return all packs: those of a listing, and what others show if that ended early."""
+    """Return all packs: those of a listing, and those that further listings show if it ended early."""
     last, folders = "", set[str]()
 
     def listed(prefix: str, after: str | None = None) -> Iterator[tuple[PackId, int]]:
@@ -91,7 +91,7 @@ def list_packs(store: Store) -> ListedPacks:
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """Objects that something needs and no listed pack has."""
+    """Needed objects that no listed pack has."""
 
     objects: int
     packs: tuple[PackId, ...]
@@ -102,22 +102,22 @@ class Plan(msgspec.Struct, frozen=True):
     """The plan of a garbage collection."""
 
     whole: tuple[PackId, ...]
-    """Packs that hold nothing that is needed."""
+    """Packs without needed objects."""
     rewrite: tuple[PackId, ...]
-    """Packs of which less than half is needed, or that hold something that was erased: what is needed is copied."""
+    """Packs of which less than half is needed, or with erased objects: the needed objects are copied."""
     packs: int
     """Packs of the store."""
     bytes: int
     freed: int
-    """Bytes of the packs that go."""
+    """Bytes of the packs to delete."""
     copied: int
-    """Bytes of what is copied, in its new packs."""
+    """Bytes of the new packs with the copied objects."""
     left: int
-    """Packs that are worth rewriting, and were too much for one time."""
+    """Packs that are worth rewriting, but too much for one collection."""
     partly: int
-    """Packs that stay with something that nothing needs."""
+    """Packs that stay although a part is not needed."""
     partly_unused: int
-    """Bytes of that."""
+    """Bytes of these parts."""
 
     @property
     def text(self) -> str:
@@ -128,7 +128,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Marked:
-    """The rows that a store's damage marks are about: a last resort, and no reason to delete another place."""
+    """The rows with damage marks: a last resort, and no reason to delete another copy."""
 
     def __init__(self, damage: Damage | None, packs: PackList) -> None:
         self._packs = np.zeros(len(packs), np.bool_)
@@ -152,7 +152,7 @@ class Marked:
 
 
 class Erased:
-    """The rows of what was erased from the store: a pack that has one is rewritten, whatever else is in it."""
+    """The rows of erased objects. A pack with such a row is rewritten, whatever else is in it."""
 
     def __init__(self, objects: Iterable[tuple[ObjectKind, Id]] = ()) -> None:
         self._objects = frozenset(objects)
@@ -167,8 +167,8 @@ class Erased:
 
 
 class Needed:
-    """The needed part of each pack of a listing. An object that lies in several packs counts where most is needed. It
-    counts in all of them if each is condemned, is marked as damaged there, or has it outside the store."""
+    """The needed part of each listed pack. An object in several packs counts where most is needed, or in all
+    if each is condemned, has it marked as damaged, or has it outside the store."""
 
     def __init__(
         self,
@@ -189,15 +189,15 @@ class Needed:
         self._listed = listed
         self._places = listed.ids.places(rows.packs)
         self._external = are_external(listed.ids)
-        """Packs of which no object is in the store: they are deleted, and not rewritten."""
+        """Packs whose objects are outside the store: they are deleted, but not rewritten."""
         self.missing: Missing | None = None
         self._suspect = np.zeros(len(listed.ids), np.bool_)
-        """Packs in which something that is needed is marked as damaged: they are not rewritten."""
+        """Packs with a needed object that is marked as damaged: they are not rewritten."""
         self._bytes, _ = self._sum(None)
         self._bytes, self._count = self._sum(self._bytes)
 
     def choose(self, most_bytes: int) -> Plan:
-        """Return the plan that copies at most so many bytes. Packs with something that was erased come first."""
+        """Return the plan that copies at most so many bytes. Packs with erased objects are chosen first."""
         sizes, used = self._listed.sizes, self._bytes
         whole = self._count == 0
         may = ~whole & ~self._suspect & ~self._external
@@ -222,14 +222,14 @@ class Needed:
         )
 
     def deletable(self) -> tuple[PackId, ...]:
-        """Return the condemned packs that can go: nothing that is needed is in them alone. Those that are gone count as
-        deleted."""
+        """Return the condemned packs to delete, which have no needed object alone. Missing ones are
+        included."""
         spared = set(self._listed.chosen(self._doomed & (self._count > 0)))
         return tuple(one for one in sorted(set(self._condemned)) if one not in spared)
 
     @property
     def absent(self) -> int:
-        """Packs that an index names and that are not listed."""
+        """The number of packs that an index names and the listing lacks."""
         return int((self._places < 0).sum())
 
     @property
@@ -240,7 +240,7 @@ class Needed:
         return self._listed.sizes[~named]
 
     def rows_of(self, packs: Iterable[PackId]) -> Rows:
-        """Return the rows of what is needed of these packs, by pack and offset."""
+        """Return the rows of needed objects in these packs, by pack and offset."""
         mask = self._listed.marked(packs)
         parts = [live[mask[places]] for live, places in self._live(self._bytes)]
         found = np.concatenate(parts) if parts else self._rows.bucket(0)[:0]
@@ -255,8 +255,8 @@ class Needed:
         return used, count
 
     def _live(self, priority: NDArray[np.int64] | None) -> Iterator[tuple[Rows, NDArray[np.int64]]]:
-        """Yield the rows of what is needed with the places of their packs: all of them, or, with a priority of the
-        packs, one for each object."""
+        """Yield the rows of needed objects with the positions of their packs in the listing: all rows, or,
+        with a priority of the packs, one of each object."""
         lacking, named = 0, set[int]()
         for first in range(256):
             found, heads = self._rows.bucket(first), self._reached.bucket(first)
@@ -288,12 +288,12 @@ class Needed:
 
 
 def _packed(stored: int) -> int:
-    """Return how much so many bytes of objects are with the heads and ends of their packs."""
+    """Return the size of packs with so many bytes of objects, with their heads and ends."""
     return stored + _OVERHEAD * -(-stored // PACK_TARGET)
 
 
 def are_repeated(rows: Rows) -> NDArray[np.bool_]:
-    """Return for each row whether the row before it is of the same object, in another place."""
+    """Return for each row whether the row before it is another location of the same object."""
     again = np.zeros(len(rows), np.bool_)
     alike = np.flatnonzero(rows["head"][1:] == rows["head"][:-1]) + 1
     one, other = rows[alike], rows[alike - 1]
@@ -302,7 +302,7 @@ def are_repeated(rows: Rows) -> NDArray[np.bool_]:
 
 
 def _places(rows: Rows, of_packs: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the place in the listing of each row's pack; -1 if that is not there, or the row names none."""
+    """Return the position in the listing of each row's pack; -1 if it is not listed, or none is named."""
     if not len(of_packs):
         return np.full(len(rows), -1, np.int64)
     return np.where(rows["where"] != index.ERASED, of_packs[rows["pack"]], -1)
@@ -319,10 +319,8 @@ class Copies:
         """Bytes of the new packs."""
 
     def add(self, row: Rows, pack: memoryview, pack_id: PackId) -> None:
-        """Copy the object of a row out of a pack, with the locator behind it.
-
-        Raises `IntegrityError` for one that is not what its id says.
-        """
+        """Copy the object of a row out of a pack, with the locator after it. Raises `IntegrityError` if it
+        does not match its id."""
         kind, object_id = ObjectKind(int(row["kind"][0])), Id(id_of(row, 0))
         start, size, tail = int(row["offset"][0]), int(row["stored"][0]), int(row["tail"][0])
         codec, length = Codec(int(row["codec"][0])), int(row["length"][0])
@@ -366,10 +364,10 @@ def replace_indexes(
     check: Callable[[], None],
     ends: dict[IndexId, bytes],
 ) -> None:
-    """Write index files without the rows of these packs, and a record of what stands now; then delete the old ones.
+    """Write index files without these packs and a record of the files in force; then delete the old ones.
 
-    Those of which nothing is left are only deleted. known: files of which it need not be asked what packs they name.
-    check: called before anything is written or deleted. ends: gets the hashes at the ends of new files.
+    Files of which nothing is left are only deleted. known: files whose packs need not be asked for. check:
+    called before each write, and before the deletion. ends: gets the hashes at the ends of new files.
     """
     if not gone:
         return
@@ -402,7 +400,7 @@ def replace_indexes(
 
 
 def _packs_of(repository: Repository, known: Mapping[IndexId, Index], index_id: IndexId) -> set[PackId]:
-    """Return the packs that an index file names; none if it has gone."""
+    """Return the packs that an index file names; none if it was deleted."""
     if index_id in known:
         found = set(known[index_id].packs)
         release(known[index_id].pack_ids)
@@ -427,7 +425,7 @@ def _without(
     check: Callable[[], None],
     ends: dict[IndexId, bytes],
 ) -> MergedFile | None:
-    """Write what is left of an index file without the rows of these packs; None if nothing is."""
+    """Write an index file again without the rows of these packs; None if no row is left."""
     numbers = [at for at, pack in enumerate(parsed.packs) if pack in gone]
     buckets: list[list[bytes]] = []
     for first in range(256):

@@ -1,4 +1,4 @@
-"""Filters of index files and locators of commits: they only save requests, and follow from indexes and packs."""
+"""Index filters and commit locators: they only save requests, and are derived from indexes and packs."""
 
 from __future__ import annotations
 
@@ -33,17 +33,14 @@ class Hint(msgspec.Struct, frozen=True):
     key: str
     is_there: bool
     is_damaged: bool
-    """It is there, and is not what any dsv has put there. Else it gives a place that is lost since, or was copied by
-    gc."""
+    """It exists, but was never right. Else it is missing, or a location was lost since, or copied by gc."""
     right: bytes
     """The right value."""
 
 
 def wrong_hints(repository: Repository, rows: IndexRows, commits: Iterable[CommitId]) -> Iterator[Hint]:
     """Yield the filters of these index files and the locators of these commits that are missing or wrong.
-
-    Nothing is said of what can't be known, as an index is damaged, or as a root is lost.
-    """
+    Skips those that can't be known, because an index is damaged or a root is lost."""
     for index_id, found in rows.files.items():
         if len(found) * index.ROW_SIZE >= indexes.FILTERED_BYTES:
             hint = _filter(repository, index_id)
@@ -55,7 +52,7 @@ def wrong_hints(repository: Repository, rows: IndexRows, commits: Iterable[Commi
 
 
 def _read(repository: Repository, key: str, limit: int) -> bytes | None:
-    """Return what the store has there, b"" if that is too much to be right, and None if there is nothing."""
+    """Return the value of a key; b"" if it is too long to be right, None if it does not exist."""
     try:
         return if_there(lambda: bytes(repository.store.get(key, limit)))
     except TooLargeError:
@@ -67,7 +64,7 @@ def _filter(repository: Repository, index_id: IndexId) -> Hint | None:
     try:
         right = encode_filter(index_id, Index.parse(data or b"", str(index_id)))
     except (*_UNREADABLE, ValueError):
-        return None  # it has gone since, or is damaged, which is said elsewhere
+        return None  # it was deleted since, or is damaged, which is reported elsewhere
     key = keys.index_filter_key(index_id)
     there = _read(repository, key, FILTER_MAX)
     is_there = there is not None
@@ -99,7 +96,7 @@ def _fits(found: list[Location], places: list[list[Location]]) -> bool:
 
 
 def _did_fit(rows: IndexRows, found: list[Location], places: list[list[Location]]) -> bool:
-    """Return whether each row gives one of its places, or a pack that no index names any more, as gc has removed it."""
+    """Return whether each row gives a known location, or a pack that no index names since gc deleted it."""
     gone = rows.packs.places(one.pack for one in found) < 0
     return len(found) == len(places) and all(
         was or one in known for was, one, known in zip(gone, found, places, strict=True)
@@ -107,7 +104,7 @@ def _did_fit(rows: IndexRows, found: list[Location], places: list[list[Location]
 
 
 def _listed(repository: Repository, commit_id: CommitId) -> list[tuple[ObjectKind, Id]]:
-    """Return what the commit's locator gives a place of."""
+    """Return the objects whose locations the commit's locator gives."""
     objects = repository.objects
     if repository.format.node_locators:
         return [(ObjectKind.NODE, objects.commit(commit_id).root)]
@@ -118,6 +115,6 @@ def _listed(repository: Repository, commit_id: CommitId) -> list[tuple[ObjectKin
 
 def _places(repository: Repository, kind: ObjectKind, object_id: Id) -> list[Location]:
     indexes = repository.objects.indexes
-    if indexes.find(kind, object_id) is None:  # of an index file that appeared meanwhile
+    if indexes.find(kind, object_id) is None:  # it may be in a new index file
         indexes.refresh()
     return list(dict.fromkeys(indexes.places(kind, object_id)))

@@ -21,14 +21,14 @@ _SLACK = 1 << 14
 
 
 def heads_of(ids: Buffer) -> Heads:
-    """Return the heads of 32-byte ids that lie one after the other. Raises `ValueError` for half an id."""
+    """Return the heads of concatenated 32-byte ids. Raises `ValueError` for an incomplete id."""
     if len(ids) % 32:
         raise ValueError(f"{len(ids)} bytes are not ids of 32 bytes each")
     return np.frombuffer(ids, ">u8")[::4].astype(np.uint64)
 
 
 def is_in(heads: Heads, among: Heads) -> NDArray[np.bool_]:
-    """Return for each head whether it is one of the others, which are sorted."""
+    """Return for each head whether it is in `among`, which is sorted."""
     if not len(among):
         return np.zeros(len(heads), np.bool_)
     found = np.searchsorted(among, heads)
@@ -40,18 +40,18 @@ def is_in(heads: Heads, among: Heads) -> NDArray[np.bool_]:
 class IdSet:
     """Many ids, in 256 files of a folder by their first byte, each a sorted array of unsigned 64-bit numbers.
 
-    A number is the first 8 bytes of an id, big-endian. Two different ids of 50 million share these with a chance of
-    about 1 in 15,000; an id then counts as in the set though it is not, so a caller must be safe with that.
+    A number is the first 8 bytes of an id, big-endian. Two of 50 million ids share them with a probability of
+    about 1 in 15,000; an id then counts as in the set though it is not, which a caller must tolerate.
     """
 
     def __init__(self, folder: Path) -> None:
-        """folder: made here, and removed with all that is in it by `__exit__`."""
+        """folder: created here, and removed with its content by `__exit__`."""
         self._folder = folder
         self._folder.mkdir(parents=True)
         self._held: list[Heads] = []
         self._count = 0
         self._sorted = [0] * 256
-        """So many numbers at the beginning of each file are sorted, and none comes twice."""
+        """How many numbers at the beginning of each file are sorted and unique."""
         self._written = [0] * 256
 
     def __enter__(self) -> Self:
@@ -62,7 +62,7 @@ class IdSet:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def add(self, ids: Buffer) -> None:
-        """Add 32-byte ids that lie one after the other."""
+        """Add concatenated 32-byte ids."""
         self.add_heads(heads_of(ids))
 
     def add_heads(self, heads: Heads) -> None:
@@ -114,7 +114,7 @@ class IdSet:
 
 
 class Seen:
-    """Ids that were seen, in memory: 16 bytes for each. No two ids share them."""
+    """Ids that were seen, in memory: 16 bytes of each, which no two ids share."""
 
     def __init__(self) -> None:
         self._levels: list[tuple[Heads, Heads]] = []
@@ -124,7 +124,7 @@ class Seen:
         return sum(len(firsts) for firsts, _ in self._levels)
 
     def add(self, ids: Buffer) -> NDArray[np.bool_]:
-        """Add 32-byte ids; return for each whether it is new. Of equal new ones the first is."""
+        """Add 32-byte ids; return for each whether it is new. Of equal new ids only the first is."""
         words = np.frombuffer(ids, ">u8").reshape(-1, 4)
         firsts, seconds = words[:, 0].astype(np.uint64), words[:, 1].astype(np.uint64)
         order = np.lexsort((seconds, firsts))
@@ -152,7 +152,7 @@ def _pairs_in(firsts: Heads, seconds: Heads, among: Heads, their: Heads) -> NDAr
     at = np.searchsorted(among, firsts)
     found = np.zeros(len(firsts), np.bool_)
     left = np.flatnonzero(at < len(among))
-    while len(left):  # once, but for different ids with an equal first number
+    while len(left):  # once, except for different ids with an equal first number
         left = left[among[at[left]] == firsts[left]]
         found[left] = their[at[left]] == seconds[left]
         left = left[~found[left]]

@@ -37,8 +37,8 @@ _STORED = np.dtype(
 )
 assert _STORED.itemsize == ROW_SIZE
 ROW = np.dtype([("head", "u8"), *((name, _STORED[name]) for name in _STORED.names or () if name != "pad")])
-"""A row: `head` is the number that the id begins with (`ids.heads_of`), `pack` a place in `IndexRows.packs`. `id` is 32
-bytes of which NumPy does not show zeros at the end: compare whole columns, or take `id_of`."""
+"""A row: `head` is the number that its id begins with (`ids.heads_of`), `pack` a position in
+`IndexRows.packs`. NumPy drops zeros at the end of `id`: compare whole columns, or use `id_of`."""
 
 _LISTINGS = 10
 _MIX = [
@@ -46,17 +46,17 @@ _MIX = [
 ]
 _PART, _HASHED = 8 << 20, 1 << 20
 _HELD = 1 << 12
-"""Ids of packs with one first byte that are held before those that come again are dropped."""
+"""Pack ids with one first byte that are held before duplicates are dropped."""
 
 
 def id_of(rows: Rows, at: int) -> bytes:
-    """Return the id of a row."""
+    """Return the 32-byte id of a row."""
     found: bytes = rows["id"][at]
     return found.ljust(32, b"\0")
 
 
 def row_sums(heads: Rows, kinds: Rows, offsets: Rows, stored: Rows) -> NDArray[np.uint32]:
-    """Return a number for each row, to add up for a pack: two packs with other rows seldom have the same sum."""
+    """Return a number for each row, to add up by pack. Packs with other rows seldom have the same sum."""
     mixed = heads.astype(np.uint64) * _MIX[0] + kinds.astype(np.uint64) * _MIX[1]
     mixed += offsets.astype(np.uint64) * _MIX[2] + stored.astype(np.uint64) * _MIX[3]
     mixed ^= mixed >> np.uint64(29)
@@ -96,7 +96,7 @@ class PackList:
 
     @classmethod
     def of(cls, columns: Iterable[NDArray[Any]]) -> Self:
-        """Return the ids of these arrays of type S16, each once. The same ids may come very often."""
+        """Return the ids of these arrays of type S16, each once. An id may be repeated very often."""
         known: list[NDArray[Any]] = [np.zeros(0, "S16")] * 256
         held: list[list[NDArray[Any]]] = [[] for _ in range(256)]
         for column in columns:
@@ -118,7 +118,7 @@ class PackList:
         )
 
     def places(self, packs: Iterable[PackId]) -> NDArray[np.int64]:
-        """Return for each of these its place, -1 if it is not here."""
+        """Return the position of each of these packs; -1 if it is not here."""
         wanted = packs.column if isinstance(packs, PackList) else np.frombuffer(b"".join(packs), "S16")
         known = self.column
         if not len(known):
@@ -128,10 +128,10 @@ class PackList:
 
 
 class IndexRows:
-    """The rows of all index files that stand (`objects.indexes.Standing`), as the store has them now.
+    """The rows of all index files in force (`objects.indexes.Standing`), as the store has them now.
 
-    packs: every pack that a row names, sorted; a row's `pack` is a place in it. Raises `IntegrityError` for a file that
-    is damaged or lost, unless others have all its rows, and what the store raises.
+    packs: every pack that a row names, sorted; a row's `pack` is a position in it. Raises `IntegrityError`
+    for a damaged or lost file, unless others have all its rows, and what the store raises.
     """
 
     packs: PackList
@@ -146,13 +146,10 @@ class IndexRows:
         copies_from: float = 0,
         ends: dict[IndexId, bytes] | None = None,
     ) -> None:
-        """folder: made here for index files of which there is no local copy, and removed by `__exit__`.
-
-        files: those that the caller has looked at before, which are not asked for again; new ones are added. damaged:
-        gets the files that are damaged, which then do not raise and are left out. copies_from: bytes of the smallest
-        file of which a local copy does. ends: the hashes at the ends of files that the caller has read before; new ones
-        are added.
-        """
+        """folder: created for index files without a local copy, and removed by `__exit__`. files: files that
+        the caller has read, which are not read again; new ones are added. damaged: gets damaged files, which
+        then do not raise and are left out. copies_from: size in bytes from which a local copy is enough.
+        ends: the hashes at the ends of files that the caller has read; new ones are added."""
         self._damaged = damaged
         self._copies_from = copies_from
         self._ends: dict[IndexId, bytes] = {} if ends is None else ends
@@ -174,7 +171,7 @@ class IndexRows:
         self.files = {one: self._files[one] for one in standing if one in self._files}
         self.packs = PackList.of(map(_packs_of, self.files.values()))
         self._numbers: dict[IndexId, NDArray[np.uint32]] = {}
-        """Of files with rows in the last bucket: the places of their packs."""
+        """The positions of the packs of each file with rows in the last bucket."""
 
     def __enter__(self) -> Self:
         return self
@@ -185,18 +182,18 @@ class IndexRows:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __len__(self) -> int:
-        """How many rows there are; two places of one object are two."""
+        """The number of rows: two locations of one object count twice."""
         return sum(map(len, self.files.values()))
 
     def naming(self, packs: Set[PackId]) -> tuple[int, int]:
-        """Return how many of the files name one of these packs, and how many of them name another one, too."""
+        """Return how many files name one of these packs, and how many of those also name another pack."""
         wanted = np.frombuffer(b"".join(packs), "S16")
         found = [np.isin(_packs_of(one), wanted) for one in self.files.values()]
         named = [one for one in found if one.any()]
         return len(named), sum(not one.all() for one in named)
 
     def bucket(self, first: int) -> Rows:
-        """Return the rows of the ids that begin with this byte, in the order of ids and kinds; equal rows come once."""
+        """Return the rows of ids that begin with this byte, sorted by id and kind, without duplicates."""
         parts: list[Rows] = []
         for at, one in self.files.items():
             stored = np.frombuffer(one.bucket(first), _STORED)
@@ -236,13 +233,13 @@ class IndexRows:
         return found[~again]
 
     def expected_sizes(self, sums: NDArray[np.uint32] | None = None) -> NDArray[np.uint32]:
-        """Return how many bytes each pack has at least, by what is said to be in it. sums: gets the sum of each pack's
+        """Return the least size of each pack in bytes, by its rows. sums: gets the sum of each pack's
         rows."""
         ends = np.zeros(len(self.packs), np.uint32)
         rows = np.zeros(len(self.packs), np.uint32)
         for first in range(256):
             found = self.bucket(first)
-            ends[found["pack"][found["where"] == index.EXTERNAL]] = 1  # it has none of the bytes
+            ends[found["pack"][found["where"] == index.EXTERNAL]] = 1  # it has none of its objects' bytes
             if sums is not None:
                 placed = found[found["where"] != index.ERASED]
                 of_rows = row_sums(placed["head"], placed["kind"], placed["offset"], placed["stored"])
@@ -255,7 +252,7 @@ class IndexRows:
         return ends
 
     def of_packs(self, wanted: set[PackId]) -> dict[PackId, list[tuple[ObjectKind, Id, Location]]]:
-        """Return what is said to be in these packs."""
+        """Return the rows of these packs."""
         chosen = self.packs.places(wanted)
         found: dict[PackId, list[tuple[ObjectKind, Id, Location]]] = {one: [] for one in wanted}
         for first in range(256) if (chosen >= 0).any() else ():
@@ -266,7 +263,7 @@ class IndexRows:
         return found
 
     def decoded(self, rows: Rows) -> Iterator[tuple[ObjectKind, Id, Location]]:
-        """Yield what these rows say, all of which are about packs."""
+        """Yield the kind, id and location of these rows, all of which name packs."""
         for at, row in enumerate(rows):
             yield (
                 ObjectKind(int(row["kind"])),
@@ -278,7 +275,7 @@ class IndexRows:
             )  # fmt: skip
 
     def _open(self, index_id: IndexId) -> bool:
-        """Open a file; False if it has gone, or is damaged and its originals are to be read instead."""
+        """Open a file; False if it was deleted, or is damaged and its originals must be read instead."""
         if index_id in self._files:
             return True
         indexes = self._repository.objects.indexes
@@ -303,7 +300,8 @@ class IndexRows:
         return True
 
     def _mapped(self, index_id: IndexId, size: int) -> memoryview | None:
-        """Return the file's bytes: a local copy that ends with the hash that the store's file has, else that itself."""
+        """Return a local copy with the same hash at its end as the store's file, else that file; None if
+        deleted."""
         store, key = self._repository.store, keys.index_key(index_id)
         copies = self._repository.objects.indexes
         copy = copies.local_copy(index_id) if size >= self._copies_from else None
@@ -335,7 +333,7 @@ class IndexRows:
         return view
 
     def _check(self, index_id: IndexId, view: memoryview, found: Index) -> None:
-        """Raise for rows that no writer makes, as `Index.parse`, a bucket at a time."""
+        """Raise for rows that no writer makes, as `Index.parse` does, but a bucket at a time."""
         kinds, codecs = [*map(int, ObjectKind)][:-1], [*map(int, Codec)]
         for first in range(256):
             rows = np.frombuffer(found.bucket(first), _STORED)

@@ -1,9 +1,9 @@
-"""Reading whole packs and checking every byte of them against their ids, and which packs come next.
+"""Reading whole packs, checking every byte against the ids of their objects, and the schedule of checks.
 
-The packs are taken in slices, by the first hex digits of their ids. When each was verified last is noted in the store,
-for all machines. A machine takes a slice that was verified longest ago, any of those that were at the same time, so two
-machines at once seldom take one. What others have noted meanwhile is read with each note. Times are those of the notes
-in the store, by its clock.
+Packs are taken in slices, by the first hex digits of their ids. The store records for all machines when each
+slice was last verified. A machine takes one of those verified longest ago, at random, so two machines seldom
+take the same. Each note also reads what others have noted. Times are those of the records, by the store's
+clock.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from dsv.values.units import format_count
 Row = tuple[ObjectKind, Id, Location]
 Named = tuple[ObjectKind, Id]
 Lacks = Callable[[PackId, PackTable | ExternalPack], Sequence[Named]]
-"""Returns what an index says is in a pack, and its own table does not have."""
+"""Returns the objects that an index lists in a pack and its own table lacks."""
 _SLICE = 64
-"""Packs of a slice, about."""
+"""Packs in a slice, about."""
 _KEPT_RECORDS = 8
-"""Records that stay, as somebody may have listed an older one."""
+"""Records that are kept, because another machine may have listed an older one."""
 
 
 class CheckedPack(msgspec.Struct, frozen=True):
@@ -52,14 +52,14 @@ class CheckedPack(msgspec.Struct, frozen=True):
     pack: PackId
     size: int = 0
     fault: str | None = None
-    """Its fault; None if nothing is, or if the store could not be asked."""
+    """None if nothing is wrong, or if the store could not be asked."""
     gone: bool = False
     bad: tuple[tuple[ObjectKind, Id], ...] = ()
-    """Objects whose bytes are damaged, locators left out: nothing is lost with one."""
+    """Objects that are damaged or missing, except locators: nothing is lost with those."""
     unread: bool = False
-    """Nothing of it can be used: it is gone, or neither its table nor an index says what is in it."""
+    """Nothing of it can be used: it is gone, or neither its table nor an index lists its objects."""
     rows: tuple[Row, ...] = ()
-    """Of a damaged pack, the objects that it has, the damaged ones too."""
+    """The objects of a damaged pack, including damaged ones."""
     failure: DsvError | None = None
     """Why the store could not be asked."""
 
@@ -76,11 +76,8 @@ def check_packs(
     *,
     quick: bool = False,
 ) -> Iterator[CheckedPack]:
-    """Yield each pack, checked, in their order; several are read at a time.
-
-    rows_of: what an index says of a pack whose own table is damaged. quick: of files outside the store only the version
-    is asked for.
-    """
+    """Check packs, several at a time, and yield the results in their order. rows_of: returns the index rows
+    of a pack whose own table is damaged. quick: of files outside the store, only ask for the version."""
     threads = min(8, 2 * processors())
     waiting: deque[Future[CheckedPack]] = deque()
     pool = objects.threads.pool(threads)
@@ -105,10 +102,8 @@ def check_pack(
     every_row: bool = False,
     quick: bool = False,
 ) -> CheckedPack:
-    """Read a pack and check it. What looks damaged or lost is asked for once more before it counts as that.
-
-    every_row: `rows` are those of a whole pack, too. quick: as of `check_packs`.
-    """
+    """Read a pack and check it. A pack that seems damaged or lost is read again before it counts as that.
+    every_row: also give the `rows` of a whole pack. quick: as in `check_packs`."""
     for attempt in range(2):
         try:
             data = memoryview(objects.store.get(keys.pack_key(pack), PACK_MAX))
@@ -139,8 +134,8 @@ def check_bytes(
     rows_of: Callable[[PackId], list[Row]],
     lacks: Lacks,
 ) -> CheckedPack:
-    """Check the bytes of a whole pack, and of each object in it. A pack does not have its own id, so the bytes of
-    another one are known by what they lack."""
+    """Check the bytes of a whole pack, and each object in it. A pack does not contain its own id, so the
+    bytes of another pack are recognized by the objects that they lack."""
     fault: str | None = None
     try:
         table = read_table(data)
@@ -233,7 +228,7 @@ def _bad_rows(data: memoryview, table: PackTable) -> list:  # type: ignore[type-
 
 
 def object_at(data: memoryview, kind: ObjectKind, object_id: Id, where: Location) -> bytes | None:
-    """Return an object out of a pack's bytes; None if it is damaged there."""
+    """Return an object from the bytes of a pack; None if it is damaged there."""
     with suppress(IntegrityError):
         content = unpack(where.codec, data[where.offset : where.offset + where.stored], where.length)
         if is_object(kind, object_id, content):
@@ -291,7 +286,7 @@ class Schedule:
         self.digits, self.times = digits, times
 
     def fit(self, packs: int) -> list[str]:
-        """Make the slices small enough for so many packs, and return them: the digits that their packs begin with."""
+        """Make slices small enough for so many packs; return the digits that packs of each begin with."""
         before = self.digits
         while self.digits < MAX_DIGITS and packs > _SLICE * 16**self.digits:
             self.digits += 1
@@ -299,7 +294,7 @@ class Schedule:
         return [f"{one:0{self.digits}x}" for one in range(len(self.times))]
 
     def _places(self, slice_: str) -> range:
-        """Return the places in `times` of a slice: several once another machine has made the slices smaller."""
+        """Return the positions of a slice in `times`: several if another machine made slices smaller."""
         parts = 16 ** (self.digits - len(slice_))
         return range(int(slice_, 16) * parts, (int(slice_, 16) + 1) * parts)
 
@@ -307,12 +302,12 @@ class Schedule:
         return min(self.times[at] for at in self._places(slice_))
 
     def order(self, left: Iterable[str]) -> list[str]:
-        """Return these slices, those that were verified longest ago first."""
+        """Return these slices, those verified longest ago first, equal ones in random order."""
         drawn = [(self.time(one), random.random(), one) for one in left]
         return [one for _, _, one in sorted(drawn)]
 
     def note(self, done: Iterable[str]) -> None:
-        """Note that these slices were verified just now, and take over what others have noted."""
+        """Record that these slices were verified just now, and read the records of other machines."""
         while True:
             self.read()
             fresh = tuple(sorted({at for one in done for at in self._places(one)}))
@@ -331,5 +326,5 @@ class Schedule:
         self.read()
 
     def oldest(self) -> int:
-        """Return the time before which no pack was verified last; 0 if some never were."""
+        """Return the time since which every pack was verified; 0 if some never were."""
         return min(self.times)

@@ -1,4 +1,4 @@
-"""The objects that commits consist of, each read once, a segment at a time; and what is lost if some can't be read."""
+"""Walks over the objects of commits, a segment at a time, each read once; and losses by unreadable ones."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from dsv.values.ids import CommitId, Id, NodeId, RecipeId, SegmentId
 from dsv.values.progress import NoProgress, Progress
 
 Found: TypeAlias = Callable[[ObjectKind, bytes], None]
-"""Takes ids of one kind, 32 bytes each, one after the other."""
+"""Takes concatenated 32-byte ids of one kind."""
 Large: TypeAlias = list[tuple[RecipeId, Location | None]]
-"""Recipes, and where a locator says that they lie."""
+"""Recipes, with the locations that a locator gives."""
 
 _COMMITS = 64
 """Commits whose trees are walked together."""
@@ -46,11 +46,9 @@ def reach(
     seen: Seen,
     progress: Progress | None = None,
 ) -> None:
-    """Give `found` the ids of every node, segment, recipe and chunk below these commits; a chunk may come often.
-
-    seen: nodes, segments and recipes that are left out, with all that is below them; those that come are added.
-    Raises what reading raises: nothing is passed over.
-    """
+    """Pass the ids of all nodes, segments, recipes and chunks below these commits to `found`; a chunk may be
+    passed often. seen: nodes, segments and recipes to skip, with all below them; new ones are added. Raises
+    what reading raises: nothing is skipped for it."""
     waiting: Large = []
     for located in walk_segments(objects, commits, found, seen, progress):
         chunks, large = not_erased(objects.erasures, *contents(located))
@@ -70,7 +68,7 @@ def walk_segments(
     seen: Seen,
     progress: Progress | None = None,
 ) -> Iterator[Located[Segment]]:
-    """Yield the segments of these commits that were not seen, and give `found` their ids and those of the nodes."""
+    """Yield the segments of these commits that `seen` lacks. Pass their ids and those of nodes to `found`."""
     shown = NoProgress() if progress is None else progress
     source = iter(commits)
     while batch := list(islice(source, _COMMITS)):
@@ -132,7 +130,7 @@ def contents(located: Located[Segment]) -> tuple[bytes, Large]:
 
 
 def not_erased(erasures: Erasures, chunks: bytes, large: Large) -> tuple[bytes, Large]:
-    """Return what `contents` has returned without what was erased."""
+    """Return the result of `contents` without erased objects."""
     if not erasures:
         return chunks, large
     small = cut(chunks, 32)
@@ -143,14 +141,14 @@ def not_erased(erasures: Erasures, chunks: bytes, large: Large) -> tuple[bytes, 
 
 
 def parts_left(erasures: Erasures, ids: bytes) -> bytes:
-    """Return the chunks of a large file, without those that were erased with another one."""
+    """Return the chunks of a large file, without those erased with another file."""
     if not erasures.objects:
         return ids
     return b"".join(one for one in cut(ids, 32) if (ObjectKind.CHUNK, one) not in erasures.objects)
 
 
 def reach_recipes(objects: Objects, wanted: Large, found: Found, seen: Seen) -> None:
-    """Give `found` the ids of these recipes that were not seen, of the recipes below them, and of their chunks."""
+    """Pass the ids of these recipes that `seen` lacks, of recipes below, and of their chunks to `found`."""
     said: list[tuple[int, int] | None] = [None] * len(wanted)
     while wanted:
         new = np.flatnonzero(seen.add(b"".join(one for one, _ in wanted)))
@@ -176,7 +174,7 @@ def reach_recipes(objects: Objects, wanted: Large, found: Found, seen: Seen) -> 
 def _placed(
     objects: Objects, kind: ObjectKind, object_id: Id, where: Location | None
 ) -> tuple[Id, Location | None]:
-    """Return an object with a place by the index, if no locator gives one: then many can be read together."""
+    """Return an object with a location, by the index if need be: then many can be read together."""
     if where is None and objects.local(kind, object_id) is None:
         with suppress(NotFound):
             where = objects.indexes.find(kind, object_id)
@@ -193,28 +191,28 @@ class Part(msgspec.Struct, frozen=True):
     paths: tuple[bytes, ...] = ()
     """Files whose content is lost."""
     last: bytes | None = None
-    """The part itself can't be read: its last path, and how many entries it has. `paths` is then empty."""
+    """The last path of a part that can't be read itself, with `entries` entries. `paths` is then empty."""
     entries: int = 0
 
 
 class Losses:
-    """Walks the trees of commits, and passes over what can't be read. Each part of a tree is looked at once."""
+    """Walks the trees of commits, and skips what can't be read. Each part of a tree is read once."""
 
     def __init__(self, objects: Objects, lost: Heads, collect: IdSet | None = None) -> None:
-        """lost: heads of the ids of objects that can't be read, sorted. collect: gets the ids of all that is seen."""
+        """lost: sorted heads of ids of objects that can't be read. collect: gets the ids of objects seen."""
         self._objects = objects
         self._lost = lost
         self._collect = collect
         self._below: dict[Id, tuple[Id, ...]] = {}
-        """Of a node or segment, which of `parts` it has."""
+        """The ids in `parts` that each node or segment has."""
         self._recipes: dict[RecipeId, bool] = {}
         self.parts: dict[Id, Part] = {}
         """By the id of a segment, or of a node that can't be read."""
         self.named: set[tuple[ObjectKind, Id]] = set()
-        """Objects that were seen, and are lost."""
+        """Lost objects that were seen."""
 
     def of_commit(self, commit_id: CommitId) -> tuple[Id, ...]:
-        """Return which of `parts` are in a commit. Raises what reading the commit itself raises."""
+        """Return the ids in `parts` that a commit has. Raises what reading the commit itself raises."""
         commit, locator = self._objects.commit_and_locator(commit_id)
         top = Child(b"", NodeId(commit.root), commit.entries, commit.files, commit.bytes)
         return self._parts_of([(top, place_at(locator, 0))], commit.level)
@@ -228,7 +226,7 @@ class Losses:
         return lost
 
     def _parts_of(self, listed: Sequence[tuple[Child, Location | None]], level: int) -> tuple[Id, ...]:
-        """Return which of `parts` are in these nodes of a level, or in these segments, whose level is 0."""
+        """Return the ids in `parts` that these nodes of a level have, or these segments, whose level is 0."""
         kind = ObjectKind.NODE if level else ObjectKind.SEGMENT
         new = [one for one in listed if one[0].id not in self._below]
         lost = {said.id for said, _ in new if self._is_lost(kind, said.id)}
@@ -282,7 +280,7 @@ class Losses:
         )
 
     def _is_recipe_lost(self, recipe_id: RecipeId, where: Location | None) -> bool:
-        """Return whether something of a large file is lost."""
+        """Return whether a part of a large file is lost."""
         if recipe_id not in self._recipes:
             lost = self._is_lost(ObjectKind.RECIPE, recipe_id) or self._lacks(recipe_id, where)
             self._recipes[recipe_id] = lost

@@ -1,4 +1,4 @@
-"""Storing again what a store has lost, from wherever a copy is. Nothing that may still be saved is removed."""
+"""Storing lost objects again, from wherever a copy is. Nothing that may still be saved is removed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Repair:
         *,
         all_names: bool,
     ) -> None:
-        """all_names: the verification has looked at what every name of the store needs."""
+        """all_names: the verification covered the needs of all names in the store."""
         self._verifier = verifier
         self._all_names = all_names
         self._writer = writer
@@ -56,7 +56,7 @@ class Repair:
         """Objects, commits and index files that were stored again."""
 
     def run(self) -> None:
-        if self._verifier.knows_erasures:  # else nobody can store anything
+        if self._verifier.knows_erasures:  # else nothing can be stored
             self._index()
         for fault in self._verifier.result.faults:
             if fault.what == "commit":
@@ -64,7 +64,7 @@ class Repair:
             elif fault.what == "erasure":
                 self._erasure(ErasureId.parse(fault.name))
         if self._verifier.named and self._verifier.knows_erasures:
-            # what index files say that could not be replaced is not known, and keeps nothing from being stored again
+            # damaged index files that could not be replaced must not keep anything from being stored again
             self._objects.indexes.damaged.update(self._verifier.damaged_indexes)
             self._store_again(set(self._verifier.named))
         self._hints()
@@ -93,7 +93,7 @@ class Repair:
         self.repaired += 1
 
     def _in_order(self, wanted: Iterable[Named]) -> Iterator[tuple[ObjectKind, Id, bytes]]:
-        """Yield the objects that some source has, each after what it lists."""
+        """Yield the objects that a source has, each after those that it lists."""
         later: list[tuple[ObjectKind, int, Id]] = []
         for kind, object_id in sorted(wanted):
             data = self._find(kind, object_id)
@@ -110,7 +110,7 @@ class Repair:
                 yield kind, object_id, data
 
     def _find(self, kind: ObjectKind, object_id: Id) -> bytes | None:
-        """Return an object: a local copy, from a pack of the store itself, or from another store."""
+        """Return an object from a local copy, a pack of the store itself, or another store."""
         if kind is not ObjectKind.CHUNK:
             found = self._objects.local(kind, object_id)
             if found is not None:
@@ -150,7 +150,7 @@ class Repair:
     # --- commits
 
     def _commit(self, commit_id: CommitId) -> None:
-        """Put a commit that is gone, or replace its damaged bytes by the right ones."""
+        """Store a lost commit again, or replace its damaged bytes."""
         store, key = self._repository.store, keys.commit_key(commit_id)
         commit = self._objects.local_commit(commit_id)
         for objects in self._stores:
@@ -162,14 +162,14 @@ class Repair:
         if store.put_if_absent(key, data) is Put.LOST:
             if CommitId.hash(store.get(key)) == commit_id:
                 return
-            store.delete(key)  # its bytes are nobody's, and the right ones are in memory
+            store.delete(key)  # these bytes are useless, and the right ones are in memory
             store.put_if_absent(key, data)
         self.repaired += 1
 
     # --- erasures
 
     def _erasure(self, erasure_id: ErasureId) -> None:
-        """Replace the damaged bytes of an erasure by those of a copy. At each step the store knows what was erased."""
+        """Replace the damaged bytes of an erasure by a copy. At each step the store knows what was erased."""
         store, key = self._repository.store, keys.erasure_key(erasure_id)
         erasure = self._objects.erasures.known.get(erasure_id)
         if erasure is None:
@@ -187,13 +187,13 @@ class Repair:
         store, commits = self._repository.store, self._verifier.whole_commits()
         for hint in wrong_hints(self._repository, self._verifier.rows, commits):
             if hint.is_there:
-                store.delete(hint.key)  # nobody relies on it, and the right one is in memory
+                store.delete(hint.key)  # nothing relies on it, and the right one is in memory
             store.put_if_absent(hint.key, hint.right)
             self.repaired += 1
 
     def _index(self) -> None:
-        """Index what lies in packs of which readable index files do not have every row. The new file replaces damaged
-        ones, unless these may be all that knows what a pack has: then only when nothing is lost any more."""
+        """Index packs of which readable index files lack rows. The new file replaces damaged ones, but if
+        only these may list what a pack has, it does so only when nothing is lost any more."""
         verifier, damaged = self._verifier, self._verifier.damaged_indexes
         if not damaged and not verifier.named:
             return
@@ -218,7 +218,7 @@ class Repair:
                 is_known = at >= 0 and expected[at] == item.size  # the rows make up all of it
                 if is_known and (
                     count or put or not needless
-                ):  # else one, as a file has to stand for the damaged ones
+                ):  # else index one, because a file must replace the damaged ones
                     continue
                 found = check_pack(self._objects, pack, lambda _: [], every_row=True)
                 left = left or found.unread
@@ -234,12 +234,12 @@ class Repair:
             session.close()
 
     def _is_wanted(self, encoded: bytes) -> bool:
-        """Return whether something that is lost is in these rows: packs of a sync at work are left to it."""
+        """Return whether these rows have a lost object. Packs of a running sync are left to that sync."""
         named = self._verifier.named
         return any((kind, object_id) in named for kind, object_id, _ in Index.parse(encoded).rows())
 
     def _replace(self, new: Iterable[MergedFile]) -> None:
-        """Say that damaged index files need not be read any more: new ones have what they said."""
+        """Record that new index files replace damaged ones, which are then not read any more."""
         damaged, listed = self._verifier.damaged_indexes, self._objects.indexes.listed
         runs = [run for run in listed.standing.runs if not any(file.id in damaged for file in run)]
         replaced = {*damaged, *listed.standing.replaced}

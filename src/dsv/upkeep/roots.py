@@ -1,4 +1,4 @@
-"""The commits that something in a store names, from listings that are checked to be complete."""
+"""The commits that names in a store lead to, from listings that are checked to be complete."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from dsv.values.ids import CommitId, IndexId, Nonce, SessionId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 
 Freed = Callable[[DatasetName], Collection[CommitId]]
-"""Return the commits of a dataset whose content may go, though a branch or a run names them."""
+"""Returns the commits of a dataset whose content may be removed, though a branch or run names them."""
 Named = list[tuple[DatasetName | None, CommitId]]
 
 _ROUNDS = 3
-"""So often the names are listed until all listings agree: somebody may make a name meanwhile."""
+"""Attempts to list the names until all listings agree: another command may write a name in between."""
 _AT_ONCE = 128
 """Records and commits that are asked for together."""
 _RUN_MAX = 32 << 20
@@ -41,7 +41,7 @@ _FIRST = (
     *("branches/main/ffffffffffffffff", "main/ffffffffffffffff", "ffffffffffffffff"),
     *("value", "start", "open"),
 )
-"""The name below its folder that every dataset, branch, tag, run and session has."""
+"""The key, below its folder, that every dataset, branch, tag, run and session has."""
 
 
 T = TypeVar("T")
@@ -49,32 +49,32 @@ Parts = TypeVar("Parts", bound=tuple[object, ...])
 
 
 class Known(dict[str, Named]):
-    """The commits that moves, tags and run records name, by their keys. None of these records ever changes, so whoever
-    looks again reads those alone that a listing has in addition."""
+    """The commits that moves, tags and run records name, by their keys. These records never change, so a
+    second look reads only new ones."""
 
     def __init__(self) -> None:
         super().__init__()
         self.nonces: dict[str, Nonce] = {}
-        """Of moves, by their keys."""
+        """The nonces of moves, by their keys."""
 
 
 class IncompleteListing(IntegrityError):
-    """Listings of a store contradict each other, or what is known to be there."""
+    """Listings of a store contradict each other, or lack a key that is known to exist."""
 
 
 class Name(NamedTuple):
     """Something that names a commit of a dataset."""
 
     dataset: DatasetName | None
-    """None for a session whose commit does not say it, as old ones do not."""
+    """None for a session with an old commit, which does not name its dataset."""
     commit: CommitId
     why: str
-    """As `scans@main`, `tag scans@v1`, `run 20261120-132145-1f2e3d4c`, `session 1f2e…`."""
+    """Such as `scans@main`, `tag scans@v1`, `run 20261120-132145-1f2e3d4c`, `session 1f2e…`."""
     branch: BranchName | None = None
     """The branch of which this is a move."""
     holds: bool = True
-    """The commit does not expire by rules: the head of a branch, a tag of a dataset that is not deleted, a session at
-    work. A commit that is freed is no root all the same."""
+    """Rules do not expire the commit: the head of a branch, a tag of a dataset that is not deleted, or a
+    session at work. A freed commit is no root even so."""
 
 
 def read_roots(
@@ -82,15 +82,15 @@ def read_roots(
     freed: Freed | None = None,
     known: Known | None = None,
 ) -> list[CommitId]:
-    """Return every commit that something names, with all its ancestors, but for those that are freed.
+    """Return every named commit with all its ancestors, except freed ones.
 
-    These are all moves of all branches, deleted ones too, all tags and run records, and the verdicts of sessions that
-    are not closed. freed: None for what the expiry logs say. known: what this process has read before, to which is
-    added what it reads now.
+    Names are all moves of all branches, including deleted ones, all tags and run records, and the verdicts of
+    sessions that are not closed. freed: None for the expiry logs. known: what this process has read before;
+    new records are added.
 
-    Raises `IntegrityError` if a listing or a branch's moves have a gap (`IncompleteListing`), or a record can't be
-    read: an error never counts as absence. Sessions are listed first, so that a commit that is published meanwhile is
-    found by its session or by its branch.
+    Raises `IntegrityError` if a listing or the moves of a branch have a gap (`IncompleteListing`), or a
+    record can't be read: an error never counts as absence. Sessions are listed first, so a commit that is
+    published at the same time is found by its session or by its branch.
     """
 
     def look() -> list[CommitId]:
@@ -106,9 +106,8 @@ def read_roots(
 def read_names(
     repository: Repository, only: DatasetName | None = None, known: Known | None = None
 ) -> list[Name]:
-    """Return everything that names a commit, as `read_roots`. Of the moves of a branch the last one comes first.
-
-    only: what this dataset names, without sessions."""
+    """Return everything that names a commit, as for `read_roots`, the moves of a branch from the last one on.
+    only: a dataset, whose names are returned, without sessions."""
     found = list(_of_sessions(repository)) if only is None else []
     found += names_of_refs(repository, only, known)
     found += names_of_runs(repository, only, known)
@@ -116,7 +115,7 @@ def read_names(
 
 
 def kept(parents: Parents, names: Iterable[Name], freed: Freed = lambda _: ()) -> list[CommitId]:
-    """Return the commits of these names with their ancestors, each once, without those that their dataset frees."""
+    """Return the commits of these names and their ancestors, each once, without those in `freed`."""
     by_dataset: dict[DatasetName | None, list[CommitId]] = {}
     for name in names:
         by_dataset.setdefault(name.dataset, []).append(name.commit)
@@ -135,7 +134,7 @@ class Parents:
         self.known: dict[CommitId, tuple[CommitId, ...]] = {}
 
     def walk(self, starts: Iterable[CommitId], seen: set[CommitId]) -> Iterator[CommitId]:
-        """Yield these commits and their ancestors, except those that were seen before, and add them to `seen`."""
+        """Yield these commits and their ancestors, except those in `seen`, and add them to it."""
         waiting = [one for one in dict.fromkeys(starts) if one not in seen]
         while waiting:
             seen.update(waiting)
@@ -148,10 +147,10 @@ class Parents:
 
 
 def list_all(store: Store, prefix: str, depth: int = 0) -> list[Item]:
-    """Return what a listing has. Raises `IncompleteListing` where others show that it was cut short.
+    """Return a listing. Raises `IncompleteListing` where other listings show that it was cut short.
 
-    Nothing may come after its last key, and the folders below the prefix, down to this depth, must be those of its
-    keys. Somebody may write meanwhile, so listings that differ are made again.
+    No key may follow its last one, and the folders below the prefix, down to this depth, must be those of its
+    keys. Others may write in between, so differing listings are made again.
     """
     return _until_complete(partial(_list_all, store, prefix, depth))
 
@@ -210,7 +209,7 @@ def cut_short(store: Store, prefix: str, what: str) -> IncompleteListing:
 def _read(
     known: Known, key: Callable[..., str], read: Callable[..., Named], wanted: Iterable[Parts]
 ) -> Iterator[tuple[Parts, Named]]:
-    """Yield the parts of the keys of records with what the records name. Those that are not known are read together."""
+    """Yield the parts of each record's key with what the record names. Unknown records are read together."""
     for some in batches(wanted, _AT_ONCE):
         new = [parts for parts in some if key(*parts) not in known]
         known.update((key(*parts), named) for parts, named in ask_each(lambda parts: read(*parts), new))
@@ -220,11 +219,8 @@ def _read(
 def names_of_refs(
     repository: Repository, only: DatasetName | None, known: Known | None = None
 ) -> Iterator[Name]:
-    """Yield what the moves of branches and the tags of a dataset name; None: of all datasets.
-
-    A dataset has what its former names have: their moves are the older part of its history, and its log alone says
-    what is freed.
-    """
+    """Yield what the moves and tags of a dataset name; None: of all datasets. A dataset includes its former
+    names: their moves are the older part of its history, and its log alone says what is freed."""
     store, refs, known = repository.store, repository.refs, Known() if known is None else known
     names = [] if only is None else refs.former_names(only)
     prefixes = [(keys.dataset_prefix(one), 2) for one in names] or [(keys.REFS_PREFIX, 3)]
@@ -251,7 +247,7 @@ def names_of_refs(
 def _of_branch(
     repository: Repository, dataset: DatasetName, branch: BranchName, numbers: set[int], known: Known
 ) -> Iterator[Name]:
-    """Yield what the moves of a branch name, the last one first."""
+    """Yield what the moves of a branch name, from the last one on."""
     last = max(numbers)
     moves = [(dataset, branch, number) for number in range(last, -1, -1)]
     for move, named in _read(known, keys.branch_key, partial(_move, repository, known), moves):
@@ -282,8 +278,8 @@ def _tag(repository: Repository, dataset: DatasetName, tag: TagName) -> Named:
 def readable_names(
     repository: Repository, dataset: DatasetName, failed: Callable[[str, str, DsvError], None]
 ) -> Iterator[Name]:
-    """Yield what names commits in the branches, tags and runs of a dataset, as far as it can be read. `failed` takes
-    the rest: what it is, its name, and the error."""
+    """Yield the readable names of commits in the branches, tags and runs of a dataset. failed: called for
+    each other one with its kind, its name, and the error."""
     refs, store = repository.refs, repository.store
     moves, tags = dict[BranchName, set[int]](), dict[TagName, bool]()
     for item in store.list(keys.dataset_prefix(dataset)):
@@ -319,12 +315,12 @@ def readable_names(
         except IntegrityError as error:
             failed(what, name, error)
             continue
-        for of, commit_id in found or ():  # none if it was deleted meanwhile
+        for of, commit_id in found or ():  # None if it was deleted since
             yield Name(of, commit_id, f"{what} {name}", holds=what == "tag")
 
 
 def _of_sessions(repository: Repository) -> Iterator[Name]:
-    """Yield what sessions that are not closed are about to name."""
+    """Yield what the verdicts of sessions that are not closed name."""
     listed = list(parsed(keys.parse_session_key, list_all(repository.store, keys.SESSIONS_PREFIX, 1)))
     known, closed = {one for one, _ in listed}, {one for one, part in listed if part == "closed"}
     for session_id, verdict in ask_each(partial(_verdict, repository.store), sorted(known - closed)):
@@ -365,7 +361,7 @@ _RUN: Final = msgspec.json.Decoder(_Run)
 def names_of_runs(
     repository: Repository, only: DatasetName | None = None, known: Known | None = None
 ) -> Iterator[Name]:
-    """Yield what the records of runs name. only: the runs of this dataset and of its former names, or of all."""
+    """Yield what records of runs name. only: the runs of this dataset and its former names; None: all."""
     store, home = repository.store, cache(repository.refs.home)
     known = Known() if known is None else known
     names = [] if only is None else repository.refs.former_names(only)
@@ -395,8 +391,8 @@ def _run(store: Store, dataset: DatasetName, run: str, part: str) -> Named:
 
 
 def _check_commits(repository: Repository, reached: Collection[CommitId], names: Iterable[Name]) -> None:
-    """Raise `IntegrityError` if the listing of all commits contradicts the names: if it lacks a commit that something
-    names, or has one that was made for a branch that is there, and was not listed."""
+    """Raise `IntegrityError` if the listing of all commits contradicts the names: if it lacks a named commit,
+    or has one that was made for an existing branch that was not listed."""
     store = repository.store
     listed = set(parsed(keys.parse_commit_key, list_all(store, keys.COMMIT_PREFIX)))
     lacking = min(set(reached) - listed, default=None)
@@ -417,15 +413,15 @@ def _check_commits(repository: Repository, reached: Collection[CommitId], names:
 
 
 Moves = dict[str, tuple[bytes, bytes]]
-"""By their keys: the nonce of each move, and its commit; b"" for none."""
+"""The nonce of each move and its commit (b"" for none), by key."""
 _HASH = 32
 _DECODER = msgspec.msgpack.Decoder(tuple[Moves, dict[bytes, bytes]])
 
 
 def read_notes(path: Path) -> tuple[Moves, dict[IndexId, bytes]]:
-    """Return what `write_notes` has noted to save the next garbage collection requests, of records that never change:
-    moves of branches, and the last 32 bytes of index files. Nothing if there is no such file, if it is damaged, or if
-    others can write it: garbage is deleted by what it says."""
+    """Return the notes of `write_notes`, which save the next garbage collection requests: moves of branches,
+    and the last 32 bytes of index files, which never change. Return nothing if the file is missing, damaged,
+    or writable by others, because packs are deleted by it."""
     with suppress(OSError, msgspec.DecodeError, ValueError):
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -438,7 +434,7 @@ def read_notes(path: Path) -> tuple[Moves, dict[IndexId, bytes]]:
 
 
 def write_notes(path: Path, known: Known, ends: dict[IndexId, bytes]) -> None:
-    """Write what is known of moves and index files. A failure is none: the next one asks the store."""
+    """Write what is known of moves and index files. Failures are ignored: the next one asks the store."""
     moves = {
         key: (bytes(nonce), b"".join(commit for _, commit in known[key]))
         for key, nonce in known.nonces.items()
@@ -451,8 +447,8 @@ def write_notes(path: Path, known: Known, ends: dict[IndexId, bytes]) -> None:
 
 
 def known_moves(repository: Repository, moves: Moves) -> Known:
-    """Return the moves that were noted, without those of branches whose last noted move is another one by now: a store
-    that was put back from a backup may get other moves with the same numbers."""
+    """Return the noted moves, except of branches whose last noted move differs in the store: a store restored
+    from a backup may get other moves with the same numbers."""
     parts = {key: move for key in moves if (move := keys.parse_branch_key(key)) is not None}
     last: dict[tuple[DatasetName, BranchName], str] = {}
     for key in sorted(parts, reverse=True):  # the newest move has the smallest key

@@ -1,4 +1,4 @@
-"""The space that commits take: what they have alone, what they share, and what nothing needs."""
+"""The space that commits take alone or share, and that nothing needs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SHIFT = np.uint64(16)
 _RECIPES = 1024
 """Recipes that are read together."""
 TREES = b""
-"""The folder under which nodes and segments are counted, which belong to none."""
+"""The folder for which nodes and segments are counted."""
 
 
 class Sum(msgspec.Struct):
@@ -40,9 +40,9 @@ class Sum(msgspec.Struct):
 
     objects: int = 0
     stored: int = 0
-    """As they lie in packs, with their locators and their rows in the packs' tables."""
+    """As in packs, with locators and rows in the packs' tables."""
     original: int = 0
-    """Before they were compressed; without locators."""
+    """Before compression, without locators."""
 
     def add(self, other: Sum) -> None:
         self.objects += other.objects
@@ -66,7 +66,7 @@ class Part(msgspec.Struct):
 
 
 class Packs(msgspec.Struct):
-    """The packs of a store, by what of them is needed."""
+    """The packs of a store, by how much of them is needed."""
 
     count: int = 0
     bytes: int = 0
@@ -74,22 +74,22 @@ class Packs(msgspec.Struct):
     """Packs of which nothing is needed: gc can delete them at once."""
     free_bytes: int = 0
     rewritten: int = 0
-    """Packs of which less than half is needed: gc writes that anew, and then deletes them."""
+    """Packs of which less than half is needed: gc copies that, and then deletes them."""
     rewritten_bytes: int = 0
     """The space that this frees."""
     partly: int = 0
     """Packs of which more is needed, but not all."""
     partly_unused_bytes: int = 0
-    """The part of them that is not needed: gc leaves it there."""
+    """Their unneeded part, which gc leaves there."""
     unindexed: int = 0
-    """Packs in no index, which are among the free ones: left by a sync that was killed, or being written now."""
+    """Packs in no index, included in the free ones: left by a killed sync, or being written now."""
     unindexed_bytes: int = 0
     missing: int = 0
-    """Packs that an index names and that are not there."""
+    """Packs that an index names and that do not exist."""
 
 
 class Measured(msgspec.Struct):
-    """The space of the objects of a store, and for whom."""
+    """The space of a store's objects, by who needs them."""
 
     groups: list[Part]
     reached: Sum
@@ -97,22 +97,22 @@ class Measured(msgspec.Struct):
     unused: Sum
     """Objects of no commit."""
     duplicates: Sum
-    """Further places of what is reached."""
+    """Further copies of reached objects."""
     unlisted: int
     """Objects that commits have and no index lists: they are lost."""
     packs: Packs | None = None
     plan: Plan | None = None
     """The plan of gc."""
     gone: int = 0
-    """Objects that something needs, that an index lists, and whose packs are not there."""
+    """Needed objects that an index lists in packs that do not exist."""
     index_files: int = 0
-    """Index files that it would delete."""
+    """Index files that gc would delete."""
     new_index_files: int = 0
-    """Index files that it would write in their place."""
+    """Index files that gc would write in their place."""
 
 
 def _taker(labelled: IdSet, label: int) -> Found:
-    """Return a function that adds ids with this label, from 0 to `MOST_LABELS`. Of an id the first 6 bytes are kept."""
+    """Return a function that adds the first 6 bytes of ids with this label, from 0 to `MOST_LABELS`."""
     mark = np.uint64(label)
     return lambda _, ids: labelled.add_heads((heads_of(ids) & ~_LABEL) | mark)
 
@@ -127,11 +127,11 @@ def measure(
     packs: bool = False,
     max_repack: int = MAX_REPACK,
 ) -> Measured:
-    """Return what each group of commits takes. Groups may overlap.
+    """Return the space that each group of commits takes. Groups may overlap.
 
-    roots: every commit that is to stay (`read_roots`); those of groups count anyway. folder: for ids, made and removed.
-    packs: also list the packs, and say what gc would do with them if the roots alone stayed, and it copied at most
-    `max_repack` bytes.
+    roots: every commit that stays (`read_roots`); those of groups count anyway. folder: created for ids, and
+    removed. packs: also list the packs, and plan what gc would do if only the roots stayed and it copied at
+    most `max_repack` bytes.
     """
     atoms: dict[tuple[frozenset[int], bool], list[CommitId]] = {}
     member: dict[CommitId, list[int]] = {one: [] for one in roots}
@@ -169,9 +169,9 @@ def measure_folders(
     folder: Path,
     progress: Progress,
 ) -> tuple[dict[bytes, Part], Measured]:
-    """Return what each folder of these commits takes, down to a depth. Raises `UsageError` if there are too many.
+    """Return the space of each folder of these commits, down to a depth. Raises `UsageError` for too many.
 
-    A file counts for the folder that has it, or the one above of that depth; nodes and segments for `TREES`.
+    A file counts for its folder, or the one above at that depth; nodes and segments count for `TREES`.
     """
     objects, wanted = repository.objects, set(commits)
     labels: dict[bytes, int] = {TREES: 1}
@@ -225,8 +225,8 @@ def _by_folder(
 
 
 def folder_runs(paths: Sequence[bytes], depth: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the folder of neighbouring paths, cut to a depth, with a slash at its end, and the place behind its last.
-    `./` for the top. A segment within one folder takes two looks, whatever it has."""
+    """Yield the folders of runs of paths, cut to a depth, with a slash at the end (`./` for the top), and the
+    position after each run. If all paths are in one folder, only two are looked at."""
     first, last = _folder(paths[0], depth), _folder(paths[-1], depth)
     if first == last and first.count(b"/") == depth and first != b"./":
         yield first, len(paths)
@@ -253,13 +253,13 @@ def _add_up(
     staying: Sequence[int] = (),
     needed: IdSet | None = None,
 ) -> Measured:
-    """needed: gets what has one of the labels in `staying`."""
+    """needed: gets the heads of objects with a label in `staying`."""
     measured = Measured([Part(Sum(), Sum()) for _ in groups], Sum(), Sum(), Sum(), 0)
     for first in range(256):
         found = rows.bucket(first)
         found = found[found["where"] != index.ERASED]
         found["stored"][found["where"] == index.EXTERNAL] = 0
-        both = labelled.bucket(first)  # one with several labels comes several times
+        both = labelled.bucket(first)  # an id with several labels is repeated
         beginnings, marks = both >> _SHIFT, (both & _LABEL).astype(np.intp)
         _count(measured, groups, labels, found, beginnings, marks)
         if needed is not None:
@@ -290,7 +290,7 @@ def _add_packs(
 def _count(
     measured: Measured, groups: Sequence[Sequence[int]], most: int, rows: Rows, beginnings: Any, labels: Any
 ) -> None:
-    """Add the ids of one bucket to what is measured."""
+    """Add the ids of one bucket to `measured`."""
     known = rows["head"] >> _SHIFT
     at = np.searchsorted(known, beginnings)
     listed = at < len(known)
@@ -329,7 +329,7 @@ def _count(
 
 
 def list_sizes(store: Store) -> dict[str, int]:
-    """Return the bytes of all keys by how they begin, without those of packs."""
+    """Return the bytes of all keys by prefix, except packs."""
     prefixes = (
         *(keys.INDEX_PREFIX, keys.COMMIT_PREFIX, keys.LOCATOR_PREFIX, keys.REFS_PREFIX, keys.RUNS_PREFIX),
         *(keys.SESSIONS_PREFIX, keys.GC_PREFIX, keys.FORMAT_PREFIX, keys.ERASURE_PREFIX),

@@ -1,4 +1,4 @@
-"""Check that a store has everything that commits refer to, and find what was lost."""
+"""Verification that a store has everything that commits refer to, and what was lost."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from dsv.values.names import DatasetName
 from dsv.values.progress import NoProgress, Progress
 
 _NOTE_SECONDS = 60.0
-"""Seconds between two notes in the store of what was verified."""
+"""Seconds between two records of verified slices in the store."""
 _KEYS = 1000
-"""Rows of a listing that are looked at together."""
+"""Keys of a listing that are looked at together."""
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Something other than the content of a path that is damaged."""
+    """Damage to something other than the content of a path."""
 
     what: str
     """`format`, `erasure`, `branch`, `tag`, `run`, `expiry`, `commit`, `index`, `filter` or `locator`."""
@@ -62,17 +62,17 @@ class Lost(msgspec.Struct, frozen=True):
 
 
 class Verification(msgspec.Struct):
-    """The result. Nothing is lost if `lost` and `faults` are empty, and if `unasked` is too, that is sure."""
+    """The result. Nothing is lost if `lost` and `faults` are empty, for sure if `unasked` is empty too."""
 
     names: dict[CommitId, tuple[str, ...]] = {}
-    """Of each commit that was looked at, what names it."""
+    """The names of each commit that was looked at."""
     faults: list[Fault] = []
     packs: list[CheckedPack] = []
     """The damaged ones."""
     lost: list[Lost] = []
     lost_objects: int = 0
     at_risk: int = 0
-    """Objects that can be read, and are only in packs whose own tables are damaged."""
+    """Readable objects that are only in packs whose own tables are damaged."""
     unasked: list[CheckedPack] = []
     packs_seen: int = 0
     packs_read: int = 0
@@ -100,9 +100,8 @@ class Verifier:
         full: bool,
         anew: bool = False,
     ) -> None:
-        """scratch: an empty folder for what does not fit into memory. full: large index files are read from the store,
-        too, where there are local copies of them. anew: every pack is going to be read, so marks that are damaged are
-        written anew."""
+        """scratch: an empty folder for what does not fit into memory. full: read large index files from the
+        store even if there are local copies. anew: every pack will be read, so damaged marks are replaced."""
         self.repository = repository
         self.objects = repository.objects
         self._writer = writer
@@ -115,7 +114,7 @@ class Verifier:
         self.needed = IdSet(scratch / "needed")
         self._rows: IndexRows | None = None
         self._sums: NDArray[np.uint32] | None = None
-        """Of the rows of each pack."""
+        """The sum of each pack's rows."""
         self.damaged_indexes: dict[IndexId, IntegrityError] = {}
         self.marks, self._anew = None, False
         try:
@@ -130,21 +129,21 @@ class Verifier:
         if self.marks is not None:
             self._marked = {*self.marks.packs, *(pack for pack, _, _ in self.marks.objects)}
         self.knows_erasures = True
-        """No erasure is damaged of which there is no copy: what is lost is not what was erased."""
+        """Every damaged erasure has a local copy, so erased objects do not count as lost."""
         self._seen: set[CommitId] = set()
-        """The commits to which names lead, freed ones too."""
+        """The commits to which names lead, including freed ones."""
         self._checked: dict[PackId, CheckedPack] = {}
-        """Packs that were read as a whole: those that are damaged, marked, or could not be asked for."""
+        """Packs that were read completely: only those that are damaged, marked, or could not be asked for."""
         self.lost: Heads = np.zeros(0, np.uint64)
         """Heads of the ids of needed objects that can't be read."""
         self.at_risk: Heads = np.zeros(0, np.uint64)
-        """The same of those that only a pack with a damaged table has."""
+        """The same for objects that only a pack with a damaged table has."""
         self.named: set[tuple[ObjectKind, Id]] = set()
         """The needed objects that can't be read, or are at risk."""
 
     @property
     def rows(self) -> IndexRows:
-        """The rows of all index files, as they were when they were first asked for."""
+        """The rows of all index files, read at the first use."""
         with self._lock:
             return self._rows or self._read_rows()
 
@@ -163,14 +162,14 @@ class Verifier:
     # --- names and commits
 
     def look_at_format(self) -> None:
-        """Find out whether the format log is whole."""
+        """Check that the format log is whole."""
         try:
             check_log(self.repository.store)
         except IntegrityError as error:
             self.result.faults.append(Fault("format", error.subject or "", error.message, error.hint))
 
     def look_at_erasures(self) -> None:
-        """Find the erasures that are damaged. Unless this machine has copies, what they erased counts as lost."""
+        """Find damaged erasures. Unless this machine has copies of them, what they erased counts as lost."""
         damaged = self.objects.check_erasures() if self.repository.may_have_erasures else {}
         for erasure_id, error in damaged.items():
             self.knows_erasures &= erasure_id in self.objects.erasures.known
@@ -178,17 +177,18 @@ class Verifier:
             self.result.faults.append(Fault("erasure", str(erasure_id), error.message, hint))
 
     def look_at_names(self, datasets: Iterable[DatasetName], commits: dict[CommitId, str]) -> None:
-        """Find the commits that these datasets name, and further ones with what they are called."""
+        """Find the commits that these datasets name. commits: further ones, with a name for each."""
         named: dict[CommitId, dict[str, None]] = {one: {why: None} for one, why in commits.items()}
         for dataset in datasets:
             self._look_at_rules(dataset)
             for commit_id, why in self._commits_of(dataset):
                 named.setdefault(commit_id, {})[why] = None
         self.result.names = {one: tuple(why) for one, why in named.items()}
-        self.result.faults = list(dict.fromkeys(self.result.faults))  # of commits that several datasets name
+        self.result.faults = list(dict.fromkeys(self.result.faults))  # several datasets may name a commit
 
     def _commits_of(self, dataset: DatasetName) -> Iterator[tuple[CommitId, str]]:
-        """Yield the commits that this dataset names: a run may name those of others, which their own logs free."""
+        """Yield the commits that this dataset names. A run may name those of others: their own logs free
+        these."""
         by_dataset: dict[DatasetName, list[Name]] = {}
         for name in self._names_of(dataset):
             by_dataset.setdefault(name.dataset or dataset, []).append(name)
@@ -196,7 +196,7 @@ class Verifier:
             yield from self._with_histories(names, self._freed(of))
 
     def _with_histories(self, names: list[Name], gone: set[CommitId]) -> Iterator[tuple[CommitId, str]]:
-        """Yield these commits and their ancestors, but for those that are gone, and why each is looked at."""
+        """Yield these commits and their ancestors, except those in `gone`, and why each is looked at."""
         waiting = [
             (name.commit, name.why if name.holds or name.branch is None else f"history of {name.why}")
             for name in names
@@ -225,7 +225,7 @@ class Verifier:
         self.result.faults.append(Fault(what, name, error.message, error.hint))
 
     def _look_at_rules(self, dataset: DatasetName) -> None:
-        """Find the branches whose rule can't be read: nobody can move them."""
+        """Find branches whose rule can't be read: they can't be moved."""
         listed = self.repository.store.list(keys.branches_prefix(dataset))
         for branch in sorted({branch for _, branch, _ in parsed(keys.parse_branch_rule_key, listed)}):
             try:
@@ -234,7 +234,7 @@ class Verifier:
                 self._failed("branch", f"{dataset}@{branch}", error)
 
     def _freed(self, dataset: DatasetName) -> set[CommitId]:
-        """Return the commits whose content may be gone. Of a damaged log, those that its other entries free."""
+        """Return commits whose content may be gone; of a damaged log, those that readable entries free."""
         refs = self.repository.refs
         home = refs.home(dataset)
         try:
@@ -244,14 +244,14 @@ class Verifier:
             return freed_at_least(refs, home)
 
     def look_at_unnamed_commits(self) -> None:
-        """Find damaged commits that no name leads to: a garbage collection reads them, and ends there."""
+        """Find damaged commits that no name leads to: a garbage collection that reads them fails."""
         listed = parsed(keys.parse_commit_key, self.repository.store.list(keys.COMMIT_PREFIX))
         for _ in ask_each(partial(self._commit, named=False), sorted(set(listed) - self._seen)):
             pass
 
     def _commit(self, commit_id: CommitId, *, named: bool = True) -> Commit | None:
-        """Return a commit as the store has it, if that is whole; else a local copy. A freed one has to be there, too:
-        histories lead through it. named: something leads to it."""
+        """Return the store's commit if it is whole, else note the fault and return a local copy. Freed ones
+        must exist too: histories lead through them. named: a name leads to the commit."""
         try:
             found = self.objects.stored_commit(commit_id)
             if found is not None:
@@ -290,10 +290,8 @@ class Verifier:
     # --- packs
 
     def look_at_packs(self, *, only_needed: bool) -> None:
-        """Compare what index files say with a listing of all packs, and read those about which there is doubt.
-
-        only_needed: packs without anything that the commits refer to are passed over.
-        """
+        """Compare index rows with a listing of all packs, and read doubtful packs. only_needed: skip packs
+        without anything that the commits refer to."""
         rows = self.rows
         for index_id, error in self.damaged_indexes.items():
             self.result.faults.append(Fault("index", str(index_id), error.message, error.hint))
@@ -316,7 +314,7 @@ class Verifier:
         self.read_packs(sorted(doubtful - self._checked.keys()))
 
     def _doubtful(self, places: NDArray[np.int64], expected: NDArray[np.uint32]) -> set[PackId]:
-        """Return those of these packs that have fewer bytes than expected. Each is looked for, as a listing may have
+        """Return the packs with fewer bytes than expected. Each is looked up, because a listing may have
         ended early."""
         found: set[PackId] = set()
         packs = self.rows.packs
@@ -327,7 +325,7 @@ class Verifier:
         return found
 
     def _needed_packs(self) -> NDArray[np.bool_]:
-        """Return for each pack of the rows, and for any other, whether it has something that the commits refer to."""
+        """Return for each pack of the rows whether the commits need it. The last element is for any other."""
         found = np.zeros(len(self.rows.packs) + 1, np.bool_)
         for first in range(256):
             rows = self.rows.bucket(first)
@@ -345,12 +343,12 @@ class Verifier:
         self.read_packs([one for one in found if one not in self._checked], quick=True)
 
     def read_packs(self, packs: Iterable[PackId], *, quick: bool = False) -> None:
-        """Read whole packs, and note what is damaged. quick: as of `check_packs`."""
+        """Read whole packs, and note what is damaged. quick: as in `check_packs`."""
         for checked in check_packs(self.objects, packs, self._rows_of, self._lacks, quick=quick):
             self._add(checked)
 
     def read_needed(self) -> None:
-        """Read every pack that has something that the commits refer to."""
+        """Read every pack with an object that the commits refer to."""
         packs = self.rows.packs
         self.read_packs(
             pack
@@ -359,10 +357,8 @@ class Verifier:
         )
 
     def read_slices(self, schedule: Schedule, seconds: float | None) -> None:
-        """Read the packs of the store, slice by slice, until the time is over: at least one slice, and each once.
-
-        With a time, what others verify meanwhile is left out.
-        """
+        """Read the packs of the store slice by slice until the time is over: at least one slice, and each at
+        most once. With a time limit, slices that other machines verify in this time are skipped."""
         count = sum(1 for _ in self.repository.store.list(keys.pack_search_prefix("00"))) * 256
         left = set(schedule.fit(count))
         ends = None if seconds is None else time.monotonic() + seconds
@@ -372,11 +368,11 @@ class Verifier:
             done: list[str] = []
             order, is_over = schedule.order(left), partial(_is_over, ends, noted)
             self.read_packs(self._packs_of(order, is_over, done))
-            if not self._anew:  # else not before everything is known
+            if not self._anew:  # else only when everything is known
                 self.mark()
             try:
                 schedule.note(done)
-            except (Denied, NoRoom):  # whoever can only read can read all of it, too
+            except (Denied, NoRoom):  # without the right to write, everything can still be read
                 if ends is not None:
                     raise
             left.difference_update(done)
@@ -387,7 +383,7 @@ class Verifier:
         self.result.oldest = schedule.oldest()
 
     def _packs_of(self, order: list[str], is_over: Callable[[], bool], done: list[str]) -> Iterator[PackId]:
-        """Yield the packs of slices. done: gets each slice behind its packs."""
+        """Yield the packs of slices. done: gets each slice after its packs."""
         for at, slice_ in enumerate(order):
             if at and is_over():
                 return
@@ -401,7 +397,7 @@ class Verifier:
         return self.rows.of_packs({pack})[pack]
 
     def _lacks(self, pack: PackId, table: PackTable | ExternalPack) -> list[tuple[ObjectKind, Id]]:
-        """Return what index files say is in a pack, and its table does not have. Asks nothing if they were not read."""
+        """Return what index files list in a pack and its table lacks; nothing if they were not read."""
         at = -1 if self._sums is None else int(self.rows.packs.places([pack])[0])
         if self._sums is None or at < 0:
             return []
@@ -427,7 +423,7 @@ class Verifier:
             self.result.packs.append(checked)
 
     def look_at_hints(self) -> None:
-        """Find the filters and locators that are damaged. One that is missing is no damage."""
+        """Find damaged filters and locators. A missing one is no damage."""
         for hint in wrong_hints(self.repository, self.rows, self.whole_commits()):
             if hint.is_damaged:
                 text = f"the {hint.what} of {hint.of} is damaged ({hint.key}): what it is about takes more requests"
@@ -441,7 +437,7 @@ class Verifier:
     # --- losses
 
     def compare(self) -> None:
-        """Find out which needed objects can't be read, as far as what was read shows, and which paths they make up."""
+        """Find needed objects that can't be read, as far as is known, and the paths that they make up."""
         if any(one.gone for one in self.result.packs):
             self._read_rows()  # gc may have deleted packs since, and the index files that named them
         damaged = {one.pack: one for one in self.result.packs}
@@ -489,7 +485,7 @@ class Verifier:
         return [Lost(losses.parts[key], tuple(commits)) for key, commits in by_part.items()]
 
     def mark(self) -> None:
-        """Write down in the store what must not be relied on, and take back what was found whole."""
+        """Mark in the store what must not be relied on, and remove marks of what was found whole."""
         checked, named = self._checked, set(self.named) if self.knows_erasures else set()
 
         def change(last: Damage | None) -> Damage | None:
@@ -526,20 +522,20 @@ class Verifier:
 
         try:
             changed = mark_damage(self.repository, self._writer, change)
-        except (Denied, NoRoom) as error:  # who can't write still learns what is lost
+        except (Denied, NoRoom) as error:  # a user who can't write still learns what is lost
             self._progress.note(f"nothing could be marked in the store: {error.message}")
             return
         if changed is not None:
             self.marks = changed
 
     def _may_be_missing(self, one: tuple[ObjectKind, Id]) -> bool:
-        with suppress(IntegrityError):  # of an index file: what it has is not known
+        with suppress(IntegrityError):  # of an index file, whose content is not known
             return self.objects.indexes.find(*one, usable=self.objects.packs.may_rely) is None
         return True
 
 
 def _is_table(checked: CheckedPack) -> bool:
-    """Return whether a pack is damaged in something else than its objects: its table, or its hash."""
+    """Return whether a pack is damaged in its table or hash, and not in its objects."""
     return checked.fault is not None and not checked.bad and not checked.gone
 
 

@@ -1,6 +1,6 @@
-"""The baseline of a workspace: the content of its base that is here, and what an interrupted command has written since.
+"""The baseline of a workspace: what it has of its base, and what an interrupted command has written since.
 
-Of a sparse workspace, only the paths that it has are compared. Checks against likely mistakes are here too.
+In a sparse workspace only the paths that it has are compared. Checks against likely mistakes are here too.
 """
 
 from __future__ import annotations
@@ -49,10 +49,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Held:
-    """Paths that a workspace has: what its patterns match, and single paths beside these.
-
-    Anything else is absent here, which says nothing about the dataset.
-    """
+    """The paths that a workspace has: those that its patterns match, and single paths beside these. The
+    absence of other paths says nothing about the dataset."""
 
     chosen: SparsePatterns
     outside: frozenset[bytes] = frozenset()
@@ -79,7 +77,7 @@ class Held:
 
 
 def held_by(state: State) -> Held:
-    """Return the paths of a workspace that was just scanned: the chosen ones, and every other file that is there."""
+    """Return the paths of a workspace just scanned: the chosen ones, and every other file on disk."""
     chosen = state.chosen
     outside: set[bytes] = set()
     for path in [] if chosen.whole else state.paths():
@@ -97,10 +95,8 @@ def held_by(state: State) -> Held:
 
 
 class Collision(msgspec.Struct, frozen=True):
-    """The new path can't be in one tree with `other`, which the dataset has and the workspace does not.
-
-    They are one path if it is an empty folder here and a file there.
-    """
+    """A new path that can't be in one tree with `other`, which the dataset has and the workspace does not.
+    Both are the same path if it is an empty folder here and a file there."""
 
     path: bytes
     other: bytes
@@ -114,12 +110,12 @@ class Collision(msgspec.Struct, frozen=True):
 def compare_outside(
     scan: WorkspaceScan, base: Callable[[], TreeReader | None], held: Held
 ) -> tuple[Collision, ...]:
-    """Compare new paths of a sparse workspace with what the base has there and around it, which the state does not
-    know: a new file may be in the place of one that is not here, and then it is a change of it. Gives the collisions.
+    """Compare new paths of a sparse workspace with the base there and around them, which the state does not
+    know, and return the collisions. A new file at a path of the base that the workspace leaves out is a
+    change of that path.
 
-    A folder that is empty here, and has files in the base, is nothing new; where the base has a file, it is a
-    collision. A folder that is empty in the base, and not here, is
-    missing if there is something in it now.
+    A folder that is empty here is nothing new if it has files in the base, and a collision if it is a file
+    there. An empty folder of the base that the workspace leaves out is missing if it has content now.
     """
     new = {
         item.path: item
@@ -153,7 +149,7 @@ def compare_outside(
 
 
 def collisions_with(tree: TreeReader, scan: WorkspaceScan, held: Held) -> Iterator[Collision]:
-    """Return the same for a tree that is not the base: what it has, and the workspace would not have, is in the way."""
+    """Yield the collisions with a tree that is not the base, at paths that the workspace would not have."""
     new = {item.path: item for item in scan.pending() if item.relation is Relation.ABSENT}
     from dsv.repo.tree.read import find_paths
 
@@ -173,7 +169,7 @@ def _collisions_at(tree: TreeReader, item: Pending, found: Found, held: Held) ->
 
 
 def count_held(scan: WorkspaceScan) -> int:
-    """Return how many paths of the base the workspace has, or had before they went."""
+    """Return how many paths of the base the workspace has or had, including missing ones."""
     count = len(scan.missing)
     for folder in scan.state.folders():
         count += sum(
@@ -200,10 +196,8 @@ MANY = 20
 
 
 def check_removals(scan: WorkspaceScan, base: TreeReader | None, *, allowed: bool) -> None:
-    """Raise `Conflict` if a sync would remove more than half of the files, or all of a top-level folder.
-
-    Of a sparse workspace, what counts is the part of the dataset that it has.
-    """
+    """Raise `Conflict` if a sync would remove more than half of the files, or all of a top-level folder. In a
+    sparse workspace only the part of the dataset that it has counts."""
     if base is None or allowed or not scan.missing:
         return
     whole = scan.state.chosen.whole
@@ -216,7 +210,7 @@ def check_removals(scan: WorkspaceScan, base: TreeReader | None, *, allowed: boo
 
 
 def note_let_go(scan: WorkspaceScan, progress: Progress) -> None:
-    """Say that what went here, beside what a sparse workspace is to have, stays in the dataset."""
+    """Report that files deleted here, beside the patterns of a sparse workspace, remain in the dataset."""
     if not scan.let_go:
         return
     first, others = show(scan.let_go[0]), len(scan.let_go) - 1
@@ -228,7 +222,7 @@ def note_let_go(scan: WorkspaceScan, progress: Progress) -> None:
 
 
 def emptied(scan: WorkspaceScan) -> list[bytes]:
-    """Top-level folders that are in the base and missing on disk."""
+    """Return the top-level folders of the base that have no files on disk."""
     tops = {path.split(b"/", 1)[0] for path in scan.missing if b"/" in path}
     if not tops:
         return []
@@ -290,7 +284,6 @@ class Trees:
         self._trees: dict[CommitId, TreeReader] = {}
 
     def of(self, commit: CommitId | None) -> TreeReader | None:
-        """None for no commit."""
         if commit is None:
             return None
         if commit not in self._trees:
@@ -314,7 +307,7 @@ class Baseline(msgspec.Struct, frozen=True):
     begun: tuple[Begun, ...] = ()
     """Interrupted commands."""
     written: Mapping[bytes, Entry | None] = msgspec.field(default_factory=dict)
-    """Paths that those have written (None: removed). They replace entries of the base."""
+    """Paths that these commands have written (None: removed). They replace entries of the base."""
     held: Held = msgspec.field(default_factory=lambda: Held(EVERYTHING))
     """The part of commits that the workspace has. Only that part is compared."""
     collisions: tuple[Collision, ...] = ()
@@ -345,9 +338,8 @@ class Baseline(msgspec.Struct, frozen=True):
         return None if found is None else found[0]
 
     def below(self, path: bytes, held: Held | None = None) -> Iterator[Entry]:
-        """Return the entry of this path, or everything below it, in tree order; all for an empty path. Of a sparse
-        workspace, what is held.
-        """
+        """Return the entry of this path, or everything below it, in tree order; all for an empty path. In a
+        sparse workspace only held paths."""
         entries = (entry for entry, _ in below(self.tree, path, held or self.held))
         if not self.written:
             return entries
@@ -358,14 +350,14 @@ class Baseline(msgspec.Struct, frozen=True):
         return heapq.merge(kept, new, key=lambda entry: sort_key(entry.path))
 
     def changes_to(self, after: TreeReader) -> Iterator[Change]:
-        """Return the paths at which something else counts as unchanged than `after` has."""
+        """Return the changes from the entries that count as unchanged to those of `after`."""
         held = self.held_of(after)
         if self.written:
             return diff_entries(self.below(b"", held), after.within(held))
         return diff_trees(self.tree, after, held)
 
     def held_of(self, after: TreeReader) -> Held:
-        """Return what is held, with the paths of another commit that are in the way of files that are new here."""
+        """Return the held paths, with those of another commit that are in the way of new files here."""
         if self.held.whole:
             return self.held
         if after.commit_id not in self._held_of:  # once: what is new here changes as files are written
@@ -374,9 +366,9 @@ class Baseline(msgspec.Struct, frozen=True):
         return self._held_of[after.commit_id]
 
     def check_publishable(self, progress: Progress) -> None:
-        """Note the command that did not end. Raises `Conflict` if no tree can have both the user's changes and what the
-        base has at the paths that the command wrote: one of them is a file, and the other a folder.
-        """
+        """Report the interrupted command. Raises `Conflict` for collisions, and if no tree can have both the
+        user's changes and the base's entries at the paths that the command wrote, because one is a file and
+        the other a folder."""
         if self.collisions:
             raise Conflict(
                 f"new paths in the sparse workspace {self.scan.root} are in the way of files that it leaves out:"
@@ -411,9 +403,9 @@ def find_baseline(
 ) -> Baseline:
     """Scan the workspace, or these paths of it.
 
-    writes: for a command that writes files; temporary files of killed commands are removed first. rehash: every file is
-    read again, whatever its stat says. `trees` is asked only if the state does not mirror the base, or if a command did
-    not end.
+    writes: for a command that writes files; temporary files of killed commands are removed first. rehash:
+    read every file again, whatever its stat is. trees: used only if the state does not mirror the base, or a
+    command was interrupted.
     """
     begun = unfinished(workspace.begun(), base)
     begun = tuple(each for each in begun if trees.have(each))
@@ -437,12 +429,11 @@ def find_baseline(
 
 
 def load_state(workspace: Workspace) -> State:
-    """Return the saved state of the workspace's files."""
     return State.load(workspace.state_folder, workspace.chosen)
 
 
 def save_news(workspace: Workspace, state: State) -> None:
-    """Save the state, unless another command is at work here, or it can't be written."""
+    """Save the state if it has changed, unless another command is at work here or it can't be written."""
     if not state.has_news:
         return
     with suppress(Denied, NoRoom, Unreachable):
@@ -462,7 +453,7 @@ def open_baseline(
     writes: bool = False,
     rehash: bool = False,
 ) -> Iterator[Baseline]:
-    """The baseline of a workspace whose lock is held; what is learned of the files is saved. See `find_baseline`."""
+    """Provide the baseline of a workspace whose lock is held; save the state after. See `find_baseline`."""
     state = load_state(opened.workspace)
     trees = Trees(lambda: opened.repository.objects, proven=True)
     try:
@@ -490,7 +481,7 @@ def scan_clean_workspace(
 
 
 def _changes(begun: tuple[Begun, ...], base: CommitId | None, trees: Trees, held: Held) -> Iterator[Change]:
-    """Yield the changes that the commands were to make, except paths that are different in the base since."""
+    """Yield the changes that these commands were to make, except where the base has changed since."""
     for each in begun:
         before, after = trees.of(each.base), trees.of(each.commit)
         moved = frozenset[bytes]()
@@ -504,18 +495,18 @@ def _changes(begun: tuple[Begun, ...], base: CommitId | None, trees: Trees, held
 
 
 def below(tree: TreeReader | None, path: bytes, held: Held) -> Iterator[tuple[Entry, Location | None]]:
-    """Return the entry of this path, or everything below it, of what is held."""
+    """Return the held entries at or below this path."""
     if tree is None:
         return iter(())
     return tree.below(path) if held.whole else tree.within(Both(PathSet.of([path]), held))
 
 
 def take_written(scan: WorkspaceScan, changes: Iterable[Change]) -> dict[bytes, Entry | None]:
-    """Find paths that are as an interrupted command was to make them, return their entries, and mark them as unchanged
-    in the scan.
+    """Return the entries of paths that are as an interrupted command was to make them, and mark them as
+    unchanged in the scan, which is exact.
 
-    changes: what the commands were to change, at paths at which the base still has the `before`. The scan is exact.
-    Files are read if their stats can't tell. Folders above the changes may have been left empty.
+    changes: the changes of the commands, at paths where the base still has the `before`. Files are read if
+    their stats can't tell. Folders above the changes may have become empty.
     """
     from dsv.workspace.plan import Disk  # which other commands do not need
 
@@ -554,7 +545,7 @@ def _take(scan: WorkspaceScan, disk: Disk, change: Change) -> bool:
 
 
 def _take_empty(scan: WorkspaceScan, path: bytes) -> bool:
-    """Return whether it is an empty folder that the base does not have."""
+    """Mark an empty folder that the base does not have as unchanged; False if it is none."""
     folder = scan.state.folder(path)
     if folder is None or not folder.is_empty or folder.own == OWN_SAME:
         return False

@@ -34,9 +34,7 @@ from dsv.workspace.write import Contents, TreeWriter
 
 def check_tree(tree: TreeReader, root: Path, held: Scope = WHOLE) -> None:
     """Refuse a tree with symlinks that lead out of it, or with names that would overwrite each other here.
-
-    held: what the workspace has of it.
-    """
+    held: the part of it that the workspace has."""
     tree.check_links(tree.links(held))
     with about(root):
         check_folding(root, root / ".dsv", (entry.path for entry, _ in tree.within(held)))
@@ -50,11 +48,11 @@ def bring_to(opened: OpenWorkspace, base: CommitId | None, after: TreeReader, go
 
 
 def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
-    """Plans, refuses conflicts with a list of them, writes, and moves the base if the whole workspace is meant.
+    """Plan, refuse conflicts with a list of them, write, and move the base if the whole workspace is meant.
 
-    The command is noted as begun before the first file is written, so that the next one knows what it finds if this one
-    is killed. Raises `Conflict` with nothing written, and also if paths changed meanwhile: these alone are then as
-    they were. The caller holds the workspace's lock and saves the state.
+    The command is recorded as begun before the first file is written, so the next one knows what a killed one
+    has written. Raises `Conflict` before anything is written, or if paths change during the writing: only
+    these are then as they were. The caller holds the workspace's lock and saves the state.
     """
     workspace, objects, scan = opened.workspace, opened.repository.objects, baseline.scan
     goal = _without_erased(objects, goal)
@@ -90,7 +88,7 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
         workspace.set_begun(())
         if (
             workspace.journal_path.exists()
-        ):  # of a killed sync, whose commit is the base or an ancestor of it by now
+        ):  # of a killed sync, whose commit is now the base or an ancestor of it
             with Journal.open(workspace.journal_path, workspace.store_id) as journal:
                 if journal.left.publishing is not None:
                     journal.clear()
@@ -100,7 +98,7 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
 
 
 def _without_erased(objects: Objects, goal: Goal) -> Goal:
-    """Return the goal without files that were erased: nobody can write them, and a workspace that lacks one has no
+    """Return the goal without erased files: they can't be written, and a workspace that lacks one has no
     local change."""
     erasures, changes = objects.erasures, goal.changes
     if not erasures:
@@ -144,10 +142,11 @@ def check_copies(
     changes: Iterable[Change],
     may_overwrite: Callable[[bytes], bool],
 ) -> None:
-    """Raise `Conflict` if the changes would remove or overwrite a file of which the store has lost the content. What gc
-    has removed with an expired base is not lost.
+    """Raise `Conflict` if the changes would remove or overwrite a file whose content the store has lost.
+    Content that gc removed with an expired base is not lost. Raise `Unreachable` without the store.
 
-    Each pack is looked for once. Files that may be overwritten without a copy (`may_overwrite`) are not checked.
+    Each pack is looked up once. Files that may be overwritten without a copy (`may_overwrite`) are not
+    checked.
     """
     root = opened.workspace.root
     going = {
@@ -174,7 +173,7 @@ def check_copies(
     only = [path for path, parts in without.items() if parts]
     refs = opened.repository.refs
     if only and tree.commit_id in read_expiry(refs, refs.home(opened.workspace.dataset)).freed:
-        # gc may remove the content of the commit, and takes what it removes out of the indexes
+        # gc may remove the commit's content, with its index rows
         find = tree.objects.indexes.find
         only = [path for path in only if any(find(one.kind, one.id) is not None for one in without[path])]
     if not only:
@@ -190,9 +189,8 @@ def check_copies(
 
 
 def _note_lost(opened: OpenWorkspace, here: list[Change]) -> None:
-    """Note contents that the store has lost, of files that need not be read from it as they are here. The next sync
-    stores them again.
-    """
+    """Record contents that the store has lost, of files that are here already. The next sync stores them
+    again."""
     objects = opened.repository.objects
     if not here or objects.copy_of is not None:
         return
@@ -217,9 +215,8 @@ def _note_lost(opened: OpenWorkspace, here: list[Change]) -> None:
 
 
 def _without_place(objects: Objects, entry: Entry, location: Location | None = None) -> Iterator[Reached]:
-    """Yield the parts of a file's content for which neither a locator nor an index names a place that the store still
-    has: they may have been stored again elsewhere.
-    """
+    """Yield the parts of a file's content for which neither a locator nor an index gives a location that the
+    store still has. An index may give one where they were stored again."""
     rely = objects.packs.may_rely
     for one in reach_content(objects, entry, location):
         has_place = one.location is not None and rely(one.kind, one.id, one.location.pack)
@@ -228,7 +225,7 @@ def _without_place(objects: Objects, entry: Entry, location: Location | None = N
 
 
 def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes, PackId]]:
-    """Yield the packs that hold these files' contents. Reads no more than the segments, with their locators."""
+    """Yield each path and pack of these files' contents. Reads segments and recipes, with locators."""
     holding = tree.holding(sorted(going, key=sort_key))
     for located in tree.segments([*{leaf.id: leaf for leaf in holding if leaf is not None}.values()]):
         for entry, where in located.entries():
@@ -239,7 +236,7 @@ def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes
 
 
 def check_equal(baseline: Baseline, tree: TreeReader, goal: Goal) -> None:
-    """Raise `Conflict` with a list of all that differs from the commit, or that it does not have. Reads every file."""
+    """Raise `Conflict` with a list of paths that the commit has otherwise or lacks. Reads every file."""
     scan = baseline.scan
     if next(scan.pending(), None) is None:
         return  # an empty folder, as most are

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class Loan(Protocol):
-    """Copies of files, by their number in what was asked for."""
+    """Copies of files, by their position in the request."""
 
     def has(self, at: int) -> bool: ...
 
     def take(self, at: int, target: int) -> bool:
-        """Fill the empty file with verified content. False if that can't be had after all; it is empty then."""
+        """Fill the empty file with verified content; False if that fails: the file is then empty."""
         ...
 
     def close(self) -> None: ...
@@ -48,7 +48,7 @@ class Copies(Protocol):
 
 
 _COUNTED = 50
-"""Commits that are read to say how many are newer."""
+"""Most commits that are read to count the newer ones."""
 
 
 class OpenWorkspace(msgspec.Struct, frozen=True):
@@ -66,16 +66,16 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
     """Files on this machine that are used before the store is asked."""
 
     def following(self, branch: BranchName) -> OpenWorkspace:
-        """Return the same workspace, which follows this branch from now on."""
+        """Make the workspace follow this branch, and return it."""
         if branch == self.workspace.branch:
             return self
         return replace(self, workspace=self.workspace.follow(branch))
 
     def proven_base(self) -> CommitId | None:
-        """Return the base, or its nearest ancestor that the store has, which then is the base.
+        """Return the base, or its nearest ancestor that the store has, which then becomes the base.
 
-        What the lost commits brought counts as local changes from then on, so that no command takes it for safe, and
-        the next sync publishes it again.
+        Files of the lost commits then count as local changes, so that no command takes them for safe and the
+        next sync publishes them again.
         """
         base = self.workspace.base()
         found = standing(self.repository.objects, base)
@@ -89,9 +89,8 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
         return found
 
     def not_at_base(self, head: Head | None, base: CommitId | None, *, changed: bool = True) -> Conflict:
-        """Return the error of a publication to a branch that is not at the base. changed: there was something to
-        publish.
-        """
+        """Return the error of publishing to a branch that is not at the base. changed: something was to be
+        published."""
         workspace = self.workspace
         if head is not None and head.entry.deleted:
             gone = deleted(head)
@@ -150,10 +149,8 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
 
 
 def follows(objects: Objects, head: Head, base: CommitId | None) -> bool:
-    """Return whether the next commit of a branch may have this base as its parent.
-
-    That is so if the branch is there, or at commits which the store has lost and whose nearest ancestor it is.
-    """
+    """Return whether the next commit of a branch may have this base as its parent: the branch is there, or at
+    commits that the store has lost and whose nearest ancestor is the base."""
     if head.commit == base or head.commit is None:
         return head.commit == base
     if objects.stored_commit(head.commit) is not None:

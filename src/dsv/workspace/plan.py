@@ -1,4 +1,4 @@
-"""The plan of a checkout: what is done about each path, without losing anyone's changes."""
+"""The plan of a checkout: what to do about each path, without losing anyone's changes."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ class Goal(msgspec.Struct, frozen=True):
     """The paths that it concerns; none for the whole workspace, whose base becomes `commit`."""
     may_overwrite: OverwritePolicy = lambda path: False
     choices: Choices = Choices()
-    """For paths that were changed both here and there. At `ours`, what is here stays if it can't be merged; at `both`,
-    what is there is kept beside it."""
+    """For paths that changed both here and there. At `ours`, the file here stays if it can't be merged; at
+    `both`, the other one is kept beside it."""
     merger: ContentMerger | None = None
     """None: neither contents nor modes are merged."""
     after: TreeReader | None = None
-    """The commit's tree, which must have nothing at a path at which something is kept beside a file."""
+    """The commit's tree: a file is only kept beside another at a path that is free in it."""
     there: str = ""
     """The other side of conflicts, for their message."""
     ready: Callable[[], object] = lambda: None
     """Called when there is no conflict and nothing is written yet; if it raises, nothing is written."""
     branch: BranchName | None = None
-    """The branch to follow from before the first file is written; None: the one that the workspace follows."""
+    """The branch to follow, set before the first file is written; None: the same as before."""
     files_of: CommitId | None = None
     """A commit with the same files, if `commit` was made just now."""
     dry_run: bool = False
@@ -82,7 +82,7 @@ class Goal(msgspec.Struct, frozen=True):
         return None if self.paths else self.commit
 
     def base_of(self, change: Change) -> Entry | None:
-        """The entry of the base once the change is made."""
+        """Return the base's entry once the change is made."""
         return change.before if self.follow is None else change.after
 
 
@@ -90,11 +90,11 @@ class Act(enum.Enum):
     KEEP = "keep"
     """It is as it should be, or is not for dsv to change."""
     STAY = "stay"
-    """It stays as the user has it, though the commit has something else: a local change on top of the commit."""
+    """The user's version stays: a local change on top of the commit."""
     CREATE = "create"
     REPLACE = "replace"
     CHMOD = "chmod"
-    """The file stays, and may be executed from now on, or no longer."""
+    """The content stays, and the file becomes executable, or is so no longer."""
     REMOVE = "remove"
     CONFLICT = "conflict"
 
@@ -135,7 +135,7 @@ class Counts(msgspec.Struct, kw_only=True):
     replaced: int = 0
     removed: int = 0
     cached_files: int = 0
-    """Files that came from caches on this machine, and not from the store."""
+    """Files from caches on this machine, and not from the store."""
     cached_bytes: int = 0
 
     @property
@@ -151,7 +151,7 @@ class Made(Counts):
     """The result of a checkout."""
 
     left: list[bytes] = msgspec.field(default_factory=list)
-    """Paths that changed while dsv was at work, and were left as they are."""
+    """Paths that changed during the checkout, and were left as they are."""
     settled: list[bytes] = msgspec.field(default_factory=list)
     """Paths of conflicts for which the user chose a side."""
     merged: list[Settled] = msgspec.field(default_factory=list)
@@ -159,16 +159,16 @@ class Made(Counts):
 
 
 class Plan(Made):
-    """The sum of the steps: the result if nothing changes meanwhile."""
+    """The sum of the steps: the result if no path changes before it is written."""
 
     fetched: int = 0
     """Bytes of contents to fetch."""
     absent: int = 0
-    """Changes to nothing."""
+    """Changes that remove a path."""
     conflicts: list[tuple[PathConflict, str]] = msgspec.field(default_factory=list)
-    """Each with what it is in words."""
+    """Each with its description."""
     here: list[Change] = msgspec.field(default_factory=list)
-    """Files that are new to the base, and are here with the same content already."""
+    """Files whose content the base does not have there, and which are here already."""
 
     def add(self, step: Step) -> None:
         self.absent += step.change.after is None
@@ -199,7 +199,7 @@ class Plan(Made):
 
 
 class Planner:
-    """Decides what is done about each change of a goal, by what the workspace has."""
+    """Decides what to do about each change of a goal, by the files of the workspace."""
 
     def __init__(self, goal: Goal, disk: Disk) -> None:
         self._goal = goal
@@ -213,11 +213,9 @@ class Planner:
         return plan
 
     def _steps(self) -> Iterator[Step]:
-        """Decide about all changes. A file that stays here is in the way of what the commit has below it, and of a
-        file in its folder's place, which then has a second step.
-
-        What is written later need not look for that: by then the base has no such file.
-        """
+        """Decide about all changes. A file that stays conflicts with what the commit has below it, and with a
+        file in place of its folder, which then has a second step. The writer need not check that: by then the
+        base has no such file."""
         over: Change | None = None  # the last one that puts a file where a folder is
         kept: bytes | None = None  # the last file that stays, and that the commit does not have
         for change in self._goal.changes():
@@ -234,10 +232,8 @@ class Planner:
             yield step
 
     def decide(self, change: Change) -> Step:
-        """Apply the change if the disk is as in the base, or if what is there may go.
-
-        Otherwise it is a conflict, if it can't be settled.
-        """
+        """Apply the change if the disk is as in the base, or may be overwritten. Otherwise settle it, or
+        return a conflict."""
         path, after = change.path, change.after
         now = self._disk.entry(path)
         if after is not None and difference(now, after) is not None:
@@ -285,7 +281,7 @@ class Planner:
         return is_file and self._disk.is_folder(change.path)
 
     def _over_folder(self, change: Change, now: Entry | None) -> Step:
-        """Put a file or symlink in the place of a folder. What the base has in the folder has changes of its own."""
+        """Put a file or symlink in place of a folder. Paths of the base in it have changes of their own."""
         step = Step(Act.CREATE, change, forced=self._goal.may_overwrite(change.path))
         if now is not None and difference(now, change.before) is not None:
             return replace(step, settled=change.path) if step.forced else _both_changed(change, now)
@@ -295,14 +291,13 @@ class Planner:
         return replace(step, settled=foreign) if step.forced else self._in_the_way(change, foreign)
 
     def _in_the_way(self, change: Change, foreign: bytes) -> Step:
-        """A file is where a folder has to be, or the other way round."""
+        """Return the conflict of a file where a folder must be, or the reverse."""
         conflict = PathConflict(foreign, ConflictKind.FILE_AND_FOLDER, self._disk.entry(foreign), None)
         return _conflict(change, conflict, f"is in the way of {_name(change.path)}")
 
     def _settle(self, step: Step, now: Entry | None) -> Step:
-        """Settle a conflict; return the step itself if it stays one. The step of a path for which theirs was chosen
-        stays too, if nothing can be merged.
-        """
+        """Settle a conflict; return the same step if it stays one, or if theirs was chosen and nothing can be
+        merged."""
         change, conflict, choices = step.change, step.conflict, self._goal.choices
         if any(one is not None and one.kind is Kind.EMPTY_DIRECTORY for one in (change.before, change.after)):
             return step
@@ -322,7 +317,7 @@ class Planner:
         return self._decided(step, now, decision)
 
     def _decided(self, step: Step, now: Entry | None, decision: Decision) -> Step:
-        """Return what a decision about a path comes to here; the step itself if theirs is taken, or can't be."""
+        """Return the step for a decision about a path; the same step if theirs is taken, or can't be."""
         change, made, content, settled = step.change, decision.result, decision.content, decision.settled
         choice = None if settled is None else settled.choice
         is_merged = settled is None or settled.content is not None or choice is Choice.RESOLVED
@@ -339,7 +334,7 @@ class Planner:
             made = Entry(change.path, now.kind, len(content), FileId.hash(content))
         beside = decision.beside
         if beside is not None and difference(self._disk.entry(beside[0].path), beside[0]) is None:
-            beside = None  # a pull that was killed has kept it
+            beside = None  # a killed pull has written it
         if beside is not None and (reason := self._taken(beside[0].path)):
             assert step.conflict is not None
             taken = replace(step.conflict, kind=ConflictKind.IN_THE_WAY)
@@ -355,7 +350,7 @@ class Planner:
         )  # fmt: skip
 
     def _taken(self, name: bytes) -> str:
-        """Return why nothing can be kept by this name; nothing if it can."""
+        """Return why no file can be kept by this name; an empty reason if one can."""
         disk, after = self._disk, self._goal.after
         is_there = after is not None and next(iter(after.below(name)), None) is not None
         if disk.entry(name) is not None or disk.is_folder(name) or is_there or disk.foreign_above(name):
@@ -365,7 +360,7 @@ class Planner:
 
 
 def _because(step: Step, reason: str) -> Step:
-    """Return a conflict with a reason that it stays one."""
+    """Return the step with a reason why it stays a conflict."""
     if step.conflict is None or not reason:
         return step
     return replace(step, conflict=replace(step.conflict, reason=reason), reason=f"{step.reason} ({reason})")
@@ -472,7 +467,7 @@ class Disk:
                 return None
 
     def foreign_below(self, path: bytes) -> bytes | None:
-        """Return the first thing in a folder that the base does not have."""
+        """Return the first path in a folder that the base does not have."""
         inside = path + b"/"
         for each in sorted(self._state.paths()):
             if each != path and not each.startswith(inside):
@@ -499,7 +494,7 @@ class Disk:
             return set()
 
     def relate(self, path: bytes, base: Entry | None) -> None:
-        """Set how a file or symlink stands to the base, which has `base` there."""
+        """Set the relation of a file or symlink to the base, which has `base` there."""
         folder, at = self._find(path)
         if folder is not None and at is not None:
             relate(folder, at, base)

@@ -1,12 +1,12 @@
-"""Publishing a workspace's changes on a branch, and storing again what the store has lost of its base.
+"""Publishing a workspace's changes on a branch, and storing lost objects of its base again.
 
-Nothing here writes a file of the workspace outside `.dsv`. Killed anywhere, the next sync goes on from the state and
-the journal; if the branch had just been moved, the journal knows.
+Nothing here writes a file of the workspace outside `.dsv`. After a kill, the next sync continues from the
+state and the journal, which knows whether a branch had just been moved.
 
-The journal is an append-only file of records, each with a checksum. Reading ends at a torn record, which is cut off. If
-it is lost, content is uploaded again; no data is lost. What is synced to disk: a pack's record, before `pack_uploaded`
-returns (one fdatasync for each 32 MiB sent), with all recipes before it; and the intended move of a branch, before
-`publishing` returns. Recipes alone are not.
+The journal is an append-only file of records, each with a checksum. Reading ends at a torn record, which is
+cut off. If the journal is lost, content is uploaded again; no data is lost. It is synced to disk before
+`pack_uploaded` returns (one fdatasync for each 32 MiB sent), and before `publishing` returns, but not for a
+recipe alone.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Recipe(msgspec.Struct, array_like=True, tag=2):
 
 
 class Publishing(msgspec.Struct, array_like=True, tag=3, frozen=True):
-    """A move of a branch that was about to be made: to `commit`, as the entry number `seq`."""
+    """An intended move of a branch: to `commit`, as the entry number `seq`."""
 
     dataset: str
     branch: str
@@ -108,10 +108,8 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, store_id: StoreId) -> Journal:
-        """Read what is left, and append to it. Drops what was written for another store.
-
-        The caller holds the workspace's lock. Raises `Denied`, `NoRoom`, `Unreachable`.
-        """
+        """Read the remaining records, and append to them. Records for another store are dropped. The caller
+        holds the workspace's lock. Raises `Denied`, `NoRoom`, `Unreachable`."""
         with about(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             data = path.read_bytes()
@@ -141,11 +139,11 @@ class Journal:
         self._append(_Recipe(recipe_id, encoded), durable=False)
 
     def publishing(self, dataset: str, branch: str, seq: int, commit: CommitId) -> None:
-        """To be called just before the branch is moved. Survives a power cut."""
+        """Note a move of the branch, just before it is made. Survives a power cut."""
         self._append(Publishing(dataset, branch, seq, commit), durable=True)
 
     def clear(self) -> None:
-        """Forget everything: by now it is in an index of the store, or in a commit."""
+        """Forget everything: it is now in an index of the store, or in a commit."""
         with self._lock, about(self._path):
             os.ftruncate(self._descriptor, _START)
             os.lseek(self._descriptor, _START, os.SEEK_SET)
@@ -153,7 +151,7 @@ class Journal:
         self.left = Left()
 
     def close(self) -> None:
-        """Closes the file, and keeps what was noted."""
+        """Close the file, and keep the records."""
         with self._lock:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
@@ -198,7 +196,7 @@ def _replay(data: bytes) -> tuple[Left, int]:
 
 ACTION = "sync"
 SAVE_EVERY = 60.0
-"""Seconds after which what was hashed is saved: a killed sync reads at most this much again."""
+"""Seconds between two saves of the state: a killed sync reads at most this much again."""
 
 
 class Saved(msgspec.Struct):
@@ -214,9 +212,8 @@ class Saved(msgspec.Struct):
 
 
 def finish_killed(opened: OpenWorkspace, journal: Journal) -> OpenWorkspace | None:
-    """If a killed sync had just moved a branch, its commit becomes the base. Return the workspace, which then follows
-    that branch; None without such a sync.
-    """
+    """Make the commit of a killed sync the base, if it had just moved a branch. Return the workspace, which
+    then follows that branch; None without such a sync."""
     intent, workspace = journal.left.publishing, opened.workspace
     if intent is None or intent.dataset != workspace.dataset:
         return None
@@ -231,10 +228,9 @@ def finish_killed(opened: OpenWorkspace, journal: Journal) -> OpenWorkspace | No
 
 
 class Publisher:
-    """The steps by which a sync publishes, in the order of the methods. The caller holds the workspace's lock.
-
-    base: the store has it. new_branch: the sync creates the branch, which must not exist; otherwise it must.
-    """
+    """The steps by which a sync publishes, in the order of the methods. The caller holds the workspace's
+    lock. base: a commit that the store has. new_branch: the sync creates the branch, which must not exist;
+    otherwise it must."""
 
     def __init__(
         self,
@@ -254,10 +250,8 @@ class Publisher:
         self._base = base
 
     def find_head(self) -> bool:
-        """Ask the store for the branch. Return whether the next commit there may have the base as its parent.
-
-        Raises `Conflict` or `NotFound` if the branch is there and should not be, or the other way round.
-        """
+        """Read the branch. Return whether the next commit there may have the base as its parent. Raises
+        `Conflict` if the branch must not exist but does, and `NotFound` for the reverse."""
         refs, dataset, branch = self._repository.refs, self._workspace.dataset, self._branch
         self._head = refs.newest(dataset, branch)
         self._repository.check_last_seen()
@@ -267,8 +261,8 @@ class Publisher:
             self._repository.refs.check_new_branch(dataset, branch)
         elif self._begins_branch:
             if branch == self._workspace.branch:
-                refs.head(dataset, branch)  # raises what is missing
-            # A new one is never made by a misspelt name.
+                refs.head(dataset, branch)  # raises, with what is missing
+            # A misspelt name never makes a new one.
             raise NotFound(
                 f"dataset {dataset} has no branch {branch}",
                 subject=branch,
@@ -284,10 +278,10 @@ class Publisher:
         return self._opened.not_at_base(self._head, self._base, changed=changed)
 
     def publish(self, baseline: Baseline, message: str, *, jobs: int | None, skip_unsupported: bool) -> Saved:
-        """Upload what changed, and publish it, if it differs from the base after all.
+        """Upload changed files, and publish a commit if it differs from the base after all.
 
-        Without a message, the commit's message counts the changes.
-        Raises `Conflict` if the branch moves meanwhile, and `Unsupported` for files that can't be stored.
+        Without a message, the commit's message counts the changes. Raises `Conflict` if another writer moves
+        the branch first, and `Unsupported` for files that can't be stored.
         """
         scan, tree, journal = baseline.scan, baseline.tree, self._journal
         with (
@@ -319,7 +313,7 @@ class Publisher:
         return saved
 
     def _check_links(self, escaping: list[bytes]) -> None:
-        """A symlink may lead out of the dataset by way of another one that is not here."""
+        """Refuse a symlink that leads out of the dataset by way of another one that is not here."""
         if escaping:
             raise Unsupported(
                 f"the symlink {show(escaping[0])} would lead out of dataset {self._workspace.dataset}, by way of what "
@@ -329,11 +323,11 @@ class Publisher:
             )
 
     def name_base(self) -> None:
-        """For a sync with nothing to commit: a branch that was named may still have to be made at the base."""
+        """Make a named branch at the base if need be, in a sync with nothing to commit."""
         base, head = self._base, self._head
         if base is None:
             return
-        if head is None or head.commit != base:  # new, or at what the store has lost
+        if head is None or head.commit != base:  # new, or at a commit that the store has lost
             where = self._workspace.dataset, self._branch
             moved = point_branch(self._repository, self._opened.writer, where, head, base, ACTION)
             if isinstance(moved, LostRace):
@@ -350,10 +344,8 @@ class Publisher:
         return self._head is None or self._head.entry.deleted
 
     def _expect(self, scan: WorkspaceScan) -> int:
-        """Say how much there is to do, and return the number of paths.
-
-        Raises `NoRoom` if a directory store can't take what is new.
-        """
+        """Report the amount of work, and return the number of paths. Raises `NoRoom` if a directory store has
+        no room for new content."""
         files, needed = scan.totals()
         self._opened.progress.start(files, needed)
         store = self._repository.store
@@ -393,7 +385,7 @@ class Publisher:
 
 
 def _still_listed(scan: WorkspaceScan, uploader: Uploader) -> frozenset[bytes]:
-    """Return the files of which the content was erased, and which are here as the base lists them. They stay listed."""
+    """Return files whose content was erased, and which are here as the base lists them. They stay listed."""
     found = set()
     with about(scan.root), Descent(scan.root) as descent:
         for item in scan.pending():
@@ -442,7 +434,7 @@ def _save_files(
 
 
 def _default_message(saved: Saved) -> str:
-    """Return counts such as `2 added, 1 removed`, for a commit that nobody gave a message."""
+    """Return counts such as `2 added, 1 removed`, for a commit without a message."""
     counts = {"added": saved.added, "changed": saved.changed, "removed": saved.removed}
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "sync"
 
@@ -465,12 +457,12 @@ def reupload(
     *,
     thorough: bool,
 ) -> Reuploaded:
-    """Look for everything that a base's tree refers to, and store again what the store lacks, from files in `root`.
+    """Look up everything that a base's tree refers to, and store again what the store lacks, from files in
+    `root`.
 
-    thorough: looks for every pack, and reads everything that the tree refers to. Else only what is known to be lost or
-    damaged counts as such. The commit and its ids stay
-    the same; the index names the new places of its objects. Raises `IntegrityError` for metadata that neither the store
-    nor this machine has.
+    thorough: look up every pack, and read everything that the tree refers to. Else only objects that are
+    known to be lost or damaged count as such. The commit and its ids stay; the index gets the new locations
+    of its objects. Raises `IntegrityError` for metadata that neither the store nor this machine has.
     """
     if thorough:
         _read_all(tree, progress)
@@ -487,7 +479,7 @@ def reupload(
 
 
 def _read_all(tree: TreeReader, progress: Progress) -> None:
-    """Read everything that a tree refers to from the store, which makes known what is damaged there."""
+    """Read everything that a tree refers to from the store, so that damage there becomes known."""
     objects = tree.objects
     progress.start(None, tree.commit.bytes)
     read = set[tuple[ObjectKind, Id]]()
@@ -541,7 +533,8 @@ class _Reupload:
         return self._done
 
     def _is_there(self, entry: Entry, where: Location | None) -> bool:
-        """For a recipe the chunks that it lists are looked for too: its own location says nothing about them."""
+        """Return whether the store has a file's content. A recipe's location says nothing about its
+        chunks."""
         assert entry.file_id is not None
         if entry.recipe_id is None and not self._is_doubtful(ObjectKind.CHUNK, entry.file_id, where):
             return True

@@ -1,4 +1,4 @@
-"""A folder that is bound to a dataset: `.dsv/` holds what it is bound to, its base, and local state."""
+"""A folder that is bound to a dataset: `.dsv/` holds the binding, the base, and local state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OF_A_BINDING = (_BASE, _JOURNAL, _BEGUN, _TRACKING)
 BRIEF = "dsv status"
 """The action of a command that takes the lock only to save the state."""
 SPARSE = "sparse"
-"""In `needs` of a binding: what a dsv has to know to work there. All that came before this refuse such a binding."""
+"""In `needs` of a binding: what a dsv must know to work there. Earlier versions refuse such a binding."""
 _COMMENT = b"# Only a dsv that knows sparse workspaces can work here: others would take what is not here for removed.\n"
 _BRIEF_TRIES, _BRIEF_WAIT = 50, 0.1  # seconds
 
@@ -48,10 +48,10 @@ SWITCH = "dsv switch "
 
 
 class Begun(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A command that changes the workspace from `base` (None: from nothing) to `commit`, and may have been interrupted.
+    """A command that changes the workspace from `base` (None: from nothing) to `commit`, perhaps interrupted.
 
-    A file below `.dsv` notes it before the first file of the workspace is written, until a commit is the base. A path
-    that is as the command was to make it counts as unchanged, and not as the user's work.
+    It is recorded below `.dsv` from before the first file is written until a commit is the base. A path that
+    is as the command was to make it counts as unchanged, and not as the user's work.
     """
 
     command: str
@@ -94,14 +94,13 @@ class _Binding(msgspec.Struct, omit_defaults=True):
 
 msgspec.json.Decoder(
     _Binding, dec_hook=_parse
-)  # learned now: two threads that are the first to use it crash the process
+)  # compiled now: two threads that use it first at the same time crash the process
 
 
 class Workspace(msgspec.Struct, frozen=True):
-    """`root` is absolute and has no symlinks. `store` is what the user called the store when binding the folder;
-    `store_id` identifies the store wherever it moves. `names`: the place of its names, if it was given when
-    binding the folder. `chosen`: which paths of the dataset it has.
-    """
+    """`root` is absolute and has no symlinks. `store` is the store as the user wrote it when binding the
+    folder; `store_id` identifies it wherever it moves. `names`: where its names are, if given when binding
+    the folder. `chosen`: the paths of the dataset that it has."""
 
     root: Path
     store: str
@@ -136,7 +135,7 @@ class Workspace(msgspec.Struct, frozen=True):
         names: str | None = None,
         chosen: SparsePatterns = EVERYTHING,
     ) -> Workspace:
-        """Bind a folder, and make it if necessary. Raises `Conflict` if it is a workspace already."""
+        """Bind a folder, and create it if necessary. Raises `Conflict` if it is a workspace already."""
         with about(folder):
             folder.mkdir(parents=True, exist_ok=True)
             root = folder.resolve()
@@ -168,7 +167,7 @@ class Workspace(msgspec.Struct, frozen=True):
         return self.dot / _JOURNAL
 
     def lock(self, action: str) -> Lock:
-        """Keep other commands out until it is released. Raises `Conflict`, which names the command at work here."""
+        """Take the lock, against other commands. Raises `Conflict`, which names the command that has it."""
         for attempt in range(_BRIEF_TRIES):
             taken = self.try_lock(action)
             if isinstance(taken, Lock):
@@ -181,14 +180,13 @@ class Workspace(msgspec.Struct, frozen=True):
 
     @contextmanager
     def locked(self, action: str) -> Iterator[tuple[Workspace, Lock]]:
-        """The lock, and the workspace as it is bound by now: the last command may just have changed that."""
+        """Provide the lock, and the workspace read again: the last command may have changed the binding."""
         with self.lock(action) as lock:
             yield _read(self.root, self.dot / _CONFIG), lock
 
     def try_lock(self, action: str) -> Lock | Held:
-        """Return the lock, or who holds it. Other commands wait a little for one that was taken with the action
-        `BRIEF`.
-        """
+        """Return the lock, or its holder. Other commands wait up to 5 seconds for one taken with the action
+        `BRIEF`."""
         return Lock.take(self.dot / "lock", action)
 
     def base(self) -> CommitId | None:
@@ -268,35 +266,33 @@ class Workspace(msgspec.Struct, frozen=True):
         return CommitId.parse(seen[1]) if seen is not None and seen[0] == str(self.branch) else None
 
     def set_seen(self, branch: BranchName, commit: CommitId) -> None:
-        """Note where the branch is in the store."""
         from dsv.repo.tracking import set_seen
 
         with about(self.tracking_path):
             set_seen(self.tracking_path, branch, commit)
 
     def follow(self, branch: BranchName, dataset: DatasetName | None = None) -> Workspace:
-        """Return the same workspace, which follows this branch from now on. dataset: the new name of its dataset."""
+        """Make the workspace follow this branch, and return it. dataset: the new name of its dataset."""
         changed = replace(self, branch=branch, dataset=dataset or self.dataset)
         changed._write()
         return changed
 
     def choose(self, chosen: SparsePatterns) -> Workspace:
-        """Return the same workspace, which has these paths of the dataset from now on. Durable when it returns."""
+        """Make the workspace have these paths of the dataset, and return it. Durable when it returns."""
         changed = replace(self, chosen=chosen)
         changed._write()
         return changed
 
     def unbind(self) -> None:
-        """Make it a plain folder again; the files in it stay."""
+        """Make the workspace a plain folder again; its files stay."""
         with about(self.dot):
             (self.dot / _CONFIG).unlink(missing_ok=True)  # first: without it the folder is no workspace
             shutil.rmtree(self.dot, ignore_errors=True)
 
     def inside(self, path: Path) -> bytes | None:
-        """The path as trees have it, empty for the root; None if it lies outside or below `.dsv`.
-
-        Symlinks in the path's folders are resolved, the last part is not: it may be a symlink of the dataset.
-        """
+        """Return the path as trees have it, empty for the root; None if it lies outside or below `.dsv`.
+        Symlinks in the path's folders are resolved, but not the last part: it may be a symlink of the
+        dataset."""
         whole = Path(os.path.normpath(Path.cwd() / path))
         if whole.name:
             whole = whole.parent.resolve() / whole.name
@@ -315,7 +311,7 @@ class Workspace(msgspec.Struct, frozen=True):
         if only is None:
             self._replace(_CONFIG, tomli_w.dumps(values).encode())
             return
-        # Nothing that older versions look for is at the top, so that they refuse it.
+        # Older versions find nothing that they know at the top level, and refuse it.
         data = _COMMENT + tomli_w.dumps({"needs": [SPARSE], "workspace": values}).encode()
         if len(data) > MAX_BYTES:
             raise UsageError(
@@ -330,10 +326,8 @@ class Workspace(msgspec.Struct, frozen=True):
 
 
 def unfinished(begun: Sequence[Begun], base: CommitId | None) -> tuple[Begun, ...]:
-    """Return the commands that have not ended in a workspace with this base.
-
-    A command whose commit is the base has ended, and has written over whatever earlier ones had left.
-    """
+    """Return the commands that have not ended in a workspace with this base. A command for the whole
+    workspace whose commit is the base has ended, and has overwritten the files of earlier ones."""
     left: list[Begun] = []
     for each in begun:
         if each.base == each.commit:
@@ -356,9 +350,8 @@ def restored(begun: Iterable[Begun], paths: tuple[bytes, ...]) -> tuple[Begun, .
 
 
 def is_vacant(folder: Path) -> bool:
-    """Return whether the folder is empty, or has only what is left of a command that was killed before it bound the
-    folder.
-    """
+    """Return whether the folder is empty, or has only remains of a command that was killed before it bound
+    the folder."""
     with about(folder):
         if not folder.is_dir() or any(path.name != DOT_FOLDER for path in folder.iterdir()):
             return False

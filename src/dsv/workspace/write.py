@@ -1,7 +1,7 @@
-"""Carrying out a plan: it makes paths of a workspace what a commit has there.
+"""Carrying out a plan: writing what a commit has to paths of a workspace.
 
-It removes first, then writes, in tree order, one path at a time. Killed anywhere, every path is as it was or as it is
-to be, and the next run leaves the latter alone. A path that changed since the plan was made is left alone and reported.
+Removals are first, then writes, in tree order, one path at a time. After a kill, every path is old or new,
+and the next run skips new ones. A path that changed since the plan was made is left alone and reported.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ ContentsOf = Callable[[Iterator[Asked]], Iterator[Fill]]
 
 
 class Contents:
-    """The contents of one commit's files, from copies on this machine, else from the store. To be closed after use."""
+    """The contents of one commit's files, from copies on this machine or the store. Must be closed."""
 
     def __init__(self, fetcher: Fetcher, copies: Copies | None, commit: CommitId) -> None:
         self._fetcher, self._copies, self._commit = fetcher, copies, commit
         self._loan: Loan | None = None
         self.files = self.bytes = 0
-        """Counts of what was copied."""
+        """Counts of copied files and bytes."""
         self._failed = 0
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class Contents:
             next(self._fetched([asked]))(descriptor)
 
     def note(self, progress: Progress) -> None:
-        """Say that copies could not be used."""
+        """Report copies that could not be used."""
         if self._failed:
             progress.note(
                 f"{format_count(self._failed, 'cached file')} could not be used and came from the store; "
@@ -133,7 +133,7 @@ class TreeWriter:
         self._removes = True  # until a plan says otherwise
 
     def plan(self) -> Plan:
-        """Return what there is to do. Reads files if their stats can't tell whether they changed. Writes nothing."""
+        """Return the plan. Reads files if their stats can't tell whether they changed. Writes nothing."""
         with Descent(self._scan.root) as descent:
             plan = Planner(self._goal, Disk(self._scan, descent)).plan()
         self._removes = plan.absent > 0
@@ -141,7 +141,7 @@ class TreeWriter:
         return plan
 
     def check_copies(self, copy_of: Callable[[Entry], object]) -> None:
-        """Ask for a copy of each content that a plan without conflicts would write; write nothing."""
+        """Call `copy_of` for each content that a plan without conflicts would write. Writes nothing."""
         with Descent(self._scan.root) as descent:
             planner = Planner(self._goal, Disk(self._scan, descent))
             for change in self._goal.changes():
@@ -172,7 +172,7 @@ class TreeWriter:
         return self._made
 
     def _scan_again(self) -> None:
-        """Look at the folders that were made, and at which of those that should be empty are."""
+        """Scan again: new folders are listed, and those that should be empty are checked."""
         base = self._goal.follow or self._scan.base
         self._state.set_exact(base, self._gone)
         if self._goal.follow is not None:
@@ -186,9 +186,8 @@ class TreeWriter:
                 self._state.gone.discard(change.path)
 
     def _steps(self, *, removing: bool) -> Iterator[Step]:
-        """Return the steps that remove, or all others. What was removed is not looked at again: a file without a
-        trusted stat would have to be read.
-        """
+        """Yield the steps that remove, or all others. Removed paths are not looked at again: a file without a
+        trusted stat would have to be read."""
         for change in self._goal.changes():
             if (change.after is None) == removing:
                 step = self._planner.decide(change)
@@ -269,7 +268,7 @@ class TreeWriter:
         return b""
 
     def _chmod(self, step: Step, entry: Entry) -> None:
-        """The scan that follows sees another stat, and the next status looks whether the content is still the same."""
+        """Change a mode. The next scan sees another stat, and the next status checks the content again."""
         if self._writer.chmod(entry, step.row):
             self._made.replaced += 1
             self._stay(step.change)
@@ -281,7 +280,7 @@ class TreeWriter:
         return self._writer.file(entry, content, step.row, replace=step.act is Act.REPLACE)
 
     def _make_way(self, step: Step) -> bool:
-        """Remove what is in the way and may go: an empty folder, or anything at or above the path if it is forced."""
+        """Remove an empty folder in the way, or for a forced step anything at or above the path."""
         path = step.change.path
         if step.forced:
             foreign = self._disk.foreign_above(path)
@@ -304,9 +303,7 @@ class TreeWriter:
         else:
             self._made.replaced += 1
         if entry.is_file and entry.size > SINGLE_CHUNK_MAX and entry.recipe_id is None:
-            self._stay(
-                step.change
-            )  # its upload works out the recipe; the scan that follows sees another stat
+            self._stay(step.change)  # its upload computes the recipe; the scan that follows sees another stat
         elif row:
             self._gone.discard(entry.path)
             self._patches.written(entry, row, self._goal.base_of(step.change))
@@ -318,7 +315,7 @@ class TreeWriter:
             self._folder_made(change)
 
     def _stay(self, change: Change) -> None:
-        """Keep what is here, as a local change if the commit becomes the base and has something else."""
+        """Keep the file here, as a local change if the commit becomes the base and has something else."""
         if self._disk.row(change.path) is None:
             self._lack(change)
         else:
@@ -326,7 +323,7 @@ class TreeWriter:
             self._gone.discard(change.path)
 
     def _lack(self, change: Change) -> None:
-        """The path is not on disk. The base may have it, or lack it too once the commit is the base."""
+        """Note a path that is not on disk. The base may have it, or lack it once the commit is the base."""
         if self._goal.base_of(change) is not None:
             self._gone.add(change.path)
             return
@@ -336,7 +333,7 @@ class TreeWriter:
             self._state.edit(change.path).own = 0
 
     def _folder_made(self, change: Change) -> None:
-        """The scan that follows finds out whether it is empty, as it is in the base."""
+        """Note a new folder. The scan that follows finds out whether it is empty, as it is in the base."""
         self._folders.append(change)
         if self._goal.base_of(change) is not None:
             self._gone.add(change.path)
@@ -346,11 +343,11 @@ _FLAGS = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Writer:
-    """Writes below one root, and follows no symlink. It reports paths that are not as expected, and leaves them alone.
+    """Writes below one root, and follows no symlink. Reports unexpected paths, and leaves them alone.
 
-    Files appear complete: each is written beside its place under a name that scans ignore, then linked or renamed. New
-    files get their mode from the umask, and group and access lists from their folder. Contents are not synced to disk:
-    after a power cut the state recognizes a file that lost its content by its size.
+    Files appear complete: each is written beside its path under a name that scans ignore, then linked or
+    renamed. New files get their mode from the umask, and group and access lists from their folder. Contents
+    are not synced: after a power cut the state recognizes a file that lost its content by its size.
     """
 
     def __init__(self, root: Path) -> None:
@@ -365,10 +362,8 @@ class Writer:
     def file(
         self, entry: Entry, fill: Callable[[int], None], expected: bytes | None, *, replace: bool
     ) -> bytes | None:
-        """Write a file; return its row, or None if something else than `expected` was in its place.
-
-        fill: writes the content to the descriptor of an empty file, open for reading and writing.
-        """
+        """Write a file; return its row, or None if its path was not as `expected`. fill: writes the content
+        to the descriptor of an empty file, open for reading and writing."""
         above, name = split(entry.path)
         temporary = TEMPORARY + os.urandom(8).hex().encode()
         with about(entry.path):
@@ -402,7 +397,7 @@ class Writer:
             return row_of(now) if same else None
 
     def chmod(self, entry: Entry, expected: bytes | None) -> bool:
-        """Let all who may read a file execute it too, or nobody; False if it is not the expected one."""
+        """Let all users who may read a file execute it too, or none; False if it is not as expected."""
         above, name = split(entry.path)
         with about(entry.path):
             if not self._expected(entry.path, expected):
@@ -439,7 +434,7 @@ class Writer:
             return row_of(os.stat(name, dir_fd=folder, follow_symlinks=False))
 
     def folder(self, path: bytes) -> bool:
-        """Make a folder with those above it; False if something else is in the way."""
+        """Make a folder and those above it; False if something else is in the way."""
         with about(path):
             try:
                 self._descent.at(path, make=True)
@@ -448,7 +443,7 @@ class Writer:
             return True
 
     def remove(self, path: bytes, expected: bytes | None) -> bool:
-        """Remove a file or symlink; False if it is not the expected one. True if nothing is there."""
+        """Remove a file or symlink; False if it is not the expected one, True if nothing is there."""
         above, name = split(path)
         with about(path):
             try:
@@ -488,7 +483,7 @@ class Writer:
                     return True
                 try:
                     os.unlink(name, dir_fd=folder)
-                except (IsADirectoryError, PermissionError):  # macOS says the latter of a folder
+                except (IsADirectoryError, PermissionError):  # macOS raises the latter for a folder
                     shutil.rmtree(name, dir_fd=folder)
             except FileNotFoundError:
                 return True
@@ -509,7 +504,7 @@ class Writer:
 
 
 def _put(folder: int, temporary: bytes, name: bytes) -> bool:
-    """Give the file its name, which must be free, and take away the temporary one."""
+    """Rename a temporary file to `name`, which must be free; False if it is not."""
     try:
         os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
     except FileExistsError:

@@ -1,7 +1,7 @@
-"""One folder of a workspace, in columns: as the disk lists it, as it is remembered, and as bytes of the state file.
+"""One folder of a workspace in columns: as the disk lists it, as remembered, and as bytes of the state file.
 
-A workspace of a million files is a few thousand of these. Most of the time each is compared as a whole with what the
-disk says, so that there is no Python object for a file that did not change.
+A workspace of a million files has a few thousand folders. Each is usually compared with the disk as a whole,
+so an unchanged file needs no Python object.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def with_relation(value: int, relation: Relation, base_kind: int = 0) -> int:
 
 
 class Folder(msgspec.Struct, array_like=True):
-    """The names in one folder in bytewise order, and columns with the facts about them."""
+    """The names in one folder in bytewise order, with columns of facts about them."""
 
     path: bytes
     """Relative to the workspace's root; empty for the root."""
@@ -110,7 +110,7 @@ class Folder(msgspec.Struct, array_like=True):
     def blank(
         cls, path: bytes, names: bytes, rows: bytearray, kinds: bytearray, relation: Relation
     ) -> Folder:
-        """A folder whose listing alone is known."""
+        """Return a folder of which only the listing is known."""
         count = len(kinds)
         unknown = bytearray([mark(relation)]) * count
         return cls(path, names, rows, kinds, unknown, array("Q", bytes(8 * count)), bytearray(32 * count))
@@ -127,14 +127,14 @@ class Folder(msgspec.Struct, array_like=True):
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no name goes into a tree, so that the folder itself does."""
+        """Return whether no name belongs in a tree, so that the folder itself does."""
         return not self.kinds.translate(None, _NOT_KEPT)
 
     def name_list(self) -> list[bytes]:
         return self.names.split(b"\0") if self.kinds else []
 
     def find(self, name: bytes) -> int | None:
-        """Return the position of a name."""
+        """Return a name's position; None if it is not there."""
         names = self.name_list()
         at = bisect.bisect_left(names, name)
         return at if at < len(names) and names[at] == name else None
@@ -146,7 +146,6 @@ class Folder(msgspec.Struct, array_like=True):
         return bytes(self.rows[at * ROW.size : (at + 1) * ROW.size])
 
     def blank_row(self, at: int) -> None:
-        """Leave only the type in a row."""
         self.rows[at * ROW.size : (at + 1) * ROW.size] = ROW.pack(0, 0, 0, 0, self.type_at(at) | 0o444)
 
     def mode(self, at: int) -> int:
@@ -198,7 +197,7 @@ class Folder(msgspec.Struct, array_like=True):
             at = self.kinds.find(kind, at + 1)
 
     def unclean(self) -> Iterator[int]:
-        """Positions of names that go into a tree and are not known to be as in the base."""
+        """Yield the positions of names that belong in a tree and are not known to be as in the base."""
         wanted = self.kinds.translate(_CLEAN)
         if wanted == self.marks:
             return
@@ -249,12 +248,12 @@ class Folder(msgspec.Struct, array_like=True):
                 self.marks[at] = _DISTRUSTED[self.marks[at]]
 
     def adopt(self) -> None:
-        """The base now has what is known of this folder."""
+        """Note that the base now has what is known of this folder."""
         for at in self.unclean():
             self.adopt_name(at)
 
     def adopt_name(self, at: int) -> None:
-        """The base now has what is known of this name. Does nothing if nothing is known."""
+        """Note that the base now has what is known of this name. Does nothing if nothing is known."""
         kind = self.kinds[at]
         if self.marks[at] & (TRUSTED | READ) or kind == Kind.SYMLINK:
             self.marks[at] = mark(Relation.SAME, kind, trusted=bool(self.marks[at] & TRUSTED))
@@ -267,7 +266,8 @@ OWN_SAME = _CLEAN_DIRECTORY
 
 
 def differing(left: bytes | bytearray, right: bytes | bytearray, width: int) -> list[int]:
-    """Positions at which two columns of equal length differ. Costs little if they are few, however long the column."""
+    """Return positions at which two columns of equal length differ. Fast for few, however long the
+    columns."""
     found: list[int] = []
     spans = [(0, len(left) // width)]
     while spans:
@@ -288,7 +288,7 @@ encode_folder = msgspec.msgpack.Encoder(
 decode_folder = msgspec.msgpack.Decoder(Folder, dec_hook=lambda _, sizes: array("Q", sizes)).decode
 
 
-# The names that `values.paths` refuses as dsv's and git's own are not seen at all.
+# The names that `values.paths` refuses as dsv's and git's own are skipped.
 _RESERVED = (b".dsv", b".git")
 _LONG_S = "ſ".encode()
 # The name of a file that is being written: this and 16 hex digits. A killed pull may leave some.
@@ -314,11 +314,11 @@ _OWNER_READS = bytes(bits for bits in range(256) if bits & 0o400 >> 8)
 
 
 def list_folder(descriptor: int, path: bytes = b"") -> tuple[Folder, list[bytes]]:
-    """Return the folder as the disk has it, with stats taken without following symlinks, and the temporary files that
-    killed commands have left in it. Raises `OSError`.
+    """Return the folder as on disk, with stats that do not follow symlinks, and the temporary files of killed
+    commands in it. Raises `OSError`.
 
-    What vanishes meanwhile is left out. The rows of folders have only the type: their times change with what is in
-    them, which their own listing tells.
+    Names that vanish while this runs are left out. The rows of folders have only the type: their times change
+    with their content, which their own listing shows.
     """
     names = os.listdir(descriptor)
     names.sort()

@@ -49,10 +49,8 @@ class Rules:
         return Rules(self, folder, text, name) if text.strip() else self
 
     def ignores(self, path: bytes, *, directory: bool) -> bool:
-        """Return whether a path is left out. Not to be asked for paths below a folder that is left out.
-
-        The last pattern that matches decides, those of deeper folders after those of higher ones.
-        """
+        """Return whether a path is left out. Must not be asked below a folder that is left out. The last
+        pattern that matches decides; those of deeper folders follow those of higher ones."""
         rules: Rules | None = self
         name = path[path.rfind(b"/") + 1 :]
         while rules is not None:
@@ -65,10 +63,8 @@ class Rules:
 
 
 def read(folder: int, where: bytes, name: str = NAME) -> bytes:
-    """Return all of the file of this name in a folder, given by its descriptor; `where` is the file's path.
-
-    Raises `OSError`, and `UsageError` if it is not a regular file, or too large to be one of patterns.
-    """
+    """Return the content of the file of this name in a folder, given by its descriptor. where: the file's
+    path. Raises `OSError`, and `UsageError` if it is not a regular file or too large."""
     if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
         with os.fdopen(os.open(name, OPEN_FLAGS, dir_fd=folder), "rb") as file:
             text = file.read(_LIMIT + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
@@ -86,7 +82,7 @@ def _unfit(where: bytes, reason: str) -> UsageError:
 
 
 def _parse(folder: bytes, text: bytes, name: str) -> tuple[Pattern, ...]:
-    """Return the patterns of a file, the last one first, as that is how they are asked."""
+    """Return the patterns of a file, the last one first: the order in which they are tried."""
     found = []
     for line in text.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").split(b"\n"):
         try:

@@ -50,7 +50,7 @@ _OWN = -1  # the position of a folder's own entry, as an empty directory
 
 
 class Pending(msgspec.Struct):
-    """A path that goes into a tree and is not known to be as in the base."""
+    """A path that belongs in a tree and is not known to be as in the base."""
 
     path: bytes
     kind: Kind
@@ -72,7 +72,7 @@ class Pending(msgspec.Struct):
 
     @property
     def entry(self) -> Entry:
-        """The entry as it is here; without a file id if the file was not read, as its size differs already."""
+        """The local entry; without a file id if the file was not read, because its size differs already."""
         return self.known or Entry(self.path, self.kind, self.size)
 
     @property
@@ -116,9 +116,9 @@ class WorkspaceScan:
         self.withheld: PathSet | None = None
         """Paths that can't be read. The base's entries stay there."""
         self.filled_elsewhere: frozenset[bytes] = frozenset()
-        """Folders that are empty here and not in the base, which has paths in them that this workspace leaves out."""
+        """Folders that are empty here and not in the base, which has paths in them that are left out here."""
         self.let_go: list[bytes] = []
-        """Paths of the base outside the sparse patterns that were here and are not any more."""
+        """Paths of the base outside the sparse patterns that were here and are no longer."""
         self._device = device
         self._notices = {device: notice(root)}
 
@@ -142,7 +142,7 @@ class WorkspaceScan:
         self._find_unsettled()
 
     def compared_with_more_than_the_base(self) -> None:
-        """Note that paths were compared with entries that are not the base's, which holds for this command only."""
+        """Note that paths were compared with entries that are not the base's, for this command only."""
         self.state.provisional = True
         self._find_unsettled()
 
@@ -152,7 +152,7 @@ class WorkspaceScan:
         self.find_missing()
 
     def find_missing(self) -> None:
-        """Set `missing` from what the state knows to be gone."""
+        """Set `missing` from the paths that the state knows to be gone."""
         self.missing = sorted(
             (
                 path
@@ -244,11 +244,11 @@ class WorkspaceScan:
         *,
         quiet: bool,
     ) -> Entry | None:
-        """Remember what was read, and return the entry for a tree.
+        """Remember what was read, and return the entry for a tree; None if `recipe_id` is needed and missing,
+        as after mere hashing: the file must then be read again to be stored.
 
-        row: the stat before and after the reading, by `row_of`. device: its st_dev. quiet: whether it has no unseen
-        writer, see `file_reader.is_quiet`. None if `recipe_id` is needed and missing, as after mere hashing: the file
-        must then be read again to be stored.
+        row: the stat before and after the reading, by `row_of`. device: its st_dev. quiet: it has no unseen
+        writer, see `file_reader.is_quiet`.
         """
         folder, at = self.state.edit(item.folder), item.at
         folder.rows[at * ROW.size : (at + 1) * ROW.size] = row
@@ -288,9 +288,8 @@ class WorkspaceScan:
         return self._notices[self._device] is not Notice.NEVER
 
     def not_stored(self, item: Pending) -> None:
-        """Forget what was known of a file that could not be read to be stored: what the base has there stays, and
-        `published` must not count the file as committed.
-        """
+        """Forget what was known of a file that could not be read to be stored: the base's entry stays, and
+        `published` must not count the file as committed."""
         folder = self.state.edit(item.folder)
         before = folder.marks[item.at]
         folder.marks[item.at] = with_relation(0, RELATIONS[before], BASE_KINDS[before])
@@ -306,7 +305,7 @@ class WorkspaceScan:
         item.relation = folder.relation(item.at)
 
     def published(self, commit: CommitId) -> None:
-        """The base is now `commit`: it has everything from `work` that was recorded, and nothing that is `missing`."""
+        """Make `commit` the base: it has all from `work` that was recorded, and nothing that is `missing`."""
         for path in self.unsettled:
             folder = self.state.edit(path)
             if self.scope.whole or path in self.scope:
@@ -397,7 +396,7 @@ def detect_changes(
 
 
 def whole_folders(scan: WorkspaceScan, found: Differences) -> frozenset[bytes]:
-    """Folders in which everything was added, or from which everything was removed."""
+    """Return folders in which everything was added, or from which everything was removed."""
     state = scan.state
     added = Counter(path.rpartition(b"/")[0] for path in found.added if state.folder(path) is None)
     mixed: set[bytes] = set()
@@ -421,7 +420,7 @@ def hash_file(scan: WorkspaceScan, item: Pending, descent: Descent) -> Problem |
     row, device = row_of(stable.stat), stable.stat.st_dev
     item.known = scan.record(item, row, device, stable.value, quiet=stable.quiet)
     item.kind = Kind.EXECUTABLE if stable.stat.st_mode & 0o100 else Kind.FILE
-    if item.known is None:  # a large file: only its upload works out the recipe that a tree needs
+    if item.known is None:  # a large file: only its upload computes the recipe that a tree needs
         item.known = Entry(item.path, item.kind, item.size, stable.value)
     return None
 

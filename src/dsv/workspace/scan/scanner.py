@@ -62,15 +62,13 @@ class Compared(NamedTuple):
 
     folder: Folder
     lost: list[tuple[bytes, int]]
-    """Names and kinds of what the base has, or may have, and that are no longer files or symlinks."""
+    """Names and kinds of paths that the base has, or may have, and that are no longer files or symlinks."""
     fresh: Iterable[int]
     """Positions of names that have not been checked for a tree yet."""
 
 
 def compare(old: Folder | None, now: Folder, rules: Rules) -> Compared | None:
-    """Add what is remembered of each name that has not changed. None if the folder is as in the base, and as
-    remembered.
-    """
+    """Add what is remembered of unchanged names. None if the folder is as in the base, and as remembered."""
     if old is not None and old.names == now.names and old.rules == rules.digest:
         for at in old.positions(IGNORED):
             now.blank_row(at)
@@ -83,7 +81,7 @@ def compare(old: Folder | None, now: Folder, rules: Rules) -> Compared | None:
 
 
 def _refresh(old: Folder, now: Folder) -> Compared | None:
-    """For the same names: looks only at rows that differ. None if a verdict of the ignore rules may change."""
+    """Look only at rows that differ, for the same names. None if a verdict of the ignore rules may change."""
     changed = differing(old.rows, now.rows, ROW.size)
     if old.rules and any(old.type_at(at) != now.type_at(at) for at in changed):
         return None
@@ -112,7 +110,7 @@ def _refresh(old: Folder, now: Folder) -> Compared | None:
 
 
 def _rebuild(old: Folder | None, folder: Folder, rules: Rules) -> Compared:
-    """For other names than before, other rules, or if nothing is remembered."""
+    """Build the folder from the listing, for other names or rules, or if nothing is remembered."""
     folder.rules = rules.digest
     names = folder.name_list()
     positions = {} if old is None else {name: at for at, name in enumerate(old.name_list())}
@@ -185,7 +183,7 @@ def _name_fault(name: bytes, room: int) -> str | None:
 
 
 BaseEntries = Callable[[], Iterable[Entry]]
-"""Gives the entries of the base's tree, in tree order."""
+"""Returns the entries of the base's tree, in tree order."""
 
 
 def scan_workspace(
@@ -202,11 +200,11 @@ def scan_workspace(
 ) -> WorkspaceScan:
     """List the workspace at `root` (or only these paths of it) and compare it with the base.
 
-    Reads no files but symlinks and `.dsvignore`. `base_entries` is called only if the state does not mirror the base;
-    then everything is listed. rehash: forgets what was read of the files before. ignoring: names of the files that say
-    what is left out; later ones have the last word. check_links: symlinks must not lead out of the root. named:
-    folders of `only` are looked into even if the rules leave them out. Raises `UsageError` for an invalid `.dsvignore`,
-    and an error of `fs.errors` if one can't be read or the root can't be listed.
+    Reads only symlinks and `.dsvignore`. `base_entries` is called only if the state does not mirror the base;
+    then everything is listed. rehash: forget what was read of the files before. ignoring: names of files with
+    ignore rules; later ones have the last word. check_links: symlinks must not lead out of the root. named:
+    look into folders of `only` even if the rules leave them out. Raises `UsageError` for an invalid
+    `.dsvignore`, and an error of `fs.errors` if one can't be read or the root can't be listed.
     """
     with about(root):
         dot = root / ".dsv"
@@ -381,7 +379,7 @@ class _Scanner:
         self._links_moved = True
         try:
             target = os.readlink(name, dir_fd=descriptor)
-        except OSError:  # it is gone, or became something else: the next scan will tell
+        except OSError:  # it is gone, or became something else: the next scan will see
             self._refuse(folder, at, name, "it changed while dsv looked at it")
             return
         before, relation = folder.targets.get(at), folder.relation(at)
@@ -413,7 +411,7 @@ class _Scanner:
         self._problems.setdefault(path, Problem(path, reason))
 
     def _remembered(self, path: bytes) -> Folder | None:
-        """The folder as it was, without what is known of files that are to be read again."""
+        """Return the folder as it was, without what is known of files that must be read again."""
         old = self._state.folder(path)
         if old is None or not self._rehash:
             return old
@@ -486,12 +484,12 @@ class _Scanner:
 def walk(
     root: Path, start: bytes = b"", ignoring: tuple[str, ...] = (ignore.NAME,), *, check_links: bool = False
 ) -> tuple[list[tuple[bytes, Source]], list[Problem]]:
-    """Return every path of a folder, which is no workspace, that goes into a tree, in tree order; and those that can't
-    be stored or can't be read.
+    """Return every path of a folder, which is no workspace, that belongs in a tree, in tree order; and those
+    that can't be stored or read. A folder is treated as by `dsv sync`.
 
-    start: a folder below the root, to which the walk is limited. All paths are from the root. ignoring: names of the
-    files that say what is left out, in the folders from the root on; later ones have the last word.
-    check_links: symlinks that lead out of the root can't be stored. A folder is taken as `dsv sync` would take it.
+    start: a folder below the root, to which the walk is limited; all paths are from the root. ignoring: names
+    of files with ignore rules, in the folders from the root on; later ones have the last word. check_links:
+    symlinks that lead out of the root can't be stored.
     """
     from dsv.transfer.save import Source
 
@@ -512,9 +510,8 @@ def walk(
 
 
 def named_file(path: Path) -> Source | None:
-    """Return a file that somebody named, never ignored, and followed if it is a symlink; None for a folder. Raises
-    `NotFound`, `Unsupported`, `Denied`.
-    """
+    """Return a file that the user named, never ignored, and followed if it is a symlink; None for a folder.
+    Raises `NotFound`, `Unsupported`, `Denied`."""
     from dsv.transfer.save import Source
 
     with about(path):

@@ -45,7 +45,7 @@ _CHECK = struct.Struct("<Q")
 _PART_PREFIX = "part-"
 _PART_SIZE = 1 << 20  # bytes; what one changed file makes a save write
 _OPEN_FOLDERS = 256  # decoded at a time
-# An mtime further ahead than this was set by hand: no write of now gives it.
+# An mtime further ahead than this was set by hand, not by a write.
 _FAR_AHEAD = 7 * 24 * 3600 * 10**9  # ns
 
 
@@ -74,7 +74,7 @@ class _Part(msgspec.Struct):
 
 
 class State:
-    """The state of one workspace, in memory. Its owner holds the workspace's lock to save it."""
+    """The state of one workspace, in memory. The caller holds the workspace's lock to save it."""
 
     def __init__(self, folder: Path, chosen: SparsePatterns = EVERYTHING) -> None:
         self._folder = folder
@@ -161,7 +161,7 @@ class State:
                     yield folder.path_of(names[at]), folder.targets[at]
 
     def folder(self, path: bytes) -> Folder | None:
-        """Return a copy to look at, or what `edit` gave if that is still open."""
+        """Return a copy to read, or what `edit` returned if that is still open."""
         if path in self._open:
             return self._open[path]
         encoded = self._encoded.get(path)
@@ -175,7 +175,7 @@ class State:
         self._store(folder)
 
     def edit(self, path: bytes) -> Folder:
-        """Return the folder itself: what is changed in it is remembered. Raises `KeyError` for an unknown one."""
+        """Return the folder itself: changes in it are remembered. Raises `KeyError` for an unknown one."""
         found = self._open.get(path)
         if found is None:
             found = self._open[path] = decode_folder(self._encoded[path])
@@ -194,10 +194,8 @@ class State:
             part.name = None
 
     def vouches(self, row: bytes, *, foreign: bool = False) -> bool:
-        """Return whether any later change of a file with this row is bound to change the row.
-
-        `foreign`: it lies on another file system than `.dsv`, whose clock may be a little off.
-        """
+        """Return whether any later change of a file with this row must change the row. foreign: it lies on
+        another file system than `.dsv`, whose clock may be a little off."""
         _, _, mtime, ctime, _ = ROW.unpack(row)
         before = self.trust_before - (3600 * 10**9 if foreign else 0)
         return bool(ctime < before and not before <= mtime < before + _FAR_AHEAD)
@@ -244,7 +242,7 @@ class State:
         return None if self.provisional else self.exact
 
     def close_folders(self) -> None:
-        """Remember what was changed in folders that `edit` gave."""
+        """Remember changes in folders that `edit` returned."""
         for folder in self._open.values():
             self._store(folder)
         self._open.clear()
@@ -318,10 +316,8 @@ _TO_ABSENT = bytes(with_relation(value, Relation.ABSENT) for value in range(256)
 
 
 def sync_with_tree(state: State, entries: Iterable[Entry]) -> set[bytes]:
-    """Set every relation by these entries, and return the paths that are not on disk.
-
-    A file whose content is not known is taken to be the base's until it is read: SAME, and not trusted.
-    """
+    """Set every relation by these entries, and return the paths that are not on disk. A file of unknown
+    content is taken to be the base's until it is read: SAME, and not trusted."""
     for path in state.paths():
         known = state.edit(path)
         known.marks = bytearray(known.marks.translate(_TO_ABSENT))
@@ -376,13 +372,13 @@ class NameIndex:
 
         self._positions = lru_cache(_INDEXES)(positions)
         self.clear = self._positions.cache_clear
-        """Forgets all positions, as names were added or removed."""
+        """Forget all positions, because names were added or removed."""
 
     def find(self, folder: bytes, name: bytes) -> int | None:
         return self._positions(folder).get(name)
 
 
-# So many names are held before they are merged into their folders.
+# Names that are held before they are merged into their folders.
 _LIMIT = 1 << 16
 
 
@@ -405,9 +401,8 @@ class Patches:
         self._held = 0
 
     def written(self, entry: Entry, row: bytes, base: Entry | None) -> None:
-        """Note that the path is now `entry`. Nobody else could open the file before it had its name, so its stat is
-        trusted.
-        """
+        """Note that the path is now `entry`. No other process could open the file before it had its name, so
+        its stat is trusted."""
         self._note(entry.path, _Written(row, entry, base))
 
     def removed(self, path: bytes) -> None:
@@ -428,7 +423,7 @@ class Patches:
         return self._held >= _LIMIT
 
     def flush(self) -> None:
-        """Merge them. Positions in folders change by it."""
+        """Merge the paths into their folders, which changes positions in these."""
         for path, changes in self._folders.items():
             merged = _merge(self._state.folder(path) or Folder(path), changes, self._known)
             if len(merged):

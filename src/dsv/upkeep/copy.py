@@ -90,8 +90,8 @@ class TreeCopy:
         self._placed: dict[Id, Location] = {}
 
     def copy(self, commit_id: CommitId) -> Location:
-        """Copy a tree, and return where its root lies. Raises `IntegrityError` if the source can't provide a
-        part."""
+        """Copy a tree, and return where its root lies. Raises `IntegrityError` for a part that can't be
+        read."""
         tree = TreeReader(self._source, commit_id)
         return self._node(tree, tree.commit.root, tree.top(), tree.commit.level, None)
 
@@ -279,8 +279,7 @@ class Receiver(Uploader):
         return None if found is None else found.location
 
     def take(self, source: Objects, pieces: Iterator[tuple[Location, Piece]]) -> None:
-        """Store chunks that the store lacks. Raises `IntegrityError` for a chunk of which the source has no
-        intact copy."""
+        """Store chunks that the store lacks. Raises `IntegrityError` if the source has no intact copy."""
         reader = RangeReader(source.store, source.threads, source.externals)
         for where, piece, stored in reader.read(spans(pieces, _SPAN)):
             self._add(source, where, piece, stored)

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 
 
 class Deletion(msgspec.Struct, frozen=True):
-    """A dataset that was deleted."""
-
     dataset: DatasetName
     author: str
     time_ms: int
@@ -213,8 +211,6 @@ def _moved(head: Head) -> Conflict:
 
 
 class Renamed(msgspec.Struct, frozen=True):
-    """A renamed dataset."""
-
     old: DatasetName
     new: DatasetName
     author: str

@@ -259,8 +259,7 @@ class Eraser:
     def _sharing(
         self, by_dataset: dict[str, list[CommitId]], files: set[FileId], parts: dict[Named, int]
     ) -> list[tuple[Item, set[Named]]]:
-        """Return the other files that have some of these parts, and which. Files erased before do not
-        count."""
+        """Return other files that have some of these parts, and which. Files erased before do not count."""
         if not parts:
             return []
         shared: dict[tuple[Place, FileId], tuple[Item, set[Named]]] = {}
@@ -326,7 +325,6 @@ class Eraser:
         return made
 
     def new_commits(self, plan: Plan) -> set[CommitId]:
-        """Return the commits that were made since the plan."""
         self._repository.refs.forget()
         self._repository.objects.indexes.renew()
         return set(read_roots(self._repository)) - plan.commits

@@ -48,7 +48,7 @@ class Rules(msgspec.Struct, frozen=True):
 
     @property
     def any(self) -> bool:
-        """Return whether the user gave a rule that says what stays."""
+        """Return whether the user gave a rule for what stays."""
         return self.tagged or self.older_than is not None or any(count for _, count, _ in self.buckets)
 
     @property
@@ -259,8 +259,7 @@ def undo_expiry(
     commits: Sequence[CommitId],
     message: str = "",
 ) -> tuple[list[CommitId], list[CommitId]]:
-    """Keep expired commits again. Return these, and those that stay expired because gc has freed their
-    content."""
+    """Keep expired commits again. Return those that are kept, and those that gc has freed, which stay so."""
     before = read_expiry(repository.refs, dataset).expired
     log = append(repository, writer, dataset, ExpiryAction.UNDO, lambda _: commits, message)
     kept = [one for one in commits if one in before and one not in log.states]

@@ -222,8 +222,7 @@ class Needed:
         )
 
     def deletable(self) -> tuple[PackId, ...]:
-        """Return the condemned packs to delete, which have no needed object alone. Missing ones are
-        included."""
+        """Return the condemned packs to delete: no needed object is in them alone. Includes missing packs."""
         spared = set(self._listed.chosen(self._doomed & (self._count > 0)))
         return tuple(one for one in sorted(set(self._condemned)) if one not in spared)
 

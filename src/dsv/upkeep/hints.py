@@ -33,9 +33,8 @@ class Hint(msgspec.Struct, frozen=True):
     key: str
     is_there: bool
     is_damaged: bool
-    """It exists, but was never right. Else it is missing, or a location was lost since, or copied by gc."""
+    """It exists, but was never right. Else it is missing, or a location was lost or copied by gc since."""
     right: bytes
-    """The right value."""
 
 
 def wrong_hints(repository: Repository, rows: IndexRows, commits: Iterable[CommitId]) -> Iterator[Hint]:

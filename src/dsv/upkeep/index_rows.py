@@ -233,8 +233,7 @@ class IndexRows:
         return found[~again]
 
     def expected_sizes(self, sums: NDArray[np.uint32] | None = None) -> NDArray[np.uint32]:
-        """Return the least size of each pack in bytes, by its rows. sums: gets the sum of each pack's
-        rows."""
+        """Return the least bytes of each pack, by its rows. sums: gets the sum of each pack's rows."""
         ends = np.zeros(len(self.packs), np.uint32)
         rows = np.zeros(len(self.packs), np.uint32)
         for first in range(256):
@@ -252,7 +251,6 @@ class IndexRows:
         return ends
 
     def of_packs(self, wanted: set[PackId]) -> dict[PackId, list[tuple[ObjectKind, Id, Location]]]:
-        """Return the rows of these packs."""
         chosen = self.packs.places(wanted)
         found: dict[PackId, list[tuple[ObjectKind, Id, Location]]] = {one: [] for one in wanted}
         for first in range(256) if (chosen >= 0).any() else ():
@@ -300,7 +298,7 @@ class IndexRows:
         return True
 
     def _mapped(self, index_id: IndexId, size: int) -> memoryview | None:
-        """Return a local copy with the same hash at its end as the store's file, else that file; None if
+        """Return a local copy with the hash of the store's file at its end, else that file; None if
         deleted."""
         store, key = self._repository.store, keys.index_key(index_id)
         copies = self._repository.objects.indexes

@@ -47,8 +47,6 @@ _KEPT_RECORDS = 8
 
 
 class CheckedPack(msgspec.Struct, frozen=True):
-    """The result of the check of a pack."""
-
     pack: PackId
     size: int = 0
     fault: str | None = None

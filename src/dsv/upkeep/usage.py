@@ -89,7 +89,7 @@ class Packs(msgspec.Struct):
 
 
 class Measured(msgspec.Struct):
-    """The space of a store's objects, by who needs them."""
+    """The space of a store's objects, by the groups that need them."""
 
     groups: list[Part]
     reached: Sum
@@ -102,7 +102,6 @@ class Measured(msgspec.Struct):
     """Objects that commits have and no index lists: they are lost."""
     packs: Packs | None = None
     plan: Plan | None = None
-    """The plan of gc."""
     gone: int = 0
     """Needed objects that an index lists in packs that do not exist."""
     index_files: int = 0

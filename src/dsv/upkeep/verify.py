@@ -187,8 +187,7 @@ class Verifier:
         self.result.faults = list(dict.fromkeys(self.result.faults))  # several datasets may name a commit
 
     def _commits_of(self, dataset: DatasetName) -> Iterator[tuple[CommitId, str]]:
-        """Yield the commits that this dataset names. A run may name those of others: their own logs free
-        these."""
+        """Yield the commits that this dataset names. Runs may name those of others, freed by other logs."""
         by_dataset: dict[DatasetName, list[Name]] = {}
         for name in self._names_of(dataset):
             by_dataset.setdefault(name.dataset or dataset, []).append(name)
@@ -314,8 +313,7 @@ class Verifier:
         self.read_packs(sorted(doubtful - self._checked.keys()))
 
     def _doubtful(self, places: NDArray[np.int64], expected: NDArray[np.uint32]) -> set[PackId]:
-        """Return the packs with fewer bytes than expected. Each is looked up, because a listing may have
-        ended early."""
+        """Return packs with fewer bytes than expected. Each is looked up: a listing may have ended early."""
         found: set[PackId] = set()
         packs = self.rows.packs
         store = self.repository.store

@@ -273,10 +273,8 @@ def _meant(root: Path, path: bytes) -> str:
 
 
 class Trees:
-    """The trees of commits, each read at its first use. `objects` is called once, and may open the store.
-
-    If `proven` is set, the store itself must have the commits; otherwise local copies are enough.
-    """
+    """The trees of commits, each read at its first use. objects: called once, and may open the store. proven:
+    the store itself must have the commits; otherwise local copies are enough."""
 
     def __init__(self, objects: Callable[[], Objects], *, proven: bool = False) -> None:
         self._objects = cache(objects)
@@ -465,10 +463,8 @@ def open_baseline(
 def scan_clean_workspace(
     root: Path, state: State, base: CommitId | None, base_entries: BaseEntries
 ) -> WorkspaceScan:
-    """Remove the temporary files of killed commands, and scan the whole workspace.
-
-    It scans again after a removal: a temporary file may be a hard link of a finished file, whose ctime then changes.
-    """
+    """Remove the temporary files of killed commands, and scan the whole workspace, again after a removal: a
+    temporary file may be a hard link of a finished file, whose ctime then changes."""
     scan = scan_workspace(root, state, base, base_entries)
     if scan.leftovers:
         from dsv.workspace.write import Writer

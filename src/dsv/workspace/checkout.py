@@ -98,8 +98,7 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
 
 
 def _without_erased(objects: Objects, goal: Goal) -> Goal:
-    """Return the goal without erased files: they can't be written, and a workspace that lacks one has no
-    local change."""
+    """Return the goal without erased files: they can't be written, and the lack of one is no local change."""
     erasures, changes = objects.erasures, goal.changes
     if not erasures:
         return goal
@@ -189,8 +188,7 @@ def check_copies(
 
 
 def _note_lost(opened: OpenWorkspace, here: list[Change]) -> None:
-    """Record contents that the store has lost, of files that are here already. The next sync stores them
-    again."""
+    """Record contents that the store has lost, of files that are here. The next sync stores them again."""
     objects = opened.repository.objects
     if not here or objects.copy_of is not None:
         return

@@ -43,7 +43,7 @@ class Copies(Protocol):
     """Files on this machine that may be copied."""
 
     def lend(self, commit: CommitId, entries: Sequence[Entry]) -> Loan | None:
-        """Return the copies of these files of the commit, in tree order; None if there are none now or later."""
+        """Return copies of these files of the commit, in tree order; None if it has none, now or later."""
         ...
 
 
@@ -89,8 +89,8 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
         return found
 
     def not_at_base(self, head: Head | None, base: CommitId | None, *, changed: bool = True) -> Conflict:
-        """Return the error of publishing to a branch that is not at the base. changed: something was to be
-        published."""
+        """Return the error of publishing to a branch that is not at the base. changed: anything to
+        publish."""
         workspace = self.workspace
         if head is not None and head.entry.deleted:
             gone = deleted(head)

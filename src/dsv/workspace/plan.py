@@ -100,7 +100,7 @@ class Act(enum.Enum):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """The treatment of one change."""
+    """What to do about one change."""
 
     act: Act
     change: Change
@@ -254,7 +254,7 @@ class Planner:
         if self._replaces_folder(change):
             return self._over_folder(change, now)
         if now is None and self._disk.is_folder(path):
-            # A folder with something in it: there is nothing to remove, and no empty folder to make.
+            # A folder with content: nothing is removed, and no empty folder is made.
             return Step(Act.KEEP, change)
         if difference(now, after) is None:
             return Step(Act.KEEP, change)
@@ -296,7 +296,7 @@ class Planner:
         return _conflict(change, conflict, f"is in the way of {_name(change.path)}")
 
     def _settle(self, step: Step, now: Entry | None) -> Step:
-        """Settle a conflict; return the same step if it stays one, or if theirs was chosen and nothing can be
+        """Settle a conflict; return the same step if it stays, or if theirs was chosen and can't be
         merged."""
         change, conflict, choices = step.change, step.conflict, self._goal.choices
         if any(one is not None and one.kind is Kind.EMPTY_DIRECTORY for one in (change.before, change.after)):
@@ -398,10 +398,8 @@ class Disk:
         self._clear_above = b""  # a folder that is reached through folders alone
 
     def entry(self, path: bytes) -> Entry | None:
-        """Return the path's entry for a tree; None if it is absent, or nothing that a tree can hold.
-
-        Raises `Conflict` for a file that can't be read.
-        """
+        """Return the path's entry for a tree; None if it is absent, or nothing that a tree can hold. Raises
+        `Conflict` for a file that can't be read."""
         folder, at = self._find(path)
         if folder is None or at is None:
             return None
@@ -425,7 +423,7 @@ class Disk:
         return data if FileId.hash(data) == entry.file_id else None
 
     def row(self, path: bytes) -> bytes | None:
-        """Return the stat of a file or symlink; None if there is none, or none that is remembered."""
+        """Return the remembered stat of a file or symlink, if any."""
         folder, at = self._find(path)
         if folder is None or at is None or folder.kinds[at] not in KEPT:
             return None
@@ -453,7 +451,7 @@ class Disk:
         return None
 
     def foreign_above(self, path: bytes) -> bytes | None:
-        """Return a path, this one or one above it, that is neither a folder nor something that the base has."""
+        """Return a path, at or above this one, that is neither a folder nor in the base."""
         way = path
         while True:
             folder, at = self._find(way)

@@ -440,8 +440,6 @@ def _default_message(saved: Saved) -> str:
 
 
 class Reuploaded(msgspec.Struct):
-    """The result of a reupload."""
-
     objects: int = 0
     """The number of contents, segments and nodes that were stored again."""
     lost: list[bytes] = msgspec.field(default_factory=list)
@@ -533,8 +531,7 @@ class _Reupload:
         return self._done
 
     def _is_there(self, entry: Entry, where: Location | None) -> bool:
-        """Return whether the store has a file's content. A recipe's location says nothing about its
-        chunks."""
+        """Return whether the store has a content. A recipe's location says nothing about its chunks."""
         assert entry.file_id is not None
         if entry.recipe_id is None and not self._is_doubtful(ObjectKind.CHUNK, entry.file_id, where):
             return True
@@ -544,7 +541,7 @@ class _Reupload:
         return self._is_doubtful(kind, object_id, where) and self._session.find(kind, object_id) is None
 
     def _is_doubtful(self, kind: ObjectKind, object_id: Id, where: Location | None) -> bool:
-        """Return whether the index has to say if the store has the object."""
+        """Return whether the index must be asked if the store has the object."""
         if where is None or self._session.avoids(where.pack) or (kind, object_id) in self._packs.missing:
             return True
         return self._thorough and self._packs.is_lost(where.pack)

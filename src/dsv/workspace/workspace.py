@@ -185,8 +185,7 @@ class Workspace(msgspec.Struct, frozen=True):
             yield _read(self.root, self.dot / _CONFIG), lock
 
     def try_lock(self, action: str) -> Lock | Held:
-        """Return the lock, or its holder. Other commands wait up to 5 seconds for one taken with the action
-        `BRIEF`."""
+        """Return the lock, or its holder. Other commands wait up to 5 s for one with the action `BRIEF`."""
         return Lock.take(self.dot / "lock", action)
 
     def base(self) -> CommitId | None:
@@ -219,9 +218,8 @@ class Workspace(msgspec.Struct, frozen=True):
             sync_folder(self.dot)
 
     def begun(self) -> tuple[Begun, ...]:
-        """Return all commands that have begun to write files here, oldest first. Raises `IntegrityError` for a file
-        that can't be decoded.
-        """
+        """Return all commands that have begun to write files here, oldest first. Raises `IntegrityError` for
+        a damaged file."""
         path = self.dot / _BEGUN
         try:
             with about(path):

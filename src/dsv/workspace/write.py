@@ -130,7 +130,7 @@ class TreeWriter:
         self._removed: list[bytes] = []
         self._folders: list[Change] = []
         self._cleared: set[bytes] = set()
-        self._removes = True  # until a plan says otherwise
+        self._removes = True  # until a plan shows otherwise
 
     def plan(self) -> Plan:
         """Return the plan. Reads files if their stats can't tell whether they changed. Writes nothing."""

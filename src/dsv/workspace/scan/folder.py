@@ -25,7 +25,7 @@ from dsv.values.ids import FileId, RecipeId
 _SIZES = struct.Struct("<8xQ20x")  # the sizes alone, out of rows
 NO_ID = bytes(32)
 
-# What a name is, in the column `kinds`: `Kind.FILE`, `EXECUTABLE` and `SYMLINK`, or one of these.
+# The kinds of names in the column `kinds`: `Kind.FILE`, `EXECUTABLE` and `SYMLINK`, and these.
 DIRECTORY = 4
 IGNORED = 5
 UNSUPPORTED = 6
@@ -90,7 +90,7 @@ class Folder(msgspec.Struct, array_like=True):
     rows: bytearray = msgspec.field(default_factory=bytearray)
     """`ROW` for each name; only the type for folders and ignored names."""
     kinds: bytearray = msgspec.field(default_factory=bytearray)
-    """A byte for each name, as in `marks`."""
+    """A byte for each name, as `marks` has."""
     marks: bytearray = msgspec.field(default_factory=bytearray)
     sizes: array = msgspec.field(  # type: ignore[type-arg]
         default_factory=lambda: array("Q")
@@ -152,7 +152,6 @@ class Folder(msgspec.Struct, array_like=True):
         return int.from_bytes(self.rows[at * ROW.size + _MODE : (at + 1) * ROW.size], "little")
 
     def type_at(self, at: int) -> int:
-        """Return the type in the mode."""
         return stat.S_IFMT(self.mode(at))
 
     def all_readable(self) -> bool:
@@ -266,8 +265,7 @@ OWN_SAME = _CLEAN_DIRECTORY
 
 
 def differing(left: bytes | bytearray, right: bytes | bytearray, width: int) -> list[int]:
-    """Return positions at which two columns of equal length differ. Fast for few, however long the
-    columns."""
+    """Return positions where two columns of equal length differ. Fast for few, in columns of any length."""
     found: list[int] = []
     spans = [(0, len(left) // width)]
     while spans:

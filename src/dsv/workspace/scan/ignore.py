@@ -23,10 +23,8 @@ _SHOWN = 80  # bytes of a line in a message
 
 
 class Rules:
-    """The rules in force in one folder: its own `.dsvignore` and those of the folders above.
-
-    `digest` identifies a set of rules, so that results can be remembered; 0 if there are none.
-    """
+    """The rules in force in one folder: its own `.dsvignore` and those of the folders above. digest:
+    identifies a set of rules, so that results can be remembered; 0 for none."""
 
     __slots__ = ("_above", "_patterns", "_start", "digest")
 
@@ -42,10 +40,8 @@ class Rules:
             self.digest = xxhash.xxh3_64_intdigest(b"\0".join((folder, text)), seed=above.digest) or 1
 
     def enter(self, folder: bytes, text: bytes, name: str = NAME) -> Rules:
-        """Return the rules in `folder`, whose file of this name holds `text`.
-
-        Raises `UsageError` for a line that is no pattern.
-        """
+        """Return the rules in `folder`, whose file of this name holds `text`. Raises `UsageError` for a line
+        that is no pattern."""
         return Rules(self, folder, text, name) if text.strip() else self
 
     def ignores(self, path: bytes, *, directory: bool) -> bool:

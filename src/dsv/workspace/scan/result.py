@@ -207,9 +207,8 @@ class WorkspaceScan:
         return count, size
 
     def _is_new_itself(self, folder: Folder) -> bool:
-        """Return whether the folder is new as an empty directory. It is not if something below can't be read: the base
-        may have files there, and they stay.
-        """
+        """Return whether the folder is new as an empty directory. It is not if a path below can't be read:
+        the base may have files there, and they stay."""
         if not folder.path or not folder.is_empty or folder.own == OWN_SAME:
             return False
         if folder.path in self.filled_elsewhere:

@@ -86,8 +86,8 @@ class State:
         self._saved: _Current | None = None
         self._loaded: bytes | None = None
         self.exact: bytes | None = b""
-        """The commit (empty: no commit) of which every chosen path is in a folder here or in `gone`; None if there is
-        none. It is hashed with `chosen`, unless that is everything."""
+        """The commit (empty: no commit) of which every chosen path is in a folder here or in `gone`; None if
+        no commit is so. It is hashed with `chosen`, unless that is everything."""
         self.gone: set[bytes] = set()
         """Chosen paths of that commit that are not on disk."""
         self.provisional = False
@@ -129,7 +129,7 @@ class State:
         return _read(self._folder / _CURRENT) == self._loaded
 
     def is_exact_for(self, base: CommitId | None) -> bool:
-        """Return whether relations and `gone` say how the disk stands to this commit (None: to an empty tree)."""
+        """Return whether relations and `gone` compare the disk to this commit (None: to an empty tree)."""
         return self.exact == self._mirrored(base)
 
     def set_exact(self, base: CommitId | None, gone: set[bytes]) -> None:

@@ -304,7 +304,8 @@ class _Rename:
             self._refs.move(self._old, MAIN, main, self._move(RENAMED_TO + self._new, None, deleted=True))
 
     def finish(self, main: Head, there: Head) -> bool:
-        """Copy all changes since, and write `main` of the new name; False if another call was faster."""
+        """Copy all changes since `begin`, and write `main` of the new name; False if another call was
+        faster."""
         last = self._refs.entry(self._old, MAIN, main.number - 1)
         assert last is not None
         self._close_log(main, last.commit)

@@ -42,7 +42,7 @@ class Rules(msgspec.Struct, frozen=True):
     tagged: bool = False
     """Keep only what always stays: heads of branches, and tagged commits."""
     older_than: int | None = None
-    """Keep commits that were stored within so many seconds."""
+    """Keep commits that were stored in the last so many seconds."""
     also_runs: bool = False
     """Records of runs keep nothing."""
 
@@ -259,7 +259,7 @@ def undo_expiry(
     commits: Sequence[CommitId],
     message: str = "",
 ) -> tuple[list[CommitId], list[CommitId]]:
-    """Keep expired commits again. Return those that are kept, and those that gc has freed, which stay so."""
+    """Keep expired commits again. Return these, and those that gc has freed, which can't be kept."""
     before = read_expiry(repository.refs, dataset).expired
     log = append(repository, writer, dataset, ExpiryAction.UNDO, lambda _: commits, message)
     kept = [one for one in commits if one in before and one not in log.states]

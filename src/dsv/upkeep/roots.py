@@ -279,7 +279,7 @@ def readable_names(
     repository: Repository, dataset: DatasetName, failed: Callable[[str, str, DsvError], None]
 ) -> Iterator[Name]:
     """Yield the readable names of commits in the branches, tags and runs of a dataset. failed: called for
-    each other one with its kind, its name, and the error."""
+    each unreadable one with its kind, its name, and the error."""
     refs, store = repository.refs, repository.store
     moves, tags = dict[BranchName, set[int]](), dict[TagName, bool]()
     for item in store.list(keys.dataset_prefix(dataset)):

@@ -502,7 +502,7 @@ def take_written(scan: WorkspaceScan, changes: Iterable[Change]) -> dict[bytes, 
     unchanged in the scan, which is exact.
 
     changes: the changes of the commands, at paths where the base still has the `before`. Files are read if
-    their stats can't tell. Folders above the changes may have become empty.
+    their stats are not enough. Folders above the changes may have become empty.
     """
     from dsv.workspace.plan import Disk  # which other commands do not need
 

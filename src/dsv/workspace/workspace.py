@@ -98,9 +98,9 @@ msgspec.json.Decoder(
 
 
 class Workspace(msgspec.Struct, frozen=True):
-    """`root` is absolute and has no symlinks. `store` is the store as the user wrote it when binding the
-    folder; `store_id` identifies it wherever it moves. `names`: where its names are, if given when binding
-    the folder. `chosen`: the paths of the dataset that it has."""
+    """A folder bound to a dataset. `root` is absolute and has no symlinks. `store` is the store as the user
+    wrote it when binding the folder; `store_id` identifies it wherever it moves. `names`: where its names
+    are, if given then. `chosen`: the paths of the dataset that it has."""
 
     root: Path
     store: str

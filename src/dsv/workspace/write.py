@@ -1,7 +1,8 @@
 """Carrying out a plan: writing what a commit has to paths of a workspace.
 
-Removals are first, then writes, in tree order, one path at a time. After a kill, every path is old or new,
-and the next run skips new ones. A path that changed since the plan was made is left alone and reported.
+Removals are first, then writes, in tree order, one path at a time. After a kill, every path is old, new, or
+missing where a folder made way for it, and the next run does the rest. A path that changed since the plan was
+made is left alone and reported.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class TreeWriter:
         self._removes = True  # until a plan shows otherwise
 
     def plan(self) -> Plan:
-        """Return the plan. Reads files if their stats can't tell whether they changed. Writes nothing."""
+        """Return the plan. Reads files if their stats are not enough. Writes nothing."""
         with Descent(self._scan.root) as descent:
             plan = Planner(self._goal, Disk(self._scan, descent)).plan()
         self._removes = plan.absent > 0

@@ -1,8 +1,9 @@
-"""Everything in the claims folder of a place: leases and pins that keep it, and intents to evict it.
+"""Leases and pins that keep a place, and intents to evict it: all that is in the claims folder of the place.
 
-The random id of an `Owner` decides who holds a claim. The rest of an owner lets a process of the same kernel, which
-alone can know that the holder has died, skip the wait for an expiry. Rules L1 to L3 and E1 to E3 of
-docs/internals/cache-protocol.md say why a taker that removes an evictor's empty folder has stopped it for good.
+The random id of an `Owner` decides who holds a claim. The other fields let a process on the same kernel, the
+only one that can know that the holder has died, skip the wait for expiry. Rules L1 to L3 and E1 to E3 of
+docs/internals/cache-protocol.md say why a taker that removes an evictor's empty folder has stopped it
+permanently.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """One holder of claims. Two are the same only if their `id` is."""
 
     id: str
-    host: str = ""  # for people to read, never compared, as `user`
+    host: str = ""  # for people to read, never compared; so is `user`
     user: str = ""
-    kernel: str = ""  # see `fs.process.Process`, as the next two
+    kernel: str = ""  # see `fs.process.Process`, also for the next two
     pid: int = 0
     start: int = 0
 
     @classmethod
     def new(cls) -> Owner:
-        """Return a new owner in this process. Each claim and worker needs its own, and a fork new ones."""
+        """Return a new owner in this process. Each claim and each worker needs its own, also after a fork."""
         here = Process.here()
         return cls(os.urandom(16).hex(), host_name(), user_name(), here.kernel, here.pid, here.start)
 
     def same_process(self, other: Owner) -> bool:
-        """Return False only if these are known to be claims of two processes."""
+        """Return False only if the claims are known to be of two processes."""
         return self._process == other._process
 
     def surely_dead(self) -> bool:
-        """Return True only if this kernel knows that the process is gone."""
+        """Return True only if this kernel knows that the process has ended."""
         return self._process.fate() is Fate.DEAD
 
     @property
@@ -118,17 +119,17 @@ class Intent(msgspec.Struct, frozen=True):
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            self.root.put_name(self.file)  # the name alone says enough
+            self.root.put_name(self.file)  # the name alone is enough
 
     def fire(self, source: Path) -> bool:
-        """Take `source` out of sight; False if a taker or another evictor was faster. Raises `OSError`."""
+        """Rename `source` into the trash; False if a taker or other evictor was faster. Raises `OSError`."""
         try:
             source.rename(self.folder / source.name)
             return True
         except OSError as error:
             if error.errno not in _GONE:
                 raise
-        try:  # which of the two names is gone? The server knows, this host's memory may be old
+        try:  # which of the two folders is missing? rmdir asks the server, this host's memory may be old
             self.folder.rmdir()
         except OSError as error:
             if error.errno in _FULL:  # a RENAME sent again after its answer was lost
@@ -138,13 +139,13 @@ class Intent(msgspec.Struct, frozen=True):
         return False
 
     def withdraw(self) -> None:
-        """Take the intent back; the trash folder first, as an intent without one is void. Raises `OSError`."""
+        """Take the intent back; first its trash folder, without which it is void. Raises `OSError`."""
         _remove_folder(self.folder)
         self.file.unlink(missing_ok=True)
 
 
 def void(root: CacheRoot, place: Place, name: str) -> bool:
-    """Make sure that the intent in this claim file can no longer fire; return False if it has fired already.
+    """Make sure that the intent in this claim file can no longer `fire`; return False if it already has.
 
     Raises `OSError`.
     """
@@ -162,12 +163,12 @@ def void_all(root: CacheRoot, place: Place, names: Iterable[str]) -> None:
 
 
 def read_intent(root: CacheRoot, place: Place, name: str) -> IntentRecord | None:
-    """Return None if it was taken back, or can't be understood. Raises `OSError`."""
+    """Return an intent, or None if it was withdrawn or can't be decoded. Raises `OSError`."""
     return read_json(root.claims(place) / name, _INTENT)
 
 
 def _remove_folder(folder: Path) -> bool:
-    """Return False if the folder is not empty. A missing one was removed by its evictor or by another taker."""
+    """Return False if it is not empty. A missing one was removed by its evictor or by another taker."""
     try:
         folder.rmdir()
     except OSError as error:
@@ -181,9 +182,10 @@ def _remove_folder(folder: Path) -> bool:
 LEASE = "lease-"
 PIN = "pin-"
 _LEASE_NAME = re.compile(r"lease-([0-9a-f]{32})\.([0-9]{1,9})\.([0-9]{1,15})")
-# A claim that this version can't read counts for so long after it was written, in seconds.
+# Seconds after it was written for which a claim counts that this version can't read.
 UNKNOWN_COUNTS = 86400.0
-# A listing that took longer than this may have missed a lease that was renewed meanwhile (see leases.py).
+# A listing that took longer, in seconds, may have missed a lease that was renewed in that time (see
+# leases.py).
 _LISTING_LIMIT = 20.0
 _TRIES = 10
 
@@ -200,12 +202,12 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     job: str | None = None
     """The batch job in which the claim was taken."""
     process: int | None = None
-    """The process whose lifetime the claim has. Its purpose is `run`, which every dsv respects until it expires."""
+    """The claim lasts as long as this process. Every dsv respects its purpose, `run`, until it expires."""
     program: str = ""
     """The command of `process`, for people to read."""
     since: float
     renewed: float
-    """The time at which the claim was taken; file names have the times of renewals."""
+    """In the file, when the claim was taken; `read_claims` replaces it by the time in the file's name."""
     ttl: float
 
     @property
@@ -222,7 +224,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_hold(self) -> bool:
-        """It is a person's, not that of a run or of a command at work."""
+        """Whether a person has it, not a run or a running command."""
         return self.purpose == "hold"
 
     @property
@@ -230,11 +232,11 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.renewed + self.ttl
 
     def valid(self, now: float) -> bool:
-        """Return whether it protects. Only a command's own process speaks for it: a run's container may outlive dsv."""
+        """Return whether it protects. A run's container may outlive dsv, so only `stage` ends with it."""
         return now <= self.until and not (self.purpose == "stage" and self.owner.surely_dead())
 
     def owns(self, name: str) -> bool:
-        """Return whether a file of this name in the claims folder is this claim's."""
+        """Return whether this name in the claims folder is of a file of this claim."""
         return name.startswith(f"{LEASE}{self.id}.")
 
     def describe(self) -> str:
@@ -281,7 +283,7 @@ _PIN_RECORD = msgspec.json.Decoder(PinRecord)
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """A lease or pin that this version can't read; `written` is its age's start by the file server's clock."""
+    """A lease or pin that this version can't read. `written` is a time by the file server's clock."""
 
     name: str
     written: float
@@ -297,7 +299,7 @@ class Unknown(msgspec.Struct, frozen=True):
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """All claims on a place, expired ones too; `names` is the listing that they come from."""
+    """All claims on a place, including expired ones. `names` is the listing that they were read from."""
 
     leases: tuple[LeaseRecord, ...] = ()
     pins: tuple[PinRecord, ...] = ()
@@ -322,8 +324,8 @@ def read_claims(
 ) -> Claims:
     """Read all claims on a place. Raises `OSError`.
 
-    Over NFS this is up to date only for a process that has just changed this folder. Whoever acts on it passes
-    `known`, see `list_claims`; without it a file server may leave names out.
+    Over NFS this is up to date only if this process has just changed the folder. A caller that decides by it
+    passes `known`, see `list_claims`; without it a file server may leave names out.
 
     asked: the caller has just asked the server for the folder, by `refresh`.
     """
@@ -338,17 +340,17 @@ def read_claims(
         claims = _read(folder, names)
         if claims is not None and time.monotonic() - start < _LISTING_LIMIT:
             return claims
-    # Names came and went faster than they could be read: somebody is very much there.
+    # Names changed faster than they could be read, so the place is in use.
     return Claims(unknown=(Unknown("claims that keep changing", float("inf")),), names=tuple(names))
 
 
 def list_claims(root: CacheRoot, place: Place, known: Collection[str]) -> list[str]:
     """List the claims folder of a place for a decision: rule T6 of docs/internals/cache-protocol.md.
 
-    While other hosts change a folder, a file server may leave out names that are there all the time. So a listing
-    counts only if it has all `known` names, except those that have been removed. On a file server two such listings are
-    put together, each after a change that this process made in the folder: the caller has just made the first one. So
-    a name in the answer may have gone by now. Raises `OSError`.
+    While other hosts change a folder, a file server may leave out names that are there all the time. So a
+    listing counts only if it has all `known` names, except those that were removed. On a file server two such
+    listings are combined, each after a change by this process in the folder; the caller makes the first
+    change. So a returned name may be gone already. Raises `OSError`.
     """
     folder = root.claims(place)
     wanted = 2 if system.kind_of(root.path).remote else 1
@@ -365,7 +367,7 @@ def list_claims(root: CacheRoot, place: Place, known: Collection[str]) -> list[s
 
 
 def _read(folder: Path, names: list[str]) -> Claims | None:
-    """Return None if an owner's lease vanished meanwhile: it was released or renewed, so look again."""
+    """Read these claims. None if a lease has vanished, released or renewed: the caller lists again."""
     latest: dict[str, LeaseName] = {}
     pins: list[PinRecord] = []
     unknown: list[Unknown] = []
@@ -395,7 +397,7 @@ def _read(folder: Path, names: list[str]) -> Claims | None:
 
 
 class LeaseName(msgspec.Struct, frozen=True):
-    """`lease-<holder>.<number>.<renewed>`: the name tells when the lease was renewed, in whole milliseconds."""
+    """`lease-<holder>.<number>.<renewed>`; the name has the time of the renewal in whole milliseconds."""
 
     holder: str
     number: int

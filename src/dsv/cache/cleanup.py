@@ -1,7 +1,7 @@
-"""Removal of leftovers of killed processes: trash, intents, dead claims, abandoned fills, drafts.
+"""Removal of what killed processes left: trash, intents, expired claims, abandoned fills, drafts.
 
-Any process may do it at any time, also at once: names are random and never used twice, and what was renamed
-away can't come back.
+Any process may do it at any time, also several at once: names are random and never used twice, and a folder
+that was renamed away can't come back.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from dsv.fs.attributes import PROBE, remove_probes
 from dsv.fs.files import list_names
 from dsv.values.units import format_bytes, format_count
 
-# Seconds after which anyone may finish what one process should have finished long ago.
+# Seconds after which any process may finish what another one should have finished long ago.
 ABANDONED = 600.0
 _OLD_DRAFT = 86400.0
-_MOST = 10_000  # files that are counted, so that `dsv cached` takes no time for a large commit that is being deleted
+_MOST = 10_000  # files that are counted, so that `dsv cached` is fast while a large commit is being deleted
 _T = TypeVar("_T")
 
 
@@ -51,10 +51,10 @@ class Trash(msgspec.Struct, frozen=True):
     """A folder in the trash."""
 
     path: Path
-    bytes: int = 0  # room on disk, as `files`
+    bytes: int = 0  # room on disk, like `files`
     files: int = 0
-    counted: bool = True  # that is the space of the whole folder
-    of: str | None = None  # the place that it was a part of, if that is known
+    counted: bool = True  # whether that is the room of the whole folder
+    of: str | None = None  # the place that was evicted, if that is known
     error: DsvError | None = None  # why it can't be deleted
 
     @property
@@ -76,7 +76,7 @@ def find_trash(root: CacheRoot) -> list[Trash]:
 
 
 def measure(folder: Path) -> Trash | None:
-    """Count the room that a folder takes, up to some files; None for an empty folder, or none. Raises `OSError`."""
+    """Measure the room of a folder, up to `_MOST` files; None if it is empty or missing. Raises `OSError`."""
     room, seen = Extent(), 0
     links: set[tuple[int, int]] = set()
     empty = True
@@ -89,7 +89,7 @@ def measure(folder: Path) -> Trash | None:
             try:
                 status = (Path(below) / name).lstat()
             except FileNotFoundError:
-                continue  # deleted meanwhile
+                continue  # just deleted
             if (status.st_dev, status.st_ino) not in links:
                 links.add((status.st_dev, status.st_ino))
                 room += Extent(status.st_blocks * 512, 1)
@@ -97,7 +97,7 @@ def measure(folder: Path) -> Trash | None:
 
 
 def _stuck(folder: Path, place: Place | None, error: OSError) -> Trash:
-    """Return what an earlier eviction left in the trash, and this one could not delete either."""
+    """Return a folder in the trash that neither an earlier eviction nor this one could delete."""
     found = None
     with contextlib.suppress(OSError):
         found = measure(folder)
@@ -114,7 +114,7 @@ def _stuck(folder: Path, place: Place | None, error: OSError) -> Trash:
 
 
 class Sweeper:
-    """Clears up once. Places are visited by several threads: over NFS each visit is some round trips."""
+    """Clears up once. Several threads visit the places: over NFS each visit takes some round trips."""
 
     def __init__(
         self, root: CacheRoot, settings: CacheSettings, request: EvictionRequest, remembered: Remembered
@@ -136,7 +136,7 @@ class Sweeper:
     def run(self) -> tuple[Extent, list[Trash]]:
         """Remove the leftovers. Return the room that is free now, and what can't be deleted.
 
-        Raise `OSError` if the cache is not writable at all.
+        Raise `OSError` if the cache is not writable.
         """
         root, request = self._root, self._request
         seen = find_visible(root)
@@ -166,7 +166,7 @@ class Sweeper:
             self._freed += room
 
     def _fill(self, place: Place) -> None:
-        """Give up a fill that nobody has worked on for as long as a commit may stay unused."""
+        """Give up a fill on which no process has worked for as long as a commit may stay unused."""
         found = directory.join(self._root, place)
         if found is None:
             home = self._root.fill(place)
@@ -212,7 +212,7 @@ class Sweeper:
         if self._root.visible(place).is_dir():
             return
         if visible_identity(self._root, place) is None:
-            # A commit is visible before it is recorded, so the one that these names tell of has gone.
+            # A commit is visible before it is recorded, so the recorded one was deleted.
             for name in claims.names:
                 if name.startswith((ENTRY, SHARE)):
                     self._unlink(place, name)
@@ -229,18 +229,18 @@ class Sweeper:
         return False
 
     def _trash(self, name: str) -> None:
-        """Remove what lies in the trash, except the folder of an evictor that has not used it yet."""
+        """Remove a name from the trash, except the folder of an evictor that has not used it yet."""
         folder = self._root.trash / name
         if folder == self._root.spare_folder:
             return
-        if folder.is_symlink() or not folder.is_dir():  # what a check has moved out of the way
+        if folder.is_symlink() or not folder.is_dir():  # moved here by a check
             folder.unlink()
             return
         empty = next(folder.iterdir(), None) is None
         young = _recent(folder, self._now)
         if young and (empty or not self._hurry or name in self._busy):
             return
-        if folder not in {one.path for one in self._stuck}:  # which is reported with its place
+        if folder not in {one.path for one in self._stuck}:  # already reported with its place
             self._remove(folder, None)
 
     def _remove(self, folder: Path, place: Place | None) -> None:
@@ -270,7 +270,7 @@ class Sweeper:
         return [root.path, root.room, *(folder / dataset for dataset in datasets for folder in above)]
 
     def _remove_probes(self, folder: Path) -> None:
-        """Left by processes that died while asking for the time; they would keep a dataset's folders for ever."""
+        """Remove probes of processes that died while asking for the time: they keep a dataset's folders."""
         found = [path for path in folder.iterdir() if path.name.startswith(PROBE)]
         for path in found:
             if not _recent(path, self._now):
@@ -283,7 +283,7 @@ class Sweeper:
 
 
 def remove_empty(root: CacheRoot, place: Place) -> None:
-    """Remove the empty folders of a place and of its dataset. Whoever needs them makes them again."""
+    """Remove the empty folders of a place and of its dataset. A process that needs them makes them again."""
     claims = root.claims(place)
     remove_probes(claims)
     for folder in (claims, claims.parent, root.visible(place).parent):

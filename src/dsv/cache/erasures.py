@@ -1,7 +1,8 @@
-"""Removing from a cache what was erased from the store that it was filled from.
+"""Removal from a cache of what was erased from its store.
 
-A cache does so whenever a command that uses it has asked the store, and then leaves a key in the store that says so.
-The files go from the folders of cached commits, whoever is reading there; a later check does not miss them.
+Each command that uses the cache and has asked the store does so, and then confirms it by a key in the store.
+The files are removed from the folders of cached commits even while they are read; a later check does not miss
+them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _ID = "cache-id"
 
 
 class Obeyed(msgspec.Struct, frozen=True):
-    """The answer of a cache in the store. `cache` is the random id of the cache."""
+    """A cache's confirmation in the store. `cache` is the random id of the cache."""
 
     cache: str
     host: str
@@ -49,9 +50,9 @@ OBEYED = msgspec.json.Decoder(Obeyed)
 
 
 def obey(root: CacheRoot, repository: Repository, note: Callable[[str], None]) -> None:
-    """Remove what was erased since this cache last looked, and tell the store. Raises `OSError`.
+    """Remove what was erased since this cache last looked, and confirm that in the store. Raises `OSError`.
 
-    What can't be removed is noted, and tried again by the next command.
+    What can't be removed is reported, and tried again by the next command.
     """
     erasures = repository.objects.erasures
     if not erasures or not root.exists():
@@ -75,7 +76,7 @@ def obey(root: CacheRoot, repository: Repository, note: Callable[[str], None]) -
 
 
 def obey_at(root: CacheRoot, place: Place, repository: Repository) -> bool:
-    """Remove erased files from one cached commit, and note how many it lacks; False if that is not possible."""
+    """Remove erased files from one cached commit, and record how many it lacks; False if it can't."""
     try:
         record = read_record(root, place)
         selection = PathSet() if record is None else record.paths
@@ -95,14 +96,14 @@ def obey_at(root: CacheRoot, place: Place, repository: Repository) -> bool:
             root.make_directory(count.parent)
             root.replace(count, str(len(erased)).encode())
     except FileNotFoundError:
-        return True  # it is not cached any more
+        return True  # it is no longer cached
     except (PermissionError, DsvError):
         return False
     return True
 
 
 def _is_busy(root: CacheRoot) -> bool:
-    """Return whether files of commits that are not visible may be there."""
+    """Return whether files of commits that are not visible may exist."""
     fills = root.dot / "fill"
     return any(name != root.spare_folder.name for name in list_names(root.trash)) or any(
         list_names(fills / dataset) for dataset in list_names(fills)

@@ -35,7 +35,7 @@ class EvictionResult(msgspec.Struct):
     evicted: list[CachedCommit] = msgspec.field(default_factory=list)  # in order
     kept: list[CachedCommit] = msgspec.field(default_factory=list)  # with reasons
     failed: list[CachedCommit] = msgspec.field(default_factory=list)  # with their errors
-    exceeded: list[str] = msgspec.field(default_factory=list)  # limits that still do not hold
+    exceeded: list[str] = msgspec.field(default_factory=list)  # limits that are still exceeded
     leftovers: Extent = msgspec.field(default_factory=Extent)
     """Room freed from killed evictors and abandoned fills."""
     stuck: list[Trash] = msgspec.field(default_factory=list)
@@ -66,7 +66,7 @@ def evict(
     *,
     on_evicted: Callable[[CachedCommit], None] = lambda _: None,
 ) -> EvictionResult:
-    """Evict what the settings and the request say. Several at once, on any hosts, are safe.
+    """Evict what the settings and the request ask for. Several evictions at once, on any hosts, are safe.
 
     Raises `Unsupported` for a cache of a newer dsv, `Denied`, `Unreachable`.
     """
@@ -88,7 +88,7 @@ def remember(root: CacheRoot) -> Remembered:
 def sweep(
     root: CacheRoot, settings: CacheSettings, request: EvictionRequest, remembered: Remembered
 ) -> tuple[Extent, list[Trash]]:
-    """Delete what killed evictors left, and fills that nobody continues. Raises as `evict`."""
+    """Delete what killed evictors left, and fills that no process continues. Raises as `evict`."""
     check_writable(root, settings)
     with explaining(root.path, "clean up"):
         return Sweeper(root, settings, request, remembered).run()
@@ -104,7 +104,7 @@ def look(root: CacheRoot, remembered: Remembered) -> Inventory:
 def planner_of(
     root: CacheRoot, settings: CacheSettings, request: EvictionRequest, inventory: Inventory
 ) -> Planner:
-    """Plan by the disk as it is now. The inventory may be out of date: what is evicted is looked at once more."""
+    """Return a planner for the disk as it is now. The inventory may be old: `evict` checks each commit."""
     disk = disk_now(root, None if request.need is None else request.need.place)
     return Planner(inventory.visible, settings, disk, inventory.now, request)
 
@@ -116,7 +116,7 @@ def evict_from(
     inventory: Inventory,
     on_evicted: Callable[[CachedCommit], None] = lambda _: None,
 ) -> EvictionResult:
-    """`evict` without the sweep, by what is known already."""
+    """Do what `evict` does without the sweep, from a given inventory."""
     executor = _Executor(root)
 
     def act(due: CachedCommit, heir: CachedCommit | None) -> CachedCommit | str | None:
@@ -139,10 +139,10 @@ def preview(
     *,
     exact: bool = True,
 ) -> EvictionResult:
-    """Return what `evict` would do now; nothing is touched.
+    """Return what `evict` would do now, and change nothing.
 
-    inventory: what is known already. exact: look at every file that would go, as only its link count says what is
-    freed; otherwise use the records.
+    inventory: what is known already. exact: look at every file, because only its link count says what its
+    removal frees; otherwise use the records.
     """
     if not root.exists():
         return EvictionResult()
@@ -165,7 +165,7 @@ def _failed(due: CachedCommit, error: OSError) -> CachedCommit:
 
 
 def disk_now(root: CacheRoot, without: Place | None = None) -> Disk:
-    """Return the file system's figures, and what fills have written and still will, less the one of `without`."""
+    """Return the file system's figures, what fills have written, and what all but `without` still will."""
     with explaining(root.path, "read"):
         found = os.statvfs(nearest_folder(root.path))
         fills = reservations.reservations(root)
@@ -187,7 +187,7 @@ class _Executor:
         self._links: dict[str, dict[str, str]] = {}
 
     def evict(self, due: CachedCommit, heir: CachedCommit | None) -> CachedCommit | str | None:
-        """Return what was evicted; why it stays after all; None if another evictor was faster. Raises `OSError`."""
+        """Return the evicted commit; why it stays; None if another evictor was faster. Raises `OSError`."""
         root, place = self._root, due.place
         intent = Intent.declare(root, place, root.now(root.claims(place)))
         try:
@@ -221,7 +221,7 @@ class _Executor:
         return _evicted(due, removed)
 
     def _objection(self, candidate: CachedCommit, claims: Claims) -> str | None:
-        """Return why it must stay, if that has changed since the plan was made."""
+        """Return a reason to keep it that arose after the plan was made, or None."""
         root, place = self._root, candidate.place
         reason = claims.protecting(root.now(root.claims(place)))
         if reason is not None:
@@ -234,7 +234,7 @@ class _Executor:
         return None
 
     def _pass_on(self, rest: Extent, heir: CachedCommit | None) -> None:
-        """Room that stays in use, as others link the files, counts for another commit from now on."""
+        """Add room that stays in use, because others link the files, to another commit's account."""
         if heir is not None and heir.record is not None and rest != Extent():
             with contextlib.suppress(OSError):
                 add_share(self._root, heir.place, heir.record.fill, rest)
@@ -250,10 +250,10 @@ def _half_removed(place: Place, error: OSError) -> DsvError:
 
 
 def forget(root: CacheRoot, place: Place, claims: Claims) -> None:
-    """Remove what was known and claimed of a commit that has gone: exactly the names that were seen under the intent.
+    """Remove the records and claims of an evicted commit: exactly the names that were seen under the intent.
 
-    No such name is ever used again, so a new fill of the same commit keeps all of its own; `used` alone
-    is, and losing it does no harm. Raises `OSError`.
+    These names are never used again, so a new fill of the same commit keeps its own. Only `used` is used
+    again, and losing it does no harm. Raises `OSError`.
     """
     for name in claims.names:
         if not name.startswith(INTENT):
@@ -267,29 +267,30 @@ def _evicted(due: CachedCommit, removed: Removed) -> CachedCommit:
     )
 
 
-_REST = 100  # all commits are looked at again once this takes at most so small a part of the time
+_REST = 100  # reading all commits takes at most one part in so many of the time
 
 
 class RoomMaker:
     """Makes room for one fill, each time that it asks.
 
-    A fill asks every few seconds, and a look at all commits of a large cache takes time. Mostly the free space and the
-    reservations show that there is room. All commits are looked at if not, and also, if the owner limits how much
-    may be cached, the first time and once in a while. The limits are read each time, as they may change.
+    A fill asks every few seconds, and reading all commits of a large cache takes time. Usually the free space
+    and the reservations show that there is room. If they don't, all commits are read. If the owner limits how
+    much may be cached, they are also read the first time and once in a while. The limits are read each time,
+    because they may change.
     """
 
     def __init__(self, root: CacheRoot, clock: Callable[[], float] = time.monotonic) -> None:
         self._root = root
         self._clock = clock
-        self._inventory: Inventory | None = None  # when the fill last had enough room
-        self._until = 0.0  # when it is too old, by the clock
+        self._inventory: Inventory | None = None  # of the last time that there was enough room
+        self._until = 0.0  # the time of the clock at which it is too old
 
     def __call__(self, need: Need, /) -> None:
         """Make room by evicting. Raise `NoRoomBeside` if that is not enough."""
         root, settings, request = self._root, load_settings(self._root), EvictionRequest(need=need)
         if not settings.limits_content(need.place.dataset_name):
             known: Inventory | None = Inventory(0.0, (), ())
-        else:  # what was cached a while ago: a fill that ended since had counted this one before it began
+        else:  # it may be old: a fill that has ended since then had counted this one before it began
             known = self._inventory if self._clock() < self._until else None
         if known is not None and not planner_of(root, settings, request, known).exceeded():
             return
@@ -305,11 +306,11 @@ class RoomMaker:
 
 
 def evict_for(root: CacheRoot, settings: CacheSettings, need: Need, remembered: Remembered) -> EvictionResult:
-    """Make room for a need. Raises `NoRoomBeside` if that is not enough."""
+    """Evict to meet a need. Raises `NoRoomBeside` if that is not enough."""
     request = EvictionRequest(need=need)
     leftovers, _ = sweep(root, settings, request, remembered)
     inventory = take_inventory(root, remembered)
-    # Exactly: the records alone would have a commit free all that it wrote, even if others that stay link it.
+    # Exact, because by the records a commit would free all that it wrote, even if others that stay link it.
     foreseen = preview(root, settings, request, inventory)
     if foreseen.exceeded:
         raise _no_room(settings, need, foreseen)

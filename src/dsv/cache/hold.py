@@ -8,16 +8,16 @@ This module is also a program, with two commands:
         starts CMD and waits for it; `dsv with` becomes this by `execve`. PID is the process that holds the leases,
         COMMANDS and ANSWERS are the ends of its pipes (0 0 0 for none), ORDER is what it was asked to hold
 
-`lease` is a process in a session of its own. So it renews the leases while the watched process is stopped, and it
-survives the terminal and the process that started it. The two talk in lines:
+`lease` is a process in a session of its own. So it renews the leases while the watched process is stopped,
+and it survives the terminal and the process that started it. The two exchange lines:
 
     to it:      its order in JSON; then `watch PID`, to watch another process instead; `done`, to end
     from it:    `held ID...`; or `failed` and the parts of an error in JSON; later `lost REASON`
 
-`exec` gives the command this process's terminal, descriptors and process group, as though it had been started without
-dsv. So a signal of the terminal (Ctrl-C) reaches the command by itself, and only a signal to this process alone is
-passed on. `sigtimedwait` tells the two apart, but not in a process with other threads. The process lives as long as
-the command, so what only `lease` needs is imported there.
+`exec` gives the command this process's terminal, descriptors and process group, as if dsv had not started it.
+So a signal from the terminal (Ctrl-C) reaches the command directly, and only a signal to this process alone
+is passed on. `sigtimedwait` tells the two apart, but not in a process with other threads. The process lives
+as long as the command, so what only `lease` needs is imported there.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ PASSED_ON = (
 )
 CANNOT_LAUNCH = 125
 GRACE = 20.0
-"""Seconds that a command whose data is lost gets to end."""
-_RELEASED_WITHIN = 10.0  # seconds; while a file server is away, a release would wait for ever
+"""Seconds that a command whose data is lost has to end, between SIGTERM and SIGKILL."""
+_RELEASED_WITHIN = 10.0  # seconds; while a file server is away, a release would never return
 _LEASE_TICK = 0.5  # seconds
 _EXEC_TICK = 1.0
-_TRIES = 5  # starts of a new process in a row
+_TRIES = 5  # consecutive starts of a new process
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -66,15 +66,15 @@ class Order(msgspec.Struct, frozen=True):
     root: str
     """The folder of the cache."""
     places: tuple[tuple[str, str], ...]
-    """Each a dataset's component and a name."""
+    """Pairs of a dataset's path component and the name of a place."""
     pid: int
     """The process to watch."""
     start: int
-    """The tick of its kernel at which it began; 0 if that is unknown."""
+    """The tick of its kernel at which it started; 0 if unknown."""
     program: str
     """The program that it runs, for people to read."""
     replaces: tuple[str, ...] = ()
-    """Ids of leases whose process was killed, so that nobody renews them."""
+    """Ids of leases that are not renewed any more, because their process was killed."""
     run: str | None = None
     """The run that the process is part of, if any."""
     job: str | None = None
@@ -88,11 +88,11 @@ class Order(msgspec.Struct, frozen=True):
         return _ORDER.decode(text)
 
     def after(self, held: str) -> Self:
-        """Return the order for a new process if the one that answered this line is killed."""
+        """Return the order for a new process, in case the one that sent this line is killed."""
         return replace(self, replaces=(*self.replaces, *held.split()[1:]))
 
     def watching(self, pid: int) -> Self:
-        """Return the same for a child of this process. It is not reaped yet, so no other process has its pid."""
+        """Return the order for a child, which is not reaped yet, so no other process has its pid."""
         return replace(self, pid=pid, start=0)
 
 
@@ -109,9 +109,9 @@ class LeaseHolder(msgspec.Struct):
 
     @classmethod
     def start(cls) -> Self:
-        """Start one. It waits for its order, and ends if its pipes are closed before that. Raises `OSError`."""
+        """Start a holder. It waits for its order, and ends if its pipes close first. Raises `OSError`."""
         process = subprocess.Popen(
-            # -P: what lies in the folder where the command was given is data, whatever its name.
+            # -P: files in the folder where the command was given are data, whatever their names.
             [sys.executable, "-P", "-m", PROGRAM, "lease"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -122,16 +122,16 @@ class LeaseHolder(msgspec.Struct):
         holder = cls(process.pid, os.dup(process.stdin.fileno()), os.dup(process.stdout.fileno()))
         process.stdin.close()
         process.stdout.close()
-        process.returncode = 0  # no warning of Popen about a process that it did not wait for
+        process.returncode = 0  # Popen warns about a process that was not waited for
         return holder
 
     def send(self, line: str) -> None:
-        """Send a line. If the process is gone, `answer` says so."""
+        """Send a line. If the process has ended, `answer` reports that."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self.commands, line.encode() + b"\n")
 
     def answer(self, seconds: float) -> str | None:
-        """Return its next line, "" if it has ended, None if no line comes within `seconds`."""
+        """Return its next line, "" if it has ended, None if no line arrives within `seconds`."""
         return _next_line(self.answers, self._unread, seconds)
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class Hold:
             self._holder.send(f"watch {pid}")
 
     def problem(self) -> str | None:
-        """Return why the data is not held any more, or None."""
+        """Return why the data is no longer held, or None."""
         while self._holder is not None:
             answer = self._holder.answer(0.0)
             if answer is None:
@@ -185,7 +185,7 @@ class Hold:
         return True
 
     def release(self) -> None:
-        """End the leases. Return when that is done, or after a while if a file server does not answer."""
+        """End the leases. Return when that is done, or after `_RELEASED_WITHIN` if a file server is away."""
         if self._holder is None:
             return
         self._holder.send("done")
@@ -229,7 +229,8 @@ def _wait(child: int, hold: Hold, awaited: Sequence[int]) -> tuple[int, bool]:
     deadline: float | None = None
     while (status := _reap(child)) is None:
         found = signal.sigtimedwait(awaited, _EXEC_TICK)
-        # A positive code is the kernel's: the terminal sent the signal to the whole group, so the command has it too.
+        # A positive code is the kernel's: the terminal sent the signal to the whole group, so also to the
+        # command.
         if found is not None and found.si_signo != signal.SIGCHLD and found.si_code <= 0:
             os.kill(child, found.si_signo)
         if not lost and (problem := hold.problem()) is not None:
@@ -243,7 +244,7 @@ def _wait(child: int, hold: Hold, awaited: Sequence[int]) -> tuple[int, bool]:
 
 
 def _reap(child: int) -> int | None:
-    """Return the command's wait status, None while it lives. Process 1 of a container reaps other children too."""
+    """Return the wait status, None while the command lives. Process 1 of a container reaps others too."""
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -253,7 +254,7 @@ def _reap(child: int) -> int | None:
 
 
 def _die_of(number: int) -> int:
-    """End by the same signal, so that an interrupted script stops. As process 1, which survives it, return the code."""
+    """End by the same signal, so that an interrupted script stops. Process 1 survives it: return the code."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
         signal.signal(number, signal.SIG_DFL)
@@ -269,13 +270,13 @@ def _complain(message: str) -> None:
 
 
 def failure(answer: str) -> DsvError | None:
-    """Return the error in an answer of a lease holder, if it is one."""
+    """Return the error in an answer of a lease holder, or None."""
     word, _, rest = answer.partition(" ")
     return made(*msgspec.json.decode(rest)) if word == "failed" else None
 
 
 def _next_line(source: int, unread: bytearray, seconds: float | None, *also: int) -> str | None:
-    """Return the next line, "" at the end, None if none comes within `seconds` or something happens to `also`."""
+    """Return the next line, "" at the end, None if none arrives within `seconds` or `also` has an event."""
     while b"\n" not in unread:
         if source not in select.select([source, *also], [], [], seconds)[0]:
             return None
@@ -289,11 +290,11 @@ def _next_line(source: int, unread: bytearray, seconds: float | None, *also: int
 
 def hold_leases() -> int:
     """Read an order from stdin and hold its places until the watched process has ended."""
-    # A signal that ends the watched process may go to every process of its host or of its job. This process must
-    # outlive the watched one, so it ignores these.
+    # A signal that ends the watched process may be sent to every process of its host or of its job. This
+    # process must outlive the watched one, so it ignores these signals.
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    os.chdir("/")  # so that any file system can be unmounted meanwhile
+    os.chdir("/")  # so that any file system can be unmounted
     unread = bytearray()
     line = _next_line(0, unread, None)
     if not line:
@@ -358,7 +359,7 @@ def _say(line: str) -> None:
         sys.stdout.write(line.replace("\n", " ") + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w", encoding="ascii")  # noqa: SIM115, PTH123 (nobody reads it any more)
+        sys.stdout = open(os.devnull, "w", encoding="ascii")  # noqa: SIM115, PTH123 (the reader has ended)
 
 
 if __name__ == "__main__":

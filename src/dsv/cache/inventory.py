@@ -1,8 +1,8 @@
 """List what is cached, from the small records and the claims of every commit. No tree is walked.
 
-An inventory reads three files for each commit, which on a file server are six requests, and most commits have not
-changed since the inventory before. `.dsv/inventory` keeps what was read then: a copy that anybody may delete at any
-time. Rule E8 of docs/internals/cache-protocol.md says when it is used.
+An inventory reads three files for each commit, which are six requests on a file server. Most commits have not
+changed since the last inventory. `.dsv/inventory` keeps what was read then; anybody may delete this copy at
+any time. Rule E8 of docs/internals/cache-protocol.md says when it is used.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from dsv.fs.files import GONE, list_names, read_json
 from dsv.values.names import DatasetName
 
 SETTLED = 10.0
-"""Seconds. Some file systems count whole seconds, so a younger folder may change and keep its mtime."""
-WORTH_KEEPING = 64  # folders read anew; fewer cost less than writing the file does
+"""Seconds. Some file systems store whole seconds, so a younger folder may change and keep its mtime."""
+WORTH_KEEPING = 64  # folders read; for fewer, writing the file costs more than it saves
 _VERSION = 1
 _LONGEST = 256 << 20  # bytes
 
 
 class PlaceFacts(msgspec.Struct, frozen=True, array_like=True):
-    """All that one place's claims folder says."""
+    """The content of one place's claims folder."""
 
     changed: int  # its mtime before it was read, in ns; 0 if it was missing
     claims: Claims
     record: Filled | None
     used: float  # the last recorded use, 0 for none
-    room: Extent  # what the commit stands for on disk
+    room: Extent  # disk space on the commit's account
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class Remembered:
 
     @classmethod
     def load(cls, root: CacheRoot, now: float) -> Remembered:
-        """Read the file; know nothing if it is missing or can't be understood. Raises `OSError`."""
+        """Read the file; know nothing if it is missing or can't be decoded. Raises `OSError`."""
         file = read_json(root.inventory, _FILE, _LONGEST)
         if file is None or file.version != _VERSION:
             return cls(root, now, {})
@@ -102,11 +102,11 @@ class Remembered:
         return facts
 
     def trust(self, place: Place, facts: PlaceFacts) -> None:
-        """Have `read` return what was read a moment ago. Nobody may rely on that for more than a plan."""
+        """Have `read` return these facts without a request. Only a plan may rely on that."""
         self._trusted[place] = facts
 
     def save(self, places: Iterable[Place]) -> None:
-        """Keep what is known of these places, if enough was read anew. It does no harm if it can't be written."""
+        """Save what is known of these places, if enough was read. An error in writing is ignored."""
         settled = {place: facts for place, facts in self._anew.items() if self._is_settled(facts)}
         if len(settled) < WORTH_KEEPING:
             return
@@ -119,14 +119,14 @@ class Remembered:
             self._root.replace(self._root.inventory, msgspec.json.encode(file))
 
     def _is_settled(self, facts: PlaceFacts) -> bool:
-        """Check that any change since then would give the folder another mtime."""
+        """Return whether any later change would give the folder another mtime."""
         if facts.record is None or facts.claims.unknown:
             return False
         return facts.changed < (self.now - SETTLED) * 1e9
 
 
 def read_facts(root: CacheRoot, place: Place, changed: int) -> PlaceFacts:
-    """`changed`: the mtime of the claims folder, asked for just now. Raises `OSError`."""
+    """Read a place's claims folder; `changed` is its mtime, asked for just now. Raises `OSError`."""
     claims = read_claims(root, place, asked=True)
     record = read_record(root, place, claims.names)
     used, room = 0.0, Extent()
@@ -143,7 +143,7 @@ THREADS = 16  # reads in flight: over NFS each is a round trip
 class Inventory(msgspec.Struct, frozen=True):
     """The content of a cache."""
 
-    now: float  # when it was begun
+    now: float  # when it began
     items: tuple[CachedCommit, ...]
     foreign: tuple[str, ...]  # names at the top and among the commits that are not dsv's
 
@@ -155,8 +155,9 @@ class Inventory(msgspec.Struct, frozen=True):
 def take_inventory(root: CacheRoot, remembered: Remembered | None = None) -> Inventory:
     """List the content of a cache; one that does not exist is empty.
 
-    `remembered` has earlier facts (None: those that the cache kept). Raise `Denied` or `Unreachable` if it can't be
-    read.
+    remembered: earlier facts; None to load those that the cache kept.
+
+    Raises `Denied` or `Unreachable` if the cache can't be read.
     """
     with explaining(root.path, "read"):
         known = remembered or Remembered.load(root, server_now(root))
@@ -175,7 +176,7 @@ def take_inventory(root: CacheRoot, remembered: Remembered | None = None) -> Inv
 def _candidate(
     root: CacheRoot, place: Place, facts: PlaceFacts, now: float, *, visible: bool, closed: bool
 ) -> CachedCommit:
-    """closed: in a folder that this user may not read, so it is known by its record alone."""
+    """closed: it is in a folder that this user may not read, so only its record is known."""
     record, leases, path = facts.record, facts.claims.leases, root.visible(place)
     uses = [facts.used]
     uses += [lease.renewed for lease in leases if lease.purpose != "hold"]
@@ -197,7 +198,7 @@ def _candidate(
 
 
 def server_now(root: CacheRoot) -> float:
-    """Return the file server's clock; this host's for a user who may only read. Raises `OSError`."""
+    """Return the file server's time, or this host's for a user who may only read. Raises `OSError`."""
     try:
         return root.now() if root.exists() else time.time()
     except OSError as error:
@@ -211,7 +212,7 @@ def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
     if not root.exists():
         return []
     with contextlib.suppress(FileNotFoundError):
-        refresh(root.path)  # the dataset's folder may have come a moment ago
+        refresh(root.path)  # the dataset's folder may be new
     folder = folder_name(dataset)
     return places_in(root.path / folder) if own_folder(root.path / folder) else []
 
@@ -221,12 +222,12 @@ class Visible(msgspec.Struct, frozen=True):
 
     places: set[Place]
     closed: set[str]  # datasets whose folders this user may not read
-    foreign: list[str]  # as of `Inventory`
+    foreign: list[str]  # as in `Inventory`
     links: list[tuple[str, str]]  # the datasets' folders and the names in them that are links of tags
 
 
 def find_visible(root: CacheRoot) -> Visible:
-    """List the folders of the datasets, without a look at any commit. Raises `OSError`."""
+    """List the folders of the datasets, without looking into any commit. Raises `OSError`."""
     places: set[Place] = set()
     closed: set[str] = set()
     foreign: list[str] = []
@@ -259,13 +260,13 @@ def find_visible(root: CacheRoot) -> Visible:
 
 
 def find_all(folder: Path) -> list[Place]:
-    """Return the places that have a folder of their own below one of the dot folder's. Raises `OSError`."""
+    """Return the places with a folder below `folder`, one of the dot folder's. Raises `OSError`."""
     datasets = [dataset for dataset in list_names(folder) if is_dataset(dataset)]
     return [place for dataset in datasets for place in places_in(folder / dataset)]
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """List a folder as the file server has it now, with what another host cached a moment ago."""
+    """List a folder as the file server has it now, with what another host has just cached."""
     try:
         refresh(folder)
         with os.scandir(folder) as found:

@@ -1,7 +1,7 @@
 """Take, renew and end leases and holds: rules L1 to L10 and L13 of docs/internals/cache-protocol.md, which proves them.
 
-A hold is a claim that a person takes and ends. One with an end (`dsv cache --hold`) is a lease that nobody renews. The
-file of one that `dsv hold` took is called `pin-<id>`.
+A hold is a claim that a person takes and ends. `dsv cache --hold` takes one with an end: a lease that is not
+renewed. The file of a hold that `dsv hold` took is called `pin-<id>`.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from dsv.fs.process import user_name
 from dsv.periodic import NEVER, Periodic
 
 TTL = 900.0
-"""Seconds that a lease is valid after its last renewal: for so long a host may be cut off without consequences."""
+"""Seconds that a lease is valid after a renewal: a host may be cut off for so long without consequences."""
 _RENEWALS = 5  # per TTL
 _RETRY = 10.0
 SILENCE = 40.0
-"""Seconds after its last renewal from which others may end the lease of a silent process that fills (rule L13)."""
+"""Seconds from the last renewal until others may end the lease of a silent process that fills (rule L13)."""
 
 
 class Lease:
-    """A claim on one place, valid from the moment it was taken, whether the commit is there yet or not.
+    """A claim on one place, valid from the moment it was taken, whether the commit is cached yet or not.
 
-    Made by `take`, after which no evictor can miss it. `confirm` says whether the commit is visible and stays so; from
-    then on the renewing thread watches it. `lost` is set, with `reason`, if the commit was evicted while this host
-    could not renew. Being unable to renew sets nothing: when the host is back it takes the lease again if the commit is
-    still the same.
+    `take` makes it; after that no evictor can miss it. `confirm` returns whether the commit is visible and
+    stays so; from then on the renewing thread watches the commit. `lost` is set, with `reason`, if the commit
+    was evicted while this host could not renew. A failed renewal alone sets nothing: when the host is back it
+    takes the lease again if the commit is still the same.
     """
 
     def __init__(self, root: CacheRoot, place: Place, record: LeaseRecord) -> None:
@@ -63,8 +63,8 @@ class Lease:
         self.reason = ""
         self._name = LeaseName(record.owner.id, 0, record.renewed)
         self._older: Path | None = None
-        self._tried = 0  # the number of the last name that was asked for, whether it was got or not
-        self._strays = False  # whether such a name may exist though the answer was an error
+        self._tried = 0  # the number of the last name that was requested, successfully or not
+        self._strays = False  # whether a name may exist although its request failed
         self._identity: tuple[int, int] | None = None
         self._entries: frozenset[str] = frozenset()
         self._sure_until = 0.0
@@ -87,13 +87,13 @@ class Lease:
         process: int | None = None,
         program: str = "",
     ) -> Lease:
-        """Take a lease. Raise `OSError`, and leave no claim behind, if that fails."""
+        """Take a lease. Raise `OSError` if that fails, and leave no claim behind."""
         started = boot_clock()
         now = root.now(root.claims(place))
         record = LeaseRecord(
             owner=Owner.new(),
             purpose=purpose,
-            run=None if run is None else str(run),  # a plain one: it may be of a kind that can't be encoded
+            run=None if run is None else str(run),  # a plain str: a subclass may not be encodable
             job=job,
             process=process,
             program=program,
@@ -113,13 +113,13 @@ class Lease:
 
     @property
     def secure(self) -> bool:
-        """Every evictor still respects it, by a clock that runs on while the machine sleeps."""
+        """Whether every evictor still respects it, by a clock that runs on while the machine sleeps."""
         return not self.lost.is_set() and boot_clock() < self._sure_until
 
     def confirm(self) -> bool:
-        """Return whether the whole commit is visible, and so stays while the lease lasts. Raises `OSError`.
+        """Return whether the whole commit is visible and stays so while the lease lasts. Raises `OSError`.
 
-        Renews first if others may have ended the lease by now (rule L13).
+        Renew first if others may have ended the lease (rule L13).
         """
         while True:
             if not self._recently_renewed():
@@ -139,7 +139,7 @@ class Lease:
             name = LeaseName(self._name.holder, self._tried, max(now, self._name.renewed))
             older = self._rename(self.root.claims(self.place) / str(name))
             self._name, self._older = name, older
-            if self._released:  # while this hung
+            if self._released:  # while the rename hung
                 self._remove()
                 return
             self._void_intents()
@@ -148,7 +148,7 @@ class Lease:
                     f"{self.place} was evicted from {self.root.path} while its lease could not be renewed"
                 )
                 self.lost.set()
-            self._counts_from(started)  # not before: until then it is not known what the lease protects
+            self._counts_from(started)  # only now is it known what the lease protects
 
     def hold(self) -> Self:
         """Start the thread that renews until `release`."""
@@ -158,7 +158,7 @@ class Lease:
         return self
 
     def release(self) -> None:
-        """End the claim and record the use. What can't be reached expires by itself; never raises `OSError`."""
+        """End the claim and record the use. Never raise `OSError`: a claim that can't be removed expires."""
         self._released = True
         self._renewal.stop(timeout=5.0)  # it may hang in the kernel while the server is away
         with contextlib.suppress(OSError):
@@ -166,7 +166,7 @@ class Lease:
                 mark_used(self.root, self.place)
         with contextlib.suppress(OSError):
             self._remove()
-            # Where nothing came of it; a whole commit has its entry there.
+            # If nothing was cached; otherwise the commit's entry is in the folder.
             self.root.claims(self.place).rmdir()
 
     def __enter__(self) -> Self:
@@ -180,7 +180,7 @@ class Lease:
         return self.root.claims(self.place) / str(self._name)
 
     def _rename(self, new: Path) -> Path | None:
-        """Give the lease this name; return its other name. If it raises `OSError`, the names are as before."""
+        """Give the lease this name; return its other name. After an `OSError` the names are unchanged."""
         older, current = self._older, self._path
         try:
             try:
@@ -192,11 +192,11 @@ class Lease:
             current.rename(new)
             return older
         except OSError as error:
-            self._strays |= error.errno not in FULL  # a server may do later what was given up here
+            self._strays |= error.errno not in FULL  # a server may still do later what failed here
             raise
 
     def _put(self, older: Path | None, current: Path, new: Path) -> None:
-        """Add the new name; make the file again if an evictor, or a person, has removed the old names."""
+        """Add the new name; write the file again if an evictor, or a person, has removed the old names."""
         try:
             if older is None:
                 os.link(current, new)
@@ -210,13 +210,13 @@ class Lease:
             self.root.write_once(new, msgspec.json.encode(self.record))
 
     def _counts_from(self, started: float) -> None:
-        # What others see as valid ends at the server's `renewed + ttl`, which is after this: `started`
-        # came first, and a twentieth is more than two clocks drift apart in that time.
+        # For others it is valid until the server's `renewed + ttl`, which is after this: `started` was read
+        # first, and a twentieth is more than two clocks drift apart in that time.
         self._sure_until = started + self.record.ttl * 0.95
         self._renewed_at = started
 
     def _recently_renewed(self) -> bool:
-        """Go by this host's clock, with room for the drift of two clocks."""
+        """Return whether others can't have ended it (rule L13), by this host's clock, with room for drift."""
         return boot_clock() < self._renewed_at + SILENCE * 0.9
 
     def _remove(self) -> None:
@@ -233,7 +233,7 @@ class Lease:
         void_all(self.root, self.place, list_claims(self.root, self.place, [str(self._name)]))
 
     def _unchanged(self) -> bool:
-        """Compare the folder with the confirmed one; an inode's number may come back, a record's never."""
+        """Compare the folder with the confirmed one. An inode number may be used again, a record's never."""
         if self._identity is None:
             return True
         claims = self.root.claims(self.place)
@@ -247,16 +247,16 @@ class Lease:
             return NEVER
         try:
             self.renew()
-        except OSError:  # cut off, or no room for a file: `secure` tells when that matters
+        except OSError:  # cut off, or no room for a file: `secure` says when that matters
             return min(interval, _RETRY)
-        return interval if self.secure else 0.0  # it hung for so long that it is old already
+        return interval if self.secure else 0.0  # it hung for so long that the renewal is too old
 
 
 def end_leases_of(root: CacheRoot, place: Place, gone: Owner, silent_at: float) -> None:
     """End the `stage` leases of a process whose part was taken over: rule L13 of docs/internals/cache-protocol.md.
 
-    silent_at: the server's time at which the process was found to be gone, and the fill not done. What was renewed
-    less than `SILENCE` before that stays. Raises `OSError`.
+    silent_at: the server's time at which the process was found silent, and the fill not done. Names that were
+    renewed less than `SILENCE` before that stay. Raises `OSError`.
     """
     for lease in read_claims(root, place).leases:
         if lease.purpose != "stage" or not gone.kernel or not lease.owner.same_process(gone):
@@ -270,10 +270,10 @@ def end_leases_of(root: CacheRoot, place: Place, gone: Owner, silent_at: float) 
 
 
 def visible_identity(root: CacheRoot, place: Place) -> tuple[int, int] | None:
-    """Device and inode of the visible folder, asked of the file server and not of this host's memory;
-    None: absent, or a symlink in its place or in that of the dataset's folder.
+    """Return device and inode of the visible folder by the file server, not by this host's memory.
 
-    One's own change in a folder is what makes an NFS client ask again. Raises `OSError`.
+    None if it is absent, or if it or the dataset's folder is a symlink. A change by this process in a folder
+    makes an NFS client ask again. Raises `OSError`.
     """
     path = root.visible(place)
     try:
@@ -288,7 +288,7 @@ def visible_identity(root: CacheRoot, place: Place) -> tuple[int, int] | None:
 
 
 def boot_clock() -> float:
-    """Seconds that run on while the machine sleeps, if the system has such a clock."""
+    """Return seconds by a clock that runs on while the machine sleeps, if the system has one."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
@@ -302,9 +302,9 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 def hold(root: CacheRoot, place: Place, *, why: str = "", seconds: float | None = None) -> PinRecord | None:
-    """Hold the commit, for ever or for so many seconds; None if it is not cached.
+    """Hold the commit, permanently or for so many seconds; None if it is not cached.
 
-    The hold is taken as a lease is: its file first, then every evictor's intent is ended. Raises `OSError`.
+    As with a lease, the file is created first, then every evictor's intent is ended. Raises `OSError`.
     """
     now = root.now(root.claims(place))
     record = PinRecord(
@@ -327,12 +327,12 @@ def hold(root: CacheRoot, place: Place, *, why: str = "", seconds: float | None 
 def find_holds(
     root: CacheRoot, places: Iterable[Place], *, job: str | None = None, everyone: bool = False
 ) -> list[Hold]:
-    """Find the caller's holds of these places, oldest first.
+    """Return the caller's holds of these places, oldest first.
 
-    Those that have expired are left out, and so are the leases of runs and of commands at work. Raises `OSError`.
+    Expired ones are left out, and so are the leases of runs and of running commands. Raises `OSError`.
 
-    job: only those that were taken in this batch job.
-    everyone: with those that others took by `dsv hold`.
+    job: only holds that were taken in this batch job.
+    everyone: also holds that others took by `dsv hold`.
     """
     found = []
     for place in places:
@@ -352,7 +352,7 @@ def find_holds(
 
 
 def find_claims(root: CacheRoot, places: Iterable[Place], start: str) -> list[Hold]:
-    """Find the leases and holds, of any kind and any user, whose ids begin with `start`. Raises `OSError`."""
+    """Return all leases and holds, of any kind and user, whose ids begin with `start`. Raises `OSError`."""
     found = []
     for place in places:
         names = list_names(root.claims(place))
@@ -368,7 +368,7 @@ def _all_of(place: Place, claims: Claims) -> list[Hold]:
 
 
 def end_hold(root: CacheRoot, one: Hold) -> None:
-    """End one lease or hold and no other. One that has gone already is fine. Raises `OSError`."""
+    """End one lease or hold and no other. Do nothing if it is gone already. Raises `OSError`."""
     for name in list_claims(root, one.place, ()):
         if one.claim.owns(name):
             (root.claims(one.place) / name).unlink(missing_ok=True)

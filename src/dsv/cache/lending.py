@@ -1,8 +1,8 @@
 """Lend files of cached commits to a workspace, which copies them before it asks the store.
 
-They are copied by shared blocks, else by their bytes, and each is checked against its id. They are opened, and small
-ones read, ahead of their turn and by other threads: on a file server each takes several round trips, and a server
-that is away must not block anybody.
+Files are copied by shared blocks, or else by their bytes, and each is checked against its id. Other threads
+open files, and read small ones, in advance: on a file server each takes several round trips, and a server
+that is away must not block the caller.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from dsv.values.names import DatasetName
 from dsv.values.paths import PathSet, sort_key
 
 COMPARED = 5
-"""Commits that are compared, besides the one that is wanted."""
+"""Commits that are compared, besides the wanted one."""
 FIND_SECONDS = 5.0
-"""The timeout for finding out what a cache has."""
+"""The timeout for listing what a cache has."""
 LOOK_SECONDS = 30.0
 """The timeout for comparing a few thousand paths, which reads metadata from the cache."""
 READ_SECONDS = 30.0
 """The timeout for reading a few MiB. After that the cache counts as unreachable."""
 SMALL = 256 << 10
-"""Bytes of the largest file that is read in one piece."""
+"""The size in bytes of the largest file that is read in one piece."""
 _PIECE = 4 << 20
 _BATCH_FILES = 64
 _BATCH_BYTES = 4 << 20
@@ -58,7 +58,7 @@ _SOURCE_LOST = (errno.EIO, errno.ESTALE)
 
 T = TypeVar("T")
 Opened = bytes | int | None
-"""A small file's verified content, or a descriptor, or nothing that could be used."""
+"""A small file's verified content, or a descriptor, or None if the file can't be used."""
 
 
 class Lender(msgspec.Struct, eq=False):
@@ -67,14 +67,14 @@ class Lender(msgspec.Struct, eq=False):
     commit: CommitId
     selection: PathSet
     top: int
-    """A descriptor of its folder, so that what is read stays this commit's, or is gone."""
+    """A descriptor of its folder, so everything that is read is this commit's, or missing."""
     tree: TreeReader | None = None
-    """None until it is compared with another commit's."""
+    """None until it is compared with another commit's tree."""
 
     def has(
         self, wanted: CommitId, entries: Sequence[Entry], open_tree: Callable[[CommitId], TreeReader]
     ) -> list[bool]:
-        """Return which of these files of the wanted commit, in tree order, it has at the same path.
+        """Return which of these files of the wanted commit, in tree order, are at the same path here.
 
         Raises `DsvError`.
         """
@@ -91,7 +91,7 @@ class Lender(msgspec.Struct, eq=False):
 
 
 class Shelf(msgspec.Struct, eq=False):
-    """One cache: its commits of one dataset. Whoever calls `open`, `find` or `copies.get` may hang in the kernel."""
+    """One cache: its commits of one dataset. `open`, `find` and `copies.get` may hang in the kernel."""
 
     root: CacheRoot
     lenders: list[Lender]
@@ -99,7 +99,7 @@ class Shelf(msgspec.Struct, eq=False):
     copies: MetadataCache
     """Its copies of the store's metadata."""
     open_tree: Callable[[CommitId], TreeReader]
-    """Open a tree by local copies of its metadata. Raises `DsvError` if one is missing."""
+    """Open a tree from local copies of its metadata. Raises `DsvError` if one is missing."""
     looking: Patient
     """A thread that compares."""
     reading: Patient
@@ -107,18 +107,18 @@ class Shelf(msgspec.Struct, eq=False):
     ahead: int
     """Batches of files to read in advance."""
     clones: bool = True
-    """Blocks can be shared between this cache and the workspace, as far as is known."""
+    """Whether blocks can be shared between this cache and the workspace, as far as is known."""
     away: bool = False
 
     @classmethod
     def open(
         cls, root: CacheRoot, store: StoreId, dataset: DatasetName, own: Path, looking: Patient
     ) -> Shelf | None:
-        """Return None if this cache has nothing of the dataset, or may not be read."""
+        """Open a cache. Return None if it has nothing of the dataset, or may not be read."""
         lenders: list[Lender] = []
         try:
             for place, record in newest(of_dataset(root, folder_name(dataset), store)):
-                with contextlib.suppress(OSError):  # evicted, or not for this user
+                with contextlib.suppress(OSError):  # evicted, or not readable by this user
                     lenders.append(Lender(place.commit, record.paths, os.open(root.visible(place), _FOLDER)))
             threads = _REMOTE_THREADS if system.kind_of(root.path).remote else 1
         except (OSError, DsvError):
@@ -130,7 +130,7 @@ class Shelf(msgspec.Struct, eq=False):
         return cls(root, lenders, copies, open_tree, looking, reading, threads + 1) if lenders else None
 
     def find(self, wanted: CommitId, entries: Sequence[Entry]) -> list[Lender | None]:
-        """Return who has each of these files of the wanted commit, as far as local copies of metadata tell."""
+        """Return a lender of each of these files of the wanted commit, as far as local metadata shows."""
         found: list[Lender | None] = [None] * len(entries)
         rest = list(range(len(entries)))
         itself = [lender for lender in self.lenders if lender.commit == wanted]
@@ -140,7 +140,7 @@ class Shelf(msgspec.Struct, eq=False):
                 break
             try:
                 has = lender.has(wanted, [entries[at] for at in rest], self.open_tree)
-            except (DsvError, OSError):  # its tree is not known here
+            except (DsvError, OSError):  # its tree is not on this machine
                 self.lenders.remove(lender)
                 continue
             for at, there in zip(rest, has, strict=True):
@@ -160,7 +160,7 @@ class _Away(Exception):
 
 
 class Loan:
-    """The files that caches lend for one run of paths, by their number in what was asked for."""
+    """The files that caches lend for one run of paths, by their index in the request."""
 
     def __init__(
         self, files: dict[int, tuple[Shelf, Lender, Entry]], leave_out: Callable[[Shelf], None]
@@ -176,9 +176,9 @@ class Loan:
         return at in self._rows
 
     def take(self, at: int, target: int) -> bool:
-        """Fill `target`, an empty file open for reading and writing, with file number `at`; each is taken once.
+        """Write file number `at` to `target`, an empty file open to read and write. Each is taken once.
 
-        Return False, with the target empty, if no verified content can be had. Raises `OSError` of the target.
+        Return False, with the target empty, if there is no verified content. Raises `OSError` of the target.
         """
         number, row = self._rows[at]
         shelf, _, entry = self._batches[number][row]
@@ -208,14 +208,14 @@ class Loan:
             os.close(found)
 
     def close(self) -> None:
-        """Close what was opened and not taken."""
+        """Close what was opened but not taken."""
         for answer in self._answers:
             answer.add_done_callback(_close_all)
 
     def _copy(self, shelf: Shelf, source: int, target: int, entry: Entry) -> bool:
         if shelf.clones:
             cloned = _clone(source, target)
-            # Of the clone: what the workspace gets is verified.
+            # Check the clone, because that is what the workspace gets.
             if cloned and hash_content(target, entry.size) == (entry.file_id, entry.size):
                 return True
             os.ftruncate(target, 0)
@@ -233,7 +233,7 @@ class Loan:
         return False
 
     def _read(self, shelf: Shelf, source: int, offset: int) -> bytes:
-        """Return the next piece; nothing at the end, or if it can't be read."""
+        """Return the next piece; nothing at the end or if it can't be read."""
         try:
             return _wait(shelf.reading.ask(partial(os.pread, source, _PIECE, offset)))
         except OSError:
@@ -241,7 +241,7 @@ class Loan:
 
 
 class Lenders(MetadataCache):
-    """The files and copies of metadata in caches, which are opened when they are first asked.
+    """Caches that lend files and copies of metadata. They are opened at the first request.
 
     A cache that does not answer in time is not asked again.
     """
@@ -254,7 +254,7 @@ class Lenders(MetadataCache):
         own: Path,
         note: Callable[[str], None],
     ) -> None:
-        """own: the folder of one's own local copies of the store's metadata. note: reports a cache that is left out."""
+        """own: the caller's folder of copies of metadata. note: reports a cache that is left out."""
         super().__init__(None)
         self._roots = roots
         self._store = store
@@ -264,7 +264,7 @@ class Lenders(MetadataCache):
         self._found: list[Shelf] | None = None
 
     def lend(self, commit: CommitId, entries: Sequence[Entry]) -> Loan | None:
-        """Return what there is of these files of the commit, in tree order; None if no cache has any of the dataset."""
+        """Return a loan of these files of the commit, in tree order; None if no cache has the dataset."""
         files: dict[int, tuple[Shelf, Lender, Entry]] = {}
         rest = list(range(len(entries)))
         for shelf in list(self._shelves()):
@@ -326,7 +326,7 @@ class Lenders(MetadataCache):
 def _batches(
     files: Sequence[tuple[Shelf, Lender, Entry]],
 ) -> list[list[tuple[Shelf, Lender, Entry]]]:
-    """Share out neighbours of one cache, so that no batch holds much in memory."""
+    """Group neighbours of one cache, so that no batch needs much memory."""
     found: list[list[tuple[Shelf, Lender, Entry]]] = []
     room = 0
     for file in files:
@@ -340,14 +340,14 @@ def _batches(
 
 
 def _open_all(batch: Sequence[tuple[Shelf, Lender, Entry]]) -> list[Opened]:
-    """Open nothing of a cache that is left out: nobody takes that any more, and the run may have many such batches."""
+    """Open files, but none of a cache that was left out: those are not taken, and may be many batches."""
     return [None if shelf.away else _open(lender.top, entry, shelf.clones) for shelf, lender, entry in batch]
 
 
 def _open(top: int, entry: Entry, clones: bool) -> Opened:
     try:
         descriptor = os.open(entry.path, _OPEN, dir_fd=top)
-    except OSError:  # evicted, or not for this user
+    except OSError:  # evicted, or not readable by this user
         return None
     keep = False
     try:
@@ -367,7 +367,7 @@ def _open(top: int, entry: Entry, clones: bool) -> Opened:
 
 
 def _clone(source: int, target: int) -> bool | None:
-    """Return None if the source can't be read. Raises `OSError` if there is no room."""
+    """Share the blocks; return None if the source can't be read. Raises `OSError` if there is no room."""
     try:
         return system.clone(source, target)
     except OSError as error:
@@ -396,10 +396,10 @@ def _empty(target: int) -> None:
 
 
 class Patient:
-    """Makes calls in threads of its own, so that callers can wait with a timeout: a call to the kernel about a file
-    server that is away can't be interrupted.
+    """Makes calls in threads of its own, so that callers can wait with a timeout.
 
-    A call may continue after its caller's timeout, but its thread does not keep the process alive.
+    A system call about a file server that is away can't be interrupted. It may continue after its caller's
+    timeout, but its thread does not keep the process alive.
     """
 
     def __init__(self, name: str, threads: int = 1) -> None:
@@ -409,7 +409,7 @@ class Patient:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
     def ask(self, call: Callable[[], T]) -> Future[T]:
-        """For one thread to ask. `Future.result(timeout)` waits, and raises `TimeoutError` or what the call raised."""
+        """Queue a call, for one thread. `Future.result(timeout)` raises `TimeoutError` or its error."""
         future: Future[T] = Future()
         self._calls.put(lambda: _answer(future, call))
         if self._started < self._most:
@@ -418,7 +418,7 @@ class Patient:
         return future
 
     def close(self) -> None:
-        """End the threads once they have made the calls that were asked for, without waiting for that."""
+        """End the threads after the queued calls, without waiting for them."""
         for _ in range(self._started):
             self._calls.put(None)
         self._started = self._most
@@ -431,5 +431,5 @@ class Patient:
 def _answer(future: Future[T], call: Callable[[], T]) -> None:
     try:
         future.set_result(call())
-    except BaseException as error:  # noqa: BLE001 (whoever waits gets it)
+    except BaseException as error:  # noqa: BLE001 (the waiting caller gets it)
         future.set_exception(error)

@@ -19,21 +19,21 @@ PREFIX = "@"
 
 
 def show_tag(root: CacheRoot, place: Place, tag: TagName) -> None:
-    """Make the tag's link lead to a place that is a whole commit. Anything else with that name stays.
+    """Make the tag's link lead to a place that is a whole commit. Leave anything else with that name alone.
 
-    The caller has a claim on the place, and has seen that it is visible. Raises `OSError`.
+    The caller has a claim on the place and has seen that it is visible. Raises `OSError`.
     """
     link = _path(root, place.dataset, PREFIX + tag.component)
     found = _target(link)
     if found == place.name:
         return
-    if found is None and os.path.lexists(link):  # somebody's own
+    if found is None and os.path.lexists(link):  # a foreign file
         return
     draft = root.temporary / os.urandom(12).hex()
     draft.symlink_to(place.name)
     try:
         if found is None:
-            with contextlib.suppress(FileExistsError):  # another process makes it
+            with contextlib.suppress(FileExistsError):  # another process made it
                 os.link(draft, link, follow_symlinks=False)
         else:
             draft.rename(link)
@@ -42,14 +42,14 @@ def show_tag(root: CacheRoot, place: Place, tag: TagName) -> None:
 
 
 def is_tag_link(path: Path) -> bool:
-    """Check that a name beside the commits of a dataset is one of these links, dangling or not."""
+    """Return whether a name beside the commits of a dataset is a tag's link, dangling or not."""
     return path.name.startswith(PREFIX) and _target(path) is not None
 
 
 def hide_tags(root: CacheRoot, place: Place, known: dict[str, dict[str, str]]) -> list[TagName]:
-    """Remove the links to a place, before it goes out of sight; return their tags. Raises `OSError`.
+    """Remove the links to a place before it is renamed away; return their tags. Raises `OSError`.
 
-    known: keeps the links of each dataset as they were when it was first looked at.
+    known: the links of each dataset as first listed, filled and kept up to date here.
     """
     if place.dataset not in known:
         names = [name for name in list_names(root.path / place.dataset) if name.startswith(PREFIX)]
@@ -64,7 +64,7 @@ def hide_tags(root: CacheRoot, place: Place, known: dict[str, dict[str, str]]) -
 
 
 def remove_dangling(root: CacheRoot, dataset: str, name: str) -> None:
-    """Remove a link whose commit has gone, and the dataset's folder if that was the last in it. Raises `OSError`."""
+    """Remove a link whose commit is gone, and the dataset's folder if it is then empty. Raises `OSError`."""
     link = _path(root, dataset, name)
     target = _target(link)
     if target is not None and not os.path.lexists(link.parent / target):
@@ -78,7 +78,7 @@ def _path(root: CacheRoot, dataset: str, name: str) -> Path:
 
 
 def _target(link: Path) -> str | None:
-    """Return the name of the commit that a link is for; None if it is none of dsv's."""
+    """Return the name of the commit that a link is for, or None if the link is not dsv's."""
     try:
         target = os.readlink(link)  # noqa: PTH115 (the text as it is)
     except OSError:
@@ -99,7 +99,7 @@ _BINDING = msgspec.json.Decoder(_Binding)
 
 
 def bind(root: CacheRoot, dataset: DatasetName, store: StoreId) -> None:
-    """Give the dataset's visible paths to this store, if they are nobody's yet.
+    """Give the dataset's visible paths to this store, if no store has them yet.
 
     Raises `Conflict` if another store has filled a dataset of that name; `OSError`.
     """
@@ -127,13 +127,13 @@ def bound_store(root: CacheRoot, dataset: DatasetName) -> StoreId | None:
 
 
 def note_address(root: CacheRoot, store: StoreId, address: str) -> None:
-    """Remember that this address led to this store, so that next time a cached commit can do without asking.
+    """Remember that this address led to this store, so that a cached commit needs no request next time.
 
     `address` is a URL and everything else that decides where it leads. Raises `OSError`.
     """
     name = _address_name(address)
     for other in list_names(root.dot / "stores"):
-        if other != str(store):  # what was here before has moved
+        if other != str(store):  # the address led there before
             (root.dot / "stores" / other / name).unlink(missing_ok=True)
     path = root.store(store) / name
     if not path.exists():
@@ -141,7 +141,7 @@ def note_address(root: CacheRoot, store: StoreId, address: str) -> None:
 
 
 def known_store(root: CacheRoot, address: str) -> StoreId | None:
-    """Return the store that this address led to when it was last asked. Raises `OSError`."""
+    """Return the store that this address led to at the last request. Raises `OSError`."""
     name = _address_name(address)
     for store in list_names(root.dot / "stores"):
         if (root.dot / "stores" / store / name).exists():

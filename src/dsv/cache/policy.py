@@ -1,7 +1,8 @@
 """Choice and order of the cached commits to evict. A pure function, without clock or disk.
 
-Each commit is evicted before the next is chosen, and says what room that freed, so that no more are evicted than the
-limits require. With `--dry-run` the caller measures the room; otherwise it deletes and counts.
+Each commit is evicted before the next is chosen, and the room that this freed is counted, so no more are
+evicted than the limits require. With `--dry-run` the caller measures the room; otherwise it deletes and
+counts.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ class CachedCommit(msgspec.Struct, frozen=True):
 
     place: Place
     dataset: str  # its name
-    bytes: int  # of its content, as `files`
+    bytes: int  # of its content, like `files`
     files: int
     room: Extent  # on disk, without what it shares with older ones
     last_use: float  # seconds since 1970, by the file server's clock
     claim: str | None = None  # what keeps it
     path: Path = Path()  # its folder
     record: Filled | None = None
-    """None if its filler died before it wrote one, or it can't be read."""
+    """None if the process that filled it died before it wrote one, or if it can't be read."""
     claims: Claims = Claims()
     visible: bool = True
-    """If not, only claims or a fill under way are there."""
+    """If False, it has only claims or a fill in progress."""
 
-    # What becomes of it in an eviction:
-    reason: str = ""  # why it goes, or stays
-    freed: Extent = _NOTHING  # room that is free now
-    foreign: int = 0  # files in it that no fill put there
+    # The result of an eviction:
+    reason: str = ""  # why it is evicted, or stays
+    freed: Extent = _NOTHING
+    foreign: int = 0  # files in it that no fill wrote
     foreign_paths: tuple[str, ...] = ()  # some of these
     error: DsvError | None = None  # why it could not be evicted, or not be deleted
     half_removed: bool = False
-    """It is out of sight, and the rest goes with the next eviction."""
+    """It is in the trash, and the next eviction deletes the rest."""
 
     @property
     def commit(self) -> CommitId:
@@ -68,7 +69,7 @@ class Disk(msgspec.Struct, frozen=True):
 
     free: int  # bytes
     total: int  # bytes
-    filling: Extent = _NOTHING  # what fills under way have written
+    filling: Extent = _NOTHING  # what the current fills have written
     reserved: Extent = _NOTHING  # what is reserved for the rest of them
     free_files: int | None = None  # inodes; None if there is no limit, or none is known
 
@@ -84,8 +85,8 @@ class Need(msgspec.Struct, frozen=True):
     bytes: int  # of disk, files counted as whole blocks
     files: int  # inodes
     keep: frozenset[Place] = frozenset()
-    """Cached commits that must stay, beside itself: those that it takes files from."""
-    folders: int = 0  # further inodes, which no limit of the owner's counts
+    """Cached commits that must stay, besides the place: the fill takes files from them."""
+    folders: int = 0  # further inodes, which the owner's limits do not count
 
 
 class EvictionRequest(msgspec.Struct, frozen=True):
@@ -95,7 +96,7 @@ class EvictionRequest(msgspec.Struct, frozen=True):
     """
 
     only: frozenset[Place] | None = None  # these and nothing else
-    everything: bool = False  # all that may go
+    everything: bool = False  # all that may be evicted
     need: Need | None = None  # room that must be left afterwards
 
     @property
@@ -108,7 +109,7 @@ _ORDINARY = EvictionRequest()
 
 
 class Planner:
-    """Chooses the commits to evict, each when the one before it has gone."""
+    """Chooses the commits to evict, each after the one before it was evicted."""
 
     def __init__(
         self,
@@ -134,16 +135,17 @@ class Planner:
     def run(
         self, act: Callable[[CachedCommit, CachedCommit | None], CachedCommit | str | None]
     ) -> tuple[list[CachedCommit], list[CachedCommit], list[CachedCommit], list[str]]:
-        """Have `act` evict what is due, oldest use first. Return what went, what stays, what failed, and the limits
-        that are exceeded all the same.
+        """Have `act` evict what is due, the least recently used first.
 
-        act: also gets the commit that the rest will count for. Returns what was evicted or has failed, why it stays
-        after all, or None if another evictor was faster.
+        Return what was evicted, what stays, what failed, and the limits that are still exceeded.
+
+        act: also gets the commit to whose account the rest is added. Returns what was evicted or has failed,
+        why it stays after all, or None if another evictor was faster.
         """
         evicted: list[CachedCommit] = []
         failed: list[CachedCommit] = []
         while (due := self._next()) is not None:
-            one = replace(due, room=self._there.pop(due.place).room)  # with what it inherited meanwhile
+            one = replace(due, room=self._there.pop(due.place).room)  # with what was added to its account
             heir = self._heir(one)
             outcome = act(one, heir)
             if isinstance(outcome, CachedCommit) and outcome.error is not None:
@@ -169,7 +171,7 @@ class Planner:
         return evicted, self._kept, failed, self.exceeded() if self._request.only is None else []
 
     def _next(self) -> CachedCommit | None:
-        """Return the next commit to go; None when nothing more is due."""
+        """Return the next commit to evict, or None if no more are due."""
         limit = next(iter(self._exceeded()), None)
         over = self._datasets_over()
         staying = []
@@ -191,13 +193,16 @@ class Planner:
         self._datasets[one.dataset] = self._datasets.get(one.dataset, Extent()) + room
 
     def _heir(self, gone: CachedCommit) -> CachedCommit | None:
-        """Return the commit that what others link of this one counts for: the last used of its dataset, else of any."""
+        """Return the commit to whose account the room of files that others link is added.
+
+        This is the last used one of its dataset, or else of all.
+        """
         others = list(self._there.values())
         same = [one for one in others if one.dataset == gone.dataset]
         return max(same or others, key=lambda one: (one.last_use, one.place), default=None)
 
     def exceeded(self) -> list[str]:
-        """Return each limit that does not hold now, in a sentence."""
+        """Return each exceeded limit in a sentence."""
         return [*self._exceeded(), *self._datasets_over().values()]
 
     def _claim(self, one: CachedCommit) -> str | None:
@@ -208,7 +213,7 @@ class Planner:
         return one.claim
 
     def _reason(self, one: CachedCommit, limit: str | None, over: Mapping[str, str]) -> str | None:
-        """Return why it is due at this moment, or None."""
+        """Return why it is due now, or None."""
         if self._request.only is not None:
             return "named" if one.place in self._request.only else None
         if self._request.everything:
@@ -219,7 +224,7 @@ class Planner:
         return over.get(one.dataset, limit)
 
     def _coming(self, dataset: str | None = None) -> Extent:
-        """Return the room that this eviction is to make, and what other fills were promised."""
+        """Return the room that this eviction must make; without `dataset`, also what other fills reserved."""
         need = self._request.need
         room = Extent() if need is None else Extent(need.bytes, need.files)
         if dataset is not None:
@@ -227,10 +232,10 @@ class Planner:
         return self._disk.reserved + room
 
     def _datasets_over(self) -> dict[str, str]:
-        """Return each dataset above its own max_size, with the sentence that says so.
+        """Return each dataset above its own max_size, with a sentence that says so.
 
-        If room is made for a commit, only its dataset counts: what another has too much of takes no room that this one
-        could have.
+        If room is made for a commit, only its dataset counts: the excess of another one takes no room from
+        it.
         """
         rooms = self._datasets
         found = {}
@@ -242,7 +247,7 @@ class Planner:
         return found
 
     def _exceeded(self) -> list[str]:
-        """Return each limit of the whole cache that does not hold now."""
+        """Return each exceeded limit of the whole cache in a sentence."""
         limits, coming = self._settings.limits, self._coming()
         planned = self._total + self._disk.filling + coming
         with_it = f" with {format_bytes(coming.bytes)} still to come" if coming.bytes else ""

@@ -1,8 +1,9 @@
 """Records of cached commits: their content, their last use, and the disk space attributed to them.
 
-Records are small files beside the commit, so a hit costs the same for a file and for a million. A publisher renames
-first and then records; an evictor renames first and then removes the record, before it withdraws its intent. A record
-has the space that its own fill took; shares (rule E6 of docs/internals/cache-protocol.md) make the sum right.
+Records are small files beside the commit, so a hit costs the same for one file and for a million. A publisher
+renames first and then records. An evictor renames first, then removes the record, then withdraws its intent.
+A record has the space that its own fill took; shares (rule E6 of docs/internals/cache-protocol.md) make the
+sum right.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _USED = msgspec.json.Decoder(UsedRecord)
 
 
 class ShareRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Room taken over from an evicted commit; counts only beside the fill of this id."""
+    """Room taken over from an evicted commit. It counts only together with the fill of this id."""
 
     version: int = 1
     fill: str
@@ -67,7 +68,7 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 def mark_used(root: CacheRoot, place: Place) -> None:
-    """Record that the commit was used now; not more often than once a minute. Raises `OSError`."""
+    """Record that the commit was used now, at most once a minute. Raises `OSError`."""
     folder = root.claims(place)
     if not folder.is_dir():
         return
@@ -91,13 +92,13 @@ def last_used(root: CacheRoot, place: Place) -> float | None:
 
 
 def add_share(root: CacheRoot, place: Place, fill: str, extent: Extent) -> None:
-    """Have the rest of an evicted commit count for this one. Raises `OSError`."""
+    """Add the room that is left of an evicted commit to this commit's account. Raises `OSError`."""
     path = root.claims(place) / f"{SHARE}{fill[:16]}-{os.urandom(8).hex()}"
     root.write_once(path, msgspec.json.encode(ShareRecord(fill=fill, bytes=extent.bytes, files=extent.files)))
 
 
 def shares(root: CacheRoot, place: Place, fill: str, names: tuple[str, ...]) -> Extent:
-    """Sum up what this fill took over; `names` lists the claims folder. Raises `OSError`."""
+    """Return the room that this fill took over; `names` lists the claims folder. Raises `OSError`."""
     total = Extent()
     for name in names:
         share = read_json(root.claims(place) / name, _SHARE) if name.startswith(SHARE) else None
@@ -111,7 +112,7 @@ _VERSION = 1
 
 
 class Filled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """One incarnation of a cached commit. A newer version adds fields, and means the same by these."""
+    """One fill of a cached commit. A newer version may add fields, but never changes the meaning of these."""
 
     version: int = _VERSION
     fill: str  # random hex, new for each fill; the same for all that share the fill
@@ -120,11 +121,11 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fa
     files: int  # of the commit or selection, as the next two
     bytes: int
     entries: int
-    own_files: int = 0  # inodes that this fill added, so without what it linked
+    own_files: int = 0  # inodes that this fill added, without those of linked files
     own_bytes: int = 0  # disk blocks that it added, in bytes
     selection: tuple[str, ...] = ()  # the selected paths; empty for a whole commit
     linked: tuple[str, ...] = ()  # places (`<dataset component>/<name>`) that files were taken from
-    host: str = ""  # of who made it visible, as `user`
+    host: str = ""  # of the process that made it visible, like `user`
     user: str = ""
     time: float = 0.0  # seconds since 1970, the file server's clock
 
@@ -141,14 +142,14 @@ def record_path(root: CacheRoot, place: Place, fill: str) -> Path:
 
 
 def write_record(root: CacheRoot, place: Place, record: Filled) -> bool:
-    """Record that the visible folder is whole, right after the rename; return False if it was recorded already."""
+    """Record that the visible folder is whole, right after the rename; False if it was recorded before."""
     return root.write_once(record_path(root, place, record.fill), msgspec.json.encode(record))
 
 
 def read_record(root: CacheRoot, place: Place, names: Iterable[str] | None = None) -> Filled | None:
-    """Return the record of a place, visible or not; `names` is a listing of its claims folder, if there is one.
+    """Return the record of a place, visible or not; None if it has no readable one. Raises `OSError`.
 
-    None if there is none that can be understood. Raises `OSError`.
+    names: a listing of its claims folder, if the caller has one.
     """
     folder = root.claims(place)
     chosen = list_names(folder) if names is None else names
@@ -162,18 +163,18 @@ class Cached(msgspec.Struct, frozen=True):
     path: Path
     record: Filled
     fetched_bytes: int = 0
-    """Read from the store, with helper processes."""
+    """Read from the store, by helper processes too."""
     linked_files: int = 0
     """Taken from other cached commits."""
     hit: bool = True
-    """It was there already."""
+    """Whether it was cached before."""
 
 
 def lookup(root: CacheRoot, place: Place, *, fresh: bool = False) -> Cached | None:
-    """Return the visible, whole commit, or None. Raises `OSError`.
+    """Return the visible, whole commit, or None. Raises `OSError`, and `Conflict` for a symlink in its place.
 
-    `fresh`: make an NFS client ask its server, which else may answer from memory for up to a minute that a folder is
-    there or not. It takes the right to write. Raises `Conflict` for a symlink in its place.
+    fresh: make an NFS client ask its server, because it may answer from memory for up to a minute. This needs
+    the right to write.
     """
     if fresh:
         root.reach(root.visible(place).parent)
@@ -184,7 +185,7 @@ def lookup(root: CacheRoot, place: Place, *, fresh: bool = False) -> Cached | No
 
 
 def local_commit(root: CacheRoot, place: Place) -> Commit | None:
-    """Return the commit of a cached place, if the cache has a copy of it."""
+    """Return the commit of a cached place from the cache's metadata; None if it has no valid copy."""
     with suppress(OSError, DsvError):
         record = read_record(root, place)
         if record is not None:
@@ -196,16 +197,16 @@ def local_commit(root: CacheRoot, place: Place) -> Commit | None:
 
 
 def erasures_folder(root: CacheRoot, store: StoreId) -> Path:
-    """Return the folder that says what of a store's erasures the cache has obeyed."""
+    """Return the folder that records which of a store's erasures the cache has obeyed."""
     return root.store(store) / "erasures"
 
 
 def erased_count(root: CacheRoot, place: Place, store: StoreId) -> Path:
-    """Return the file that says how many files a cached commit lacks, as they were erased."""
+    """Return the file that has the number of erased files that a cached commit lacks."""
     return erasures_folder(root, store) / "files" / f"{place.dataset}-{place.name}"
 
 
 def erased_files(root: CacheRoot, place: Place, store: StoreId) -> int:
-    """Return how many files a cached commit lacks, as they were erased. Raises `OSError`."""
+    """Return how many erased files a cached commit lacks. Raises `OSError`."""
     found = read_small(erased_count(root, place, store)) or b"0"
     return int(found) if found.isdigit() else 0

@@ -1,13 +1,14 @@
-"""Deleting what was taken out of sight, and counting exactly what that frees.
+"""Deletion of folders in the trash, with an exact count of the room that it frees.
 
-Everything goes through descriptors of folders opened without following links, so a link that somebody puts
-in the way leads nowhere. Files of a folder are removed by several threads: over NFS each removal is a round trip.
+All deletion is relative to descriptors of folders that were opened without following links, so a link that
+another user puts in the way leads nowhere. Several threads remove the files of a folder: over NFS each
+removal is a round trip.
 
-A file that this host has open on NFS only gets another name, `.nfs...`, until it is closed, and that name can't be
-removed. It stays, with the folders above it, for a later sweep.
+A file that this host has open on NFS only gets another name, `.nfs...`, until it is closed, and that name
+can't be removed. It stays, with the folders above it, for a later sweep.
 
-Several processes may remove the same tree at once. Whoever is overtaken finds nothing (ENOENT) or, in a folder that
-another host of NFS removed while it was open here, a stale handle (ESTALE): both mean that it is gone.
+Several processes may remove the same tree at once. A process that is overtaken gets ENOENT or, in a folder
+that another NFS host removed while it was open here, ESTALE: both mean that the name is gone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _THREADS = 8
 _BATCH = 512
 _TRIES = 20
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_DEEPEST = 100  # folders below each other, whose descriptors are open at once
+_DEEPEST = 100  # levels of nested folders, whose descriptors are all open at once
 _SHOWN = 5  # names of foreign files that are kept for the report
 
 
@@ -39,9 +40,9 @@ class Removed(msgspec.Struct):
     """The result of a removal."""
 
     files: int = 0
-    room: Extent = msgspec.field(default_factory=Extent)  # that is free now
-    foreign: int = 0  # files that no fill put there
-    foreign_paths: list[str] = msgspec.field(default_factory=list)  # some of these
+    room: Extent = msgspec.field(default_factory=Extent)  # freed
+    foreign: int = 0  # files that no fill wrote
+    foreign_paths: list[str] = msgspec.field(default_factory=list)  # the first few
 
 
 class Remover:
@@ -52,18 +53,18 @@ class Remover:
         self._turn = threading.Lock()
         self._links: dict[tuple[int, int], int] = {}
         self.removed = Removed()
-        """The result of the last `remove`, also if it failed."""
+        """The result of the last `remove`, even if it failed."""
         self._deep: list[str] = []
-        self._top = -1  # descriptor of the parent of what is removed
+        self._top = -1  # descriptor of the parent of the removed folder
 
     def remove(self, path: Path) -> Removed:
-        """Remove the folder with everything in it, or what is there of it. Raises `OSError`.
+        """Remove a folder with everything in it; nothing if it is missing. Raises `OSError`.
 
-        What this host has open on NFS stays, and the folder with it.
+        Files that this host has open on NFS stay, and so does the folder.
         """
         self.removed = Removed()
         if not self._dry:
-            self._links = {}  # the file system counts from here
+            self._links = {}  # earlier removals have changed the link counts themselves
         try:
             parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -78,9 +79,9 @@ class Remover:
         return self.removed
 
     def _folder(self, parent: int, last: str, shown: str, pool: ThreadPoolExecutor | None) -> bool:
-        """Remove a folder; a host that was cut off may still add to it, so it is emptied until it goes.
+        """Remove a folder. Empty it repeatedly, because a host that was cut off may still add to it.
 
-        False if it stays, as something in it is open on this host.
+        Return False if it stays because something in it is open on this host.
         """
         for attempt in range(_TRIES):
             emptied = True
@@ -106,9 +107,9 @@ class Remover:
         return False
 
     def _empty(self, folder: int, shown: str, pool: ThreadPoolExecutor | None) -> bool:
-        """Remove what is in an open folder; a pool takes whole subfolders if there are many of them.
+        """Empty an open folder; a pool takes whole subfolders if there are many of them.
 
-        False if something could not be removed, as it is open on this host.
+        Return False if something stays because it is open on this host.
         """
         names: list[str] = []
         subfolders: list[str] = []
@@ -130,11 +131,11 @@ class Remover:
             jobs += [pool.submit(self._folder, folder, last, f"{shown}{last}/", None) for last in subfolders]
         else:
             went += [self._folder(folder, last, f"{shown}{last}/", pool) for last in subfolders]
-        went += [job.result() for job in jobs]  # of each: an error must not go unheard
+        went += [job.result() for job in jobs]  # of every job, so that no error is lost
         return all(went)
 
     def _lift(self, folder: int, subfolders: list[str]) -> None:
-        """Move folders that lie too deep up to the top, to be removed from there; when dry they are not counted."""
+        """Move folders that are nested too deeply to the top, to be removed there. Not counted when dry."""
         for last in [] if self._dry else subfolders:
             name = f"deep-{os.urandom(8).hex()}"
             with unless_gone():
@@ -142,7 +143,7 @@ class Remover:
                 self._deep.append(name)
 
     def _files(self, folder: int, shown: str, names: list[str]) -> bool:
-        """Return False if one of them stays, as it is open on this host."""
+        """Remove files. Return False if one stays because it is open on this host."""
         files = freed_bytes = freed_files = 0
         all_went = True
         foreign: list[str] = []
@@ -153,7 +154,7 @@ class Remover:
                     os.unlink(one, dir_fd=folder)
             except OSError as error:
                 if error.errno in GONE:
-                    continue  # another removes the same
+                    continue  # another process removed it
                 if not is_held(one, error):
                     raise
                 all_went = False
@@ -173,7 +174,7 @@ class Remover:
         return all_went
 
     def _last_link(self, found: os.stat_result) -> bool:
-        """Check that all links of a file that had several are gone now, counted from its first one's removal."""
+        """Return whether all links of a file are removed now, counted from the removal of the first."""
         key = (found.st_dev, found.st_ino)
         with self._turn:
             left = self._links.get(key, found.st_nlink) - 1
@@ -184,12 +185,12 @@ class Remover:
 
 
 def is_held(name: str, error: OSError) -> bool:
-    """Check that a file could not be removed because this host has it open: an NFS client's name for it."""
+    """Return whether a file stays because this host has it open, which an NFS client shows by its name."""
     return error.errno == errno.EBUSY and name.startswith(".nfs")
 
 
 def _open_up(folder: int) -> None:
-    """Let a folder of ours be emptied that forbids it (by a umask or chmod)."""
+    """Make a folder of this user writable if a umask or chmod forbids to empty it."""
     with contextlib.suppress(OSError):
         found = os.fstat(folder)
         if found.st_uid == os.geteuid() and found.st_mode & 0o700 != 0o700:

@@ -1,6 +1,6 @@
-"""One cache: where everything lies, its rights, and the few ways in which anything is written there.
+"""The paths and permissions of one cache, and the few functions that write to it.
 
-docs/internals/cache-protocol.md lists its files.
+docs/internals/cache-protocol.md lists the files of a cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dsv.values.units import format_bytes
 
 DOT = ".dsv"
 FILE_TIME = 946_684_800
-"""2000-01-01T00:00:00Z: every cached file's mtime. What has another one was changed after it was filled."""
+"""2000-01-01T00:00:00Z, every cached file's mtime. A file with another one was changed after its fill."""
 _NAME = re.compile(r"([0-9a-f]{64})(?:\+([0-9a-f]{16}))?")
 SETTINGS_FILE = "dsv-cache.toml"
 """The owner's limits, beside the datasets' folders."""
@@ -37,15 +37,15 @@ SETTINGS_FILE = "dsv-cache.toml"
 def folder_name(dataset: DatasetName) -> str:
     """Return a dataset's name as one path component: `/` is written `%2F`.
 
-    The one name without a `/` that dsv itself uses beside the datasets is written with `%2E` for its first dot,
-    however its letters are cased, as there are file systems that do not tell these apart.
+    A dataset that has the name of dsv's settings file, which is beside the datasets, gets `%2E` for its first
+    dot. Case is ignored, because some file systems ignore it.
     """
     name = dataset.component
     return name.replace(".", "%2E", 1) if name.casefold() == SETTINGS_FILE else name
 
 
 def dataset_of(folder: str) -> DatasetName:
-    """Return the dataset whose `folder_name` this is. Raises `UsageError` if it is none."""
+    """Return the dataset whose `folder_name` is `folder`. Raise `UsageError` if there is none."""
     plain = folder.replace("%2E", ".", 1)
     dataset = DatasetName.from_component(plain)
     if folder_name(dataset) != folder:
@@ -54,7 +54,7 @@ def dataset_of(folder: str) -> DatasetName:
 
 
 def is_dataset(name: str) -> bool:
-    """Tell names that can be a dataset's, in the cache's root or one of the dot folder's, from foreign ones."""
+    """Return whether a name in the cache's root, or in a folder of its dot folder, can be a dataset's."""
     try:
         dataset_of(name)
     except UsageError:
@@ -72,12 +72,15 @@ class Place(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def of(cls, dataset: str, commit: CommitId, selection: str | None = None) -> Place:
-        """`dataset` is the component; `selection` 16 hex digits, None for the whole commit."""
+        """Return the place of a commit.
+
+        `dataset` is the path component; `selection` is 16 hex digits, or None for the whole commit.
+        """
         return cls(dataset, f"{commit}+{selection}" if selection else str(commit))
 
     @classmethod
     def parse(cls, dataset: str, name: str) -> Place | None:
-        """Return the place that two folder names mean; None for something that is not dsv's."""
+        """Return the place with these folder names, or None if they are not dsv's."""
         if dataset.startswith(".") or not dataset or "/" in dataset or not _NAME.fullmatch(name):
             return None
         return cls(dataset, name)
@@ -100,7 +103,7 @@ class Place(msgspec.Struct, frozen=True, order=True):
 
 
 def places_in(folder: Path) -> list[Place]:
-    """Return the places that the names in a dataset's folder mean. Raises `OSError`."""
+    """Return the places in a dataset's folder. Raises `OSError`."""
     places = (Place.parse(folder.name, name) for name in list_names(folder))
     return [place for place in places if place is not None]
 
@@ -130,7 +133,7 @@ def explaining(path: Path | str, doing: str = "use") -> Iterator[None]:
 
 
 def free_room(path: Path | str) -> str:
-    """Return in words what the file system of `path`, or of the nearest folder above it, has left."""
+    """Describe the free bytes and inodes of the file system of `path`, or of the nearest folder above it."""
     try:
         found = os.statvfs(nearest_folder(Path(path)))
     except OSError as error:
@@ -140,12 +143,12 @@ def free_room(path: Path | str) -> str:
 
 
 def nearest_folder(path: Path) -> Path:
-    """Return the path, or the nearest one above it that exists: what is not there yet will be on that file system."""
+    """Return `path`, or the nearest folder above it that exists: `path` will be on that file system."""
     return next((one for one in (path, *path.parents) if one.exists()), path)
 
 
 def own_folder(path: Path) -> bool:
-    """Check that a folder of dsv's own is there. Raises `Conflict` for a symlink, `OSError`."""
+    """Return whether `path` is a folder. Raises `Conflict` if it is a symlink; `OSError`."""
     try:
         mode = path.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -158,7 +161,7 @@ def own_folder(path: Path) -> bool:
 def no_symlink(path: Path) -> Conflict:
     """Return the error for a symlink in place of one of dsv's own folders.
 
-    What is filled there would be elsewhere and not be counted, and what is deleted there would be somebody's.
+    dsv would fill a folder elsewhere, which is not counted, or delete another user's files.
     """
     return Conflict(
         f"{path} is a symlink, and dsv follows none in place of its own folders",
@@ -169,12 +172,12 @@ def no_symlink(path: Path) -> Conflict:
 
 _TRIES = 60
 _SPARES = 4
-# The server forgot a handle, or somebody removed an empty folder under us: look the path up again.
+# The server forgot a handle, or another process removed an empty folder: look the path up again.
 _LOOK_AGAIN = (errno.ESTALE, errno.ENOENT)
 
 
 class CacheRoot:
-    """One cache. Making this object touches nothing; `prepare` makes the folders, reading needs none."""
+    """One cache. The constructor touches no file. `prepare` makes the folders; reading needs none."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow the site's own links)
@@ -203,7 +206,7 @@ class CacheRoot:
         return self.dot / "stores" / str(store)
 
     def metadata(self, store: StoreId) -> Path:
-        """For `Repository.open(metadata=…)`: copies of immutable objects."""
+        """Return the folder of copies of immutable objects, for `Repository.open(metadata=…)`."""
         return self.store(store) / "objects"
 
     def binding(self, dataset: str) -> Path:
@@ -211,7 +214,7 @@ class CacheRoot:
 
     @property
     def directory_mode(self) -> int:
-        """Mode of every directory: the root's, without its sticky bit, which would stop sharing."""
+        """Mode of every directory: the root's, without the sticky bit, which would prevent sharing."""
         return self._rights[0]
 
     @property
@@ -227,7 +230,7 @@ class CacheRoot:
             if error.errno in (errno.ENOENT, errno.ENOTDIR):
                 raise NotFound(f"there is no cache at {self.path}", subject=str(self.path)) from error
             raise explain(error, self.path) from error
-        # A directory that one may list but not enter is of no use, so x follows r.
+        # A directory that can be listed but not entered is useless, so x follows r.
         rwx = found.st_mode & 0o777 | 0o700
         rwx |= (rwx & 0o444) >> 2
         return rwx | found.st_mode & stat.S_ISGID, rwx & 0o444, found.st_gid
@@ -250,22 +253,23 @@ class CacheRoot:
             try:
                 self._make_spares()
             except OSError as error:
-                if error.errno not in FULL:  # others are using them
+                if error.errno not in FULL:  # other processes use the missing ones
                     raise
 
     def _make_spares(self) -> None:
-        """Make names to rename, so that evicting works on a disk that has neither a block nor an inode left."""
+        """Make spare names, so that an eviction works on a disk without a free block or inode."""
         self.make_directory(self.spare_folder)
         self.make_directory(self.spares)
         for _ in range(_SPARES - sum(1 for _ in self.spares.iterdir())):
             self.write_once(self.spares / os.urandom(8).hex(), b"")
 
     def make_directory(self, path: Path) -> None:
-        """Make `path`, below the root, and its missing parents, with the root's rights. There already: fine.
+        """Make `path`, below the root, and its missing parents, with the root's rights, unless it exists.
 
-        It appears with its final mode at once: otherwise a process with a narrow umask that dies between mkdir and
-        chmod would leave a folder that locks others out. Evictors and other fills remove the folders above it while
-        these are empty, so they are made again. Raises `OSError`, and `Conflict` for a symlink.
+        It appears with its final mode at once: otherwise a process with a narrow umask that dies between
+        mkdir and chmod would leave a folder that locks others out. Evictors and other fills remove the
+        folders above it while these are empty, so they are made again. Raises `OSError`, and `Conflict` for a
+        symlink.
         """
         for attempt in range(_TRIES):
             try:
@@ -282,14 +286,14 @@ class CacheRoot:
         with contextlib.ExitStack() as opened:
             parent = opened.enter_context(open_folder(path.parent))
             rights = self._rights_in(parent)
-            drafts = parent  # of tmp itself, which can have no draft inside it
+            drafts = parent  # for tmp itself, which can't hold its own draft
             if not rights.plain and path not in (self.dot, self.temporary):
                 self._make_directory(self.temporary)
                 drafts = opened.enter_context(open_folder(self.temporary))
             make_folder(parent, path.name, rights, drafts)
 
     def _rights_in(self, parent: int) -> Rights:
-        """Return what a folder made there needs to have the root's rights."""
+        """Return what a folder made in `parent` needs to get the root's mode and group."""
         mode, _, group = self._rights
         above = os.fstat(parent)
         passed_on = above.st_mode & stat.S_ISGID
@@ -300,15 +304,15 @@ class CacheRoot:
     def write_once(self, path: Path, data: bytes) -> bool:
         """Create `path` with exactly this content, atomically and durably; return False if the name was taken.
 
-        Of many writers of one name exactly one wins, over NFS too (link(2)). Its folder is made if it is
-        missing. Raises `OSError`; `Unsupported` if the file system has no hard links.
+        If several processes write one name, exactly one wins, over NFS too (link(2)). A missing folder is
+        made. Raises `OSError`; `Unsupported` if the file system has no hard links.
         """
         with self.drafted(data) as draft:
             return self.link_once(draft, path)
 
     @contextlib.contextmanager
     def drafted(self, data: bytes) -> Iterator[Path]:
-        """Draft a file with this content for `link_once`, so that there is room for it before it is wanted."""
+        """Write a file for `link_once` in advance, while there is room for it; delete it at the end."""
         draft = self._draft(data)
         try:
             yield draft
@@ -316,7 +320,7 @@ class CacheRoot:
             draft.unlink(missing_ok=True)
 
     def link_once(self, draft: Path, path: Path) -> bool:
-        """Do as `write_once`, with what was drafted before."""
+        """Do what `write_once` does, with a file from `drafted`."""
         for attempt in range(_TRIES):
             try:
                 return link_once(draft, path)
@@ -328,9 +332,9 @@ class CacheRoot:
         raise AssertionError("unreachable")
 
     def replace(self, path: Path, data: bytes) -> None:
-        """Write `path` anew, atomically: readers see the old content or the new. For a file of one's own.
+        """Replace the content of `path` atomically: readers see the old or the new. For a file of one's own.
 
-        A reader over NFS may get ESTALE meanwhile: use `read_small`. Raises `OSError`.
+        A reader over NFS may get ESTALE during the rename: use `read_small`. Raises `OSError`.
         """
         draft = self._draft(data)
         try:
@@ -339,7 +343,7 @@ class CacheRoot:
                     draft.rename(path)
                     return
                 except OSError as error:
-                    if attempt and read_small(path) == data:  # a RENAME sent again finds its own work
+                    if attempt and read_small(path) == data:  # a repeated RENAME: the first one has worked
                         return
                     self._look_again(error, path.parent, attempt)
         except BaseException:
@@ -347,7 +351,7 @@ class CacheRoot:
             raise
 
     def _draft(self, data: bytes) -> Path:
-        """Write a file in tmp/ with this content, on disk, with the cache's rights."""
+        """Write and sync a file in tmp/ with this content and the cache's rights."""
         for attempt in range(_TRIES):
             path = self.temporary / os.urandom(12).hex()
             try:
@@ -361,16 +365,16 @@ class CacheRoot:
         raise AssertionError("unreachable")
 
     def _look_again(self, error: OSError, folder: Path, attempt: int) -> None:
-        """Make the folder anew if it was removed under us; raise `error` if that is no cure."""
+        """Make the folder again if another process removed it; raise `error` if that does not help."""
         self._pause_after(error, folder, attempt)
         try:
             self._make_directory(folder)
-        except OSError as failure:  # the folder above it was removed just then
+        except OSError as failure:  # the folder above it was just removed
             if failure.errno not in _LOOK_AGAIN:
                 raise
 
     def _pause_after(self, error: OSError, folder: Path, attempt: int) -> None:
-        """Wait before the next try, if `error` is of a folder that vanished; raise others, and that of the last try."""
+        """Wait for the next try if `error` is of a vanished folder. Raise others, and the last try's."""
         if error.errno not in _LOOK_AGAIN or attempt == _TRIES - 1:
             raise error
         if attempt > 2:
@@ -378,9 +382,9 @@ class CacheRoot:
         self.look_up_anew(folder)
 
     def look_up_anew(self, folder: Path) -> None:
-        """Make an NFS client ask whether a folder, and those above it in the cache, are still those that it remembers.
+        """Make an NFS client ask its server for a folder and for those above it in the cache.
 
-        It believes in one that another host has removed for half a minute, and takes it for there to be used.
+        For half a minute it believes that a folder exists which another host has removed.
         """
         for above in [*reversed(folder.parents), folder]:
             if above.is_relative_to(self.path):
@@ -390,8 +394,8 @@ class CacheRoot:
     def now(self, folder: Path | None = None) -> float:
         """Return seconds since 1970 by the file server's clock, which all hosts share; never this host's clock.
 
-        Like `fs.attributes.server_time`, of `folder` (default: tmp/), which is made if it is missing, and on a
-        full disk too. Raises `OSError`.
+        Like `fs.attributes.server_time` of `folder` (default: tmp/), but it makes a missing folder and works
+        on a full disk. Raises `OSError`.
         """
         folder = folder or self.temporary
         for attempt in range(_TRIES):
@@ -402,7 +406,7 @@ class CacheRoot:
         raise AssertionError("unreachable")
 
     def time_in(self, folder: Path) -> float:
-        """Do as `now`, but never make the folder. Raises `OSError`; `FileNotFoundError` or ESTALE if it has gone."""
+        """Do what `now` does, but never make the folder. Raises `OSError`: ENOENT or ESTALE if it is gone."""
         probe = folder / f"{PROBE}{os.urandom(8).hex()}"
         spare = self.put_name(probe)
         try:
@@ -414,19 +418,19 @@ class CacheRoot:
                 probe.unlink(missing_ok=True)
 
     def reach(self, folder: Path) -> None:
-        """Make a folder if it is missing, and make sure that this host sees it as it is.
+        """Make a folder if it is missing, and make sure that this host sees its current state.
 
-        One's own change in a folder is what makes an NFS client forget what it believed of the names in it; if the
-        folder itself has gone but is remembered, those above it are asked for. Raises `OSError`.
+        An NFS client forgets what it remembers of a folder's names when its own host changes the folder. If
+        the folder was deleted but is remembered, those above it are asked for. Raises `OSError`.
         """
         self.make_directory(folder)
         self.now(folder)
 
     def put_name(self, path: Path) -> bool:
-        """Make a new name in a folder, that of an empty file; on a full disk one that needs neither block nor inode.
+        """Create an empty file; on a full disk rename a spare one, which needs no block and no inode.
 
-        True if it used a spare file, as some file systems count a link as a file: when the name is no longer needed,
-        the caller renames it back. Raises `OSError`.
+        Return True if it used a spare file (not a link, which some file systems count as a file): the caller
+        renames it back when the name is no longer needed. Raises `OSError`.
         """
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -439,13 +443,13 @@ class CacheRoot:
                     (self.spares / spare).rename(path)
                     return True
                 except FileNotFoundError:  # another process was faster
-                    path.parent.stat()  # or the folder has gone
+                    path.parent.stat()  # or the folder was deleted
             raise
 
 
-# How many levels below each folder are folders of dsv's own: down to one commit's claims, to the folders of one fill,
-# and to each store's. The trash may hold symlinks, which are removed as such. The folders of datasets and of commits
-# are looked at where they are used: see `disk.own_folder`.
+# How many levels below these folders are folders of dsv's own: down to the claims of one commit, and to the
+# folders of one fill. The trash may hold symlinks, which are removed as such. The folders of datasets and
+# commits are checked where they are used, by `own_folder`.
 _LEVELS = {"claims": 2, "fill": 4}
 
 

@@ -1,4 +1,4 @@
-"""`dsv-cache.toml` at the cache's root: what its owner allows."""
+"""`dsv-cache.toml` at the cache's root: the owner's limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dsv.values.toml import read_toml
 from dsv.values.units import format_bytes, parse_duration, parse_size
 
 PROTOCOL = 1
-"""Of the cache's own files; a cache with a higher one is read, not written."""
+"""The version of the cache's own files. A cache with a higher one is read, not written."""
 DEFAULT_UNUSED_FOR = 86400.0
 _NEVER = "never"
 _LONGEST = 1 << 20  # bytes of the file
@@ -47,7 +47,7 @@ class Amount(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Amount:
-        """`100G` or `10%`. Raises `UsageError`."""
+        """Parse `100G` or `10%`. Raises `UsageError`."""
         if text.strip().endswith("%"):
             try:
                 percent = float(text.strip()[:-1])
@@ -59,7 +59,7 @@ class Amount(msgspec.Struct, frozen=True):
         return cls(bytes=parse_size(text))
 
     def of(self, total: int) -> int:
-        """Bytes, on a file system of `total` bytes."""
+        """Return the bytes on a file system of `total` bytes."""
         return self.bytes or int(total * self.percent / 100)
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class Amount(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """The limits of a cache; None means no limit. `unused_for` is in seconds; `min_free` needs all of its amounts."""
+    """The limits of a cache; None means no limit. `unused_for` is in seconds. All `min_free` must be free."""
 
     unused_for: float | None = None
     max_size: int | None = None
@@ -75,7 +75,7 @@ class Limits(msgspec.Struct, frozen=True):
     min_free: tuple[Amount, ...] = ()
 
     def tightened(self, other: Limits) -> Limits:
-        """Return the stricter of each two."""
+        """Return the stricter limit of each pair."""
         return Limits(
             _least(self.unused_for, other.unused_for),
             _least(self.max_size, other.max_size),
@@ -100,16 +100,14 @@ class DatasetRule(msgspec.Struct, frozen=True):
     protected: bool | None = None
 
     def tightened(self, limits: Limits) -> DatasetRule:
-        """With a command's limits. A rule that says nothing of the age still says nothing: what holds for all does,
-        tightened.
-        """
+        """Return the rule with a command's limits. Without an age, the general one, tightened, applies."""
         if limits.unused_for is None or self.unused_for is None:
             return self
         return replace(self, unused_for=min(self.unused_for, limits.unused_for))
 
 
 class CacheSettings(msgspec.Struct, frozen=True):
-    """The file's content. Patterns are shell patterns over dataset names; an exact name goes first."""
+    """The file's content. Patterns are shell patterns over dataset names; an exact name takes precedence."""
 
     protocol: int = PROTOCOL
     limits: Limits = msgspec.field(default_factory=lambda: Limits(unused_for=DEFAULT_UNUSED_FOR))
@@ -117,7 +115,7 @@ class CacheSettings(msgspec.Struct, frozen=True):
     datasets: Mapping[str, DatasetRule] = msgspec.field(default_factory=dict)
 
     def rule(self, dataset: str) -> DatasetRule:
-        """Return the one rule for a dataset: its own, or the first whose pattern fits."""
+        """Return the one rule for a dataset: its own, or the first whose pattern matches."""
         exact = self.datasets.get(dataset)
         fitting = (rule for name, rule in self.datasets.items() if fnmatch.fnmatchcase(dataset, name))
         return exact or next(fitting, DatasetRule())
@@ -129,17 +127,17 @@ class CacheSettings(msgspec.Struct, frozen=True):
         return any(fnmatch.fnmatchcase(dataset, pattern) for pattern in self.protected)
 
     def unused_for(self, dataset: str) -> float | None:
-        """Seconds without use after which a dataset's commits go; None: never."""
+        """Return the seconds without use after which a dataset's commits are evicted; None: never."""
         own = self.rule(dataset).unused_for
         return _finite(self.limits.unused_for if own is None else own)
 
     def limits_content(self, dataset: str) -> bool:
-        """Check if a limit of a dataset depends on what is cached already, and not on the disk alone."""
+        """Return whether a limit for a dataset depends on what is cached, not only on the disk."""
         limited = (self.limits.max_size, self.limits.max_files, self.rule(dataset).max_size)
         return any(one is not None for one in limited)
 
     def tightened(self, limits: Limits) -> CacheSettings:
-        """With limits that a command gave; they hold for every dataset, where they are stricter."""
+        """Return the settings with a command's limits, which apply to all datasets if they are stricter."""
         rules = {name: rule.tightened(limits) for name, rule in self.datasets.items()}
         return replace(self, limits=self.limits.tightened(limits), datasets=rules)
 
@@ -147,14 +145,14 @@ class CacheSettings(msgspec.Struct, frozen=True):
 def load_settings(root: CacheRoot) -> CacheSettings:
     """Return the owner's settings, or the defaults if there is no file.
 
-    Raises `UsageError` if the file is not what it should be, `Denied`, `Unreachable`.
+    Raises `UsageError` if the file is not valid, `Denied`, `Unreachable`.
     """
     path = root.settings_file
     with explaining(path, "read"):
         data = read_small(path, _LONGEST)
-        if data is None and os.path.lexists(path):  # another host may have made it just now
+        if data is None and os.path.lexists(path):  # another host may have just made it
             data = read_small(path, _LONGEST)
-            if data is None:  # nobody knows the owner's limits, so nothing may be filled or evicted
+            if data is None:  # the owner's limits are unknown, so nothing may be filled or evicted
                 raise UsageError(
                     f"{path} is not a file of at most {format_bytes(_LONGEST)}",
                     subject=str(path),
@@ -168,7 +166,7 @@ class _StrictRule(DatasetRule, frozen=True, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct):
-    """The file, as it is written. What a newer dsv has put there is ignored."""
+    """The file as it is written. Keys of a newer dsv are ignored."""
 
     protocol: Annotated[int, msgspec.Meta(ge=1)] = PROTOCOL
     unused_for: _Age = _Age(DEFAULT_UNUSED_FOR)
@@ -184,7 +182,7 @@ class _StrictFile(_File, forbid_unknown_fields=True):
 
 
 def parse_settings(data: bytes, name: str) -> CacheSettings:
-    """Parse a settings file. Raise `UsageError` with the place of a fault.
+    """Parse a settings file. Raise `UsageError`, which says where the fault is.
 
     Unknown keys are faults unless a newer dsv wrote the file.
     """
@@ -208,7 +206,7 @@ def parse_settings(data: bytes, name: str) -> CacheSettings:
 
 
 def _parse(kind: type, value: object) -> object:
-    """Decode an age or a size; `ValueError` gets the place of the fault."""
+    """Decode an age or a size. msgspec adds the location of the fault to a `ValueError`."""
     try:
         if kind is _Size and type(value) is int and value >= 0:
             return _Size(value)
@@ -221,7 +219,7 @@ def _parse(kind: type, value: object) -> object:
     raise ValueError(f"{value!r} is not {'a size' if kind is _Size else 'a duration'}")
 
 
-# Learned now: two threads that are the first to use a class crash the process.
+# Prepared here: two threads that use a class for the first time at once crash the process.
 for _kind in (_File, _StrictFile):
     msgspec.json.Decoder(_kind, dec_hook=_parse)
 
@@ -231,10 +229,10 @@ def _finite(age: float | None) -> float | None:
 
 
 def prepare_cache(root: CacheRoot) -> CacheSettings:
-    """Make the cache if it is missing, with a settings file to edit, and make sure that it may be written.
+    """Make the cache if it is missing, with a settings file to edit, and make sure that dsv may write to it.
 
-    Raises `Unsupported` for a cache of a newer dsv, `Denied`, `NoRoom`, `Unreachable`, `UsageError`, `Conflict` for
-    one that leads elsewhere.
+    Raises `Unsupported` for a cache of a newer dsv, `Denied`, `NoRoom`, `Unreachable`, `UsageError`, and
+    `Conflict` if one of its folders is a symlink.
     """
     settings = load_settings(root)
     check_writable(root, settings)

@@ -1,9 +1,9 @@
-"""One fill under way: a folder that appears whole, is known by a random name, and ends by a rename.
+"""The folder of one fill: it appears whole, has a random name in its path, and ends by a rename.
 
-docs/internals/cache-protocol.md lists what is in it. It is made elsewhere and renamed to `<name>`, which fails if a
-fill is there: so all agree on one, and nobody ever sees half a plan. From then on every path has the fill's random name
-in it, so nothing that is still on its way from a slow host can touch a later fill of the same commit. The first to
-rename `tree`, to publish the fill or to give it up, has decided.
+docs/internals/cache-protocol.md lists its content. It is made elsewhere and renamed to `<name>`, which fails
+if a fill is there: so all processes agree on one fill, and none ever sees half a plan. From then on every
+path has the fill's random name in it, so a late request of a slow host can't touch a later fill of the same
+commit. The first process that renames `tree`, to publish the fill or to give it up, decides.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TRIES = 10
 
 
 class FillDirectory:
-    """The folders of one fill. They vanish when another process ends the fill."""
+    """The folders of one fill. They disappear when another process ends the fill."""
 
     def __init__(self, root: CacheRoot, place: Place, fill: str, folder: Path, plan: Plan) -> None:
         self.root = root
@@ -51,12 +51,12 @@ class FillDirectory:
         self.drafts = folder / "drafts"
 
     def make_folder(self, path: Path) -> None:
-        """Make a folder of the fill, with the cache's rights. Raises `OSError`, `FileNotFoundError` if it ended."""
+        """Make a folder of the fill, with the cache's rights. Raises `OSError`; ENOENT if the fill ended."""
         self.tree.stat()
         self.root.make_directory(path)
 
     def is_open(self) -> bool:
-        """Ask the file server that it has neither been published nor given up. Raises `OSError`."""
+        """Ask the file server whether it was neither published nor given up. Raises `OSError`."""
         self.root.look_up_anew(self.folder)
         return self.tree.is_dir()
 
@@ -69,10 +69,10 @@ def start(
     moves: Mapping[int, bytes],
     enlist: Callable[[Path], None],
 ) -> FillDirectory | None:
-    """Begin a fill; None if another was faster. Raises `OSError`. Then `discard` removes what was made of it.
+    """Begin a fill; None if another was faster. Raises `OSError`. After both the caller calls `discard`.
 
-    enlist: puts the first worker's record into the folder that it is given, so that nobody takes a fill that has just
-    appeared for one that nobody works on.
+    enlist: puts the first worker's record into the given folder, so that a fill that has just appeared is not
+    taken for an abandoned one.
     """
     target = root.fill(place)
     draft = root.temporary / f".fill-{plan.fill}"
@@ -91,7 +91,7 @@ def start(
 
 
 def discard(root: CacheRoot, fill: str) -> None:
-    """Remove what `start` has made of a fill that did not begin. The enlisted worker's file is closed by then."""
+    """Remove what `start` has made of a fill that did not begin. The worker's file must be closed before."""
     shutil.rmtree(root.temporary / f".fill-{fill}", ignore_errors=True)
 
 
@@ -112,11 +112,11 @@ def _appear(root: CacheRoot, draft: Path, target: Path) -> bool:
 
 
 def join(root: CacheRoot, place: Place) -> FillDirectory | None:
-    """Return the fill that is under way; None if there is none, or only the rest of one. Raises `OSError`."""
+    """Return the current fill; None if there is none, or only the rest of one. Raises `OSError`."""
     home = root.fill(place)
     root.reach(home.parent)
     names = list_names(home)
-    if not names and home.is_dir():  # on NFS this may be what it held a while ago
+    if not names and home.is_dir():  # on NFS this listing may be old
         try:
             root.time_in(home)
         except OSError as error:
@@ -124,7 +124,7 @@ def join(root: CacheRoot, place: Place) -> FillDirectory | None:
                 raise
         names = list_names(home)
         if not names:
-            remove_probes(home)  # no fill could ever appear beside them
+            remove_probes(home)  # a fill can't be renamed onto a folder that has any
     for name in names:
         folder = home / name
         data = read_small(folder / "plan", _PLAN_LIMIT)
@@ -150,7 +150,7 @@ def _newer(place: Place) -> Unsupported:
 
 
 def _remove_stray(root: CacheRoot, folder: Path) -> None:
-    """Remove less than a whole fill, which a latecomer made in its place: a fill appears and goes as a whole."""
+    """Remove an incomplete fill, which a late process made: a fill appears and disappears as a whole."""
     with contextlib.suppress(OSError):
         trash = root.trash / f"stray-{os.urandom(8).hex()}"
         folder.rename(trash)
@@ -161,8 +161,8 @@ def publish(directory: FillDirectory, owner: Owner) -> bool:
     """Make the tree visible and record it; False if it was published or given up before.
 
     Also False, with the tree still there, if an earlier fill is visible: this one was planned before that was
-    published, and began after it was cleared away. All parts are done and what that needs is synced. Raises `OSError`,
-    and `Conflict` if something that is not dsv's is in the way.
+    published, and began after it was cleared away. All parts are done, and what that needs is synced. Raises
+    `OSError`, and `Conflict` if something that is not dsv's is in the way.
     """
     directory.root.reach(directory.root.claims(directory.place))
     record = _record(directory, owner)
@@ -178,8 +178,10 @@ def publish(directory: FillDirectory, owner: Owner) -> bool:
 
 
 def _write_entry(directory: FillDirectory, draft: Path, name: Path) -> None:
-    """Give the record its name. On a full disk by a rename, which needs neither block nor inode; anyone else who
-    recorded this fill wrote the same."""
+    """Give the record its name; on a full disk by a rename, which needs no block and no inode.
+
+    Another process that has recorded this fill wrote the same.
+    """
     try:
         directory.root.link_once(draft, name)
     except OSError as error:
@@ -189,7 +191,7 @@ def _write_entry(directory: FillDirectory, draft: Path, name: Path) -> None:
 
 
 def _becomes_visible(directory: FillDirectory) -> bool:
-    """Rename the tree into its place; False if the tree or the place's folder has gone, or a commit is there."""
+    """Rename the tree to its visible path; False if one of the folders is gone, or a commit is there."""
     target = directory.root.visible(directory.place)
     directory.root.reach(target.parent)
     try:
@@ -210,7 +212,10 @@ def _becomes_visible(directory: FillDirectory) -> bool:
 
 
 def give_up(directory: FillDirectory) -> bool:
-    """End a fill that nobody works on; False if it ended before. What it wrote is deleted. Raises `OSError`."""
+    """End a fill on which no process works, and delete what it wrote; False if it ended before.
+
+    Raises `OSError`.
+    """
     ended = end_unpublished(directory)
     if ended:
         clear(directory)
@@ -218,7 +223,7 @@ def give_up(directory: FillDirectory) -> bool:
 
 
 def end_unpublished(directory: FillDirectory) -> bool:
-    """End a fill: from here on nobody can publish it. False if it ended before. Raises `OSError`."""
+    """End a fill, so that no process can publish it; False if it ended before. Raises `OSError`."""
     try:
         directory.tree.rename(directory.dead)
     except OSError as error:
@@ -229,7 +234,7 @@ def end_unpublished(directory: FillDirectory) -> bool:
 
 
 def clear(directory: FillDirectory) -> None:
-    """Remove what is left of a fill that has ended. Several may do so at once. Raises `OSError`."""
+    """Remove the rest of a fill that has ended. Several processes may do so at once. Raises `OSError`."""
     (directory.root.room / directory.fill).unlink(missing_ok=True)
     trash = directory.root.trash / f"fill-{directory.fill}-{os.urandom(4).hex()}"
     try:
@@ -246,9 +251,10 @@ def clear(directory: FillDirectory) -> None:
 
 
 def finalize(directory: FillDirectory) -> None:
-    """Clear what is left of a fill whose tree has gone, after recording it if it was published but not recorded."""
-    # It was given up if there is `dead`. If its folder has gone, who cleared it away has recorded it. Looked at in this
-    # order: the folder goes with what is in it, and another commit may be visible since.
+    """Clear the rest of a fill whose tree is gone; first record it if it was published but not recorded."""
+    # It was given up if `dead` exists. If its folder is gone, the process that cleared it away has recorded
+    # it. Checked in this order, because the folder is removed with its content, and another commit may be
+    # visible since.
     if (
         not directory.dead.is_dir()
         and directory.folder.is_dir()

@@ -1,8 +1,8 @@
 """Write a tree's files: create them exclusively, link or copy those of other commits, sync them to the disk.
 
-Everything is done relative to a descriptor of the tree's top folder, one component at a time and never through a
-symlink, so a writer stays in the tree that it joined whatever happens to any path: rules W1, W2 and S1 to S3 of
-docs/internals/cache-protocol.md.
+Everything is done relative to a descriptor of the tree's top folder, one component at a time and never
+through a symlink. So a writer stays in the tree that it joined, whatever happens to any path: rules W1, W2
+and S1 to S3 of docs/internals/cache-protocol.md.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FOLDERS = 128
 _LOOKS = 5
-_PAUSE = 0.05  # seconds after the second look, and as much more after each further one
-LARGE_PIECE = 256 << 10  # bytes from which on the disk is asked to begin at once
+_PAUSE = 0.05  # seconds after the second look; each further pause is longer by the same amount
+LARGE_PIECE = 256 << 10  # bytes from which on the disk is asked to begin writing at once
 Buffer = bytes | bytearray | memoryview
 
 
 class Rights(FolderRights, frozen=True):
-    """Modes and group with which new files and folders get the rights of the cache's root."""
+    """Modes and group that give new files and folders the rights of the cache's root."""
 
-    file: int = 0  # mode, as the next one
+    file: int = 0  # a mode, like the next one
     executable: int = 0
-    mend: bool = False  # a umask is in the way, so modes are set by fchmod after the creation
+    mend: bool = False  # a umask interferes, so modes are set by fchmod after the creation
     sync: bool = False  # each file is synced before it is closed
 
     @classmethod
     def of(cls, root: CacheRoot, *, sync: bool = False) -> Rights:
-        """Return what this process's files need to have the rights of the cache's root. Raises `OSError`."""
+        """Return the rights that give this process's files those of the cache's root. Raises `OSError`."""
         mode, file = root.directory_mode, root.file_mode
         group = root.path.stat().st_gid
         born = (
@@ -72,7 +72,7 @@ class Rights(FolderRights, frozen=True):
 
 
 class Folders:
-    """Descriptors of a tree's folders, the last used ones kept open. Not thread-safe.
+    """Descriptors of a tree's folders; the last used ones stay open. Not thread-safe.
 
     `before_close` is called before the close of a descriptor that other threads may still use.
     """
@@ -84,8 +84,11 @@ class Folders:
         drafts: int = -1,
         before_close: Callable[[], None] | None = None,
     ) -> None:
-        """`top`, owned by the caller, is the tree; `drafts` a private folder in which to make folders that need
-        another mode than they are born with; -1: folders are not made, and a missing one is `FileNotFoundError`."""
+        """top: a descriptor of the tree, which the caller owns.
+
+        drafts: a private folder in which to make folders that need another mode than they are created with.
+        -1: folders are not made, and a missing one is `FileNotFoundError`.
+        """
         self._top = top
         self._rights = rights
         self._drafts = drafts
@@ -94,7 +97,7 @@ class Folders:
         self._last: tuple[bytes, int] = (b"", top)
 
     def of(self, path: bytes) -> tuple[int, bytes]:
-        """Return the descriptor of the folder of an entry, and its name in there. Raises `OSError`."""
+        """Return the descriptor of an entry's folder, and the entry's name in it. Raises `OSError`."""
         folder, _, name = path.rpartition(b"/")
         if folder == self._last[0]:
             return self._last[1], name
@@ -103,7 +106,7 @@ class Folders:
         return descriptor, name
 
     def open(self, folder: bytes) -> int:
-        """Return the descriptor of a folder, which stays this object's. Raises `OSError`."""
+        """Return the descriptor of a folder, which this object owns. Raises `OSError`."""
         for attempt in range(_LOOKS):
             try:
                 return self._find(folder, anew=attempt > 0)
@@ -114,8 +117,8 @@ class Folders:
                     or attempt == _LOOKS - 1
                 ):
                     raise
-            # One above it was replaced by another's equal one, as `_make` may, after it was opened here. Or an NFS
-            # client remembers that it is missing, though `_make` has found it there.
+            # A folder above it was replaced by another process's equal one, as `_make` may do, after it was
+            # opened here. Or an NFS client remembers that it is missing, although `_make` has found it.
             self.forget(folder + b"/")
             time.sleep(_PAUSE * attempt)
         raise AssertionError("unreachable")
@@ -141,7 +144,7 @@ class Folders:
         return known
 
     def forget(self, path: bytes) -> None:
-        """Look the folders of this entry up again next time: one was replaced by another's equal one."""
+        """Look up this entry's folders again next time: one was replaced by another process's equal one."""
         while path:
             path = path.rpartition(b"/")[0]
             descriptor = self._open.pop(path, None)
@@ -163,7 +166,7 @@ class Folders:
         os.close(descriptor)
 
     def _make(self, parent: int, name: bytes) -> None:
-        """Make a folder that has its final rights at once: with others, it could lock other users out for ever."""
+        """Make a folder with its final rights at once: with others it could lock out users permanently."""
         if not self._rights.plain:
             with contextlib.suppress(FileNotFoundError):
                 os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -185,7 +188,7 @@ def new_file(folder: int, name: bytes | str, rights: Rights, *, executable: bool
 
 
 def fill_file(descriptor: int, pieces: Iterable[Buffer]) -> int:
-    """Write the pieces to a new file; return its descriptor, or close it if that fails. Raises `OSError`."""
+    """Write the pieces to a new file; return its descriptor, or close it on failure. Raises `OSError`."""
     at = 0
     try:
         for piece in pieces:
@@ -201,9 +204,9 @@ def fill_file(descriptor: int, pieces: Iterable[Buffer]) -> int:
 
 
 def finish_file(descriptor: int, rights: Rights, *, executable: bool) -> None:
-    """Give the file its time, and its rights if it was created with others; close it. Raises `OSError`.
+    """Set the file's time, and its rights if it was created with others; close it. Raises `OSError`.
 
-    On NFS this is where the bytes go to the server, and where a full disk is reported.
+    On NFS this sends the bytes to the server, and reports a full disk.
     """
     try:
         if rights.group is not None:
@@ -219,7 +222,7 @@ def finish_file(descriptor: int, rights: Rights, *, executable: bool) -> None:
 
 
 def _is_as_filled(found: os.stat_result, size: int, *, executable: bool) -> bool:
-    """Return whether nobody has changed a donor's file since its fill, as far as its inode tells."""
+    """Return whether a donor's file is unchanged since its fill, as far as its inode shows."""
     return (
         found.st_size == size
         and found.st_mtime_ns == _TIMES[0]
@@ -230,13 +233,13 @@ def _is_as_filled(found: os.stat_result, size: int, *, executable: bool) -> bool
 
 # link(2): at the limit of links, another device, another user's file (fs.protected_hardlinks), not supported.
 NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP)
-# What an evicted or foreign donor gives.
+# Errors for an evicted or foreign donor.
 _NO_DONOR = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM)
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Taken(enum.Enum):
-    """LINKED: no room used. COPIED: the room of the file was used, though not fetched. NO: fetch it."""
+    """LINKED: no room used. COPIED: the file's room was used, but nothing was fetched. NO: fetch it."""
 
     LINKED = enum.auto()
     COPIED = enum.auto()
@@ -244,7 +247,7 @@ class Taken(enum.Enum):
 
 
 class Links:
-    """The donors of one fill, opened when first asked for. `folder_of` is not for several threads, `take` is."""
+    """The donors of one fill, opened when first asked for. `take` is thread-safe, `folder_of` is not."""
 
     def __init__(
         self,
@@ -254,8 +257,11 @@ class Links:
         drafts: int,
         before_close: Callable[[], None],
     ) -> None:
-        """`drafts`: descriptor of a private folder on the same file system; the caller's. before_close: see `Folders`.
-        A descriptor that is closed under a `take` may be another folder's by then, with a file of the same name."""
+        """drafts: descriptor of a private folder on the same file system, which the caller owns.
+
+        before_close: see `Folders`. A descriptor that is closed during a `take` may become that of another
+        folder with a file of the same name.
+        """
         self._root = root
         self._donors = donors
         self._rights = rights
@@ -266,7 +272,7 @@ class Links:
         self._clones = True
 
     def folder_of(self, donor: int, path: bytes) -> tuple[int, bytes] | None:
-        """Return the donor's folder that has this path, and the name in it; None if it is no longer there."""
+        """Return the donor's folder that has this path, and the name in it; None if it is gone."""
         if donor not in self._folders:
             self._folders[donor] = self._open(donor)
         folders = self._folders[donor]
@@ -278,14 +284,14 @@ class Links:
             return None
 
     def open_folder(self, donor: int, folder: bytes) -> int | None:
-        """Return the donor's folder; None if it is no longer there. Raises `OSError`."""
+        """Return the donor's folder; None if it is gone. Raises `OSError`."""
         found = self.folder_of(donor, folder + b"/" if folder else b"")
         return None if found is None else found[0]
 
     def take_all(
         self, source: int, target: int, names: Sequence[bytes], sizes: Sequence[int], kinds: bytes
     ) -> list[int]:
-        """Link files of one folder into another; return the places of those that can't be, for `take`.
+        """Link files of one folder into another; return the indexes of those that can't be, for `take`.
 
         Raises `FileExistsError`, `OSError`.
         """
@@ -305,7 +311,7 @@ class Links:
         return failed
 
     def identity(self, source: tuple[int, bytes], entry: Entry) -> tuple[int, int] | None:
-        """Return the device and inode of a donor's file; None if it is not as it was filled. Raises `OSError`."""
+        """Return device and inode of a donor's file; None if it was changed or is gone. Raises `OSError`."""
         try:
             found = os.stat(source[1], dir_fd=source[0], follow_symlinks=False)
         except OSError as error:
@@ -316,7 +322,7 @@ class Links:
         return (found.st_dev, found.st_ino) if same else None
 
     def take(self, source: tuple[int, bytes], target: tuple[int, bytes], entry: Entry) -> Taken:
-        """Make `target` the donor's file, if that is still as it was filled. Raises `FileExistsError`, `OSError`."""
+        """Make `target` the donor's file, if that is unchanged. Raises `FileExistsError`, `OSError`."""
         folder, name = source
         if self.identity(source, entry) is None:
             return Taken.NO
@@ -353,8 +359,11 @@ class Links:
         return folders
 
     def _copy(self, source: tuple[int, bytes], target: tuple[int, bytes], entry: Entry) -> Taken:
-        """Shared blocks cost nothing. A copy is made of small files only: a large one's chunks are checked and
-        copied by the process that fetches, so that no wrong byte is ever written."""
+        """Share the blocks, which costs nothing, or copy a small file.
+
+        The chunks of a large file are checked and copied by the process that fetches, so that no wrong byte
+        is ever written.
+        """
         try:
             descriptor = os.open(source[1], _READ, dir_fd=source[0])
         except OSError as error:
@@ -377,7 +386,7 @@ class Links:
         return Taken.COPIED
 
     def _clone(self, descriptor: int, target: tuple[int, bytes], *, executable: bool) -> bool:
-        """Share blocks by way of a private draft, as a name in the tree must never hold less than its file."""
+        """Share blocks in a private draft, because a name in the tree must never hold less than its file."""
         draft = os.urandom(8).hex()
         mode = self._rights.executable if executable else self._rights.file
         copy = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode, dir_fd=self._drafts)
@@ -403,7 +412,7 @@ class State(enum.Enum):
 
 
 def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None = None) -> State:
-    """Read and check what is there for this file; a link to `twin` (device, inode) is right as it is.
+    """Read and check this file, if it is there; a link to `twin` (device, inode) needs no check.
 
     Raises `OSError`.
     """
@@ -427,19 +436,20 @@ def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None
         if hash_content(descriptor, entry.size) != (entry.file_id, entry.size):
             return State.BROKEN
         if found.st_mtime_ns != _TIMES[0]:
-            with contextlib.suppress(PermissionError):  # another user's: it just can't be linked to later
+            with contextlib.suppress(PermissionError):  # another user's: later fills can't link to it
                 os.utime(descriptor, ns=_TIMES)
         return State.WHOLE
     finally:
         os.close(descriptor)
 
 
-# Bytes of small files between two syncs. Less would write the blocks of inodes and folders more often.
+# Bytes of small files between two syncs. With less, the blocks of inodes and folders would be written more
+# often.
 STEP = 32 << 20
 
 
 class Lost(Unreachable):
-    """The disk could not write some part of a fill; the fill has ended."""
+    """The disk could not write part of a fill; the fill has ended."""
 
 
 def _lost(directory: FillDirectory, error: OSError) -> DsvError:
@@ -447,7 +457,7 @@ def _lost(directory: FillDirectory, error: OSError) -> DsvError:
     with contextlib.suppress(OSError):  # the caller, which gets the error, gives it up too
         end_unpublished(directory)
     failure: DsvError
-    if error.errno in FULL:  # some file systems say so only now
+    if error.errno in FULL:  # some file systems report it only now
         failure = refusal(
             directory.root, directory.place, error, directory.plan.need_bytes, directory.plan.need_files
         )
@@ -462,7 +472,7 @@ def _lost(directory: FillDirectory, error: OSError) -> DsvError:
 
 
 class WriteBack:
-    """Syncs the file system that a fill's tree is on. For one thread; `close` it afterwards."""
+    """Syncs the file system of a fill's tree. For one thread; `close` it afterwards."""
 
     def __init__(self, directory: FillDirectory) -> None:
         """Start the syncer. Raise `OSError` if that fails."""
@@ -476,7 +486,7 @@ class WriteBack:
         return self._error is not None
 
     def advance(self, written: int) -> None:
-        """Has the disk begin, if there is something worth it and it is not at work yet. Raises `Lost`, `NoRoom`.
+        """Have the disk begin to write, if there is enough and it is idle. Raises `Lost`, `NoRoom`.
 
         written: bytes so far in files that were left in memory when they were written.
         """
@@ -486,7 +496,7 @@ class WriteBack:
             self._syncer.begin()
 
     def finish(self) -> None:
-        """Return when all that was written before is on stable storage. Raises `Lost`, `NoRoom`."""
+        """Return when everything written before is on stable storage. Raises `Lost`, `NoRoom`."""
         if self._syncer.busy:
             self._hear(self._syncer.wait)
         self.check()

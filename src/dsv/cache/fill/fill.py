@@ -1,4 +1,4 @@
-"""Making a commit visible in a cache, together with everyone else who wants it."""
+"""Making a commit visible in a cache, together with all other processes that want it."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def fill(
 ) -> Cached:
     """Return when the commit is visible and whole, no matter which process filled it.
 
-    source: is asked for nothing if the commit is there already.
-    jobs: processes on this host, None for what suits the machine; more than one needs `helper`, by which they get
-    their own source.
-    Raises `NoRoom`, `NotFound` (a selected path), `Conflict` (something else is in the way), `Denied`, `Unreachable`,
-    and what the source raises. Finished files stay for the next attempt, unless the disk is full.
+    source: not used if the commit is cached already.
+    jobs: processes on this host; None for a number that suits the machine. More than one needs `helper`,
+    which opens a source in each of them. Raises `NoRoom`, `NotFound` (a selected path), `Conflict` (something
+    else is in the way), `Denied`, `Unreachable`, and what the source raises. Finished files stay for the next
+    attempt, unless the disk is full.
     """
     with explaining(root.visible(request.place), "fill"):
         found = lookup(root, request.place)
@@ -77,11 +77,11 @@ def fill(
 
 
 class Fill(msgspec.Struct):
-    """The arguments of `fill`, with the file system of the cache, and its attempts.
+    """The arguments of `fill`, the file system of the cache, and the attempts.
 
-    An evictor removes the folders of a dataset while they are empty, the end of a fill removes the fill's, others fill
-    the disk, and a file server forgets a host. Trying again cures all of this. Each kind has a limit of its own, so
-    that no fill tries for ever.
+    Evictors remove the folders of a dataset while they are empty, the end of a fill removes the fill's
+    folders, other processes fill the disk, and a file server forgets a host. Another attempt cures each of
+    these. Each kind has its own limit, so that a fill ends.
     """
 
     root: CacheRoot
@@ -99,9 +99,9 @@ class Fill(msgspec.Struct):
     fetched: int = 0
     """Bytes read from the store by this process and its helpers."""
     linked: int = 0
-    """Files linked by these."""
+    """Files linked by this process and its helpers."""
     made_room: bool = False
-    """This process has just made room for the rest of the fill."""
+    """Whether this process has just made room for the rest of the fill."""
 
     @property
     def place(self) -> Place:
@@ -136,10 +136,9 @@ class Fill(msgspec.Struct):
         )
 
     def _take_part(self, directory: FillDirectory | None) -> bool:
-        """Work on the fill, or begin one. Return when it has ended, one way or another; False if it ended while this
-        host worked on it, and this one has not published it.
+        """Work on the fill, or begin one, until it ends.
 
-        Raises the error that ended this host's part in it.
+        Return False if this host has worked on it but not published it. Raise the error that ended its work.
         """
         heartbeat = Heartbeat(self.root, self.kind)
         participant: FillParticipant | None = None
@@ -147,7 +146,7 @@ class Fill(msgspec.Struct):
         try:
             if directory is None:
                 directory = self._begin(heartbeat)
-                # While this one was planned, another may have begun, been published and cleared away.
+                # While this one was planned, another may have begun, and been published and cleared away.
                 superfluous = directory is not None and lookup(self.root, self.place, fresh=True) is not None
             else:
                 heartbeat.enlist(directory.workers)
@@ -157,12 +156,12 @@ class Fill(msgspec.Struct):
                 self.made_room = False
                 participant.run()
         except OSError as error:
-            # If folders are gone because the fill has ended, that is no failure.
+            # If folders are missing because the fill has ended, that is no failure.
             if directory is None or error.errno not in GONE or directory.is_open():
                 raise
         finally:
             heartbeat.stop()
-            # Only now, as NFS can't remove a file that this host has open.
+            # Only now, because NFS can't remove a file that this host has open.
             if directory is not None and superfluous:
                 give_up(directory)
             elif directory is not None and participant is not None:
@@ -178,10 +177,10 @@ class Fill(msgspec.Struct):
             self.full = 0
 
     def _begin(self, heartbeat: Heartbeat) -> FillDirectory | None:
-        """Plan, reserve room, and start; None if another was faster."""
+        """Plan, reserve room, and start; None if another process was faster."""
         root, place = self.root, self.place
         visible = root.visible(place)
-        # In this order, a commit that is being published at this moment is not taken for a foreign folder.
+        # In this order, a commit that is just being published is not taken for a foreign folder.
         if visible.is_dir() and join(root, place) is None and lookup(root, place, fresh=True) is None:
             raise Conflict(
                 f"{visible} is in the way: dsv did not cache it",
@@ -201,10 +200,10 @@ class Fill(msgspec.Struct):
         return directory
 
     def _plan_that_fits(self) -> Planned:
-        """Return a plan for which there is room, and which has reserved it.
+        """Return a plan for which there is room, and reserve the room.
 
-        What it takes files from can't be evicted for it. If it does not fit beside that, it is planned without the
-        commit that was used least recently, and so on. Raises `NoRoom` if that does not help either.
+        The commits that it takes files from can't be evicted for it. If it does not fit beside them, it is
+        planned without the least recently used one, and so on. Raises `NoRoom` if that does not help either.
         """
         root = self.root
         without: set[Place] = set()
@@ -262,7 +261,7 @@ class Fill(msgspec.Struct):
                 left = _left(directory.plan, read_workers(directory.workers).values())
         self.full += 1
         if self.full > _MOST_FULL:
-            # Before there is a plan, what the whole commit needs stands for what is still to come.
+            # Without a plan, the need of the whole commit counts as what is still to come.
             leaves = self.source.tree(self.request.commit).leaves()
             whole = sum(leaf.child.bytes for leaf in leaves), sum(leaf.child.files for leaf in leaves)
             raise refusal(root, place, error, *(left or whole)) from error
@@ -279,7 +278,7 @@ class Fill(msgspec.Struct):
         self.made_room = True
 
     def _give_up_if_alone(self) -> None:
-        """Give up half a fill that nobody works on, which would keep a full disk full."""
+        """Give up a half-finished fill on which no process works, because it would keep a full disk full."""
         with contextlib.suppress(OSError):
             directory = join(self.root, self.place)
             if directory is not None and directory.is_open() and _is_deserted(directory):
@@ -295,8 +294,9 @@ def _leave(directory: FillDirectory, participant: FillParticipant) -> None:
 
 
 def _is_deserted(directory: FillDirectory) -> bool:
-    """Return whether nobody works on a fill any more. Asked by a process that has left it: of several that leave at
-    the same moment, the last one sees that all others have.
+    """Return whether no process works on a fill any more.
+
+    The caller has left it. So if several leave at once, the last one sees that all others have.
     """
     try:
         now, workers = directory.root.now(), read_workers(directory.workers).values()
@@ -313,7 +313,7 @@ def _left(plan: Plan, workers: Iterable[Worker], unplanned: int = 0) -> tuple[in
 
 
 class FillParticipant:
-    """`run` it once. The caller acts on its attributes when all of its files are closed."""
+    """This process's part in a fill. `run` it once; act on its attributes when all its files are closed."""
 
     def __init__(self, context: Fill, directory: FillDirectory, heartbeat: Heartbeat) -> None:
         self._made_room = context.made_room
@@ -329,9 +329,9 @@ class FillParticipant:
         self._worker: PartWorker | None = None
         self._write_back: WriteBack | None = None  # on a local file system
         self.published = False
-        """This process made the commit visible."""
+        """Whether this process made the commit visible."""
         self.hopeless = False
-        """No process can or will continue the fill, so it should be given up."""
+        """Whether the fill should be given up, because no process can or will continue it."""
 
     def run(self) -> None:
         """Return when the fill has ended. Raises `OSError`, `NoRoom`, `Lost`, and what the source raises."""
@@ -366,8 +366,10 @@ class FillParticipant:
             self._reporter.finish()
 
     def _resume(self, now: float) -> None:
-        """Make room again if no process works on the fill, as its reservation has lapsed; else begin far from the
-        others, so that each works on neighbouring parts."""
+        """Make room again if no process works on the fill, because its reservation has lapsed.
+
+        Otherwise begin far from the others, so that each works on neighbouring parts.
+        """
         others = self._others()
         if others and not self._made_room and all(one.gone(now) for one in others):
             self._make_room()
@@ -400,7 +402,7 @@ class FillParticipant:
             wait = min(wait * 1.5, longest)
 
     def _without(self, damaged: Mapping[bytes, IntegrityError]) -> IntegrityError:
-        """Return the error for files that the store can't give, all that were seen."""
+        """Return the error for all files that the store was found unable to give."""
         errors = [damaged[path] for path in sorted(damaged)]
         if len(errors) == 1:
             return errors[0]
@@ -420,7 +422,7 @@ class FillParticipant:
         return self._table.claim_abandoned(is_gone)
 
     def _end_leases(self, workers: Mapping[str, Worker], now: float) -> None:
-        """End the leases of processes that are gone without having said so."""
+        """End the leases of processes that are gone without having recorded it."""
         for worker in workers.values():
             if worker.gone(now) and not worker.left:
                 with contextlib.suppress(OSError):  # they expire by themselves
@@ -434,7 +436,7 @@ class FillParticipant:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Apply the limits, which hold while filling too: others fill the disk. Raises `NoRoom`."""
+        """Apply the limits, which also hold during a fill: other processes fill the disk. Raises `NoRoom`."""
         plan, place = self._directory.plan, self._directory.place
         unplanned = 0 if self._worker is None else self._worker.unplanned
         left = _left(plan, [self._heartbeat.tally, *self._others()], unplanned)
@@ -446,15 +448,15 @@ class FillParticipant:
         return [worker for owner, worker in workers.items() if owner != self._heartbeat.owner.id]
 
     def _check_disk(self) -> None:
-        """Raise the error of the disk, if the fill ended because that lost something."""
+        """Raise the error of the disk, if the fill ended because the disk lost data."""
         if self._write_back is not None:
             self._write_back.check()
 
     def _publish(self) -> None:
         """Make the commit visible, with everything on stable storage.
 
-        Over NFS each file was when it was closed, elsewhere on a remote file system with each part; on a local one
-        `WriteBack` sees to it here.
+        Over NFS each file was synced before its close, on another remote file system with each part. On a
+        local one `WriteBack` syncs here.
         """
         try:
             _check_links(self._directory)
@@ -465,7 +467,7 @@ class FillParticipant:
             self.hopeless = True
             raise
         if not self.published:
-            self.hopeless = self._directory.is_open()  # an earlier fill is visible; nobody needs this one
+            self.hopeless = self._directory.is_open()  # an earlier fill is visible, so this one is of no use
 
 
 def _check_links(directory: FillDirectory) -> None:
@@ -473,7 +475,7 @@ def _check_links(directory: FillDirectory) -> None:
     directory.root.look_up_anew(directory.folder)
     if directory.links.is_dir():
         directory.root.time_in(directory.links)
-        for part in range(len(directory.plan.parts)):  # each by its name: over NFS a listing may lack some
+        for part in range(len(directory.plan.parts)):  # by name, because over NFS a listing may lack some
             found = read_small(directory.links / str(part), _LINKS_LIMIT)
             if found is not None:
                 fields = found.split(b"\0")

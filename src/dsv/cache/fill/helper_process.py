@@ -1,7 +1,7 @@
 """Further processes on this host that work on the same fill, by the same claims as any other host.
 
-`python -m dsv.cache.fill.helper_process` is one of them. An order on stdin says what to do; the end of stdin, which is
-also the death of its parent, ends it. It does free parts while there are any, reports on stdout, and
+`python -m dsv.cache.fill.helper_process` is one of them. It reads an order from stdin, and the end of stdin,
+also by the death of its parent, ends it. It does free parts while there are any, reports on stdout, and
 leaves the rest (waiting, takeover, publishing) to others.
 """
 
@@ -28,13 +28,13 @@ from dsv.fs import system
 from dsv.fs.process import processors, read_order, start_program
 from dsv.fs.system import FileSystem
 
-# One more process pays for its start with this much work, in entries and in bytes to write.
+# Work that pays for the start of one more process, in entries and in bytes to write.
 _ENTRIES_EACH = 16_000
 _BYTES_EACH = 512 << 20
 _MOST = 8
 _END_WITHIN = 10.0  # seconds
 PROGRAM = "dsv.cache.fill.helper_process"
-BEGAN = "began\n"  # what a helper says before its first claim
+BEGAN = "began\n"  # written by a helper before its first claim
 
 
 def default_jobs(plan: Plan, kind: FileSystem) -> int:
@@ -47,7 +47,7 @@ def default_jobs(plan: Plan, kind: FileSystem) -> int:
 
 
 OpenSource = Callable[[], StoreSource]
-"""Makes the source of a helper process. It can be pickled."""
+"""Opens the source of a helper process. It can be pickled."""
 
 
 class Helpers:
@@ -59,22 +59,21 @@ class Helpers:
         self._running: list[subprocess.Popen[bytes]] = []
 
     def start(self, directory: FillDirectory, open_source: OpenSource, jobs: int) -> None:
-        """Start one process less than `jobs`."""
+        """Start `jobs - 1` processes."""
         for number in range(1, jobs):
             begin = number * len(directory.plan.parts) // jobs
             order = directory.root.path, directory.place, directory.fill, begin, open_source
             self._running.append(start_program(PROGRAM, order, stdout=subprocess.PIPE))
 
     def stop(self, *, now: bool) -> bool:
-        """End them when they have done what they began, or `now`, half way; others take that over. Return whether there
-        were any.
+        """End them when they have done what they began, or `now`; others take over the rest.
 
-        One that has not begun anything is not waited for.
+        Return whether there were any. One that has not begun anything is not waited for.
         """
         running, self._running = self._running, []
         for process in running:
             assert process.stdin is not None and process.stdout is not None
-            has_begun = select.select([process.stdout], [], [], 0)[0]  # it has said `BEGAN`, or has ended
+            has_begun = select.select([process.stdout], [], [], 0)[0]  # it has sent `BEGAN`, or has ended
             if now or not has_begun:
                 process.kill()
             with contextlib.suppress(OSError):  # the end of its input ends it, as this process's death does
@@ -100,7 +99,7 @@ class Helpers:
 
 def main() -> int:
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # the parent hears it too, and ends this process if need be
+        signal.signal(number, signal.SIG_IGN)  # the parent gets it too, and ends this process if need be
     path, place, fill, begin, open_source = read_order()
     stop = threading.Event()
     threading.Thread(target=_watch_input, args=(stop,), daemon=True).start()
@@ -110,7 +109,7 @@ def main() -> int:
     try:
         heartbeat = _work(directory, open_source(), begin, stop)
     except OSError:
-        return 1  # the parent finds the same, and takes over what was begun
+        return 1  # the parent has the same error, and takes over what was begun
     except DsvError as error:
         return error.exit_code
     sys.stdout.write(json.dumps({"fetched": heartbeat.tally.fetched, "linked": heartbeat.tally.linked}))
@@ -141,8 +140,8 @@ def _work(directory: FillDirectory, source: StoreSource, begin: int, stop: threa
 
 
 def _watch_input(stop: threading.Event) -> None:
-    """End this process when its starter has ended, at most a part's work later, or at once if it hangs."""
-    while os.read(0, 1 << 16):  # not by Python's buffer, in which it would be in the way at the end
+    """End this process after its parent: when the current part is done, or by force after 5 seconds."""
+    while os.read(0, 1 << 16):  # not by Python's buffer, which would be in the way when the process exits
         pass
     stop.set()
     threading.Event().wait(5.0)

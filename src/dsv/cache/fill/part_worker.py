@@ -1,6 +1,6 @@
-"""One process's work on a fill: claim parts, link what others have, fetch and write the rest, say that it is done.
+"""One process's work on a fill: claim parts, link what others have, fetch and write the rest, mark them done.
 
-Parts go through in a stream: while one part's files are written, the next one's are claimed and fetched already.
+Parts are a stream: while one part's files are written, the next ones are already claimed and fetched.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from dsv.transfer.download import Wanted
 _TICK_EVERY = 64  # small files; a larger one counts as several
 _FIRST = 2  # parts
 _TURN = 5.0  # seconds
-_SHARE = 3  # on a file server a turn takes one part in so many of those that are left
+_SHARE = 3  # on a file server a turn takes at most one in so many of the parts that are left
 _ROUNDS = 8
-_PAUSE = 0.1  # seconds after the first round, and as much more after each further one
+_PAUSE = 0.1  # seconds after the first round; each further pause is longer by the same amount
 
 
 class PartWorker:
@@ -56,13 +56,13 @@ class PartWorker:
         self._since_tick = 0
         self._ahead = read_ahead(directory.plan)
         self.damaged: dict[bytes, IntegrityError] = {}
-        """By path, what the store can't give. The parts with these files stay undone, and the others are done."""
+        """By path, what the store can't give. Parts with these files stay undone; the others are done."""
         self._write_back: WriteBack | None = None  # if each part is synced by itself
         self._stack = contextlib.ExitStack()
         self.unplanned = 0
-        """Bytes of disk used for files that the plan had counted on linking."""
+        """Bytes of disk used for files that the plan expected to be linked."""
         self.small = 0
-        """Bytes of disk written in files too small to send each of them to the disk at once."""
+        """Bytes of disk written in files that are too small to be sent to the disk one by one."""
         try:
             self._contents = Contents(directory, source)
             self._placer = Placer(directory, kind)
@@ -80,11 +80,12 @@ class PartWorker:
         self._stack.close()
 
     def run_free(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Do all parts that are free, until there are none or `stop` says so. Raises as `run`.
+        """Do all free parts, until there are none left or `stop` returns True. Raises as `run`.
 
-        What is fetched ahead is claimed ahead, though others could help with it. On a file server, where writing takes
-        the time, each batch is some seconds' worth of parts, and at most a third of what is left, so that all who share
-        the fill end at about the same time; and nothing is claimed for the next one before this one is done.
+        Parts that are fetched ahead are claimed ahead, although others could help with them. On a file
+        server, where writing takes the time, a batch is some seconds' worth of parts and at most a third of
+        what is left, so that all processes of the fill end at about the same time. Nothing is claimed for the
+        next batch before this one is done.
         """
         table, remote = self._table, self._kind.remote
         most, claimed = _FIRST if remote else table.count, 0
@@ -106,10 +107,10 @@ class PartWorker:
                 most = max(_FIRST, min(round(_TURN * claimed / took), table.free // _SHARE))
 
     def run(self, claims: Iterable[Claim]) -> None:
-        """Do these parts, which may be claimed as late as they are asked for.
+        """Do these parts; the iterable may claim each one only when it is asked for it.
 
-        Raises `OSError` (a full disk, a server that does not answer, a fill that has ended), and what the source
-        raises, but for `damaged` files.
+        Raises `OSError` (a full disk, a server that does not answer, a fill that has ended), and what the
+        source raises, except for `damaged` files.
         """
         for job in self._jobs:
             self._placer.end(job)
@@ -118,7 +119,7 @@ class PartWorker:
         try:
             self._write_all(self._orders(claims))
         finally:
-            self._placer.pool.clear()  # what it has an error of is not done either
+            self._placer.pool.clear()  # a part with an error in there is not done either
             self._count_fetched()
 
     def _write_all(self, wanted: Iterator[Wanted]) -> None:
@@ -140,7 +141,7 @@ class PartWorker:
                     self._finish(job)
 
     def _orders(self, claims: Iterable[Claim]) -> Iterator[Wanted]:
-        """Yield what is to be fetched for the parts; all else is done on the way."""
+        """Yield what must be fetched for the parts; do everything else on the way."""
         for claim in claims:
             job = Job(claim, claim.generation > 1)
             self._jobs.append(job)
@@ -206,7 +207,7 @@ class PartWorker:
         yield from self._not_linked(job)
 
     def _not_linked(self, job: Job) -> Iterator[Wanted]:
-        """Yield files that a donor has no longer, and large ones of other users that can't share blocks either."""
+        """Yield files that a donor no longer has, and other users' large files that can't share blocks."""
         for item in job.failed:
             assert item.donor is not None
             self._count_linked(-1, -item.entry.size)
@@ -216,7 +217,7 @@ class PartWorker:
         job.failed.clear()
 
     def _finish(self, job: Job) -> None:
-        """Make sure that all files of a part, which were handed out, are whole, and say so."""
+        """Make sure that all files of a part, which were handed out, are whole; then mark it as done."""
         self._placer.settle(job)
         if job.damaged:
             self._drop(job)
@@ -243,7 +244,7 @@ class PartWorker:
         self._drop(job)
 
     def _look_through(self, job: Job) -> None:
-        """Do the part once more, after traces of another process were found in it."""
+        """Do the part again, after traces of another process were found in it."""
         self._placer.forget_folders()
         self._placer.end(job)
         again = Job(job.claim, check=True)
@@ -257,7 +258,7 @@ class PartWorker:
         job.again, job.symlinks = again.again, again.symlinks
 
     def _report_links(self, job: Job) -> None:
-        """Tell the publisher of the symlinks: nobody may follow one out of the tree."""
+        """Report the symlinks to the publisher, which checks that none leads out of the tree."""
         if job.symlinks:
             folder = self._directory.links
             self._directory.make_folder(folder)
@@ -303,7 +304,7 @@ class PartWorker:
             self._pace(0)
 
     def _count_linked(self, files: int, size: int) -> None:
-        """Count files that were linked, or that could not be after all."""
+        """Count linked files; negative numbers take back those that could not be linked."""
         self._tally.entries += files
         self._tally.bytes += size
         self._tally.linked += files

@@ -1,9 +1,9 @@
 """Division of a fill among processes: its plan, its parts and the claims on them.
 
-The plan is made once, from the tree's nodes, and names parts by segment numbers, so a claimer reads only the segments
-of its own parts. Claims are names in one folder, made by symlink(2): rules F5, W4 and W5 of
-docs/internals/cache-protocol.md. `<part>.<generation>.done.<boot>` says that a part is whole, but a power cut may tear
-it: that counts until this machine starts again.
+The plan is made once, from the tree's nodes. It names parts by segment numbers, so a process reads only the
+segments of the parts that it claims. Claims are names in one folder, made by symlink(2): rules F5, W4 and W5
+of docs/internals/cache-protocol.md. `<part>.<generation>.done.<boot>` says that a part is whole but that a
+power cut may tear it: it counts until this machine starts again.
 """
 
 from __future__ import annotations
@@ -25,35 +25,36 @@ from dsv.fs.attributes import server_time
 from dsv.fs.system import FileSystem, boot
 from dsv.repo.objects.ranges import ITEM
 
-# A part is worth about a second of work, so that the death of its claimer costs little and many can share a fill.
+# A part is about a second of work, so the death of its claimer costs little and many processes can share a
+# fill.
 PART_BYTES = 64 << 20
 PART_ENTRIES = 4096
 PART_ENTRIES_REMOTE = 512  # if each file is several round trips
-# There, a small commit too is cut into some parts, so that several hosts can share it.
+# There even a small commit is cut into some parts, so that several hosts can share it.
 SHARES_REMOTE = 16
 LEAST_BYTES = 4 << 20
 LEAST_ENTRIES = 64
 # With more, the folder of claims would be slow to list.
 MAX_PARTS = 8192
-# File systems give out whole blocks.
+# File systems allocate whole blocks.
 BLOCK = 4096
 
-# The source map has one byte for each entry of the tree: what a claimer does with it, other than fetch it.
+# The source map has one byte for each entry of the tree: what a claimer does with it.
 FETCH = 0
 LINK = 1  # LINK + d: donor d has this file at the same path
 MOVED = 32  # MOVED + d: donor d has it at another path, which the table of moves names
 CHUNKS = 64  # CHUNKS + d: a large file whose older version donor d has at the same path
 NOTHING = 255  # no file, or an empty one
 MAX_DONORS = 8
-VERSION = 1  # of the plan, and of how those who share it work together
+VERSION = 1  # of the plan, and of how the processes that share it work together
 
 
 class Load(msgspec.Struct, frozen=True):
-    """One segment, less what is not selected."""
+    """The wanted entries of one segment."""
 
     number: int  # of the segment in the tree
-    entries: int  # wanted of it
-    bytes: int  # of these
+    entries: int
+    bytes: int
     heavy: int  # bytes to fetch or copy; the rest is linked
 
 
@@ -67,7 +68,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     last: int
     slice: int
     slices: int
-    entries: int  # for progress, as `bytes`; a slice's are estimates
+    entries: int  # for progress, like `bytes`; a slice's are estimates
     bytes: int
 
 
@@ -87,7 +88,7 @@ class Plan(msgspec.Struct, frozen=True):
     store: str
     commit: str
     selection: list[str]
-    files: int  # of the whole commit or selection, as the next two
+    files: int  # of the whole commit or selection, like the next two
     bytes: int
     entries: int
     need_bytes: int  # room on disk, in blocks
@@ -95,7 +96,7 @@ class Plan(msgspec.Struct, frozen=True):
     parts: list[Part]
     donors: list[DonorPlan]
     has_source_map: bool = msgspec.field(name="sheet")
-    """Files are taken from `donors`."""
+    """Whether files are taken from `donors`."""
 
 
 PLAN = msgspec.json.Decoder(Plan)
@@ -104,13 +105,14 @@ PLAN = msgspec.json.Decoder(Plan)
 def read_ahead(plan: Plan) -> int:
     """Return how many bytes a worker may hold that are not on disk yet: the weight of the heaviest part.
 
-    So much its death may cost. A little more, so that the gaps between its files don't make it wait for its last piece.
+    Its death may cost so much. A sixteenth is added, so that the gaps between its files don't make it wait
+    for its last piece.
     """
     return max((part.bytes + ITEM * part.entries for part in plan.parts), default=0) * 17 // 16
 
 
 def part_size(loads: Sequence[Load], *, remote: bool) -> tuple[int, int]:
-    """Bytes and entries that a part of these is to be worth, as `cut_parts` takes them."""
+    """Return the bytes and entries that a part of these should have, for `cut_parts`."""
     if not remote:
         return PART_BYTES, PART_ENTRIES
     size = sum(load.heavy for load in loads) // SHARES_REMOTE
@@ -186,7 +188,7 @@ def blocks(size: int) -> int:
 
 
 def estimated_room(files: int, size: int) -> int:
-    """Estimate the bytes of disk for files by their number and sum: half a block more for each."""
+    """Estimate the bytes of disk for files by their number and total size: half a block more for each."""
     return size + files * BLOCK // 2 + BLOCK
 
 
@@ -195,11 +197,11 @@ class Claim(msgspec.Struct, frozen=True):
 
     part: int
     generation: int  # 1 for the first claimer; higher ones find others' traces
-    done: bool = False  # an earlier one had finished it; it is left to keep all of them from changing it
+    done: bool = False  # an earlier one had finished it; this one only keeps all of them from changing it
 
 
 class ClaimTable:
-    """The claims of one fill, as one process sees them. Not for use from several threads."""
+    """The claims of one fill, as one process sees them. Not thread-safe."""
 
     def __init__(
         self,
@@ -209,7 +211,7 @@ class ClaimTable:
         kind: FileSystem,
         clock: Callable[[Path], float] = server_time,
     ) -> None:
-        """clock: tells the server's time by a change in the folder, as `CacheRoot.time_in` does on a full disk too."""
+        """clock: like `server_time`; `CacheRoot.time_in` also works on a full disk."""
         self._folder = folder
         self._clock = clock
         self._owner = owner
@@ -223,7 +225,7 @@ class ClaimTable:
 
     @property
     def free(self) -> int:
-        """Parts that nobody had claimed when this was last looked at."""
+        """Parts that had no claim when the folder was last read."""
         return self.count - len(self._newest)
 
     @property
@@ -236,9 +238,9 @@ class ClaimTable:
         return self.done == self.count
 
     def confirm_done(self) -> bool:
-        """Check that all parts are done and none was claimed once more, by a lookup of each name: rule W5.
+        """Return whether all parts are done and none was claimed again, by a lookup of each name: rule W5.
 
-        To be called after a `refresh`, whose listing may lack names over NFS. Raises `OSError`.
+        Call it after a `refresh`, whose listing may lack names over NFS. Raises `OSError`.
         """
         if self.all_done and self._remote:
             for part, generation in list(self._newest.items()):
@@ -247,15 +249,14 @@ class ClaimTable:
         return self.all_done
 
     def begin_at(self, part: int) -> None:
-        """Have `claim_free` look for free parts from there on, so that several processes start far apart."""
+        """Have `claim_free` look for parts from this one on, so that several processes start far apart."""
         self._cursor = part % max(self.count, 1)
 
     def refresh(self) -> float:
-        """Look at the folder anew, past the memory of an NFS client; return the server's time.
+        """List the folder, past the memory of an NFS client; return the server's time.
 
-        What was seen once is kept: no name here is ever removed, and a listing over NFS may miss some.
-
-        Raises `OSError`; `FileNotFoundError` or ESTALE if the fill has ended.
+        All that was seen is kept: no name here is ever removed, and a listing over NFS may miss some. Raises
+        `OSError`; `FileNotFoundError` or ESTALE if the fill has ended.
         """
         now = self._clock(self._folder)
         lost: set[int] = set()
@@ -278,7 +279,7 @@ class ClaimTable:
         return part in self._finished and self._finished[part] >= self._newest.get(part, 0)
 
     def claim_free(self) -> Claim | None:
-        """Claim the next part that nobody has claimed; None if there is none left. Raises `OSError`."""
+        """Claim the next part without a claim; None if there is none left. Raises `OSError`."""
         while True:
             candidates = itertools.chain(range(self._cursor, self.count), range(self._cursor))
             part = next((part for part in candidates if part not in self._newest), None)
@@ -293,7 +294,8 @@ class ClaimTable:
     def claim_abandoned(self, is_gone: Callable[[str], bool]) -> Claim | None:
         """Take over a part whose newest claimer is gone, as `is_gone(owner id)` says. Raises `OSError`.
 
-        Also one that was done before this machine last started, and may have been lost with it: it is checked.
+        A part that was done before this machine last started may have been lost: it is taken over and
+        checked.
         """
         for part, generation in sorted(self._newest.items()):
             owner = "" if self._is_done(part) else self._owner_of(part, generation)
@@ -309,7 +311,7 @@ class ClaimTable:
         return None
 
     def finish(self, claim: Claim) -> None:
-        """Say that every file of the part is whole. What needs to be synced for that has been. Raises `OSError`."""
+        """Record that every file of the part is whole. The caller has synced them. Raises `OSError`."""
         with contextlib.suppress(FileExistsError):
             (self._folder / f"{claim.part}.{claim.generation}.{self._mark}").symlink_to(self._owner)
         self._saw_done(claim.part, claim.generation)
@@ -323,7 +325,7 @@ class ClaimTable:
         try:
             path.symlink_to(self._owner)
         except FileExistsError:
-            # a request that was sent again after its answer was lost finds its own work
+            # A request that was repeated because its answer was lost finds its own name.
             known = self._newest.get(part, 0) >= generation
             self._saw_claim(part, generation)
             if known or self._owner_of(part, generation) != self._owner:
@@ -338,23 +340,23 @@ class ClaimTable:
         self._finished[part] = max(generation, self._finished.get(part, 0))
 
     def _owner_of(self, part: int, generation: int) -> str:
-        """ "" if the fill has ended meanwhile."""
+        """Return the id of a claimer, or "" if the fill has ended."""
         try:
             return str((self._folder / f"{part}.{generation}").readlink())
         except FileNotFoundError:
             return ""
 
 
-# How long a folder is emptied again and again while its owner still adds to it. Each file that it adds was written and
-# synced first, so that a few rounds do.
+# Seconds for which a folder is emptied repeatedly while its owner still adds files. Each of these was written
+# and synced first, so a few rounds are enough.
 _BAR_SECONDS = 10.0
 
 
 def bar_drafts(folder: Path, part: int, below: int) -> None:
-    """Remove the private folders of this part's generations under `below`, so that they can't come back.
+    """Replace the private folders of this part's generations under `below` by symlinks, permanently.
 
-    Rule W3 of docs/internals/cache-protocol.md: nothing that these do later can replace a file of the tree. Raises
-    `OSError`; ENOTEMPTY if one of them keeps adding to its folder.
+    Rule W3 of docs/internals/cache-protocol.md: nothing that these generations do later can replace a file of
+    the tree. Raises `OSError`; ENOTEMPTY if one of them keeps adding to its folder.
     """
     for generation in range(1, below):
         _bar(folder / draft_name(part, generation))
@@ -365,7 +367,7 @@ def draft_name(part: int, generation: int) -> str:
 
 
 def _bar(folder: Path) -> None:
-    """Put a symlink to nowhere in place of the folder, which may be there or be made later."""
+    """Put a symlink to nowhere in place of the folder, which may exist or be made later."""
     deadline = time.monotonic() + _BAR_SECONDS
     while True:
         try:
@@ -391,8 +393,8 @@ def _bar(folder: Path) -> None:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             if names and all(name.startswith(".nfs") for name in names):
-                # Held open on this very host. Under that name it is not what its owner would rename; what else that one
-                # may still rename has the right bytes, as any draft's.
+                # Held open on this host. Its owner would not rename it under that name. Anything else that
+                # the owner may still rename has the right bytes, as any draft has.
                 return
             if time.monotonic() > deadline:
                 raise

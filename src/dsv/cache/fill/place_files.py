@@ -1,4 +1,4 @@
-"""Putting one file after the other into a fill's tree, several at once if each is a round trip to a file server."""
+"""Writing single files into a fill's tree, several at once if each is a round trip to a file server."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from dsv.fs import system
 
 _REMOTE_THREADS = 16
 _LINKS_EACH = 32  # by one thread at a time
-# A name that is taken, a folder that another's equal one replaced, or drafts that a later claimer has barred: the part
-# is looked through again, if it still is this claimer's.
+# A name is taken, a folder was replaced by another process's equal one, or a later claimer has barred the
+# drafts: the part is looked through again, if it still is this claimer's.
 _LOOK_AGAIN = (errno.EEXIST, errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 _REPLACED = (errno.ENOENT, errno.ESTALE)
 _LOOKS = 3
@@ -47,18 +47,18 @@ _IN_FLIGHT_BYTES = 64 << 20
 class Pool:
     """Threads that run tasks in any order. With 0 threads each task runs at once, in the caller.
 
-    The first error of a task is raised to the caller at its next `run` or `drain`.
+    The first error of a task is raised by the next `run` or `drain`.
     """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self._executor = ThreadPoolExecutor(threads, "dsv-write") if threads else None
-        self._started = False  # there is a thread
+        self._started = False  # whether there is a thread
         self._open: dict[Future[None], int] = {}
         self._error: BaseException | None = None
 
     def run(self, task: Callable[[], None], size: int = 0) -> None:
-        """Run it some time; block while much is in flight. `size`: bytes that it holds in memory."""
+        """Queue a task; block while much is in flight. `size`: bytes that it holds in memory."""
         if self._executor is None:
             task()
             return
@@ -72,7 +72,7 @@ class Pool:
         try:
             self._executor.submit(_run, task, done)
             self._started = True
-        except RuntimeError:  # "can't start new thread": those that are there do it
+        except RuntimeError:  # "can't start new thread": the existing ones do it
             if not self._started:
                 del self._open[done]
                 raise
@@ -87,12 +87,12 @@ class Pool:
         self._collect(ALL_COMPLETED)
 
     def clear(self) -> None:
-        """Return when nothing is in flight; an error that nobody has asked for is dropped."""
+        """Return when nothing is in flight; drop an error that was not raised."""
         self.settle()
         self._error = None
 
     def close(self) -> None:
-        """Wait for what is in flight; errors that nobody asked for are dropped."""
+        """Wait for what is in flight; drop an error that was not raised."""
         if self._executor is not None:
             self._executor.shutdown()
 
@@ -117,29 +117,29 @@ def _run(task: Callable[[], None], done: Future[None]) -> None:
 
 
 class Job(msgspec.Struct):
-    """A claimed part on its way."""
+    """A claimed part in progress."""
 
     claim: Claim
-    check: bool  # look at what is there first
-    open: int = 0  # files asked for and not yet written
-    passed: bool = False  # all were asked for
-    again: bool = False  # look it through once more
+    check: bool  # first look at the files that exist
+    open: int = 0  # files requested and not yet written
+    passed: bool = False  # all were requested
+    again: bool = False  # look it through again
     damaged: bool = False  # the store can't give one of its files
     unplaced: list[tuple[Entry, bytes]] = msgspec.field(default_factory=list)
     """Small files whose folder was replaced, with their content."""
     replace: set[bytes] = msgspec.field(default_factory=set)
     """Paths of broken files."""
     failed: list[Item] = msgspec.field(default_factory=list)
-    """Items that could neither be linked nor be copied."""
+    """Items that could be neither linked nor copied."""
     copied: list[Item] = msgspec.field(default_factory=list)
-    """Items that were copied instead, and take room."""
+    """Items that were copied instead, and so take room."""
     symlinks: list[bytes] = msgspec.field(default_factory=list)
-    """Paths and targets, in turn."""
+    """Paths and targets, alternating."""
     drafts: int = -1
 
 
 class Placer:
-    """Writes into the tree of one fill. Used from one thread; `settle` before what it did counts."""
+    """Writes into the tree of one fill, for one thread. What it did counts after `settle`."""
 
     def __init__(self, directory: FillDirectory, kind: system.FileSystem) -> None:
         """Open the folders of the tree. Raise `OSError` if that fails."""
@@ -153,7 +153,7 @@ class Placer:
             own = directory.drafts / os.urandom(8).hex()
             directory.make_folder(own)
             drafts = self._open(own)
-            # Two, as one follows what is asked for and the other what arrives.
+            # Two, because one follows the requests and the other the arrivals.
             self.asked = Folders(self.top, self._rights, drafts, self.pool.settle)
             self._stack.callback(self.asked.close)
             self._arriving = Folders(self.top, self._rights, drafts, self.pool.settle)
@@ -181,7 +181,7 @@ class Placer:
         folder, name = found
 
         def make() -> None:
-            with contextlib.suppress(FileExistsError):  # an earlier claimer's, and its content is its name's
+            with contextlib.suppress(FileExistsError):  # an earlier claimer made it, with the same target
                 os.symlink(target, name, dir_fd=folder)
 
         self._run(job, make)
@@ -213,7 +213,7 @@ class Placer:
             job.copied.append(item)
 
     def take_run(self, job: Job, run: LinkRun) -> None:
-        """As `take`, of all files of a run."""
+        """Do what `take` does for all files of a run."""
         source = self._links.open_folder(run.donor, run.folder)
         if source is None:
             job.failed.extend(run.item(at) for at in range(len(run.names)))
@@ -258,7 +258,7 @@ class Placer:
             self._run(job, replace)
 
     def _create(self, entry: Entry) -> int:
-        """Create a file in the folder that is there now: another's equal one may have replaced it."""
+        """Create a file in the current folder: another process's equal one may have replaced it."""
         for attempt in range(_LOOKS):
             try:
                 target = self._arriving.of(entry.path)
@@ -277,7 +277,7 @@ class Placer:
             self._run(job, write, entry.size, (entry, content))
 
     def settle(self, job: Job) -> None:
-        """Return when nothing is in flight; what was fetched for a folder that was replaced is written again."""
+        """Return when nothing is in flight. Write again what was fetched for a folder that was replaced."""
         self.pool.drain()
         for _ in range(_LOOKS):
             unplaced, job.unplaced = job.unplaced, []
@@ -289,7 +289,7 @@ class Placer:
         job.unplaced.clear()
 
     def examine(self, job: Job, items: Iterable[Item], pace: Callable[[], None]) -> dict[bytes, State]:
-        """Return what is there of these files already. Raises `OSError`."""
+        """Return the state of each of these files in the tree. Raises `OSError`."""
         states: dict[bytes, State] = {}
 
         def look(entry: Entry, target: tuple[int, bytes], source: tuple[int, bytes] | None) -> None:
@@ -306,13 +306,13 @@ class Placer:
         return states
 
     def _find(self, job: Job, folders: Folders, path: bytes) -> tuple[int, bytes] | None:
-        """Return the folder of this path, and the name in it; None if it has to be looked up anew."""
+        """Return the folder of this path, and the name in it; None if it must be looked up again."""
         with _LookingAgain(job):
             return folders.of(path)
         return None
 
     def forget_folders(self) -> None:
-        """Look all folders up anew."""
+        """Have all folders looked up again."""
         self.asked.close()
         self._arriving.close()
 
@@ -349,7 +349,7 @@ class Placer:
 
 
 class _LookingAgain:
-    """After an error that this may cure, have a job's part looked through once more, or the content written again."""
+    """After an error that this may cure, has a job's part looked through, or the content written, again."""
 
     def __init__(self, job: Job, content: tuple[Entry, bytes] | None = None) -> None:
         self._job = job

@@ -1,6 +1,6 @@
-"""Room that fills have reserved, where every other fill and evictor sees it: rules R1 and R4 of the cache protocol.
+"""Room that fills have reserved, visible to all other fills and evictors: rules R1 and R4 of the protocol.
 
-Own reservation first, then look at the others': of two fillers at least one sees the other.
+A fill writes its own reservation, then reads the others': of two fills at least one sees the other.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dsv.errors import NoRoom
 from dsv.fs.files import list_names, read_json
 from dsv.values.units import format_bytes, format_count
 
-# Seconds between a reservation and the beginning of its fill for which it counts in any case. To evict millions of
-# files from a file server takes longer; then the lease on the place, renewed while a command works, speaks for it.
+# Seconds for which a reservation counts in any case before its fill begins. Evicting millions of files from a
+# file server takes longer; then it counts while the command's lease on the place is renewed.
 _BEGINS_WITHIN = 900.0
 
 
@@ -34,15 +34,15 @@ class NoRoomBeside(NoRoom):
 
 
 EnsureRoom = Callable[[Need], None]
-"""Return when the need fits the disk and the owner's limits, evicting if that helps.
+"""Make sure that the need fits the disk and the owner's limits, by evicting if that helps.
 
-Every other fill's reservation is counted (see `reservations`), less the one for `need.place`. Raises `NoRoom`;
+Every other fill's reservation counts (see `reservations`), but not that of `need.place`. Raises `NoRoom`;
 `NoRoomBeside` if it could help to keep less.
 """
 
 
 def need_of(place: Place, plan: Plan, size: int, files: int) -> Need:
-    """Return the need of the rest of a fill; what it links to must stay."""
+    """Return the need of the rest of a fill; the commits that it takes files from must stay."""
     return Need(place, size, files, frozenset(Place(donor.dataset, donor.name) for donor in plan.donors))
 
 
@@ -66,19 +66,19 @@ class Reservation(msgspec.Struct, frozen=True):
     whole: Extent
     written: Extent
     left: Extent
-    """Room still to come; none if nobody works on it."""
+    """Room still to come; none if no process works on it."""
     live: bool
-    """Somebody works on it."""
+    """Whether a process works on it."""
 
 
 def reserve(root: CacheRoot, place: Place, fill: str, need_bytes: int, need_files: int) -> None:
-    """Reserve room, which the caller then makes sure of. A reservation that is there stays. Raises `OSError`."""
+    """Reserve room, which the caller then makes. An existing reservation stays. Raises `OSError`."""
     record = _Record(place.dataset, place.name, need_bytes, need_files, Owner.new(), root.now(root.room))
     root.write_once(root.room / fill, msgspec.json.encode(record))
 
 
 def refusal(root: CacheRoot, place: Place, error: OSError, left_bytes: int, left_files: int) -> NoRoom:
-    """Return the error for a disk that is full for good, with what is still to come."""
+    """Return the error for a disk that stays full, with what is still to come."""
     return NoRoom(
         f"no room for {place} in {root.path}: {error.strerror}; {free_room(root.path)}, "
         f"{format_bytes(left_bytes)} still to come in {format_count(left_files, 'file')}",
@@ -92,7 +92,7 @@ def release(root: CacheRoot, fill: str) -> None:
 
 
 def reservations(root: CacheRoot) -> list[Reservation]:
-    """Return all that count. Those of fills that ended or never began are removed. Raises `OSError`."""
+    """Return all that count; remove those of fills that ended or never began. Raises `OSError`."""
     found: list[Reservation] = []
     names = list_names(root.room)
     if not names:
@@ -117,7 +117,7 @@ def _standing(root: CacheRoot, fill: str, record: _Record, now: float) -> Reserv
     workers = read_workers(folder / "workers")
     if workers:
         live = any(not worker.gone(now) for worker in workers.values())
-    else:  # not begun yet, or just begun: it counts as long as its maker may be alive
+    else:  # not begun yet, or just begun: it counts as long as the process that made it may be alive
         late = now - record.time > _BEGINS_WITHIN
         live = not record.owner.surely_dead()
         live = live and (not late or _is_at_work(root, place, record.owner, now))
@@ -130,7 +130,7 @@ def _standing(root: CacheRoot, fill: str, record: _Record, now: float) -> Reserv
 
 
 def _is_at_work(root: CacheRoot, place: Place, owner: Owner, now: float) -> bool:
-    """Check that the owner's process holds a lease on the place, which shows on any host that it is alive."""
+    """Return whether the owner's process has a lease on the place: any host can tell by it that it lives."""
     leases = read_claims(root, place).leases
     return any(
         lease.purpose != "hold" and lease.owner.same_process(owner) and lease.valid(now) for lease in leases

@@ -26,14 +26,14 @@ from dsv.values.names import DatasetName
 from dsv.values.paths import PathSet
 
 _SEGMENTS = 16  # that are read together
-LEAST_AHEAD = 1 << 20  # bytes; less would make a request of every few files
+LEAST_AHEAD = 1 << 20  # bytes; with less, every few files would need a request
 Stream = Generator[tuple[Wanted, Iterator[bytes]], None, None]
 
 
 class StoreSource:
     """Trees and contents of one store, for one thread. Errors are dsv's own.
 
-    `open_repository` is called when something is first asked for: a hit needs no store.
+    `open_repository` is called at the first use: a hit needs no store.
     """
 
     def __init__(self, open_repository: Callable[[], Repository], *, connections: int = 8) -> None:
@@ -56,7 +56,6 @@ class StoreSource:
 
     @property
     def erasures(self) -> Erasures:
-        """The erasures of the store."""
         return self.repository.objects.erasures
 
     def tree(self, commit: CommitId) -> TreeReader:
@@ -65,9 +64,10 @@ class StoreSource:
         return tree
 
     def files(self, wanted: Iterable[Wanted], *, ahead: int = READ_AHEAD) -> Stream:
-        """Yield each wanted file with its verified content in pieces, in the order asked for.
+        """Yield each wanted file with its verified content in pieces, in the given order.
 
-        Asks ahead of what it yields, in the same thread, and may be called while another call is going on.
+        Reads `wanted` ahead of what it yields, in the same thread, and may be called while another call is
+        going on.
         ahead: bytes of memory that this may take.
         """
         budget = max(LEAST_AHEAD, min(READ_AHEAD, ahead))
@@ -83,10 +83,10 @@ class StoreSource:
 
 
 class Item(msgspec.Struct):
-    """An entry and its way into the tree."""
+    """An entry and how it gets into the tree."""
 
     entry: Entry
-    where: Location | None  # a hint where its content lies in the store
+    where: Location | None  # a hint about its position in the store
     donor: int | None = None  # a cached commit that has this very file
     donor_path: bytes = b""  # where it has it
     older: int | None = None  # a donor that has an older version at the same path
@@ -100,7 +100,7 @@ class LinkRun(msgspec.Struct):
     names: list[bytes]
     sizes: Sequence[int]
     kinds: bytes
-    item: Callable[[int], Item]  # gives the n-th of them, for those that could not be linked after all
+    item: Callable[[int], Item]  # returns the n-th, for those that could not be linked after all
 
 
 class Contents:
@@ -131,7 +131,7 @@ class Contents:
                 yield one
 
     def in_runs(self, part: Part) -> Iterator[Item | LinkRun]:
-        """Do as `of`, with what is linked at its own path in runs: no object is made for each of these files."""
+        """Do what `of` does, but yield files linked at their own path in runs, without an object for each."""
         whole = self._selection.whole and not self._erasures
         for number in range(part.first, part.last + 1):
             located = self._segment(number)
@@ -142,7 +142,7 @@ class Contents:
                 yield from items if whole else filter(self._is_wanted, items)
                 continue
             codes = self._codes(number)
-            if sizes.count(0):  # a segment that is linked whole may have links and folders, which are not
+            if sizes.count(0):  # a segment that is linked whole may have symlinks and folders
                 codes = bytes(code if size else NOTHING for code, size in zip(codes, sizes, strict=True))
             moves = self._moves(number, codes, start)
             for run in _LINKED_OR_NOT.finditer(codes, start, end):
@@ -179,7 +179,7 @@ class Contents:
             start = stop
 
     def older_version(self, item: Item) -> Donor | None:
-        """Return the chunks of the file that a donor has at this path; None if it has none after all."""
+        """Return the chunks of the file that a donor has at this path, or None."""
         if item.older is None:
             return None
         if item.older not in self._donor_trees:
@@ -191,13 +191,13 @@ class Contents:
         return self._donor(self.donor_file(item.older, item.entry.path), found[0].recipe_id, found[1])
 
     def same_version(self, item: Item, path: Path) -> Donor | None:
-        """Return the chunks of the file itself, of which `path` may hold some."""
+        """Return the chunks of the file itself, some of which `path` may hold."""
         if item.entry.recipe_id is None:
             return None
         return self._donor(path, item.entry.recipe_id, item.where)
 
     def _donor(self, path: Path, recipe: RecipeId, where: Location | None) -> Donor | None:
-        with suppress(IntegrityError):  # a damaged recipe, without which nothing is known of the chunks
+        with suppress(IntegrityError):  # a damaged recipe: nothing else tells where the chunks are
             return Donor(path, self._source.chunks(recipe, where))
         return None
 
@@ -217,7 +217,7 @@ class Contents:
 
     def _segment(self, number: int) -> LocatedSegment:
         if number not in self._held:
-            first = max(number - 1, 0)  # one before, so that the order is checked across the edge
+            first = max(number - 1, 0)  # one before, so that the order is checked across the boundary
             leaves = self._tree.leaves()[first : number + _SEGMENTS]
             self._held = dict(enumerate(self._tree.segments(leaves), first))
         return self._held[number]

@@ -21,20 +21,20 @@ from dsv.periodic import Periodic
 from dsv.values.progress import Progress
 from dsv.values.units import format_duration
 
-HEARTBEAT_LOCAL = 1.0  # seconds between two of them, if only this host can be watching
+HEARTBEAT_LOCAL = 1.0  # seconds between two of them, if only this host can see them
 HEARTBEAT_REMOTE = 4.0
 EXPIRY = SILENCE  # seconds until other hosts take over; with their polling well below a minute
-_RECORD_SIZE = 1024  # bytes; rewritten in place, as a rename would leave readers with a stale handle
+_RECORD_SIZE = 1024  # bytes; rewritten in place, because a rename would leave readers with a stale handle
 
 
 class Worker(msgspec.Struct):
-    """One process of a fill, and what it has done so far. The worker threads write this process's own."""
+    """One process of a fill, and its progress. The worker threads write this process's own."""
 
     owner: Owner
     last_beat: float = msgspec.field(name="beat")
     """The time of the last heartbeat by the server's clock."""
     left: bool = False
-    """It has stopped by itself."""
+    """Whether it has stopped by itself."""
     entries: int = 0
     """Entries of the commit that it finished."""
     bytes: int = 0
@@ -75,11 +75,11 @@ class Heartbeat:
         Raises `OSError`.
         """
         self._folder = folder
-        # It appears with its content and its rights: others read it as soon as it has a name.
+        # It appears with its content and its rights, because others read it as soon as it has a name.
         draft = self._root.temporary / f".worker-{self.owner.id}"
         self._descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
-            os.fchmod(self._descriptor, self._root.file_mode | 0o200)  # to open it again, if need be
+            os.fchmod(self._descriptor, self._root.file_mode | 0o200)  # so that it can be opened again
             self._write(left=False)
             draft.rename(folder / self.owner.id)
         except OSError:
@@ -87,28 +87,28 @@ class Heartbeat:
             raise
 
     def start(self, folder: Path) -> None:
-        """Start the heartbeat; `folder` is where the record is by now."""
+        """Start the heartbeat; `folder` is where the record is now."""
         self._folder = folder
         self._periodic.start()
 
     def stop(self) -> None:
-        """Tell others that this process has left, unless the fill has ended."""
+        """Record that this process has left, unless the fill has ended."""
         self._periodic.stop()
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 self._write(left=True)
             descriptor, self._descriptor = self._descriptor, -1
-            with contextlib.suppress(OSError):  # it may report once more what was lost
+            with contextlib.suppress(OSError):  # it may report a known loss again
                 os.close(descriptor)
 
     def _say_alive(self) -> float:
-        with contextlib.suppress(OSError):  # an unplugged server, or a fill that has ended: others decide
+        with contextlib.suppress(OSError):  # the server is away, or the fill has ended: others decide
             self._write(left=False)
         return self._period
 
     def _write(self, *, left: bool) -> None:
         self.tally.left = left
-        if not left:  # who leaves needs no time, which a full disk may refuse to tell
+        if not left:  # a process that leaves needs no time, and on a full disk there may be no way to get it
             self.tally.last_beat = self._root.time_in(self._folder)
         data = msgspec.json.encode(self.tally).ljust(_RECORD_SIZE)
         try:
@@ -120,7 +120,7 @@ class Heartbeat:
             self._descriptor = os.open(
                 self._folder / self.owner.id, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
             )
-            with contextlib.suppress(OSError):  # it may report once more that it is lost
+            with contextlib.suppress(OSError):  # it may report a known loss again
                 os.close(lost)
             self._put(data)
 
@@ -131,8 +131,8 @@ class Heartbeat:
 
 
 def read_worker(folder: Path, owner: str) -> Worker | None:
-    """Return None if there is none, or none that can be read. Raises `OSError`."""
-    for _ in range(3):  # it was read while it was written
+    """Return a worker; None if it is missing or can't be decoded. Raises `OSError`."""
+    for _ in range(3):  # it may be read while it is written
         data = read_small(folder / owner)
         if data is None:
             return None
@@ -152,7 +152,7 @@ _NOTE_EVERY = 10.0
 
 
 class Reporter:
-    """Reports to a `Progress` what this process, its helpers and other hosts have done. For one thread."""
+    """Reports the progress of this process, its helpers and other hosts. For one thread."""
 
     def __init__(self, progress: Progress, directory: FillDirectory, heartbeat: Heartbeat) -> None:
         self._progress = progress
@@ -169,14 +169,14 @@ class Reporter:
         self.update()
 
     def update(self) -> None:
-        """Cheap; to be called often."""
+        """Report progress. This is cheap; call it often."""
         if time.monotonic() - self._looked > _LOOK_EVERY:
             with contextlib.suppress(OSError):
                 self._look(read_workers(self._directory.workers))
         self._tell()
 
     def wait(self, workers: Mapping[str, Worker], parts_done: int, now: float) -> None:
-        """Report which processes it waits for."""
+        """Report progress and, from time to time, for which processes this one waits."""
         self._look(workers)
         self._tell()
         if time.monotonic() - self._noted > _NOTE_EVERY:

@@ -1,4 +1,4 @@
-"""Reading cached files again against their ids, and putting right what is wrong, from the store."""
+"""Check of cached files against their ids, and repair of what is wrong from the store."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _NOT_A_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 class Wrong(msgspec.Struct, frozen=True):
-    """A path that is not what was committed."""
+    """A path that differs from the commit."""
 
     entry: Entry
     where: Location | None
     problem: str
     identity: tuple[int, int] | None = None
-    links: int = 0  # names of that file elsewhere, which are wrong just as well
+    links: int = 0  # other names of that file, which are wrong too
 
     @property
     def path(self) -> str:
@@ -47,7 +47,7 @@ class Wrong(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct):
-    """One cached commit that was read again."""
+    """The result of the check of one cached commit."""
 
     path: Path
     place: Place
@@ -55,7 +55,7 @@ class Checked(msgspec.Struct):
     wrong: list[Wrong] = msgspec.field(default_factory=list)
     repaired: int = 0  # of `wrong`
     strange: list[bytes] = msgspec.field(default_factory=list)  # paths that were never committed
-    left: list[bytes] = msgspec.field(default_factory=list)  # those that a repair has left there
+    left: list[bytes] = msgspec.field(default_factory=list)  # those that a repair has not removed
     expected: set[bytes] = msgspec.field(default_factory=set)
     problem: str | None = None  # why it could not be checked
     bytes: int = 0  # of `files`
@@ -75,7 +75,7 @@ class Checked(msgspec.Struct):
 
     @property
     def removed(self) -> int:
-        """The number of these that are gone now."""
+        """The number of these that were removed."""
         return len(self.strange) - len(self.left)
 
     @property
@@ -84,7 +84,7 @@ class Checked(msgspec.Struct):
 
 
 def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, progress: Progress) -> Checked:
-    """Read every file of a visible commit, which somebody holds a lease on. Raises `OSError`."""
+    """Read every file of a visible commit, which a lease keeps. Raises `OSError`."""
     result = Checked(root.visible(place), place)
     jobs: deque[Future[Entry | Wrong]] = deque()
 
@@ -132,15 +132,16 @@ def repair(
     *,
     remove_foreign: bool,
 ) -> None:
-    """Replace what is wrong by what the store has, verified, each path at once.
+    """Replace what is wrong by verified content from the store, each path atomically.
 
-    remove_foreign: also deletes paths that were never committed.
+    remove_foreign: also delete paths that were never committed.
+    known: over several places, which path replaced which file, so that a file that several commits share is
+    fetched once.
 
-    A file that several commits share is fetched once: `known` remembers, over several places, what took
-    the place of which file. Raises `OSError`, and what the source raises.
+    Raises `OSError`, and what the source raises.
     """
     visible = root.visible(place)
-    rights = Rights.of(root, sync=True)  # on any file system: it is visible at once
+    rights = Rights.of(root, sync=True)  # on any file system, because it is visible at once
     files: list[Wrong] = []
     for wrong in result.wrong:
         entry, path = wrong.entry, _at(visible, wrong.entry.path)
@@ -205,10 +206,10 @@ def _look(root: CacheRoot, folder: int, name: bytes, entry: Entry, where: Locati
 
 
 def _read(root: CacheRoot, folder: int, name: bytes, entry: Entry) -> str | None:
-    """Return what is wrong about a file's content. Raises `OSError`, but not for bytes that can't be read.
+    """Return what is wrong about a file's content. Raise `OSError`, but not for bytes that can't be read.
 
-    Of a server that is away, or had forgotten what this host had open, the same is said; the one doesn't answer
-    about the cache either, and from the other the file can be read when it is opened again.
+    A server that is away, or that has forgotten what this host had open, also gives EIO. The first then fails
+    for the cache's folder too. After the second the file can be read when it is opened again.
     """
     for last in (False, True):
         try:
@@ -223,7 +224,7 @@ def _read(root: CacheRoot, folder: int, name: bytes, entry: Entry) -> str | None
 
 
 def _find_foreign(visible: Path, expected: set[bytes]) -> list[bytes]:
-    """Return every path below that is no entry, and no folder of one, in order."""
+    """Return every path that is neither an entry nor a folder of one, in order."""
     top = os.fsencode(visible)
     inner = _folders_of(expected)
     strange: list[bytes] = []
@@ -266,7 +267,7 @@ def _at(visible: Path, path: bytes) -> Path:
 
 
 def _make_way(root: CacheRoot, visible: Path, path: Path) -> None:
-    """Make folders above the path of what should be folders, and move away a folder that stands in its place."""
+    """Make the folders above the path; move away files in their place, and a folder in the path's place."""
     for folder in reversed(path.relative_to(visible).parents[:-1]):
         above = visible / folder
         if above.is_symlink() or (above.exists() and not above.is_dir()):
@@ -291,7 +292,7 @@ def _replace_by_link(root: CacheRoot, twin: Path, path: Path) -> bool:
 
 @contextmanager
 def _replacing(root: CacheRoot, path: Path) -> Iterator[Path]:
-    """Yield a name for what takes the place of the path when the block has made it."""
+    """Yield a temporary name; rename it to the path when the block has made it."""
     draft = root.temporary / os.urandom(8).hex()
     try:
         yield draft

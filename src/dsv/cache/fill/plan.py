@@ -1,4 +1,4 @@
-"""Make the plan of a fill: what is wanted, what other commits have of it, how it is shared, and the room it takes."""
+"""Plan a fill: what is wanted, what other commits have of it, its parts, and the room that it takes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from dsv.repo.tree.read import Part, TreeReader
 from dsv.values.ids import CommitId, SegmentId, StoreId
 from dsv.values.paths import PathSet, show, sort_key
 
-# Other datasets of the store are looked at for copies and imports; the dataset's own commits come first.
+# Other datasets of the store are searched for copies and imports, after the dataset's own commits.
 _OWN = 5
 _OTHERS = 3
 assert _OWN + _OTHERS <= MAX_DONORS
@@ -51,7 +51,7 @@ _SAMPLES = 8
 
 Candidate = tuple[Place, Filled]
 """A cached commit that files could be taken from."""
-# Two files are the same if these are: the kind (executable or not, large or not), then the file id.
+# Two files are the same if this is equal: the kind (executable or not, large or not), then the file id.
 Content = bytes
 _LARGE = 16  # the file has a recipe
 _KIND = tuple(bytes((kind,)) for kind in range(256))
@@ -59,7 +59,7 @@ OPEN = bytes((FETCH, *range(CHUNKS, CHUNKS + MAX_DONORS)))  # codes of entries t
 
 
 class FillRequest(msgspec.Struct, frozen=True):
-    """One commit, or a selection of it, to be visible in a cache."""
+    """A request to make one commit, or a selection of it, visible in a cache."""
 
     dataset: str  # the path component (`/` written `%2F`)
     commit: CommitId
@@ -77,7 +77,7 @@ class Planned(msgspec.Struct, frozen=True):
     plan: Plan
     source_map: bytes  # a byte per entry
     moves: Mapping[int, bytes]  # see `Matching.encoded_moves`
-    folders: int = 0  # that the fill makes; 0 if there are so many inodes that nobody counted
+    folders: int = 0  # made by the fill; 0 if there are so many inodes that they were not counted
 
 
 _NO_ROOM = 254
@@ -104,9 +104,9 @@ def make_plan(
 ) -> Planned:
     """Read the tree's nodes, and its segments if there is something to compare or to select.
 
-    without: cached commits to take nothing from, as they may be evicted to make room.
-    Raises `NotFound` if a selected path is not in the tree, `Unsupported` if the file system would mix up two of
-    its paths, `OSError`.
+    without: cached commits to take nothing from, because they may be evicted to make room. Raises `NotFound`
+    if a selected path is not in the tree, `Unsupported` if the file system would confuse two of its paths,
+    `OSError`.
     """
     tree = source.tree(request.commit)
     found = candidates(root, request.place, request.store)
@@ -149,7 +149,7 @@ def make_plan(
 def _whole(
     number: int, leaf: Part, matching: Matching | None, donors: Sequence[DonorPlan], sums: _Sums
 ) -> Load:
-    """Count a segment that is wanted whole. Its node holds its sums, so it is not read."""
+    """Count a segment that is wanted whole. Its sums are in its node, so it is not read."""
     child = leaf.child
     sums.files += child.files
     sums.bytes += child.bytes
@@ -239,7 +239,7 @@ def _copied(code: int, donors: Sequence[DonorPlan]) -> bool:
 
 
 def _donor(root: CacheRoot, place: Place, samples: Sequence[bytes]) -> DonorPlan:
-    """Try on some files how they can be shared, which decides how much room the fill needs."""
+    """Try on some files how they can be shared, because that decides how much room the fill needs."""
     top = os.fsencode(root.visible(place))
     ways = [way for way in (_try(root, top + b"/" + path) for path in samples) if way is not None]
     way = max(ways, key=("link", "reflink", "copy").index, default="link")
@@ -247,7 +247,7 @@ def _donor(root: CacheRoot, place: Place, samples: Sequence[bytes]) -> DonorPlan
 
 
 def _try(root: CacheRoot, path: bytes) -> str | None:
-    """Return how a file can be shared; None if it can't for a reason of its own."""
+    """Return how a file can be shared; None if the test failed for another reason."""
     draft = os.fsencode(root.temporary / f".try-{os.urandom(8).hex()}")
     try:
         os.link(path, draft, follow_symlinks=False)
@@ -281,7 +281,7 @@ def _clones(path: bytes, draft: bytes) -> bool:
 
 
 def _folders(tree: TreeReader, selection: PathSet) -> int:
-    """Count folders. Paths are sorted by components, so each that does not hold the path before is a new one."""
+    """Count folders. Paths are sorted by components, so each that does not hold the path before is new."""
     count = 0
     before: list[bytes] = []
     for located in tree.segments():
@@ -301,7 +301,7 @@ def _folders(tree: TreeReader, selection: PathSet) -> int:
 def candidates(root: CacheRoot, place: Place, store: StoreId) -> list[Candidate]:
     """Return visible commits of the same store: the newest of the dataset, then the newest of others.
 
-    Nothing is taken from folders that this user may not read. Raises `OSError`.
+    Folders that this user may not read are left out. Raises `OSError`.
     """
     own = of_dataset(root, place.dataset, store)
     others = [
@@ -331,16 +331,16 @@ class Matching(msgspec.Struct):
     """The donors from which the entries of the wanted tree can be taken."""
 
     codes: bytearray  # the source map, one byte per entry
-    starts: list[int]  # the first entry of each segment, and the number of all
+    starts: list[int]  # the first entry of each segment, and the number of all entries
     sizes: dict[int, array[int]] = msgspec.field(default_factory=dict)
-    """Sizes of the entries of each segment that had to be read; the other segments are linked whole."""
+    """Sizes of the entries of each segment that was read; the other segments are linked whole."""
     moves: dict[int, bytes] = msgspec.field(default_factory=dict)
     """For each entry with a MOVED code, its path in the donor."""
     samples: dict[int, list[bytes]] = msgspec.field(default_factory=dict)
     """Some linked paths of each donor."""
 
     def add(self, donor: int, tree: TreeReader, theirs: TreeReader, selection: PathSet) -> bool:
-        """Use donor number `donor` for what is still to be fetched; False if it had nothing of it.
+        """Use donor number `donor` for what is still to be fetched; return False if it has none of that.
 
         selection: the part of `theirs` that is cached.
         """
@@ -353,7 +353,7 @@ class Matching(msgspec.Struct):
     def _same_paths(
         self, donor: int, tree: TreeReader, theirs: TreeReader, selection: PathSet
     ) -> dict[Content, list[int]]:
-        """Link the files that have the same path; return the entries that are left, by content."""
+        """Link the files that have the same path; return the other entries, by content."""
         shared: set[SegmentId] = set()
         if selection.whole:
             shared = {leaf.id for leaf in theirs.leaves()} & {leaf.id for leaf in tree.leaves()}
@@ -430,7 +430,7 @@ class Matching(msgspec.Struct):
             self.samples[donor].append(path)
 
     def encoded_moves(self) -> dict[int, bytes]:
-        """For each segment with moved files: the donors' paths in the order of its entries, joined by NUL."""
+        """Return the donors' paths of each segment with moved files, in entry order, joined by NUL."""
         found: dict[int, list[bytes]] = {}
         number = 0
         for at in sorted(self.moves):
@@ -441,16 +441,16 @@ class Matching(msgspec.Struct):
 
 
 class PathWindow:
-    """Path -> content of another tree, asked for in tree order. Only the segments that are needed next are held."""
+    """Path -> content of another tree, in tree order. Only the segments that are needed next are held."""
 
     def __init__(self, tree: TreeReader, selection: PathSet, leaves: list[Part]) -> None:
-        """selection: the part of the tree that is cached. leaves: those of the segments that may be needed."""
+        """selection: the part of the tree that is cached. leaves: the segments that may be needed."""
         self._segments = tree.segments(leaves)
         self._selection = selection
         self._held: list[tuple[bytes, dict[bytes, Content]]] = []
 
     def between(self, first: bytes, last: bytes) -> dict[bytes, Content]:
-        """Return all files with these paths and those between them, and maybe more."""
+        """Return all files from `first` to `last`, and maybe more."""
         first, last = sort_key(first), sort_key(last)
         self._held = [one for one in self._held if one[0] >= first]
         while not self._held or self._held[-1][0] < last:
@@ -472,7 +472,7 @@ class PathWindow:
 
 
 def contents(segment: Segment) -> list[Content]:
-    """Return the content of each entry; empty if it is not a file."""
+    """Return the content of each entry; empty for what is not a file."""
     ids = cut(segment.file_ids, 32)
     kinds = segment.kinds
     if segment.recipe_ids:
@@ -487,7 +487,7 @@ def contents(segment: Segment) -> list[Content]:
 def match(
     source: StoreSource, tree: TreeReader, found: Sequence[Candidate]
 ) -> tuple[Matching, list[Candidate]] | None:
-    """Compare the tree with the candidates in their order; None if none of them has any of its files."""
+    """Compare the tree with the candidates in their order; None if they have none of its files."""
     starts = list(accumulate((leaf.child.entries for leaf in tree.leaves()), initial=0))
     matching = Matching(bytearray(starts[-1]), starts)
     used: list[Candidate] = []
@@ -499,7 +499,7 @@ def match(
             if matching.add(len(used), tree, theirs, record.paths):
                 used.append((place, record))
         except (NotFound, IntegrityError):
-            continue  # the store has lost that commit; files that are linked from it are verified anyway
+            continue  # the store has lost that commit, or a part of it
     return (matching, used) if used else None
 
 

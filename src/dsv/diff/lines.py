@@ -1,7 +1,7 @@
 """Differences of two texts, line by line, and git's format for them.
 
-The lines are matched as git does it (Myers' algorithm in linear space, with git's bounds on what it costs), so that a
-merge and a diff find the same changes as git.
+Lines are matched as in git (Myers' algorithm in linear space, with git's bounds on its cost), so a merge and
+a diff find the same changes as git.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, AnyStr, NamedTuple
 
 MOST_STEPS = 10_000_000
-"""Steps of the search after which two texts count as too different; some ten seconds."""
+"""Steps of the search, some ten seconds, after which two texts count as too different."""
 _CONTEXT = 3
 
 # Git's bounds: they decide which of several ways to match the lines is found.
@@ -27,14 +27,14 @@ class TooDifferent(Exception):
 
 
 class Edit(NamedTuple):
-    """Lines from `start` on, `removed` many, become those of the other text from `there` on, `added` many."""
+    """`removed` lines from `start` on become the `added` lines of the other text from `there` on."""
 
     start: int
     removed: int
     there: int
     added: int
     side: int = 0
-    """The number of the other text, where there are several."""
+    """The number of the other text, if there are several."""
 
     @property
     def end(self) -> int:
@@ -80,7 +80,7 @@ class _Side(NamedTuple):
 
     @classmethod
     def of(cls, lines: list[int], others: list[int], start: int, end: int, changed: list[bool]) -> _Side:
-        """Lines that the other text does not have are changed, and so are frequent ones in the midst of them."""
+        """Mark lines as changed that the other text does not have, and frequent lines among them."""
         frequent = min(_square_root(len(lines)), _MOST_FREQUENT)
         counts = Counter(others)
         stop = len(lines) - end
@@ -96,7 +96,7 @@ class _Side(NamedTuple):
 
 
 def _among_new(kinds: list[int], at: int) -> bool:
-    """Return whether the frequent line has mostly lines around it that the other text does not have."""
+    """Return whether most lines around the frequent line are missing in the other text."""
     new = frequent = 0
     for around in (
         range(at - 1, max(at - _WINDOW, 0) - 1, -1),
@@ -154,10 +154,10 @@ class _Search:
             boxes.append((at, high, there, end, minimal_behind))
 
     def _split(self, low: int, high: int, start: int, end: int, minimal: bool) -> tuple[int, int, bool, bool]:
-        """Return the place at which a shortest edit is cut in two, and whether either half has to be shortest too.
+        """Return where a shortest edit is cut in two, and whether either half must be shortest too.
 
-        Diagonal d has the pairs of lines (i, i - d). `forward` and `backward` have how far each diagonal reaches with
-        as many changed lines as there were rounds, from the start and from the end of the box.
+        Diagonal d has the pairs of lines (i, i - d). `forward` and `backward` have how far each diagonal
+        reaches with as many changed lines as there were rounds, from the start and from the end of the box.
         """
         one, other, forward, backward, zero = (
             self._one.lines, self._other.lines, self._forward, self._backward, self._middle,
@@ -229,7 +229,7 @@ class _Search:
 def _widen(
     reached: list[int], zero: int, bottom: int, top: int, least: int, most: int, nothing: int
 ) -> tuple[int, int]:
-    """One more diagonal to either side, up to the corners of the box."""
+    """Add a diagonal on either side, up to the corners of the box."""
     if bottom > least:
         bottom -= 1
         reached[zero + bottom - 1] = nothing
@@ -244,7 +244,7 @@ def _widen(
 
 
 class _Group:
-    """A run of changed lines, which may be empty; every text is such runs with one unchanged line between each two."""
+    """A run of changed lines, perhaps empty. A text is such runs with one unchanged line between each two."""
 
     def __init__(self, changed: list[bool]) -> None:
         self._changed = changed
@@ -271,7 +271,7 @@ class _Group:
             self.start -= 1
 
     def slide_up(self, lines: list[int]) -> bool:
-        """Move it by a line, if that changes nothing in the result, and join it with the run that it meets."""
+        """Move it by a line if the result stays the same, and join it with the run that it meets."""
         if not self.start or lines[self.start - 1] != lines[self.end - 1]:
             return False
         self.start, self.end = self.start - 1, self.end - 1
@@ -289,7 +289,7 @@ class _Group:
 
 
 def _slide(lines: list[int], changed: list[bool], changed_there: list[bool]) -> None:
-    """Move each run of changed lines down as far as it goes, or to the last place where the other text has one too."""
+    """Move each run of changed lines down as far as it goes, or to the last place with a run in the other."""
     group, other = _Group(changed), _Group(changed_there)
     while True:
         if group.end > group.start:
@@ -333,7 +333,7 @@ def _listed(gone: list[bool], come: list[bool]) -> list[Edit]:
 
 
 def decode_text(data: bytes) -> str | None:
-    """Return a text; None if these bytes hold a NUL or are not UTF-8."""
+    """Return a text, or None if the bytes have a NUL or are not UTF-8."""
     if b"\0" in data:
         return None
     try:
@@ -350,7 +350,7 @@ def split_lines(text: AnyStr) -> list[AnyStr]:
 
 
 def near(found: Iterable[Edit], gap: int) -> Iterator[list[Edit]]:
-    """Group edits, which come from the top down, with at most `gap` unchanged lines between them."""
+    """Group edits, in order from the top down, with at most `gap` unchanged lines between them."""
     group: list[Edit] = []
     end = 0
     for one in found:
@@ -364,10 +364,11 @@ def near(found: Iterable[Edit], gap: int) -> Iterator[list[Edit]]:
 
 
 def diff_lines(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
-    """Hunks with three lines around each change: `@@ -1,3 +1,4 @@`, then lines that begin with a space, - or +.
+    """Yield hunks with three lines around each change: `@@ -1,3 +1,4 @@`, then lines with a space, - or +
+    before.
 
-    The lines come without their ends. One that is the last of its text and has no newline is followed by git's note. Of
-    texts that are too different, all between equal ends is changed.
+    The lines have no ends; git's note follows a last line without a newline. If texts are too different,
+    everything between equal ends is changed.
     """
     try:
         found = edits(before, after)

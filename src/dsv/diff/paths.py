@@ -1,4 +1,4 @@
-"""Paths that differ between two trees: what was renamed among them, and their sums by folder."""
+"""Paths that differ between two trees: the renames among them, and their sums by folder."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dsv.repo.tree.diff import Change, What, difference
 from dsv.values.ids import EMPTY_FILE, Id
 
 SIMILAR = 50
-"""Percent of the larger file's bytes that two files must share for one to be the other, renamed and changed."""
+"""Percent of the larger file's bytes that two files must share to be one renamed and changed file."""
 MOST_RECIPES = 400
-"""Files whose chunks are compared; if there are more that may be alike, none is."""
+"""The most files whose chunks are compared; with more candidates, none is compared."""
 
 Chunks = Mapping[Id, int]
 """The parts of a file, and the bytes that each makes up."""
@@ -32,13 +32,13 @@ class Difference(msgspec.Struct, frozen=True):
     before: Entry | None
     after: Entry | None
     similarity: int | None = None
-    """Percent that a renamed file has in common with the old one; else None."""
+    """Percent that a renamed file shares with the old one; else None."""
     location: Location | None = None
-    """The location of the content of `after`, if that is known."""
+    """The location of the content of `after`, if known."""
 
     @property
     def entry(self) -> Entry:
-        """The entry now; of what was removed, the one before."""
+        """The entry now, or the one before if it was removed."""
         found = self.before if self.after is None else self.after
         assert found is not None
         return found
@@ -54,19 +54,19 @@ class Difference(msgspec.Struct, frozen=True):
 
     @property
     def old_path(self) -> bytes | None:
-        """The path before; None for what was added."""
+        """The path before; None if it was added."""
         return None if self.before is None else self.before.path
 
     @property
     def mode_changed(self) -> bool:
-        """Return whether a file's executable bit changed."""
+        """Whether a file's executable bit changed."""
         before, after = self.before, self.after
         files = before is not None and after is not None and before.is_file and after.is_file
         return files and before is not None and after is not None and before.kind != after.kind
 
     @property
     def content_changed(self) -> bool:
-        """Return whether both sides exist with different contents or symlink targets."""
+        """Whether both sides exist, with different contents or symlink targets."""
         before, after = self.before, self.after
         if before is None or after is None:
             return False
@@ -78,7 +78,7 @@ class Found(msgspec.Struct, frozen=True):
 
     differences: tuple[Difference, ...]
     unsearched: int = 0
-    """Files that were too many to compare their chunks: some may be renamed and changed."""
+    """Files that were too many for a comparison of their chunks: some may be renamed and changed."""
 
 
 def differences(changes: Iterable[Change]) -> Iterator[Difference]:
@@ -90,10 +90,10 @@ def differences(changes: Iterable[Change]) -> Iterator[Difference]:
 
 
 def find_renames(found: Iterable[Difference], read_chunks: ReadChunks | None = None) -> Found:
-    """Join what was removed with what was added if it has the same content, or shares most of its chunks.
+    """Join a removed and an added file that have the same content, or share most of their chunks.
 
-    read_chunks: called once, and only for large files whose sizes allow that they share enough. An empty file is
-    renamed only if it keeps its last name, as all empty files are alike.
+    read_chunks: called once, and only for large files whose sizes allow that they share enough. An empty file
+    counts as renamed only if it keeps its last name, because all empty files are equal.
     """
     given = list(found)
     files = [one for one in given if one.entry.is_file and one.entry.file_id is not None]
@@ -148,7 +148,7 @@ def _pair_equal(
 def _pair_similar(
     removed: Sequence[Difference], added: Sequence[Difference], chunks: Sequence[Chunks]
 ) -> Iterator[_Pair]:
-    """Pair large files that share enough chunks, the most similar ones first. chunks: of both, in turn."""
+    """Pair large files that share enough chunks, the most similar first. chunks: `removed`, then `added`."""
     holders: dict[Id, list[int]] = defaultdict(list)
     for number in range(len(removed)):
         for chunk in chunks[number]:
@@ -184,7 +184,7 @@ def _of_possible_size(files: Sequence[Difference], others: Sequence[Difference])
 
 
 ROOT = b"./"
-"""The folder of paths that lie in none."""
+"""The folder of paths that are in none."""
 OTHERS = b""
 """Stands for the folders that are not listed one by one."""
 
@@ -222,7 +222,7 @@ class FolderSums(msgspec.Struct, frozen=True):
 
 
 class Summary:
-    """Takes differences one by one. A renamed file counts in the folder that it is in now."""
+    """Sums differences up, one by one. A renamed file counts in its new folder."""
 
     def __init__(self, found: Iterable[Difference] = ()) -> None:
         self._folders: dict[bytes, Sums] = {}
@@ -250,7 +250,7 @@ class Summary:
             sums.changed_bytes += after
 
     def add_files(self, paths: Iterable[bytes], sizes: Iterable[int]) -> None:
-        """Paths that were added, a million of them in a second: without a difference for each."""
+        """Add paths that were added, a million of them in a second: without a difference for each."""
         folder, sums = None, Sums()
         for path, size in zip(paths, sizes, strict=True):
             now = path[: path.rfind(b"/") + 1]
@@ -268,10 +268,9 @@ class Summary:
         return total
 
     def by_folder(self, depth: int | None = None, most: int | None = None) -> list[FolderSums]:
-        """Return a row for each folder `depth` levels below the root, by name; None: the level at which the folders
-        part.
+        """Return a row for each folder `depth` levels below the root, by name; None: where folders diverge.
 
-        most: with more folders than this the ones with the fewest differences share the last row, `OTHERS`.
+        most: with more folders than this, those with the fewest differences share the last row, `OTHERS`.
         """
         if depth is None:
             depth = _common_depth(self._folders) + 1

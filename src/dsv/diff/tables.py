@@ -1,6 +1,6 @@
-"""Reading tables, joining their rows by key, and how two tables differ. pyarrow is imported only when it is needed.
+"""Reading tables, joining their rows by key, and comparing two tables. pyarrow is imported only when needed.
 
-A table is read with the dictionaries that its file has, and its cells are compared by numbers, which are the same for
+A table is read with the dictionaries of its file, and cells are compared by numbers, which are the same for
 equal values. So a text that a million rows have is held once.
 """
 
@@ -23,11 +23,11 @@ from dsv.values.paths import show
 from dsv.values.units import format_bytes
 
 LARGEST: Final = 256 << 20
-"""Bytes of a file that is read as a table."""
+"""Bytes of the largest file that is read as a table."""
 MOST_DECODED = 1_000_000_000
 """Bytes that a table may take in memory, with each text of a dictionary counted once."""
 MOST_ROWS: Final = 100_000
-"""Rows that are listed one by one; all are counted."""
+"""Rows that are listed; all are counted."""
 _FORMATS = {
     b"csv": "csv", b"tsv": "tsv", b"parquet": "parquet", b"pq": "parquet",
     b"arrow": "arrow", b"ipc": "arrow", b"feather": "arrow",
@@ -70,7 +70,7 @@ def is_table(path: bytes) -> bool:
 
 
 def table_format(path: bytes) -> str | None:
-    """Return `csv`, `tsv`, `parquet` or `arrow`, as the name says; None for another."""
+    """Return `csv`, `tsv`, `parquet` or `arrow`, by the name's extension; None for another."""
     stem, _, extension = path.rpartition(b"/")[2].lower().rpartition(b".")
     return _FORMATS.get(extension) if stem else None
 
@@ -82,11 +82,11 @@ def require_pyarrow(reason: str = "tables are read by pyarrow") -> None:
 
 
 def diff_tables(path: bytes, before: bytes | None, after: bytes | None, key: Sequence[str] = ()) -> TableDiff:
-    """Compare two versions of a file that `is_table` knows. Rows are named by the key columns.
+    """Compare two versions of a file that `is_table` accepts. The key columns identify rows.
 
-    Without a key, equal rows are the same row, whatever their order, and none is changed. Columns of one side alone
-    are named and not compared. Raises `UsageError` for a key that a side does not have or that names two rows, and
-    `Unsupported` for a file that is not a table.
+    Without a key, equal rows are the same row, whatever their order, and none is changed. Columns of only one
+    side are named and not compared. Raises `UsageError` for a key that a side does not have or that two rows
+    share, and `Unsupported` for a file that is not a table.
     """
     old, new = _read(path, before or b""), _read(path, after or b"")
     types, now = old.types, new.types
@@ -110,15 +110,14 @@ class _Table(msgspec.Struct):
     typed: Any
     """The columns to show."""
     exact: Any
-    """The columns to compare. For a CSV file the cells as written, since one cell can change the type that is detected
-    for its whole column."""
+    """The columns to compare. For CSV the cells as written, because one cell can change its column's type."""
     types: dict[str, str]
     """The types that the file declares."""
     as_written: set[str] = set()
     """Columns to show from `exact`."""
 
     def column(self, name: str) -> Any:
-        """Return a column to compare, which is empty in an empty file."""
+        """Return a column to compare; in an empty file it is empty."""
         import pyarrow
 
         return self.exact.column(name) if self.types else pyarrow.chunked_array([], pyarrow.null())
@@ -188,13 +187,13 @@ def _compare(
 
 
 def _each_once(rows: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return the rows, each with how often it has come up, so that none is equal to another."""
+    """Return the rows, each with the number of earlier equal ones, so that all are different."""
     seen: dict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
     return [(*row, next(seen[row])) for row in rows]
 
 
 def _both(old: _Table, new: _Table, name: str, before: int, after: int) -> tuple[object, object]:
-    """Return a cell that differs; as it is written if that is all that differs, such as 1.5 and 1.50."""
+    """Return a cell that differs; as written if only the notation differs, such as 1.5 and 1.50."""
     one, other = old.cell(name, before), new.cell(name, after)
     if str(one) != str(other):
         return one, other
@@ -226,8 +225,8 @@ def join(*versions: Sequence[Hashable]) -> dict[Hashable, tuple[int, ...]]:
 def number(*columns: Any) -> list[Sequence[int]]:
     """Return the columns with a number for each value: the same for equal values, and -1 for none.
 
-    Not a number equals itself, and 0.0 does not equal -0.0. Of columns of different types, those values are equal that
-    Python calls equal.
+    NaN equals itself, and 0.0 does not equal -0.0. Values of columns of different types are equal if Python
+    says so.
     """
     import pyarrow
 
@@ -249,7 +248,7 @@ def _numbered(arrays: Sequence[Any]) -> list[Any]:
     if len(kinds) == 1 and not pyarrow.types.is_nested(arrays[0].type):
         try:
             encoded = pyarrow.chunked_array(arrays).dictionary_encode().unify_dictionaries()
-        except pyarrow.ArrowException:  # a type for which it has no way to do so
+        except pyarrow.ArrowException:  # a type that it can't encode
             pass
         else:
             none = pyarrow.array([], pyarrow.int32())
@@ -272,7 +271,7 @@ def _hashable(value: Any) -> Hashable:
 
 
 def shown(cell: Any) -> Any:
-    """Return a cell's value: a time that Python has no value for, and a list or a struct with such, as text."""
+    """Return a cell's value; a time without a Python value, and a list or a struct with one, as text."""
     import pyarrow
 
     with suppress(ValueError, OverflowError, pyarrow.ArrowException):
@@ -286,9 +285,9 @@ def shown(cell: Any) -> Any:
 
 
 def _in_microseconds(cell: Any) -> Any:
-    """Return a cell with nanoseconds in microseconds: where pandas is installed, pyarrow gives values of pandas, and
-    cuts off the nanoseconds of a clock. Raises `pyarrow.ArrowInvalid` if some would be lost, or the cell has others in
-    it.
+    """Return a cell with nanoseconds in microseconds: if pandas is installed, pyarrow returns values of
+    pandas, and cuts off the nanoseconds of a time. Raises `pyarrow.ArrowInvalid` if some would be lost, or
+    are nested in the cell.
     """
     import pyarrow
 
@@ -330,7 +329,7 @@ _TEXTS = ("STRING", "NONE", "JSON", "BSON", "ENUM")
 
 
 def _gathered(pieces: Iterable[Any], empty: Callable[[], Any]) -> Any:
-    """Return the table of these parts, each of which is counted as soon as it is read."""
+    """Join these parts of a table. Each is counted as soon as it is read."""
     import pyarrow
 
     found: list[Any] = []
@@ -363,7 +362,7 @@ def _read(path: bytes, data: bytes) -> _Table:
             table = exact = _read_arrow(pyarrow.py_buffer(data), is_file=data.startswith(b"ARROW1"))
         else:
             table, exact = _read_csv("\t" if kind == "tsv" else ",", data)
-        is_parquet = data and kind == "parquet"  # whose texts are in dictionaries here, and not declared so
+        is_parquet = data and kind == "parquet"  # its texts are in dictionaries here, but not declared so
         schema = parquet.read_schema(pyarrow.BufferReader(data)) if is_parquet else table.schema
         twice = [name for name, count in Counter(table.schema.names).items() if count > 1]
         if twice:
@@ -379,7 +378,7 @@ def _read(path: bytes, data: bytes) -> _Table:
 
 
 def _read_csv(delimiter: str, data: bytes) -> tuple[Any, Any]:
-    """Return the columns with the types that they seem to have, and the cells as written."""
+    """Return the columns with detected types, and the cells as written."""
     import pyarrow
     from pyarrow import csv
 
@@ -403,13 +402,13 @@ def _read_arrow(whole: Any, *, is_file: bool) -> Any:
 
 
 def _decompressed(message: Any) -> int:
-    """Bytes that the compressed buffers of an Arrow message hold, as they say themselves."""
+    """Return the decompressed size of the compressed buffers of an Arrow message, as it states itself."""
     if message.type not in ("record batch", "dictionary"):
         return 0
     data, body = memoryview(message.metadata).cast("B"), memoryview(message.body).cast("B")
 
     def field(table: int, at: int) -> int | None:
-        """Return where a field of a flatbuffer's table is; None if the table has no such."""
+        """Return the position of a field of a flatbuffer's table; None if the table does not have it."""
         (back,) = struct.unpack_from("<i", data, table)
         (end,) = struct.unpack_from("<H", data, table - back)
         (offset,) = struct.unpack_from("<H", data, table - back + 4 + 2 * at) if 4 + 2 * at < end else (0,)

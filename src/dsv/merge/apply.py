@@ -1,10 +1,11 @@
-"""A merge of trees on the way to a commit: what merge, cherry-pick and revert share.
+"""A merge of trees that becomes a commit: what merge, cherry-pick and revert share.
 
-It is worked out twice if it is large: once to know of every conflict before anything is written, and once to write it.
+A large merge is computed twice: once to find every conflict before anything is written, and once to write it.
 
-A history that was merged both ways may have several merge bases. Two are merged in their turn, as git does: a path that
-only one of them changed is taken from that one. Any other path, and every path at which more than two disagree, has no
-common state: both sides count as having changed it, so that no change is lost unnoticed.
+A history that was merged both ways may have several merge bases. Two are merged first, as in git: a path that
+only one of them changed is taken from that one. Any other path, and every path on which more than two
+disagree, has no common
+state: both sides count as having changed it, so that no change is lost unnoticed.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _HELD_DECISIONS = 50_000
 _HELD_BYTES = 64 << 20
 
 Changes = Callable[[], Iterator[Change]]
-"""Works out anew what a side changed since the common state, in tree order."""
+"""Computes again what a side changed since the common state, in tree order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class MergeCounts:
 
 @dataclass(slots=True)
 class MergedTree:
-    """The result of the changes of two sides, made to `ours` (None: an empty tree)."""
+    """The result of the changes of two sides, applied to `ours` (None: an empty tree)."""
 
     ours: TreeReader | None
     theirs: TreeReader | None
@@ -116,19 +117,19 @@ class MergedTree:
 
     @property
     def without_effect(self) -> tuple[bytes, ...]:
-        """Paths for which a side was chosen, but that had no conflict."""
+        """Paths for which a side was chosen although they had no conflict."""
         settled = [one.path for one in self._settled if one.choice is not None]
         return self.choices.without_effect([*settled, *(one.path for one in self.conflicts)])
 
     def message(self, message: str) -> str:
-        """Return the message, with what was taken where both sides changed the same."""
+        """Return the message, followed by the conflicts that choices decided."""
         lines = [str(one) for one in self._settled if one.choice is not None]
         if not lines:
             return message
         return f"{message}\n\nConflicts were settled:{format_lines(lines)}".lstrip("\n")
 
     def check(self, more: str = "") -> None:
-        """Raise `MergeConflict` with all conflicts. more: what else helps."""
+        """Raise `MergeConflict` if there are conflicts. more: what else helps, for the hint."""
         if not self.conflicts:
             return
         conflicts = tuple(sorted(self.conflicts, key=lambda one: sort_key(one.path)))
@@ -141,7 +142,7 @@ class MergedTree:
         )
 
     def tree_changes(self, uploader: Uploader) -> Iterator[TreeChange]:
-        """Yield the changes of `ours` in tree order, and store contents that are new."""
+        """Yield the changes of `ours` in tree order, and store new contents."""
         decisions = self._decisions() if self._held is None else self._held
         stored = (_store(uploader, decision) for decision in decisions if decision.changes_ours)
         return heapq.merge(stored, self._beside, key=lambda change: sort_key(change.path))
@@ -187,7 +188,7 @@ def _store_content(uploader: Uploader, entry: Entry, content: BytesIO | Buffered
 
 
 def describe(conflict: PathConflict) -> str:
-    """One conflict for a person."""
+    """Describe a conflict for a person."""
     text = f"{show(conflict.path)}: {_WHAT[conflict.kind]}"
     return f"{text} ({conflict.reason})" if conflict.reason else text
 
@@ -225,8 +226,9 @@ class ContentMerger:
         choice: Choice | None,
         read_ours: Callable[[], bytes | None] | None = None,
     ) -> MergedContent | str:
-        """Merge a file; what was merged is remembered. read_ours: returns the content of ours, which the store may not
-        have; None if it changed meanwhile.
+        """Merge a file, and remember the result.
+
+        read_ours: returns the content of ours, which the store may not have; None if it has changed.
         """
         before, mine, other = key = ours.before, ours.after, theirs.after
         fault = self._fault(ours.path, key)
@@ -278,7 +280,7 @@ class ContentMerger:
 
 
 _DEPTH = 8
-"""Criss-cross merges, one before the other, that are followed to a merge base."""
+"""Nested criss-cross merges that are followed to a merge base."""
 
 
 class MergeBase(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Merging three versions of a text line by line, with the result of `git merge-file`, or of a table by its rows."""
+"""Three-way merge of texts by lines, with the result of `git merge-file`, and of tables by rows."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ class Piece(NamedTuple):
     ours: bytes
     theirs: bytes
     taken: Choice | None
-    """The side that the text has them from; None if both changed them."""
+    """The side whose lines are taken; None if both changed them."""
 
 
 def merge_text(base: bytes, ours: bytes, theirs: bytes, choice: Choice | None) -> MergedContent | str:
-    """Return the text with the changes of both sides; why it can't be merged. choice: whose lines are taken where both
-    changed them; None: they can't be merged. Raises `TooDifferent`.
+    """Return the text with the changes of both sides, or why it can't be merged. Raises `TooDifferent`.
+
+    choice: whose lines are taken where both changed them; None: they can't be merged.
     """
     merged: list[bytes] = []
     taken, settled = Places(), Places()
@@ -54,13 +55,14 @@ def merge_text(base: bytes, ours: bytes, theirs: bytes, choice: Choice | None) -
 
 
 def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> Iterator[Piece]:
-    """Yield the text with the changes of both sides. Lines that both changed, and changes beside each other, are one
-    piece. Raises `TooDifferent`.
+    """Yield the text with the changes of both sides. Raises `TooDifferent`.
+
+    Lines that both changed, and adjacent changes, are one piece.
     """
     was, *sides = (split_lines(text) for text in (base, ours, theirs))
     changes = [one._replace(side=side) for side in (0, 1) for one in edits(was, sides[side])]
     at = 0
-    moved = [0, 0]  # what is added to a line of the base to get that of a side
+    moved = [0, 0]  # what to add to a line of the base to get that of a side
     for group in near(sorted(changes), 0):
         start, end = group[0].start, max(one.end for one in group)
         starts = [start + each for each in moved]
@@ -84,12 +86,12 @@ MAX_ROWS = 1_000_000
 _BOM = "\ufeff"
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 Row = int | tuple[int, ...]
-"""The number of a row that is taken as it is, or for each column the number of the row that its cell is taken from.
-Rows are counted over all versions, base first."""
+"""The number of a row that is taken whole, or for each column the number of the row that its cell is taken
+from. Rows are counted over all versions, base first."""
 
 
 def is_table(path: bytes) -> bool:
-    """Return whether the path's name says that it is a table which can be merged."""
+    """Return whether the path has the name of a table that can be merged."""
     return table_format(path) in (*_DELIMITERS, "parquet")
 
 
@@ -99,7 +101,7 @@ def merge_tables(
     """Return the table with the rows of both sides, or the reason why it can't be merged.
 
     choice: whose rows and cells are taken where both sides changed them; None: that can't be merged.
-    Raises `Unsupported` if what reads Parquet is not installed.
+    Raises `Unsupported` if pyarrow is needed and not installed.
     """
     delimiter = _DELIMITERS.get(table_format(path) or "")
     try:
@@ -119,11 +121,11 @@ def merge_rows(
 ) -> tuple[list[Row], Places, Places]:
     """Return the merged rows in the order of ours, those with a change of theirs, and those that `choice` decided.
 
-    versions: the columns `names` of base, ours and theirs, with values that are equal if the cells are
-    show: returns the key of a row of a version for people
+    versions: the columns `names` of base, ours and theirs, with values that are equal if the cells are.
+    show: returns the key of a row of a version for people.
 
-    A row that is new in theirs comes behind the row that it stands behind there. A row that both sides changed has the
-    changes of both, if they are to other columns. Raises `TableFault`.
+    A new row of theirs follows the row that it follows there. A row that both sides changed has both changes,
+    if these are in different columns. Raises `TableFault`.
     """
     keys = [columns[names.index(key)] for columns in versions]
     starts = (len(keys[0]), len(keys[0]) + len(keys[1]))
@@ -172,9 +174,9 @@ def merge_rows(
 def _order(
     joined: Mapping[Hashable, tuple[int, ...]], mine: Sequence[Hashable], other: Sequence[Hashable]
 ) -> list[Hashable]:
-    """Return all keys of both: those of mine in its order, each other one behind the one that it stands behind."""
+    """Return all keys: those of mine in order, each other one behind the one that it follows in `other`."""
     behind: dict[Hashable, list[Hashable]] = {}
-    last: Hashable = None  # which is no key
+    last: Hashable = None  # not a key
     for value in other:
         if joined[value][1] >= 0:
             last = value
@@ -184,8 +186,6 @@ def _order(
 
 
 class _Csv(NamedTuple):
-    """A CSV file."""
-
     names: list[str]
     cells: list[list[str]]
     """The cells of each column."""
@@ -255,7 +255,7 @@ def _read_csv(delimiter: str, data: bytes) -> _Csv:
 
 
 def _records(delimiter: str, text: str) -> Iterator[tuple[list[str], str]]:
-    """Return the rows, each with how it is written: a quoted cell may hold ends of lines."""
+    """Yield the rows, each with its text: a quoted cell may have line ends in it."""
     csv.field_size_limit(MAX_TABLE)
     taken: list[str] = []
 
@@ -274,7 +274,7 @@ def _end(written: str) -> str:
 
 
 def _write_row(delimiter: str, row: Sequence[str]) -> str:
-    """Quote cells with an end of a line: Python before 3.13 does so only for what ends its rows."""
+    """Write a row, quoting cells with any line end. Python before 3.13 does so only for that of its rows."""
     written = io.StringIO()
     csv.writer(written, delimiter=delimiter, lineterminator="\r\n").writerow(row)
     return written.getvalue().removesuffix("\r\n")
@@ -336,7 +336,7 @@ def _merge_parquet(key: str, choice: Choice | None, *versions: bytes) -> MergedC
 
 
 def _write_parquet(columns: Sequence[Any], schema: Any, compression: str) -> bytes:
-    """Return a file that declares this schema, although texts of the columns are in dictionaries."""
+    """Return a file that declares this schema, even if texts of the columns are in dictionaries."""
     import pyarrow
     from pyarrow import parquet
 

@@ -1,7 +1,7 @@
 """Merging what two sides made of a common state, path by path.
 
 A pure function from the changes of each side to the changes of the result against `ours`, and the undecided paths.
-Both sides come in tree order and so does the result. Only a path that becomes a folder on one side waits for the paths
+Both sides and the result are in tree order. Only a path that becomes a folder on one side waits for the paths
 below it. A change of one side is dropped only if the other side has an equal one.
 """
 
@@ -22,7 +22,7 @@ from dsv.values.ids import FileId
 from dsv.values.paths import PathSet, check_path, folders_above, show, sort_key
 
 UNDECIDED = Entry(b"", Kind.EMPTY_DIRECTORY)
-"""The common state of a path that several merge bases disagree about: unlike every real entry."""
+"""The common state of a path on which several merge bases disagree: unlike every real entry."""
 
 
 class ConflictKind(enum.StrEnum):
@@ -42,7 +42,7 @@ class PathConflict(msgspec.Struct, frozen=True):
     path: bytes
     kind: ConflictKind
     ours: Entry | None
-    """The current entry, if any; `theirs` likewise."""
+    """The current entry, if any; so is `theirs`."""
     theirs: Entry | None
     reason: str = ""
     """The reason why its content could not be merged."""
@@ -63,15 +63,13 @@ class MergeConflict(Conflict):
         first = show(conflicts[0].path) if conflicts else None
         super().__init__(message, subject=subject or first, hint=hint)
         self.conflicts = conflicts
-        """All of them, in tree order."""
+        """All conflicts, in tree order."""
         self.without_effect = without_effect
         """Paths for which a side was chosen although they had no conflict."""
 
 
 class Choice(enum.Enum):
-    """The winner of a conflict: with `BOTH` ours stays, and theirs is kept beside it; with `RESOLVED` a file of the
-    user's replaces both.
-    """
+    """The winner of a conflict. BOTH: ours stays, and theirs is kept beside it. RESOLVED: the user's file."""
 
     OURS = enum.auto()
     THEIRS = enum.auto()
@@ -80,7 +78,7 @@ class Choice(enum.Enum):
 
 
 def winner(base: object, ours: object, theirs: object) -> Choice | None:
-    """Return the side whose value a merge takes: ours if theirs brings nothing new, and None if both changed it."""
+    """Return the side whose value a merge takes: ours if theirs changes nothing, None if both changed it."""
     if theirs in (ours, base):
         return Choice.OURS
     return Choice.THEIRS if ours == base else None
@@ -102,7 +100,7 @@ class Choices(msgspec.Struct, frozen=True):
         return next((choice for paths, choice in sets if paths is not None and path in paths), None)
 
     def without_effect(self, settled: Iterable[bytes]) -> tuple[bytes, ...]:
-        """Return the paths that were named, and at or below which no conflict was settled."""
+        """Return the named paths at or below which no conflict was settled."""
         used = {way for path in settled for way in (path, *folders_above(path))}
         named = (
             path for paths in (self.ours, self.theirs, self.both) if paths is not None for path in paths.paths
@@ -111,7 +109,7 @@ class Choices(msgspec.Struct, frozen=True):
 
 
 class Places:
-    """Rows or lines of a file, of which all are counted and the first are named."""
+    """Rows or lines of a file. All are counted, and the first are named."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -137,7 +135,7 @@ class MergedContent(NamedTuple):
     taken: Places
     """Places with the change of theirs."""
     settled: Places
-    """Places that both sides changed, so that a choice decided."""
+    """Places that both sides changed, and a choice decided."""
 
 
 class Settled(NamedTuple):
@@ -145,7 +143,7 @@ class Settled(NamedTuple):
 
     path: bytes
     choice: Choice | None
-    """The side whose rows or lines were taken where both changed them; None if there were none."""
+    """The side whose rows or lines were taken where both changed them; None if none were."""
     content: MergedContent | None = None
     """None if it is all of one side."""
 
@@ -179,14 +177,14 @@ class Decision(NamedTuple):
     result: Entry | None
     """The entry in the merge."""
     location: Location | None = None
-    """The place of the result's content, if known."""
+    """The location of the result's content, if known."""
     content: bytes | None = None
     """The bytes of `result` if they are new."""
     conflict: PathConflict | None = None
     file: str | None = None
     """The local file with the content."""
     undecided: bool = False
-    """The path is part of a conflict, which is reported once, with its first path."""
+    """Whether the path is part of a conflict, which is reported once, with its first path."""
     settled: Settled | None = None
     """A conflict that a choice has decided, or a content that combines both sides."""
     beside: tuple[Entry, Location | None] | None = None
@@ -200,8 +198,8 @@ class Decision(NamedTuple):
 
 
 MergeContent = Callable[[Change, Change, Choice | None], MergedContent | str]
-"""The content of a file that both sides changed, from its changes in ours and in theirs, and what was chosen for rows
-or lines that both changed; or why it can't be merged."""
+"""Returns the content of a file that both sides changed, or why it can't be merged. The arguments are the
+changes in ours and in theirs, and the choice for rows or lines that both changed."""
 
 
 def merge_changes(
@@ -210,14 +208,14 @@ def merge_changes(
     merge_content: MergeContent,
     choices: Choices = Choices(),
 ) -> Iterator[Decision]:
-    """Yield a decision for every path that a side or both changed since the common state, in tree order."""
+    """Yield a decision for every path that any side changed since the common state, in tree order."""
     decide = _Decider(merge_content, choices)
     for group in _groups(_pairs(ours, theirs)):
         yield from decide.group(group)
 
 
 class _Pair(NamedTuple):
-    """A path, and how it was changed on either side; None: not at all."""
+    """A path and its change on each side; None: unchanged."""
 
     path: bytes
     ours: Change | None
@@ -232,7 +230,7 @@ class _Pair(NamedTuple):
 
     @property
     def is_parent(self) -> bool:
-        """Return whether a side has an entry at this path, so that nothing can be below it."""
+        """Whether a side has an entry at this path, so that nothing can be below it."""
         return any(one is not None and one.after is not None for one in (self.ours, self.theirs))
 
 
@@ -253,7 +251,7 @@ def _pairs(ours: Iterable[Change], theirs: Iterable[Change]) -> Iterator[_Pair]:
 
 
 def _groups(pairs: Iterable[_Pair]) -> Iterator[list[_Pair]]:
-    """Return each path by itself; one that has an entry together with all that changed below it."""
+    """Yield each path alone, but one that has an entry together with all that changed below it."""
     group: list[_Pair] = []
     for pair in pairs:
         if group and not (group[0].is_parent and pair.path.startswith(group[0].path + b"/")):
@@ -279,7 +277,7 @@ class _Decider:
         yield from decided
 
     def _file_and_folder(self, first: _Pair, below: list[_Pair]) -> Iterator[Decision]:
-        """One side has a file where the other has put something into a folder: one side has to win all of it."""
+        """Decide where a side has a file and the other has added to a folder: one has to win all of it."""
         choice = self._choices.of(first.path)
         if choice is Choice.OURS:
             yield from (_settled(_keep_ours(pair), choice) for pair in (first, *below))
@@ -308,8 +306,8 @@ class _Decider:
 def merge_path(
     ours: Change, theirs: Change, merge_content: MergeContent | None, choices: Choices
 ) -> Decision:
-    """Decide about a path that both sides changed, each in another way. merge_content: None for a path of which neither
-    the content nor the mode is to be merged.
+    """Decide about a path that both sides changed differently. merge_content: None if neither content nor
+    mode of the path is to be merged.
     """
     pair, reason = _Pair(ours.path, ours, theirs), ""
     if merge_content is not None:
@@ -338,8 +336,9 @@ def merge_path(
 
 
 def merge_file(ours: Change, theirs: Change, merge_content: MergeContent, choices: Choices) -> Decision | str:
-    """Merge the content and the mode of a file that both sides changed, each apart from the other; or return why they
-    can't be merged, if there is more to say than that both changed it.
+    """Merge the content and the mode, each separately, of a file that both sides changed.
+
+    Otherwise return why they can't be merged, or "" if there is no more to say than that both changed it.
     """
     base, mine, other = ours.before, ours.after, theirs.after
     if base is None or mine is None or other is None:
@@ -370,7 +369,7 @@ def merge_file(ours: Change, theirs: Change, merge_content: MergeContent, choice
 
 
 def _with_theirs(decision: Decision, theirs: Change) -> Decision | str:
-    """Keep what theirs has under another name, or return the reason why that can't be done."""
+    """Keep the entry of theirs under another name, or return why that is not possible."""
     assert theirs.after is not None
     if theirs.after.kind is Kind.EMPTY_DIRECTORY:
         return "an empty folder can't be kept beside a file"
@@ -420,7 +419,7 @@ def _file_meets_folder(first: _Pair, below: list[_Pair]) -> bool:
 
 
 def _without_placeholder(decision: Decision, below: list[Decision]) -> Decision:
-    """A folder has an entry of its own only if it is empty."""
+    """Remove the entry of a folder that is not empty."""
     if decision.result is None or decision.result.kind is not Kind.EMPTY_DIRECTORY:
         return decision
     if any(one.result is not None or one.beside is not None for one in below):
@@ -429,7 +428,7 @@ def _without_placeholder(decision: Decision, below: list[Decision]) -> Decision:
 
 
 def beside(path: bytes) -> bytes | None:
-    """NAME.theirs.EXT for NAME.EXT; None if no tree may hold it."""
+    """Return NAME.theirs.EXT for NAME.EXT; None if that is not a valid path."""
     folder, slash, name = path.rpartition(b"/")
     stem, dot, extension = name.rpartition(b".")
     if not stem:

@@ -1,8 +1,8 @@
 """Making one commit on a branch from changes of a tree, without a workspace.
 
-`commit_changes` is the whole way, from a session to the branch's next move. A writer with a session of its own, or with
-a tree that is written already, uses `new_commit` and `publish_commit`. Killed anywhere, either the branch has the whole
-commit or nothing of it can be seen.
+`commit_changes` does everything, from the session to the branch's next move. A writer with its own session,
+or with a tree that is already written, uses `new_commit` and `publish_commit`. If the process is killed, the
+branch has the whole commit, or nothing of it is visible.
 """
 
 from __future__ import annotations
@@ -34,28 +34,27 @@ class Draft(msgspec.Struct, frozen=True):
     dataset: DatasetName
     branch: BranchName
     after: Head | None
-    """The branch's newest move, also a deletion (`Refs.newest`). None for a new branch, which this commit creates,
-    perhaps with its dataset."""
+    """The branch's newest move, also a deletion (`Refs.newest`). None for a new branch or dataset."""
     parents: tuple[CommitId, ...]
-    """Empty for a first commit. The store must have each, and those of `taken_from`."""
+    """Empty for a first commit. The store must have each, and all of `taken_from`."""
     message: str
     action: str
     """The action in the branch's log of moves, such as `put`."""
     taken_from: tuple[CommitId, ...] = ()
-    """Commits other than the parents with contents that this one uses."""
+    """Other commits with contents that this one uses."""
     author: str | None = None
-    """Who has made what the commit has; None: the writer."""
+    """The author of the content; None: the writer."""
     time_ms: int | None = None
-    """When; None: now."""
+    """None: now."""
 
     @property
     def head(self) -> CommitId | None:
-        """The commit that the branch is at; None if it has none, or is not there."""
+        """The branch's commit; None if it has none or does not exist."""
         return None if self.after is None or self.after.entry.deleted else self.after.commit
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """A new commit, which the branch names now."""
+    """A new commit, to which the branch was moved."""
 
     id: CommitId
     commit: Commit
@@ -65,7 +64,7 @@ class Committed(msgspec.Struct, frozen=True):
 
 
 class Unchanged(msgspec.Struct, frozen=True):
-    """The tree would be that of the only parent, so nothing was published. None: an empty tree, and no parent."""
+    """The tree is that of the only parent, so nothing was published. None: an empty tree without a parent."""
 
     commit: CommitId | None
 
@@ -79,24 +78,24 @@ def commit_changes(
 ) -> Committed | Unchanged | LostRace:
     """Apply changes to the tree of `base` (None: an empty one), and publish the result on a branch.
 
-    changes: makes the changes, in tree order with one for each path, and stores the contents that are new. It is called
-    once for each call of this function, with what stores them. An entry of another commit comes with its location.
-    A commit with several parents is made even if its tree is that of one of them.
+    changes: called once; stores the new contents, and makes the changes in tree order, one for each path. An
+    entry of another commit has its location. A commit with several parents is made even if its tree is that
+    of one of them.
 
-    After a lost race the caller decides what to do on top of the winner; what was uploaded by then is found by the
-    next attempt and not sent again. Raises `Conflict` if gc has fenced this session or is removing a parent,
-    `IntegrityError` if the store lacks a parent, or what contents are taken from, and `Unsupported` if a symlink would
+    After a lost race the caller decides what to do on top of the winner; the next attempt does not send again
+    what was uploaded. Raises `Conflict` if gc has fenced this session or is removing a parent,
+    `IntegrityError` if the store lacks a parent or a commit of contents, and `Unsupported` if a symlink would
     lead out of the dataset.
     """
     built_on = {*draft.parents, *draft.taken_from, *([] if base is None else [base.commit_id])}
     repository.objects.check_stored(sorted(built_on))
     repository.refs.check_mover(draft.after, writer.author, merge=len(draft.parents) > 1)
     with Session.open(repository, writer) as session, Uploader(session) as uploader:
-        for commit_id in sorted(built_on - {draft.head}):  # the branch keeps its own from gc
+        for commit_id in sorted(built_on - {draft.head}):  # the branch protects its own from gc
             check_whole(session, draft.dataset, commit_id)
         tree = write_tree(uploader, base, changes(uploader))
         if _same_as_parent(repository, draft, tree):
-            uploader.finish()  # contents that were lost, or only referred to, may be stored by now
+            uploader.finish()  # contents that were lost, or only referred to, may be stored now
             session.close()
             return Unchanged(draft.parents[0] if draft.parents else None)
         uploader.finish()
@@ -134,7 +133,7 @@ def publish_commit(
     *,
     is_stored: bool = False,
 ) -> Committed | LostRace:
-    """Store a commit of a tree whose objects are stored, unless it is stored itself, and move the branch to it.
+    """Store a commit of a stored tree, unless `is_stored`, and move the branch to it.
 
     before_ref: see `Session.publish`.
     """
@@ -152,7 +151,7 @@ def _same_as_parent(repository: Repository, draft: Draft, tree: WrittenTree) -> 
 
 
 def _check_links(tree: TreeReader, draft: Draft) -> None:
-    """Raise `Unsupported` for a symlink that leads out. It may do so by others, so all are read if any came or went."""
+    """Raise `Unsupported` for a symlink that leads out, also by others: all are read if any was changed."""
     escaping = link_escapes(tree.links())
     if escaping:
         more = f", and {len(escaping) - 1:,} more" if len(escaping) > 1 else ""

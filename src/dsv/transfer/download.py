@@ -1,8 +1,8 @@
-"""The download pipeline: files wanted in, verified bytes out, in the order asked for.
+"""The download pipeline: verified contents of the wanted files, in the order asked for.
 
-Chunks that lie close together are read as one range, and ranges are read ahead by several connections, so a directory
-of small files is a sequential read. Nothing is handed out before it is checked against its id. Of a part of a file only
-the chunks are read that have it.
+Chunks that are close together are read as one range, and several connections read ranges ahead, so a
+directory of small files is a sequential read. Nothing is returned before it is checked against its id. Of a
+part of a file only its chunks are read.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from dsv.values.ids import ChunkId, FileId, RecipeId
 from dsv.values.names import DatasetName
 from dsv.values.paths import show
 
-# The weight of one ranged read, and so the most bytes that it asks for (a single larger chunk aside).
+# The weight of one ranged read, and so the most bytes that it requests (except for a single larger chunk).
 SPAN = 8 << 20
-# What is read before it is used may weigh as much.
+# The weight of what may be read before it is used.
 READ_AHEAD = 64 << 20
 
 
 class Donor(msgspec.Struct, frozen=True):
-    """An older version of a file on local disk, and where in it known chunks lie: id -> (offset, length).
+    """An older version of a file on local disk, and where known chunks are in it: id -> (offset, length).
 
     It is only a hint: what is read from it is verified like everything else.
     """
@@ -47,21 +47,20 @@ class Donor(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A chunk of a file, which begins at `start` of its bytes."""
+    """A chunk of a file, with its position in the file."""
 
     start: int
     length: int
     chunk: ChunkId
     location: Location | None
-    """Where a locator says that it lies, if one does."""
+    """Its location by a locator, if known."""
 
 
 class Layout:
-    """Of which chunks a file consists. Recipes of a large one are read when a range needs them."""
+    """The chunks of a file. The recipes of a large file are read when a range needs them."""
 
     def __init__(self, objects: Objects, entry: Entry, location: Location | None = None) -> None:
-        """location: as in `Wanted`. Raises `IntegrityError` for a recipe that is not the file's, and
-        `Erased`."""
+        """location: as in `Wanted`. Raises `IntegrityError` for a recipe that is not the file's; `Erased`."""
         if (erased := objects.erasures.of(entry)) is not None:
             raise erased_error(show(entry.path), erased)
         self.entry = entry
@@ -82,7 +81,7 @@ class Layout:
 
 
 class _Rows:
-    """A recipe with the places of its rows, and the one below it that was used last."""
+    """A recipe with the locations of its rows, and the recipe below it that was used last."""
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class _Rows:
         return self._ends[-1] if self._ends else 0
 
     def parts(self, start: int, stop: int, at: int = 0) -> Iterator[Part]:
-        """As of `Layout`; `at` is where this recipe's content begins in the file."""
+        """Do what `Layout.parts` does; `at` is where this recipe's content begins in the file."""
         row = bisect_right(self._ends, start - at)
         while row < len(self._ends):
             first = at + (self._ends[row - 1] if row else 0)
@@ -123,7 +122,7 @@ class _Rows:
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A file to fetch; `location` is where its segment's locator says its chunk or recipe lies, if it says."""
+    """A file to fetch; `location` is that of its chunk or recipe by its segment's locator, if known."""
 
     entry: Entry
     location: Location | None = None
@@ -133,9 +132,9 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class _Piece(msgspec.Struct, frozen=True):
-    """One chunk of a file that is wanted. `last` marks a file's end; a file without pieces has one with no id.
+    """One wanted chunk of a file. `last` marks a file's end; a file without chunks has a piece with no id.
 
-    fault: why the file has no further pieces, though it is not at its end.
+    fault: why the file has no further pieces, although it is not at its end.
     """
 
     wanted: Wanted
@@ -146,11 +145,11 @@ class _Piece(msgspec.Struct, frozen=True):
 
 
 _Read = bytes | IntegrityError
-"""The bytes of a piece, or why they can't be had."""
+"""The bytes of a piece, or why there are none."""
 
 
 class Fetcher:
-    """Fetches files of one store. Used from one thread; the reads happen in others."""
+    """Fetches files of one store. For one thread; other threads do the reads."""
 
     def __init__(
         self,
@@ -162,8 +161,7 @@ class Fetcher:
         span: int = SPAN,
     ) -> None:
         """dataset: of the files, for messages. budget: the weight of what is read ahead or waits to be used, about its
-        bytes in memory. span: the weight of one ranged read.
-        """
+        bytes in memory. span: the weight of one ranged read."""
         self._objects = objects
         self._dataset = dataset
         self._connections = connections
@@ -174,14 +172,14 @@ class Fetcher:
 
     @property
     def fetched_bytes(self) -> int:
-        """Bytes of packs read so far, gaps between chunks included."""
+        """Bytes of packs read so far, including gaps between chunks."""
         return self._read_singly + sum(reader.fetched_bytes for reader in self._readers)
 
     def files(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, Iterator[bytes]]]:
         """Yield each file with its content in pieces, to be consumed before the next file is asked for.
 
-        A content raises `IntegrityError` in place of a piece that can't be had, and at the end of a large file whose
-        pieces do not make up its id. The next file can be asked for after that.
+        A content raises `IntegrityError` in place of a piece that is not available, and at the end of a large
+        file whose pieces do not match its id. The next file can be asked for after that.
         """
         pieces = self._pieces(wanted)
         for piece, data in pieces:
@@ -193,7 +191,7 @@ class Fetcher:
                 content.drain()
 
     def _pieces(self, wanted: Iterable[Wanted]) -> Iterator[tuple[_Piece, _Read]]:
-        """Yield all pieces in order with their bytes; those that need no request wait in `plan` for their turn."""
+        """Yield all pieces in order with their bytes; those that need no request wait in `plan`."""
         plan: deque[_Piece] = deque()
         objects = self._objects
         reader = RangeReader(
@@ -235,7 +233,7 @@ class Fetcher:
                         file.donor is None or piece.chunk not in file.donor.chunks
                     ):
                         place = where
-                        if place is None or place.pack.is_external:  # it may be in the store by now
+                        if place is None or place.pack.is_external:  # it may be in the store now
                             place = self._objects.find(ObjectKind.CHUNK, piece.chunk)
                     plan.append(piece)
                     if place is not None:
@@ -244,13 +242,13 @@ class Fetcher:
                 plan.append(_Piece(file, fault=self._of_file(file.entry, error)))
 
     def _check_part(self, entry: Entry, chunk: ChunkId) -> None:
-        """Raise `Erased` for a file that was stored with a part of an erased one while that was erased."""
+        """Raise `Erased` for a file with a part of an erased one, which was stored while that was erased."""
         found = self._objects.erasures.objects.get((ObjectKind.CHUNK, chunk))
         if found is not None:
             raise erased_error(f"a part of {self._name(entry)}", found)
 
     def _with_copy(self, file: Wanted) -> Wanted:
-        """Return the same, with a donor that has all of it, for a store that is not asked."""
+        """Return the same, with a donor that has all of it, for a store that may not be asked."""
         entry, copy_of = file.entry, self._objects.copy_of
         if copy_of is None or not entry.size or entry.file_id is None:
             return file
@@ -281,7 +279,7 @@ class Fetcher:
         return found
 
     def _read(self, piece: _Piece, tried: Location | None = None) -> _Read:
-        """Return a chunk by the index. tried: where it was not, or was damaged."""
+        """Return a chunk by the index. tried: a location without it, or where it was damaged."""
         assert piece.chunk is not None
         try:
             found, _ = self._objects.read_by_index(ObjectKind.CHUNK, piece.chunk, tried)
@@ -291,7 +289,7 @@ class Fetcher:
         return found
 
     def _of_file(self, entry: Entry, error: IntegrityError) -> IntegrityError:
-        """Return the error with the name of the file that it is about."""
+        """Return the error with the name of its file."""
         if error.subject == entry.path.decode(errors="backslashreplace"):
             return error
         name = self._name(entry)
@@ -309,12 +307,12 @@ class Fetcher:
         data = _read_donor(piece)
         if data is not None and ChunkId.hash(data) == piece.chunk:
             return piece, data
-        # the donor is not what it was
+        # the donor was changed
         return piece, self._read(piece) if self._objects.copy_of is None else _damaged_copy(piece.wanted)
 
 
 class _LargeFile:
-    """Passes on the pieces of one file and checks that together they are it."""
+    """Passes on the pieces of one file, and checks that together they match its id."""
 
     def __init__(self, first: _Piece, data: _Read, following: Iterator[tuple[_Piece, _Read]]) -> None:
         self._entry = first.wanted.entry
@@ -342,7 +340,7 @@ class _LargeFile:
 
 
 def _read_donor(piece: _Piece) -> bytes | None:
-    """Return what the donor has in the chunk's place; None if it can't be read."""
+    """Return the bytes where the donor has the chunk; None if they can't be read."""
     donor = piece.wanted.donor
     assert donor is not None and piece.chunk is not None
     offset, length = donor.chunks[piece.chunk]
@@ -355,14 +353,14 @@ def _read_donor(piece: _Piece) -> bytes | None:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open a donor, which may lie where others write: opening what is no file must not hang."""
+    """Open a donor, which may be where others write: opening anything but a file must not hang."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def donor_chunks(
     objects: Objects, recipe_id: RecipeId, where: Location | None = None
 ) -> dict[ChunkId, tuple[int, int]]:
-    """Return where each chunk lies in a file with this recipe: id -> (offset, length), for a `Donor`."""
+    """Return where each chunk is in a file with this recipe: id -> (offset, length), for a `Donor`."""
     rows = _Rows(objects, recipe_id, where)
     found: dict[ChunkId, tuple[int, int]] = {}
     for part in rows.parts(0, rows.size):
@@ -371,7 +369,7 @@ def donor_chunks(
 
 
 _WIDE = 128 << 20
-"""As `SPAN`, if there is more than four of these to read: each pack with one request, several at the same time."""
+"""Like `SPAN`, for more than four spans: each pack is read with one request, several at the same time."""
 
 
 def read_ranges(
@@ -379,8 +377,8 @@ def read_ranges(
 ) -> list[bytes]:
     """Return the bytes from a start up to a stop, both within the file, of each file that is asked for.
 
-    A chunk that several need is read once, and chunks that lie close together with one request, in whatever order they
-    are asked for. Raises `IntegrityError` if a chunk can't be had.
+    A chunk that several need is read once. Chunks that are close together are read with one request, in any
+    order of the questions. Raises `IntegrityError` if a chunk is not available.
     """
     files: dict[FileId, tuple[Layout, dict[int, Part]]] = {}
     for layout, start, stop in asked:

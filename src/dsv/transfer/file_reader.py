@@ -56,7 +56,7 @@ _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
 class StableRead(msgspec.Struct, Generic[T], frozen=True):
-    """The result of reading a file that did not change meanwhile."""
+    """The result of reading a file that did not change while it was read."""
 
     value: T
     stat: os.stat_result
@@ -66,14 +66,14 @@ class StableRead(msgspec.Struct, Generic[T], frozen=True):
 
 
 def same_times(before: os.stat_result, after: os.stat_result) -> bool:
-    """Return whether nobody wrote to a file, nor changed its mode, between two looks at one descriptor."""
+    """Return whether a file was neither written nor given another mode between two stats of a descriptor."""
     return _times(before) == _times(after)
 
 
 def is_quiet(descriptor: int, now: os.stat_result) -> bool:
-    """Return whether a file is known to have no unseen writer: it is old, or nobody can write to it.
+    """Return whether a file is known to have no unseen writer: it is old, or no process can write to it.
 
-    To be asked before it is read: anyone who maps it later changes its times.
+    Call it before the file is read: a process that maps the file later changes its times.
     """
     return is_old(now.st_ctime_ns) or not has_writers(descriptor)
 
@@ -83,8 +83,8 @@ def read_stable(
 ) -> StableRead[T] | Problem:
     """Read a file until its stat is the same before and after, at most `TRIES` times.
 
-    `read(descriptor, size)` reads it from start to end, and gives its result and the number of bytes that it read. It
-    is called again for each try. An `OSError` becomes a problem; other exceptions are passed on.
+    `read(descriptor, size)` reads it from start to end, and returns its result and the number of bytes read.
+    It is called again for each try. An `OSError` becomes a problem; other exceptions are passed on.
     """
     above, name = split(path)
     for _ in range(TRIES):
@@ -113,7 +113,7 @@ def read_stable(
 def hash_content(descriptor: int, size: int) -> tuple[FileId, int]:
     """Return the file id of a whole file, whatever the position in it, and its size in bytes."""
     if size <= _PIECE:
-        data = os.pread(descriptor, size + 1, 0)  # the one byte more tells that this was all
+        data = os.pread(descriptor, size + 1, 0)  # one byte more, to see that this was all
         if len(data) == size:
             return FileId.hash(data), size
     hasher, total = blake3(), 0
@@ -127,7 +127,7 @@ def row_of(info: os.stat_result) -> bytes:
     """Return a stat as `ROW`."""
     try:
         return ROW.pack(info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_mode)
-    except struct.error:  # a time that does not fit in 64 bits of ns: its low bits tell changes as well
+    except struct.error:  # a time that does not fit in 64 bits of ns: its low bits also show changes
         mtime, ctime = (_signed(value) for value in (info.st_mtime_ns, info.st_ctime_ns))
         return ROW.pack(info.st_ino & (1 << 64) - 1, info.st_size, mtime, ctime, info.st_mode)
 

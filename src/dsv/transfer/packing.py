@@ -17,7 +17,7 @@ from dsv.repo.session import Session
 from dsv.store.base import Bytes
 from dsv.values.ids import Id, PackId
 
-# What a killed sync may have to send again.
+# Bytes that a killed sync may have to send again.
 IN_FLIGHT = 64 << 20
 _SPARES = 2  # packs' memory kept: what is in flight, while the next one fills
 
@@ -40,17 +40,17 @@ class Memory:
         self._spare: deque[bytearray] = deque(maxlen=_SPARES)
 
     def take(self) -> bytearray | None:
-        """Return None where there is none to spare."""
+        """Return memory for a pack, or None if there is none to spare."""
         try:
             return self._spare.pop()
         except IndexError:
             return None
 
     def give(self, view: memoryview) -> None:
-        """Take back a pack that is stored. What still reads it, as a request that was given up may, keeps it."""
+        """Take back a stored pack, unless it is still read, for example by a request that was given up."""
         memory = view.obj
         if isinstance(memory, bytearray) and len(memory) >= PACK_TARGET:
-            with suppress(BufferError):  # a view can't be released, nor a length changed, while anybody reads
+            with suppress(BufferError):  # a view can't be released, nor a length changed, while it is read
                 view.release()
                 memory.append(0)
                 memory.pop()
@@ -60,7 +60,7 @@ class Memory:
 class Sender:
     """Stores packs in threads, at most `IN_FLIGHT` bytes at a time; calls `on_stored` for each, from its thread.
 
-    A failure is raised by the next call of `send` or `wait`, and by every one after that: nothing more is sent.
+    A failure is raised by the next `send` or `wait` and by all later ones: nothing more is sent.
     """
 
     def __init__(self, session: Session, on_stored: OnStored | None, memory: Memory) -> None:
@@ -90,11 +90,11 @@ class Sender:
         self._pending.clear()
 
     def close(self) -> None:
-        """Give up what has not started, and wait for what has."""
+        """Cancel what has not started, and wait for the rest."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _raise_failures(self) -> None:
-        """Forget a pack only when it is known to be stored, so that what failed is never taken for that."""
+        """Forget a pack only when it is known to be stored, so that a failed one never counts as stored."""
         going: list[Future[None]] = []
         for future in self._pending:
             if future.done():
@@ -118,7 +118,7 @@ class Sender:
 
 
 class PackStream:
-    """A row of packs of one sort (data, or metadata); an object's place is known as soon as it is added."""
+    """A series of packs of one kind, data or metadata. An object's location is known once it is added."""
 
     def __init__(self, seal: Callable[[SealedPack], None], memory: Memory | None = None) -> None:
         self._seal = seal
@@ -140,8 +140,7 @@ class PackStream:
         locator: bytes | None = None,
         unpacked: int = 0,
     ) -> Location:
-        """Append a stored object and, directly behind it, its own locator. length, unpacked: the bytes of the object,
-        and of the locator, when they are unpacked."""
+        """Append a stored object and its locator right after it. length, unpacked: their unpacked bytes."""
         tail = 0 if locator is None else len(locator)
         if self._builder.rows and self._builder.size + len(stored) + tail > PACK_TARGET:
             self.flush()
@@ -153,7 +152,7 @@ class PackStream:
         return location
 
     def add_all(self, packed: Packed) -> list[Row] | None:
-        """Append chunks at once; None, and none of them, where the pack that is being filled has no room for all."""
+        """Append chunks at once; return None, and append none, if the current pack has no room for all."""
         if not self._builder.has_room(packed, PACK_TARGET):
             return None
         pack, columns = self._id, (packed.stored, packed.lengths, packed.codecs)
@@ -166,7 +165,7 @@ class PackStream:
         return rows
 
     def flush(self) -> None:
-        """Seal the pack that is being filled, if there is anything in it."""
+        """Seal the current pack, if there is anything in it."""
         if self._rows:
             self._seal(SealedPack(self._id, self._builder.finish(), self._rows))
             self._start()

@@ -1,4 +1,4 @@
-"""Small files, read, hashed and compressed by further processes ahead of the one that stores them."""
+"""Small files are read, hashed and compressed by helper processes, ahead of the one that stores them."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from dsv.transfer.file_reader import OPEN_FLAGS, ROW, is_quiet, row_of, same_tim
 from dsv.values.ids import ChunkId
 
 FILES = 256
-"""A batch has at most so many."""
+"""The most files of a batch."""
 SLOT = 4 << 20
-"""Bytes of a batch's memory. Each file gets one byte more than its size, so that a file that has grown is noticed."""
+"""Bytes of a batch's memory. Each file gets one byte more than its size, so that growth is noticed."""
 ANSWER = 32 << 10
-"""Bytes behind a slot, for a `Batch`: 82 for each file, and some for the encoding."""
+"""Bytes after a slot's contents, for a `Batch`: 82 for each file, and some for the encoding."""
 PATHS = 64 << 10
-"""Bytes of a batch's paths, which is enough for most: sending an order should not block."""
+"""Bytes of a batch's paths: enough for most, and few enough that sending an order should not block."""
 LARGEST = SINGLE_CHUNK_MAX
 """Bytes of the largest file that is read in a batch: its content is one chunk."""
 UNREAD = 255
-"""In `Batch.codecs`: this file was not read. Whoever asked reads it alone, and finds out why."""
+"""In `Batch.codecs`: this file was not read. The caller reads it alone, and finds out why."""
 _NO_ROW, _NO_ID = bytes(ROW.size), bytes(32)
 
 
@@ -56,7 +56,7 @@ class Item(Protocol):
     def is_file(self) -> bool: ...
     @property
     def known(self) -> Entry | None:
-        """Its entry, if the file need not be read for it."""
+        """Its entry, if the file need not be read for that."""
         ...
 
 
@@ -74,11 +74,11 @@ class Order(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Batch(msgspec.Struct, array_like=True, frozen=True):
-    """The files that were read, in columns and in the order of the paths."""
+    """The files that were read, in columns, in the order of the paths."""
 
     slot: int
     rows: bytes
-    """`folder.ROW` of each file, the same before and after reading."""
+    """`file_reader.ROW` of each file, the same before and after reading."""
     devices: bytes
     """The `st_dev` of each."""
     quiet: bytes
@@ -96,7 +96,7 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
         return [codec != UNREAD for codec in self.codecs]
 
     def packed(self, sizes: list[int], memory: memoryview) -> Packed:
-        """Return the files that were read, as they are stored. sizes: as they were ordered. memory: the slot."""
+        """Return the files that were read, as they are stored. sizes: as ordered. memory: the slot."""
         read, stored = self.read, array("I", self.stored)
         return Packed(
             list(map(ChunkId, compress(cut(self.ids, 32), read))),
@@ -122,20 +122,20 @@ class Slot:
         self.contents, self._answer = place[:SLOT], place[SLOT:]
 
     def write(self, batch: Batch) -> bytes:
-        """Leave the answer in the slot, and return what the pipe is to carry."""
+        """Write the answer to the slot; return what to send through the pipe."""
         encoded = msgspec.msgpack.encode(batch)
         self._answer[: len(encoded)] = encoded
         return _LENGTH.pack(len(encoded))
 
     def read(self, length: bytes) -> Batch:
-        """Return what `write` left, by what it gave."""
+        """Return what `write` has written; `length` is what it returned."""
         return _batches.decode(self._answer[: _LENGTH.unpack(length)[0]])
 
 
 def read_batch(descent: Descent, compressor: Compressor, order: Order, memory: memoryview) -> Batch:
-    """Read each file once, and leave what is to be stored in `memory`, that of a slot.
+    """Read each file once, and leave what is to be stored in `memory`, a slot's contents.
 
-    A file that is not there, not readable, or not stable while it is read is left `UNREAD`.
+    A file that is missing, not readable, or not stable while it is read is left `UNREAD`.
     """
     rows, ids, codecs, quiet = list[bytes](), list[bytes](), bytearray(), bytearray()
     devices, stored = array("Q"), array("I")
@@ -191,9 +191,9 @@ def _read(descent: Descent, path: bytes, size: int, place: memoryview) -> tuple[
     return (after, quiet) if count == size and same_times(before, after) else None
 
 
-_SLOTS = 4  # of each process: one that is read, one that is stored, and some for when the pace varies
+_SLOTS = 4  # of each process: one that is read, one that is stored, and some for changes of pace
 _OWN_SLOTS = 2
-_RUNS = 64  # cut in advance at most: some have nothing to read
+_RUNS = 64  # the most that are cut in advance, because some have nothing to read
 # Starting a process takes as long as reading some thousand small files. It pays from this number of paths on.
 _WORTH = 4096
 _MOST = 4
@@ -207,18 +207,18 @@ def suitable(files: int, processors: int) -> int:
 class Readers(Generic[T]):
     """The helper processes, whose contents are returned in order. A context manager, which ends them.
 
-    While this process waits for the next contents it reads later ones itself, so no processor idles. Without helpers
+    While this process waits for contents it reads later ones itself, so no processor idles. Without helpers
     nothing is read ahead. The contents of a process that died are missing: the caller reads those files.
     """
 
     def __init__(self, root: Path, count: int) -> None:
-        """`count` processes, or as many as can be had."""
+        """Start `count` processes, or as many as possible."""
         self._readers: list[_Reader] = []
         self._runs: deque[Run[T]] = deque()
         self._own: list[memoryview] = []
         self._compressor = Compressor()
         self._descent = Descent(root)
-        with suppress(OSError):  # no process, or no memory: slower, and else the same
+        with suppress(OSError):  # no process, or no memory: slower, but otherwise the same
             for _ in range(count):
                 self._readers.append(_Reader(root))
         if self._readers:
@@ -237,7 +237,7 @@ class Readers(Generic[T]):
             reader.end()
 
     def over(self, work: Iterator[T]) -> Iterator[Run[T]]:
-        """Yield all of the work, in the given order, with the contents of small files. To be called once."""
+        """Yield all of the work, in the given order, with the contents of small files. Call it once."""
         upcoming = _cut(work)
         while self._send(upcoming):
             run = self._runs.popleft()
@@ -248,7 +248,7 @@ class Readers(Generic[T]):
             self._release(run)
 
     def _send(self, upcoming: Iterator[Run[T]]) -> bool:
-        """Give the processes as much as they have room for. False if no run is left."""
+        """Give the processes as much as they have room for. Return False if no run is left."""
         for reader in self._readers:
             while reader.free and len(self._runs) < _RUNS and (run := next(upcoming, None)) is not None:
                 self._runs.append(run)
@@ -259,7 +259,7 @@ class Readers(Generic[T]):
         return bool(self._runs)
 
     def _read_meanwhile(self, reader: _Reader, upcoming: Iterator[Run[T]]) -> None:
-        """Read what no process was given yet, until the next contents have come."""
+        """Read runs that no process was given, until the next contents arrive."""
         while self._own and len(self._runs) < _RUNS and not reader.has_answered:
             run = next(upcoming, None)
             if run is None:
@@ -281,7 +281,7 @@ class Run(msgspec.Struct, Generic[T]):
 
     items: list[T] = msgspec.field(default_factory=list)
     at: list[int] = msgspec.field(default_factory=list)
-    """The number of each item's content, or -1 if it is not a small file."""
+    """The index of each item's content, or -1 if it is not a small file."""
     paths: list[bytes] = msgspec.field(default_factory=list)
     """Only small files, as in `sizes`."""
     sizes: list[int] = msgspec.field(default_factory=list)
@@ -294,7 +294,7 @@ class Run(msgspec.Struct, Generic[T]):
     """The contents of the small files, valid until the next run is asked for; None if they were not read."""
 
     def add(self, item: T) -> bool:
-        """False if it is full."""
+        """Return False if it is full."""
         if not (item.is_file and item.known is None and 0 < item.size <= LARGEST):
             if len(self.items) - len(self.paths) == FILES:
                 return False
@@ -326,7 +326,7 @@ class _Reader:
             memory = memoryview(mmap.mmap(shared, 0))
             program = [sys.executable, "-P", "-m", "dsv.transfer.prefetch"]
             given = (theirs.fileno(), shared)
-            # In a process group of its own it does not get a Ctrl-C that is meant for its parent.
+            # In its own process group it does not get a Ctrl-C that is meant for its parent.
             self._process = subprocess.Popen(
                 [*program, os.fspath(root.absolute()), *map(str, given)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -338,7 +338,7 @@ class _Reader:
         """Slots that are not in use; empty once the process has died."""
 
     def ask(self, run: Run[T]) -> None:
-        """Has the small files of the run read into a free slot."""
+        """Have the small files of the run read into a free slot."""
         run.reader, run.slot = self, self.free.pop()
         run.memory = self._slots[run.slot].contents
         try:
@@ -348,11 +348,11 @@ class _Reader:
 
     @property
     def has_answered(self) -> bool:
-        """Return whether `answer` need not wait."""
+        """Whether `answer` would not wait."""
         return self._pipe.poll(0)
 
     def answer(self, run: Run[T]) -> Batch | None:
-        """Return what was read for the run, the oldest that was asked for; None if the process has died."""
+        """Return what was read for the run, the oldest without an answer; None if the process has died."""
         try:
             return self._slots[run.slot].read(self._pipe.recv_bytes())
         except (EOFError, OSError):
@@ -384,7 +384,7 @@ def _cut(work: Iterator[T]) -> Iterator[Run[T]]:
 
 @contextmanager
 def _shared_memory(size: int) -> Iterator[int]:
-    """The descriptor of a file without a name, full of zeros, to be mapped."""
+    """Yield the descriptor of a file without a name, full of zeros, to be mapped."""
     if sys.platform == "linux":
         descriptor = os.memfd_create("dsv")
     else:
@@ -400,8 +400,8 @@ def _shared_memory(size: int) -> Iterator[int]:
 def main() -> None:
     """`python -m dsv.transfer.prefetch ROOT PIPE MEMORY`: a reading process, started by `Readers`.
 
-    It answers orders until its pipe is closed; the death of its parent closes it too. It decides nothing: a file that
-    it can't read, or that is changing, is left to the parent.
+    It answers orders until its pipe is closed, also by the death of its parent. It decides nothing: a file
+    that it can't read, or that is changing, is left to the parent.
     """
     root, pipe, memory = sys.argv[1:]
     slots = memoryview(mmap.mmap(int(memory), 0))

@@ -1,7 +1,7 @@
 """From files to a tree: contents are read, hashed, cut into chunks and stored, in the order of their paths.
 
-Every commit of files goes through here: `dsv sync`, `dsv put`, `dsv import`, and the code and the output of a run. Each
-gives its paths in tree order, and adds what comes back to a `TreeWriter`.
+All commits of files use this: `dsv sync`, `dsv put`, `dsv import`, and the code and the output of a run. Each
+gives its paths in tree order, and adds the results to a `TreeWriter`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ ReadInto = Callable[[memoryview], int]
 """Fills a buffer and returns the number of bytes, 0 at the end."""
 T = TypeVar("T", bound=Item)
 
-# Progress is reported for several small files at a time: each report costs much beside the work for one of them.
+# Progress is reported for several small files at a time, because a report costs much compared with one of
+# them.
 _REPORT_FILES, _REPORT_BYTES = 16, 1 << 20
 
 
@@ -51,10 +52,9 @@ class Saved(NamedTuple):
 
 
 class FileSaver(Generic[T]):
-    """Stores the files of one folder, read by several processes if they are many. A context manager, which ends them.
+    """Stores the files of one folder, read by several processes if there are many. A context manager.
 
-    `files` is the largest number of files to expect, and `jobs` that of processes for small files (None: a suitable
-    number).
+    files: the largest number of files to expect. jobs: processes for small files; None for a suitable number.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class FileSaver(Generic[T]):
         self._descent.close()
 
     def save(self, items: Iterable[T]) -> Iterator[tuple[T, Saved | Problem | None]]:
-        """Yield each item with its content stored; None for what has no content. To be called once."""
+        """Yield each item with its content stored, or None if it has no content. Call it once."""
         files = size = 0
         for run in self._readers.over(iter(items)):
             stored = self._store_all(run)
@@ -110,7 +110,7 @@ class FileSaver(Generic[T]):
         ]
 
     def _save(self, item: T) -> Saved | Problem | None:
-        """Store one item, and read it only if the store may lack its content."""
+        """Store one item. Read it only if the store may lack its content."""
         if not item.is_file:
             return None
         known = item.known
@@ -128,11 +128,11 @@ def save_file(uploader: Uploader, descent: Descent, path: bytes) -> Saved | Prob
         if size > SINGLE_CHUNK_MAX:
             stored = uploader.add_stream(lambda buffer: os.readv(descriptor, [buffer]))
             return stored, stored.size
-        # One byte more is asked for, so that exactly `size` bytes are the whole file without another call.
+        # One byte more is requested, so that exactly `size` bytes are the whole file without another call.
         data = os.read(descriptor, size + 1)
         while len(data) < size and (more := os.read(descriptor, size + 1 - len(data))):
             data += more
-        if len(data) > SINGLE_CHUNK_MAX:  # it grew just now; it is read again
+        if len(data) > SINGLE_CHUNK_MAX:  # it has just grown, and is read again
             return Stored(size, FileId.hash(data), None, None), len(data)
         return uploader.add_bytes(data), len(data)
 
@@ -145,25 +145,25 @@ def save_file(uploader: Uploader, descent: Descent, path: bytes) -> Saved | Prob
 
 @dataclass(slots=True, eq=False)
 class Source:
-    """The future content of a path of a tree: a file that is yet to be stored, a symlink, or an empty folder."""
+    """The future content of a path of a tree: a file yet to be stored, a symlink, or an empty folder."""
 
     kind: Kind
-    """As it was found; reading a file tells more."""
+    """As it was found; updated when the file is read."""
     size: int = 0
     root: Path | None = None
     """The folder on this machine that has the file."""
     path: bytes = b""
-    """The path in that folder, which no symlink leads to."""
+    """The path in that folder. No symlink is on the way to it."""
     target: bytes | None = None
     """The target of a symlink."""
     open: Callable[[], ReadInto] | None = None
-    """Opens a content that is not a file of this machine, from its start."""
+    """Opens, from its start, a content that is not a file of this machine."""
     order: int = 0
-    """The position in an archive, which is read from its start to its end."""
+    """The position in an archive, which is read from start to end."""
     stored: Stored | None = None
-    """The content, once it is stored; also by an attempt that lost a race, or by an earlier import."""
+    """The content, once it is stored; perhaps by an attempt that lost a race, or by an earlier import."""
     reference: Callable[[], ExternalSource] | None = None
-    """The note that is made of the content instead of storing it. Asked for once some of it was read."""
+    """Returns the reference to record instead of storing the content. Called after some of it was read."""
 
     @property
     def is_file(self) -> bool:
@@ -190,7 +190,7 @@ class Source:
 
 
 OnStored = Callable[[Uploader, Source, Stored], None]
-"""Called for each content that was opened and stored, and is not yet durable."""
+"""Called for each content that was opened and stored, but is not yet durable."""
 
 
 def save_sources(
@@ -199,9 +199,9 @@ def save_sources(
     progress: Progress,
     on_stored: OnStored = lambda *_: None,
 ) -> list[Problem]:
-    """Store the contents that are not stored yet, and return the files that could not be read.
+    """Store the contents that are not stored yet; return the files that could not be read.
 
-    Those of one folder should follow each other in the order of their paths.
+    Files of one folder should follow each other in the order of their paths.
     """
     problems: list[Problem] = []
     rest = [source for source in sources if source.is_file and not _is_stored(uploader, source)]
@@ -214,7 +214,7 @@ def save_sources(
             end += 1
         if root is None:
             source = rest[start]
-            if not _is_stored(uploader, source):  # with one before that has the same content
+            if not _is_stored(uploader, source):  # by an earlier one with the same content
                 _save_opened(uploader, source, on_stored)
             progress.advance(files=1, bytes=source.size)
         else:

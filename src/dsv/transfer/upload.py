@@ -1,4 +1,4 @@
-"""The upload pipeline: content in, chunks cut, known ones left out, the rest packed and sent meanwhile."""
+"""The upload pipeline: cut contents into chunks, leave out known ones, pack the others and send them."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ INDEX_ROWS = 1 << 18
 
 
 class Journal(Protocol):
-    """The notes of an upload about what the next one need not do again, should this one be killed."""
+    """An upload's notes of what the next one need not do again if this one is killed."""
 
     def pack_uploaded(self, pack_id: PackId, size: int, rows: list[Row]) -> None: ...
 
     def recipe(self, recipe_id: RecipeId, encoded: bytes) -> None: ...
 
     def clear(self) -> None:
-        """All that was noted is in an index of the store by now."""
+        """Everything that was noted is now in an index of the store."""
         ...
 
 
 class Stored(NamedTuple):
-    """A file's content, as the store holds it. `location` is that of its chunk, or of its recipe; None if empty."""
+    """A file's content in the store. `location` is that of its chunk or recipe; None if it is empty."""
 
     size: int
     file_id: FileId
@@ -51,16 +51,16 @@ class Stored(NamedTuple):
 
 
 class Uploader:
-    """Stores contents and trees through one session. Used from one thread; a context manager.
+    """Stores contents and trees through one session. For one thread; a context manager.
 
-    What it answers may be referred to by a commit only after `finish`.
+    A commit may refer to what it returns only after `finish`.
     """
 
     def __init__(self, session: Session, journal: Journal | None = None) -> None:
         self._session = session
         self._journal = journal
         self._new: dict[tuple[ObjectKind, bytes], Location] = {}
-        """Objects that were packed, and are in no index file yet."""
+        """Objects that were packed, but are in no index file yet."""
         self._compressor = Compressor()
         self._cutter = FileCutter()
         memory = Memory()
@@ -68,12 +68,12 @@ class Uploader:
         self._data = PackStream(self._send_data, memory)
         self._metadata = PackStream(self._send_metadata)
         self._recipes: dict[RecipeId, bytes] = {}
-        self._whole: set[RecipeId] = set()  # that were found out to be
-        self._readable: set[RecipeId] = set()  # the same, with contents that lie outside the store
+        self._whole: set[RecipeId] = set()  # all of whose content is known to be in the store
+        self._readable: set[RecipeId] = set()  # the same, but contents may be outside the store
         self._external = external.Builder()
         self.source: Callable[[], external.Source] | None = None
-        """The file that the next content is of, if it is to be referred to and not stored. Asked for behind its first
-        bytes."""
+        """If set, the next content is not stored, but referred to in the file that this returns. Called after
+        its first bytes were read."""
         self._own: set[PackId] = set()  # packs that this upload has filled
         self._index_bytes = 0
 
@@ -91,15 +91,17 @@ class Uploader:
     def resume(
         self, packs: Mapping[PackId, tuple[int, list[Row]]], recipes: Mapping[RecipeId, bytes]
     ) -> None:
-        """Take up what a killed upload left: packs that still are in the store, and recipes that were worked out."""
+        """Reuse what a killed upload left: packs that are still in the store, and computed recipes."""
         for pack_id, (size, rows) in packs.items():
             if self._session.has_pack(pack_id, size):
                 self._add_rows(rows)
         self._recipes = dict(recipes)
 
     def _find(self, kind: ObjectKind, object_id: Id, *, outside: bool = False) -> Location | None:
-        """Find an object in what this upload has packed, and in the indexes of the store. outside: a content that is
-        referred to will do; else it counts as absent, and is stored."""
+        """Find an object that this upload has packed, or in the store's indexes.
+
+        outside: accept a content that is only referred to; otherwise it counts as absent, and is stored.
+        """
         found = self._new.get((kind, object_id)) or self._session.find(kind, object_id)
         return None if found is not None and found.pack.is_external and not outside else found
 
@@ -115,13 +117,13 @@ class Uploader:
         return Stored(len(data), FileId(chunk_id), None, self._chunk(chunk_id, data))
 
     def add_all(self, packed: Packed) -> list[Location]:
-        """Store contents of small files, at least one, that were hashed and compressed already. They are copied."""
+        """Store contents of small files, at least one, already hashed and compressed. They are copied."""
         for one in packed.ids if self.erasures else ():
             self.erasures.check_new(ObjectKind.CHUNK, one)
         known = [self._find(ObjectKind.CHUNK, one) for one in packed.ids]
         if not any(known) and len(set(packed.ids)) == len(
             packed.ids
-        ):  # as it mostly is: new, and each another
+        ):  # the usual case: all are new and different
             rows = self._data.add_all(packed)
             if rows is not None:
                 self._add_rows(rows)
@@ -139,17 +141,17 @@ class Uploader:
         return places
 
     def add_stored(self, chunk_id: ChunkId, codec: Codec, stored: Bytes, length: int) -> None:
-        """Store a chunk as another store has it: checked, and compressed already."""
+        """Store a chunk as another store has it: already checked and compressed."""
         self._check_part(chunk_id)
         if self._find(ObjectKind.CHUNK, chunk_id) is None:
             self._add_chunk(chunk_id, codec, stored, length)
 
     def find_chunk(self, chunk_id: ChunkId) -> Location | None:
-        """Return where the store has a chunk, or this upload has put it."""
+        """Return where the store or this upload has a chunk."""
         return self._find(ObjectKind.CHUNK, chunk_id)
 
     def add_stream(self, readinto: Callable[[memoryview], int]) -> Stored:
-        """Store a larger content; `readinto` fills a buffer and returns with how many bytes, 0 at the end."""
+        """Store a larger content. `readinto` fills a buffer and returns the number of bytes, 0 at the end."""
         whole = blake3()
         ids, lengths, places = bytearray(), list[int](), list[Location]()
         size = 0
@@ -162,7 +164,7 @@ class Uploader:
             places.append(self._chunk(chunk_id, chunk, size - len(chunk)))
         file_id = FileId(whole.digest())
         self.erasures.check_new_file(file_id)
-        if size <= SINGLE_CHUNK_MAX:  # it shrank since its size was seen; the caller finds that out too
+        if size <= SINGLE_CHUNK_MAX:  # it shrank since its size was read; the caller notices that too
             return Stored(size, file_id, None, places[0] if places else None)
         recipe_id, location = self._recipe(bytes(ids), lengths, places)
         return Stored(size, file_id, recipe_id, location)
@@ -191,8 +193,10 @@ class Uploader:
     def find(
         self, size: int, file_id: FileId, recipe_id: RecipeId | None, *, outside: bool = False
     ) -> Stored | None:
-        """Return a content whose ids are known, if the store has all of it (or this upload has sent it). None for one
-        that was erased. outside: one that is only referred to will do."""
+        """Return a content with these ids, if all of it is in the store or sent; None if it was erased.
+
+        outside: accept one that is only referred to.
+        """
         if not size:
             return Stored(0, file_id, None, None)
         if self.erasures.file(file_id) is not None:
@@ -265,8 +269,10 @@ class Uploader:
         )
 
     def put_object(self, kind: ObjectKind, object_id: Id, encoded: bytes) -> Location:
-        """Store an object whose bytes were found elsewhere, if the store lacks it. With metadata goes a locator, if all
-        that it lists has a place."""
+        """Store an object whose bytes were found elsewhere, if the store lacks it.
+
+        Metadata gets a locator if everything that it lists has a location.
+        """
         if kind is ObjectKind.CHUNK:
             return self._chunk(ChunkId(object_id), encoded)
         places = [self._any_place(below, one) for below, one in _listed(kind, encoded)]
@@ -275,13 +281,13 @@ class Uploader:
         return self.put_metadata(kind, object_id, encoded, Locator.of(known) if whole else None)
 
     def _any_place(self, kind: ObjectKind, object_id: Id) -> Location | None:
-        """Return a usable place of an object, else one that is not, which a reader of a locator passes over."""
+        """Return a usable location of an object, or else an unusable one, which readers of locators skip."""
         found = self._find(kind, object_id, outside=True)
         indexes = self._session.repository.objects.indexes
         return found if found is not None else next(indexes.places(kind, object_id), None)
 
     def finish(self) -> None:
-        """Everything added is durable, and in an index, when this returns."""
+        """Return when everything added is durable and in an index."""
         self._data.flush()
         self._put_external()
         self._metadata.flush()
@@ -299,7 +305,6 @@ class Uploader:
 
     @property
     def erasures(self) -> Erasures:
-        """The erasures of the store."""
         return self._session.repository.objects.erasures
 
     def _check_part(self, chunk_id: ChunkId) -> None:
@@ -307,7 +312,7 @@ class Uploader:
             raise RefusedContent(f"chunk {chunk_id}", found)
 
     def _chunk(self, chunk_id: ChunkId, data: Bytes, start: int = 0) -> Location:
-        """start: of the chunk in its file."""
+        """start: the position of the chunk in its file."""
         self._check_part(chunk_id)
         if self.source is not None:
             return self._refer(chunk_id, self.source(), start, len(data))
@@ -317,7 +322,7 @@ class Uploader:
         return found
 
     def _refer(self, chunk_id: ChunkId, source: external.Source, start: int, length: int) -> Location:
-        """Note where a chunk lies, unless the store has it, or knows it there."""
+        """Record where a chunk is, unless the store has it or already refers to it there."""
         found = self._find(ObjectKind.CHUNK, chunk_id, outside=True)
         externals = self._session.repository.objects.externals
         if found is not None and (
@@ -334,7 +339,7 @@ class Uploader:
         return found
 
     def _put_external(self) -> None:
-        """Store the external pack that is being filled, if there is anything in it."""
+        """Store the current external pack, if there is anything in it."""
         if not self._external:
             return
         pack, filled = self._external.pack, self._external.finish()
@@ -358,7 +363,7 @@ class Uploader:
             self.finish()
 
     def _recipe(self, ids: bytes, lengths: list[int], places: list[Location]) -> tuple[RecipeId, Location]:
-        """Store the recipe, sub-recipes first, each with the places of what it lists."""
+        """Store the recipe, sub-recipes first, each with the locations of what it lists."""
         below = iter(places)
         sub: dict[bytes, Location] = {}
         top: tuple[RecipeId, Location] | None = None
@@ -377,7 +382,7 @@ class Uploader:
         return top
 
     def _whole_recipe(self, recipe_id: RecipeId, outside: bool) -> Location | None:
-        """Return where a recipe lies all of whose content is in the store, outside condemned packs as it is itself."""
+        """Return the location of a recipe if all of its content is stored; both outside condemned packs."""
         found = self._find(ObjectKind.RECIPE, recipe_id)
         if found is None:
             return self._rebuild_recipe(recipe_id)
@@ -390,13 +395,13 @@ class Uploader:
         return found
 
     def _place(self, recipe: Recipe, child: Id, outside: bool = False) -> Location | None:
-        """Return where something that a recipe lists lies, if the store has all of it."""
+        """Return the location of a recipe's child, if the store has all of it."""
         if recipe.level == 0:
             return self._find(ObjectKind.CHUNK, child, outside=outside)
         return self._whole_recipe(RecipeId(child), outside)
 
     def _rebuild_recipe(self, recipe_id: RecipeId) -> Location | None:
-        """Return a recipe that a killed upload had worked out, if all that it lists is in the store."""
+        """Store a recipe that a killed upload had computed, if everything that it lists is in the store."""
         encoded = self._recipes.get(recipe_id)
         if encoded is None:
             return None
@@ -413,7 +418,7 @@ class Uploader:
     def put_metadata(
         self, kind: ObjectKind, object_id: Id, encoded: bytes, locator: Locator | None
     ) -> Location:
-        """Store a metadata object with its locator, if there is one, behind it. What it lists is stored."""
+        """Store a metadata object and, after it, its locator. Everything that it lists is already stored."""
         if kind is ObjectKind.NODE and not self.node_locators:
             locator = None
         described = None if locator is None else locator.encode()
@@ -430,7 +435,7 @@ class Uploader:
         if found is None:
             indexes = self._session.repository.objects.indexes
             places = list(indexes.places(kind, object_id))
-            if not places and indexes.refresh():  # another has merged or written index files since
+            if not places and indexes.refresh():  # others have merged or written index files since
                 places = list(indexes.places(kind, object_id))
                 if (found := self._find(kind, object_id, outside=True)) is not None:
                     return found
@@ -468,7 +473,7 @@ class Uploader:
 
 
 def _listed(kind: ObjectKind, encoded: bytes) -> list[tuple[ObjectKind, Id]]:
-    """Return what a metadata object lists, as its locator does."""
+    """Return what a metadata object lists, in the order of its locator."""
     if kind is ObjectKind.RECIPE:
         recipe = Recipe.decode(encoded)
         below = ObjectKind.RECIPE if recipe.level else ObjectKind.CHUNK

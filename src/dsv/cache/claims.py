@@ -1,7 +1,7 @@
-"""Leases and pins that keep a place, and intents to evict it: all that is in the claims folder of the place.
+"""Leases and pins, which keep a place, and intents to evict it: the content of the place's claims folder.
 
-The random id of an `Owner` decides who holds a claim. The other fields let a process on the same kernel, the
-only one that can know that the holder has died, skip the wait for expiry. Rules L1 to L3 and E1 to E3 of
+The random id of an `Owner` decides who holds a claim. Its other fields let a process on the same kernel,
+which alone can know that the holder has died, skip the wait for expiry. Rules L1 to L3 and E1 to E3 of
 docs/internals/cache-protocol.md say why a taker that removes an evictor's empty folder has stopped it
 permanently.
 """
@@ -83,7 +83,7 @@ class Intent(msgspec.Struct, frozen=True):
 
     @classmethod
     def declare(cls, root: CacheRoot, place: Place, now: float) -> Intent:
-        """Make the trash folder, then the intent. From then on a listing of the claims shows every earlier taker.
+        """Make the trash folder, then the intent: listings after it show every earlier taker.
 
         Raises `OSError`.
         """
@@ -145,10 +145,7 @@ class Intent(msgspec.Struct, frozen=True):
 
 
 def void(root: CacheRoot, place: Place, name: str) -> bool:
-    """Make sure that the intent in this claim file can no longer `fire`; return False if it already has.
-
-    Raises `OSError`.
-    """
+    """Make sure that this intent can no longer `fire`; return False if it already has. Raises `OSError`."""
     if not _remove_folder(root.trash / name.removeprefix(INTENT)):
         return False
     (root.claims(place) / name).unlink(missing_ok=True)
@@ -184,8 +181,7 @@ PIN = "pin-"
 _LEASE_NAME = re.compile(r"lease-([0-9a-f]{32})\.([0-9]{1,9})\.([0-9]{1,15})")
 # Seconds after it was written for which a claim counts that this version can't read.
 UNKNOWN_COUNTS = 86400.0
-# A listing that took longer, in seconds, may have missed a lease that was renewed in that time (see
-# leases.py).
+# Seconds. A slower listing may have missed a lease that was renewed while it ran (see leases.py).
 _LISTING_LIMIT = 20.0
 _TRIES = 10
 
@@ -198,7 +194,6 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Literal["stage", "run", "hold"]
     """`stage` for a running command, `run` for a job, `hold` for a person."""
     run: str | None = None
-    """The id of a run."""
     job: str | None = None
     """The batch job in which the claim was taken."""
     process: int | None = None
@@ -232,11 +227,11 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.renewed + self.ttl
 
     def valid(self, now: float) -> bool:
-        """Return whether it protects. A run's container may outlive dsv, so only `stage` ends with it."""
+        """Return whether it protects. Only `stage` ends with its process: containers may outlive dsv."""
         return now <= self.until and not (self.purpose == "stage" and self.owner.surely_dead())
 
     def owns(self, name: str) -> bool:
-        """Return whether this name in the claims folder is of a file of this claim."""
+        """Return whether this is the name of a file of the claim, in the claims folder."""
         return name.startswith(f"{LEASE}{self.id}.")
 
     def describe(self) -> str:

@@ -1,7 +1,7 @@
 """Removal of what killed processes left: trash, intents, expired claims, abandoned fills, drafts.
 
-Any process may do it at any time, also several at once: names are random and never used twice, and a folder
-that was renamed away can't come back.
+Several processes may do it at any time: names are random and never used twice, and what was renamed away
+stays away.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ _T = TypeVar("_T")
 
 
 class Trash(msgspec.Struct, frozen=True):
-    """A folder in the trash."""
-
     path: Path
     bytes: int = 0  # room on disk, like `files`
     files: int = 0
@@ -134,10 +132,7 @@ class Sweeper:
         self._visible: frozenset[Place] = frozenset()
 
     def run(self) -> tuple[Extent, list[Trash]]:
-        """Remove the leftovers. Return the room that is free now, and what can't be deleted.
-
-        Raise `OSError` if the cache is not writable.
-        """
+        """Return the freed room, and what can't be deleted. Raise `OSError` if the cache is not writable."""
         root, request = self._root, self._request
         seen = find_visible(root)
         self._visible = frozenset(seen.places)

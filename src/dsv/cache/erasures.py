@@ -1,8 +1,7 @@
 """Removal from a cache of what was erased from its store.
 
-Each command that uses the cache and has asked the store does so, and then confirms it by a key in the store.
-The files are removed from the folders of cached commits even while they are read; a later check does not miss
-them.
+Each command that uses the cache and has asked the store does so, and then writes a key to the store to
+confirm it. Files are removed from cached commits even while they are read; a later check does not miss them.
 """
 
 from __future__ import annotations

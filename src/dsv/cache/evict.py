@@ -141,8 +141,7 @@ def preview(
 ) -> EvictionResult:
     """Return what `evict` would do now, and change nothing.
 
-    inventory: what is known already. exact: look at every file, because only its link count says what its
-    removal frees; otherwise use the records.
+    exact: look at every file, because only its link count says what is freed; otherwise use the records.
     """
     if not root.exists():
         return EvictionResult()
@@ -179,8 +178,6 @@ def disk_now(root: CacheRoot, without: Place | None = None) -> Disk:
 
 
 class _Executor:
-    """Evicts one commit at a time."""
-
     def __init__(self, root: CacheRoot) -> None:
         self._root = root
         self._remover = Remover()
@@ -252,8 +249,8 @@ def _half_removed(place: Place, error: OSError) -> DsvError:
 def forget(root: CacheRoot, place: Place, claims: Claims) -> None:
     """Remove the records and claims of an evicted commit: exactly the names that were seen under the intent.
 
-    These names are never used again, so a new fill of the same commit keeps its own. Only `used` is used
-    again, and losing it does no harm. Raises `OSError`.
+    Of these only `used` is ever used again, and losing it does no harm, so a new fill keeps its own names.
+    Raises `OSError`.
     """
     for name in claims.names:
         if not name.startswith(INTENT):
@@ -273,10 +270,9 @@ _REST = 100  # reading all commits takes at most one part in so many of the time
 class RoomMaker:
     """Makes room for one fill, each time that it asks.
 
-    A fill asks every few seconds, and reading all commits of a large cache takes time. Usually the free space
-    and the reservations show that there is room. If they don't, all commits are read. If the owner limits how
-    much may be cached, they are also read the first time and once in a while. The limits are read each time,
-    because they may change.
+    A fill asks every few seconds, and reading all commits of a large cache takes time. They are read if the
+    free space and the reservations do not show that there is room, and, if the owner limits how much may be
+    cached, the first time and once in a while. The limits are read each time, because they may change.
     """
 
     def __init__(self, root: CacheRoot, clock: Callable[[], float] = time.monotonic) -> None:

@@ -68,7 +68,6 @@ class Order(msgspec.Struct, frozen=True):
     places: tuple[tuple[str, str], ...]
     """Pairs of a dataset's path component and the name of a place."""
     pid: int
-    """The process to watch."""
     start: int
     """The tick of its kernel at which it started; 0 if unknown."""
     program: str
@@ -229,8 +228,7 @@ def _wait(child: int, hold: Hold, awaited: Sequence[int]) -> tuple[int, bool]:
     deadline: float | None = None
     while (status := _reap(child)) is None:
         found = signal.sigtimedwait(awaited, _EXEC_TICK)
-        # A positive code is the kernel's: the terminal sent the signal to the whole group, so also to the
-        # command.
+        # A positive code is the kernel's: the terminal sent the signal to the whole group, with the command.
         if found is not None and found.si_signo != signal.SIGCHLD and found.si_code <= 0:
             os.kill(child, found.si_signo)
         if not lost and (problem := hold.problem()) is not None:
@@ -290,8 +288,7 @@ def _next_line(source: int, unread: bytearray, seconds: float | None, *also: int
 
 def hold_leases() -> int:
     """Read an order from stdin and hold its places until the watched process has ended."""
-    # A signal that ends the watched process may be sent to every process of its host or of its job. This
-    # process must outlive the watched one, so it ignores these signals.
+    # A signal that ends the watched process may go to all of its host or job; this process must outlive that.
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")  # so that any file system can be unmounted

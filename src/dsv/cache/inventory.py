@@ -1,8 +1,8 @@
 """List what is cached, from the small records and the claims of every commit. No tree is walked.
 
-An inventory reads three files for each commit, which are six requests on a file server. Most commits have not
-changed since the last inventory. `.dsv/inventory` keeps what was read then; anybody may delete this copy at
-any time. Rule E8 of docs/internals/cache-protocol.md says when it is used.
+An inventory reads three files for each commit, six requests on a file server, and most commits have not
+changed since the last one. `.dsv/inventory` is a copy of what was read, which anybody may delete at any time:
+rule E8 of docs/internals/cache-protocol.md.
 """
 
 from __future__ import annotations
@@ -141,8 +141,6 @@ THREADS = 16  # reads in flight: over NFS each is a round trip
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    """The content of a cache."""
-
     now: float  # when it began
     items: tuple[CachedCommit, ...]
     foreign: tuple[str, ...]  # names at the top and among the commits that are not dsv's
@@ -153,11 +151,9 @@ class Inventory(msgspec.Struct, frozen=True):
 
 
 def take_inventory(root: CacheRoot, remembered: Remembered | None = None) -> Inventory:
-    """List the content of a cache; one that does not exist is empty.
+    """List the content of a cache; one that does not exist is empty. Raises `Denied`, `Unreachable`.
 
     remembered: earlier facts; None to load those that the cache kept.
-
-    Raises `Denied` or `Unreachable` if the cache can't be read.
     """
     with explaining(root.path, "read"):
         known = remembered or Remembered.load(root, server_now(root))
@@ -218,8 +214,6 @@ def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
 
 
 class Visible(msgspec.Struct, frozen=True):
-    """The visible content of a cache."""
-
     places: set[Place]
     closed: set[str]  # datasets whose folders this user may not read
     foreign: list[str]  # as in `Inventory`

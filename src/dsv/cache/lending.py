@@ -74,10 +74,7 @@ class Lender(msgspec.Struct, eq=False):
     def has(
         self, wanted: CommitId, entries: Sequence[Entry], open_tree: Callable[[CommitId], TreeReader]
     ) -> list[bool]:
-        """Return which of these files of the wanted commit, in tree order, are at the same path here.
-
-        Raises `DsvError`.
-        """
+        """Return which of these files of `wanted`, in tree order, it has at their path. Raises `DsvError`."""
         if self.commit == wanted:
             return [entry.path in self.selection for entry in entries]
         if self.tree is None:
@@ -208,7 +205,6 @@ class Loan:
             os.close(found)
 
     def close(self) -> None:
-        """Close what was opened but not taken."""
         for answer in self._answers:
             answer.add_done_callback(_close_all)
 
@@ -241,10 +237,7 @@ class Loan:
 
 
 class Lenders(MetadataCache):
-    """Caches that lend files and copies of metadata. They are opened at the first request.
-
-    A cache that does not answer in time is not asked again.
-    """
+    """Caches that lend files and metadata, opened when first asked, and not asked again after a timeout."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """Choice and order of the cached commits to evict. A pure function, without clock or disk.
 
-Each commit is evicted before the next is chosen, and the room that this freed is counted, so no more are
-evicted than the limits require. With `--dry-run` the caller measures the room; otherwise it deletes and
-counts.
+Each commit is evicted, or with `--dry-run` measured, before the next is chosen, so no more are evicted than
+the limits require.
 """
 
 from __future__ import annotations
@@ -65,8 +64,6 @@ class CachedCommit(msgspec.Struct, frozen=True):
 
 
 class Disk(msgspec.Struct, frozen=True):
-    """The file system."""
-
     free: int  # bytes
     total: int  # bytes
     filling: Extent = _NOTHING  # what the current fills have written
@@ -90,10 +87,7 @@ class Need(msgspec.Struct, frozen=True):
 
 
 class EvictionRequest(msgspec.Struct, frozen=True):
-    """The purpose of an eviction.
-
-    If room is needed, neither age nor another dataset's own max_size is a reason to evict.
-    """
+    """The purpose of an eviction. If room is needed, neither age nor another dataset's max_size counts."""
 
     only: frozenset[Place] | None = None  # these and nothing else
     everything: bool = False  # all that may be evicted
@@ -171,7 +165,6 @@ class Planner:
         return evicted, self._kept, failed, self.exceeded() if self._request.only is None else []
 
     def _next(self) -> CachedCommit | None:
-        """Return the next commit to evict, or None if no more are due."""
         limit = next(iter(self._exceeded()), None)
         over = self._datasets_over()
         staying = []
@@ -193,10 +186,7 @@ class Planner:
         self._datasets[one.dataset] = self._datasets.get(one.dataset, Extent()) + room
 
     def _heir(self, gone: CachedCommit) -> CachedCommit | None:
-        """Return the commit to whose account the room of files that others link is added.
-
-        This is the last used one of its dataset, or else of all.
-        """
+        """Return the commit that still linked room is added to: the last used of the dataset, else of all."""
         others = list(self._there.values())
         same = [one for one in others if one.dataset == gone.dataset]
         return max(same or others, key=lambda one: (one.last_use, one.place), default=None)
@@ -234,8 +224,7 @@ class Planner:
     def _datasets_over(self) -> dict[str, str]:
         """Return each dataset above its own max_size, with a sentence that says so.
 
-        If room is made for a commit, only its dataset counts: the excess of another one takes no room from
-        it.
+        If room is made for a commit, only its dataset counts: another one's excess takes no room from it.
         """
         rooms = self._datasets
         found = {}

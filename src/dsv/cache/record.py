@@ -1,9 +1,8 @@
 """Records of cached commits: their content, their last use, and the disk space attributed to them.
 
 Records are small files beside the commit, so a hit costs the same for one file and for a million. A publisher
-renames first and then records. An evictor renames first, then removes the record, then withdraws its intent.
-A record has the space that its own fill took; shares (rule E6 of docs/internals/cache-protocol.md) make the
-sum right.
+renames and then records; an evictor renames, removes the record, and then withdraws its intent. A record has
+the space that its own fill took; shares (rule E6 of docs/internals/cache-protocol.md) make the sum right.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ _OFTEN_ENOUGH = 60.0
 
 
 class UsedRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The last use of a cached commit."""
-
     version: int = 1
     at: float
     """By the file server's clock."""
@@ -147,10 +144,7 @@ def write_record(root: CacheRoot, place: Place, record: Filled) -> bool:
 
 
 def read_record(root: CacheRoot, place: Place, names: Iterable[str] | None = None) -> Filled | None:
-    """Return the record of a place, visible or not; None if it has no readable one. Raises `OSError`.
-
-    names: a listing of its claims folder, if the caller has one.
-    """
+    """Return the record of a place, visible or not, or None. names: a list of claims. Raises `OSError`."""
     folder = root.claims(place)
     chosen = list_names(folder) if names is None else names
     found = [read_json(folder / name, _FILLED) for name in chosen if name.startswith(ENTRY)]

@@ -1,14 +1,14 @@
 """Deletion of folders in the trash, with an exact count of the room that it frees.
 
-All deletion is relative to descriptors of folders that were opened without following links, so a link that
-another user puts in the way leads nowhere. Several threads remove the files of a folder: over NFS each
-removal is a round trip.
+Paths are relative to descriptors of folders that were opened without following links, so a link that another
+user makes leads nowhere. Several threads remove the files of a folder, because over NFS each removal is a
+round trip.
 
-A file that this host has open on NFS only gets another name, `.nfs...`, until it is closed, and that name
-can't be removed. It stays, with the folders above it, for a later sweep.
+A file that this host has open on NFS only gets another name, `.nfs...`, which can't be removed before it is
+closed. It stays, with the folders above it, for a later sweep.
 
-Several processes may remove the same tree at once. A process that is overtaken gets ENOENT or, in a folder
-that another NFS host removed while it was open here, ESTALE: both mean that the name is gone.
+Several processes may remove the same tree. A process that is overtaken gets ENOENT or, in a folder that
+another NFS host removed while it was open here, ESTALE: both mean that the name is gone.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ _SHOWN = 5  # names of foreign files that are kept for the report
 
 
 class Removed(msgspec.Struct):
-    """The result of a removal."""
-
     files: int = 0
     room: Extent = msgspec.field(default_factory=Extent)  # freed
     foreign: int = 0  # files that no fill wrote
@@ -58,10 +56,7 @@ class Remover:
         self._top = -1  # descriptor of the parent of the removed folder
 
     def remove(self, path: Path) -> Removed:
-        """Remove a folder with everything in it; nothing if it is missing. Raises `OSError`.
-
-        Files that this host has open on NFS stay, and so does the folder.
-        """
+        """Remove a folder, if it exists. Files open on NFS by this host stay in it. Raises `OSError`."""
         self.removed = Removed()
         if not self._dry:
             self._links = {}  # earlier removals have changed the link counts themselves
@@ -79,10 +74,7 @@ class Remover:
         return self.removed
 
     def _folder(self, parent: int, last: str, shown: str, pool: ThreadPoolExecutor | None) -> bool:
-        """Remove a folder. Empty it repeatedly, because a host that was cut off may still add to it.
-
-        Return False if it stays because something in it is open on this host.
-        """
+        """Remove a folder, again if a late host adds to it. False if it stays: a file in it is open here."""
         for attempt in range(_TRIES):
             emptied = True
             try:
@@ -107,10 +99,7 @@ class Remover:
         return False
 
     def _empty(self, folder: int, shown: str, pool: ThreadPoolExecutor | None) -> bool:
-        """Empty an open folder; a pool takes whole subfolders if there are many of them.
-
-        Return False if something stays because it is open on this host.
-        """
+        """Empty an open folder; a pool takes subfolders if they are many. False if an open file stays."""
         names: list[str] = []
         subfolders: list[str] = []
         _open_up(folder)

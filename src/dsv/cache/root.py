@@ -72,10 +72,7 @@ class Place(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def of(cls, dataset: str, commit: CommitId, selection: str | None = None) -> Place:
-        """Return the place of a commit.
-
-        `dataset` is the path component; `selection` is 16 hex digits, or None for the whole commit.
-        """
+        """`dataset` is the path component; `selection` is 16 hex digits, or None for the whole commit."""
         return cls(dataset, f"{commit}+{selection}" if selection else str(commit))
 
     @classmethod
@@ -382,10 +379,7 @@ class CacheRoot:
         self.look_up_anew(folder)
 
     def look_up_anew(self, folder: Path) -> None:
-        """Make an NFS client ask its server for a folder and for those above it in the cache.
-
-        For half a minute it believes that a folder exists which another host has removed.
-        """
+        """Have an NFS client look up a folder and its parents, which it may show half a minute too long."""
         for above in [*reversed(folder.parents), folder]:
             if above.is_relative_to(self.path):
                 with contextlib.suppress(OSError):

@@ -364,10 +364,9 @@ def near(found: Iterable[Edit], gap: int) -> Iterator[list[Edit]]:
 
 
 def diff_lines(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
-    """Yield hunks with three lines around each change: `@@ -1,3 +1,4 @@`, then lines with a space, - or +
-    before.
+    """Yield hunks in git's format (`@@ -1,3 +1,4 @@`), with three lines around each change.
 
-    The lines have no ends; git's note follows a last line without a newline. If texts are too different,
+    Lines have no ends; git's note follows a last line without a newline. If the texts are too different,
     everything between equal ends is changed.
     """
     try:

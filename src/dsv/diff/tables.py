@@ -37,8 +37,6 @@ Cells = dict[str, object]
 
 
 class RowChange(msgspec.Struct, frozen=True):
-    """A row that differs."""
-
     change: str
     """`added`, `removed` or `changed`."""
     key: Cells
@@ -205,10 +203,7 @@ class RepeatedKey(Exception):
 
 
 def join(*versions: Sequence[Hashable]) -> dict[Hashable, tuple[int, ...]]:
-    """Return for each key which row of each version has it (-1: none): a full outer join.
-
-    versions: the keys of the rows of each. Raises `RepeatedKey`.
-    """
+    """Join versions, given by the keys of their rows: key -> its row in each, or -1. Raises `RepeatedKey`."""
     tables: list[dict[Hashable, int]] = []
     for version, keys in enumerate(versions):
         table: dict[Hashable, int] = {}
@@ -225,8 +220,7 @@ def join(*versions: Sequence[Hashable]) -> dict[Hashable, tuple[int, ...]]:
 def number(*columns: Any) -> list[Sequence[int]]:
     """Return the columns with a number for each value: the same for equal values, and -1 for none.
 
-    NaN equals itself, and 0.0 does not equal -0.0. Values of columns of different types are equal if Python
-    says so.
+    NaN equals itself, and 0.0 is not -0.0. Values of columns of different types are equal if Python says so.
     """
     import pyarrow
 

@@ -4,8 +4,7 @@ A large merge is computed twice: once to find every conflict before anything is 
 
 A history that was merged both ways may have several merge bases. Two are merged first, as in git: a path that
 only one of them changed is taken from that one. Any other path, and every path on which more than two
-disagree, has no common
-state: both sides count as having changed it, so that no change is lost unnoticed.
+disagree, has no common state. Both sides count as having changed it, so that no change is lost unnoticed.
 """
 
 from __future__ import annotations
@@ -166,7 +165,6 @@ class MergedTree:
 
 
 def _store(uploader: Uploader, decision: Decision) -> TreeChange:
-    """Store the content of a decision if it is new."""
     entry = decision.result
     if entry is not None and decision.file is not None:
         with about(decision.file), Path(decision.file).open("rb") as file:
@@ -188,7 +186,6 @@ def _store_content(uploader: Uploader, entry: Entry, content: BytesIO | Buffered
 
 
 def describe(conflict: PathConflict) -> str:
-    """Describe a conflict for a person."""
     text = f"{show(conflict.path)}: {_WHAT[conflict.kind]}"
     return f"{text} ({conflict.reason})" if conflict.reason else text
 
@@ -208,10 +205,7 @@ MAX_TEXT = 1 << 20  # bytes; a text of this size or more is not merged
 
 
 class ContentMerger:
-    """`MergeContent` for the files of one store.
-
-    `table_key` is the column that identifies the rows of CSV and Parquet files; None merges these like text files.
-    """
+    """`MergeContent` for one store. table_key: the column that identifies rows; None: tables are texts."""
 
     def __init__(self, objects: Objects, table_key: str | None = None) -> None:
         self._objects = objects

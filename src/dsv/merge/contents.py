@@ -55,10 +55,7 @@ def merge_text(base: bytes, ours: bytes, theirs: bytes, choice: Choice | None) -
 
 
 def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> Iterator[Piece]:
-    """Yield the text with the changes of both sides. Raises `TooDifferent`.
-
-    Lines that both changed, and adjacent changes, are one piece.
-    """
+    """Yield the merged text. Overlapping or adjacent changes are one piece. Raises `TooDifferent`."""
     was, *sides = (split_lines(text) for text in (base, ours, theirs))
     changes = [one._replace(side=side) for side in (0, 1) for one in edits(was, sides[side])]
     at = 0

@@ -306,9 +306,7 @@ class _Decider:
 def merge_path(
     ours: Change, theirs: Change, merge_content: MergeContent | None, choices: Choices
 ) -> Decision:
-    """Decide about a path that both sides changed differently. merge_content: None if neither content nor
-    mode of the path is to be merged.
-    """
+    """Decide about a path that both sides changed differently. merge_content: None to merge nothing of it."""
     pair, reason = _Pair(ours.path, ours, theirs), ""
     if merge_content is not None:
         merged = merge_file(ours, theirs, merge_content, choices)
@@ -336,10 +334,7 @@ def merge_path(
 
 
 def merge_file(ours: Change, theirs: Change, merge_content: MergeContent, choices: Choices) -> Decision | str:
-    """Merge the content and the mode, each separately, of a file that both sides changed.
-
-    Otherwise return why they can't be merged, or "" if there is no more to say than that both changed it.
-    """
+    """Merge content and mode of a file separately, or return why not ("": both changed it, and no more)."""
     base, mine, other = ours.before, ours.after, theirs.after
     if base is None or mine is None or other is None:
         return ""

@@ -133,10 +133,7 @@ def publish_commit(
     *,
     is_stored: bool = False,
 ) -> Committed | LostRace:
-    """Store a commit of a stored tree, unless `is_stored`, and move the branch to it.
-
-    before_ref: see `Session.publish`.
-    """
+    """Store a commit of a stored tree, unless `is_stored`; move the branch. before_ref: `Session.publish`."""
     commit_id = commit.id
     entry = RefEntry.of(writer, session.repository.clock(), commit_id, draft.action)
     put_commit = (lambda: None) if is_stored else partial(session.put_commit, commit, locator)

@@ -160,8 +160,8 @@ class Fetcher:
         budget: int = READ_AHEAD,
         span: int = SPAN,
     ) -> None:
-        """dataset: of the files, for messages. budget: the weight of what is read ahead or waits to be used, about its
-        bytes in memory. span: the weight of one ranged read."""
+        """dataset: of the files, for messages. budget: the weight of what is read ahead or waits to be used,
+        about its bytes in memory. span: the weight of one ranged read."""
         self._objects = objects
         self._dataset = dataset
         self._connections = connections
@@ -377,8 +377,8 @@ def read_ranges(
 ) -> list[bytes]:
     """Return the bytes from a start up to a stop, both within the file, of each file that is asked for.
 
-    A chunk that several need is read once. Chunks that are close together are read with one request, in any
-    order of the questions. Raises `IntegrityError` if a chunk is not available.
+    Each chunk is read once, and close ones with one request, in any order of the questions. Raises
+    `IntegrityError`.
     """
     files: dict[FileId, tuple[Layout, dict[int, Part]]] = {}
     for layout, start, stop in asked:

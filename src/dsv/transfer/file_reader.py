@@ -36,7 +36,6 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def refusal(problems: Iterable[Problem], root: str) -> Unsupported:
-    """Return the error that lists them all."""
     found = list(problems)
     what = "1 path" if len(found) == 1 else f"{len(found)} paths"
     return Unsupported(
@@ -124,7 +123,6 @@ def hash_content(descriptor: int, size: int) -> tuple[FileId, int]:
 
 
 def row_of(info: os.stat_result) -> bytes:
-    """Return a stat as `ROW`."""
     try:
         return ROW.pack(info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_mode)
     except struct.error:  # a time that does not fit in 64 bits of ns: its low bits also show changes

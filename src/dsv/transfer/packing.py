@@ -165,7 +165,6 @@ class PackStream:
         return rows
 
     def flush(self) -> None:
-        """Seal the current pack, if there is anything in it."""
         if self._rows:
             self._seal(SealedPack(self._id, self._builder.finish(), self._rows))
             self._start()

@@ -133,10 +133,7 @@ class Slot:
 
 
 def read_batch(descent: Descent, compressor: Compressor, order: Order, memory: memoryview) -> Batch:
-    """Read each file once, and leave what is to be stored in `memory`, a slot's contents.
-
-    A file that is missing, not readable, or not stable while it is read is left `UNREAD`.
-    """
+    """Read each file once into `memory`, as it is stored. One that is missing or unstable is `UNREAD`."""
     rows, ids, codecs, quiet = list[bytes](), list[bytes](), bytearray(), bytearray()
     devices, stored = array("Q"), array("I")
     end = 0
@@ -231,7 +228,6 @@ class Readers(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """End the processes."""
         self._descent.close()
         for reader in self._readers:
             reader.end()
@@ -317,8 +313,6 @@ class Run(msgspec.Struct, Generic[T]):
 
 
 class _Reader:
-    """One process that reads files."""
-
     def __init__(self, root: Path) -> None:
         """Start the process. Raise `OSError` if that fails, or if there is no memory to share."""
         ours, theirs = Pipe()
@@ -360,12 +354,10 @@ class _Reader:
             return None
 
     def release(self, run: Run[T]) -> None:
-        """Free the slot of a run."""
         if run.batch is not None:
             self.free.append(run.slot)
 
     def end(self) -> None:
-        """End the process at once."""
         self._pipe.close()
         self._process.kill()
         self._process.wait()

@@ -122,7 +122,6 @@ class FileSaver(Generic[T]):
 
 
 def save_file(uploader: Uploader, descent: Descent, path: bytes) -> Saved | Problem:
-    """Read one file and store its content."""
 
     def upload(descriptor: int, size: int) -> tuple[Stored, int]:
         if size > SINGLE_CHUNK_MAX:

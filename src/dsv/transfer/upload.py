@@ -51,10 +51,7 @@ class Stored(NamedTuple):
 
 
 class Uploader:
-    """Stores contents and trees through one session. For one thread; a context manager.
-
-    A commit may refer to what it returns only after `finish`.
-    """
+    """Stores contents and trees, for one thread. Only after `finish` may a commit refer to its results."""
 
     def __init__(self, session: Session, journal: Journal | None = None) -> None:
         self._session = session
@@ -85,7 +82,6 @@ class Uploader:
 
     @property
     def uploaded_bytes(self) -> int:
-        """Bytes of packs and indexes that this upload sent."""
         return self._sender.sent_bytes + self._index_bytes
 
     def resume(
@@ -98,10 +94,7 @@ class Uploader:
         self._recipes = dict(recipes)
 
     def _find(self, kind: ObjectKind, object_id: Id, *, outside: bool = False) -> Location | None:
-        """Find an object that this upload has packed, or in the store's indexes.
-
-        outside: accept a content that is only referred to; otherwise it counts as absent, and is stored.
-        """
+        """Find an object. A content that is only referred to counts as absent, except with `outside`."""
         found = self._new.get((kind, object_id)) or self._session.find(kind, object_id)
         return None if found is not None and found.pack.is_external and not outside else found
 
@@ -193,10 +186,7 @@ class Uploader:
     def find(
         self, size: int, file_id: FileId, recipe_id: RecipeId | None, *, outside: bool = False
     ) -> Stored | None:
-        """Return a content with these ids, if all of it is in the store or sent; None if it was erased.
-
-        outside: accept one that is only referred to.
-        """
+        """Return a content with these ids if all of it is stored and not erased. outside: or referred to."""
         if not size:
             return Stored(0, file_id, None, None)
         if self.erasures.file(file_id) is not None:
@@ -269,10 +259,7 @@ class Uploader:
         )
 
     def put_object(self, kind: ObjectKind, object_id: Id, encoded: bytes) -> Location:
-        """Store an object whose bytes were found elsewhere, if the store lacks it.
-
-        Metadata gets a locator if everything that it lists has a location.
-        """
+        """Store a found object if it is missing; metadata with a locator if all its parts have locations."""
         if kind is ObjectKind.CHUNK:
             return self._chunk(ChunkId(object_id), encoded)
         places = [self._any_place(below, one) for below, one in _listed(kind, encoded)]
@@ -339,7 +326,6 @@ class Uploader:
         return found
 
     def _put_external(self) -> None:
-        """Store the current external pack, if there is anything in it."""
         if not self._external:
             return
         pack, filled = self._external.pack, self._external.finish()

@@ -75,7 +75,6 @@ class Checked(msgspec.Struct):
 
     @property
     def removed(self) -> int:
-        """The number of these that were removed."""
         return len(self.strange) - len(self.left)
 
     @property

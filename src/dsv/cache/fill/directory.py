@@ -178,10 +178,7 @@ def publish(directory: FillDirectory, owner: Owner) -> bool:
 
 
 def _write_entry(directory: FillDirectory, draft: Path, name: Path) -> None:
-    """Give the record its name; on a full disk by a rename, which needs no block and no inode.
-
-    Another process that has recorded this fill wrote the same.
-    """
+    """Name the record; on a full disk by a rename, which needs no block and no inode. All write the same."""
     try:
         directory.root.link_once(draft, name)
     except OSError as error:
@@ -212,10 +209,7 @@ def _becomes_visible(directory: FillDirectory) -> bool:
 
 
 def give_up(directory: FillDirectory) -> bool:
-    """End a fill on which no process works, and delete what it wrote; False if it ended before.
-
-    Raises `OSError`.
-    """
+    """End a fill without workers, and delete what it wrote; False if it ended before. Raises `OSError`."""
     ended = end_unpublished(directory)
     if ended:
         clear(directory)

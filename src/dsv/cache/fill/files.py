@@ -84,10 +84,9 @@ class Folders:
         drafts: int = -1,
         before_close: Callable[[], None] | None = None,
     ) -> None:
-        """top: a descriptor of the tree, which the caller owns.
-
-        drafts: a private folder in which to make folders that need another mode than they are created with.
-        -1: folders are not made, and a missing one is `FileNotFoundError`.
+        """top: a descriptor of the tree, which the caller owns. drafts: a private folder in which to make
+        folders that need another mode than they are created with; -1: a missing folder is `FileNotFoundError`
+        and not made.
         """
         self._top = top
         self._rights = rights
@@ -258,9 +257,8 @@ class Links:
         before_close: Callable[[], None],
     ) -> None:
         """drafts: descriptor of a private folder on the same file system, which the caller owns.
-
-        before_close: see `Folders`. A descriptor that is closed during a `take` may become that of another
-        folder with a file of the same name.
+        before_close: see `Folders`. A descriptor closed during a `take` may become that of another folder
+        with a file of that name.
         """
         self._root = root
         self._donors = donors
@@ -291,7 +289,7 @@ class Links:
     def take_all(
         self, source: int, target: int, names: Sequence[bytes], sizes: Sequence[int], kinds: bytes
     ) -> list[int]:
-        """Link files of one folder into another; return the indexes of those that can't be, for `take`.
+        """Link files of one folder into another; return the indexes of those left for `take`.
 
         Raises `FileExistsError`, `OSError`.
         """
@@ -359,10 +357,8 @@ class Links:
         return folders
 
     def _copy(self, source: tuple[int, bytes], target: tuple[int, bytes], entry: Entry) -> Taken:
-        """Share the blocks, which costs nothing, or copy a small file.
-
-        The chunks of a large file are checked and copied by the process that fetches, so that no wrong byte
-        is ever written.
+        """Share the blocks, which costs nothing, or copy a small file. The chunks of a large file are checked
+        and copied by the process that fetches, so that no wrong byte is ever written.
         """
         try:
             descriptor = os.open(source[1], _READ, dir_fd=source[0])
@@ -412,10 +408,7 @@ class State(enum.Enum):
 
 
 def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None = None) -> State:
-    """Read and check this file, if it is there; a link to `twin` (device, inode) needs no check.
-
-    Raises `OSError`.
-    """
+    """Read and check a file of the tree; a link to `twin` (device, inode) is right. Raises `OSError`."""
     try:
         descriptor = os.open(name, _READ, dir_fd=folder)
     except FileNotFoundError:

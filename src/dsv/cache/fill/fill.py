@@ -136,10 +136,7 @@ class Fill(msgspec.Struct):
         )
 
     def _take_part(self, directory: FillDirectory | None) -> bool:
-        """Work on the fill, or begin one, until it ends.
-
-        Return False if this host has worked on it but not published it. Raise the error that ended its work.
-        """
+        """Work on the fill, or begin one, until it ends; False if this host worked but did not publish."""
         heartbeat = Heartbeat(self.root, self.kind)
         participant: FillParticipant | None = None
         superfluous = False
@@ -294,10 +291,7 @@ def _leave(directory: FillDirectory, participant: FillParticipant) -> None:
 
 
 def _is_deserted(directory: FillDirectory) -> bool:
-    """Return whether no process works on a fill any more.
-
-    The caller has left it. So if several leave at once, the last one sees that all others have.
-    """
+    """Return whether no process works on a fill. The caller has left it, so the last of several sees that."""
     try:
         now, workers = directory.root.now(), read_workers(directory.workers).values()
     except OSError:
@@ -366,10 +360,7 @@ class FillParticipant:
             self._reporter.finish()
 
     def _resume(self, now: float) -> None:
-        """Make room again if no process works on the fill, because its reservation has lapsed.
-
-        Otherwise begin far from the others, so that each works on neighbouring parts.
-        """
+        """Make room again if the others are gone (the reservation has lapsed); else begin far from them."""
         others = self._others()
         if others and not self._made_room and all(one.gone(now) for one in others):
             self._make_room()
@@ -453,10 +444,8 @@ class FillParticipant:
             self._write_back.check()
 
     def _publish(self) -> None:
-        """Make the commit visible, with everything on stable storage.
-
-        Over NFS each file was synced before its close, on another remote file system with each part. On a
-        local one `WriteBack` syncs here.
+        """Make the commit visible, with everything on stable storage. Over NFS each file was synced before
+        its close, on another remote file system with each part; on a local one `WriteBack` syncs here.
         """
         try:
             _check_links(self._directory)

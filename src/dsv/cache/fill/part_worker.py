@@ -107,10 +107,8 @@ class PartWorker:
                 most = max(_FIRST, min(round(_TURN * claimed / took), table.free // _SHARE))
 
     def run(self, claims: Iterable[Claim]) -> None:
-        """Do these parts; the iterable may claim each one only when it is asked for it.
-
-        Raises `OSError` (a full disk, a server that does not answer, a fill that has ended), and what the
-        source raises, except for `damaged` files.
+        """Do these parts; the iterable may claim each one only when it is asked for it. Raises `OSError` (a
+        full disk, no answer, the fill has ended), and what the source raises, except for `damaged` files.
         """
         for job in self._jobs:
             self._placer.end(job)
@@ -278,7 +276,6 @@ class PartWorker:
         job.copied.clear()
 
     def _counted(self, entry: Entry, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield the pieces of a large file, and count them."""
         tally = self._tally
         for piece in pieces:
             yield piece

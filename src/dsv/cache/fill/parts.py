@@ -103,10 +103,9 @@ PLAN = msgspec.json.Decoder(Plan)
 
 
 def read_ahead(plan: Plan) -> int:
-    """Return how many bytes a worker may hold that are not on disk yet: the weight of the heaviest part.
+    """Return how many bytes a worker may hold that are not on disk, and so lose: those of the heaviest part.
 
-    Its death may cost so much. A sixteenth is added, so that the gaps between its files don't make it wait
-    for its last piece.
+    A sixteenth is added, so that gaps between its files don't make it wait for its last piece.
     """
     return max((part.bytes + ITEM * part.entries for part in plan.parts), default=0) * 17 // 16
 
@@ -294,8 +293,7 @@ class ClaimTable:
     def claim_abandoned(self, is_gone: Callable[[str], bool]) -> Claim | None:
         """Take over a part whose newest claimer is gone, as `is_gone(owner id)` says. Raises `OSError`.
 
-        A part that was done before this machine last started may have been lost: it is taken over and
-        checked.
+        A part that was done before this machine last started may have been lost: it is checked.
         """
         for part, generation in sorted(self._newest.items()):
             owner = "" if self._is_done(part) else self._owner_of(part, generation)

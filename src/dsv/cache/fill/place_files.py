@@ -45,10 +45,7 @@ _IN_FLIGHT_BYTES = 64 << 20
 
 
 class Pool:
-    """Threads that run tasks in any order. With 0 threads each task runs at once, in the caller.
-
-    The first error of a task is raised by the next `run` or `drain`.
-    """
+    """Runs tasks in threads; with 0, in the caller. The next `run` or `drain` raises a task's first error."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -317,7 +314,6 @@ class Placer:
         self._arriving.close()
 
     def end(self, job: Job) -> None:
-        """Close what the job has open."""
         if job.drafts >= 0:
             os.close(job.drafts)
             job.drafts = -1

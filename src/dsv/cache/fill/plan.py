@@ -104,9 +104,8 @@ def make_plan(
 ) -> Planned:
     """Read the tree's nodes, and its segments if there is something to compare or to select.
 
-    without: cached commits to take nothing from, because they may be evicted to make room. Raises `NotFound`
-    if a selected path is not in the tree, `Unsupported` if the file system would confuse two of its paths,
-    `OSError`.
+    without: commits to take nothing from, because they may be evicted. Raises `NotFound` if a selected path
+    is not in the tree, `Unsupported` if the file system would confuse two of its paths, `OSError`.
     """
     tree = source.tree(request.commit)
     found = candidates(root, request.place, request.store)
@@ -299,10 +298,7 @@ def _folders(tree: TreeReader, selection: PathSet) -> int:
 
 
 def candidates(root: CacheRoot, place: Place, store: StoreId) -> list[Candidate]:
-    """Return visible commits of the same store: the newest of the dataset, then the newest of others.
-
-    Folders that this user may not read are left out. Raises `OSError`.
-    """
+    """Return readable commits of the store: the newest of the dataset, then of others. Raises `OSError`."""
     own = of_dataset(root, place.dataset, store)
     others = [
         one
@@ -340,10 +336,7 @@ class Matching(msgspec.Struct):
     """Some linked paths of each donor."""
 
     def add(self, donor: int, tree: TreeReader, theirs: TreeReader, selection: PathSet) -> bool:
-        """Use donor number `donor` for what is still to be fetched; return False if it has none of that.
-
-        selection: the part of `theirs` that is cached.
-        """
+        """Use a donor for what is still to be fetched; False if it has none. selection: its cached part."""
         self.samples[donor] = []
         missing = self._same_paths(donor, tree, theirs, selection)
         if missing:

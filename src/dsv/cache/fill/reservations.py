@@ -59,8 +59,6 @@ _RECORD = msgspec.json.Decoder(_Record)
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """One fill's room."""
-
     place: Place
     fill: str
     whole: Extent

@@ -66,9 +66,8 @@ class StoreSource:
     def files(self, wanted: Iterable[Wanted], *, ahead: int = READ_AHEAD) -> Stream:
         """Yield each wanted file with its verified content in pieces, in the given order.
 
-        Reads `wanted` ahead of what it yields, in the same thread, and may be called while another call is
-        going on.
-        ahead: bytes of memory that this may take.
+        Reads `wanted` ahead, in the same thread. Calls may overlap. ahead: bytes of memory that this may
+        take.
         """
         budget = max(LEAST_AHEAD, min(READ_AHEAD, ahead))
         fetcher = Fetcher(

@@ -70,10 +70,7 @@ class Heartbeat:
         self._periodic = Periodic("dsv-heartbeat", self._say_alive, first=self._period)
 
     def enlist(self, folder: Path) -> None:
-        """Put the record into a `workers` folder, before the fill appears or before the first claim.
-
-        Raises `OSError`.
-        """
+        """Put the record into a `workers` folder, before the fill appears or a claim. Raises `OSError`."""
         self._folder = folder
         # It appears with its content and its rights, because others read it as soon as it has a name.
         draft = self._root.temporary / f".worker-{self.owner.id}"

@@ -83,10 +83,7 @@ class Intent(msgspec.Struct, frozen=True):
 
     @classmethod
     def declare(cls, root: CacheRoot, place: Place, now: float) -> Intent:
-        """Make the trash folder, then the intent: listings after it show every earlier taker.
-
-        Raises `OSError`.
-        """
+        """Make a trash folder, then the intent: later listings show all earlier takers. Raises `OSError`."""
         intent = cls(root, place, Owner.new())
         intent._make_folder()
         try:
@@ -179,7 +176,7 @@ def _remove_folder(folder: Path) -> bool:
 LEASE = "lease-"
 PIN = "pin-"
 _LEASE_NAME = re.compile(r"lease-([0-9a-f]{32})\.([0-9]{1,9})\.([0-9]{1,15})")
-# Seconds after it was written for which a claim counts that this version can't read.
+# A claim that this version can't read counts for this many seconds after it was written.
 UNKNOWN_COUNTS = 86400.0
 # Seconds. A slower listing may have missed a lease that was renewed while it ran (see leases.py).
 _LISTING_LIMIT = 20.0
@@ -219,7 +216,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_hold(self) -> bool:
-        """Whether a person has it, not a run or a running command."""
+        """Whether it is a person's, not that of a run or a running command."""
         return self.purpose == "hold"
 
     @property

@@ -1,7 +1,7 @@
 """Removal from a cache of what was erased from its store.
 
-Each command that uses the cache and has asked the store does so, and then writes a key to the store to
-confirm it. Files are removed from cached commits even while they are read; a later check does not miss them.
+Each command that uses the cache and has asked the store does so, and confirms it by a key in the store. Files
+are removed from cached commits even while they are read; a later check does not miss them.
 """
 
 from __future__ import annotations

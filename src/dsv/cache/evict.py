@@ -104,7 +104,7 @@ def look(root: CacheRoot, remembered: Remembered) -> Inventory:
 def planner_of(
     root: CacheRoot, settings: CacheSettings, request: EvictionRequest, inventory: Inventory
 ) -> Planner:
-    """Return a planner for the disk as it is now. The inventory may be old: `evict` checks each commit."""
+    """Return a planner for the disk as it is now. The inventory may be old: evicting checks each commit."""
     disk = disk_now(root, None if request.need is None else request.need.place)
     return Planner(inventory.visible, settings, disk, inventory.now, request)
 
@@ -249,8 +249,8 @@ def _half_removed(place: Place, error: OSError) -> DsvError:
 def forget(root: CacheRoot, place: Place, claims: Claims) -> None:
     """Remove the records and claims of an evicted commit: exactly the names that were seen under the intent.
 
-    Of these only `used` is ever used again, and losing it does no harm, so a new fill keeps its own names.
-    Raises `OSError`.
+    These names are never used again, so a new fill of the same commit keeps its own. The exception is `used`,
+    whose loss does no harm. Raises `OSError`.
     """
     for name in claims.names:
         if not name.startswith(INTENT):

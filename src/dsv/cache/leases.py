@@ -327,12 +327,10 @@ def hold(root: CacheRoot, place: Place, *, why: str = "", seconds: float | None 
 def find_holds(
     root: CacheRoot, places: Iterable[Place], *, job: str | None = None, everyone: bool = False
 ) -> list[Hold]:
-    """Return the caller's holds of these places, oldest first.
+    """Return the user's valid holds of these places, oldest first; no leases of runs or running commands.
 
-    Expired ones are left out, and so are the leases of runs and of running commands. Raises `OSError`.
-
-    job: only holds that were taken in this batch job.
-    everyone: also holds that others took by `dsv hold`.
+    job: only those taken in this batch job. everyone: also those that others took by `dsv hold`. Raises
+    `OSError`.
     """
     found = []
     for place in places:

@@ -247,7 +247,7 @@ class Lenders(MetadataCache):
         own: Path,
         note: Callable[[str], None],
     ) -> None:
-        """own: the caller's folder of copies of metadata. note: reports a cache that is left out."""
+        """own: the caller's folder of copies of the store's metadata. note: reports a cache left out."""
         super().__init__(None)
         self._roots = roots
         self._store = store
@@ -402,7 +402,7 @@ class Patient:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
     def ask(self, call: Callable[[], T]) -> Future[T]:
-        """Queue a call, for one thread. `Future.result(timeout)` raises `TimeoutError` or its error."""
+        """Queue a call. For one thread. The future's result raises `TimeoutError` or the call's error."""
         future: Future[T] = Future()
         self._calls.put(lambda: _answer(future, call))
         if self._started < self._most:

@@ -99,10 +99,7 @@ _BINDING = msgspec.json.Decoder(_Binding)
 
 
 def bind(root: CacheRoot, dataset: DatasetName, store: StoreId) -> None:
-    """Give the dataset's visible paths to this store, if no store has them yet.
-
-    Raises `Conflict` if another store has filled a dataset of that name; `OSError`.
-    """
+    """Give the dataset's paths to this store. Raises `Conflict` if another store has them; `OSError`."""
     owner = bound_store(root, dataset)
     if owner is None:
         data = msgspec.json.encode(_Binding(1, str(store)))

@@ -129,9 +129,8 @@ class Planner:
     def run(
         self, act: Callable[[CachedCommit, CachedCommit | None], CachedCommit | str | None]
     ) -> tuple[list[CachedCommit], list[CachedCommit], list[CachedCommit], list[str]]:
-        """Have `act` evict what is due, the least recently used first.
-
-        Return what was evicted, what stays, what failed, and the limits that are still exceeded.
+        """Have `act` evict what is due, the least recently used first; return what was evicted, what stays,
+        what failed, and the limits that are still exceeded.
 
         act: also gets the commit to whose account the rest is added. Returns what was evicted or has failed,
         why it stays after all, or None if another evictor was faster.

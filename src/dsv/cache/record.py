@@ -144,7 +144,7 @@ def write_record(root: CacheRoot, place: Place, record: Filled) -> bool:
 
 
 def read_record(root: CacheRoot, place: Place, names: Iterable[str] | None = None) -> Filled | None:
-    """Return the record of a place, visible or not, or None. names: a list of claims. Raises `OSError`."""
+    """Return the readable record of a place, visible or not. names: those of its claims. Raises `OSError`."""
     folder = root.claims(place)
     chosen = list_names(folder) if names is None else names
     found = [read_json(folder / name, _FILLED) for name in chosen if name.startswith(ENTRY)]

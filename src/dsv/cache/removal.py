@@ -74,7 +74,7 @@ class Remover:
         return self.removed
 
     def _folder(self, parent: int, last: str, shown: str, pool: ThreadPoolExecutor | None) -> bool:
-        """Remove a folder, again if a late host adds to it. False if it stays: a file in it is open here."""
+        """Remove a folder, again while a late host adds to it. False if a file in it is open on this host."""
         for attempt in range(_TRIES):
             emptied = True
             try:
@@ -99,7 +99,7 @@ class Remover:
         return False
 
     def _empty(self, folder: int, shown: str, pool: ThreadPoolExecutor | None) -> bool:
-        """Empty an open folder; a pool takes subfolders if they are many. False if an open file stays."""
+        """Empty an open folder; a pool takes subfolders if they are many. False if a file is open here."""
         names: list[str] = []
         subfolders: list[str] = []
         _open_up(folder)

@@ -263,10 +263,9 @@ class CacheRoot:
     def make_directory(self, path: Path) -> None:
         """Make `path`, below the root, and its missing parents, with the root's rights, unless it exists.
 
-        It appears with its final mode at once: otherwise a process with a narrow umask that dies between
-        mkdir and chmod would leave a folder that locks others out. Evictors and other fills remove the
-        folders above it while these are empty, so they are made again. Raises `OSError`, and `Conflict` for a
-        symlink.
+        It appears with its final mode: otherwise a process with a narrow umask that dies between mkdir and
+        chmod would leave a folder that locks others out. Evictors and other fills remove empty folders above
+        it, so they are made again. Raises `OSError`, and `Conflict` for a symlink.
         """
         for attempt in range(_TRIES):
             try:
@@ -379,7 +378,7 @@ class CacheRoot:
         self.look_up_anew(folder)
 
     def look_up_anew(self, folder: Path) -> None:
-        """Have an NFS client look up a folder and its parents, which it may show half a minute too long."""
+        """Have an NFS client look up a folder and its parents: it shows removed ones for half a minute."""
         for above in [*reversed(folder.parents), folder]:
             if above.is_relative_to(self.path):
                 with contextlib.suppress(OSError):
@@ -388,8 +387,7 @@ class CacheRoot:
     def now(self, folder: Path | None = None) -> float:
         """Return seconds since 1970 by the file server's clock, which all hosts share; never this host's clock.
 
-        Like `fs.attributes.server_time` of `folder` (default: tmp/), but it makes a missing folder and works
-        on a full disk. Raises `OSError`.
+        Like `server_time`, but it makes a missing `folder` (default: tmp/) and works on a full disk.
         """
         folder = folder or self.temporary
         for attempt in range(_TRIES):

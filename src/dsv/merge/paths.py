@@ -173,9 +173,7 @@ class Decision(NamedTuple):
 
     path: bytes
     ours: Entry | None
-    """The entry in ours."""
     result: Entry | None
-    """The entry in the merge."""
     location: Location | None = None
     """The location of the result's content, if known."""
     content: bytes | None = None
@@ -334,7 +332,10 @@ def merge_path(
 
 
 def merge_file(ours: Change, theirs: Change, merge_content: MergeContent, choices: Choices) -> Decision | str:
-    """Merge content and mode of a file separately, or return why not ("": both changed it, and no more)."""
+    """Merge content and mode of a file that both sides changed, separately from each other.
+
+    If that is impossible, return the reason, or "" if it is only that both changed the same.
+    """
     base, mine, other = ours.before, ours.after, theirs.after
     if base is None or mine is None or other is None:
         return ""

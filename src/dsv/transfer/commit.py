@@ -34,7 +34,7 @@ class Draft(msgspec.Struct, frozen=True):
     dataset: DatasetName
     branch: BranchName
     after: Head | None
-    """The branch's newest move, also a deletion (`Refs.newest`). None for a new branch or dataset."""
+    """The branch's newest move, also a deletion (`Refs.newest`). None: the branch, or dataset, is new."""
     parents: tuple[CommitId, ...]
     """Empty for a first commit. The store must have each, and all of `taken_from`."""
     message: str
@@ -45,7 +45,7 @@ class Draft(msgspec.Struct, frozen=True):
     author: str | None = None
     """The author of the content; None: the writer."""
     time_ms: int | None = None
-    """None: now."""
+    """When it was made; None: now."""
 
     @property
     def head(self) -> CommitId | None:
@@ -84,8 +84,8 @@ def commit_changes(
 
     After a lost race the caller decides what to do on top of the winner; the next attempt does not send again
     what was uploaded. Raises `Conflict` if gc has fenced this session or is removing a parent,
-    `IntegrityError` if the store lacks a parent or a commit of contents, and `Unsupported` if a symlink would
-    lead out of the dataset.
+    `IntegrityError` if the store lacks a parent or a commit that contents are taken from, and `Unsupported`
+    if a symlink would lead out of the dataset.
     """
     built_on = {*draft.parents, *draft.taken_from, *([] if base is None else [base.commit_id])}
     repository.objects.check_stored(sorted(built_on))

@@ -140,7 +140,7 @@ class PackStream:
         locator: bytes | None = None,
         unpacked: int = 0,
     ) -> Location:
-        """Append a stored object and its locator right after it. length, unpacked: their unpacked bytes."""
+        """Append a stored object and then its locator. length, unpacked: their bytes when unpacked."""
         tail = 0 if locator is None else len(locator)
         if self._builder.rows and self._builder.size + len(stored) + tail > PACK_TARGET:
             self.flush()

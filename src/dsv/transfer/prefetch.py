@@ -64,8 +64,6 @@ T = TypeVar("T", bound=Item)
 
 
 class Order(msgspec.Struct, array_like=True, frozen=True):
-    """The files to read."""
-
     slot: int
     paths: bytes
     """Joined by NUL, in tree order."""
@@ -133,7 +131,7 @@ class Slot:
 
 
 def read_batch(descent: Descent, compressor: Compressor, order: Order, memory: memoryview) -> Batch:
-    """Read each file once into `memory`, as it is stored. One that is missing or unstable is `UNREAD`."""
+    """Read each file once into `memory`, as it is stored. `UNREAD`: missing, not readable, or not stable."""
     rows, ids, codecs, quiet = list[bytes](), list[bytes](), bytearray(), bytearray()
     devices, stored = array("Q"), array("I")
     end = 0

@@ -34,8 +34,7 @@ ReadInto = Callable[[memoryview], int]
 """Fills a buffer and returns the number of bytes, 0 at the end."""
 T = TypeVar("T", bound=Item)
 
-# Progress is reported for several small files at a time, because a report costs much compared with one of
-# them.
+# Progress is reported for several small files at a time: a report costs much, compared with one of them.
 _REPORT_FILES, _REPORT_BYTES = 16, 1 << 20
 
 
@@ -52,7 +51,7 @@ class Saved(NamedTuple):
 
 
 class FileSaver(Generic[T]):
-    """Stores the files of one folder, read by several processes if there are many. A context manager.
+    """Stores the files of a folder, read by processes if they are many. A context manager, which ends these.
 
     files: the largest number of files to expect. jobs: processes for small files; None for a suitable number.
     """
@@ -154,7 +153,6 @@ class Source:
     path: bytes = b""
     """The path in that folder. No symlink is on the way to it."""
     target: bytes | None = None
-    """The target of a symlink."""
     open: Callable[[], ReadInto] | None = None
     """Opens, from its start, a content that is not a file of this machine."""
     order: int = 0

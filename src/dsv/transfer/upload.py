@@ -94,7 +94,7 @@ class Uploader:
         self._recipes = dict(recipes)
 
     def _find(self, kind: ObjectKind, object_id: Id, *, outside: bool = False) -> Location | None:
-        """Find an object. A content that is only referred to counts as absent, except with `outside`."""
+        """Find an object. A content that is only referred to counts as absent, unless `outside` is set."""
         found = self._new.get((kind, object_id)) or self._session.find(kind, object_id)
         return None if found is not None and found.pack.is_external and not outside else found
 
@@ -259,7 +259,8 @@ class Uploader:
         )
 
     def put_object(self, kind: ObjectKind, object_id: Id, encoded: bytes) -> Location:
-        """Store a found object if it is missing; metadata with a locator if all its parts have locations."""
+        """Store an object that was found elsewhere, if the store lacks it; metadata with a locator, if
+        everything that it lists has a location."""
         if kind is ObjectKind.CHUNK:
             return self._chunk(ChunkId(object_id), encoded)
         places = [self._any_place(below, one) for below, one in _listed(kind, encoded)]

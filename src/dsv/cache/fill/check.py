@@ -70,7 +70,6 @@ class Checked(msgspec.Struct):
 
     @property
     def foreign(self) -> int:
-        """The number of paths that were never committed."""
         return len(self.strange)
 
     @property

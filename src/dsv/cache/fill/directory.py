@@ -246,9 +246,8 @@ def clear(directory: FillDirectory) -> None:
 
 def finalize(directory: FillDirectory) -> None:
     """Clear the rest of a fill whose tree is gone; first record it if it was published but not recorded."""
-    # It was given up if `dead` exists. If its folder is gone, the process that cleared it away has recorded
-    # it. Checked in this order, because the folder is removed with its content, and another commit may be
-    # visible since.
+    # It was given up if `dead` exists, and recorded if its folder was cleared away. Checked in this order,
+    # because the folder is removed with its content, and another commit may be visible since.
     if (
         not directory.dead.is_dir()
         and directory.folder.is_dir()

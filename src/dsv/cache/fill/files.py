@@ -203,10 +203,7 @@ def fill_file(descriptor: int, pieces: Iterable[Buffer]) -> int:
 
 
 def finish_file(descriptor: int, rights: Rights, *, executable: bool) -> None:
-    """Set the file's time, and its rights if it was created with others; close it. Raises `OSError`.
-
-    On NFS this sends the bytes to the server, and reports a full disk.
-    """
+    """Set a file's time and rights, and close it, which on NFS sends the bytes and reports a full disk."""
     try:
         if rights.group is not None:
             with contextlib.suppress(PermissionError):
@@ -289,10 +286,7 @@ class Links:
     def take_all(
         self, source: int, target: int, names: Sequence[bytes], sizes: Sequence[int], kinds: bytes
     ) -> list[int]:
-        """Link files of one folder into another; return the indexes of those left for `take`.
-
-        Raises `FileExistsError`, `OSError`.
-        """
+        """Link files of one folder into another; return indexes for `take`. Raises `OSError`, also EEXIST."""
         failed: list[int] = []
         stat_, link = os.stat, os.link
         for at, (name, size, kind) in enumerate(zip(names, sizes, kinds, strict=True)):
@@ -436,8 +430,7 @@ def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None
         os.close(descriptor)
 
 
-# Bytes of small files between two syncs. With less, the blocks of inodes and folders would be written more
-# often.
+# Bytes of small files between two syncs. Less would write the blocks of inodes and folders more often.
 STEP = 32 << 20
 
 

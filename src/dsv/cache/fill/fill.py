@@ -291,7 +291,7 @@ def _leave(directory: FillDirectory, participant: FillParticipant) -> None:
 
 
 def _is_deserted(directory: FillDirectory) -> bool:
-    """Return whether no process works on a fill. The caller has left it, so the last of several sees that."""
+    """Return whether no process works on a fill, for one that has left it: of several, the last sees that."""
     try:
         now, workers = directory.root.now(), read_workers(directory.workers).values()
     except OSError:
@@ -360,7 +360,9 @@ class FillParticipant:
             self._reporter.finish()
 
     def _resume(self, now: float) -> None:
-        """Make room again if the others are gone (the reservation has lapsed); else begin far from them."""
+        """Make room again if the others are gone, because the reservation has lapsed; else begin far from
+        them, so that each works on neighbouring parts.
+        """
         others = self._others()
         if others and not self._made_room and all(one.gone(now) for one in others):
             self._make_room()
@@ -393,7 +395,7 @@ class FillParticipant:
             wait = min(wait * 1.5, longest)
 
     def _without(self, damaged: Mapping[bytes, IntegrityError]) -> IntegrityError:
-        """Return the error for all files that the store was found unable to give."""
+        """Return one error for all files that the store can't give, as far as was seen."""
         errors = [damaged[path] for path in sorted(damaged)]
         if len(errors) == 1:
             return errors[0]

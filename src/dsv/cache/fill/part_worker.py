@@ -107,8 +107,8 @@ class PartWorker:
                 most = max(_FIRST, min(round(_TURN * claimed / took), table.free // _SHARE))
 
     def run(self, claims: Iterable[Claim]) -> None:
-        """Do these parts; the iterable may claim each one only when it is asked for it. Raises `OSError` (a
-        full disk, no answer, the fill has ended), and what the source raises, except for `damaged` files.
+        """Do these parts; the iterable may claim each one only when asked for it. Raises `OSError` (full
+        disk, silent server, ended fill), and what the source raises, except for `damaged` files.
         """
         for job in self._jobs:
             self._placer.end(job)

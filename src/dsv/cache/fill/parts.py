@@ -25,8 +25,7 @@ from dsv.fs.attributes import server_time
 from dsv.fs.system import FileSystem, boot
 from dsv.repo.objects.ranges import ITEM
 
-# A part is about a second of work, so the death of its claimer costs little and many processes can share a
-# fill.
+# A part is about a second of work: the death of its claimer costs little, and many can share a fill.
 PART_BYTES = 64 << 20
 PART_ENTRIES = 4096
 PART_ENTRIES_REMOTE = 512  # if each file is several round trips
@@ -309,7 +308,7 @@ class ClaimTable:
         return None
 
     def finish(self, claim: Claim) -> None:
-        """Record that every file of the part is whole. The caller has synced them. Raises `OSError`."""
+        """Record that every file of the part is whole, and what that needs is synced. Raises `OSError`."""
         with contextlib.suppress(FileExistsError):
             (self._folder / f"{claim.part}.{claim.generation}.{self._mark}").symlink_to(self._owner)
         self._saw_done(claim.part, claim.generation)

@@ -246,7 +246,7 @@ def _donor(root: CacheRoot, place: Place, samples: Sequence[bytes]) -> DonorPlan
 
 
 def _try(root: CacheRoot, path: bytes) -> str | None:
-    """Return how a file can be shared; None if the test failed for another reason."""
+    """Return how a file can be shared; None if an error concerns only this file."""
     draft = os.fsencode(root.temporary / f".try-{os.urandom(8).hex()}")
     try:
         os.link(path, draft, follow_symlinks=False)
@@ -434,7 +434,7 @@ class Matching(msgspec.Struct):
 
 
 class PathWindow:
-    """Path -> content of another tree, in tree order. Only the segments that are needed next are held."""
+    """Path -> content of another tree, asked for in tree order. Only the segments needed next are held."""
 
     def __init__(self, tree: TreeReader, selection: PathSet, leaves: list[Part]) -> None:
         """selection: the part of the tree that is cached. leaves: the segments that may be needed."""

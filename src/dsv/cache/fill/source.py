@@ -66,8 +66,7 @@ class StoreSource:
     def files(self, wanted: Iterable[Wanted], *, ahead: int = READ_AHEAD) -> Stream:
         """Yield each wanted file with its verified content in pieces, in the given order.
 
-        Reads `wanted` ahead, in the same thread. Calls may overlap. ahead: bytes of memory that this may
-        take.
+        Reads `wanted` ahead, in the same thread. Calls may overlap. ahead: bytes of memory to use.
         """
         budget = max(LEAST_AHEAD, min(READ_AHEAD, ahead))
         fetcher = Fetcher(
@@ -85,7 +84,7 @@ class Item(msgspec.Struct):
     """An entry and how it gets into the tree."""
 
     entry: Entry
-    where: Location | None  # a hint about its position in the store
+    where: Location | None  # a hint where its content is in the store
     donor: int | None = None  # a cached commit that has this very file
     donor_path: bytes = b""  # where it has it
     older: int | None = None  # a donor that has an older version at the same path
@@ -141,7 +140,7 @@ class Contents:
                 yield from items if whole else filter(self._is_wanted, items)
                 continue
             codes = self._codes(number)
-            if sizes.count(0):  # a segment that is linked whole may have symlinks and folders
+            if sizes.count(0):  # a segment that is linked whole may have symlinks and folders, which are not
                 codes = bytes(code if size else NOTHING for code, size in zip(codes, sizes, strict=True))
             moves = self._moves(number, codes, start)
             for run in _LINKED_OR_NOT.finditer(codes, start, end):
@@ -196,7 +195,7 @@ class Contents:
         return self._donor(path, item.entry.recipe_id, item.where)
 
     def _donor(self, path: Path, recipe: RecipeId, where: Location | None) -> Donor | None:
-        with suppress(IntegrityError):  # a damaged recipe: nothing else tells where the chunks are
+        with suppress(IntegrityError):  # a damaged recipe: without it the chunks are unknown
             return Donor(path, self._source.chunks(recipe, where))
         return None
 

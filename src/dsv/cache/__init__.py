@@ -1,1 +1,1 @@
-"""A cache: commits as plain files in a directory that hosts share, filled once and evicted when nobody uses them."""
+"""A cache: commits as plain files in a directory that hosts share, filled once, and evicted when unused."""

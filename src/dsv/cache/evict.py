@@ -1,4 +1,4 @@
-"""Evict commits, or make room for a fill: announce an intent, check the claims, rename the commit away, delete it.
+"""Evict commits, or make room for a fill: announce an intent, check claims, rename the commit away, delete it.
 
 docs/internals/cache-protocol.md has the rules, E1 to E7 and C1 to C4, and says why they hold.
 """
@@ -30,7 +30,7 @@ from dsv.values.units import format_bytes, format_count
 
 
 class EvictionResult(msgspec.Struct):
-    """The result of an eviction. `exit_code` is that of the first error, or 7 if a limit is still exceeded."""
+    """The result of an eviction. `exit_code` is the first error's, or 7 if a limit is still exceeded."""
 
     evicted: list[CachedCommit] = msgspec.field(default_factory=list)  # in order
     kept: list[CachedCommit] = msgspec.field(default_factory=list)  # with reasons
@@ -80,7 +80,7 @@ def evict(
 
 
 def remember(root: CacheRoot) -> Remembered:
-    """Load the facts that earlier evictions recorded. Raise `Denied` or `Unreachable` if the cache can't be read."""
+    """Load the facts that earlier evictions recorded. Raises `Denied`, `Unreachable`."""
     with explaining(root.path, "clean up"):
         return Remembered.load(root, root.now())
 

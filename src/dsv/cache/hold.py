@@ -5,8 +5,8 @@ This module is also a program, with two commands:
     python -m dsv.cache.hold lease
         takes the leases and renews them until the watched process has ended
     python -m dsv.cache.hold exec PID COMMANDS ANSWERS ORDER CMD...
-        starts CMD and waits for it; `dsv with` becomes this by `execve`. PID is the process that holds the leases,
-        COMMANDS and ANSWERS are the ends of its pipes (0 0 0 for none), ORDER is what it was asked to hold
+        starts CMD and waits for it; `dsv with` becomes this by `execve`. PID is the process that holds the
+        leases, COMMANDS and ANSWERS are the ends of its pipes (0 0 0 for none), ORDER is what it has to hold
 
 `lease` is a process in a session of its own. So it renews the leases while the watched process is stopped,
 and it survives the terminal and the process that started it. The two exchange lines:

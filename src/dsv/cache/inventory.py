@@ -204,7 +204,7 @@ def server_now(root: CacheRoot) -> float:
 
 
 def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
-    """Return the visible places of one dataset. Raises `OSError`, and `Conflict` if its folder is a symlink."""
+    """Return the visible places of a dataset. Raises `OSError`, and `Conflict` if its folder is a symlink."""
     if not root.exists():
         return []
     with contextlib.suppress(FileNotFoundError):

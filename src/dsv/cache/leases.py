@@ -1,4 +1,4 @@
-"""Take, renew and end leases and holds: rules L1 to L10 and L13 of docs/internals/cache-protocol.md, which proves them.
+"""Take, renew and end leases and holds: rules L1 to L10 and L13, proved in docs/internals/cache-protocol.md.
 
 A hold is a claim that a person takes and ends. `dsv cache --hold` takes one with an end: a lease that is not
 renewed. The file of a hold that `dsv hold` took is called `pin-<id>`.
@@ -253,7 +253,7 @@ class Lease:
 
 
 def end_leases_of(root: CacheRoot, place: Place, gone: Owner, silent_at: float) -> None:
-    """End the `stage` leases of a process whose part was taken over: rule L13 of docs/internals/cache-protocol.md.
+    """End the `stage` leases of a process whose part was taken over: rule L13 of the cache protocol.
 
     silent_at: the server's time at which the process was found silent, and the fill not done. Names that were
     renewed less than `SILENCE` before that stay. Raises `OSError`.

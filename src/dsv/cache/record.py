@@ -113,9 +113,9 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fa
 
     version: int = _VERSION
     fill: str  # random hex, new for each fill; the same for all that share the fill
-    store: str  # hex, as `commit`
+    store: str  # hex, like `commit`
     commit: str
-    files: int  # of the commit or selection, as the next two
+    files: int  # of the commit or selection, like the next two
     bytes: int
     entries: int
     own_files: int = 0  # inodes that this fill added, without those of linked files

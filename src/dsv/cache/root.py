@@ -298,7 +298,7 @@ class CacheRoot:
         return Rights(given=mode, free=0, group=group if mode & 0o070 else None, plain=plain)
 
     def write_once(self, path: Path, data: bytes) -> bool:
-        """Create `path` with exactly this content, atomically and durably; return False if the name was taken.
+        """Create `path` with exactly this content, atomically and durably; False if the name was taken.
 
         If several processes write one name, exactly one wins, over NFS too (link(2)). A missing folder is
         made. Raises `OSError`; `Unsupported` if the file system has no hard links.
@@ -385,7 +385,7 @@ class CacheRoot:
                     refresh(above)
 
     def now(self, folder: Path | None = None) -> float:
-        """Return seconds since 1970 by the file server's clock, which all hosts share; never this host's clock.
+        """Return seconds since 1970 by the file server's clock, which all hosts share; never by this host's.
 
         Like `server_time`, but it makes a missing `folder` (default: tmp/) and works on a full disk.
         """
@@ -446,9 +446,9 @@ _LEVELS = {"claims": 2, "fill": 4}
 
 
 def refuse_symlinks(root: CacheRoot) -> None:
-    """Raise `Conflict` if one of dsv's own folders is a symlink. Raise `Denied` or `Unreachable` if they can't be read.
+    """Raise `Conflict` if one of dsv's own folders is a symlink; `Denied`, `Unreachable`.
 
-    This lists a folder per dataset. It does not detect links made later: users of a cache are trusted not to race.
+    This lists a folder per dataset. It does not detect later links: users are trusted not to race.
     """
     with explaining(root.dot, "look into"):
         if root.dot.is_symlink():

@@ -26,7 +26,7 @@ ReadChunks = Callable[[Sequence[Entry]], Sequence[Chunks]]
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A path that differs, or the two paths of a file that was renamed: only then the sides have different paths."""
+    """A path that differs, or the two paths of a renamed file: only then the sides have different paths."""
 
     what: What
     before: Entry | None

@@ -300,7 +300,7 @@ class TableFault(Exception):
 
 
 def read_parquet(data: bytes) -> tuple[Any, Any]:
-    """Return the table, with texts in dictionaries, and the file. Raises `TableFault`, and what pyarrow raises."""
+    """Return the table, with texts in dictionaries, and the file. Raises `TableFault`, pyarrow's errors."""
     import pyarrow
     from pyarrow import parquet
 

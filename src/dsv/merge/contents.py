@@ -116,7 +116,7 @@ def merge_rows(
     choice: Choice | None = None,
     show: Callable[[int, int], object] | None = None,
 ) -> tuple[list[Row], Places, Places]:
-    """Return the merged rows in the order of ours, those with a change of theirs, and those that `choice` decided.
+    """Return the merged rows in ours' order, those with a change of theirs, and those that `choice` decided.
 
     versions: the columns `names` of base, ours and theirs, with values that are equal if the cells are.
     show: returns the key of a row of a version for people.
@@ -189,7 +189,7 @@ class _Csv(NamedTuple):
     texts: list[str]
     """The text of each row, without its line end."""
     form: tuple[str, str, str, str]
-    """The text of the header, the line end, the byte order mark before the header, and the last row's line end."""
+    """The header's text, the line end, the byte order mark before the header, and the last row's line end."""
 
 
 def _merge_csv(delimiter: str, key: str, choice: Choice | None, *versions: bytes) -> MergedContent:

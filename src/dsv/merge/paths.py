@@ -1,8 +1,8 @@
 """Merging what two sides made of a common state, path by path.
 
-A pure function from the changes of each side to the changes of the result against `ours`, and the undecided paths.
-Both sides and the result are in tree order. Only a path that becomes a folder on one side waits for the paths
-below it. A change of one side is dropped only if the other side has an equal one.
+A pure function from the changes of each side to the changes of the result against `ours`, and the undecided
+paths. All are in tree order. Only a path that becomes a folder on one side waits for the paths below it. A
+change of one side is dropped only if the other side has an equal one.
 """
 
 from __future__ import annotations

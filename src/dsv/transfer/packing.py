@@ -58,7 +58,7 @@ class Memory:
 
 
 class Sender:
-    """Stores packs in threads, at most `IN_FLIGHT` bytes at a time; calls `on_stored` for each, from its thread.
+    """Stores packs in threads, at most `IN_FLIGHT` bytes at a time; calls `on_stored` from a pack's thread.
 
     A failure is raised by the next `send` or `wait` and by all later ones: nothing more is sent.
     """

@@ -224,7 +224,7 @@ class Fill(msgspec.Struct):
                 raise
 
     def _recover(self, error: OSError) -> None:
-        """Return if another attempt is worth it. Raises `Unreachable`, `NoRoom` with the figures, or the error."""
+        """Return if another attempt may succeed. Raise `Unreachable`, `NoRoom` with figures, or the error."""
         root, place = self.root, self.place
         if error.errno in GONE:
             self.vanished += 1

@@ -29,7 +29,7 @@ from dsv.repo.objects.ranges import ITEM
 PART_BYTES = 64 << 20
 PART_ENTRIES = 4096
 PART_ENTRIES_REMOTE = 512  # if each file is several round trips
-# There even a small commit is cut into some parts, so that several hosts can share it.
+# On a file server even a small commit is cut into some parts, so that several hosts can share it.
 SHARES_REMOTE = 16
 LEAST_BYTES = 4 << 20
 LEAST_ENTRIES = 64
@@ -58,9 +58,9 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """Whole files, in path order: slice `slice` of `slices` of each segment from `first` to `last`, inclusive.
+    """Whole files, in path order: slice `slice` of `slices` of each segment from `first` to `last`.
 
-    There is more than one slice only if first == last.
+    `last` is included. `slices` is more than 1 only if first == last.
     """
 
     first: int
@@ -121,7 +121,7 @@ def part_size(loads: Sequence[Load], *, remote: bool) -> tuple[int, int]:
 def cut_parts(
     loads: Sequence[Load], part_bytes: int | None = None, part_entries: int | None = None
 ) -> list[Part]:
-    """Join light segments and slice heavy ones until each part is worth about `part_bytes` or `part_entries`."""
+    """Join light segments and slice heavy ones, until each part has about `part_bytes` or `part_entries`."""
     part_bytes = max(part_bytes or PART_BYTES, sum(load.heavy for load in loads) // (MAX_PARTS // 2))
     part_entries = max(part_entries or PART_ENTRIES, sum(load.entries for load in loads) // (MAX_PARTS // 2))
     parts: list[Part] = []
@@ -161,7 +161,7 @@ def _sliced(load: Load, slices: int) -> Iterator[Part]:
 def slice_bounds(sizes: Sequence[int], slices: int) -> list[tuple[int, int]]:
     """Return where each slice of a segment begins and ends, by its entries' sizes. Some may be empty.
 
-    An entry belongs to the slice in which its first byte lies, so all readers of the segment cut it alike.
+    An entry belongs to the slice that has its first byte, so all readers of the segment cut it alike.
     """
     if slices == 1:
         return [(0, len(sizes))]

@@ -128,7 +128,7 @@ def _standing(root: CacheRoot, fill: str, record: _Record, now: float) -> Reserv
 
 
 def _is_at_work(root: CacheRoot, place: Place, owner: Owner, now: float) -> bool:
-    """Return whether the owner's process has a lease on the place: any host can tell by it that it lives."""
+    """Return whether the owner's process has a lease on the place, which shows any host that it lives."""
     leases = read_claims(root, place).leases
     return any(
         lease.purpose != "hold" and lease.owner.same_process(owner) and lease.valid(now) for lease in leases

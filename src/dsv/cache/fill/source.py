@@ -1,4 +1,4 @@
-"""Sources of a fill's files: trees and verified contents of one store, with the plan's decision for each entry."""
+"""Sources of a fill's files: trees and verified contents of a store, and the plan's decision for each entry."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class StoreSource:
         yield from fetcher.files(wanted)
 
     def chunks(self, recipe: RecipeId, where: Location | None) -> Mapping[ChunkId, tuple[int, int]]:
-        """Return where each chunk lies in a file with this recipe: id -> (offset, length)."""
+        """Return where each chunk is in a file with this recipe: id -> (offset, length)."""
         return donor_chunks(self.repository.objects, recipe, where)
 
 
@@ -110,7 +110,7 @@ class Contents:
         self._source = source
         tree = source.tree(CommitId.parse(directory.plan.commit))
         self._tree = tree
-        self._held: dict[int, LocatedSegment] = {}  # by number: the next ones, as they are asked for in order
+        self._held: dict[int, LocatedSegment] = {}  # by number: the next ones, because they are read in order
         self._erasures = source.erasures
         self._starts = list(accumulate((leaf.child.entries for leaf in tree.leaves()), initial=0))
         self._selection = PathSet.of(path.encode() for path in directory.plan.selection)

@@ -317,9 +317,8 @@ def read_claims(
     """Read all claims on a place. Raises `OSError`.
 
     Over NFS this is up to date only if this process has just changed the folder. A caller that decides by it
-    passes `known`, see `list_claims`; without it a file server may leave names out.
-
-    asked: the caller has just asked the server for the folder, by `refresh`.
+    passes `known`, see `list_claims`; without it a file server may leave names out. asked: the caller has
+    just refreshed the folder.
     """
     folder = root.claims(place)
     for attempt in range(_TRIES):

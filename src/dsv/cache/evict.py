@@ -1,4 +1,4 @@
-"""Evict commits, or make room for a fill: announce an intent, check claims, rename the commit away, delete it.
+"""Evict commits, or make room for a fill: announce an intent, check claims, rename a commit away, delete it.
 
 docs/internals/cache-protocol.md has the rules, E1 to E7 and C1 to C4, and says why they hold.
 """

@@ -1,8 +1,8 @@
 """Records of cached commits: their content, their last use, and the disk space attributed to them.
 
 Records are small files beside the commit, so a hit costs the same for one file and for a million. A publisher
-renames and then records; an evictor renames, removes the record, and then withdraws its intent. A record has
-the space that its own fill took; shares (rule E6 of docs/internals/cache-protocol.md) make the sum right.
+renames, then records; an evictor renames, removes the record, then withdraws its intent. A record has the
+space that its own fill took; shares (rule E6 of the cache protocol) make the sum right.
 """
 
 from __future__ import annotations

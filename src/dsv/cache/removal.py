@@ -1,8 +1,7 @@
 """Deletion of folders in the trash, with an exact count of the room that it frees.
 
-Paths are relative to descriptors of folders that were opened without following links, so a link that another
-user makes leads nowhere. Several threads remove the files of a folder, because over NFS each removal is a
-round trip.
+Paths are relative to descriptors of folders, opened without following links, so a link that another user
+makes leads nowhere. Several threads remove a folder's files: over NFS each removal is a round trip.
 
 A file that this host has open on NFS only gets another name, `.nfs...`, which can't be removed before it is
 closed. It stays, with the folders above it, for a later sweep.

@@ -156,10 +156,7 @@ def own_folder(path: Path) -> bool:
 
 
 def no_symlink(path: Path) -> Conflict:
-    """Return the error for a symlink in place of one of dsv's own folders.
-
-    dsv would fill a folder elsewhere, which is not counted, or delete another user's files.
-    """
+    """Return the error for a symlink as an own folder: dsv would fill uncounted, or delete others' files."""
     return Conflict(
         f"{path} is a symlink, and dsv follows none in place of its own folders",
         subject=str(path),
@@ -300,8 +297,8 @@ class CacheRoot:
     def write_once(self, path: Path, data: bytes) -> bool:
         """Create `path` with exactly this content, atomically and durably; False if the name was taken.
 
-        If several processes write one name, exactly one wins, over NFS too (link(2)). A missing folder is
-        made. Raises `OSError`; `Unsupported` if the file system has no hard links.
+        If several write one name, exactly one wins, over NFS too (link(2)). A missing folder is made. Raises
+        `OSError`; `Unsupported` if the file system has no hard links.
         """
         with self.drafted(data) as draft:
             return self.link_once(draft, path)

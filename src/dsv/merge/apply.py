@@ -290,7 +290,7 @@ class MergeBase(msgspec.Struct, frozen=True):
         return self.commits[0] if self.commits else None
 
     def changes(self, objects: Objects, commit: CommitId | None) -> Iterator[Change]:
-        """Yield the changes of a commit (None: an empty tree) since the base. Reads only differing segments."""
+        """Yield a commit's changes (None: an empty tree's) since the base. Reads only differing segments."""
         before, after = (None if one is None else TreeReader(objects, one) for one in (self.commit, commit))
         return since_another(diff_trees(before, after), self.apart)
 

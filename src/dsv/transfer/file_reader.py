@@ -70,9 +70,8 @@ def same_times(before: os.stat_result, after: os.stat_result) -> bool:
 
 
 def is_quiet(descriptor: int, now: os.stat_result) -> bool:
-    """Return whether a file is known to have no unseen writer: it is old, or no process can write to it.
-
-    Call it before the file is read: a process that maps the file later changes its times.
+    """Return whether a file is known to have no unseen writer: it is old, or no process can write to it. Call
+    it before the file is read: a process that maps the file later changes its times.
     """
     return is_old(now.st_ctime_ns) or not has_writers(descriptor)
 

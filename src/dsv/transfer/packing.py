@@ -58,9 +58,8 @@ class Memory:
 
 
 class Sender:
-    """Stores packs in threads, at most `IN_FLIGHT` bytes at a time; calls `on_stored` from a pack's thread.
-
-    A failure is raised by the next `send` or `wait` and by all later ones: nothing more is sent.
+    """Stores packs in threads, at most `IN_FLIGHT` bytes at a time; calls `on_stored` for each in its thread.
+    The next `send` or `wait` and all later ones raise a failure: nothing more is sent.
     """
 
     def __init__(self, session: Session, on_stored: OnStored | None, memory: Memory) -> None:

@@ -1,4 +1,4 @@
-"""Sources of a fill's files: trees and verified contents of a store, and the plan's decision for each entry."""
+"""Sources of a fill's files: trees and verified contents of a store, with the plan's decision for each."""
 
 from __future__ import annotations
 

@@ -302,7 +302,7 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 def hold(root: CacheRoot, place: Place, *, why: str = "", seconds: float | None = None) -> PinRecord | None:
-    """Hold the commit, permanently or for so many seconds; None if it is not cached. As with a lease, the file
+    """Hold the commit, permanently or for some seconds; None if it is not cached. As with a lease, its file
     is created first, then every evictor's intent is ended. Raises `OSError`.
     """
     now = root.now(root.claims(place))

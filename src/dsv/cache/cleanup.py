@@ -35,7 +35,7 @@ from dsv.cache.record import ENTRY, SHARE, USED, Extent, used_until
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot, Place, explain
 from dsv.cache.settings import DEFAULT_UNUSED_FOR, CacheSettings
-from dsv.errors import DsvError
+from dsv.errors import DsvError, Unsupported
 from dsv.fs.attributes import PROBE, remove_probes
 from dsv.fs.files import list_names
 from dsv.values.units import format_bytes, format_count
@@ -162,7 +162,10 @@ class Sweeper:
 
     def _fill(self, place: Place) -> None:
         """Give up a fill on which no process has worked for as long as a commit may stay unused."""
-        found = directory.join(self._root, place)
+        try:
+            found = directory.join(self._root, place)
+        except Unsupported:  # a newer dsv fills, or will clear up what it left
+            return
         if found is None:
             home = self._root.fill(place)
             home.rmdir()

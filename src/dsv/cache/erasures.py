@@ -17,7 +17,7 @@ import msgspec
 from dsv.cache.inventory import find_visible
 from dsv.cache.names import bound_store
 from dsv.cache.record import erased_count, erasures_folder, read_record
-from dsv.errors import DsvError
+from dsv.errors import Denied, DsvError
 from dsv.format import keys
 from dsv.fs.descent import Descent, split
 from dsv.fs.files import list_names, read_small
@@ -118,6 +118,10 @@ def _tell(root: CacheRoot, repository: Repository, folder: Path, new: list[Erasu
     cache = known.decode("ascii", "replace")
     said = Obeyed(cache, socket.gethostname(), str(root.path), repository.clock())
     for one in new:
-        with suppress(DsvError):  # this user may not write there; others who use the cache may
+        try:
             repository.store.put_if_absent(keys.obeyed_key(one, cache), msgspec.json.encode(said))
+        except Denied:
+            pass  # to ask again, each command of this user would read all cached trees
+        except DsvError:
+            continue  # the next command confirms it
         root.write_once(folder / "obeyed" / str(one), b"")

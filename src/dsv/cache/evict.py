@@ -26,6 +26,7 @@ from dsv.cache.removal import Removed, Remover
 from dsv.cache.root import CacheRoot, Place, explain, explaining, nearest_folder
 from dsv.cache.settings import CacheSettings, check_writable, load_settings
 from dsv.errors import DsvError
+from dsv.values.names import TagName
 from dsv.values.units import format_bytes, format_count
 
 
@@ -187,24 +188,25 @@ class _Executor:
         """Return the evicted commit; why it stays; None if another evictor was faster. Raises `OSError`."""
         root, place = self._root, due.place
         intent = Intent.declare(root, place, root.now(root.claims(place)))
+        tags: list[TagName] = []
         try:
             known = (intent.file.name, *due.claims.names)
             claims = read_claims(root, place, known=known)
             reason = self._objection(due, claims)
-            tags = [] if reason else hide_tags(root, place, self._links)
+            if reason is None:
+                tags += hide_tags(root, place, self._links)
             gone = reason is None and intent.fire(root.visible(place))
         except BaseException:
             with contextlib.suppress(OSError):
                 intent.withdraw()
+            with contextlib.suppress(OSError):
+                self._show(tags, place)
             raise
         if not gone:
             intent.withdraw()
-            if visible_identity(root, place) is None:
+            if not self._show(tags, place):
                 remove_empty(root, place)
                 return None
-            for tag in tags:
-                with contextlib.suppress(OSError):
-                    show_tag(root, place, tag)
             return reason or "taken into use at this moment"
         forget(root, place, claims)
         try:
@@ -216,6 +218,14 @@ class _Executor:
         intent.withdraw()
         remove_empty(root, place)
         return _evicted(due, removed)
+
+    def _show(self, tags: list[TagName], place: Place) -> bool:
+        """Bring back hidden tags, unless the commit is gone. Return whether it is there."""
+        visible = visible_identity(self._root, place) is not None
+        for tag in tags if visible else ():
+            with contextlib.suppress(OSError):
+                show_tag(self._root, place, tag)
+        return visible
 
     def _objection(self, candidate: CachedCommit, claims: Claims) -> str | None:
         """Return a reason to keep it that arose after the plan was made, or None."""

@@ -33,7 +33,7 @@ from dsv.cache.claims import (
 )
 from dsv.cache.record import ENTRY, mark_used
 from dsv.cache.root import CacheRoot, Place, own_folder
-from dsv.errors import Conflict
+from dsv.errors import Conflict, DsvError
 from dsv.fs.files import FULL, list_names
 from dsv.fs.process import user_name
 from dsv.periodic import NEVER, Periodic
@@ -247,7 +247,7 @@ class Lease:
             return NEVER
         try:
             self.renew()
-        except OSError:  # cut off, or no room for a file: `secure` says when that matters
+        except (OSError, DsvError):  # cut off, or no room for a file: `secure` says when that matters
             return min(interval, _RETRY)
         return interval if self.secure else 0.0  # it hung for so long that the renewal is too old
 
@@ -316,11 +316,15 @@ def hold(root: CacheRoot, place: Place, *, why: str = "", seconds: float | None 
     )
     path = root.claims(place) / f"{PIN}{record.id}"
     root.write_once(path, msgspec.json.encode(record))
-    void_all(root, place, list_claims(root, place, [path.name]))
-    if visible_identity(root, place) is None:
+    try:
+        void_all(root, place, list_claims(root, place, [path.name]))
+        cached = visible_identity(root, place) is not None
+    except BaseException:
         path.unlink(missing_ok=True)
-        return None
-    return record
+        raise
+    if not cached:
+        path.unlink(missing_ok=True)
+    return record if cached else None
 
 
 def find_holds(

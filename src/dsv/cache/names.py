@@ -47,7 +47,7 @@ def is_tag_link(path: Path) -> bool:
 
 
 def hide_tags(root: CacheRoot, place: Place, known: dict[str, dict[str, str]]) -> list[TagName]:
-    """Remove the links to a place before it is renamed away; return their tags. Raises `OSError`.
+    """Remove the links to a place before it is renamed away; return their tags. Raises `OSError`, and keeps them then.
 
     known: the links of each dataset as first listed, filled and kept up to date here.
     """
@@ -56,11 +56,18 @@ def hide_tags(root: CacheRoot, place: Place, known: dict[str, dict[str, str]]) -
         targets = ((name, _target(_path(root, place.dataset, name))) for name in names)
         known[place.dataset] = {name: target for name, target in targets if target is not None}
     links = known[place.dataset]
-    hidden = [name for name, target in links.items() if target == place.name]
-    for name in hidden:
-        _path(root, place.dataset, name).unlink(missing_ok=True)
-        del links[name]
-    return [TagName(name.removeprefix(PREFIX).replace("%2F", "/")) for name in hidden]
+    hidden: list[TagName] = []
+    try:
+        for name in [name for name, target in links.items() if target == place.name]:
+            _path(root, place.dataset, name).unlink(missing_ok=True)
+            del links[name]
+            hidden.append(TagName(name.removeprefix(PREFIX).replace("%2F", "/")))
+    except OSError:
+        for tag in hidden:
+            with contextlib.suppress(OSError):
+                show_tag(root, place, tag)
+        raise
+    return hidden
 
 
 def remove_dangling(root: CacheRoot, dataset: str, name: str) -> None:

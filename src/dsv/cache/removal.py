@@ -18,7 +18,7 @@ import os
 import stat
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import msgspec
@@ -115,10 +115,15 @@ class Remover:
             return all(went)
         batches = (names[at : at + _BATCH] for at in range(0, len(names), _BATCH))
         jobs = [pool.submit(self._files, folder, shown, batch) for batch in batches]
-        if len(subfolders) >= _THREADS:
-            jobs += [pool.submit(self._folder, folder, last, f"{shown}{last}/", None) for last in subfolders]
-        else:
-            went += [self._folder(folder, last, f"{shown}{last}/", pool) for last in subfolders]
+        try:
+            if len(subfolders) >= _THREADS:
+                jobs += [
+                    pool.submit(self._folder, folder, last, f"{shown}{last}/", None) for last in subfolders
+                ]
+            else:
+                went += [self._folder(folder, last, f"{shown}{last}/", pool) for last in subfolders]
+        finally:
+            wait(jobs)  # also after an error: they use the descriptor of the folder, which the caller closes
         went += [job.result() for job in jobs]  # of every job, so that no error is lost
         return all(went)
 

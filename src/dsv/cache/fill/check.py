@@ -153,6 +153,8 @@ def repair(
             with _replacing(root, path) as draft:
                 draft.symlink_to(os.fsdecode(entry.target or b""))
         else:
+            if path.is_symlink() or path.is_file():
+                _put_away(root, path)
             root.make_directory(path)
         result.repaired += 1
     stream = source.files(Wanted(wrong.entry, wrong.where) for wrong in files)

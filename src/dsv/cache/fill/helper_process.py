@@ -63,7 +63,10 @@ class Helpers:
         for number in range(1, jobs):
             begin = number * len(directory.plan.parts) // jobs
             order = directory.root.path, directory.place, directory.fill, begin, open_source
-            self._running.append(start_program(PROGRAM, order, stdout=subprocess.PIPE))
+            try:
+                self._running.append(start_program(PROGRAM, order, stdout=subprocess.PIPE))
+            except OSError:  # no process or memory is left: this process fills alone
+                return
 
     def stop(self, *, now: bool) -> bool:
         """End them when they have done what they began, or `now`; others take over the rest.

@@ -336,11 +336,20 @@ class Matching(msgspec.Struct):
     """Some linked paths of each donor."""
 
     def add(self, donor: int, tree: TreeReader, theirs: TreeReader, selection: PathSet) -> bool:
-        """Use a donor for what is still to be fetched; False if it has none. selection: its cached part."""
-        self.samples[donor] = []
-        missing = self._same_paths(donor, tree, theirs, selection)
-        if missing:
-            self._other_paths(donor, theirs, selection, missing)
+        """Use a donor for what is still to be fetched; False if it has none. selection: its cached part.
+
+        After an error, nothing is taken from this donor.
+        """
+        before, self.samples[donor] = bytes(self.codes), []
+        try:
+            missing = self._same_paths(donor, tree, theirs, selection)
+            if missing:
+                self._other_paths(donor, theirs, selection, missing)
+        except BaseException:
+            self.codes[:] = before
+            self.moves = {at: path for at, path in self.moves.items() if before[at] not in OPEN}
+            del self.samples[donor]
+            raise
         return bool(self.samples[donor]) or CHUNKS + donor in self.codes
 
     def _same_paths(

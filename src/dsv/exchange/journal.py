@@ -7,7 +7,6 @@ has it is asked each time, so losing the file, or a store that was put back, cos
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -16,6 +15,7 @@ from blake3 import blake3
 from dsv.errors import UsageError
 from dsv.format.tree import Entry
 from dsv.fs.errors import about
+from dsv.fs.files import sync_data
 from dsv.transfer.upload import Stored
 from dsv.values.ids import FileId, RecipeId
 
@@ -71,6 +71,6 @@ class Journal:
             with self.path.open("ab") as file:
                 file.write(b"\n" + b"\n".join(map(_ENCODER.encode, self._new)) + b"\n")
                 file.flush()
-                os.fdatasync(file.fileno())
+                sync_data(file.fileno())
         self._known.update((line.key, line) for line in self._new)
         self._new.clear()

@@ -86,6 +86,11 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
+def sync_data(descriptor: int) -> None:
+    """Wait until the data of a file is on disk, and so much of its metadata as reading it needs."""
+    getattr(os, "fdatasync", os.fsync)(descriptor)  # macOS has no fdatasync
+
+
 def read_file(path: Path) -> bytes:
     """Return the file's content. An NFS client that still knew the one which was replaced just now asks again.
 

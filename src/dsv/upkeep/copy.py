@@ -419,7 +419,8 @@ def make_successor(
     elif after.entry.deleted or after.entry.action != SUCCESSOR:
         raise _is_taken(new)
     starts = [main, *heads.values(), *(value.commit for _, value in tags)]
-    expired = set(read_expiry(refs, dataset).states)
+    # What a branch names is not left out: an `expire` that was killed may have expired it.
+    expired = set(read_expiry(refs, dataset).states) - {main, *heads.values()}
     parents, known = KeptParents(objects, expired), dict[SegmentId, list[bytes]]()
     made, commits, paths = dict[CommitId, CommitId](), [], 0
     with Session.open(repository, writer) as session:
@@ -451,8 +452,9 @@ def make_successor(
     for branch, head in sorted(heads.items()):
         if refs.newest(new, branch) is None:
             point_branch(repository, writer, (new, branch), None, made[head], SUCCESSOR)
+    tags = [(name, value) for name, value in tags if value.commit in made]
     for name, value in tags:
-        if refs.tag(new, name) is None and value.commit in made:
+        if refs.tag(new, name) is None:
             with naming(repository, writer, new, made[value.commit], f"tag {name}"):
                 refs.set_tag(new, name, replace(value, commit=made[value.commit]))
     tidy(repository, writer)

@@ -140,6 +140,8 @@ def measure(
             member.setdefault(commit_id, []).append(number)
     for commit_id, numbers in member.items():
         atoms.setdefault((frozenset(numbers), commit_id in staying), []).append(commit_id)
+    if len(atoms) > MOST_LABELS:
+        raise UsageError(f"more than {MOST_LABELS:,} groups of commits share content", hint="measure fewer")
     with IdSet(folder / "ids") as labelled:
         for label, commits in enumerate(atoms.values()):
             reach(repository.objects, commits, _taker(labelled, label), Seen(), progress)

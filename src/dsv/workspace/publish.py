@@ -28,7 +28,7 @@ from dsv.format.records import Writer
 from dsv.format.tree import Entry
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
-from dsv.fs.files import write_all
+from dsv.fs.files import sync_data, write_all
 from dsv.repo.merge_indexes import tidy
 from dsv.repo.objects.objects import checked
 from dsv.repo.objects.ranges import RangeReader, spans
@@ -169,7 +169,7 @@ class Journal:
                 raise
             self._end += len(data)
             if durable:
-                os.fdatasync(self._descriptor)
+                sync_data(self._descriptor)
 
 
 def _replay(data: bytes) -> tuple[Left, int]:

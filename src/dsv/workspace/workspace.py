@@ -14,7 +14,7 @@ import msgspec
 import tomli_w
 from msgspec.structs import replace
 
-from dsv.errors import UPGRADE, Conflict, DsvError, IntegrityError, Unsupported, UsageError
+from dsv.errors import UPGRADE, Conflict, Denied, DsvError, IntegrityError, Unsupported, UsageError
 from dsv.fs.errors import about
 from dsv.fs.files import read_file, replace_file
 from dsv.fs.folders import sync_folder
@@ -119,7 +119,12 @@ class Workspace(msgspec.Struct, frozen=True):
             return None
         for folder in (here, *here.parents):
             config = folder / DOT_FOLDER / _CONFIG
-            if config.is_file():
+            try:
+                with about(config):
+                    found = config.is_file()
+            except Denied:  # another user's workspace
+                continue
+            if found:
                 return _read(folder, config)
         return None
 
@@ -293,9 +298,9 @@ class Workspace(msgspec.Struct, frozen=True):
         dataset."""
         whole = Path(os.path.normpath(Path.cwd() / path))
         if whole.name:
-            whole = whole.parent.resolve() / whole.name
+            whole = _resolved(whole.parent) / whole.name
         if not whole.is_relative_to(self.root):
-            if whole.resolve() != self.root:
+            if _resolved(whole) != self.root:
                 return None
             whole = self.root
         relative = os.fsencode(whole.relative_to(self.root))
@@ -321,6 +326,13 @@ class Workspace(msgspec.Struct, frozen=True):
     def _replace(self, name: str, data: bytes) -> None:
         with about(self.dot / name):
             replace_file(self.dot / name, data)
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except RuntimeError:  # a loop of symlinks; as of Python 3.13 that is no error
+        return path
 
 
 def unfinished(begun: Sequence[Begun], base: CommitId | None) -> tuple[Begun, ...]:

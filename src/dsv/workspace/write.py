@@ -455,6 +455,11 @@ class Writer:
                 return True
             except IsADirectoryError:
                 return False
+            except PermissionError:
+                found = os.stat(name, dir_fd=self._descent.at(above), follow_symlinks=False)
+                if not stat.S_ISDIR(found.st_mode):
+                    raise
+                return False  # as macOS answers for a folder
             return True
 
     def remove_folders(self, paths: Iterable[bytes]) -> None:

@@ -127,7 +127,7 @@ def test_a_dataset_whose_owner_closed_it_counts_and_stays(root: CacheRoot, world
         result = evict(root, CacheSettings(limits=Limits(max_size=1)), EvictionRequest())
         assert [one.dataset for one in result.evicted] == ["xrays"]
         assert [(one.dataset, one.reason) for one in result.kept] == [
-            ("theirs", "in a folder that may not be read")
+            ("theirs", "in a folder that this user can't read")
         ]
         assert len(result.exceeded) == 1 and result.failed == []
 

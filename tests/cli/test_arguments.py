@@ -107,7 +107,7 @@ def contents(top: Path) -> dict[Path, bytes | None]:
         ("cached --cache=", "--cache is empty", ""),
         ("help ls cat", "help is of one command at a time", ""),
         ("run pets --again x -- true", "--again takes no target", ""),
-        ("run --again x --image y", "--image of a repeated run is what it was", ""),
+        ("run --again x --image y", "--image is that of the repeated run", ""),
         ("run --json pets -- true", "stdout is the job's", "--json-file FILE"),
     ],
 )

@@ -225,7 +225,7 @@ def test_many_paths_on_a_terminal_are_told_by_the_folder(zoo: Dsv) -> None:
         (["@v1", "@v2", "--", "nope"], 3, "neither side has 'nope'"),
         (["--", "nope"], 3, "is neither in"),
         (["@v1", "@v2", "train"], 2, "hint: dsv diff @v1 @v2 -- train"),
-        (["train/"], 2, "hint: paths come behind --: dsv diff -- train/"),
+        (["train/"], 2, "hint: paths follow after --: dsv diff -- train/"),
         (["@v1:train"], 2, "is about whole commits"),
         (["@v9"], 3, "no branch or tag v9"),
         (["--key", "file"], 2, "--key is for --table"),

@@ -181,7 +181,7 @@ def test_a_job_of_which_nothing_is_known_was_lost_sight_of(tmp_path: Path) -> No
     done = ended(None, left(tmp_path, node__1__0="n1 10\n"))
     assert done == Ended(
         exit_code=125, launched=True, seen=False, parts=done.parts if done else (),
-        reason="Slurm has no such job any more, and the job left no word of its end",
+        reason="Slurm has no such job any more, and the job left no record of its end",
     )  # fmt: skip
 
 
@@ -234,7 +234,7 @@ def test_the_time_may_be_over_before_the_data_is_there(tmp_path: Path) -> None:
         124,
         False,
         EndCause.TIME_LIMIT,
-        "its time was over before the data was there",
+        "it reached its time limit before the data was there",
     )
 
 

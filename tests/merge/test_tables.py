@@ -70,7 +70,7 @@ def test_how_lines_end_is_taken_from_the_side_that_changed_it() -> None:
         (b"id,a,b\n1,2,3\n", "its columns were changed"),
         (b"id,a\n1\n", "its row 2 has 1 cells, and its header 2"),
         (b"id,a\n1,2\n1,3\n", "column id has 1 twice"),
-        (b"id,a\n1,2\r\n", "its row 2 ends in another way than its header"),
+        (b"id,a\n1,2\r\n", "its row 2 has another line end than its header"),
         (b'id,a\n1,"2\n', "it is no table: unexpected end of data"),
         (b"id,a\n1,\xff\n", "it is not UTF-8"),
         (b"", "it has no header"),
@@ -159,7 +159,7 @@ def test_parquet_times_that_python_has_no_value_for_and_lists_with_not_a_number(
     assert isinstance(merged, bytes), merged
     assert str(parquet.read_table(io.BytesIO(merged))) == str(parquet.read_table(io.BytesIO(table(3, 5))))
     key = merge_tables(b"x.parquet", "at", table(1, 2), table(3, 2), table(1, 5))
-    assert key == "column at has values that are no keys"
+    assert key == "column at has nested values, which can't be keys"
 
 
 def parquet_of(

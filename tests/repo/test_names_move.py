@@ -181,13 +181,13 @@ def test_a_mover_does_not_decide_a_move_that_was_begun_anew(split: bool, again: 
     assert isinstance(move(world.repository(), MAIN, b"between"), Head)
     anew, _ = world.mover(target=again)
     anew.begin()
-    with pytest.raises(Conflict, match="bob has taken back that the names move to memory://new"):
+    with pytest.raises(Conflict, match="bob cancelled the move of the names to memory://new"):
         late.decide()
     assert world.repository().refs.head(PETS, MAIN).commit == commit(b"between")
     anew.copy()
     anew.decide()
     anew.finish(ordered=True)
-    with pytest.raises(Conflict, match="bob has taken back that the names move to memory://new"):
+    with pytest.raises(Conflict, match="bob cancelled the move of the names to memory://new"):
         late.decide()
     assert world.repository().refs.head(PETS, MAIN).commit == commit(b"between")
     world.check(world.places[again])

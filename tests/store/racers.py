@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def race_processes(
     opening: tuple[str, StoreOptions], keys: list[str], *, processes: int, threads: int
 ) -> dict[str, list[bytes]]:
-    """Key -> the values of those who were told that they had won."""
+    """Key -> the values of those who were reported as winners."""
     # spawn: the client's own threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(processes)

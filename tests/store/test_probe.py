@@ -106,7 +106,7 @@ def test_a_store_without_put_if_absent_is_found_out(store: MemoryStore, wrapped:
 def test_a_store_where_nobody_wins() -> None:
     proof = prove(TellsNobodyThatHeWon())
     assert not proof.put_if_absent_ok
-    assert proof.findings == ("of 16 writers of one key 0 were told that they had won",)
+    assert proof.findings == ("of 16 writers of one key 0 were reported as winners",)
 
 
 def test_listings_that_come_late_are_found_out() -> None:
@@ -171,7 +171,7 @@ def test_a_server_that_ignores_if_none_match(lax_bucket: Bucket) -> None:
     store = open_store(f"s3://{lax_bucket.name}/p", StoreOptions.from_environment(lax_bucket.server.env))
     proof = prove(store)
     assert not proof.put_if_absent_ok
-    assert "16 were told that they had won" in proof.findings[0]
+    assert "16 were reported as winners" in proof.findings[0]
     assert list(store.list("")) == []
 
 

@@ -164,7 +164,7 @@ def _contents(context: Context, repository: Repository) -> Finding:
     read = Schedule(repository, context.writer).oldest()
     since = f"dsv verify has read every pack since {rfc3339(read * 1000)}" if read else ""
     last = since or "some packs were never read"
-    return _ok("contents", f"not read here, so that damage would not be seen; {last}")
+    return _ok("contents", f"dsv doctor does not read contents; {last}")
 
 
 def _writing(store: Store, *, single_writer: bool) -> Iterator[Finding]:
@@ -181,7 +181,7 @@ def _writing(store: Store, *, single_writer: bool) -> Iterator[Finding]:
         data = () if split is None else prove_data(split.data)
     except Denied as error:
         reading = "reading needs no more"
-        hint = f"{error.hint}; {reading}" if error.hint else f"{reading}; ask whoever keeps it"
+        hint = f"{error.hint}; {reading}" if error.hint else f"{reading}; ask its administrator"
         yield _warn("write", f"you may not write to {store.url}: {error.message}", hint)
         return
     except DsvError as error:

@@ -37,7 +37,9 @@ def evict(
     if targets and (
         everything or any(one is not None for one in (unused_for, max_size, max_files, min_free))
     ):
-        raise UsageError("name targets or limits, not both", hint="dsv evict --dry-run shows what would go")
+        raise UsageError(
+            "name targets or limits, not both", hint="dsv evict --dry-run shows what would be evicted"
+        )
     free = () if min_free is None else (Amount.parse(min_free),)
     limits = Limits(unused_for=unused_for, max_size=max_size, max_files=max_files, min_free=free)
     with opened_cache(context, folder) as (root, finder):

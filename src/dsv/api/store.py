@@ -154,7 +154,7 @@ def _make(context: Context, split: OpenStore, layout: Format, found: list[FoundC
     claimed = split.names.put_if_absent(keys.REBUILT_FOR_KEY, own) is Put.WON
     if not claimed and split.names.get(keys.REBUILT_FOR_KEY) != own:
         raise Conflict(
-            f"the names of another store are made anew in {split.names.url}",
+            f"the names of another store are being rebuilt in {split.names.url}",
             subject=split.names.url,
             hint="dsv config stores.NAME.names LOCATION, with an empty place",
         )

@@ -408,4 +408,4 @@ def at(moment: float) -> str:
     try:
         return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M UTC")
     except (OverflowError, ValueError, OSError):
-        return "for ever"
+        return "past the year 9999"

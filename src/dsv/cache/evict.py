@@ -335,7 +335,7 @@ def _no_room(settings: CacheSettings, need: Need, result: EvictionResult) -> NoR
         f"no room for {need.place}, which needs {format_bytes(need.bytes)} and {format_count(need.files, 'file')}: "
         f"{result.exceeded[0]}{used}",
         subject=str(need.place),
-        hint="dsv cached shows who uses what; dsv evict --dry-run what may go",
+        hint="dsv cached shows who uses what; dsv evict --dry-run what can be evicted",
     )
     wanted = [one for one in kept if one.place in need.keep and one.place != need.place]
     free = [one for one in wanted if one.claim is None and not settings.is_protected(one.dataset)]

@@ -325,7 +325,9 @@ def _hold_while_alive(order: Order, held: list[Lease], unread: bytearray) -> int
         )
         held.append(lease)
         if not lease.confirm():
-            raise Unreachable(f"{place} went from {root.path} before it could be held", subject=str(place))
+            raise Unreachable(
+                f"{place} was evicted from {root.path} before it could be held", subject=str(place)
+            )
         lease.hold()
     for id_ in order.replaces:
         for old in find_claims(root, places, id_):

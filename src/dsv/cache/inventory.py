@@ -185,7 +185,7 @@ def _candidate(
         files=record.files if record else 0,
         room=facts.room,
         last_use=max(uses),
-        claim=facts.claims.protecting(now) or ("in a folder that may not be read" if closed else None),
+        claim=facts.claims.protecting(now) or ("in a folder that this user can't read" if closed else None),
         path=path,
         record=record,
         claims=facts.claims,

@@ -78,7 +78,7 @@ def _again(call: Call, typed: Typed, context: Context, place: RunPlace, env: Map
     for name, option in OPTIONS.items():
         if name in typed.options and not option.anew:
             raise UsageError(
-                f"{option.flag} of a repeated run is what it was", hint=f"dsv run --again {typed.again}"
+                f"{option.flag} is that of the repeated run", hint=f"dsv run --again {typed.again}"
             )
     record = recorded_run(context, place, typed.again, offline=typed.offline)
     if record.pool is not None and typed.on is None:
@@ -380,7 +380,7 @@ def _check_sweep(call: Call, typed: Typed) -> None:
         raise UsageError("--json-file is for one run", hint="--json prints the runs of a sweep")
     if typed.again is not None and (typed.options or call.words):
         raise UsageError(
-            f"the runs of {typed.again} that are begun now are like the others",
+            f"the runs of {typed.again} keep their options and their command",
             subject=typed.again,
             hint=f"dsv run --again {typed.again}",
         )

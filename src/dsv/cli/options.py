@@ -45,7 +45,7 @@ Names = Annotated[
     ),
 ]
 """For commands that bind a folder to a store."""
-Offline = Annotated[bool, option("--offline", "Don't ask the store; a branch is what it was when last seen.")]
+Offline = Annotated[bool, option("--offline", "Don't ask the store; branches are as last seen.")]
 """For commands that can do without the store."""
 Rehash = Annotated[bool, option("--rehash", "Read contents again, even if sizes and times are unchanged.")]
 SkipUnsupported = Annotated[

@@ -366,7 +366,7 @@ def _read(path: bytes, data: bytes) -> _Table:
         raise Unsupported(
             f"{show(path)} can't be read as a table: {reason}",
             subject=path.decode("utf-8", "backslashreplace"),
-            hint="name other files behind --, or leave out --table",
+            hint="name other files after --, or leave out --table",
         ) from error
     return _Table(table, exact, {field.name: str(field.type) for field in schema})
 

@@ -218,7 +218,7 @@ def _check_columns(key: str, names: list[str], *others: list[str]) -> list[str]:
     if key not in names:
         raise TableFault(f"it has no column {key}")
     if len(set(names)) != len(names):
-        raise TableFault("it has two columns of one name")
+        raise TableFault("it has two columns with the same name")
     return names
 
 
@@ -243,7 +243,7 @@ def _read_csv(delimiter: str, data: bytes) -> _Csv:
         if len(cells) != len(names):
             raise TableFault(f"its row {line} has {len(cells)} cells, and its header {len(names)}")
         if _end(written) not in (line_end, ""):
-            raise TableFault(f"its row {line} ends in another way than its header")
+            raise TableFault(f"its row {line} has another line end than its header")
         for column, cell in zip(columns, cells, strict=True):
             column.append(cell)
         texts.append(written.removesuffix(line_end))
@@ -297,7 +297,7 @@ def _merge_parquet(key: str, choice: Choice | None, *versions: bytes) -> MergedC
     if any(compute.any(compute.is_null(column, nan_is_null=True)).as_py() for column in keys):
         raise TableFault(f"column {key} has a row without a value")
     if pyarrow.types.is_nested(keys[0].type):
-        raise TableFault(f"column {key} has values that are no keys")
+        raise TableFault(f"column {key} has nested values, which can't be keys")
     numbers = [number(*(table.column(name) for table in tables)) for name in names]
     columns = list(zip(*numbers, strict=True))
     rows, taken, settled = merge_rows(

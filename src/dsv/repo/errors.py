@@ -15,7 +15,7 @@ from dsv.values.ids import CommitId, Id
 
 T = TypeVar("T")
 
-NOT_OURS = "no dsv writes that: ask who else writes to the store; dsv log DATASET shows other commits"
+NOT_OURS = "dsv never writes this: ask who else writes to the store; dsv log DATASET shows other commits"
 REUPLOAD = "dsv sync --reupload in a workspace that has the files"
 ONE_WINS_AGAIN = (
     "nobody should write there until the server honours If-None-Match again; then dsv pull and dsv sync"
@@ -131,5 +131,5 @@ def may_write(url: str) -> Iterator[None]:
         raise Denied(
             f"you can read {url} but not write to it: {error.message}",
             subject=url,
-            hint=f"ask whoever keeps the store for the right to write; {error.hint or 'dsv config store'}",
+            hint=f"ask the store's administrator for the right to write; {error.hint or 'dsv config store'}",
         ) from error

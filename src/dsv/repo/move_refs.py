@@ -136,7 +136,7 @@ class NamesMove:
             log = self._log()
         if _decided_at(log) != self._decides:
             raise Conflict(
-                f"{log.entries[self._decides].author} has taken back that the names move to {self._target}",
+                f"{log.entries[self._decides].author} cancelled the move of the names to {self._target}",
                 subject=self._target,
                 hint="the same command again begins anew",
             )
@@ -216,7 +216,7 @@ class NamesMove:
         return Conflict(
             f"{self._new.url} has {what}, so the names can't move there",
             subject=self._new.url,
-            hint="dsv store move-names LOCATION, with a place where none have been; if a move there was begun: "
+            hint="dsv store move-names LOCATION, with a location where no names have been; if a move there was begun: "
             f"dsv store move-names {self._old.url} takes it back",
         )
 

@@ -214,9 +214,9 @@ class Session:
             key, verdict = keys.session_key(self.id, "verdict"), SessionVerdict(commit_id, Nonce.random())
             if self.repository.store.put_if_absent(key, verdict.encode()) is Put.LOST:
                 raise Conflict(
-                    "this sync stood still for so long that the store's gc gave up on it; nothing was published",
+                    "this command was suspended for so long that the store's gc ended its session; nothing was published",
                     subject=str(self.id),
-                    hint="run the same dsv sync again: what was uploaded is used again where it still exists",
+                    hint="run the same command again: what was uploaded is used again where it still exists",
                 )
 
         checks: list[Callable[[], None]] = [

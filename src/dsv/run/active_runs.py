@@ -173,7 +173,7 @@ class UnderWay:
         run, owner = self.run, self.owner
         if not owner.is_here:
             raise Unsupported(
-                f"run {run} is under way on {owner.host_name}, and can be stopped there alone",
+                f"run {run} is under way on {owner.host_name}, and can be stopped only there",
                 subject=run,
                 hint=f"ssh {owner.host_name} dsv stop {run}",
             )

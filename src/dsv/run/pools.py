@@ -177,7 +177,7 @@ def is_taken_back(status: JobStatus | None) -> bool:
 
 
 def waited(reason: str, seconds: float | None) -> GaveUp:
-    """Return the reason for leaving a pool after its time was over."""
+    """Return the reason for leaving a pool after it reached its time limit."""
     return GaveUp(reason if not seconds else f"{reason}, for {format_duration(seconds)}")
 
 

@@ -339,7 +339,7 @@ def _read(path: Path) -> bytes:
         raise IntegrityError(
             f"{path}, which waits to be sent, has more than the {MAX_RECORD} bytes of a run's record",
             subject=str(path),
-            hint=f"no dsv writes that: rm {shlex.quote(str(path))}",
+            hint=f"dsv never writes this: rm {shlex.quote(str(path))}",
         )
     return data
 

@@ -252,9 +252,7 @@ def _params(record: RunRecord, given: Mapping[str, Json]) -> dict[str, Json]:
     again = f"dsv run --again {record.run}"
     for name in given:
         if name not in hidden:
-            raise UsageError(
-                f"the parameter {name} of a repeated run is what it was", subject=name, hint=again
-            )
+            raise UsageError(f"the parameter {name} is that of the repeated run", subject=name, hint=again)
     missing = [name for name in hidden if name not in given]
     if missing:
         raise UsageError(

@@ -66,14 +66,12 @@ def warnings_for(bucket: str, prefix: str, settings: BucketSettings) -> tuple[st
     if settings.public:
         found.append(f"the policy of bucket {bucket} lets anybody in, so anybody may read every dataset")
     if settings.locked:
-        found.append(
-            f"bucket {bucket} keeps each object for a fixed time, so removed data goes on taking room"
-        )
+        found.append(f"bucket {bucket} keeps each object for a fixed time, so removed data still uses space")
     elif settings.versioning == "Enabled" and not any(
         rule.get("NoncurrentVersionExpiration") for rule in rules
     ):
         found.append(
-            f"bucket {bucket} keeps old versions of objects for ever, so removed data goes on taking room"
+            f"bucket {bucket} keeps old versions of objects permanently, so removed data still uses space"
         )
     if settings.kms_key:
         found.append(

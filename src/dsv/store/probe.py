@@ -134,7 +134,7 @@ def _race(store: Store, folder: str, written: list[str], number: int, writers: i
         results = list(pool.map(write, values))
     winners = [value for value, put in zip(values, results, strict=True) if put is Put.WON]
     if len(winners) != 1:
-        return f"of {writers} writers of one key {len(winners)} were told that they had won", b""
+        return f"of {writers} writers of one key {len(winners)} were reported as winners", b""
     if store.get(key) != winners[0]:
         return "the bytes of the writer that won were replaced by another's", b""
     if store.put_if_absent(key, b"late") is not Put.LOST or store.get(key) != winners[0]:

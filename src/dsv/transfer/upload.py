@@ -443,7 +443,7 @@ class Uploader:
             f"{kind.name.lower()} {object_id} of the base commit lies in packs that gc may be about to remove "
             f"from {self._session.repository.store.url}",
             subject=str(object_id),
-            hint="run the same dsv sync again when gc is done: it spares what a branch needs",
+            hint="run the same command again when gc is done: it spares what a branch needs",
         )
 
     def _send_data(self, pack: SealedPack) -> None:

@@ -226,7 +226,7 @@ class Collector:
             raise Denied(
                 f"you can write to {self._store.url} but not delete there: {error.message}",
                 subject=self._store.url,
-                hint="ask whoever keeps the store for the right to delete below packs/, index/ and sessions/",
+                hint="ask the store's administrator for the right to delete below packs/, index/ and sessions/",
             ) from error
 
     def _check_store(self) -> None:

@@ -424,7 +424,7 @@ class Verifier:
         """Find damaged filters and locators. A missing one is no damage."""
         for hint in wrong_hints(self.repository, self.rows, self.whole_commits()):
             if hint.is_damaged:
-                text = f"the {hint.what} of {hint.of} is damaged ({hint.key}): what it is about takes more requests"
+                text = f"the {hint.what} of {hint.of} is damaged ({hint.key}): lookups need more requests"
                 self.result.faults.append(Fault(hint.what, hint.of, text, "dsv verify --repair"))
 
     def whole_commits(self) -> list[CommitId]:

@@ -476,5 +476,5 @@ def _check_links(directory: FillDirectory) -> None:
         raise IntegrityError(
             f"{directory.place} has a symlink that leaves the dataset: {show(escaping[0])}",
             subject=str(directory.place),
-            hint="no dsv writes that: ask who else writes to the store; dsv log DATASET shows other commits",
+            hint="dsv never writes this: ask who else writes to the store; dsv log DATASET shows other commits",
         )

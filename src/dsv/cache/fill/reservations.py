@@ -81,7 +81,7 @@ def refusal(root: CacheRoot, place: Place, error: OSError, left_bytes: int, left
         f"no room for {place} in {root.path}: {error.strerror}; {free_room(root.path)}, "
         f"{format_bytes(left_bytes)} still to come in {format_count(left_files, 'file')}",
         subject=str(place),
-        hint="dsv cached shows who uses what; dsv evict --dry-run what may go",
+        hint="dsv cached shows who uses what; dsv evict --dry-run what can be evicted",
     )
 
 

@@ -133,7 +133,7 @@ def _target(text: str | None) -> Target | None:
         return commit_target("diff", text)
     except UsageError as error:
         if os.path.lexists(text):
-            error.hint = f"paths come behind --: dsv diff -- {shlex.quote(text)}"
+            error.hint = f"paths follow after --: dsv diff -- {shlex.quote(text)}"
         raise
 
 

@@ -103,7 +103,7 @@ def _followed(call: Call, context: Context, path: str | None, target: Target) ->
     if path is None:
         return None
     if call.words:
-        raise UsageError("--follow is of one file, and takes no paths behind --", subject="--follow")
+        raise UsageError("--follow is of one file, and takes no paths after --", subject="--follow")
     (found,) = dataset_paths(context, [path], [target])
     return found
 

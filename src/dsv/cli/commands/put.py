@@ -272,7 +272,7 @@ def _one_dataset(verb: str, words: Sequence[str]) -> tuple[Target, list[bytes]]:
             if os.path.lexists(word):
                 hint = f"in a workspace: {verb} {shlex.quote(word)}{' NEW' if verb == 'mv' else ''}, then dsv sync"
             raise UsageError(
-                f"{word} names no path of a dataset, as DATASET:PATH does",
+                f"{word} is not DATASET:PATH",
                 subject=word,
                 hint=f"{hint}; without a workspace: dsv {verb} DATASET:PATH",
             )

@@ -418,7 +418,7 @@ def _write_kept(call: Call, found: Runs, run: str, follow: bool) -> None:
         write_log(call, found, record)
     elif not (is_in_cluster(call, record) and _write_engines(call, record, follow)):
         raise NotFound(
-            f"run {record.run} is under way on {record.host}: its log can be read there alone until it has ended",
+            f"run {record.run} is under way on {record.host}: its log can be read only there until it has ended",
             subject=record.run,
             hint=f"ssh {record.host} dsv logs {record.run}",
         )

@@ -100,7 +100,7 @@ def erased_error(what: str, erasure: Erasure) -> Erased:
     return Erased(
         f"{what} was erased on {when} by {erasure.author}: {erasure.reason}",
         subject=what,
-        hint="nobody can bring it back; dsv erase --status lists the erasures of a store",
+        hint="it can't be restored; dsv erase --status lists the erasures of a store",
     )
 
 

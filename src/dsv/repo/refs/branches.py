@@ -53,7 +53,7 @@ def protected(head: Head, reason: str) -> Conflict:
     return Conflict(
         f"branch {head.branch} of {head.dataset} is protected: {reason}",
         subject=f"{head.dataset}@{head.branch}",
-        hint="the same command with --force -m REASON does it all the same; dsv branch --list shows the rules",
+        hint="the same command with --force -m REASON overrides the rule; dsv branch --list shows the rules",
     )
 
 

@@ -169,7 +169,7 @@ class Tags:
             last = self.layout.entries[-1]
             raise OutcomeUnknown(
                 f"{last.author} began to move the names of {self.store.url} to {last.names} while {what} was written, "
-                "and it may have been left behind",
+                "and it may be missing at the new location",
                 subject=last.names,
                 hint="run the same command again when the move is over: it finds out by itself",
             )

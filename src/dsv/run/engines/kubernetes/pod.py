@@ -26,7 +26,7 @@ from dsv.run.record import TIMED_OUT, EndCause, RunPart, Usage, deciding_part, e
 TOGETHER: Final = "together"
 """The reason of a script that ended the command because the attempt was over on another node."""
 CAUSES: Final = {
-    "time-limit": (EndCause.TIME_LIMIT, "its time was over"),
+    "time-limit": (EndCause.TIME_LIMIT, "it reached its time limit"),
     "lease-lost": (EndCause.LEASE_LOST, "the data was not held any more"),
 }
 """Its other reasons, with their descriptions."""

@@ -189,7 +189,7 @@ _CUT_SHORT: Final[dict[EndCause | None, int]] = {
 """The exit code for these causes, if the command reported success or no code."""
 _SAID: Final = {
     EndCause.PREEMPTED: "Slurm gave its place to a job that is more important",
-    EndCause.TIME_LIMIT: "its time was over",
+    EndCause.TIME_LIMIT: "it reached its time limit",
     EndCause.NODE_LOST: "Slurm lost a node of the job",
     EndCause.OUT_OF_MEMORY: "it used more memory than it was given",
     EndCause.CANCELLED: "it was cancelled",
@@ -250,12 +250,12 @@ def _ended(job: Queued | None, left: Left) -> Ended | None:
     if left.succeeded and cause not in _CUT_SHORT:
         return Ended(exit_code=0, launched=True, cause=_or_stopped(None, left))
     if cause is None and (left.end == 0 or (job is not None and job.state == "COMPLETED")):
-        reason = f"Slurm says that it succeeded, but not all of its {left.nodes} nodes left word of that"
+        reason = f"Slurm says that it succeeded, but not all of its {left.nodes} nodes reported success"
         return _not_known(reason, left, seen=False)
     if job is not None and job.was_killed and left.end is None and left.begun:  # Slurm then ends the commands
         return _not_known(f"the batch script of the job was killed ({job.reason})", left)
     if job is None and left.end is None and cause is None and part is None:
-        reason = "Slurm has no such job any more, and the job left no word of its end"
+        reason = "Slurm has no such job any more, and the job left no record of its end"
         return _not_known(reason, left, seen=False)
     if not left.begun:
         return _never_began(job, left, cause, said)
@@ -284,7 +284,7 @@ def _never_began(job: Queued | None, left: Left, cause: EndCause | None, said: s
     elif cause is EndCause.CANCELLED or left.stopped is not None:
         code = _KILLED
     elif cause is EndCause.TIME_LIMIT:
-        code, said = TIMED_OUT, "its time was over before the data was there"
+        code, said = TIMED_OUT, "it reached its time limit before the data was there"
     reason = left.stopped or said
     if reason is None:
         reason, hint = error_in(last_attempt(left.log + left.said))

@@ -110,7 +110,7 @@ def commit_code(
     size = sum(source.size for _, source in found)
     if size > LARGEST and not force:
         raise UsageError(
-            f"the code in {folder} has {format_bytes(size)}, more than the {format_bytes(LARGEST)} allowed without --force",
+            f"the code in {folder} has {format_bytes(size)}, and without --force {format_bytes(LARGEST)} is the limit",
             subject=str(folder),
             hint=f"name what is no code in {NAME} or {GITIGNORE}, or take it all the same by --force",
         )

@@ -214,7 +214,7 @@ class Session:
             key, verdict = keys.session_key(self.id, "verdict"), SessionVerdict(commit_id, Nonce.random())
             if self.repository.store.put_if_absent(key, verdict.encode()) is Put.LOST:
                 raise Conflict(
-                    "this command was suspended for so long that the store's gc ended its session; nothing was published",
+                    "this command was suspended so long that the store's gc ended its session; nothing was published",
                     subject=str(self.id),
                     hint="run the same command again: what was uploaded is used again where it still exists",
                 )

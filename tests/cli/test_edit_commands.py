@@ -120,6 +120,18 @@ def test_many_moves_come_from_a_list(outside: Dsv) -> None:
     assert listed(outside) == ["test/1.png", "train/1.png"]
 
 
+def test_only_a_first_line_in_its_order_is_a_heading(outside: Dsv) -> None:
+    for name in ("old", "new", "path"):
+        outside.ok("put", "new.csv" if name == "new" else "imgs/3.png", f"pets:{name}")
+    (outside.cwd / "list").write_text("new,old\nold,new\n")
+    assert outside.ok("mv", "--from-file", "list", "pets", "--json").json["moved"] == 2
+    assert outside.ok("cat", "pets:old").out == "1,2\n"
+    (outside.cwd / "list").write_text("path\npath\nold\n")
+    assert outside.ok("rm", "--from-file", "list", "pets", "--json").json["removed"] == 2
+    (outside.cwd / "list").write_text("old,new\nnew,a.txt\n")
+    assert "line 1 of list is not PATH" in outside("rm", "--from-file", "list", "pets").err
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

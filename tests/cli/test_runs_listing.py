@@ -64,6 +64,13 @@ def test_a_run_that_another_machine_has_begun_is_told_with_its_name(pets: Dsv) -
     assert (item["state"], item["host"]) == ("running", "gpu7")
 
 
+def test_a_parameter_may_have_an_empty_value(pets: Dsv) -> None:
+    pets.process("run", "pets", "-p", "note=", "--", "true")
+    title, newest, *_ = pets.ok("runs").lines
+    assert title.split()[-1] == "note" and newest.split()[-1] == "ok"
+    assert "note" in pets("runs", terminal=True, width=100).out
+
+
 def train(dsv: Dsv) -> Dsv:
     """Three runs on v1.0 with a parameter n and metrics that follow from it; the one with n=3 failed."""
     write_files(dsv.cwd, {"a": b"a"})
@@ -126,6 +133,17 @@ def test_a_question_that_can_t_be_answered_is_refused(
 ) -> None:
     refused = trained("runs", *arguments)
     assert refused.code == code and said in refused.err + refused.out
+
+
+def test_a_list_that_is_cut_says_so(trained: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsv.cli.commands.runs.SHOWN", 2)
+    cut = trained.ok("runs")
+    assert "only 2 runs are shown; --limit N shows N" in cut.err and len(cut.lines) == 3
+    for whole in (("-n", "2"), ("-n", "3"), ("base1", "base2"), ("--json",), ("--filter", "params.n>1")):
+        assert "are shown" not in trained.ok("runs", *whole).err
+    monkeypatch.setattr("dsv.cli.commands.runs.SHOWN", 3)
+    all_of_them = trained.ok("runs")
+    assert "are shown" not in all_of_them.err and len(all_of_them.lines) == 4
 
 
 def test_a_run_is_found_by_any_unique_part_of_its_id_and_by_its_name(dsv: Dsv) -> None:

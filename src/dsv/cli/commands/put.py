@@ -247,7 +247,7 @@ def _read_list(call: Call, name: str, columns: int) -> list[list[str]]:
     reader = csv.reader(lines, strict=True)
     try:
         for row in reader:
-            if not row or (not rows and row == _HEADINGS[columns]):
+            if not row:
                 continue
             if len(row) != columns or not all(row):
                 form = "OLD,NEW" if columns == 2 else "PATH"
@@ -259,6 +259,8 @@ def _read_list(call: Call, name: str, columns: int) -> list[list[str]]:
             rows.append(row)
     except csv.Error as error:
         raise UsageError(f"line {reader.line_num} of {name} is no CSV: {error}", subject=name) from None
+    if rows[:1] == [_HEADINGS[columns]]:
+        del rows[0]
     if not rows:
         raise UsageError(f"the list {name} has no paths", subject=name)
     return rows

@@ -78,12 +78,12 @@ def runs(
         raise UsageError(f"{only[0]} needs one run, and nothing else", hint=f"dsv runs ID {only[0]}")
     if as_csv and call.json:
         raise UsageError("--csv and --json are two formats", hint="leave out one of them")
-    most = None if call.json or compare or as_csv else SHOWN
+    most = None if ids or limit or call.json or compare or as_csv else SHOWN
     try:
         with call.context() as context, open_runs(context, call.around.environ) as found:
             warn_of_cut_off(call, found)
             views, sweep = _find(call, found, ids, of_dataset, query, most, only=bool(only), compare=compare)
-            views = found.settle(views)
+            cut, views = most is not None and len(views) > most, found.settle(views[:most])
             if out is not None:
                 _copy_output(call, context, found, views[0], out)
             elif log:
@@ -94,7 +94,7 @@ def runs(
                 write_csv(call, views)
             else:
                 _write(call, views, query, sweep, each=bool(ids) and sweep is None)
-                if most == len(views) and not ids and not limit:
+                if cut:
                     call.say(f"only {most} runs are shown; --limit N shows N")
     except Unreachable as error:
         if compare or as_csv or only:
@@ -114,7 +114,7 @@ def _find(
     compare: bool,
 ) -> tuple[list[RunView], SweepView | None]:
     """Return the runs that were asked for, and their sweep if its id was given.
-    most: the limit of a list without one. only: one run is needed. compare: two are."""
+    most: a list without a limit gets one run more, if there is one. only: one run is needed. compare: two are."""
     one = found.show_or_sweep(ids[0], dataset) if len(ids) == 1 else None
     if isinstance(one, SweepView):
         if only:
@@ -134,7 +134,7 @@ def _find(
         return [one] if one is not None else [found.show(text, dataset) for text in ids], None
     listed = found.listed(
         dataset,
-        replace(query, limit=query.limit or most),
+        query if most is None else replace(query, limit=most + 1),
         skipped=lambda error: call.warn(f"{error}; not shown"),
     )
     return listed, None

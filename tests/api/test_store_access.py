@@ -45,6 +45,11 @@ def test_a_store_without_a_name_needs_no_settings() -> None:
     assert store_access(choice, StoreOptions()) == StoreAccess(folders=("/srv/store", "/srv/names"))
 
 
+def test_a_folder_that_is_named_by_its_url_is_a_folder() -> None:
+    found = access(url="file:///srv/my%20store", names="file:///srv/names")
+    assert found.folders == ("/srv/my store", "/srv/names")
+
+
 def test_of_a_profile_the_address_goes_along_and_the_credentials_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,28 @@ def test_no_store_is_made_for_a_typo_or_in_another_store(dsv: Dsv, tmp_path: Pat
     dsv.ok("copy", "pets", "--to", f"{store}2", "--create")
 
 
+def test_a_folder_is_the_same_as_a_path_and_as_a_url(dsv: Dsv, tmp_path: Path) -> None:
+    """Of which a space is written as %20."""
+    write_files(dsv.cwd, {"a.txt": b"alpha\n"})
+    store, there = tmp_path / "my lake", tmp_path / "my copy"
+    dsv.ok("init", "pets", "--store", store.as_uri())
+    dsv.ok("sync", "--store", store.as_uri())
+    person = dsv.at(dsv.cwd, DSV_STORE=str(store))
+    for source in (str(store), store.as_uri()):
+        for inside in (str(store / "inner"), (store / "inner").as_uri()):
+            refused = person("copy", "pets", "--store", source, "--to", inside, "--create")
+            assert refused.code == 2 and "lies in the other" in refused.err, refused
+            assert not (store / "inner").exists()
+    absent = person("copy", "pets", "--to", there.as_uri())
+    assert absent.code == 6 and f"ls -ld '{there}'" in absent.err
+    person.ok("copy", "pets", "--to", there.as_uri(), "--create")
+    again = person.ok("copy", "pets", "--to", there.as_uri())
+    assert "up to date" in again.lines[1]
+    planned = person.ok("copy", "pets", "--to", there.as_uri(), "--create", "--dry-run", "--json").json
+    assert planned["commits"] == 0
+    assert (there / "format").exists() and not (tmp_path / "my%20copy").exists()
+
+
 def test_a_copy_that_went_its_own_way_is_exit_code_4(dsv: Dsv) -> None:
     there = str(dsv.home / "copy")
     write_files(dsv.cwd, {"a.txt": b"alpha\n"})

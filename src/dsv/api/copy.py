@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from shlex import quote
 from typing import Literal
 
 from dsv.api.branches import moved_meanwhile
@@ -140,9 +141,10 @@ def _other(
 ) -> Iterator[Repository]:
     """Open the other store. check_new: called with its URL before it may be created."""
     choice = context.settings.store(to)
+    folder = local_folder(choice.url)
 
     def exists() -> bool:
-        if not _may_exist(choice.url):
+        if folder is not None and not folder.exists():
             return False
         with context.store(to) as store:
             return Repository.exists(store)
@@ -154,11 +156,11 @@ def _other(
         store.url = choice.url
         yield Repository.create(store, None, author=context.writer.author, tool=context.writer.tool)
         return
-    if not request.create and not _may_exist(choice.url):
+    if not request.create and folder is not None and not folder.exists():
         raise NoAnswer(
-            f"the store's folder {choice.url} is not there",
+            f"the store's folder {folder} is not there",
             subject=choice.url,
-            hint=f"check that it is mounted (ls -ld {choice.url}); --create makes a new store",
+            hint=f"check that it is mounted (ls -ld {quote(str(folder))}); --create makes a new store",
             maybe_done=False,
         )
     create = request.create and not request.dry_run
@@ -198,11 +200,6 @@ def _check_new(context: Context, source: Repository, target: Target, request: Co
             subject=url,
             hint="name a place beside it",
         )
-
-
-def _may_exist(url: str) -> bool:
-    folder = local_folder(url)
-    return folder is None or folder.exists()
 
 
 def _check_kinds(source: Repository, there: Repository) -> None:

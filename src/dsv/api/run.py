@@ -270,7 +270,10 @@ def store_access(store: StoreChoice, options: StoreOptions) -> StoreAccess:
 
     The address in a profile is passed on, but never its credentials or a private key in the certificate file.
     """
-    folders = tuple(each for each in (store.url, store.names) if each is not None and "://" not in each)
+    from dsv.store.open import local_folder
+
+    places = [local_folder(each) for each in (store.url, store.names) if each is not None]
+    folders = tuple(str(each) for each in places if each is not None)
     if store.name is None:
         return StoreAccess(folders=folders)
     endpoint, region = store.endpoint, store.region

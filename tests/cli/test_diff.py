@@ -230,6 +230,10 @@ def test_many_paths_on_a_terminal_are_told_by_the_folder(zoo: Dsv) -> None:
         (["@v9"], 3, "no branch or tag v9"),
         (["--key", "file"], 2, "--key is for --table"),
         (["--text", "--stat"], 2, "exclude each other"),
+        (["--dirs", "1", "--text"], 2, "--dirs and --text exclude each other"),
+        (["--dirs", "1", "--table"], 2, "--dirs and --table exclude each other"),
+        (["--dirs", "1", "--name-only"], 2, "--dirs and --name-only exclude each other"),
+        (["--dirs", "1", "--name-status"], 2, "--dirs and --name-status exclude each other"),
     ],
 )
 def test_what_makes_no_sense_is_refused(zoo: Dsv, arguments: list[str], code: int, said: str) -> None:

@@ -115,6 +115,14 @@ def test_json_has_the_documented_keys(zoo: Dsv) -> None:
     assert zoo.ok("show", "--json").json["path"] is None
 
 
+def test_json_is_summed_up_by_as_many_levels_as_said(zoo: Dsv) -> None:
+    usual, none = (zoo.ok("show", "--json", *more).json for more in ((), ("--dirs", "0")))
+    assert [row["folder"] for row in usual.pop("folders")] == ["./", "train/"]
+    assert len(none.pop("folders")) == 1 and none == usual
+    refused = zoo("show", "--dirs", "0", "--name-only")
+    assert refused.code == 2 and "exclude each other" in refused.err
+
+
 def test_what_is_not_there(zoo: Dsv) -> None:
     for target, code in (("@v2:nope", 3), ("@v9", 3), ("nobody", 3), ("@v2:../x", 2)):
         done = zoo("show", target)

@@ -191,6 +191,8 @@ def test_an_open_file_is_sought_and_read_as_any_other(pets: dsv.Commit) -> None:
             pieces.append(piece)
         with pytest.raises(ValueError):
             file.seek(-1)
+        with pytest.raises(ValueError, match=r"big\.bin can't seek with whence"):
+            file.seek(0, os.SEEK_DATA)
     assert b"".join(pieces) == BIG
     with pytest.raises(ValueError):
         file.read()

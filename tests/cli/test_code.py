@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from dsv.api import run_trees
+from dsv.run.engine_list import ENGINES
+from dsv.run.engines.process import Process
 from tests.kit.dsv import Dsv, write_files
 
 
@@ -123,6 +125,29 @@ def test_too_much_is_refused_before_anything_is_run(
     pets.ok("run", "pets@v1", "--code", str(code), "--force", "--", "touch", str(marker))
     assert marker.exists()
     assert pets("run", "pets@v1", "--force", "--", "true").code == 2
+
+
+class NoFolders(Process):
+    """Plain processes, which are taken for ones on machines that share no folders."""
+
+    name: ClassVar[str] = "far"
+    shares_folders: ClassVar[bool] = False
+
+
+def test_too_much_is_taken_by_force_for_a_sweep_too(
+    pets: Dsv, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the plan of its first run commits the code."""
+    monkeypatch.setattr(run_trees, "LARGEST", 50)
+    monkeypatch.setitem(ENGINES, NoFolders.name, NoFolders)
+    pets.ok("config", "pools.far.engine", NoFolders.name)
+    pets.ok("config", "pools.far.cache", str(pets.home / "cache"))
+    for pool in ("here", "far"):
+        words = ("run", "pets@v1", "--on", pool, "--code", str(code), "-p", "n=1,2", "--sweep")
+        refused = pets(*words, "--", "true")
+        assert refused.code == 2 and "--force" in refused.err, refused
+        assert "2 runs, at most 1 at once" in pets(*words, "--force", "--", "true").err
+        pets.ok(*words, "--force", "--dry-run", "--", "true")
 
 
 @pytest.mark.parametrize("broken", ["link", "empty"])

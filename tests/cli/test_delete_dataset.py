@@ -10,7 +10,7 @@ import pytest
 
 from dsv.cli.app import run
 from dsv.cli.terminal import Surroundings
-from tests.kit.dsv import Dsv, Result
+from tests.kit.dsv import Dsv, Result, write_files
 
 
 class Terminal(io.BytesIO):
@@ -60,6 +60,15 @@ def test_without_a_terminal_it_takes_yes(outside: Dsv) -> None:
     assert outside.ok("datasets", "--undelete", "pets").lines == ["dataset pets is back, with main"]
     assert names(outside) == ["pets"] and outside("datasets", "--undelete", "pets").code == 4
     assert outside("datasets", "--delete", "nobody", "--yes").code == 3
+
+
+def test_what_is_on_other_branches_is_told_although_main_has_no_commit(pets: Dsv, outside: Dsv) -> None:
+    fresh = pets.at(outside.cwd / "fresh")
+    write_files(fresh.cwd, {"a": b"a"})
+    fresh.ok("init", "fresh")
+    fresh.ok("sync", "--new-branch", "side")
+    refused = outside("datasets", "--delete", "fresh")
+    assert refused.code == 2 and "has 2 branches and 0 tags; its main has no commit" in refused.err
 
 
 def test_at_a_terminal_its_name_is_typed(outside: Dsv) -> None:

@@ -80,6 +80,15 @@ def test_a_merge_without_a_workspace(forked: Dsv, dsv: Dsv) -> None:
     assert "write DATASET@side; dsv datasets lists the names" in plain.err
 
 
+def test_in_another_store_a_merge_is_on_main(forked: Dsv) -> None:
+    """The branch of a workspace says nothing about a dataset of the same name."""
+    side, there = forked.at(forked.cwd.parent / "side"), str(forked.home / "there")
+    side.ok("copy", "pets", "--to", there, "--create")
+    done = side.ok("merge", "pets@side", "--store", there, "--json").json
+    assert (done["branch"], done["outcome"], done["workspace"]) == ("main", "merged", None)
+    assert side.ok("merge", "pets@main", "--dry-run", "--json").json["branch"] == "side"
+
+
 def test_conflicts_are_listed_with_exit_code_4(forked: Dsv) -> None:
     side = forked.at(forked.cwd.parent / "side")
     write_files(side.cwd, {"a": b"\0side", "bad\n\x1b[31m": b"\0s"})

@@ -153,6 +153,12 @@ def test_what_is_not_known_here_is_unreachable_and_not_absent(pets: Dsv, line: s
     assert_says(done, 6, "is not asked", "--offline")
 
 
+@pytest.mark.parametrize("line", ["log", "ls", "ls @v1", "cat @v1:a.txt", "resolve", "resolve @main"])
+def test_outside_of_a_workspace_a_dataset_is_needed(pets: Dsv, line: str) -> None:
+    done = pets.at(pets.home)(*line.split(), "--offline")
+    assert_says(done, 2, "names no dataset, and this is no workspace")
+
+
 def test_a_path_that_the_commit_lacks_is_not_found(pets: Dsv) -> None:
     lose_the_store(pets)
     assert_says(pets("cat", "@v1:none.txt", "--offline"), 3, "none.txt is not in pets@")

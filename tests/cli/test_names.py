@@ -108,8 +108,11 @@ def test_a_workspace_knows_its_store_wherever_that_lies(pets: Dsv) -> None:
     assert pets("sync").code == 6
     assert pets.ok("sync", "--store", str(moved)).out == head
     pets.at(pets.home).ok("init", "pets", "--store", str(store))
+    pets.ok("put", "a.txt", "pets:a.txt")
+    pets.ok("branch", "pets@relabel", "pets@main")
     for command in (
         ["sync"], ["pull"], ["ls"], ["restore", "a.txt"], ["tag"], ["tag", "--delete", "v1"],
+        ["log"], ["copy", "--to", str(pets.home / "new"), "--create"],
     ):  # fmt: skip
         refused(pets(*command), 4, "belongs to another store than")
     assert pets.ok("pull", "--store", str(moved)).code == 0

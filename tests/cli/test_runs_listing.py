@@ -64,6 +64,17 @@ def test_a_run_that_another_machine_has_begun_is_told_with_its_name(pets: Dsv) -
     assert (item["state"], item["host"]) == ("running", "gpu7")
 
 
+def test_in_another_store_the_runs_on_all_datasets_are_listed(pets: Dsv) -> None:
+    """As outside of a workspace, whose dataset is one of its own store."""
+    there = pets.at(pets.home / "dogs", DSV_STORE=str(pets.home / "other"))
+    write_files(there.cwd, {"b": b"b"})
+    there.ok("init", "dogs")
+    there.ok("sync")
+    there.process("run", "dogs", "--", "true")
+    items = pets.ok("runs", "--store", str(pets.home / "other"), "--json").json["items"]
+    assert [item["dataset"] for item in items] == ["dogs"]
+
+
 def test_a_parameter_may_have_an_empty_value(pets: Dsv) -> None:
     pets.process("run", "pets", "-p", "note=", "--", "true")
     title, newest, *_ = pets.ok("runs").lines

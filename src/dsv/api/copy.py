@@ -10,7 +10,7 @@ from itertools import islice
 from shlex import quote
 from typing import Literal
 
-from dsv.api.branches import moved_meanwhile
+from dsv.api.branches import dataset_of, moved_meanwhile
 from dsv.api.context import Context, tracking
 from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageError
 from dsv.format import keys
@@ -237,7 +237,7 @@ def _datasets(
             subject=str(rev),
             hint=f"dsv tag NAME {target} gives it one; then dsv copy {target.dataset or ''}@NAME",
         )
-    return [target.dataset if target.dataset is not None else context.workspace().dataset]
+    return [dataset_of(context, source, target.dataset)]
 
 
 class _Copying:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dsv.api.branches import BranchPath, dataset_of
+from dsv.api.context import check_binding
 from dsv.errors import NotFound
 from dsv.format.records import Action, Commit
 from dsv.repo import history
@@ -213,7 +214,10 @@ def log(context: Context, target: Target, query: Query | None = None) -> Iterato
     query = query or Query()
     here = context.workspace_or_none() if target.dataset is None and target.rev is None else None
     with context.repository(target if here is None else Target(here.dataset, Rev(here.branch))) as repository:
-        followed = None if here is None else repository.refs.head_or_none(here.dataset, here.branch)
+        followed = None
+        if here is not None:
+            check_binding(here, repository)
+            followed = repository.refs.head_or_none(here.dataset, here.branch)
         if followed is not None and followed.commit is not None:
             start = Resolved(followed.dataset, followed.commit, followed.branch)
         else:

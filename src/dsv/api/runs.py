@@ -39,7 +39,7 @@ class Runs:
     state: Path
     """The user's folder for dsv's state."""
     bound: DatasetName | None
-    """The dataset of the workspace, if any."""
+    """The dataset of the workspace; None outside of one, or in one of another store."""
 
     def show(self, text: str, dataset: DatasetName | None = None) -> RunView:
         """Return one run, by an id, part of an id, or a name. Raises `NotFound`, `UsageError`."""
@@ -186,5 +186,5 @@ def open_runs(context: Context, environ: Mapping[str, str]) -> Iterator[Runs]:
             Marks(state, repository.id),
             engines_of(environ, context.settings),
             state,
-            None if workspace is None else workspace.dataset,
+            workspace.dataset if workspace is not None and workspace.store_id == repository.id else None,
         )

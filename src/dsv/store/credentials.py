@@ -120,7 +120,7 @@ def boto_client(
 ) -> Any:
     """Return botocore's client for the server of this s3:// URL. Raises `Denied`."""
     from urllib.parse import urlsplit
-    from urllib.request import proxy_bypass_environment
+    from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 
     from botocore import UNSIGNED
     from botocore.config import Config

@@ -11,14 +11,14 @@ from dsv.errors import IntegrityError
 from dsv.format.envelope import Buffer
 
 _LEVEL = 3
-# Below this many bytes a frame's own overhead eats what it could save.
+# Below this many bytes, the overhead of a frame exceeds what it could save.
 _SMALLEST = 64
 # Larger data is sampled first: this many pieces of this many bytes, spread evenly.
 _SAMPLED_ABOVE = 64 << 10
 _SAMPLES = 4
 _SAMPLE = 4 << 10
-# After so many contents in a row that zstd could not shrink, as in a folder of images, only one of a few is tried,
-# until one shrinks again: trying costs as much as hashing does.
+# After this many contents in a row that zstd could not shrink, as in a folder of images, only one of a few is
+# tried until one shrinks again: a trial costs as much as hashing.
 _IN_A_ROW = 64
 _ONE_OF = 4
 _WINDOW_MAX = 32 << 20  # bytes of history a frame may ask a reader to hold
@@ -30,14 +30,14 @@ class Codec(enum.IntEnum):
 
 
 class Compressor:
-    """Decides and compresses. Not to be shared by threads."""
+    """Compresses contents if that saves a tenth or more. Not thread-safe."""
 
     def __init__(self) -> None:
         self._zstd = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True, write_checksum=False)
         self._in_vain = 0
 
     def pack(self, data: Buffer) -> tuple[Codec, Buffer]:
-        """Return the codec to note and the bytes to store: `data` itself where zstd saves less than a tenth."""
+        """Return the codec and the bytes to store: `data` itself if zstd saves less than a tenth."""
         if len(data) < _SMALLEST or (len(data) > _SAMPLED_ABOVE and not self._promising(data)):
             return Codec.RAW, data
         packed = self._zstd.compress(data)
@@ -46,7 +46,7 @@ class Compressor:
         return Codec.ZSTD, packed
 
     def pack_next(self, data: Buffer) -> tuple[Codec, Buffer]:
-        """`pack` one of many contents that come in tree order, in which neighbours are alike."""
+        """Do as `pack` for the next of many contents in tree order, where neighbours are alike."""
         if self._in_vain >= _IN_A_ROW and self._in_vain % _ONE_OF:
             self._in_vain += 1
             return Codec.RAW, data
@@ -70,14 +70,14 @@ _local = _Local()
 
 
 def compress(data: Buffer) -> bytes:
-    """Return one zstd frame, whether it pays or not."""
+    """Return one zstd frame, even if it saves nothing."""
     return zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True, write_checksum=False).compress(
         data
     )
 
 
 def unpack(codec: Codec, stored: Buffer, length: int) -> bytes:
-    """Return the object's `length` bytes, in no more memory than that. Raises `IntegrityError`. Safe in threads."""
+    """Return the object's `length` bytes, in no more memory. Raises `IntegrityError`. Thread-safe."""
     if codec is Codec.RAW:
         if len(stored) != length:
             raise IntegrityError(f"a stored object has {len(stored)} bytes, not {length}")
@@ -86,10 +86,10 @@ def unpack(codec: Codec, stored: Buffer, length: int) -> bytes:
 
 
 def unpack_frame(stored: Buffer, smallest: int, largest: int) -> bytes:
-    """Return the content of one zstd frame that says itself that it has `smallest` to `largest` bytes."""
+    """Return the content of one zstd frame. Raises `IntegrityError` if its stated size is out of range."""
     try:
         promised = zstandard.frame_content_size(stored)
-        if not smallest <= promised <= largest:  # -1: it does not say
+        if not smallest <= promised <= largest:  # -1: the header has no size
             expected = str(largest) if smallest == largest else f"at most {largest}"
             raise IntegrityError(f"a zstd frame says that it has {promised} bytes, not {expected}")
         data: bytes = _local.zstd.decompress(stored, max_output_size=promised, allow_extra_data=False)

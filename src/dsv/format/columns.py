@@ -1,7 +1,7 @@
-"""Columns of fixed-width values behind a header line: how segments, nodes, recipes and locators are written.
+"""Columns of fixed-width values after a header line: the encoding of segments, nodes, recipes and locators.
 
-All integers are little-endian. The reader checks every count against the bytes that are there before it takes
-memory for it.
+All integers are little-endian. The reader checks every count against the available bytes before it allocates
+memory.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ assert all(array(code).itemsize == width for code, width in _WIDTHS.items())
 
 
 class ColumnWriter:
-    """Collects columns; `finish` joins them once."""
-
     def __init__(self, kind: str) -> None:
         self._parts: list[Buffer] = [header(kind)]
 
@@ -40,7 +38,7 @@ class ColumnWriter:
 
 
 class ColumnReader:
-    """Takes columns off the front. Every method raises `IntegrityError` where the bytes end too soon."""
+    """Reads columns from the front. Every method raises `IntegrityError` if the bytes end too soon."""
 
     def __init__(self, kind: str, data: Buffer) -> None:
         self._kind = kind
@@ -67,7 +65,7 @@ class ColumnReader:
         return taken
 
     def end(self) -> None:
-        """Raise `IntegrityError` where anything is left."""
+        """Raise `IntegrityError` if bytes are left."""
         if self._rest:
             raise damaged(self._kind, f"{len(self._rest)} bytes follow its end")
 
@@ -104,10 +102,10 @@ def cut(data: bytes, width: int) -> list[bytes]:
 
 
 def surely_below(column: array[int], limit: int) -> bool:
-    """Return whether no number has a digit to base 256 that could make it `limit` or more. False leaves it open.
+    """Return True if the numbers are surely below `limit`, and False if that is unknown.
 
-    Python makes an object of every number that `max` looks at. This looks at one digit of all numbers at a time, which
-    takes a tenth of the work.
+    It compares one base-256 digit of all numbers at a time. `max` takes ten times as long, because it makes a
+    Python object of every number.
     """
     raw, size = little(column), column.itemsize
     for place in range(size - 1, -1, -1):
@@ -125,16 +123,16 @@ def any_above(column: array[int], limit: int) -> bool:
 
 
 def count_zeros(column: array[int]) -> int:
-    """Return how many numbers are zero. Mostly none is, and that is found out in a fifth of the work of counting."""
+    """Return how many numbers are zero. The usual case, none, takes a fifth of the time of counting."""
     words = array("I", column.tobytes())
     if column.itemsize > words.itemsize:
-        words = words[:: column.itemsize // words.itemsize]  # of a zero they are all zero
+        words = words[:: column.itemsize // words.itemsize]  # every word of a zero is zero
     return column.count(0) if bytes(words.itemsize) in words.tobytes() else 0
 
 
 def first_seen(values: array[int], count: int) -> bool:
-    """Return whether the numbers below `count` all occur, no others do, and each first occurs behind the one below it:
-    a table without slack."""
+    """Return whether exactly the numbers below `count` occur, their first occurrences in ascending order: no
+    entry of a table is unused."""
     if count > len(_DIGITS) or not surely_below(values, len(_DIGITS)):
         return list(dict.fromkeys(values)) == list(range(count))
     digits = little(values)[:: values.itemsize]

@@ -1,8 +1,8 @@
-"""The envelope of small metadata: one ASCII line that says what it is, a msgpack array of fixed order, a check.
+"""The envelope of small metadata: an ASCII line with its kind, a msgpack array of fixed order, and a check.
 
     dsv <kind> <version>\\n<msgpack array><the first 8 bytes of the BLAKE3 of all before>
 
-Refs, tags and the feature log have no id that they could be held against: the check finds a flipped bit there.
+Refs, tags and the feature log have no id to verify their bytes with, so the check detects flipped bits there.
 Encodings are canonical: msgpack in its shortest forms, and a decoder refuses bytes that it would not write.
 """
 
@@ -63,7 +63,7 @@ def version_of(data: Buffer) -> int | None:
 
 
 def sealed(data: bytes) -> bytes:
-    """Return a record with its check behind it."""
+    """Return the data followed by its check."""
     return data + blake3(data).digest(CHECK_SIZE)
 
 
@@ -80,7 +80,7 @@ def _one(kind: str) -> str:
 
 
 def check_magic(found: bytes, magic: bytes, kind: str) -> None:
-    """Raise `Unsupported` for the first bytes of a file of a newer version, and `IntegrityError` for any others."""
+    """Raise `Unsupported` for the magic of a newer version, `IntegrityError` for any other wrong magic."""
     if found[:-1] == magic[:-1] and found[-1:].isdigit() and found > magic:
         raise _newer(kind, int(found[-1:]), int(magic[-1:]))
     if found != magic:
@@ -88,31 +88,31 @@ def check_magic(found: bytes, magic: bytes, kind: str) -> None:
 
 
 def check_hash(view: memoryview, kind: str) -> None:
-    """Raise `IntegrityError` unless the last 32 bytes are the BLAKE3 of all before."""
+    """Raise `IntegrityError` unless the last 32 bytes are the BLAKE3 of all bytes before."""
     if blake3(view[:-32]).digest() != view[-32:]:
         raise damaged(kind, "its bytes are not those its hash was written for")
 
 
 def is_sorted(values: Sequence[Any]) -> bool:
-    """Check that the values are sorted, each once."""
+    """Return whether the values are sorted, each once."""
     return list(values) == sorted(set(values))
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A record: the array of its fields, in their order.
+    """A record: the array of its fields, in order.
 
-    Version 2 has `added` fields more, at the end. All of them are None in a record of version 1.
+    Version 2 has `added` more fields at the end. All of them are None in a record of version 1.
     """
 
     kind: ClassVar[str]
     added: ClassVar[int] = 0
     limit: ClassVar[int] = RECORD_MAX
-    """Bytes of a record."""
+    """Maximum size of a record in bytes."""
     order: ClassVar[tuple[str, ...]] = ()
-    """The order of the fields, if they are written in another one."""
+    """The order in which the fields are written; empty for the order of their definition."""
 
     def fault(self) -> str | None:
-        """Return what is wrong with the values of the fields, if anything is."""
+        """Return what is wrong with the values of the fields, or None."""
         return None
 
     def encode(self) -> bytes:
@@ -162,7 +162,7 @@ _ENCODER = msgspec.msgpack.Encoder(
 
 @cache
 def _schema(record: type[Record], version: int) -> tuple[tuple[str, ...], msgspec.msgpack.Decoder[Any]]:
-    """Return the names of the fields and their decoder, which takes a millisecond to make."""
+    """Return the names of the fields and their decoder. Making a decoder takes a millisecond."""
     types = {field.name: field.type for field in msgspec.structs.fields(record)}
     names = record.order or record.__struct_fields__
     kept = len(names) - record.added
@@ -174,9 +174,10 @@ def _schema(record: type[Record], version: int) -> tuple[tuple[str, ...], msgspe
 
 
 def learn(*kinds: type[Any]) -> None:
-    """Prepare the classes of fields of records right after their definition: any thread may be the first to read one.
+    """Prepare classes of record fields for msgspec, right after their definition and before any thread needs
+    them.
 
-    msgspec learns a class when it first meets it, and two threads that make it do so at once crash the process (0.22:
+    msgspec inspects a class on first use, and two threads that trigger this at once crash the process (0.22:
     SIGSEGV).
     """
     for kind in kinds:

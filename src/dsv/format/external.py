@@ -1,8 +1,8 @@
-"""An external pack: chunks that lie outside the store, in files that others keep. It says which file has each.
+"""An external pack: the list of chunks that lie in files outside the store.
 
     magic, 8 bytes | one zstd frame with the columns | BLAKE3 of all before, 32 bytes | magic
 
-Its chunks have places as those of any pack: they are numbered through, as if the pack held them one after the other.
+Its chunks have offsets like those in any pack, as if the pack held them one after the other.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from dsv.values.ids import ChunkId, Id, PackId
 MAGIC = b"dsvpack2"
 MAX_ROWS = 1 << 16
 MAX_TEXTS = 16 << 20
-"""Bytes of all texts."""
+"""Maximum bytes of all texts."""
 MAX_TEXT = 8192
-"""Bytes of one."""
+"""Maximum bytes of one text."""
 _ROW = 32 + 4 + 8 + 4
 _FIXED = len(header("external")) + 12
 _LARGEST = _FIXED + MAX_TEXTS + MAX_ROWS * (_ROW + 8)
 EXTERNAL_MAX = _LARGEST + (1 << 16)
-"""Bytes of an external pack in a store."""
+"""Maximum size of an external pack in a store, in bytes."""
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A file that somebody else keeps, at one version."""
+    """One version of a file that dsv does not manage."""
 
     url: str
     """`s3://BUCKET/KEY`, `http(s)://…`, or `file://` and an absolute path; nothing in it is escaped by dsv."""
     endpoint: str
-    """The S3 server; empty: Amazon's. Empty for other URLs."""
+    """The S3 server; empty for Amazon's, and for other URLs."""
     version: str
-    """The version id, if the server keeps versions: that one is read. Else empty."""
+    """The version id to read, if the server keeps versions; else empty."""
     tag: str
-    """A value that changes with the content: an entity tag without quotes, the time of the last change, or of a file
-    its time in nanoseconds. Empty if the server gives neither."""
+    """A value that changes with the content: an entity tag without quotes, the time of the last change, or
+    the mtime of a local file in nanoseconds. Empty if the server gives neither."""
     size: int
 
     def is_at(self, found: Source) -> bool:
-        """Return whether the file that was found is the one that was referred to."""
+        """Return whether the file that was found is still this version."""
         return self.size == found.size and (
             self.version == found.version if self.version else self.tag == found.tag
         )
@@ -60,8 +60,6 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Builder:
-    """Collects the rows of one external pack."""
-
     def __init__(self) -> None:
         self.pack = PackId.external()
         self._rows: list[tuple[ChunkId, Source, int, int]] = []
@@ -73,12 +71,12 @@ class Builder:
 
     @property
     def is_full(self) -> bool:
-        """Return whether another row may be too much."""
+        """Return whether another row may not fit."""
         most = MAX_TEXTS - 4 * (MAX_TEXT + 1)
         return len(self) >= MAX_ROWS or self._texts > most or self._end > PACK_MAX - MAX_CHUNK
 
     def add(self, chunk: ChunkId, source: Source, start: int, length: int) -> Location:
-        """Add a chunk, which begins at `start` of the source. Return its place."""
+        """Add a chunk, which begins at byte `start` of the source. Return its location."""
         if source not in self._sources:
             self._sources.add(source)
             self._texts += sum(len(text.encode()) + 1 for text in source.texts())
@@ -100,19 +98,17 @@ class Builder:
 
 
 class ExternalRow(NamedTuple):
-    """Where a chunk lies."""
-
     id: ChunkId
     source: Source
     start: int
     """Its first byte in the file."""
     offset: int
-    """Its place in the pack."""
+    """Its offset in the pack."""
     length: int
 
 
 class ExternalPack(msgspec.Struct, frozen=True):
-    """The content of an external pack. `ends[i]` is where the chunk i ends in the pack."""
+    """The content of an external pack. `ends[i]` is the end of chunk i in the pack."""
 
     sources: tuple[Source, ...]
     ids: bytes
@@ -126,7 +122,7 @@ class ExternalPack(msgspec.Struct, frozen=True):
 
     @property
     def kinds(self) -> bytes:
-        """This and the next two are columns as of a `PackTable`."""
+        """`kinds`, `offsets` and `stored` are columns like those of a `PackTable`."""
         return bytes([ObjectKind.CHUNK]) * len(self)
 
     @property
@@ -144,13 +140,13 @@ class ExternalPack(msgspec.Struct, frozen=True):
         return ExternalRow(one, source, self.starts[at], self.ends[at] - length, length)
 
     def find(self, offset: int, length: int) -> ExternalRow | None:
-        """Return the chunk at a place; None if there is none of that length."""
+        """Return the chunk at an offset; None if no chunk of that length begins there."""
         at = bisect_left(self.ends, offset + length)
         found = self.row(at) if at < len(self) else None
         return found if found is not None and (found.offset, found.length) == (offset, length) else None
 
     def indexed(self, pack: PackId) -> list[tuple[ObjectKind, Id, Location]]:
-        """Return what an index says of this pack."""
+        """Return the rows of an index for this pack."""
         rows = map(self.row, range(len(self)))
         return [
             (ObjectKind.CHUNK, row.id, Location(pack, row.offset, row.length, row.length, Codec.RAW))
@@ -158,7 +154,7 @@ class ExternalPack(msgspec.Struct, frozen=True):
         ]
 
     def encode(self) -> bytes:
-        """Raise `ValueError` for what is too much for one pack."""
+        """Raise `ValueError` for content that does not fit one pack."""
         texts = b"".join(text.encode() + b"\0" for source in self.sources for text in source.texts())
         if fault := self._fault(texts):
             raise ValueError(fault)

@@ -1,4 +1,4 @@
-"""Index files: which pack, offset and length hold each object, as sorted rows, with filters."""
+"""Index files, which list the pack, offset and length of each object in sorted rows, and their filters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAGIC = b"dsvindx1"
 ROW_SIZE = 56
 MAX_ROWS = 1 << 28
 FILE_MAX = 1 << 28
-"""Bytes of an index file in a store. Writers begin another long before."""
+"""Maximum size of an index file in a store, in bytes. Writers begin another file long before."""
 HASH_SIZE = 32
 _ROW = struct.Struct("<32sBBBxIIIII")
 _PLACE = struct.Struct("<BBBxIIIII")  # a row without its id
@@ -33,21 +33,21 @@ _FANOUT = 256 * 4
 FIXED_SIZE = _HEAD.size + _FANOUT
 """Bytes of an index file before its pack ids."""
 PREFIX_SIZE = 33
-"""Bytes of a row that are its id and kind: what rows are sorted by."""
+"""Bytes of the id and kind of a row, by which rows are sorted."""
 _CODECS = tuple(Codec)
 _KINDS = (ObjectKind.CHUNK, ObjectKind.RECIPE, ObjectKind.SEGMENT, ObjectKind.NODE)
-IN_PACK, EXTERNAL, ERASED = 0, 1, 2  # what a row's `where` says
+IN_PACK, EXTERNAL, ERASED = 0, 1, 2  # values of a row's `where`
 
 
 class IndexBuilder:
-    """Collects rows, in any order; of two with the same kind and id the first counts."""
+    """Collects rows in any order. Of two rows for an object, one in a stored pack counts, else the first."""
 
     def __init__(self) -> None:
         self._buckets: list[bytearray] = [bytearray() for _ in range(256)]
         self._packs: dict[PackId, int] = {}
 
     def add(self, kind: ObjectKind, object_id: Id, location: Location) -> None:
-        """Raise `ValueError` for a locator, which is found by the tail of its object, or for a wrong id."""
+        """Raise `ValueError` for a locator (its object's tail finds it) or an id of wrong length."""
         pack, offset, stored, length, codec, tail = location
         if kind is ObjectKind.LOCATOR:
             raise ValueError("an index lists no locators")
@@ -67,27 +67,26 @@ class IndexBuilder:
         )
 
     def finish(self) -> bytes:
-        """Return the whole file."""
         return _write(list(self._packs), self._buckets)
 
 
 class Index:
-    """One index file, held as it lies in memory or in a mapped file; the buffer must stay unchanged."""
+    """One index file, in memory or in a mapped file. The buffer must not change."""
 
     def __init__(self, view: memoryview, packs: int, fanout: array[int]) -> None:
         """For `parse`; checks nothing."""
         self._view = view
         self._fanout = fanout
         self._start = FIXED_SIZE + 16 * packs
-        # By bucket, when first asked: bytes 1 to 4 of each row's id, as numbers that C code can bisect.
+        # By bucket, loaded on first use: bytes 1 to 4 of each row's id, as numbers that C code can bisect.
         self._heads: list[array[int] | None] = [None] * 256
 
     @classmethod
     def parse(cls, buffer: Buffer, name: str = "", *, verify: bool = True) -> Index:
-        """Check everything but whether packs hold what is said of them; `name` is for messages.
+        """Check everything except whether the packs hold the objects; `name` is for messages.
 
-        Without `verify`, for a local copy that was checked when it was made, only the head is looked at, so
-        that a large mapped file costs nothing; what is wrong then shows as a wrong place or a miss.
+        Without `verify`, only the head is checked, so that a large mapped file costs nothing. This is for a
+        local copy that was checked when it was made; a fault then shows as a wrong location or a miss.
         Raises `IntegrityError`, or `Unsupported` for a newer version.
         """
         view = memoryview(buffer)
@@ -102,7 +101,7 @@ class Index:
 
     @property
     def pack_ids(self) -> memoryview:
-        """The ids of the packs as they lie in the file, sorted."""
+        """The ids of the packs as in the file, sorted."""
         return self._view[FIXED_SIZE : self._start]
 
     @cached
@@ -111,7 +110,6 @@ class Index:
 
     @property
     def row_bytes(self) -> memoryview:
-        """All rows as they lie in the file."""
         return self._view[self._start : self._start + len(self) * ROW_SIZE]
 
     def bucket(self, first: int) -> memoryview:
@@ -126,7 +124,7 @@ class Index:
         return int.from_bytes(rows[:4], "big"), int.from_bytes(rows[-ROW_SIZE : 4 - ROW_SIZE], "big")
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
-        """Return where the object lies. Raises `NotFound` if it was erased."""
+        """Return the location of an object; None if it is not listed. Raises `NotFound` if it was erased."""
         bucket = object_id[0]
         heads = self._heads[bucket]
         if heads is None:
@@ -141,7 +139,7 @@ class Index:
         return None
 
     def rows(self) -> Iterator[tuple[ObjectKind, Id, Location]]:
-        """Yield every row that names a place in a pack, by id and kind."""
+        """Yield every row with a location, in order of id and kind."""
         for at in range(self._start, self._start + len(self) * ROW_SIZE, ROW_SIZE):
             if self._view[at + 33] != ERASED:
                 yield (
@@ -151,7 +149,7 @@ class Index:
                 )
 
     def erased(self) -> Iterator[tuple[ObjectKind, Id]]:
-        """Yield every row that says that an object was erased, by id and kind."""
+        """Yield every erased object, in order of id and kind."""
         where = bytes(self.row_bytes[33::ROW_SIZE])
         row = where.find(ERASED)
         while row >= 0:
@@ -161,10 +159,10 @@ class Index:
 
     def _load(self, bucket: int) -> array[int]:
         first, end = self._fanout[bucket - 1] if bucket else 0, self._fanout[bucket]
-        start = self._start + 1  # behind the byte that makes the bucket
+        start = self._start + 1  # after the byte that selects the bucket
         heads = array("I")
         if end > first:
-            # One row's worth from the second byte on; the last row may end before the buffer does.
+            # Rows shifted by one byte: the last one ends in the bytes after it, which the buffer always has.
             rows = bytes(self._view[start + first * ROW_SIZE : start + end * ROW_SIZE])
             heads.frombytes(memoryview(rows).cast("I")[:: ROW_SIZE // 4].tobytes())
         if sys.byteorder == "little":
@@ -173,7 +171,7 @@ class Index:
 
 
 def location_at(rows: memoryview, at: int, packs: list[PackId]) -> Location:
-    """Return what the row at this offset says. Raises `NotFound` if the object was erased."""
+    """Return the location in the row at this offset. Raises `NotFound` if the object was erased."""
     _, where, codec, pack, offset, stored, length, tail = _PLACE.unpack_from(rows, at + 32)
     if where == ERASED:
         raise was_erased(Id(rows[at : at + 32]))
@@ -188,8 +186,8 @@ def was_erased(object_id: Id) -> NotFound:
 
 
 def merge(indexes: Iterable[Index]) -> bytes:
-    """Return one index file of several; where two have an object, the erased row counts, else one that is in the store,
-    else the first."""
+    """Merge several index files into one. Of several rows for an object the erased one counts, else one in
+    the store, else the first."""
     packs: dict[PackId, int] = {}
     buckets = [bytearray() for _ in range(256)]
     for one in indexes:
@@ -204,12 +202,12 @@ def merge(indexes: Iterable[Index]) -> bytes:
 
 
 def _write(packs: list[PackId], buckets: list[bytearray]) -> bytes:
-    """Return the file with these rows, bucketed by the first byte of their ids; rows number `packs` as given."""
+    """Return the file with these rows, in buckets by the first byte of the id. Rows number `packs`."""
     return join(packs, ((_layers(bytes(bucket)) or [[]])[0] for bucket in buckets))
 
 
 def join(packs: list[PackId], buckets: Iterable[list[bytes]]) -> bytes:
-    """Return the file of 256 buckets of rows that are sorted, each kind and id once; they number `packs` as given."""
+    """Return the file of 256 buckets of sorted rows, each kind and id once. Rows number `packs` as given."""
     body, fanout, total = bytearray(), array("I"), 0
     for rows in buckets:
         body += b"".join(rows)
@@ -237,7 +235,7 @@ def _column(rows: Buffer, word: int) -> array[int]:
 
 
 def renumber(rows: bytearray, numbers: list[int]) -> None:
-    """Write `numbers[n]` where a row has pack n."""
+    """Replace pack number n of each row by `numbers[n]`."""
     if rows:
         changed = u32s(map(numbers.__getitem__, _column(rows, 9)))
         if sys.byteorder == "big":
@@ -246,7 +244,7 @@ def renumber(rows: bytearray, numbers: list[int]) -> None:
 
 
 def _parse_head(view: memoryview, name: str, verify: bool) -> tuple[int, array[int], memoryview]:
-    """Return the number of packs, the fanout, and the rows' bytes, with everything but the rows checked."""
+    """Return the number of packs, the fanout and the rows' bytes. The rows are not checked."""
     if len(view) < FIXED_SIZE + HASH_SIZE:
         raise damaged(name, "it is cut short")
     magic, packs, rows = _HEAD.unpack(view[: _HEAD.size])
@@ -266,7 +264,7 @@ def _parse_head(view: memoryview, name: str, verify: bool) -> tuple[int, array[i
 
 
 def _check_rows(rows: memoryview, packs: int, fanout: array[int], name: str) -> None:
-    """A few column-wise passes; no Python object is kept for a row."""
+    """Check the rows by columns, without keeping a Python object for each row."""
     if not rows:
         return
     kinds, where, codecs = (set(bytes(rows[at::ROW_SIZE])) for at in (32, 33, 34))
@@ -292,7 +290,7 @@ def _check_order(rows: memoryview, fanout: array[int], name: str) -> None:
         heads.byteswap()
     numbers = heads.tolist()
     in_order = sorted(numbers) == numbers
-    # Rows whose ids begin alike are few: those alone are compared whole.
+    # Few rows have ids that begin alike; only those are compared whole.
     for at in compress(count(), map(eq, numbers, islice(numbers, 1, None))):
         first, second = (
             rows[row * ROW_SIZE : row * ROW_SIZE + PREFIX_SIZE].tobytes() for row in (at, at + 1)
@@ -306,14 +304,14 @@ def _check_order(rows: memoryview, fanout: array[int], name: str) -> None:
 
 FILTER_MAGIC = b"dsvfltr1"
 FILTER_MAX = 1 << 27
-"""Bytes of a filter in a store."""
+"""Maximum size of a filter in a store, in bytes."""
 BLOCK_ROWS = 256
 _BLOCK_HASH = 16
 _FILTER_HEAD = struct.Struct("<8s16sII")
 
 
 class IndexFilter:
-    """Of one index file. What it says is compared with the file's rows before anybody relies on it."""
+    """The filter of an index file. Its answers are compared with the file's rows before they are used."""
 
     def __init__(
         self, packs: list[PackId], rows: int, firsts: array[int], hashes: bytes, ends: bytes
@@ -376,7 +374,7 @@ class IndexFilter:
         )
 
     def find(self, rows: memoryview, kind: ObjectKind, object_id: Id) -> Location | None:
-        """Return where the object lies by the rows of a block. Raises as `Index.find`."""
+        """Return the location of an object by the rows of a block. Raises as `Index.find`."""
         for at in range(0, len(rows), ROW_SIZE):
             if rows[at + 32] == kind and bytes(rows[at : at + 32]) == object_id:
                 return location_at(rows, at, self.packs)
@@ -402,11 +400,11 @@ def encode_filter(index_id: IndexId, index: Index) -> bytes:
 
 
 def merge_all(indexes: Sequence[Index], rows_per_file: int) -> Iterator[bytes]:
-    """Index files with all the rows of these.
+    """Yield index files with all rows of `indexes`.
 
-    An object that lies in several places has a row for each of them, in files of their own, since one of the packs may
-    be lost. A row that says that an object was erased takes the place of all others. About `rows_per_file` rows are in
-    a file at most: what begins with one byte is not cut.
+    An object with several locations has a row for each of them, in different files, because one of the packs
+    may be lost. An erased row replaces all other rows of its object. A file has about `rows_per_file` rows at
+    most: rows whose ids have the same first byte are not split.
     """
     packs: dict[PackId, int] = {}
     numbers = [[packs.setdefault(pack, len(packs)) for pack in one.packs] for one in indexes]
@@ -429,12 +427,12 @@ def merge_all(indexes: Sequence[Index], rows_per_file: int) -> Iterator[bytes]:
 
 
 _RANK = {ERASED: 0, IN_PACK: 1, EXTERNAL: 2}
-"""Of several rows for one object the one with the lowest rank counts."""
+"""Of several rows for one object, the row with the lowest rank counts."""
 
 
 def _layers(bucket: bytes) -> list[list[bytes]]:
-    """Return the rows, sorted and each once: first one of each object, then the second places, and so on. An erased
-    object has one row."""
+    """Return the rows in sorted layers, each row once: first one row of each object, then the second
+    locations, and so on. An erased object has one row."""
     first: dict[bytes, bytes] = {}
     more: dict[bytes, list[bytes]] = {}
     for row in cut(bucket, ROW_SIZE):

@@ -1,6 +1,6 @@
-"""Every key of a store is built and parsed here.
+"""The keys of a store, all of which are built and parsed here.
 
-Parsers return None for another key: a listing may have keys that dsv did not write.
+Parsers return None for any other key: a listing may have keys that dsv did not write.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _parse_name(kind: type[N], text: str) -> N | None:
 
 
 def _parse_ref(form: re.Pattern[str], kind: type[N], key: str) -> tuple[DatasetName, N, str] | None:
-    """Return the dataset, the branch or tag, and what is behind them."""
+    """Return the dataset, the branch or tag, and the rest of the key."""
     found = form.fullmatch(key)
     if found is None:
         return None
@@ -87,7 +87,7 @@ def _parse_ref(form: re.Pattern[str], kind: type[N], key: str) -> tuple[DatasetN
 def _pair(
     prefix: str, text: Callable[[T], str], parse: Callable[[str], T | None]
 ) -> tuple[Callable[[T], str], Callable[[str], T | None]]:
-    """Return what builds the keys behind a prefix, and what parses them."""
+    """Return the functions that build and parse the keys with a prefix."""
 
     def parse_key(key: str) -> T | None:
         return parse(key[len(prefix) :]) if key.startswith(prefix) else None
@@ -100,14 +100,14 @@ def _id_pair(prefix: str, kind: type[I]) -> tuple[Callable[[I], str], Callable[[
 
 
 def needs_winner(key: str) -> bool:
-    """Return whether of several writers of this key, or of any with this prefix, exactly one has to win."""
+    """Return whether exactly one of several writers of this key, or of any key with this prefix, must win."""
     return key.startswith(_NEED_A_WINNER)
 
 
 def first_stays(key: str) -> bool:
-    """Return whether a later writer of this key may have other bytes, and the first ones are to stay.
+    """Return whether a later writer of this key may have other bytes, and the first bytes must stay.
 
-    Every other key is random or derived from what it holds, so that to write it twice is to write the same bytes.
+    Every other key is random or derived from its content, so a second write has the same bytes.
     """
     return key.startswith(_FIRST_STAYS)
 
@@ -126,13 +126,13 @@ index_key, parse_index_key = _id_pair(INDEX_PREFIX, IndexId)
 commit_key, parse_commit_key = _id_pair(COMMIT_PREFIX, CommitId)
 locator_key, parse_locator_key = _id_pair(LOCATOR_PREFIX, CommitId)
 erasure_key, parse_erasure_key = _id_pair(ERASURE_PREFIX, ErasureId)
-"""The record of an erasure is among the data: a copy of that has to have it too."""
+"""The record of an erasure is part of the data: a copy of the data must have it too."""
 format_key, parse_format_key = _pair(FORMAT_PREFIX, _up, _parse_up)
 """The log is read from 0 until an entry is absent."""
 gc_damage_key, parse_gc_damage_key = _pair(DAMAGE_PREFIX, _up, _parse_up)
 """The n-th damage mark, from 0. The last one counts."""
 gc_verified_key, parse_gc_verified_key = _pair(VERIFIED_PREFIX, _up, _parse_up)
-"""The n-th record of what was verified when, from 0. The last one counts."""
+"""The n-th record of verification times, from 0. The last one counts."""
 
 
 def index_filter_key(index: IndexId) -> str:
@@ -144,12 +144,12 @@ def parse_index_filter_key(key: str) -> IndexId | None:
 
 
 def index_merge_key(number: int, merge: IndexId) -> str:
-    """Return the key of a merge's record. It says all that those with a smaller number say."""
+    """Return the key of a merge's record, which includes all records with a smaller number."""
     return f"{INDEX_PREFIX}{_MERGE}{_up(number)}-{merge.hex()}"
 
 
 def parse_index_merge_key(key: str) -> int | None:
-    """Return the number of a merge. Those of the upper half are never given, so that a next one is always possible."""
+    """Return the number of a merge. The upper half is never used, so that a next number always exists."""
     if not key.startswith(INDEX_PREFIX + _MERGE):
         return None
     number, _, merge = key.removeprefix(INDEX_PREFIX + _MERGE).partition("-")
@@ -158,12 +158,12 @@ def parse_index_merge_key(key: str) -> int | None:
 
 
 def maker_key(store: StoreId) -> str:
-    """Return the key that the maker of a store in two places leaves with the data until both are made."""
+    """Return the key of a process that creates a store in two locations. It is deleted when both exist."""
     return f"{FORMAT_PREFIX}maker-{store.hex()}"
 
 
 REBUILT_FOR_KEY = f"{FORMAT_PREFIX}rebuilt-for"
-"""Holds the id of the store whose names are made anew in a place, before any of them is written there."""
+"""Holds the id of the store whose names are rebuilt in a location, before any name is written there."""
 
 
 # --- refs
@@ -188,7 +188,7 @@ def branch_key(dataset: DatasetName, branch: BranchName, seq: int) -> str:
 
 
 def branch_rule_key(dataset: DatasetName, branch: BranchName, number: int) -> str:
-    """Return the key of the n-th rule of a branch. Rules stand before moves, the latest first, in one listing."""
+    """Return the key of the n-th rule of a branch. In a listing, rules precede moves, the latest first."""
     return f"{branch_prefix(dataset, branch)}{_RULE}{_up(_TOP_SEQ - number)}"
 
 
@@ -231,7 +231,7 @@ def parse_expiry_key(key: str) -> tuple[DatasetName, int] | None:
 
 
 def parse_tag_key(key: str) -> tuple[DatasetName, TagName, bool] | None:
-    """Dataset, tag, and whether the key says that the tag is deleted."""
+    """Return the dataset, the tag, and whether the key marks the tag as deleted."""
     parsed = _parse_ref(_TAG, TagName, key)
     return None if parsed is None else (*parsed[:2], parsed[2] == "deleted")
 
@@ -260,7 +260,7 @@ def session_beat_key(session: SessionId, count: int) -> str:
 
 
 def parse_session_key(key: str) -> tuple[SessionId, str] | None:
-    """Session, and the part behind it: `open`, `beat-…`, `verdict`, `closed`."""
+    """Return the session and the part after it: `open`, `beat-…`, `verdict`, `closed`."""
     parts = key.split("/")
     session = _parse_id(SessionId, parts[1]) if len(parts) == 3 and parts[0] == "sessions" else None
     return None if session is None else (session, parts[2])
@@ -271,13 +271,13 @@ def gc_key(epoch: int, part: Literal["condemned", "decision", "done"]) -> str:
 
 
 def parse_gc_key(key: str) -> tuple[int, str] | None:
-    """Epoch, and `condemned`, `decision` or `done`."""
+    """Return the epoch, and `condemned`, `decision` or `done`."""
     found = _GC.fullmatch(key)
     return (int(found[1], 16), found[2]) if found else None
 
 
 def obeyed_key(erasure: ErasureId, cache: str) -> str:
-    """Return the key by which a cache says that it has removed what was erased. cache: 32 lower-case hex digits."""
+    """Return the key by which a cache confirms that it obeyed an erasure. cache: 32 lower-case hex digits."""
     return f"{erasure_key(erasure)}-{cache}"
 
 
@@ -305,7 +305,7 @@ def run_key(dataset: DatasetName, run_id: str, part: str) -> str:
 
 
 def parse_run_key(key: str) -> tuple[DatasetName, str, str] | None:
-    """Dataset, run id, part."""
+    """Return the dataset, the run id and the part."""
     parts = key.split("/")
     if len(parts) != 4 or parts[0] != "runs" or not all(map(_RUN_ID.fullmatch, parts[2:])):
         return None

@@ -1,4 +1,4 @@
-"""Places of objects, and locators: the places of all objects that an object lists."""
+"""Locations of objects, and locators: the locations of all objects that an object lists."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from dsv.format.envelope import Buffer, damaged, header
 from dsv.values.ids import PackId
 
 OBJECT_MAX = 32 << 20  # bytes of one object, unpacked
-PACK_MAX = 128 << 20  # bytes of a pack; larger ones are refused, and so is a place beyond
+PACK_MAX = 128 << 20  # bytes of a pack; larger packs, and locations beyond this size, are refused
 
 
 class ObjectKind(enum.IntEnum):
-    """The kinds of objects of a pack. Each has its own way to make an id."""
+    """The kinds of objects in a pack. Each kind makes its ids in its own way."""
 
     CHUNK = 1
     RECIPE = 2
@@ -39,7 +39,7 @@ class ObjectKind(enum.IntEnum):
 
 
 class Location(NamedTuple):
-    """The place of an object in a pack. A named tuple: millions are made, and a dataclass takes four times as long."""
+    """The location of an object in a pack. A named tuple, which is made 4 times as fast as a dataclass."""
 
     pack: PackId
     offset: int
@@ -56,20 +56,19 @@ class Location(NamedTuple):
 MAX_ROWS = 1 << 22
 _ROW = 4 * 5 + 1
 _FIXED = len(header("locator")) + 8
-# A locator names each object once, so it hardly shrinks. One that unpacks to more
-# than its size explains is there to take memory.
+# A locator names each object once, so it hardly shrinks. A larger ratio is an attempt to exhaust memory.
 MAX_RATIO = 128
 FREE_BYTES = 4 << 20
 _CODECS = tuple(Codec)
 
 
 def largest(rows: int) -> int:
-    """Bytes that a locator of so many rows unpacks to at most."""
+    """Return the maximum unpacked size in bytes of a locator with so many rows."""
     return _FIXED + rows * (_ROW + 16)
 
 
 class Locator(msgspec.Struct, frozen=True):
-    """The columns: `places[i]` is a row of `packs`."""
+    """The columns of a locator: `places[i]` is the position of row i's pack in `packs`."""
 
     packs: tuple[PackId, ...]
     places: array[int]
@@ -96,7 +95,7 @@ class Locator(msgspec.Struct, frozen=True):
         return len(self.places)
 
     def get(self, at: int) -> Location:
-        """Return the location at a place from 0. Raises `IndexError`."""
+        """Return the location in a row, counted from 0. Raises `IndexError`."""
         return Location(
             self.packs[self.places[at]],
             self.offsets[at],
@@ -120,11 +119,10 @@ class Locator(msgspec.Struct, frozen=True):
 
     @property
     def encoded_length(self) -> int:
-        """Bytes of the encoding before it is compressed: what a pack's table notes as its length."""
+        """Bytes of the encoding before compression, which the table of a pack has as its length."""
         return _FIXED + 16 * len(self.packs) + _ROW * len(self)
 
     def encode(self) -> bytes:
-        """Return one zstd frame."""
         out = ColumnWriter("locator")
         out.u32(len(self.packs))
         out.u32(len(self))
@@ -136,9 +134,9 @@ class Locator(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: Buffer, max_rows: int = MAX_ROWS) -> Locator:
-        """max_rows: how many there can be, by what the locator belongs to.
+        """Raise `IntegrityError`, or `Unsupported` for a newer version.
 
-        Raises `IntegrityError`, or `Unsupported` for a newer version.
+        max_rows: the most rows that the locator's owner allows.
         """
         unpacked = min(largest(max_rows), FREE_BYTES + MAX_RATIO * len(data))
         read = ColumnReader("locator", unpack_frame(data, _FIXED, unpacked))
@@ -164,8 +162,8 @@ class Locator(msgspec.Struct, frozen=True):
 
 
 def _surely_in_a_pack(offsets: array[int], stored: array[int], tails: array[int]) -> bool:
-    """Return whether no place can end beyond `PACK_MAX`. False leaves it open: packs that are nearly so large are
-    rare."""
+    """Return True if no location can end beyond `PACK_MAX`. False means unknown, which is rare: few packs are
+    nearly that large."""
     part = PACK_MAX // 8
     return (
         surely_below(offsets, PACK_MAX - 2 * part)
@@ -180,12 +178,12 @@ def place_at(locator: Locator | None, row: int) -> Location | None:
 
 
 def places_of(locator: Locator | None) -> Iterator[Location | None]:
-    """Yield the location of every row, and then None for ever."""
+    """Yield the location of every row, and then None forever."""
     return repeat(None) if locator is None else chain(locator.locations(), repeat(None))
 
 
 class LocatorBuilder:
-    """Collects rows, one by one or by slices of other locators."""
+    """Collects rows, singly or as slices of other locators."""
 
     __slots__ = ("_codecs", "_columns", "_numbers")
 
@@ -202,7 +200,7 @@ class LocatorBuilder:
         self._codecs.append(codec)
 
     def extend(self, source: Locator, start: int, stop: int) -> None:
-        """Add the rows of `source` from `start` up to, not including, `stop`."""
+        """Add the rows of `source` from `start` to `stop` (exclusive)."""
         rows = slice(start, stop)
         places, offsets, stored, lengths, tails = self._columns
         theirs = source.places[rows]
@@ -218,8 +216,8 @@ class LocatorBuilder:
         self._codecs += source.codecs[rows]
 
     def finish(self) -> Locator:
-        """Return the locator. The builder may not be used any more. Raises `ValueError` for more than `MAX_ROWS`
-        rows."""
+        """Return the locator; the builder can't be used any more. Raises `ValueError` for more than
+        `MAX_ROWS` rows."""
         if len(self._codecs) > MAX_ROWS:
             raise ValueError(f"a locator has at most {MAX_ROWS} rows, not {len(self._codecs)}")
         places, offsets, stored, lengths, tails = self._columns

@@ -1,4 +1,4 @@
-"""A pack: stored objects one after the other, a table of them, a fixed footer with the hash of all before.
+"""A pack: stored objects, a table of them, and a footer of fixed size with the hash of all bytes before.
 
     magic, 8 bytes | objects | kinds | codecs | ids | offsets | stored | lengths | footer, 56 bytes
 
@@ -28,9 +28,8 @@ PACK_TARGET = 32 << 20  # bytes at which a writer starts the next pack
 MAX_ROWS = 1 << 20
 ROW_SIZE = 1 + 1 + 32 + 3 * 4
 FOOTER_SIZE = 8 + 4 + 4 + 32 + 8
-_GROWTH = 8 << 20  # bytes by which a builder's memory grows at most, beyond what is needed
+_GROWTH = 8 << 20  # maximum bytes by which a builder's memory grows beyond what is needed
 CODECS = tuple(Codec)
-"""By their number."""
 
 
 class Packed(NamedTuple):
@@ -49,8 +48,8 @@ class Packed(NamedTuple):
 class PackBuilder:
     """Appends objects; `finish` returns the pack's bytes without copying them again.
 
-    `memory` is that of an earlier pack, for reuse: new memory costs a page fault for every 4 KiB, which adds up to more
-    than copying the bytes into it.
+    `memory` is the memory of an earlier pack, to reuse: new memory costs a page fault for every 4 KiB, which
+    takes longer than copying the bytes into it.
     """
 
     def __init__(self, memory: bytearray | None = None) -> None:
@@ -72,9 +71,9 @@ class PackBuilder:
         return self._end + ROW_SIZE * len(self._kinds) + FOOTER_SIZE
 
     def add(self, kind: ObjectKind, object_id: Id, codec: Codec, stored: Buffer, length: int) -> int:
-        """Append an object and return its offset. `length` is the object's when unpacked.
+        """Append an object and return its offset. `length` is the unpacked size.
 
-        A locator is added directly behind the object it belongs to, under that one's id.
+        A locator must directly follow its object, and has the object's id.
         """
         offset, size = self._end, len(stored)
         if not size or not 0 < length <= OBJECT_MAX or (codec is Codec.RAW and size != length):
@@ -92,12 +91,12 @@ class PackBuilder:
         return offset
 
     def has_room(self, packed: Packed, limit: int) -> bool:
-        """Return whether the pack would have at most `limit` bytes with these."""
+        """Return whether the pack would have at most `limit` bytes with these contents."""
         rows = len(self._kinds) + len(packed.ids)
         return self._end + len(packed.data) + ROW_SIZE * rows + FOOTER_SIZE <= limit and rows <= MAX_ROWS
 
     def add_all(self, packed: Packed) -> list[int]:
-        """`add` of many chunks at once, for which there is room; their offsets. The data is copied."""
+        """Add many chunks, which must fit, and return their offsets. The data is copied."""
         codecs, lengths, stored = packed.codecs, packed.lengths, packed.stored
         *offsets, end = accumulate(stored, initial=self._end)
         raw = [not codec for codec in codecs]
@@ -118,7 +117,7 @@ class PackBuilder:
         return offsets
 
     def finish(self) -> memoryview:
-        """Return the whole pack. The builder is spent. Raises `ValueError` for a pack without objects."""
+        """Return the whole pack and end the builder. Raises `ValueError` for a pack without objects."""
         if not self._kinds:
             raise ValueError("a pack holds at least one object")
         if len(self._ids) != 32 * len(self._kinds):
@@ -155,8 +154,8 @@ _ID_TYPES: dict[int, type[Id]] = {
 
 
 class Footer(NamedTuple):
-    """table_offset: where the table begins; rows: how many objects; hash: BLAKE3 of all bytes before it; cipher: 0, as
-    no dsv encrypts packs yet."""
+    """The footer: where the table begins, how many objects it has, the BLAKE3 of all bytes before the hash,
+    and the cipher, which is 0 because no dsv encrypts packs yet."""
 
     table_offset: int
     rows: int
@@ -165,7 +164,7 @@ class Footer(NamedTuple):
 
 
 class PackRow(NamedTuple):
-    """One object of a pack. A locator's id is that of the object it belongs to."""
+    """One object of a pack. A locator has the id of its object."""
 
     kind: ObjectKind
     id: Id
@@ -203,7 +202,7 @@ class PackTable(msgspec.Struct, frozen=True):
         return map(self.row, range(len(self)))
 
     def indexed(self, pack: PackId) -> Iterator[tuple[ObjectKind, Id, Location]]:
-        """Yield what an index says of this pack: every object but the locators, which are the tails of theirs."""
+        """Yield the index rows of this pack: every object except the locators, which become tails."""
         for at in range(len(self)):
             kind, object_id, codec, offset, stored, length = self.row(at)
             if kind is not ObjectKind.LOCATOR:
@@ -244,7 +243,7 @@ def parse_table(data: Buffer, footer: Footer, pack_size: int) -> PackTable:
 
 
 def verify(data: Buffer) -> PackTable:
-    """Return the table of a whole pack, whose hash is checked; objects are not unpacked. Raises `IntegrityError`."""
+    """Check the hash of a whole pack, and return its table. Unpacks no objects. Raises `IntegrityError`."""
     view = memoryview(data)
     if len(view) <= PACK_MAX and blake3(view[: -32 - len(MAGIC)]).digest() != parse_footer(view).hash:
         check_magic(bytes(view[: len(MAGIC)]), MAGIC, "pack")
@@ -253,7 +252,7 @@ def verify(data: Buffer) -> PackTable:
 
 
 def read_table(view: memoryview) -> PackTable:
-    """As `verify`, without a look at the hash."""
+    """Do as `verify`, without checking the hash."""
     if len(view) > PACK_MAX:
         raise damaged("pack", f"it has {len(view)} bytes, over the limit of {PACK_MAX}")
     footer = parse_footer(view[-FOOTER_SIZE:])

@@ -28,7 +28,7 @@ _BUFFER = 3 * MAX_CHUNK
 
 
 def _chunker() -> FastCDC:
-    """Return a new one each time: it may not be shared by threads, and costs a microsecond."""
+    """Return a new chunker: it is not thread-safe, and takes only a microsecond to make."""
     from pyfastcdc import FastCDC  # not at import: most commands cut nothing
 
     if FastCDC.__module__ != "pyfastcdc.cy.fastcdc":
@@ -43,21 +43,21 @@ def _chunker() -> FastCDC:
 
 
 def cut_points(data: bytes | bytearray | memoryview) -> list[int]:
-    """Return the lengths of the chunks of a whole file's bytes; empty for an empty one."""
+    """Return the lengths of the chunks of a file's bytes; an empty list for an empty file."""
     return [chunk.length for chunk in _chunker().cut_buf(memoryview(data).toreadonly())]
 
 
 class FileCutter:
-    """Cuts files that are read into memory of its own: nothing is copied but what lies behind the last cut."""
+    """Cuts files that are read into its own buffer. Only the bytes after the last cut are copied."""
 
     def __init__(self) -> None:
         self._chunker = _chunker()
         self._buffer = memoryview(bytearray(_BUFFER))
 
     def chunks(self, readinto: Callable[[memoryview], int]) -> Iterator[memoryview]:
-        """Yield the chunks of one file; `readinto` fills what it is given, partly or wholly, and gives 0 at the end.
+        """Yield the chunks of one file. `readinto` fills a buffer, at least partly; it returns 0 at the end.
 
-        A chunk is good until the next one is asked for.
+        A chunk is valid until the next one is requested.
         """
         buffer = self._buffer
         start = end = 0
@@ -68,7 +68,7 @@ class FileCutter:
                 end += got
                 ended = not got
             cuts = self._chunker.cut_buf(buffer[start:end].toreadonly())
-            # Nearer to the end of what was read, a cut may depend on what is still to come.
+            # Nearer to the end of the bytes read, a cut may depend on bytes that were not read yet.
             while end - start >= MAX_CHUNK or (ended and start < end):
                 chunk = next(cuts)
                 yield chunk.data
@@ -78,7 +78,7 @@ class FileCutter:
 
 
 MAX_ROWS = 65_536
-MIN_ROWS = 16_384  # of a recipe below another, the last one aside
+MIN_ROWS = 16_384  # of a recipe below another one, except the last
 MAX_LEVEL = 4
 _SIZE_LIMIT = 1 << 63
 
@@ -97,7 +97,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Bytes of the content that this recipe makes up."""
+        """Bytes of the content of this recipe."""
         return sum(self.lengths)
 
     def children(self) -> Iterator[Id]:
@@ -106,7 +106,7 @@ class Recipe(msgspec.Struct, frozen=True):
         return map(kind, cut(self.ids, 32))
 
     def rows(self) -> Iterator[tuple[Id, int]]:
-        """Yield each child with the bytes it stands for."""
+        """Yield each child and its number of bytes."""
         return zip(self.children(), self.lengths, strict=True)
 
     def encode(self) -> bytes:
@@ -150,9 +150,9 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 def build_recipe(chunk_ids: bytes, lengths: Sequence[int]) -> list[tuple[RecipeId, Recipe]]:
-    """Return the recipes of a file with these chunks, those below before those above; the last is the file's.
+    """Return the recipes of a file with these chunks, lower levels first; the last one is the file's.
 
-    Up to `MAX_ROWS` chunks are one recipe. More are cut where their ids say, so an insertion changes few.
+    Up to `MAX_ROWS` chunks are one recipe. Ids decide where more are split: an insertion changes few recipes.
     """
     made: list[tuple[RecipeId, Recipe]] = []
     level, ids, sizes = 0, chunk_ids, lengths

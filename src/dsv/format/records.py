@@ -1,5 +1,5 @@
-"""The records of a store: commits, moves of refs, rules, tags, the feature log, sessions, garbage collections, erased
-datasets, and what is expired, erased or damaged."""
+"""The records of a store: commits, moves of branches, branch rules, tags, the feature log, sessions, garbage
+collections, erased datasets, expiry, erasures, damage, verification times and merges of index files."""
 
 from __future__ import annotations
 
@@ -24,23 +24,21 @@ from dsv.values.names import BranchName, DatasetName, TagName
 HASH = "blake3"
 MAX_CONDEMNED = 1 << 20
 CONDEMNED_MAX = (1 << 12) + 18 * MAX_CONDEMNED
-"""Bytes of a `gc-condemned` record."""
+"""Maximum size of a `gc-condemned` record in bytes."""
 
 
 class RefEntry(Record, frozen=True):
-    """One move of a branch."""
-
     kind = "ref"
     added = 3
     commit: CommitId | None
-    """None for a deleted branch, and for one without commits."""
+    """None for a deleted branch or a branch without commits."""
     deleted: bool
     nonce: Nonce
     time_ms: Millis
     author: Short
     action: Short
     dataset: DatasetName | None = None
-    """With `branch` and `number` the key of the entry (see `repo.refs`): all three or none."""
+    """`dataset`, `branch` and `number` form the key of the entry (see `repo.refs`): all or none are set."""
     branch: BranchName | None = None
     number: Count | None = None
 
@@ -48,7 +46,7 @@ class RefEntry(Record, frozen=True):
     def of(
         cls, writer: Writer, time_ms: int, commit: CommitId | None, action: str, *, deleted: bool = False
     ) -> RefEntry:
-        """Return a move by this writer, to a commit if there is one."""
+        """Return a move by this writer with a new nonce."""
         return cls(commit, deleted, Nonce.random(), time_ms, writer.author, action)
 
     def fault(self) -> str | None:
@@ -56,8 +54,6 @@ class RefEntry(Record, frozen=True):
 
 
 class TagValue(Record, frozen=True):
-    """The value of a tag."""
-
     kind = "tag"
     added = 2
     commit: CommitId
@@ -66,7 +62,7 @@ class TagValue(Record, frozen=True):
     author: Short
     message: Long
     dataset: DatasetName | None = None
-    """With `tag` the key of the value (see `repo.refs`): both or neither."""
+    """`dataset` and `tag` form the key of the value (see `repo.refs`): both or neither are set."""
     tag: TagName | None = None
 
 
@@ -92,7 +88,7 @@ class Feature(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChunkingParams(msgspec.Struct, frozen=True, array_like=True):
-    """The way in which files are cut. Sizes in bytes; a file up to `single` is one chunk."""
+    """Parameters of chunking. Sizes are in bytes; a file of at most `single` bytes is one chunk."""
 
     algorithm: Short = recipe.ALGORITHM
     single: Count = recipe.SINGLE_CHUNK_MAX
@@ -106,9 +102,9 @@ learn(Feature, ChunkingParams)
 
 
 class FormatEntry(Record, frozen=True):
-    """One entry of the feature log: the whole state from then on.
+    """One entry of the feature log: the complete state from this entry on.
 
-    `store_id`, `hash` and `chunking` never differ from those of the first entry.
+    All entries have the same `store_id`, `hash` and `chunking`.
     """
 
     kind = "format"
@@ -126,7 +122,7 @@ class FormatEntry(Record, frozen=True):
     features: tuple[Feature, ...] = ()
     single_writer: bool = False
     names: Short | None = None
-    """The place to which the store's names are moving or have moved; see `repo.names_place`."""
+    """The location that the store's names are moving to or have moved to; see `repo.move_refs`."""
 
     def fault(self) -> str | None:
         if not is_sorted([one.name for one in self.features]):
@@ -150,7 +146,7 @@ class SessionBeat(Record, frozen=True):
 
 
 class SessionVerdict(Record, frozen=True):
-    """The commit that a session is about to name, or None: gc fenced the session first."""
+    """The commit that a session will publish, or None if gc fenced the session first."""
 
     kind = "session-verdict"
     commit: CommitId | None
@@ -158,7 +154,7 @@ class SessionVerdict(Record, frozen=True):
 
 
 class SessionClosed(Record, frozen=True):
-    """The session writes nothing more."""
+    """The end of a session, which writes nothing more."""
 
     kind = "session-closed"
     nonce: Nonce
@@ -178,13 +174,13 @@ class _GcPacks(Record, frozen=True):
 
 
 class GcCondemned(_GcPacks, frozen=True):
-    """The packs that this epoch may delete: writers whose session began later treat them as absent."""
+    """The packs that this epoch may delete. Writers whose session began later treat them as absent."""
 
     kind = "gc-condemned"
 
 
 class GcDecision(_GcPacks, frozen=True):
-    """The packs that this epoch deletes, whoever continues it: none if it was given up."""
+    """The packs that this epoch deletes, whichever process continues it; empty if the epoch was given up."""
 
     kind = "gc-decision"
 
@@ -209,7 +205,7 @@ class Limits(msgspec.Struct, frozen=True):
     """Percentage of the head's paths that one move may remove; None for all."""
 
     def fault(self) -> str | None:
-        """Return what is wrong with it, if anything is."""
+        """Return the fault, or None."""
         if not is_sorted(self.who) or "" in self.who:
             return "its authors are not sorted, each once"
         if self.max_removals is not None and not 0 <= self.max_removals <= 100:
@@ -217,15 +213,15 @@ class Limits(msgspec.Struct, frozen=True):
         return None
 
     def names(self, author: str) -> bool:
-        """Return whether this author is one of those who may move the branch: by the whole text, the name, or the
-        address."""
+        """Return whether this author may move the branch: the whole text, the name or the address is in
+        `who`."""
         name, _, address = author.partition("<")
         known = {part.strip(" >").casefold() for part in (author, name, address)} | {author.casefold()}
         return not self.who or any(one.casefold() in known for one in self.who)
 
 
 class BranchRule(Record, frozen=True):
-    """One entry of the log of a branch's rules, of which the last one is in force."""
+    """One entry of the log of a branch's rules. The last entry is in force."""
 
     kind = "branch-rule"
     is_protected: bool
@@ -265,7 +261,7 @@ class BranchRule(Record, frozen=True):
 
 
 def checked_limits(*, only_merge: bool, who: tuple[str, ...], max_removals: int | None) -> Limits:
-    """Limits as a person gives them. Raises `UsageError`."""
+    """Return the limits that a user gave. Raises `UsageError`."""
     for one in who:
         check_length(one, SHORT_MAX, "an author of --who")
     check_length("".join(who), LONG_MAX, "the list of authors of --who")
@@ -283,24 +279,22 @@ RENAMED_FROM = "from "
 DELETE_DATASET = "delete dataset"
 UNDELETE_DATASET = "undelete dataset"
 RENAME_DATASET = "rename dataset"
-"""Verbs and beginnings of messages that dsv relies on when it reads the log."""
+"""Verbs and message prefixes that dsv relies on when it reads the log."""
 
 _FORCED = " (forced)"
 MESSAGE_MAX = 900
-"""Characters of a message that go into a move of a branch, beside the rest of its action."""
+"""Maximum characters of the message in a move of a branch, not counting the rest of its action."""
 
 
 class Action(msgspec.Struct, frozen=True):
-    """The action that moved a branch."""
-
     verb: str
     message: str = ""
     forced: bool = False
-    """It overrode the rule of a protected branch."""
+    """The move overrode the rule of a protected branch."""
 
     @classmethod
     def parse(cls, text: str) -> Action:
-        """Any text is one: it is for people."""
+        """Accept any text: actions are for people to read."""
         verb, _, message = text.partition(": ")
         return cls(verb.removesuffix(_FORCED), message, verb.endswith(_FORCED))
 
@@ -309,14 +303,12 @@ class Action(msgspec.Struct, frozen=True):
         return f"{verb}: {self.message}" if self.message else verb
 
     def overriding(self, why: str) -> Action:
-        """Return the same, forced for this reason."""
+        """Return this action, forced for the reason `why`."""
         said = self.message if why in self.message else "; ".join(filter(None, (self.message, why)))
         return Action(self.verb, said[: MESSAGE_MAX + 100], forced=True)
 
 
 class DatasetErased(Record, frozen=True):
-    """The tombstone of an erased dataset."""
-
     kind = "dataset-erased"
     nonce: Nonce
     time_ms: Millis
@@ -327,12 +319,12 @@ class DatasetErased(Record, frozen=True):
 
 
 def erased_id(store: StoreId, dataset: DatasetName) -> ErasedId:
-    """Under which id the tombstone of a dataset stands: only who knows the name finds it."""
+    """Return the id of a dataset's tombstone. Only a program that knows the dataset's name can find it."""
     return ErasedId.hash(store + str(dataset).encode())
 
 
 class Writer(msgspec.Struct, frozen=True):
-    """The person and the program that write, for the records of a session: never used to decide anything."""
+    """The person and the program that write, for the records of a session. No decision depends on them."""
 
     author: str
     host: str
@@ -340,7 +332,7 @@ class Writer(msgspec.Struct, frozen=True):
 
 
 def describe_limits(limits: Limits) -> str:
-    """Return what a rule says, in a few words."""
+    """Return a short description of a rule."""
     said = ["only merges"] if limits.only_merge else []
     said += [f"only {', '.join(limits.who)}"] if limits.who else []
     said += [f"at most {limits.max_removals} % removed"] if limits.max_removals is not None else []
@@ -351,25 +343,21 @@ MAX_PARENTS = 64
 
 
 class Commit(Record, frozen=True):
-    """A commit: its tree, parents, author and message."""
-
     kind = "commit"
     added = 2
     root: NodeId
-    """The root node of the tree."""
     level: Count
-    """The level of the root node."""
     parents: tuple[CommitId, ...]
     author: Short
     time_ms: Millis
     """Milliseconds since 1970 in UTC by the writer's clock."""
     message: Long
     files: Count
-    """This and the next two are the tree's totals."""
+    """`files`, `bytes` and `entries` are the totals of the tree."""
     bytes: Count
     entries: Count
     dataset: DatasetName | None = None
-    """The dataset and branch for which the commit was made; both or neither. Old commits have neither."""
+    """The dataset and branch that the commit was made for: both, or neither in old commits."""
     branch: BranchName | None = None
 
     @property
@@ -389,30 +377,26 @@ class Commit(Record, frozen=True):
 
 
 MAX_COMMITS = 1 << 14
-"""Commits that one entry names; more take several entries."""
+"""Maximum commits of one entry; more take several entries."""
 
 
 class ExpiryAction(enum.StrEnum):
-    """The action of an entry of the log."""
-
     EXPIRE = "expire"
     DELETE = "delete"
-    """They expire, because their dataset is deleted."""
+    """The commits expire because their dataset is deleted."""
     UNDO = "undo"
-    """They are kept again, unless their content was freed."""
+    """The commits are kept again, unless their content was freed."""
     FREE = "free"
-    """A garbage collection removes the content of those that are expired; nothing undoes that."""
+    """A garbage collection removes the content of expired commits. This can't be undone."""
 
 
 class ExpiryEntry(Record, frozen=True):
-    """One entry of a dataset's expiry log."""
-
     kind = "expiry"
     action: ExpiryAction
     commits: tuple[CommitId, ...]
     """Sorted, each once."""
     nonce: Nonce
-    """The entries that one command has written have the same."""
+    """The same in all entries that one command wrote."""
     time_ms: Millis
     author: Short
     message: Long
@@ -427,9 +411,9 @@ class ExpiryEntry(Record, frozen=True):
 
 
 MAX_ERASED = 1 << 18
-"""Files, or objects, of one record. More take several records."""
+"""Maximum files, and maximum objects, of one record; more take several records."""
 ERASURE_MAX = (1 << 19) + (34 + 38) * MAX_ERASED
-"""Bytes of an `erasure` record."""
+"""Maximum size of an `erasure` record in bytes."""
 
 _ERASABLE = frozenset((ObjectKind.CHUNK, ObjectKind.RECIPE))
 Named = tuple[ObjectKind, Id]
@@ -445,17 +429,17 @@ def _fault_of_lists(most: int, *lists: Sequence[Any]) -> str | None:
 
 
 class Erasure(Record, frozen=True):
-    """An erasure: of which contents, by whom, when and why."""
+    """An erasure: what was erased, by which author, when and why."""
 
     kind = "erasure"
     limit = ERASURE_MAX
     files: tuple[FileId, ...]
-    """Files of which nothing is read any more, in any commit. Sorted, each once. Empty if they are in a later record of
-    the same command."""
+    """Files whose content is never read again, in any commit. Sorted, each once. Empty if a later record of
+    the same command has them."""
     objects: tuple[Named, ...]
-    """Chunks and recipes that are removed, and not stored again. Sorted, each once."""
+    """Chunks and recipes that are removed and never stored again. Sorted, each once."""
     nonce: Nonce
-    """The records that one command writes have the same."""
+    """The same in all records that one command writes."""
     time_ms: Millis
     author: Short
     reason: Long
@@ -470,14 +454,14 @@ class Erasure(Record, frozen=True):
 
 
 MAX_MARKS = 1 << 18
-"""Packs, damaged objects, or missing objects of one record."""
+"""Maximum packs, damaged objects and missing objects of one record, each."""
 DAMAGE_MAX = (1 << 12) + (18 + 56 + 38) * MAX_MARKS
-"""Bytes of a `damage` record."""
+"""Maximum size of a `damage` record in bytes."""
 
 Place = tuple[PackId, ObjectKind, Id]
 """An object in a pack."""
 _MARKED = frozenset(ObjectKind) - {ObjectKind.LOCATOR}
-"""Kinds of objects that a mark names."""
+"""Kinds of objects that a mark can name."""
 MAX_DIGITS = 4
 
 
@@ -487,13 +471,13 @@ class Damage(Record, frozen=True):
     kind = "damage"
     limit = DAMAGE_MAX
     packs: tuple[PackId, ...]
-    """Packs that are gone, or of which nothing is to be used. Sorted, each once."""
+    """Packs that are lost or must not be used. Sorted, each once."""
     objects: tuple[Place, ...]
     """Objects whose bytes in a pack are damaged. Sorted, each once."""
     missing: tuple[Named, ...]
-    """Objects that had no other place when this was written. Sorted, each once."""
+    """Objects that had no other copy when this was written. Sorted, each once."""
     all_missing: bool
-    """`missing` has all of them."""
+    """`missing` is complete."""
     nonce: Nonce
     time_ms: Millis
     author: Short
@@ -509,21 +493,21 @@ S = TypeVar("S", FormatEntry, Damage)
 
 
 def signed(record: S, writer: Writer, time_ms: int) -> S:
-    """Return a record that says the same, as this writer's."""
+    """Return the record as written by this writer, with a new nonce."""
     return replace(record, nonce=Nonce.random(), time_ms=time_ms, author=writer.author, tool=writer.tool)
 
 
 class Verified(Record, frozen=True):
-    """When the packs of each slice were last verified. A slice has the packs whose ids begin with the same digits."""
+    """The times of the last verification of each slice: packs whose ids begin with the same digits."""
 
     kind = "verified"
     digits: Count
-    """Hex digits that the packs of a slice share: there are 16^digits slices."""
+    """Hex digits that the packs of a slice share. There are 16^digits slices."""
     times: Annotated[bytes, Meta(max_length=4 << 4 * MAX_DIGITS)]
-    """A `u32` for each slice: seconds since 1970 by the store's clock, 0 if it was not verified yet."""
+    """A `u32` for each slice: seconds since 1970 by the store's clock, 0 if it was never verified."""
     fresh: tuple[U32, ...]
-    """Slices that were verified just before this was written: their time is that of this record in the store. Sorted,
-    each once."""
+    """Slices that were verified just before this was written: their time is that of this record in the store.
+    Sorted, each once."""
     nonce: Nonce
     time_ms: Millis
     author: Short
@@ -539,30 +523,26 @@ class Verified(Record, frozen=True):
 
 MAX_FILES = 1 << 18
 MERGE_MAX = (1 << 12) + 30 * MAX_FILES
-"""Bytes of an `index-merge` record."""
+"""Maximum size of an `index-merge` record in bytes."""
 
 
 class MergedFile(NamedTuple):
-    """An index file of a run."""
-
     id: IndexId
     first: U32
-    """The first 4 bytes of the id of its first row, as a number."""
+    """The first 4 bytes of the first row's id, as a number."""
     last: U32
-    """The same of its last row."""
+    """The same of the last row."""
 
 
 learn(MergedFile)
 
 
 Run = tuple[MergedFile, ...]
-"""The files that one merge has written."""
 
 
 class IndexMerge(Record, frozen=True):
-    """The record of a merge of index files: `files` have all rows of the `replaced` files, which then need not be read,
-    and may be deleted some time later. It is true whatever others do meanwhile, so everybody may merge.
-    """
+    """A merge of index files: `files` have all rows of the `replaced` files, which need not be read any more
+    and may be deleted some time later. No concurrent write makes it false, so any process may merge."""
 
     kind = "index-merge"
     limit = MERGE_MAX
@@ -581,7 +561,6 @@ class IndexMerge(Record, frozen=True):
 
     @property
     def by_run(self) -> tuple[Run, ...]:
-        """The files of each run."""
         files = iter(self.files)
         return tuple(tuple(islice(files, count)) for count in self.runs)
 

@@ -22,11 +22,11 @@ _KINDS = tuple(Kind)
 _FILES = bytes((Kind.FILE, Kind.EXECUTABLE))
 _ALL_KINDS = bytes(_KINDS)
 _IS_FILE = bytes(1 if kind in _FILES else 0 for kind in range(256))
-_TYPES = bytes(Kind.FILE if kind in _FILES else kind for kind in range(256))  # what is left without modes
+_TYPES = bytes(Kind.FILE if kind in _FILES else kind for kind in range(256))  # kinds without modes
 
 
 class Segment:
-    """Entries in tree order. Don't change its attributes."""
+    """Entries in tree order. Do not change the attributes."""
 
     __slots__ = (
         "__weakref__",
@@ -51,7 +51,6 @@ class Segment:
     ) -> None:
         """For `of` and `decode`; checks nothing."""
         self.paths = paths
-        """One for each entry."""
         self.kinds = kinds
         """`Kind`, a byte for each entry."""
         self.sizes = sizes
@@ -93,7 +92,6 @@ class Segment:
 
     @property
     def files(self) -> int:
-        """Return how many entries are files."""
         return len(self.file_ids) // 32
 
     @property
@@ -105,7 +103,7 @@ class Segment:
 
     @property
     def without_content(self) -> int:
-        """Return how many entries have no bytes: empty files, symlinks and folders."""
+        """The number of entries without bytes: empty files, symlinks and folders."""
         if self._zeros is None:
             self._zeros = count_zeros(self.sizes)
         return self._zeros
@@ -127,7 +125,7 @@ class Segment:
                 yield Entry(path, _KINDS[kind], target=next(targets) if kind == Kind.SYMLINK else None)
 
     def entry(self, at: int) -> Entry:
-        """Return the entry at a place from 0. Raises `IndexError`."""
+        """Return the entry at a position, from 0. Raises `IndexError`."""
         path, kind, size = self.paths[at], Kind(self.kinds[at]), self.sizes[at]
         before = self.kinds[: at % len(self)]
         if kind == Kind.SYMLINK:
@@ -142,14 +140,14 @@ class Segment:
         return Entry(path, kind, size, file_id, recipe)
 
     def position(self, path: bytes) -> int | None:
-        """At which place, from 0, the entry of exactly this path is."""
+        """Return the position, from 0, of the entry with exactly this path, or None."""
         at = bisect.bisect_left(self.paths, sort_key(path), key=sort_key)
         return at if at < len(self) and self.paths[at] == path else None
 
     def rows_unlike(self, other: Segment) -> tuple[list[int], list[int]]:
-        """Return the places of the entries that this segment alone has, and of those that the other one alone has.
+        """Return the positions of entries that only this segment has, and of those only in the other one.
 
-        Much faster than to compare entries, as none is made.
+        It compares columns and makes no entries if it can, which is much faster.
         """
         if self._same_but_for_files(other):
             rows = self._files_unlike(other)
@@ -224,7 +222,7 @@ class Segment:
     def decode(cls, data: Buffer, split: SplitPaths = split_paths, *, checked: bool = False) -> Segment:
         """Raise `IntegrityError`, or `Unsupported` for a newer version.
 
-        split: splits the column of paths, and checks them. checked: these very bytes were decoded before.
+        split: splits and checks the column of paths. checked: exactly these bytes were decoded before.
         """
         read = ColumnReader("segment", data)
         count = read.u32(MAX_ENTRIES, "entries")
@@ -245,7 +243,7 @@ class Segment:
         return segment
 
     def _check(self) -> None:
-        """Raise `IntegrityError` where columns contradict each other; the paths are checked already."""
+        """Raise `IntegrityError` if columns contradict each other; the paths are checked already."""
         if not 0 < len(self) <= MAX_ENTRIES:
             raise damaged("segment", f"it has {len(self)} entries")
         if self.kinds.translate(None, _ALL_KINDS):
@@ -292,7 +290,7 @@ class SegmentBuilder:
         return len(self.paths)
 
     def add(self, entry: Entry) -> None:
-        """Raise `ValueError` for an impossible one."""
+        """Raise `ValueError` for an impossible entry."""
         path, kind, size, file_id, recipe_id, target = entry
         if kind <= Kind.EXECUTABLE:
             possible = target is None and (recipe_id is not None) == (size > SINGLE_CHUNK_MAX)
@@ -313,7 +311,7 @@ class SegmentBuilder:
         self.sizes.append(size)
 
     def finish(self) -> Segment:
-        """Return the segment. The builder may not be used any more."""
+        """Return the segment; the builder can't be used any more."""
         return Segment(
             self.paths,
             bytes(self.kinds),
@@ -325,7 +323,7 @@ class SegmentBuilder:
 
 
 def _unlike(mine: bytes, others: bytes, width: int) -> list[int]:
-    """Return the rows in which two columns of one length differ. Halves are compared whole, as most rows are alike."""
+    """Return the rows in which two columns of one length differ. It bisects: most rows are alike."""
     found: list[int] = []
     open_ranges = [(0, len(mine) // width)]
     while open_ranges:
@@ -356,7 +354,7 @@ class SegmentRows:
     __slots__ = ("_file", "_plain", "_recipe", "_row", "_target", "at", "locator", "segment")
 
     def __init__(self, segment: Segment, locator: Locator) -> None:
-        """`locator` has the places of all contents. Raise `ValueError` if it has too few rows."""
+        """`locator` has the locations of all contents. Raise `ValueError` if it has too few rows."""
         full = len(segment) - segment.without_content
         if len(locator) < full:
             raise ValueError(f"a locator of {len(locator)} rows is not that of {full} files")
@@ -367,14 +365,14 @@ class SegmentRows:
         self._file = self._recipe = self._target = self._row = 0
 
     def position(self, path: bytes) -> int:
-        """Return the place of this path, or the one that it would get, among the rows that are left."""
+        """Return the position of this path among the remaining rows, or where it would be inserted."""
         paths = self.segment.paths
         if self.at < len(paths) and paths[self.at] == path:
             return self.at
         return bisect.bisect_left(paths, sort_key(path), self.at, key=sort_key)
 
     def take(self, stop: int, columns: SegmentBuilder, places: LocatorBuilder) -> None:
-        """Copy the rows up to, not including, `stop`."""
+        """Copy the rows up to `stop` (exclusive)."""
         segment, start = self.segment, self.at
         file, recipe, target, row = self._file, self._recipe, self._target, self._row
         self.skip(stop)
@@ -388,7 +386,7 @@ class SegmentRows:
         places.extend(self.locator, row, self._row)
 
     def skip(self, stop: int) -> None:
-        """Leave out the rows up to, not including, `stop`."""
+        """Leave out the rows up to `stop` (exclusive)."""
         start, self.at = self.at, stop
         if self._plain:
             self._file = self._row = stop

@@ -1,4 +1,4 @@
-"""Tree entries, and how a tree is cut into segments and nodes at boundaries that the paths alone decide."""
+"""Tree entries, and the rule that cuts a tree into segments and nodes by its paths alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dsv.values.paths import check_joined, disorder, show, sort_key
 
 
 class Kind(enum.IntEnum):
-    """The kinds of paths. Nothing else of a mode is kept: umasks differ."""
+    """The kinds of paths. No other mode bits are kept, because umasks differ."""
 
     FILE = 0
     EXECUTABLE = 1
@@ -29,12 +29,12 @@ class Kind(enum.IntEnum):
 
     @property
     def word(self) -> str:
-        """Return how it is shown to people and programs."""
+        """The kind in output for people and programs."""
         return "directory" if self is Kind.EMPTY_DIRECTORY else self.name.lower()
 
 
 class Entry(NamedTuple):
-    """One path of a tree. A named tuple, as millions are made."""
+    """One path of a tree. A named tuple, because millions are made."""
 
     path: bytes
     """UTF-8 bytes without normalization, relative, parts joined by `/`."""
@@ -44,7 +44,7 @@ class Entry(NamedTuple):
     file_id: FileId | None = None
     """BLAKE3 of the content; None for symlinks and directories."""
     recipe_id: RecipeId | None = None
-    """Only for files above `chunking.SINGLE_CHUNK_MAX`."""
+    """Only for files above `recipe.SINGLE_CHUNK_MAX`."""
     target: bytes | None = None
     """The target of a symlink, not normalized."""
 
@@ -57,7 +57,7 @@ MIN_ENTRIES = 512
 MAX_ENTRIES = 4096
 MAX_PATH_BYTES = 1 << 20  # ends a segment or node even before `MIN_ENTRIES`; each path counts one byte more
 MAX_LEVEL = 8
-# What a decoder takes: the path that passes the limit still belongs to the segment.
+# The limit of a decoder: the path that exceeds MAX_PATH_BYTES still belongs to the segment.
 PATHS_LIMIT = MAX_PATH_BYTES + 4096
 MAX_TREE_ENTRIES = 1 << 40
 TOTAL_LIMIT = 1 << 63
@@ -65,7 +65,7 @@ _REMEMBERED = 8  # columns of paths
 
 
 class Cutter:
-    """Decides where segments (level 0) or the nodes of a level end. After a cut it is as new."""
+    """Decides where segments (level 0) or the nodes of a level end. Each cut resets it."""
 
     __slots__ = ("_bytes", "_count", "_level")
 
@@ -88,10 +88,10 @@ class Cutter:
         return False
 
     def add_all(self, paths: Sequence[bytes], at: int = 0, of: int = 0) -> int | None:
-        """As `add`, path by path up to one that ends it: how many these are. None if all are added and none ends it.
+        """Add paths up to the first one that ends the segment or node. Return how many; None if none ends it.
 
-        at, of: these are the paths from this place on of a segment with so many. It was cut by the same rule, so none
-        but its last, behind which it has `MIN_ENTRIES` or more, is one to end with.
+        at, of: the paths begin at position `at` of a segment with `of` paths, cut by the same rule. From its
+        `MIN_ENTRIES`-th path on, only its last can be a boundary, and only that one is hashed.
         """
         added = len(paths)
         count = self._count + added
@@ -111,10 +111,9 @@ class Cutter:
 
 
 class Child(msgspec.Struct, frozen=True):
-    """The row of a node about a node or segment below it."""
+    """A node's row for a node or segment below it."""
 
     last: builtins.bytes
-    """Its last path."""
     id: Id
     entries: int
     """Paths of all kinds."""
@@ -171,14 +170,14 @@ class Node(msgspec.Struct, frozen=True):
 
 
 def count_of_children(data: Buffer) -> int:
-    """Return how many children an encoded node says that it has, unchecked. Raises `IntegrityError`, `Unsupported`."""
+    """Return the unchecked number of children of an encoded node. Raises `IntegrityError`, `Unsupported`."""
     read = ColumnReader("node", data)
     read.u32(MAX_LEVEL, "levels")
     return read.u32(MAX_ENTRIES, "children")
 
 
 def split_paths(kind: str, column: bytes, count: int) -> list[bytes]:
-    """Return a column of `count` paths, each ended by NUL, checked to be valid and in order (`IntegrityError`)."""
+    """Return the `count` paths of a column, each ended by NUL. Raises `IntegrityError` for invalid ones."""
     if not count and not column:
         return []
     if column[-1:] != b"\0":
@@ -197,23 +196,22 @@ def split_paths(kind: str, column: bytes, count: int) -> list[bytes]:
 
 
 class PathColumns:
-    """Splits columns of paths, for several threads. It remembers the last ones: versions of a segment mostly have the
-    same paths.
-    """
+    """Splits columns of paths. Thread-safe. It caches the last columns, because most versions of a segment
+    have the same paths."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, list[bytes]] = {}
         self._lock = Lock()
 
     def split(self, kind: str, column: bytes, count: int) -> list[bytes]:
-        """As `split_paths`. The list may be that of another segment: treat it as frozen."""
+        """Do as `split_paths`. Other segments may share the list: do not change it."""
         found = self._known.get(column)
         if found is None or len(found) != count:
             found = self._keep(column, split_paths(kind, column, count))
         return found
 
     def split_again(self, kind: str, column: bytes, count: int) -> list[bytes]:
-        """As `split`, of a column with this count that was checked before."""
+        """Do as `split`, for a column that was checked with this count before."""
         found = self._known.get(column)
         return self._keep(column, column.split(b"\0")[:-1]) if found is None else found
 
@@ -226,18 +224,16 @@ class PathColumns:
 
 
 def check_follows(previous: bytes | None, path: bytes) -> None:
-    """Raise `IntegrityError` where `path` can't come after `previous`: out of order, or below a file."""
+    """Raise `IntegrityError` if `path` can't follow `previous`: it is out of order, or below a file."""
     if previous is None:
         return
-    # What begins with `previous` and a slash sorts below `previous` and byte 1, and nothing else does.
+    # Of the paths after `previous`, those below it, and no others, sort before `previous` + byte 1.
     if sort_key(path) < sort_key(previous) + b"\1":
         below = "below" if path.startswith(previous + b"/") else "not after"
         raise IntegrityError(f"a tree is damaged: path {show(path)} lies {below} {show(previous)}")
 
 
 class Totals(NamedTuple):
-    """The sums of children."""
-
     entries: int
     files: int
     bytes: int
@@ -252,6 +248,6 @@ class Totals(NamedTuple):
 
 
 def parent(node_id: NodeId, children: Iterable[Child]) -> Child:
-    """Return how the level above lists a node with these children; there is at least one."""
+    """Return the row of the level above for a node with these children, of which there is at least one."""
     below = list(children)
     return Child(below[-1].last, node_id, *Totals.of(below))

@@ -1,8 +1,8 @@
 """Attributes as the file server has them now, and the time by the server's clock.
 
-A Linux NFS client remembers for up to a minute that a name was absent, what a directory held, and when it changed.
-A forced statx(2) makes it ask the server, and forget what it knew of a directory that has changed since. On a local
-file system the call costs a microsecond and changes nothing.
+A Linux NFS client caches for up to a minute that a name was absent, what a directory held, and when it
+changed. A forced statx(2) makes it ask the server, and drop its cache of a directory that has changed since.
+On a local file system the call costs a microsecond and changes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 PROBE: Final = ".now-"
-"""Names that begin like this were made by `server_time`, and may be removed by anybody."""
+"""Prefix of the files of `server_time`, which any process may remove."""
 
 _AT_FDCWD: Final = -100
 _AT_EMPTY_PATH: Final = 0x1000
@@ -28,12 +28,12 @@ _STATX_BASIC_STATS: Final = 0x7FF
 _STATX_SIZE: Final = 256
 _MTIME: Final = struct.Struct("@qI")  # stx_mtime: seconds, then nanoseconds
 _MTIME_AT: Final = 112  # its offset in struct statx
-_UNREAD: Final = ctypes.create_string_buffer(_STATX_SIZE)  # for answers that nobody reads, of all threads
+_UNREAD: Final = ctypes.create_string_buffer(_STATX_SIZE)  # for answers that are not read, of all threads
 
 
 @cache
 def _statx() -> Any:
-    """libc's statx, or None on a system that has none (macOS, an old libc)."""
+    """Return libc's statx, or None on a system without it (macOS, an old libc)."""
     try:
         function = ctypes.CDLL(None, use_errno=True).statx
     except (OSError, AttributeError):
@@ -46,7 +46,7 @@ def _statx() -> Any:
 def refresh(what: int | Path) -> int:
     """Ask the server about an open file or folder, or a path, and return its mtime in ns. Raises `OSError`.
 
-    One request, for which the right to reach it is enough. Without statx(2) an NFS client may answer from memory.
+    One request, for which the right to reach it is enough. Without statx(2) an NFS client may use its cache.
     """
     function = _statx()
     if function is not None:
@@ -65,7 +65,7 @@ def refresh(what: int | Path) -> int:
 
 
 def ask_again(descriptor: int) -> None:
-    """Like `refresh`, but leaves a failure to the operation that follows. Called for every folder of every key."""
+    """Refresh a descriptor; errors are left to the next operation. Called for every folder of every key."""
     function = _statx()
     flags = _AT_EMPTY_PATH | _AT_STATX_FORCE_SYNC
     if function is not None and function(descriptor, b"", flags, _STATX_BASIC_STATS, _UNREAD) == 0:
@@ -75,28 +75,29 @@ def ask_again(descriptor: int) -> None:
 
 
 def server_time(folder: Path) -> float:
-    """Seconds since 1970 by the clock of the server that holds the folder, never by this host's.
+    """Return the seconds since 1970 by the clock of the server that holds the folder, never by this host's.
 
-    It is the time of a change that this call makes in the folder. It is read from the folder and not from the new
-    file: a Linux client (6.11 and newer) that was given a write delegation dates a file by its own clock until it
-    returns the delegation (FATTR4_TIME_DELEG_MODIFY), and says so even of a forced statx. Of a folder the forced
-    statx always gives the server's answer.
+    This makes a change in the folder, and reads the time of that change from the folder, not from the new
+    file. A Linux client (6.11 and newer) with a write delegation dates a file by its own clock until it
+    returns the delegation (FATTR4_TIME_DELEG_MODIFY), and even a forced statx returns that time. For a
+    folder, a forced statx always returns the server's answer.
 
-    Never makes the folder. Raises `OSError`; `FileNotFoundError` or ESTALE if the folder has gone.
+    Never makes the folder. Raises `OSError`; `FileNotFoundError` or ESTALE if the folder was removed.
     """
     return _stamps(folder)[1] / 1e9
 
 
 def earliest_stamp(folder: Path) -> int:
-    """Now, in ns, by the slower of the two clocks that may date a file in `folder`: the server's and this host's.
+    """Return the time in ns by the slower of the clocks that may date a file in `folder`: ours or its
+    server's.
 
-    A file that was dated before this moment, by either clock, was not changed since. Raises `OSError`.
+    A file that was dated before this time, by either clock, has not changed since. Raises `OSError`.
     """
     return min(_stamps(folder))
 
 
 def _stamps(folder: Path) -> tuple[int, int]:
-    """Return the mtimes, in ns, of a file that was made just now in the folder, and of the folder itself after that."""
+    """Make a file in the folder. Return its mtime, and then the mtime of the folder, both in ns."""
     probe = folder / f"{PROBE}{os.urandom(8).hex()}"
     descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -110,12 +111,12 @@ def _stamps(folder: Path) -> tuple[int, int]:
 
 
 GONE: Final = (errno.ENOENT, errno.ESTALE)
-"""The errors of a file or folder that is not there: ESTALE if another host of NFS removed an open folder."""
+"""The errors for a file or folder that is missing; ESTALE if another NFS host removed an open folder."""
 
 
 @contextmanager
 def unless_gone() -> Iterator[None]:
-    """End the body silently if a file or folder is not there, or not any more."""
+    """End the body silently if a file or folder is missing or was removed."""
     try:
         yield
     except OSError as error:
@@ -124,7 +125,7 @@ def unless_gone() -> Iterator[None]:
 
 
 def remove_probes(folder: Path) -> None:
-    """Remove what processes left that died while asking for the time. What can't be removed stays."""
+    """Remove the files of processes that died while they asked for the time. Ignore errors."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if path.name.startswith(PROBE):

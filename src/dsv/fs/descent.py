@@ -1,6 +1,6 @@
 """Descriptors of folders below a root, reached without ever following a symlink.
 
-Whatever is swapped for a symlink while a command runs, nothing outside the root is read or written.
+If a folder is replaced by a symlink while a command runs, nothing outside the root is read or written.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Self
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# So many folders of the current path are kept open; a deeper path has the upper ones opened again when
-# needed.
+# Maximum open folders of the current path. The upper folders of a deeper path are opened again when needed.
 _MAX_OPEN = 64
 
 
 class Descent:
-    """Asked for folders in tree order, it opens each once. Not for several threads at once."""
+    """Opens each folder once if folders are requested in tree order. Not thread-safe."""
 
     def __init__(self, root: Path) -> None:
         """Open the root, which may be reached by symlinks. Raise `OSError` if that fails."""
@@ -40,7 +39,7 @@ class Descent:
             self._root = -1
 
     def at(self, path: bytes, *, make: bool = False) -> int:
-        """Return a descriptor of the folder, good until the next call; `make` makes what is missing of it.
+        """Return a descriptor of the folder, valid until the next call; `make` makes missing folders.
 
         Raises `OSError`: `FileNotFoundError`, and `NotADirectoryError` for a symlink or file in the way.
         """
@@ -58,7 +57,7 @@ class Descent:
         return self._last()
 
     def forget(self) -> None:
-        """Close all but the root: folders were moved or removed since they were opened."""
+        """Close all folders except the root, after folders were moved or removed."""
         self._cut(0)
 
     def _push(self, above: int, part: bytes, make: bool) -> None:
@@ -67,7 +66,7 @@ class Descent:
         except FileNotFoundError:
             if not make:
                 raise
-            with contextlib.suppress(FileExistsError):  # somebody else made it just now
+            with contextlib.suppress(FileExistsError):  # another process has just made it
                 os.mkdir(part, 0o777, dir_fd=above)
             descriptor = _enter(above, part)
         self._parts.append(part)
@@ -108,12 +107,12 @@ def _enter(above: int, part: bytes) -> int:
     try:
         return os.open(part, _FLAGS, dir_fd=above)
     except OSError as error:
-        if error.errno == errno.ELOOP:  # O_NOFOLLOW's answer for a symlink on some systems
+        if error.errno == errno.ELOOP:  # the error of O_NOFOLLOW for a symlink on some systems
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), part) from None
         raise
 
 
 def split(path: bytes) -> tuple[bytes, bytes]:
-    """Return the folder that a path lies in, empty for the root, and its name there."""
+    """Return a path's folder, empty for the root, and its name there."""
     above, _, name = path.rpartition(b"/")
     return above, name

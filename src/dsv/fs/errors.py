@@ -24,7 +24,7 @@ def about(what: bytes | str | os.PathLike[str]) -> Iterator[None]:
 
 
 def as_error(error: OSError, what: bytes | str | os.PathLike[str]) -> DsvError:
-    """Return the error to raise instead; anything unknown counts as a file system that does not answer."""
+    """Return the error to raise instead; unknown errors count as a file system that does not answer."""
     subject = os.fsencode(what)
     name, reason = show(subject), error.strerror or str(error)
     text = subject.decode("utf-8", "backslashreplace")

@@ -22,18 +22,18 @@ FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 GONE: Final = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 """Errors for a path that another process removed; ESTALE for an open file on NFS."""
 FORGOTTEN: Final = (errno.EIO, errno.EBADF, errno.ETIMEDOUT)
-"""NFS errors for files that were open when the client was cut off for longer than the server's lease: EIO of a sync
-and a close, EBADF of a write (Linux 6); with the mount option `softerr` ETIMEDOUT of anything. Such a
-descriptor is lost, but the file works when it is opened again by its name, if it still has it."""
+"""NFS errors for files that were open when the client was cut off for longer than the server's lease: EIO of
+a sync or close, EBADF of a write (Linux 6), and with the mount option `softerr` ETIMEDOUT of any call. Such a
+descriptor is lost. The file can be opened again by its name if it still has one."""
 
 
 def replace_file(
     path: Path, *pieces: bytes | bytearray | memoryview, mode: int | None = None, sync: bool = True
 ) -> None:
-    """Put the pieces in the place of the file, which may be missing. A symlink in its place is replaced.
+    """Replace the file, which may be missing, by these pieces. A symlink at `path` is replaced too.
 
-    mode: what it gets whatever the umask; None for what the umask leaves of 0666. sync: after a crash there is the old
-    file or the new one, whole; without it, a power cut may leave the new one empty. Raises `OSError`.
+    mode: set whatever the umask; None for 0666 minus the umask. sync: after a crash, the whole old or new
+    file is there; without it, a power cut may leave the new file empty. Raises `OSError`.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
@@ -62,19 +62,14 @@ def write_new(
 
 
 def replace_link(path: Path, target: str) -> None:
-    """Make a symlink to `target`, in the place of one that is there. What else is there stays.
-
-    Raises `OSError`, `FileExistsError` for something in its place that is no symlink.
-    """
+    """Make or replace a symlink. Raises `OSError`, and `FileExistsError` if something else is at `path`."""
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     temporary.symlink_to(target)
     try:
         if path.is_symlink():
             temporary.replace(path)
         else:
-            os.link(
-                temporary, path, follow_symlinks=False
-            )  # fails if there is anything, even if it comes just now
+            os.link(temporary, path, follow_symlinks=False)  # fails if anything exists by now
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
@@ -92,10 +87,7 @@ def sync_data(descriptor: int) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the file's content. An NFS client that still knew the one which was replaced just now asks again.
-
-    Raises `OSError`.
-    """
+    """Return the file's content. Try again if an NFS client finds it replaced (ESTALE). Raises `OSError`."""
     for _ in range(_STALE_TRIES):
         try:
             return path.read_bytes()
@@ -106,10 +98,10 @@ def read_file(path: Path) -> bytes:
 
 
 def write_once(path: Path, data: bytes) -> bool:
-    """Make a file with this content if its name is free; False if somebody else was first.
+    """Make a file with this content if its name is free; False if another process was first.
 
-    By link(2), which is exact on NFS too: where its answer was lost, the link count tells. A file system
-    without hard links gets an exclusive creation, where for a moment others may see an empty file.
+    By link(2), which is exact on NFS too: the link count shows the result if the answer is lost. A file
+    system without hard links gets an exclusive creation, and others may see an empty file for a moment.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
@@ -127,11 +119,11 @@ def write_once(path: Path, data: bytes) -> bool:
 
 
 def read_small(path: Path, limit: int = 1 << 20) -> bytes | None:
-    """Return the whole of a small file; None if there is none, or one longer than `limit`, or something that is no
-    file. Raises `OSError`.
+    """Return the content of a small file; None if it is missing, longer than `limit`, or not a regular file.
+    Raises `OSError`.
 
-    Opening asks the server for the file's present state (close-to-open), and a handle that was replaced
-    meanwhile (ESTALE) is looked up again, as is one that the server has forgotten.
+    Opening asks the server for the file's current state (close-to-open). A file that was replaced (ESTALE),
+    or a handle that the server has forgotten, is opened again.
     """
     for attempt in range(_TRIES):
         try:
@@ -151,8 +143,7 @@ def read_small(path: Path, limit: int = 1 << 20) -> bytes | None:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Return a file for reading. Raises `OSError`, also for a pipe or a device that somebody put there: reading one may
-    not end."""
+    """Open a regular file for reading. Raises `OSError`, also for a pipe or a device, which may never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -161,8 +152,7 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def read_json(path: Path, decoder: msgspec.json.Decoder[_T], limit: int = 1 << 20) -> _T | None:
-    """Return what a small file holds; None if there is none, or if the decoder can't make sense of it. Raises
-    `OSError`."""
+    """Return a small file decoded; None if it can't be read or decoded as such. Raises `OSError`."""
     data = read_small(path, limit)
     try:
         return None if data is None else decoder.decode(data)
@@ -171,7 +161,7 @@ def read_json(path: Path, decoder: msgspec.json.Decoder[_T], limit: int = 1 << 2
 
 
 def _read_up_to(descriptor: int, limit: int) -> bytes | None:
-    """Return None for what is longer, or no file. A cache has thousands of these, so a buffer of `limit` would cost
+    """Return None if it is longer or not a regular file. Caches have thousands: buffers of `limit` cost
     time."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
@@ -186,10 +176,10 @@ def _read_up_to(descriptor: int, limit: int) -> bytes | None:
 
 
 def list_names(folder: Path, *, asked: bool = False) -> list[str]:
-    """Return the names in a folder, without the hidden ones, sorted; none if it is missing. Raises `OSError`.
+    """Return the sorted names in a folder without the hidden ones; empty if it is missing. Raises `OSError`.
 
-    The server is asked, unless the caller has `asked` just now by a `refresh`. Only that the folder itself is missing
-    may be what an NFS client remembers.
+    The server is asked, unless the caller has `asked` it just now by `refresh`. Only the answer that the
+    folder itself is missing may be from the cache of an NFS client.
     """
     for attempt in range(_TRIES):
         try:
@@ -206,9 +196,9 @@ def list_names(folder: Path, *, asked: bool = False) -> list[str]:
 
 
 def link_once(draft: Path, path: Path) -> bool:
-    """Give a new file its name, if that is free; False if it is taken. Raises `OSError`.
+    """Give a new file its name if that is free; False if it is taken. Raises `OSError`.
 
-    If a LINK was sent again as its answer was lost, it finds its own work, which the number of links tells.
+    A LINK that is sent again because its answer was lost finds its own work; the link count shows this.
     """
     try:
         os.link(draft, path)
@@ -218,7 +208,7 @@ def link_once(draft: Path, path: Path) -> bool:
 
 
 def link_count(path: Path) -> int:
-    """Return the number of names of a file, asked of the server anew."""
+    """Return the link count of a file, as the server has it now."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.fstat(descriptor).st_nlink
@@ -227,7 +217,7 @@ def link_count(path: Path) -> int:
 
 
 def what_it_is(mode: int) -> str:
-    """Return the reason for a file type that can't be in a tree."""
+    """Return why a file of this type can't be in a tree."""
     for test, name in (
         (stat.S_ISSOCK, "a socket"),
         (stat.S_ISFIFO, "a named pipe"),

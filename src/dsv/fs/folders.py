@@ -1,4 +1,4 @@
-"""Folders that a group shares: made with their rights at once, and made durable."""
+"""Folders that a group shares: making them with their rights at once, and making them durable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dsv.fs.attributes import ask_again
 from dsv.values.paths import fold_clashes, show
 
 TAKEN: Final = (errno.ENOTEMPTY, errno.EEXIST)
-"""The errors of a rename whose target is a folder that isn't empty."""
+"""Errors of a rename to a folder that isn't empty."""
 _READABLE: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -35,27 +35,27 @@ class Rights(msgspec.Struct, frozen=True):
     """mkdir alone results in these rights."""
 
     def mode(self, born: int) -> int:
-        """Return the mode of a folder that mkdir made with `born`."""
+        """Return the mode for a folder that mkdir made with mode `born`."""
         return self.given | (born & self.free)
 
 
 def make_folder(parent: int, name: str | bytes, rights: Rights, drafts: int | None = None) -> None:
-    """Make a folder in an open one. One that is there already is fine. It is not durable yet: see `sync_folder`.
+    """Make a folder in an open folder, unless it exists. It is not durable yet: see `sync_folder`.
 
-    It appears with its rights. If its maker dies half way, nothing is left that locks the group out, but at most an
-    empty folder with a hidden name, in `drafts` or beside it. It may replace an empty folder that another has just
-    made: whoever was to create something in that one gets ENOENT, and looks the path up again. Raises `OSError`.
+    It appears with its rights. A killed maker locks nobody out: it leaves at most an empty folder with a
+    hidden name, in `drafts` or beside it. It may replace an empty folder that another process has just made:
+    creating something in that one fails with ENOENT, and its path must be looked up again. Raises `OSError`.
     """
     if rights.plain or not rights.given:
         with suppress(FileExistsError):
             os.mkdir(name, rights.given & 0o777 or 0o777, dir_fd=parent)
         return
-    above = parent if drafts is None else drafts  # beside it, a folder inherits what it would
+    above = parent if drafts is None else drafts  # beside it, a draft inherits the same
     draft = f".{os.urandom(16).hex()}"
     os.mkdir(draft, 0o777 if rights.free else 0o700, dir_fd=above)
     try:
         if rights.group is not None:
-            with suppress(PermissionError):  # of one who is no member: the mode alone has to do
+            with suppress(PermissionError):  # this user is not a member: the mode alone must do
                 os.chown(draft, -1, rights.group, dir_fd=above)
         born = stat.S_IMODE(os.stat(draft, dir_fd=above, follow_symlinks=False).st_mode)
         os.chmod(draft, rights.mode(born), dir_fd=above)
@@ -65,11 +65,11 @@ def make_folder(parent: int, name: str | bytes, rights: Rights, drafts: int | No
             os.rmdir(draft, dir_fd=above)
         if not isinstance(error, OSError) or not (error.errno in TAKEN or _is_there(parent, name)):
             raise
-        ask_again(parent)  # an NFS client would go on believing that it is missing, as it said before
+        ask_again(parent)  # else an NFS client may still believe that it is missing
 
 
 def _is_there(parent: int, name: str | bytes) -> bool:
-    """Asked after a refused rename: in a sticky folder even another user's empty folder stays."""
+    """Return whether the name exists. A sticky folder keeps even other users' empty folders from a rename."""
     ask_again(parent)
     try:
         os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -79,7 +79,7 @@ def _is_there(parent: int, name: str | bytes) -> bool:
 
 
 def make_shared_folder(folder: Path) -> int:
-    """Make the folder with the rights of the one above it, whatever the umask: a cache is shared. Return its mode."""
+    """Make the folder with its parent's rights, whatever the umask: a cache is shared. Return its mode."""
     try:
         return folder.stat().st_mode
     except FileNotFoundError:
@@ -91,7 +91,7 @@ def make_shared_folder(folder: Path) -> int:
 
 @contextmanager
 def open_folder(folder: Path) -> Iterator[int]:
-    """A descriptor of a folder, for a while. Raises `OSError`."""
+    """Yield a descriptor of a folder, and close it. Raises `OSError`."""
     descriptor = os.open(folder, _READABLE)
     try:
         yield descriptor
@@ -100,7 +100,7 @@ def open_folder(folder: Path) -> Iterator[int]:
 
 
 def sync_folder(folder: int | Path) -> None:
-    """Make the names in a folder survive a power cut. One that can't be read or synced is left alone.
+    """Make the names in a folder survive a power cut. Skip a folder that can't be read or synced.
 
     folder: its path, or any descriptor of it. Raises `OSError`.
     """
@@ -119,7 +119,7 @@ def sync_folder(folder: int | Path) -> None:
 
 
 def make_durable(folder: Path) -> None:
-    """Make a folder and whichever parents are missing, each synced. Raises `OSError`."""
+    """Make a folder and its missing parents, each synced. Raises `OSError`."""
     if not folder.parent.is_dir():
         make_durable(folder.parent)
     with suppress(FileExistsError):
@@ -128,18 +128,18 @@ def make_durable(folder: Path) -> None:
 
 
 def umask() -> int:
-    """This process's umask, read without changing it: other threads create files meanwhile."""
+    """Return this process's umask without changing it, because other threads may create files."""
     if sys.platform == "linux":
         with suppress(OSError):
             for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
                 if line.startswith("Umask:"):
                     return int(line.split()[1], 8)
-    return 0o777  # unknown: as if nothing got through
+    return 0o777  # unknown: assume that it clears all bits
 
 
 def check_folding(folder: Path, drafts: Path, paths: Iterable[bytes]) -> None:
-    """Raise `Unsupported` if paths of a tree would overwrite each other in this folder. `drafts` is a folder on the
-    same file system, to try it. Raises `OSError`."""
+    """Raise `Unsupported` if paths of a tree would overwrite each other in this folder. `drafts` is a folder
+    on the same file system, for the trial. Raises `OSError`."""
     if not _folds(drafts):
         return
     clashes = fold_clashes(paths)
@@ -154,7 +154,7 @@ def check_folding(folder: Path, drafts: Path, paths: Iterable[bytes]) -> None:
 
 
 def _folds(folder: Path) -> bool:
-    """Return whether a folder made there is found by another spelling of its name. Raises `OSError`."""
+    """Return whether a folder in `folder` is found by another spelling of its name. Raises `OSError`."""
     probe = folder / f".dsv-fold-{os.urandom(8).hex()}-aé"
     probe.mkdir(0o700)
     try:

@@ -1,15 +1,15 @@
-"""One sync at a time in a workspace, on a local disk or on NFS, without flock.
+"""A lock for one sync at a time in a workspace, on a local disk or on NFS, without flock.
 
-A folder holds numbered files, one for each time that the lock was taken: the highest number is the lock, and
-`NUMBER.free` beside it says that it was given back. Taking it is making the next number, which only one of
-many racers can (put-if-absent by link). The highest number is never removed, so numbers never come back, and
-who acted on an old listing finds a higher number when it looks again after its own success.
+A folder holds numbered files, one for each time that the lock was taken. The highest number is the lock, and
+`NUMBER.free` beside it marks it as released. A process takes the lock by making the next number, which only
+one of several can do (put-if-absent by link). The highest number is never removed, so numbers never repeat,
+and a process that acted on an old listing finds a higher number when it lists again after its own success.
 
-A holder that was killed is found out at once on its own host, where its process is gone. From another host it
-counts as gone if it was not heard of for `STALE_AFTER` seconds: it writes the file server's time into the lock when
-it takes it, and into `NUMBER.alive` every few seconds. The times are contents and not the mtime of a file, as an NFS
-client may date a file by its own clock (see `fs.attributes.server_time`), and a host whose clock is a minute slow
-would lose a lock that it holds.
+A killed holder is detected at once on its own host, where its process no longer exists. For other hosts it is
+dead after `STALE_AFTER` seconds without a heartbeat: it writes the file server's time into the lock when it
+takes it, and into `NUMBER.alive` every few seconds. The times are contents, not the mtime of a file, because
+an NFS client may date a file by its own clock (see `fs.attributes.server_time`), and a host whose clock is a
+minute slow would lose a lock that it holds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dsv.fs.process import Fate, Process, host_name
 from dsv.periodic import NEVER, Periodic
 
 HEARTBEAT_EVERY = 10.0  # seconds
-STALE_AFTER = 60.0  # seconds: several heartbeats, so that a busy file server costs nobody its lock
+STALE_AFTER = 60.0  # seconds: several heartbeats, so that no holder loses its lock to a busy file server
 _ATTEMPTS = 16
 _FREE = ".free"
 _ALIVE = ".alive"
@@ -41,7 +41,7 @@ class Owner(msgspec.Struct, frozen=True):
 
     id: str
     system: str
-    """This, `pid` and `started` are described at `fs.process.Process`."""
+    """`system`, `pid` and `started` are described at `fs.process.Process`."""
     pid: int
     started: int
     host: str
@@ -53,7 +53,7 @@ class Owner(msgspec.Struct, frozen=True):
 
     @classmethod
     def here(cls, action: str, taken: float = 0.0) -> Owner:
-        """Return a new owner in this process, which is about to do `action`."""
+        """Return a new owner: this process, for `action`."""
         here = Process.here()
         return cls(os.urandom(16).hex(), here.kernel, here.pid, here.start, host_name(), action, taken)
 
@@ -62,7 +62,7 @@ class Owner(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: bytes) -> Owner | None:
-        """Return None for what is no owner's record, or only the first part of one."""
+        """Return None unless the data is a complete owner's record."""
         try:
             return _OWNER.decode(data)
         except msgspec.DecodeError:
@@ -77,7 +77,7 @@ _OWNER = msgspec.json.Decoder(Owner)
 
 
 class Held(msgspec.Struct, frozen=True):
-    """Somebody else has the lock. `owner` is None where its record can't be read."""
+    """Another process has the lock. `owner` is None if its record can't be read."""
 
     owner: Owner | None
 
@@ -93,7 +93,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Lock:
-    """A lock that is held. Release it, or use it in a `with`; a killed process's lock frees itself."""
+    """A lock that this process holds. Release it, or use it in a `with`. A killed process loses its lock."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self._folder = folder
@@ -106,7 +106,7 @@ class Lock:
 
     @classmethod
     def take(cls, folder: Path, action: str) -> Lock | Held:
-        """Return the lock, or who has it. `action` is what the owner is called by: `dsv sync`."""
+        """Return the lock, or its holder. `action` names the owner in messages, such as `dsv sync`."""
         with about(folder):
             folder.mkdir(exist_ok=True)
             owner = Owner.here(action, server_time(folder))
@@ -121,15 +121,14 @@ class Lock:
                     continue
                 numbers, _ = _listing(folder)
                 if max(numbers) > top + 1:
-                    continue  # the listing was old: others took and passed on the lock since
+                    continue  # the listing was old: others have taken and released the lock since
                 _remove_to(folder, top)
                 return cls(folder, top + 1)
         return Held(None)
 
     def check(self) -> None:
-        """Raise `Conflict` where another host took the lock over, as this one had not been heard of for a
-        while.
-        """
+        """Raise `Conflict` if another host took over the lock because this one sent no heartbeat for a
+        while."""
         with about(self._folder):
             if self._lost or max(_listing(self._folder)[0], default=0) != self._number:
                 raise Conflict(
@@ -140,13 +139,13 @@ class Lock:
                 )
 
     def release(self) -> None:
-        """Give the lock back; again is fine."""
+        """Release the lock. Further calls do nothing."""
         if not self._released:
             self._released = True
             self._heartbeat.stop()
             try:
                 (self._folder / (_name(self._number) + _FREE)).touch()
-            except OSError:  # the folder went, or the disk: the process's end says the same
+            except OSError:  # the folder or disk is gone: the end of this process frees the lock too
                 self._lost = True
 
     def __enter__(self) -> Self:
@@ -156,7 +155,7 @@ class Lock:
         self.release()
 
     def _say_alive(self) -> float:
-        # A server may be away for a moment; the next heartbeat may arrive.
+        # A server may be unreachable for a moment; the next heartbeat may succeed.
         with contextlib.suppress(OSError):
             if not self._path.exists():
                 self._lost = True
@@ -178,7 +177,7 @@ def _remove_to(folder: Path, top: int) -> None:
 
 
 def _listing(folder: Path) -> tuple[list[int], set[int]]:
-    """Return the numbers taken, and those given back."""
+    """Return the taken numbers and the released ones."""
     names = [path.name for path in folder.iterdir()]
     numbers = [int(name) for name in names if name.isdecimal()]
     free = {int(name.removesuffix(_FREE)) for name in names if name.endswith(_FREE) and name[:1] != "."}
@@ -186,23 +185,23 @@ def _listing(folder: Path) -> tuple[list[int], set[int]]:
 
 
 def _holder(folder: Path, number: int) -> Held | None:
-    """Return who holds this number, or None if nobody lives who does."""
+    """Return the holder of this number; None if its process is dead."""
     path = folder / _name(number)
     try:
-        # Opened, not only looked at: an NFS client then asks the server for the content.
+        # Opening it, unlike stat, makes an NFS client ask the server for the content.
         owner = Owner.decode(read_file(path))
         fate = Fate.UNKNOWN if owner is None else owner.fate()
         if fate is Fate.UNKNOWN and server_time(folder) - _heard_of(path, owner) > STALE_AFTER:
             fate = Fate.DEAD
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ESTALE):
-            return None  # given back and taken again meanwhile; the next listing tells
+            return None  # released and taken again since the listing; the next one shows it
         raise
     return None if fate is Fate.DEAD else Held(owner)
 
 
 def _heard_of(path: Path, owner: Owner | None) -> float:
-    """Return when the holder last said that it lives. Raises `OSError`."""
+    """Return the time of the holder's last heartbeat. Raises `OSError`."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         return float(read_file(path.with_name(path.name + _ALIVE)))
     return owner.taken if owner is not None and owner.taken else path.stat().st_mtime

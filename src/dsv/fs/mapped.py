@@ -20,7 +20,7 @@ from dsv.fs.system import magic
 _IN_MEMORY = {0x01021994, 0x858458F6, 0x958458F6}  # tmpfs, ramfs, hugetlbfs
 _NFS = 0x6969
 _PLAIN = {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010}  # ext2 to ext4, XFS, btrfs, F2FS
-_AGE = 3  # times what the kernel aims at
+_AGE = 3  # times the age that the kernel aims at
 _USUAL = 35.0  # seconds: the kernel's own defaults
 
 
@@ -32,14 +32,14 @@ class Notice(enum.Enum):
     WRITTEN_BACK = "written back"
     """Once its pages were written back."""
     UNMAPPED = "unmapped"
-    """Like `WRITTEN_BACK`; also if no process had it open for writing, or mapped so, when it was read, as a new mapping
-    is noticed."""
+    """Like `WRITTEN_BACK`. Also if no process had it open or mapped for writing when it was read, because a
+    new mapping is noticed."""
     ALWAYS = "always"
     """Reading the times of a file writes its pages back first."""
 
 
 def notice(path: Path) -> Notice:
-    """Of the file system that a path is on."""
+    """Return the conditions for the file system of a path."""
     try:
         found = magic(path)
     except OSError:
@@ -53,8 +53,8 @@ def notice(path: Path) -> Notice:
 
 @functools.cache
 def write_back_ns() -> int | None:
-    """Return the age in ns at which a written page has long been written back; None where nothing writes it back by
-    itself."""
+    """Return the age in ns at which a written page has long been written back; None if the kernel never does
+    so by itself."""
     try:
         settings = Path("/proc/sys/vm")
         expire, interval = (
@@ -66,21 +66,21 @@ def write_back_ns() -> int | None:
 
 
 def is_old(ctime_ns: int) -> bool:
-    """Return whether a file that changed then has long been written back."""
+    """Return whether a file with this ctime has long been written back."""
     age = write_back_ns()
     return age is not None and ctime_ns < time.time_ns() - age
 
 
 def has_writers(descriptor: int) -> bool:
-    """Return whether anybody has the file, which is open for reading alone, open for writing or mapped so.
+    """Return whether a process has the file open or mapped for writing; `descriptor` only reads it.
 
-    True also where that can't be known: of another user's file, and on most file systems that are no plain disk.
+    True also if that is unknown: for another user's file, and on most file systems that are no plain disk.
     """
     if sys.platform != "linux":
         return True
     try:
-        # A read lease is only granted where nobody writes. Whoever opens the file in this moment waits for its end; the
-        # signal that announces this has to be one that does nothing.
+        # A read lease is granted only if no process writes. A process that opens the file now waits for the
+        # lease to end; the signal that announces this must be one that does nothing.
         fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     except OSError:

@@ -43,7 +43,7 @@ class Process(msgspec.Struct, frozen=True):
 
     @classmethod
     def here(cls) -> Process:
-        """This process. Ask again after a fork."""
+        """Return this process. Call it again after a fork."""
         pid = os.getpid()
         return cls(_kernel(pid), pid, max(_start(pid) or 0, 0))
 
@@ -61,7 +61,7 @@ class Watched:
     """A process of this kernel, of any user."""
 
     def __init__(self, pid: int, start: int = 0) -> None:
-        """`start` is that of `Process`; 0 for the process that has this pid now."""
+        """`start` is `Process.start`; 0 for the process that has this pid now."""
         self.descriptor: int | None = None
         """A pidfd, readable once the process has ended; None if it can't be opened."""
         with contextlib.suppress(OSError):
@@ -70,7 +70,7 @@ class Watched:
         self._was_another = bool(start) and self.process.fate() is Fate.DEAD
 
     def has_ended(self) -> bool:
-        """Also if it waits to be reaped. True only if this kernel knows it."""
+        """Return whether it has ended, even if it waits to be reaped. True only if this kernel knows it."""
         if self._was_another:
             return True
         if self.descriptor is not None:
@@ -78,7 +78,7 @@ class Watched:
         return self.process.fate() is Fate.DEAD or not _exists(self.process.pid)
 
     def program(self) -> str:
-        """Return the name of what it runs, for people; "" if it can't be read."""
+        """Return the name of its program, for people; "" if it can't be read."""
         try:
             return Path(f"/proc/{self.process.pid}/comm").read_text(errors="replace").strip()
         except OSError:
@@ -91,8 +91,7 @@ class Watched:
 
 
 def user_name(uid: int | None = None) -> str:
-    """Return the name of a user, by default this process's; `uid-1234` for one without a name, as in many
-    containers."""
+    """Return a user's name, by default this process's; `uid-1234` without a name, as in many containers."""
     if uid is None:
         uid = os.geteuid()
     try:
@@ -102,13 +101,13 @@ def user_name(uid: int | None = None) -> str:
 
 
 def host_name() -> str:
-    """For people to read, never to be compared."""
+    """Return the host's name for people to read. Never compare it."""
     return platform.node()
 
 
 @functools.cache
 def _kernel(pid: int) -> str:
-    """Of this process; `pid` is its own, so that a fork asks again."""
+    """Return `Process.kernel` of this process. `pid` is its own: after a fork, the cache does not match."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         spaces = [Path("/proc/self/ns/pid").stat().st_ino]
@@ -121,7 +120,7 @@ def _kernel(pid: int) -> str:
 
 
 def _start(pid: int) -> int | None:
-    """Return when a process started; -1 for one that ended and waits to be reaped, None if that can't be read."""
+    """Return a process's start; -1 if it ended and waits to be reaped, None if it can't be read."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return _ZOMBIE if fields[0] in (b"Z", b"X") else int(fields[19])
@@ -140,17 +139,17 @@ def _exists(pid: int) -> bool:
 
 
 def processors() -> int:
-    """Return those that this process may use, which a batch system may have made fewer than the machine has."""
+    """Return the number of processors for this process; a batch system may restrict it."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def why_not_started(
     command: str, number: int, environ: Mapping[str, str], cwd: Path | None = None
 ) -> tuple[int, str]:
-    """Return the exit code and the reason, as a shell has them, if exec gave this error: 127 if no file was found, 126
-    if it is there and can't be run, 125 if the system had no room for it.
+    """Return the exit code and the reason, as a shell has them, for an error of exec: 127 if no file was
+    found, 126 if it exists and can't be run, 125 if the system had no room for it.
 
-    The error is EACCES also for a command that is nowhere, if this user may not enter a folder of PATH.
+    The error is EACCES also for a command that does not exist, if this user may not enter a folder of PATH.
     """
     missing = number in (errno.ENOENT, errno.ENOTDIR)
     if "/" in command:
@@ -167,13 +166,13 @@ def why_not_started(
 def start_program(module: str, order: object, **options: Any) -> subprocess.Popen[bytes]:
     """Start a module of dsv as a process, which calls `read_order`. Its stdin is a pipe, which stays open.
 
-    The order goes in by the pipe, as it may hold what nobody should see in a list of processes. Raises `OSError`.
-    options: of `Popen`.
+    The order is sent through the pipe, because it may hold secrets, which a list of processes would show.
+    Raises `OSError`. options: of `Popen`.
     """
     import pickle
     import subprocess
 
-    # -P: what lies in the folder where the command was given is data, whatever its name. utf8: both read names alike.
+    # -P: files in the current folder are data, whatever their names. utf8: both processes decode names alike.
     program = [sys.executable, "-P", "-X", f"utf8={sys.flags.utf8_mode}", "-m", module]
     process = subprocess.Popen(program, stdin=subprocess.PIPE, **options)
     assert process.stdin is not None
@@ -184,7 +183,7 @@ def start_program(module: str, order: object, **options: Any) -> subprocess.Pope
 
 
 def read_order() -> Any:
-    """Return what this process was started for, and import from where its parent does."""
+    """Return the order that this process was started with. Import from where its parent does."""
     import pickle
 
     with open(0, "rb", closefd=False) as given:

@@ -1,5 +1,5 @@
-"""Run by its path, for `syncer`: syncs the file system of a folder, which it was given open, once for each byte on
-stdin, and says what came of it. It imports nothing of dsv, so that it starts quickly."""
+"""The program that `syncer` runs by its path. For each byte on stdin, it syncs the file system of the
+inherited folder and prints the errno or 0. It imports nothing of dsv, so that it starts quickly."""
 
 import contextlib
 import ctypes
@@ -11,7 +11,7 @@ def main(descriptor: int, tree: str, dead: str) -> None:
     syncfs = ctypes.CDLL(None, use_errno=True).syncfs
     while os.read(0, 1):
         number = 0 if syncfs(descriptor) == 0 else ctypes.get_errno()
-        if number:  # the process that asked may have ended meanwhile, and the kernel tells nobody else
+        if number:  # the process that asked may have ended, and the kernel reports this only here
             with contextlib.suppress(OSError):
                 os.rename(tree, dead)  # noqa: PTH104 (pathlib takes long to import)
         os.write(1, b"%d\n" % number)

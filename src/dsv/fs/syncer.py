@@ -1,4 +1,4 @@
-"""Syncing a file system by a process of its own, as nothing that waits for a disk can be interrupted."""
+"""Syncing a file system in a separate process, because a wait for a disk can't be interrupted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dsv.fs import sync_process, system
 
-_left_behind: list[subprocess.Popen[bytes]] = []  # so that nobody warns of them
+_left_behind: list[subprocess.Popen[bytes]] = []  # kept so that Popen does not warn of them
 
 
 class Syncer:
@@ -36,13 +36,13 @@ class Syncer:
             raise
         try:
             self._process = _start(others, tree, dead)
-        except OSError:  # no process to be had
+        except OSError:  # no process could be started
             self._process = None
         finally:
             os.close(others)
 
     def begin(self) -> None:
-        """Has the other process begin."""
+        """Make the second process begin to sync."""
         assert not self.busy
         self.busy = True
         if self._process is not None:
@@ -51,14 +51,14 @@ class Syncer:
                 self._process.stdin.write(b"x")
 
     def poll(self) -> None:
-        """Hears what came of it, if that is known by now. Raises `OSError`: what the disk said."""
+        """Collect the result if it is ready. Raises the disk's `OSError`."""
         if self.busy and self._process is not None:
             assert self._process.stdout is not None
             if select.select([self._process.stdout], [], [], 0)[0]:
                 self.wait()
 
     def wait(self) -> None:
-        """Wait for what was begun; a signal's handler may raise meanwhile. Raises `OSError`: what the disk said."""
+        """Wait for the result; a signal handler may raise during the wait. Raises the disk's `OSError`."""
         said = b""
         if self._process is not None:
             assert self._process.stdout is not None
@@ -76,7 +76,7 @@ class Syncer:
         self.wait()
 
     def close(self) -> None:
-        """Wait for no disk."""
+        """End the second process and close the folder, without waiting for a disk."""
         process, self._process = self._process, None
         if process is not None:
             if not self.busy:
@@ -98,7 +98,7 @@ def _open(folder: Path) -> int:
 
 
 def _start(descriptor: int, tree: Path, dead: Path) -> subprocess.Popen[bytes]:
-    """In a session of its own, as Ctrl-C is for its starter; and with no stream of its starter's to keep open."""
+    """Start it in its own session, because Ctrl-C is for its starter, and without the starter's streams."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", sync_process.__file__, str(descriptor), str(tree), str(dead)],
         stdin=subprocess.PIPE,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-# statfs(2) f_type of file systems where a change is a message to another machine.
+# f_type of statfs(2) of the file systems on which a change is a message to another machine.
 _NFS = 0x6969
 _REMOTE = {
     _NFS,
@@ -32,8 +32,6 @@ _RANGE_WRITE = 2  # SYNC_FILE_RANGE_WRITE
 
 
 class FileSystem(msgspec.Struct, frozen=True):
-    """The properties of a file system."""
-
     remote: bool
     """Each create is a round trip, and other hosts may see the same files."""
     sync_each: bool
@@ -41,14 +39,13 @@ class FileSystem(msgspec.Struct, frozen=True):
 
 
 def kind_of(path: Path) -> FileSystem:
-    """Of the file system that `path` is on; unknown ones count as local. Raises `OSError`."""
+    """Return the properties of the file system of `path`; unknown ones count as local. Raises `OSError`."""
     found = magic(path)
     return FileSystem(remote=found in _REMOTE, sync_each=found == _NFS)
 
 
 def name_of(path: Path) -> str:
-    """Return what the kernel calls the file system that `path` is on, such as `ext4` or `nfs4`; empty if it doesn't
-    say. Raises `OSError`."""
+    """Return the type of the file system of `path`, such as `ext4`; empty if unknown. Raises `OSError`."""
     device = path.stat().st_dev
     with suppress(OSError):
         for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
@@ -59,9 +56,9 @@ def name_of(path: Path) -> str:
 
 
 def sync(descriptor: int) -> None:
-    """Write all that is dirty on the descriptor's file system to stable storage. Raises `OSError`.
+    """Write all dirty data of the descriptor's file system to stable storage. Raises `OSError`.
 
-    On Linux since 5.8 it also reports what an earlier write-back could not write.
+    Since Linux 5.8 this also reports data that an earlier write-back could not write.
     """
     if sys.platform != "linux":
         os.sync()
@@ -72,9 +69,9 @@ def sync(descriptor: int) -> None:
 
 
 def begin_write_back(descriptor: int, start: int, size: int) -> None:
-    """Has the kernel begin to write these dirty bytes to the disk, so that a later `sync` waits for less.
+    """Make the kernel begin to write these dirty bytes to the disk, so that a later `sync` takes less time.
 
-    It promises nothing, and what fails is reported by that `sync`.
+    This guarantees nothing, and that `sync` reports failures.
     """
     if sys.platform == "linux" and hasattr(_libc(), "sync_file_range"):
         _libc().sync_file_range(
@@ -83,7 +80,7 @@ def begin_write_back(descriptor: int, start: int, size: int) -> None:
 
 
 def clone(source: int, destination: int) -> bool:
-    """Make the empty file `destination` share the blocks of `source`; False where that can't be. Raises `OSError`."""
+    """Make the empty file `destination` share the blocks of `source`; False if it can't. Raises `OSError`."""
     if sys.platform != "linux":
         return False
     try:
@@ -97,7 +94,7 @@ def clone(source: int, destination: int) -> bool:
 
 @functools.cache
 def boot() -> str:
-    """This kernel's boot; "" where that is unknown."""
+    """Return the id of this kernel's boot; "" if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -110,7 +107,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def magic(path: Path) -> int:
-    """Return what statfs(2) calls the type of the file system; 0 where that is not known. Raises `OSError`."""
+    """Return the file system's type, as f_type of statfs(2); 0 if unknown. Raises `OSError`."""
     if sys.platform != "linux":
         return 0
     buffer = ctypes.create_string_buffer(512)  # struct statfs has 120 bytes; f_type is its first long

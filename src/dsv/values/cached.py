@@ -1,4 +1,4 @@
-"""A property that is worked out once."""
+"""A property that is computed once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 class cached(Generic[T]):  # noqa: N801 (a decorator)
-    """As `functools.cached_property`, without its lock, which all instances share before Python 3.12: a process that is
-    forked while another thread holds it could wait for it without an end. Threads may work a value out twice.
-    """
+    """Like `functools.cached_property`, without the lock that all instances share before Python 3.12: a
+    process that is forked while another thread holds it could wait for it forever. Threads may compute a
+    value twice."""
 
     def __init__(self, make: Callable[[Any], T]) -> None:
         self._make = make

@@ -22,14 +22,14 @@ class Id(bytes):
 
     @classmethod
     def of(cls, raw: bytes) -> Self:
-        """Return the id with these bytes. Raises `ValueError` where the length is not the kind's."""
+        """Return the id with these bytes. Raises `ValueError` if the length is wrong."""
         if len(raw) != cls.size:
             raise ValueError(f"a {cls.__name__} has {cls.size} bytes, not {len(raw)}")
         return cls(raw)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the id that this whole lower-case hex text shows. Raises `UsageError`."""
+        """Return the id for this whole lower-case hex text. Raises `UsageError`."""
         try:
             raw = bytes.fromhex(text)
         except ValueError:
@@ -113,7 +113,7 @@ class CommitId(_HashedId):
 
 
 class ErasedId(_HashedId):
-    """Of a store's id and the name of a dataset that was erased from it."""
+    """The hash of a store's id and the name of a dataset that was erased from it."""
 
     __slots__ = ()
     context = "dsv 2026-11 erased dataset v1"
@@ -138,12 +138,10 @@ class PackId(_RandomId):
 
 
 EXTERNAL_END = b"extern"
-"""The last bytes of the id of an external pack, so that whoever has a place knows how to read it."""
+"""The last bytes of an external pack's id, so that every reader of a location recognizes it."""
 
 
 class ErasureId(_RandomId):
-    """Of the record of an erasure."""
-
     __slots__ = ()
 
 
@@ -160,6 +158,6 @@ class StoreId(_RandomId):
 
 
 class Nonce(_RandomId):
-    """Makes two writes of the same meaning different bytes, so that a writer knows its own."""
+    """Makes the bytes of two equal writes differ, so that a writer recognizes its own."""
 
     __slots__ = ()

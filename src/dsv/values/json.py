@@ -1,4 +1,4 @@
-"""Values of JSON: what a record can hold, and what others wrote, read without surprises."""
+"""JSON values: which ones a record can hold, and how to read those of others without surprises."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_DIGITS: Final = 1000
 
 
 def parse_json(text: str) -> Json:
-    """JSON of a job's: NaN and the infinities become strings, as JSON has none. Raises `ValueError`."""
+    """Parse a job's JSON: NaN and the infinities become strings, as JSON has none. Raises `ValueError`."""
     try:
         value = json.loads(text, parse_constant=str, parse_int=whole_number)
     except RecursionError:
@@ -27,7 +27,7 @@ def parse_json(text: str) -> Json:
 
 
 def json_or_text(text: str) -> Json:
-    """Return what a person typed: JSON if it is JSON (`0.1`, `true`, `[1,2]`), else the text itself, as `NaN` is."""
+    """Return what a person typed: its value if it is JSON (`0.1`, `true`, `[1,2]`), else the text (`NaN`)."""
 
     def refuse(constant: str) -> Json:
         raise ValueError(constant)
@@ -39,7 +39,7 @@ def json_or_text(text: str) -> Json:
 
 
 def check_json(value: Json, depth: int = 0) -> Json:
-    """Return the value, if a record can hold it as it is. Raises `ValueError`."""
+    """Return the value as a record can hold it: infinite numbers and NaN as strings. Raises `ValueError`."""
     if depth > MAX_DEPTH:
         raise ValueError("it nests too deep")
     if isinstance(value, float) and not math.isfinite(value):
@@ -58,14 +58,14 @@ def check_json(value: Json, depth: int = 0) -> Json:
 
 
 def whole_number(text: str) -> int:
-    """Of a length that every reader of JSON takes in good time: Python itself stops at 4,300 digits."""
+    """Parse an integer that every JSON reader parses in good time: Python itself stops at 4,300 digits."""
     if len(text) > MAX_DIGITS:
         raise ValueError(f"a number in it has {len(text)} digits")
     return int(text)
 
 
 def finite_number(text: str) -> float:
-    """No record has another number: it could not be written as JSON again."""
+    """Parse a number that can be written as JSON again: one that is finite."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text[:20]} is no number of JSON")
@@ -73,14 +73,13 @@ def finite_number(text: str) -> float:
 
 
 def is_text(value: str) -> bool:
-    """Return whether it can be written as UTF-8: a string may hold half characters (lone surrogates), of JSON's escapes
-    or in place of a name's bytes that are no UTF-8.
-    """
+    """Return whether a string can be written as UTF-8. It may have lone surrogates, from escapes of JSON or
+    in place of bytes of a name that are not UTF-8."""
     return value.isascii() or not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 SHORT_MAX, LONG_MAX = 1024, 65536
-"""Characters of an author, and of a message: what the records of a store can hold."""
+"""Maximum characters of an author, and of a message, in the records of a store."""
 
 
 def check_length(value: str, most: int, what: str) -> None:

@@ -2,7 +2,7 @@
 
     [DATASET][@REV][:PATH]
 
-The first `:` ends the names, the rest is the path as it stands; `@` separates only before it.
+The first `:` ends the names; the rest is the path, unchanged. `@` separates only before it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Name(str):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the name, unchanged. Raises `UsageError` with what is wrong about it."""
+        """Return the name, unchanged. Raises `UsageError` with the fault."""
         reason = cls._fault(text)
         if reason is not None:
             raise UsageError(
@@ -39,14 +39,14 @@ class _Name(str):
 
     @classmethod
     def _suggestion(cls, text: str) -> str | None:
-        """Return a name like the text, if one is near."""
+        """Return a hint with a similar valid name, or None."""
         parts = (re.sub(r"[^A-Za-z0-9._-]+", "-", part).strip("-._") for part in text.split("/"))
         near = "/".join(part for part in parts if part)
         return None if cls._fault(near) is not None else f"such as {near}"
 
     @classmethod
     def from_component(cls, text: str) -> Self:
-        """Return the name that `component` gave. Raises `UsageError`, for a second spelling of one too."""
+        """Return the name with this `component`. Raises `UsageError`, also for another spelling of it."""
         name = cls.parse(text.replace("%2F", "/"))
         if name.component != text:
             raise UsageError(f"{text!r} is no name for a {cls.what}: a / is written as %2F", subject=text)
@@ -93,7 +93,7 @@ MAIN = BranchName("main")
 
 
 class Rev(msgspec.Struct, frozen=True):
-    """A branch, a tag, or 8 to 64 hex digits of a commit id; `ancestor` first parents back."""
+    """A branch, a tag, or 8 to 64 hex digits of a commit id, then `ancestor` times the first parent."""
 
     text: str
     ancestor: int = 0
@@ -116,7 +116,7 @@ class Rev(msgspec.Struct, frozen=True):
 
     @property
     def commit_prefix(self) -> str | None:
-        """The lower-case hex digits, where this names a commit by its id."""
+        """The lower-case hex digits, if this is the id of a commit."""
         return self.text if _HEX.fullmatch(self.text) is not None else None
 
     def __str__(self) -> str:
@@ -124,7 +124,7 @@ class Rev(msgspec.Struct, frozen=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The target of a command. None is what was left out; `path` is the bytes behind the `:`, unchecked."""
+    """The target of a command. Omitted parts are None; `path` is the bytes after the `:`, unchecked."""
 
     dataset: DatasetName | None = None
     rev: Rev | None = None
@@ -132,7 +132,7 @@ class Target(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Raise `UsageError`. Nothing at all is the target with nothing given."""
+        """Return the target; an empty text has no parts. Raises `UsageError`."""
         names, colon, rest = text.partition(":")
         dataset, at, rev = names.partition("@")
         if at and not rev:
@@ -172,7 +172,7 @@ def is_data_name(text: str) -> bool:
 
 
 def parse_data(texts: Iterable[str]) -> dict[str, Target]:
-    """`NAME=TARGET`, as given with `--data`. Raises `UsageError`."""
+    """Return the targets by name, from `NAME=TARGET` as given with `--data`. Raises `UsageError`."""
     data: dict[str, Target] = {}
     for text in texts:
         name, equals, target = text.partition("=")
@@ -185,5 +185,5 @@ def parse_data(texts: Iterable[str]) -> dict[str, Target]:
 
 
 def data_variable(name: str) -> str:
-    """Return the variable that holds the folder of the data of this name: `DSV_DATA_MASKS` for `masks`."""
+    """Return the variable for the folder of the data of this name: `DSV_DATA_MASKS` for `masks`."""
     return "DSV_DATA_" + re.sub(r"[^A-Z0-9]", "_", name.upper())

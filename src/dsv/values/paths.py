@@ -22,7 +22,7 @@ _BAD = re.compile(rb"//|/(?:\.\.?|%b)/" % _RESERVED.pattern, re.IGNORECASE)
 
 
 def check_path(path: bytes) -> None:
-    """Raise `ValueError` with the reason where a tree may not hold this path."""
+    """Raise `ValueError` with the reason if a tree may not hold this path."""
     _check_relative(path, MAX_PATH)
     for part in path.split(b"/"):
         if not part:
@@ -36,7 +36,7 @@ def check_path(path: bytes) -> None:
 
 
 def check_target(target: bytes) -> None:
-    """Raise `ValueError` where no tree may hold a symlink with this target, wherever it lies."""
+    """Raise `ValueError` if no tree may hold a symlink with this target, at any path."""
     _check_relative(target, MAX_TARGET)
 
 
@@ -56,7 +56,7 @@ def _check_relative(text: bytes, most: int) -> None:
 
 
 def check_joined(blob: bytes) -> list[bytes]:
-    """Return the paths of a blob in which they are joined by NUL, each as good as `check_path` says.
+    """Return the paths of a blob, in which they are joined by NUL, checked as `check_path` does.
 
     Works on the whole blob: a few nanoseconds a byte. Raises `ValueError` with one path and its reason.
     """
@@ -80,16 +80,17 @@ def check_joined(blob: bytes) -> list[bytes]:
     return paths
 
 
-# Paths as `entry.sort_key` orders them, ended by a byte that UTF-8 never has.
+# Paths as `sort_key` orders them, ended by a byte that UTF-8 never has.
 _TO_KEYS = bytes.maketrans(b"/\0", b"\0\xff")
 
 
 def disorder(blob: bytes) -> int | None:
-    """Return the number of the first path that may not follow the one before it; None for a tree's order.
+    """Return the position of the first path that may not follow the previous one; None if all are in tree
+    order.
 
-    `blob` is one that `check_joined` accepted. A path follows another if it sorts behind it by components and
-    does not lie below it. What lies below `p` has the keys from `p NUL` up to, not including, `p 0x01`, so
-    one comparison with `p 0x01` decides both.
+    `blob` is one that `check_joined` accepted. A path follows another if it sorts after it by components and
+    is not below it. The paths below `p` have the keys from `p NUL` to `p 0x01` (exclusive), so one comparison
+    with `p 0x01` decides both.
     """
     keys = blob.translate(_TO_KEYS)
     ends = keys.replace(b"\xff", b"\1\xff").split(b"\xff")
@@ -110,7 +111,7 @@ def _any_longer(blob: bytes, limit: int) -> bool:
 
 
 def show(path: bytes, limit: int = 200) -> str:
-    """Return the path for a message: quoted, with nothing a terminal would act on, and not endless."""
+    """Return the path for a message: quoted, without control characters, and no longer than `limit`."""
     text = repr(path.decode("utf-8", "backslashreplace"))
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -118,8 +119,8 @@ def show(path: bytes, limit: int = 200) -> str:
 def link_escapes(links: Mapping[bytes, bytes]) -> list[bytes]:
     """Return the symlinks (path -> target) that lead out of the tree, resolved through the tree's own links.
 
-    The paths must be valid ones of one tree. A link that dangles inside, or goes round in circles, stays;
-    one that takes more hops than any system follows counts as leaving.
+    The paths must be valid paths of one tree. A link that dangles inside, or is part of a loop, does not
+    count; a link with more hops than any system follows does.
     """
     return [path for path, target in links.items() if _escapes(path, target, links)]
 
@@ -128,7 +129,7 @@ def _escapes(path: bytes, target: bytes, links: Mapping[bytes, bytes]) -> bool:
     if target[:1] == b"/":
         return True
     here = path.split(b"/")[:-1]  # these are folders: nothing lies below a symlink's path
-    # What is still to walk, the next component last; None where the target of a link that was followed ends.
+    # Components still to walk, the next one last; None marks the end of the target of a followed link.
     ahead: list[bytes | None] = [*target.split(b"/")[::-1]]
     following = [path]
     hops = 0
@@ -144,7 +145,7 @@ def _escapes(path: bytes, target: bytes, links: Mapping[bytes, bytes]) -> bool:
             here.append(part)
             link = b"/".join(here)
             if link in following:
-                # A circle, which no system passes. Programs that resolve by themselves read on as it stands.
+                # A loop, where every system stops. Programs that resolve links themselves read on.
                 links = {}
             elif link in links:
                 hops += 1
@@ -158,15 +159,15 @@ def _escapes(path: bytes, target: bytes, links: Mapping[bytes, bytes]) -> bool:
 
 
 def fold_clashes(paths: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
-    """Pairs of paths that are one name on a file system that folds case or Unicode.
+    """Return pairs of paths that have one name on a file system that folds case or Unicode.
 
-    The paths come in tree order (`entry.sort_key`). Folders count: where two of them clash, the pair is
-    theirs and what lies below is not compared.
-    Holds the names of one folder for each level, not the whole tree.
+    The paths must be in tree order (`sort_key`). Folders count: if two folders clash, they are the pair, and
+    the paths below them are not compared. Memory holds the names of one folder for each level, not the whole
+    tree.
     """
     clashes: list[tuple[bytes, bytes]] = []
     parts: list[bytes] = []  # of the path before
-    names: list[dict[str, bytes]] = [{}]  # what was seen in each of its folders, the top one first
+    names: list[dict[str, bytes]] = [{}]  # the names in each of its folders, the top one first
     for path in paths:
         now = path.split(b"/")
         depth = 0
@@ -192,16 +193,16 @@ def _fold_key(path: bytes) -> str:
 
 
 def sort_key(path: bytes) -> bytes:
-    """Orders paths by their components, bytewise: NUL is in no path and below every other byte."""
+    """Return a key to sort paths by components, bytewise: NUL is in no path and below every other byte."""
     return path.replace(b"/", b"\0")
 
 
 class Scope(Protocol):
-    """Paths of a tree, which a walk is limited to."""
+    """The paths that a walk of a tree is limited to."""
 
     @property
     def whole(self) -> bool:
-        """Return whether it is every path."""
+        """Return whether it has every path."""
         ...
 
     def __contains__(self, path: bytes) -> bool: ...
@@ -249,7 +250,7 @@ class PathSet(msgspec.Struct, frozen=True):
 
     @property
     def ways(self) -> frozenset[bytes]:
-        """The folders that lead to the paths, without the root; worked out at each call."""
+        """The folders that lead to the paths, without the root; computed at each call."""
         return frozenset(folder for path in self.paths for folder in folders_above(path))
 
     def __contains__(self, path: bytes) -> bool:
@@ -269,7 +270,7 @@ class PathSet(msgspec.Struct, frozen=True):
             return True
         low = b"" if after is None else sort_key(after)
         high = sort_key(last)
-        # A folder's paths have the keys from `key + NUL` up to, but without, `key + \1`.
+        # A folder's paths have the keys from `key + NUL` to `key + \1` (exclusive).
         return any(key <= high and (key + b"\1") > low for key in self.keys)
 
     def _has_below(self, folder: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Patterns of paths: gitignore's, those that commands take in the place of a path, and those of sparse workspaces."""
+"""Patterns of paths: those of gitignore, of commands' path arguments, and of sparse workspaces."""
 
 from __future__ import annotations
 
@@ -45,21 +45,19 @@ class Pattern(msgspec.Struct, frozen=True, dict=True):
     anchored: bool
     """It matches the whole path below the folder of its file, not just the last component."""
     text: bytes
-    """Without the marks at its ends."""
 
     @cached
     def _literal(self) -> bytes:
-        """The literal beginning."""
         return self.text[: _wildcard(self.text)]
 
     @cached
     def _ending(self) -> bytes | None:
-        """Of a star and then no wildcard: what names end with."""
+        """The literal after a leading star, which names must end with; None for other patterns."""
         simple = self.text[:1] == b"*" and not any(byte in _SPECIAL for byte in self.text[1:])
         return self.text[1:] if simple and not self.anchored else None
 
     def matches(self, path: bytes, name: bytes, *, directory: bool) -> bool:
-        """path: below the folder of the pattern's file; name: its last component."""
+        """path: relative to the folder of the pattern's file; name: its last component."""
         if self.directories_only and not directory:
             return False
         if self._ending is not None:
@@ -74,19 +72,19 @@ class Pattern(msgspec.Struct, frozen=True, dict=True):
 
     @cached
     def _accepts(self) -> Callable[[bytes, int], object]:
-        """Return whether a text matches from a place on, which is where the literal beginning ends."""
+        """Return whether a text matches from a position on, where the literal beginning ends."""
         return re.compile(_expression(self.text, len(self._literal)), re.DOTALL).fullmatch
 
 
 def _wildcard(text: bytes) -> int:
-    """Return where the first byte is that does not stand for itself."""
+    """Return the position of the first special byte, or the length."""
     return next((at for at, byte in enumerate(text) if byte in _SPECIAL), len(text))
 
 
 def parse(line: bytes) -> Pattern | None:
     """Return the pattern of a line without its end; None for an empty one and for a comment.
 
-    Raises `ValueError` for a line that is neither: an exclamation mark alone, or a backslash at the end.
+    Raises `ValueError` for an invalid line: an exclamation mark alone, or a backslash at the end.
     """
     if line.startswith(b"#"):
         return None
@@ -106,20 +104,20 @@ def parse(line: bytes) -> Pattern | None:
 
 
 def _trimmed(line: bytes) -> bytes:
-    """Without the spaces at its end; one behind a backslash stays."""
+    """Return the line without trailing spaces, except one after a backslash."""
     text = line.rstrip(b" ")
     escaped = (len(text) - len(text.rstrip(b"\\"))) % 2
     return line[: len(text) + 1] if escaped and len(line) > len(text) else text
 
 
 def _expression(text: bytes, at: int) -> bytes:
-    """Return the regular expression of a text from a place on.
+    """Return the regular expression of a text from a position on.
 
-    What stands between two stars is looked for once, at the first place that has it: a later place leaves less to the
-    second star. So the time is no more than the length of the path by that of its longest name.
+    The text between two stars is matched once, at its first occurrence: a later one leaves less to the second
+    star. So the time is at most the length of the path times that of its longest name.
     """
     parts: list[bytes] = []
-    star = stars = None  # where the last ones are: a star of this name, and `**`
+    star = stars = None  # positions of the last star in this name and the last `**`
     for part in _parts(text, at):
         if part == _NOTHING:
             return part
@@ -136,7 +134,7 @@ def _expression(text: bytes, at: int) -> bytes:
 
 
 def _once(parts: list[bytes], start: int | None) -> None:
-    """Join the parts from a star on, if there is one, to one that matches in one way only: as few bytes as can be."""
+    """Join the parts from a star on, if any, into one that matches in one way only: the fewest bytes."""
     if start is None:
         return
     lazy = {_STAR: b"[^/]*?", _STARS: b".*?", _FOLDERS: b"(?:.*?/)??"}[parts[start]]
@@ -169,7 +167,7 @@ def _parts(text: bytes, at: int) -> Iterator[bytes]:
             part = b"[%b]" % within if within else _NOTHING
         else:
             at += byte == ord("\\")
-            if at == len(text):  # it was before the slash that means folders
+            if at == len(text):  # the backslash was before the slash that means folders
                 yield _NOTHING
                 return
             part = b"[^/]" if byte == ord("?") else re.escape(text[at : at + 1])
@@ -180,8 +178,8 @@ def _parts(text: bytes, at: int) -> Iterator[bytes]:
 
 
 def _set(text: bytes, at: int) -> tuple[int, int] | None:
-    """Return the set of bytes in brackets as bits, `at` being behind the opening one, and where it ends. None: it has
-    no end."""
+    """Return the bytes in brackets as a bit set, and the position after them; None without an end. `at` is
+    the position after the opening bracket."""
     negated = text[at : at + 1] in (b"!", b"^")
     at += negated
     members, previous, first = 0, 0, True
@@ -235,7 +233,7 @@ class PathPattern(msgspec.Struct, frozen=True, dict=True):
     folders_only: bool = False
     """It matches folders, but no files."""
     includes: bool = True
-    """False for one of a sparse workspace that leaves out what it matches."""
+    """False for an exclusion in a sparse workspace."""
 
     def __post_init__(self) -> None:
         if (len(self.text) - len(self.text.rstrip(b"\\"))) % 2:
@@ -246,15 +244,15 @@ class PathPattern(msgspec.Struct, frozen=True, dict=True):
 
     @cached
     def start(self) -> bytes:
-        """Return what every path begins with that it matches, or that lies below one."""
+        """The beginning of every path that matches or is below a match."""
         return self.text[: _wildcard(self.text)]
 
     def matches(self, path: bytes, *, folder: bool) -> bool:
-        """Return whether this very path matches; those below a folder that matches are for the caller."""
+        """Return whether exactly this path matches. The caller handles paths below a folder that matches."""
         return self._pattern.matches(path, path.rpartition(b"/")[2], directory=folder)
 
     def may_match_below(self, folder: bytes) -> bool:
-        """Return whether it may match something below a folder that neither matches nor lies below one that does."""
+        """Return whether it may match below a folder that neither matches nor is below a match."""
         if not folder:
             return True
         names = folder.split(b"/")
@@ -271,7 +269,7 @@ class PathPattern(msgspec.Struct, frozen=True, dict=True):
 
     @cached
     def _parts(self) -> list[Pattern | None]:
-        """A pattern for each name on the way; None if it may stand for several names."""
+        """A pattern for each component; None if it may match several components."""
         return [
             None
             if b"**" in part or b"[" in part or b"\\" in part
@@ -281,7 +279,7 @@ class PathPattern(msgspec.Struct, frozen=True, dict=True):
 
 
 def is_pattern(path: bytes) -> bool:
-    """Return whether a path has characters that a pattern gives another meaning to."""
+    """Return whether a path has wildcard characters."""
     return any(byte in path for byte in _WILD)
 
 
@@ -295,14 +293,14 @@ _RULES_FILE = b".dsvignore"
 
 
 class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
-    """A choice of a dataset's paths. Raise `UsageError` for an invalid line.
+    """A selection of a dataset's paths. Raise `UsageError` for an invalid line.
 
-    A `.dsvignore` is chosen if any path next to it or below may be, so that the rules of the whole dataset apply to
-    files that the workspace adds.
+    A `.dsvignore` is selected if any path next to it or below may be, so that the rules of the whole dataset
+    apply to files that the workspace adds.
     """
 
     lines: tuple[str, ...] | None = None
-    """Patterns, of which the last that matches a path or a folder above it decides; `!` excludes. None: everything."""
+    """Patterns. The last match of a path or a folder above it decides; `!` excludes. None: everything."""
 
     def __post_init__(self) -> None:
         _ = self._rules  # raises for an invalid line
@@ -313,29 +311,28 @@ class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
 
     @cached
     def _folders(self) -> dict[bytes, tuple[int, bool | None]]:
-        """Earlier results of `_folder`."""
         return {}
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> SparsePatterns:
-        """As few lines as have the same meaning, of those that `added` and `removed` make."""
+        """Return the selection of lines from `added` and `removed`, in its shortest form."""
         found = tuple(lines)
         return cls(None if found == (EVERYTHING_LINE,) else found)
 
     @property
     def whole(self) -> bool:
-        """Return whether it is everything."""
+        """Return whether everything is selected."""
         return self.lines is None
 
     @property
     def digest(self) -> bytes:
-        """Tell two of them apart; empty for everything."""
+        """A hash that identifies the selection; empty for everything."""
         if self.lines is None:
             return b""
         return blake3("\n".join(self.lines).encode(), derive_key_context="dsv 2026-11 sparse v1").digest()
 
     def added(self, texts: Iterable[str]) -> SparsePatterns:
-        """With what these patterns match too."""
+        """Return the selection with what these patterns match added."""
         if self.lines is None:
             return self
         lines = list(self.lines)
@@ -347,7 +344,7 @@ class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
         return self.of(lines)
 
     def removed(self, texts: Iterable[str]) -> SparsePatterns:
-        """Without what these patterns match."""
+        """Return the selection without what these patterns match."""
         lines = [EVERYTHING_LINE] if self.lines is None else list(self.lines)
         for text in texts:
             _check(text)
@@ -372,7 +369,7 @@ class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
         return self.matches(path)
 
     def matches(self, path: bytes) -> bool:
-        """Return whether the lines choose the path."""
+        """Return whether the lines select the path."""
         if self.lines is None:
             return True
         decider, all_below = self._folder(path.rpartition(b"/")[0])
@@ -384,7 +381,7 @@ class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
         return self._verdict(decider)
 
     def overlaps(self, after: bytes | None, last: bytes) -> bool:
-        """Return whether sorted paths in (`after`, `last`] may belong to it; `after` None: from the start."""
+        """Return whether sorted paths in (`after`, `last`] may be selected; `after` None: from the start."""
         if self.lines is None:
             return True
         folder = _common_folder(after, last)
@@ -405,13 +402,12 @@ class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
         return False
 
     def all_below(self, folder: bytes) -> bool | None:
-        """Return whether everything below the folder belongs to it, or nothing does; None: some may, and some may
-        not."""
+        """Return whether all paths below the folder are selected, or none is; None: some may be."""
         return True if self.lines is None else self._folder(folder)[1]
 
     def _folder(self, folder: bytes) -> tuple[int, bool | None]:
-        """Return the last rule that matches the folder or one above (-1: none), and the verdict on all below if it is
-        one."""
+        """Return the last rule that matches the folder or one above (-1: none), and the verdict if it is the
+        same for all paths below."""
         found = self._folders.get(folder)
         if found is None:
             decider = self._folder(folder.rpartition(b"/")[0])[0] if folder else -1
@@ -452,7 +448,7 @@ def _check(text: str, line: str | None = None) -> None:
 
 
 def _common_folder(after: bytes | None, last: bytes) -> bytes:
-    """Return the deepest folder that all paths in between lie in."""
+    """Return the deepest folder that has all paths from `after` to `last`."""
     if after is None:
         return b""
     folder = last.rpartition(b"/")[0]

@@ -9,15 +9,15 @@ class Progress(Protocol):
     """Called from the thread that does the work; implementations must be cheap and must not raise."""
 
     def start(self, total_files: int | None, total_bytes: int | None) -> None:
-        """Begin a count, again for each phase; None is not known (yet)."""
+        """Begin a count, again for each phase. None: not known (yet)."""
         ...
 
     def advance(self, files: int = 0, bytes: int = 0, transferred: int = 0) -> None:  # noqa: A002
-        """Add finished files, their bytes, and the bytes that went over the network for them."""
+        """Add finished files, their bytes, and the bytes transferred over the network for them."""
         ...
 
     def note(self, text: str) -> None:
-        """One line for a person: a warning or a phase."""
+        """Show a person one line: a warning or a phase."""
         ...
 
     def finish(self) -> None:
@@ -26,8 +26,6 @@ class Progress(Protocol):
 
 
 class NoProgress:
-    """Shows nothing."""
-
     def start(self, total_files: int | None, total_bytes: int | None) -> None: ...
 
     def advance(self, files: int = 0, bytes: int = 0, transferred: int = 0) -> None: ...  # noqa: A002

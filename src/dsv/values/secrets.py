@@ -2,13 +2,14 @@
 
     by name    the value of `--token X`, `api_key=X`, `"password": "X"`, `-u user:X`, `mysql -pX`
     by looks   private keys, tokens of well-known services, signed URLs
-    by value   what is known to be secret, wherever it turns up: values that were hidden by name in the command and the
+    by value   known secrets, wherever they occur: values that were hidden by name in the command and the
                parameters, values given with `-e`, and the caller's own variables with secret names
 
-Known values of eight characters or more are hidden anywhere, within a longer word too; those of four to seven, and
-numbers of six digits or more, only as a word of their own; shorter ones only right behind their name (`token='ab'`).
-A command is searched as one text, with NUL before each argument. Each pattern reads a text once, however long. Only
-sets of characters are possessive: groups are not right in Python below 3.11.5 (gh-106052).
+Known values of eight characters or more are hidden anywhere, also within a longer word; values of four to
+seven, and numbers of six digits or more, only as a word of their own; shorter ones only directly after their
+name (`token='ab'`). A command is searched as one text, with NUL before each argument. Each pattern reads a
+text once, however long. Only character sets are possessive: groups are wrong in Python below 3.11.5
+(gh-106052).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dsv.values.cached import cached
 
 HIDDEN: Final = "***"
 _ANYWHERE, _A_WORD, _GIVEN, _LINE = 8, 4, 6, 16
-"""Characters from which on a known value is hidden anywhere, as a word, if given with `-e`, and each line of it."""
+"""Minimum characters of a known value to be hidden anywhere, as a word, if given with `-e`, and by line."""
 _NO_SECRETS: Final = frozenset(("true", "false", "yes", "no", "on", "off", "none", "null", "auto", "default"))
 
 Named = tuple[str, str]
@@ -80,7 +81,7 @@ _QUERY = re.compile(r"(?P<head>[?&](?P<name>[A-Za-z][A-Za-z0-9_.-]{0,63})=)(?P<v
 _QUOTED = r"""(?:"(?:[^"\\\0]++|\\[^\0]?)*"?|'(?:[^'\\\0]++|\\[^\0]?)*'?)"""
 _SCHEME = r"(?:bearer|basic|token)\s+"
 _WORD = r"[A-Za-z][A-Za-z0-9_.-]*+"
-# What stands before a value; the group has its name, or the user of a login. Only after `-c` comes a script.
+# The text before a value; the group is its name, or the user of a login. Only `-c` precedes a script.
 _HEADS = re.compile(
     rf"""(?<![\w-])(?:-u|--user|--proxy-user)[ =\0]{{0,4}}["']?(?P<login>[^\s\0:/"']{{1,256}}):
     |(?<=\0)--?(?P<option>{_WORD})\0(?!--)
@@ -100,11 +101,11 @@ _TAKES_P = re.compile(r"(?<![\w.-])(?:mysql|mariadb|sshpass)")
 _PASSWORD = re.compile(r"(?=[^A-Za-z]*[A-Za-z])(?=[a-z]*[^a-z])(?![./~$-]|[A-Za-z_-]+=|rint0$)[^\s/]{6,}")
 _ENV_OPTION = re.compile(r"(?P<head>(?<=\0)(?:--env[=\0]|-e[=\0]?)(?P<name>[^=\0]+)=)(?P<value>[^\0]*)")
 _GLANCE = 512
-"""Characters of a value that are looked at before it is known to be secret: a text is still read once."""
+"""Characters of a value to read before it is known to be secret, so that a text is still read once."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Check that any value of this name is taken to be secret: `HF_TOKEN`, `dbPassword`, `PGPASSWORD`, `id_token`.
+    """Return whether any value of this name is secret: `HF_TOKEN`, `dbPassword`, `PGPASSWORD`, `id_token`.
 
     `max_tokens`, `pad_token`, `token_id`, `tokenizer`, `compass`, `author`, `key` and `PWD` are not.
     """
@@ -113,13 +114,13 @@ def is_secret_name(name: str) -> bool:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Check that a value is taken to be secret by its name or, for a key of any kind, because it looks random."""
+    """Return whether a value is secret by its name or, for a key of any kind, because it looks random."""
     is_key = _WORDS.findall(name)[-1:] in (["key"], ["Key"], ["KEY"])
     return is_secret_name(name) or (is_key and _RANDOM.search(value) is not None)
 
 
 def hide_in_urls(text: str) -> str:
-    """Return a text, such as a message that quotes what was typed, without passwords and signatures in URLs."""
+    """Return a text, such as a message with user input, without passwords and signatures in URLs."""
     return _hide_queries(_IN_URLS.sub(HIDDEN, text)) if "://" in text else text
 
 
@@ -148,15 +149,15 @@ def _arguments(text: str) -> tuple[str, ...]:
 
 
 def _hide_in_command(argv: Sequence[str]) -> tuple[tuple[str, ...], list[Named]]:
-    """Return as many arguments, without the values of secret names and the passwords of `-u` and `-p`, and those
-    values. They are found inside the values of other names too: `url=http://host/?token=X`."""
+    """Return as many arguments, without the values of secret names and the passwords of `-u` and `-p`, and
+    those values. Finds them also inside the values of other names: `url=http://host/?token=X`."""
     text = _joined(argv)
     takes_p = _TAKES_P.search(text) is not None
     found = [("password", each[0].partition(":")[2] or each[0]) for each in _IN_URLS.finditer(text)]
     found += [(name, unquote(password)) for name, password in found]
 
     def hide_short(match: re.Match[str]) -> str:
-        """Hide `-pX`, if a program takes a password so, or if X looks like no port or path."""
+        """Hide X in `-pX` if a program takes a password so, or if X looks like neither a port nor a path."""
         value = match["value"]
         if not takes_p and _PASSWORD.fullmatch(value.strip("\"'")) is None:
             return match[0]
@@ -178,7 +179,7 @@ def _hide_in_command(argv: Sequence[str]) -> tuple[tuple[str, ...], list[Named]]
             secret, user = _is_secret(name, glance[0]), ""
         value = pattern.match(text, position) if secret else None
         if value is not None:
-            if value[0] != user:  # a password like its user is no secret elsewhere
+            if value[0] != user:  # a password that equals its user is no secret elsewhere
                 found += [(name, each) for each in _meanings(value[0])]
             quoted = value[0][0] if value[0][0] in "\"'" else ""
             parts += [text[done:position], quoted, HIDDEN, quoted]
@@ -196,12 +197,12 @@ def _meanings(value: str) -> set[str]:
 
 @dataclass(frozen=True)
 class Masker:
-    """Replaces secrets in what is about to be recorded."""
+    """Hides secrets in what will be recorded."""
 
     known: tuple[str, ...] = field(default=(), repr=False)
     """Values to hide wherever they occur."""
     surely: tuple[str, ...] = field(default=(), repr=False)
-    """Those of them whose names say secret, which not even parameters may show."""
+    """Those with a secret name, which not even parameters may show."""
     named: tuple[Named, ...] = field(default=(), repr=False)
     """Values that are too short to be hidden without their names."""
 
@@ -229,7 +230,8 @@ class Masker:
 
     @cached
     def _looked_for(self) -> tuple[list[str], re.Pattern[str] | None]:
-        """Texts to hide anywhere, the longest first, and a pattern of words, and of heads in groups before values."""
+        """Texts to hide anywhere, longest first, and a pattern of words, and of values after heads
+        (groups)."""
         long = [value for value in self.known if _anywhere(value)]
         forms = dict.fromkeys(form for value in long for form in _forms(value))
         parts = [_word(value) for value in self.known if not _anywhere(value)]
@@ -238,7 +240,7 @@ class Masker:
 
     @property
     def longest(self) -> int:
-        """Return the number of bytes of the longest text that is looked for."""
+        """The number of bytes of the longest text to look for."""
         forms = [form for value in self.known for form in _forms(value)]
         return max((len(form.encode("utf-8", "surrogatepass")) for form in forms), default=0)
 
@@ -247,7 +249,7 @@ class Masker:
         return self.text(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def text(self, text: str) -> str:
-        """Do the same for any string, even one that no encoding has bytes for."""
+        """Do as `data` for any string, even if no encoding has bytes for it."""
         forms, pattern = self._looked_for
         for form in forms:
             text = text.replace(form, HIDDEN)
@@ -258,13 +260,13 @@ class Masker:
         return _SHAPES.sub(lambda found: (found["head"] or "") + HIDDEN, _hide_queries(text))
 
     def name(self, text: str) -> str:
-        """Hide only long secrets, in a name or a path that has to stay what it is."""
+        """Hide only long secrets, for a name or a path that must not change otherwise."""
         return Masker(tuple(value for value in self.surely if len(value) >= _ANYWHERE)).text(text)
 
     def value(self, value: object, *, surely: bool = False) -> object:
-        """Mask all strings and keys of a JSON value, and hide members whose names say secret.
+        """Mask all strings and keys of a JSON value, and hide members with secret names.
 
-        surely: of the known values, hide only those that surely are secret
+        surely: of the known values, hide only `self.surely`
         """
         if surely:
             return Masker(self.surely, named=self.named).value(value)
@@ -285,7 +287,7 @@ class Masker:
 def _mapped(
     value: object, leaf: Callable[[str, object], object], key: Callable[[str], str] = str, name: str = ""
 ) -> object:
-    """Return a JSON value with what `leaf` makes of each string and number and the name that it is under."""
+    """Return a JSON value with each leaf, a string or number, replaced by `leaf(its name, its value)`."""
     if isinstance(value, Mapping):
         return {key(str(one)): _mapped(each, leaf, key, str(one)) for one, each in value.items()}
     if isinstance(value, list | tuple):
@@ -294,7 +296,7 @@ def _mapped(
 
 
 def _may_be_secret(value: str) -> bool:
-    """Check that it is no plain word, nor something that a shell replaces."""
+    """Return whether a value is neither a plain word nor something that a shell replaces."""
     return value != "" and value.lower() not in _NO_SECRETS and not value.startswith(("$", HIDDEN))
 
 
@@ -303,7 +305,7 @@ def _anywhere(value: str) -> bool:
 
 
 def _forms(value: str) -> list[str]:
-    """Return a value as it stands, each long line of it, and as JSON, Python, a shell and a URL write it."""
+    """Return a value as it is, each long line of it, and as JSON, Python, a shell and a URL write it."""
     return [
         value,
         *(line.strip() for line in value.splitlines() if len(line.strip()) >= _LINE),
@@ -319,14 +321,14 @@ def _forms(value: str) -> list[str]:
 
 
 def _word(value: str) -> str:
-    """Return a pattern of a value that is no part of a longer word or number; an escape such as `\\n` is none."""
+    """Return a pattern of a value outside a longer word or number; an escape such as `\\n` may precede it."""
     if _is_number(value):
         return rf"(?<![A-Za-z0-9_.]){re.escape(value)}(?!\.?[A-Za-z0-9_])"
     return rf"(?:(?<![A-Za-z0-9_])|(?<=\\[nrt])){re.escape(value)}(?![A-Za-z0-9_])"
 
 
 def _behind(name: str, value: str) -> str:
-    """Return a pattern of a name, however its words are joined, in a group, and a value behind it."""
+    """Return a pattern of a name, however its words are joined, in a group, and the value after it."""
     words = "[-_. ]?".join(re.escape(word) for word in _WORDS.findall(name))
     between = r"[\"']?[ \t]{0,4}[=: ][ \t]{0,4}[\"']?"
     return rf"((?i:{words}){between}){re.escape(value)}(?![A-Za-z0-9_])"

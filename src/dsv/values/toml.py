@@ -1,17 +1,17 @@
-"""Reading TOML that anybody may have written: dsv's settings, a cache's limits, a workspace's binding."""
+"""Reading untrusted TOML: dsv's settings, a cache's limits, a workspace's binding."""
 
 from __future__ import annotations
 
 import tomli
 
 MAX_BYTES = 1 << 20
-"""A file of settings that is larger is none."""
+"""Maximum size of a file of settings."""
 MAX_DEPTH = 32
-_INTEGERS = range(-(1 << 63), 1 << 63)  # all that TOML promises, and what can be printed again
+_INTEGERS = range(-(1 << 63), 1 << 63)  # the range that TOML guarantees, and that can be printed again
 
 
 def read_toml(data: bytes) -> dict[str, object]:
-    """Return the document. Raises `ValueError` that says what is wrong with it, however it was made."""
+    """Return the document. Raises `ValueError` with what is wrong, for any input."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"it is larger than {MAX_BYTES:,} bytes")
     try:
@@ -25,13 +25,13 @@ def read_toml(data: bytes) -> dict[str, object]:
 
 
 def binding(document: dict[str, object]) -> dict[str, object]:
-    """Return what a workspace is bound to. A sparse one has it in a table, so that older versions refuse it."""
+    """Return the binding of a workspace. A sparse one has it in a table, so that older versions refuse it."""
     inner = document.get("workspace")
     return inner if isinstance(inner, dict) else document
 
 
 def _check(document: dict[str, object]) -> None:
-    """Values that tomli takes and that later code can't print or walk through."""
+    """Raise `ValueError` for values that tomli takes and that later code can't print or traverse."""
     left: list[tuple[object, int]] = [(document, 0)]
     while left:
         value, depth = left.pop()

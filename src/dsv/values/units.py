@@ -10,19 +10,20 @@ from typing import Final
 from dsv.errors import UsageError
 
 LONGEST: Final = 36525 * 86400
-"""Seconds of the longest duration: a century, so that what it ends at has a date."""
+"""Seconds of the longest duration: a century, so that its end has a date."""
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)([smhdwy])", re.ASCII)
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)\s?(?:([kKMGTPE])(i)?)?B?", re.ASCII)
-_PLAIN = 1_000_000  # from so many on a number without a unit is one of bytes
+_PLAIN = 1_000_000  # from this size on, a number without a unit means bytes
 _EARLIEST, _LATEST = (datetime(*day, tzinfo=UTC).timestamp() * 1000 for day in ((1000, 1, 2), (9999, 12, 30)))
 _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
 
 def parse_duration(text: str) -> int:
-    """Seconds in `30s`, `30m`, `12h`, `1d`, `2w`, `1y` (365 days) or `1.5h`: a century at most. Raises `UsageError`."""
+    """Return the seconds of `30s`, `30m`, `12h`, `1d`, `2w`, `1y` (365 days) or `1.5h`, a century at most.
+    Raises `UsageError`."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise UsageError(
@@ -37,9 +38,9 @@ def parse_duration(text: str) -> int:
 
 
 def parse_moment(text: str, now_ms: float, *, end: bool = False) -> float:
-    """Milliseconds since 1970 of `2026-11-20`, `2026-11-20 14:30`, or of a time so long ago as `2w`.
+    """Return milliseconds since 1970 for `2026-11-20`, `2026-11-20 14:30`, or `2w`, a time two weeks ago.
 
-    Without a zone a time is one of this machine's. end: a day alone means its end. Raises `UsageError`.
+    A time without a zone is local. end: a day alone means its end. Raises `UsageError`.
     """
     stripped = text.strip()
     if _DURATION.fullmatch(stripped):
@@ -56,9 +57,9 @@ def parse_moment(text: str, now_ms: float, *, end: bool = False) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Bytes in `500M` (10^6), `1.5GiB` (2^30), `10B` or `5000000`. Raises `UsageError`.
+    """Return the bytes of `500M` (10^6), `1.5GiB` (2^30), `10B` or `5000000`. Raises `UsageError`.
 
-    A small number without a unit is refused: who writes 10 hardly means ten bytes.
+    A small number without a unit is refused: 10 hardly means ten bytes.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
@@ -74,29 +75,29 @@ def parse_size(text: str) -> int:
 
 
 def utc(time_ms: float) -> datetime:
-    """Milliseconds since 1970 as a date to the second; the nearest one where a record says what no calendar has."""
+    """Return the date, to the second, of milliseconds since 1970; the nearest date if no calendar has it."""
     return datetime.fromtimestamp(min(max(_EARLIEST, time_ms), _LATEST) // 1000, UTC)
 
 
 def rfc3339(time_ms: float) -> str:
-    """Milliseconds since 1970 as `2026-11-20T13:21:05Z`; whole seconds, as jq reads no fractions."""
+    """Format milliseconds since 1970 as `2026-11-20T13:21:05Z`, without fractions, which jq can't read."""
     return f"{utc(time_ms):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def format_count(count: int, one: str) -> str:
-    """`1 file`, `1,195 files`, `2 branches`: for things whose plural ends in s."""
+    """Return `1 file`, `1,195 files` or `2 branches`: for nouns whose plural ends in s."""
     return f"{count:,} {one}" + ("" if count == 1 else "es" if one.endswith("ch") else "s")
 
 
 def format_lines(lines: Sequence[str], most: int = 20) -> str:
-    """Return the lines to add to a message, each with a newline before it; at most so many, and how many more there
-    are."""
+    """Return lines to append to a message, each after a newline: at most `most`, and the number of the
+    others."""
     more = [f"and {len(lines) - most:,} more"] if len(lines) > most else []
     return "".join(f"\n  {line}" for line in [*lines[:most], *more])
 
 
 def format_bytes(count: int) -> str:
-    """Three digits and a decimal unit: `999 B`, `1.50 kB`, `32.0 MB`, `250 GB`."""
+    """Return three digits and a decimal unit: `999 B`, `1.50 kB`, `32.0 MB`, `250 GB`."""
     if abs(count) < 1000:
         return f"{count} B"
     value = float(count)

@@ -1,5 +1,5 @@
-"""Writing files of a commit as a tar, a folder or a file of this machine, or to a URL: each byte checked, and what is
-there whole or not at all. A later export to a URL skips what is there and right."""
+"""Writing files of a commit as a tar, a folder or a file of this machine, or to a URL. Each byte is checked,
+and results appear whole or not at all. A later export to a URL skips files that are already right."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from dsv.values.units import format_count, format_lines
 _COMPRESSED = {".gz": "gz", ".tgz": "gz", ".bz2": "bz2", ".xz": "xz"}
 _SHARDS = re.compile(r"%(?:0[0-9]+)?d")
 _IN_MEMORY = 8 << 20
-"""Bytes of the largest file that is read whole into memory before it goes into a tar; larger ones go to a disk."""
+"""Maximum bytes of a file that is kept in memory before it is written to a tar; larger files go to disk."""
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 
 
@@ -58,7 +58,7 @@ class Exported:
     files: int
     bytes: int
     known: int | None = None
-    """Files that were already at the URL. This and the following are only for exports to a URL."""
+    """Files that were already at the URL. `known` to `stays` are only for exports to a URL."""
     written: int | None = None
     written_bytes: int | None = None
     left_out: int | None = None
@@ -66,7 +66,7 @@ class Exported:
     stays: int | None = None
     """Files at the URL that the target does not have."""
     damaged: tuple[Damaged, ...] = ()
-    """With `skip_damaged`, what was left out as it can't be read."""
+    """What was left out with `skip_damaged`."""
     erased: int = 0
     """Files of the target that were not written, as they were erased from the store."""
 
@@ -76,21 +76,21 @@ class Damaged:
     """A file that can't be read, or paths that can't be listed."""
 
     path: bytes | None
-    """None for paths that can't be listed: then there are `entries` of them, the last one being `upto`."""
+    """None for paths that can't be listed: these are `entries` paths, the last of which is `upto`."""
     upto: bytes | None
     entries: int | None
     text: str
-    """Why."""
+    """The reason."""
 
 
 Found = list[tuple[bytes, Entry, Location | None]]
 
 
 class Selection:
-    """The entries at and below a target's path, each with its name from there.
+    """The entries at and below a target's path, each with its name relative to it.
 
-    Raises `NotFound` if there is none, and `Erased` if it is one file that was erased. skip_damaged: what can't be read
-    is noted as `damaged` and left out. strict: raise `Conflict` if files of it were erased.
+    Raises `NotFound` if there is none, and `Erased` if it is one file that was erased. skip_damaged: leave
+    out what can't be read, and add it to `damaged`. strict: raise `Conflict` if files of it were erased.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Selection:
         self._note(Damaged(None, part.last, part.entries, error.message), error)
 
     def skip(self, entry: Entry, error: IntegrityError) -> None:
-        """Note a file that can't be read, or raise the error."""
+        """Add a file that can't be read to `damaged`, or raise the error."""
         self._note(Damaged(entry.path, None, None, error.message), error)
 
     def _note(self, damaged: Damaged, error: IntegrityError) -> None:
@@ -143,7 +143,7 @@ class Selection:
         self.damaged[damaged.path or damaged.upto or b""] = damaged
 
     def exported(self) -> Exported:
-        """Return the result, if all of it was written but what is damaged."""
+        """Return the result once everything except what is damaged was written."""
         paths = [entry for _, entry, _ in self.found if entry.path not in self.damaged]
         files = [entry for entry in paths if entry.is_file]
         size = sum(entry.size for entry in files)
@@ -151,7 +151,7 @@ class Selection:
         return Exported(self.commit, len(paths), len(files), size, damaged=damaged, erased=self.erased)
 
     def contents(self, found: Found | None = None) -> Iterator[tuple[bytes, Entry, Iterator[bytes]]]:
-        """Yield each entry with its content in checked pieces, which raise `IntegrityError` where it is damaged."""
+        """Yield each entry with its content in checked pieces; damaged ones raise `IntegrityError`."""
         chosen = self.found if found is None else found
         wanted = [Wanted(entry, where) for _, entry, where in chosen if entry.is_file]
         files = Fetcher(self.tree.objects, self.tree.commit.dataset).files(wanted)
@@ -163,7 +163,7 @@ class Selection:
                 yield name, entry, iter(())
 
     def becomes_tar(self, to: str) -> bool:
-        """Return whether the destination is to be a tar: by its name, unless the target is one that only is copied."""
+        """Return whether to write a tar: the name of `to` says so, and the target is not a tar to copy."""
         copied = self.is_one_file and self.found[0][0].endswith(tuple(one.encode() for one in TARS))
         return to.endswith(TARS) and not copied
 
@@ -181,7 +181,7 @@ def refuse_shards(to: str) -> None:
 def write_tar(selection: Selection, out: IO[bytes], name: str = "", folder: Path | None = None) -> None:
     """Write a tar, compressed as the ending of its name says.
 
-    folder: with `skip_damaged`, where a large file is before it goes into the tar; None: where temporary files are.
+    folder: for large files before they are written, with `skip_damaged`; None: the folder of temporary files.
     """
     mode: Any = f"w|{_COMPRESSED.get(Path(name).suffix, '')}"
     with tarfile.open(fileobj=out, mode=mode, format=tarfile.PAX_FORMAT) as tar:
@@ -210,10 +210,10 @@ def write_tar(selection: Selection, out: IO[bytes], name: str = "", folder: Path
 
 
 def export_path(selection: Selection, to: str) -> None:
-    """Write a tar, a folder, or the one file that the target is, which appears when it is whole.
+    """Write a tar, a folder, or the one file of the target. It appears when it is whole.
 
-    A tar is one by its name, and replaces a file. A file goes into a folder that is there or whose name ends with a
-    slash, by its own name. Raises `Conflict` if anything else is in the way.
+    A tar is recognized by its name, and may replace a file. One file keeps its name in a folder that exists
+    or whose name ends with a slash. Raises `Conflict` if anything else is in the way.
     """
     path, is_tar = Path(to), selection.becomes_tar(to)
     with about(path):
@@ -292,8 +292,6 @@ def _write_folder(selection: Selection, root: Path) -> None:
 
 
 class Pieces(io.RawIOBase):
-    """A file made of pieces."""
-
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = filter(None, pieces)
         self._rest = memoryview(b"")
@@ -310,10 +308,10 @@ class Pieces(io.RawIOBase):
 
 
 SAVE_SECONDS = 10.0
-"""Seconds between two notes of written files."""
+"""Seconds between two writes of the journal."""
 _PIECE = 8 << 20
 _PARTS = 9000
-"""Into how many pieces a large object goes: S3 takes 10,000."""
+"""Maximum parts of a large object; S3 takes 10,000."""
 _PART = re.compile(r"\.dsv-([0-9a-f]{8})[0-9a-f]{8}\.part")
 _LEFT = 24 * 3600.0
 """Seconds after which a part that another machine was writing counts as abandoned."""
@@ -342,7 +340,7 @@ class UrlExport:
         self._mark = blake3(f"{socket.gethostname()} {self._journal.path}".encode()).hexdigest(length=4)
 
     def tar(self, selection: Selection) -> Exported:
-        """Write one tar. Raises `Conflict` if something is there, unless it is a file and `force` is given."""
+        """Write one tar. Raises `Conflict` if the URL exists, unless it is a file and `force` is given."""
         if "/" not in self.place.root:
             raise UsageError(
                 f"{self.place.shown} is a bucket, not a file in one",
@@ -363,7 +361,7 @@ class UrlExport:
         return selection.exported()
 
     def files(self, selection: Selection) -> Exported:
-        """Write the files that are missing or differ, each to appear when it is whole."""
+        """Write the files that are missing or differ. Each appears when it is whole."""
         files = [each for each in selection.found if each[1].is_file]
         with self._alone(), ThreadPoolExecutor(JOBS, "dsv-export") as pool:
             folder, _, name = self.place.root.rpartition("/")
@@ -395,9 +393,9 @@ class UrlExport:
     def _plan(
         self, files: Found, there: dict[bytes, Info], folders: set[bytes], pool: ThreadPoolExecutor
     ) -> Found:
-        """Return the files to write, in the order of the store. Raises `Conflict`.
+        """Return the files to write, in tree order. Raises `Conflict`.
 
-        A file of the right size without a note is read and compared: a killed export may have written it.
+        A file of the right size without a journal entry is compared: a killed export may have written it.
         """
         noted: dict[bytes, FileId] = {}
         for name, info in there.items():
@@ -469,21 +467,22 @@ class UrlExport:
             self._journal.save()
 
     def _write(self, key: str, pieces: Iterable[bytes], size: int) -> str | None:
-        """Write a file; return its version for the journal, None if the server has no such thing."""
+        """Write a file. Return its version for the journal, or None if the server has no versions."""
         md5 = hashlib.md5(usedforsecurity=False)
         with self._writing(key, size) as file:
             for piece in pieces:
                 md5.update(piece)
                 file.write(piece)
-        if self.place.protocol in S3 and size < _PIECE:  # it was one part, whose entity tag this is
+        if self.place.protocol in S3 and size < _PIECE:  # it was one part, so this is its entity tag
             return md5.hexdigest()
         return version_of(self.place.info(key))
 
     @contextmanager
     def _writing(self, key: str, size: int) -> Iterator[Any]:
-        """Yield a file that gets its name at the end, and never after an error. size: the most to be written.
+        """Yield a file that gets its name at the end, and never after an error. size: the maximum bytes.
 
-        In a bucket an object appears when it is whole; elsewhere the file has a temporary name in the same folder.
+        In a bucket an object appears when it is whole; elsewhere the file first has a temporary name beside
+        it.
         """
         folder = key.rpartition("/")[0]
         draft = f"{folder}/.dsv-{self._mark}{os.urandom(4).hex()}.part"
@@ -528,7 +527,7 @@ class UrlExport:
             return None
 
     def _list(self) -> tuple[dict[bytes, Info], set[bytes]]:
-        """Return every file there, and the folders. Removes the parts that killed exports have left."""
+        """Return all files and folders there. Remove the parts that killed exports have left."""
         with self.place.at_work("listed"):
             self._fs.invalidate_cache()
             listed: dict[str, Info] = {}
@@ -552,7 +551,6 @@ class UrlExport:
         return files, folders
 
     def _holds(self, key: str, entry: Entry) -> bool:
-        """Read a file; return whether it has this content."""
         proof = blake3()
         with self.place.at_work("read"), self._fs.open(key, "rb", block_size=_PIECE) as file:
             while data := file.read(_PIECE):
@@ -560,7 +558,7 @@ class UrlExport:
         return proof.digest() == entry.file_id
 
     def _alone(self) -> Lock:
-        """One export from this machine to one URL at a time, as parts found there are removed. Raises `Conflict`."""
+        """Lock the URL for this machine, because parts found there are removed. Raises `Conflict`."""
         path, shown = self._journal.path, self.place.shown
         with about(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -572,7 +570,7 @@ class UrlExport:
 
 
 def _clashes(names: set[bytes], there: Iterable[bytes], folders: set[bytes]) -> set[bytes]:
-    """Folders that have the name of a file to write, and files and links where one needs a folder."""
+    """Return folders with the name of a file to write, and files and links where one needs a folder."""
     found = set(there)
     folders = folders.union(*map(folders_above, found))
     needed = {b""}.union(*map(folders_above, names)) if names else set()

@@ -1,8 +1,8 @@
-"""Notes on the files that imports have stored and exports have written, so that the next ones skip them.
+"""Journals of files that imports have stored and exports have written, so that the next ones skip them.
 
-A file of lines beside the local copies of a store's metadata, one for each source URL. Each line says which content a
-version of a file had; it is written once the store has the content and an index that names it. Whether the store still
-has it is asked each time, so losing the file, or a store that was put back, costs reading and nothing else.
+A journal is a file of lines beside the local copies of a store's metadata, one for each source URL. A line
+has the content of a version of a file, and is written once the store has the content and an index with it.
+Each use checks whether the store still has it: a lost journal or a restored store only costs reading.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DECODER = msgspec.json.Decoder(_Line, dec_hook=lambda kind, text: kind.parse(te
 
 
 class Journal:
-    """The notes on one URL and one store."""
+    """The journal of one URL and one store."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.path = folder / f"{blake3(url.encode('utf-8', 'surrogateescape')).hexdigest(length=16)}.jsonl"
@@ -51,19 +51,19 @@ class Journal:
             self._known[read.key] = read
 
     def find(self, key: str, version: str | None) -> Stored | None:
-        """Return the content of this version of a file, if it is noted."""
+        """Return the content of this version of a file, or None."""
         known = self._known.get(key)
         if known is None or version is None or known.version != version:
             return None
         return Stored(known.size, known.file_id, known.recipe_id, None)
 
     def add(self, key: str, version: str | None, stored: Stored | Entry) -> None:
-        """Add a note, which the next `save` writes."""
+        """Add a line, which the next `save` writes."""
         if version is not None and stored.file_id is not None:
             self._new.append(_Line(key, version, stored.size, stored.file_id, stored.recipe_id))
 
     def save(self) -> None:
-        """Write the notes. Everything added must be durable in the store, and in an index."""
+        """Write the new lines. Everything added must be durable in the store, and in an index."""
         if not self._new:
             return
         with about(self.path):

@@ -1,6 +1,6 @@
 """Files that a dataset refers to and does not store: importing them, and reading them later.
 
-An import reads each file once, for its ids, in the same way as readers do later: what could be imported can be read.
+An import reads each file once, for its ids, like all later reads: what was imported can be read.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ _PIECE = 8 << 20
 
 
 class SourceReader:
-    """Reads files that are referred to: those of this machine, of web servers, and of S3. Safe in threads, and in
-    processes that were forked."""
+    """Reads referenced files of this machine, web servers and S3. Safe in threads and forked processes."""
 
     def __init__(self, options: StoreOptions) -> None:
-        """options: as for the store; the S3 server is the one that the file lies on."""
+        """options: those of the store. The S3 server is that of the file."""
         self._options = options
         self._places: dict[tuple[int, str, str], Place] = {}
         self._lock = threading.Lock()
@@ -139,7 +138,8 @@ async def _read_http(place: Place, source: Source, start: int, length: int, head
 
 
 def _seen_http(source: Source, answer: Any, size: int) -> Source:
-    """The Hub names the content in the answer that redirects to another host, whose own tag may change."""
+    """Return the file as found. The Hub names its content in the redirect; the other host's tag may
+    change."""
     last = answer.headers
     hub = [one.headers for one in (*answer.history, answer) if "X-Repo-Commit" in one.headers]
     if hub:
@@ -158,10 +158,10 @@ def _unfit(shown: str, reason: str) -> Unsupported:
 
 
 class ReferredSource(FolderSource):
-    """The files at a URL that are to be referred to. What they were when they were read is noted."""
+    """The files at a URL to refer to. The state of each file is recorded when it is read."""
 
     def __init__(self, place: Place, read: ReadSource, endpoint: str) -> None:
-        """endpoint: of S3."""
+        """endpoint: the S3 server."""
         super().__init__(place)
         self._read_source = read
         self._scheme = place.protocol or "file"
@@ -169,7 +169,7 @@ class ReferredSource(FolderSource):
         self._sources: dict[str, Source] = {}
 
     def source(self, file: RemoteFile) -> Source:
-        """Return a file of which something was read, as it was then."""
+        """Return the state of a file at its first read, which must have happened."""
         return self._sources[file.key]
 
     def read(self, file: RemoteFile) -> bytes:

@@ -1,7 +1,7 @@
 """Places that fsspec can reach: opening them by URL, and translating their errors into dsv's.
 
-Each of fsspec's file systems raises errors of its own for the same few causes: unknown host, connection refused, access
-denied, not found. They are recognized by HTTP status or errno, since their classes may not be loaded.
+Each file system of fsspec has its own errors for the same few causes: unknown host, connection refused,
+access denied, not found. They are recognized by HTTP status or errno: their classes may not be loaded.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from dsv.values.secrets import hide_in_urls
 BY_SSH = ("sftp", "ssh")
 S3 = ("s3", "s3a")
 OBJECT_STORES = (*S3, "gs", "gcs", "az", "abfs", "abfss")
-"""Protocols in which a file appears when all of it is written, and one request reads one version of it."""
+"""Protocols in which files appear only when complete, and one request reads one version of a file."""
 HTTP = ("http", "https")
 _CAN_REFRESH = (*S3, "az", "abfs", "abfss", "hf")
-"""Protocols whose file systems remember listings, and take `refresh` to ask again."""
+"""Protocols whose file systems cache listings, and take `refresh` to ask the server."""
 _ETAGS = ("ETag", "etag", "blob_id", "md5Hash", "crc32c", "content_md5", "Content-MD5", "Digest")
 _TIMES = ("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created")
 _KNOWN_HOSTS = (Path("/etc/ssh/ssh_known_hosts"), Path.home() / ".ssh/known_hosts")
@@ -46,7 +46,7 @@ _ACCESS = {
     "az": "check the URL; az login, or set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     "s3": "'aws s3 ls {url}' must work; use other credentials, such as AWS_PROFILE",
 }
-"""The hint where something is absent or access is denied: servers often answer one for the other."""
+"""The hint if something is absent or access is denied: servers often answer one for the other."""
 _SHAPES = {"hf": "hf://datasets/OWNER/NAME", "sftp": "sftp://USER@HOST/PATH", "http": "https://HOST/PATH"}
 _ENDPOINTS = {"hf": "variable HF_ENDPOINT", "s3": "endpoint (--source-endpoint, AWS_ENDPOINT_URL)"}
 """The setting that names the server, if the URL does not."""
@@ -88,7 +88,7 @@ class Place:
         return (self.fs.protocol,) if isinstance(self.fs.protocol, str) else tuple(self.fs.protocol)
 
     def name(self, key: str) -> str:
-        """Return the path of a file from the root on."""
+        """Return the path of a file relative to the root."""
         return key.strip("/").removeprefix(self.root.strip("/")).strip("/")
 
     @contextmanager
@@ -98,7 +98,7 @@ class Place:
             yield
 
     def info(self, key: str) -> dict[str, Any]:
-        """Return the server's present information on a file, never from a cache."""
+        """Return the server's current information on a file, never from a cache."""
         with self.at_work("read"):
             if self.protocol in _CAN_REFRESH:
                 found: dict[str, Any] = self.fs.info(key, refresh=True)
@@ -179,7 +179,7 @@ def changed(shown: str) -> Conflict:
 
 
 def storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
-    """fsspec's options. s3:// is reached as dsv's own stores are; other protocols find their credentials themselves."""
+    """Return fsspec's options. dsv's own are for s3://; other protocols find their credentials themselves."""
     if protocol in BY_SSH:
         return _ssh_options()
     if protocol not in S3:
@@ -200,9 +200,8 @@ def storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
 
 
 def _ssh_options() -> dict[str, Any]:
-    """Return a host key policy that trusts the servers that `ssh` trusts. Older fsspecs take none, and trust any
-    server.
-    """
+    """Return a host key policy that trusts the servers that `ssh` trusts. Older fsspecs take none, and trust
+    any."""
     import paramiko
     from fsspec.implementations import sftp
 
@@ -223,7 +222,7 @@ def _ssh_options() -> dict[str, Any]:
 
 
 def kind_of(url: str) -> str:
-    """Its protocol; the same for all names of one."""
+    """Return the protocol of a URL, the same for all its aliases."""
     protocol = url.partition("://")[0].partition("::")[0].partition("+")[0]
     return _ALIASES.get(protocol, protocol)
 
@@ -238,13 +237,13 @@ def hub_endpoint() -> str:
 
 
 def is_on_hub(url: str) -> bool:
-    """Return whether a URL of HTTP is one of a dataset of the Hub."""
+    """Return whether an HTTP URL belongs to a dataset of the Hub."""
     return kind_of(url) == "http" and "/datasets/" in url and url.startswith(f"{hub_endpoint()}/datasets/")
 
 
 def hub_headers(url: str) -> dict[str, str]:
-    """Return the header with the user's token for a file of the Hub, and nothing for any other URL. aiohttp drops it
-    when it follows a redirect to another host. Without huggingface_hub there is no token."""
+    """Return the header with the user's token for a file of the Hub, none for other URLs or without
+    huggingface_hub. aiohttp drops it when it follows a redirect to another host."""
     if is_on_hub(url):
         with suppress(ImportError):
             from huggingface_hub import constants, get_token
@@ -266,10 +265,10 @@ def converting(shown: str, done: str) -> Iterator[None]:
 
 
 def as_error(error: Exception, shown: str, done: str) -> DsvError:
-    """Return the error to raise in place of one of a file system."""
+    """Return the dsv error for an error of a file system."""
     cause = error.__cause__
     if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):
-        # fsspec says so of a web server that is away or is not trusted, too
+        # fsspec raises it also if a web server is down or not trusted
         is_away = isinstance(cause, OSError) and type(cause).__module__.startswith("aiohttp")
         if is_away or _status(cause) not in (None, 404, 410):
             return as_error(cause, shown, done)
@@ -352,7 +351,7 @@ def _status(error: Exception) -> int | None:
 
 
 def _is_expired(error: BaseException) -> bool:
-    """Return whether S3 no longer has the version that s3fs has opened, and reads only."""
+    """Return whether S3 has lost the version that s3fs opened, the only one that it reads."""
     response = getattr(error, "response", None)
     answer = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
     return type(error).__name__ == "FileExpired" or answer.get("HTTPStatusCode") == 412

@@ -1,7 +1,7 @@
-"""The revisions of places that have some: git repositories with data in DVC, and datasets of the Hugging Face Hub.
+"""Revisions of git repositories with data in DVC, and of datasets of the Hugging Face Hub.
 
-A git repository has files that name outputs by their MD5, and a DVC remote has each content under its MD5. What a
-revision has is read with the command line of git. Neither a work tree nor DVC is needed.
+A git repository has files that name outputs by their MD5, and a DVC remote has each content under its MD5.
+The files of a revision are read with the git command. Neither a work tree nor DVC is needed.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from dsv.values.secrets import hide_in_urls
 
 DVC = "dvc+"
 HUB = "hf://datasets/"
-"""Beginnings of URLs of places with revisions: git repositories with data in DVC, and datasets of the Hub."""
+"""Prefixes of URLs with revisions: git repositories with data in DVC, and datasets of the Hub."""
 _PATHS = (":(glob)**/*.dvc", ":(glob)**/dvc.lock", ":(glob)**/dvc.yaml")
-_NOT_FOUND = 127  # what env returns for a program that is not there
+_NOT_FOUND = 127  # exit code of env for a missing program
 _MD5 = re.compile(r"[0-9a-f]{32}(\.dir)?")
 _OPTIONS = {
     "endpointurl": "endpoint", "profile": "profile", "region": "region", "access_key_id": "access_key",
     "secret_access_key": "secret_key", "session_token": "session_token",
 }  # fmt: skip
-"""Settings of a remote, and the options that they are for a store."""
+"""Settings of a DVC remote, and the store options for them."""
 
 
 class Revision(NamedTuple):
-    """A commit of somebody else's."""
+    """A commit of the source."""
 
     id: str
     author: str
@@ -62,7 +62,7 @@ class Revision(NamedTuple):
 
 
 def no_revisions(url: str) -> UsageError:
-    """Return the error for a place that has only what lies there now, or for a dataset of the Hub with a DVC remote."""
+    """Return the error for a URL without revisions, or for a dataset of the Hub with a DVC remote."""
     shown = hide_in_urls(url)
     return UsageError(
         f"{shown} has no {'DVC remote' if url.startswith(HUB) else 'revisions'}",
@@ -73,13 +73,13 @@ def no_revisions(url: str) -> UsageError:
 
 
 class Output(NamedTuple):
-    """An entry of DVC at a path."""
+    """A file or folder that DVC tracks."""
 
     path: str
     md5: str
     """With `.dir` at its end for a folder."""
     before_3: bool
-    """As versions of DVC before 3.0 wrote it: at another place of the remote, with another hash for text."""
+    """Written by DVC before 3.0, under another path of the remote, and with another hash for text."""
     executable: bool
 
     @property
@@ -88,7 +88,7 @@ class Output(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Where the remote has it."""
+        """Its path in the remote."""
         return ("" if self.before_3 else "files/md5/") + f"{self.md5[:2]}/{self.md5[2:]}"
 
 
@@ -101,7 +101,7 @@ _FOLDER = msgspec.json.Decoder(list[_InFolder])
 
 
 class Git:
-    """A git repository. One of another machine is cloned without its files, until it is closed."""
+    """A git repository. `close` deletes the bare clone of a repository on another machine."""
 
     def __init__(self, url: str) -> None:
         self.shown = hide_in_urls(url)
@@ -122,7 +122,7 @@ class Git:
             self._copy.cleanup()
 
     def log(self, *arguments: str) -> list[Revision]:
-        """Return commits, as `git log` chooses them."""
+        """Return the commits that `git log` selects."""
         form = "--format=%H%n%an <%ae>%n%at%n%B"
         said = self._ask("-c", "log.showSignature=false", "log", "-z", "--encoding=UTF-8", form, *arguments)
         found = []
@@ -133,13 +133,12 @@ class Git:
         return found
 
     def tree(self, revision: str) -> dict[str, str]:
-        """Return every path of a commit, and the object that it has there."""
+        """Return the object of every path of a commit."""
         said = self._ask("ls-tree", "-r", "-z", "--full-tree", revision)
         rows = (one.partition("\t") for one in said.decode("utf-8", "surrogateescape").split("\0") if one)
         return {path: head.split()[2] for head, _, path in rows}
 
     def read(self, objects: Iterable[str]) -> list[bytes]:
-        """Return the contents of objects."""
         wanted = list(objects)
         said = self._ask("cat-file", "--batch", given="".join(f"{one}\n" for one in wanted).encode())
         found, at = [], 0
@@ -174,11 +173,11 @@ class Git:
 
 
 class DvcHistory:
-    """The revisions of a git repository, with what a DVC remote has of them. `url` is that of the repository, without a
-    revision and without secrets. `close` ends it."""
+    """The revisions of a git repository, and their files in a DVC remote. `url` is the repository's, without
+    a revision and secrets. `close` it at the end."""
 
     def __init__(self, url: str, options: StoreOptions, remote: str | None) -> None:
-        """url: with `dvc+` before it, and perhaps `@REV` behind it. remote: a name in the configuration, or a URL."""
+        """url: `dvc+URL` or `dvc+URL@REV`. remote: a name in the configuration, or a URL."""
         try:
             import yaml
         except ImportError as error:
@@ -196,8 +195,8 @@ class DvcHistory:
         self.close = self.git.close
 
     def revisions(self, names: Sequence[str], *, every: bool) -> list[Revision]:
-        """Return those that are named, also by ranges `A..B`, or `every` one up to the one in the URL, oldest first.
-        Without either, the one in the URL. Raises `NotFound`."""
+        """Return the named revisions, also by ranges `A..B`, or with `every` all up to the one in the URL,
+        oldest first. Without either, return the one in the URL. Raises `NotFound`."""
         walk, end = ("--first-parent", "--reverse", "--end-of-options"), ("--", *_PATHS)
         if every:
             return self.git.log(*walk, self._named, *end)
@@ -210,14 +209,14 @@ class DvcHistory:
         return found
 
     def source(self, revision: Revision, *, reference: bool) -> FolderSource:
-        """Open what has the contents of a revision and of those before it."""
+        """Open the remote with the contents of a revision and of those before it."""
         url, options = self._place(revision.id)
         if reference:
             return open_referred(url, options)
         return FolderSource(open_place(url, options))
 
     def _place(self, revision: str) -> tuple[str, StoreOptions]:
-        """Return the URL of the remote, and how to reach it."""
+        """Return the URL of the remote, and the options to reach it."""
         config, given = self._config(revision), self._remote
         name = given or config.get("core", "remote", fallback="").strip("\"'")
         matches = [(re.fullmatch("""'?remote "(.+)"'?""", one), one) for one in config.sections()]
@@ -282,7 +281,7 @@ class DvcHistory:
     def _present(
         self, source: FolderSource, outputs: list[Output], skipped: list[Problem]
     ) -> list[tuple[Output, RemoteFile]]:
-        """Return those that the remote has, and add the others to `skipped`."""
+        """Return the outputs that the remote has, and add the others to `skipped`."""
         self._look_up(source, outputs)
         found = [(one, self._file(one)) for one in outputs]
         skipped += [
@@ -320,7 +319,7 @@ class DvcHistory:
     def _named_by(
         self, name: str, texts: dict[str, bytes], revision: str
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the outputs that a file of DVC names, each with the folder that its path begins at."""
+        """Yield the outputs in a file of DVC, each with the folder that its path is relative to."""
         folder, stages_of = posixpath.dirname(name), posixpath.join(posixpath.dirname(name), "dvc.yaml")
         found = self._load(name, texts[name], revision)
         stages: dict[str, Any] = {"": found}
@@ -351,7 +350,7 @@ class DvcHistory:
         return found if isinstance(found, dict) else {}
 
     def _look_up(self, source: FolderSource, wanted: Iterable[Output]) -> None:
-        """Find out what the remote has: by one listing, or of a web server by asking for each."""
+        """Find out what the remote has: by one listing, or on a web server by one request for each name."""
         place = source.place
         if not any(name in HTTP for name in place.protocols):
             if self._objects is None:
@@ -383,7 +382,6 @@ class DvcHistory:
         )  # fmt: skip
 
     def _folder(self, source: FolderSource, file: RemoteFile) -> list[_InFolder]:
-        """Return the files of a folder."""
         found = self._folders.get(file.key)
         if found is None:
             text, read, buffer = bytearray(), source.reader(file), memoryview(bytearray(1 << 20))
@@ -408,8 +406,8 @@ def _damaged(message: str, subject: str) -> IntegrityError:
 
 
 class HubHistory:
-    """The revisions of a dataset of the Hub, as of `DvcHistory`. A file of one revision has a URL of its own, whose
-    content never changes."""
+    """The revisions of a dataset of the Hub, like `DvcHistory`. Each file of a revision has its own URL,
+    whose content never changes."""
 
     def __init__(self, url: str, options: StoreOptions) -> None:
         try:
@@ -428,7 +426,7 @@ class HubHistory:
         self._api, self._file, self._options = HfApi(), RepoFile, options
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
     def revisions(self, names: Sequence[str], *, every: bool) -> list[Revision]:
         shown = f"{self.url}@{self._named}"
@@ -503,5 +501,5 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def at_web(url: str) -> str:
-    """Return where the files of a dataset lie, which references to them begin with."""
+    """Return the web URL of a dataset, with which references to its files begin."""
     return f"{hub_endpoint()}/datasets/{_split(url)[0]}"

@@ -1,4 +1,4 @@
-"""Reading the files at a URL for an import: those of a folder, many of them ahead, or those of a tar."""
+"""Reading the files at a URL for an import: those of a folder, with read-ahead, or those of a tar."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from dsv.values.secrets import hide_in_urls
 from dsv.values.units import format_bytes
 
 SMALL = 8 << 20
-"""Bytes of the largest file that is read or written at once, and ahead."""
+"""Maximum bytes of a file that is read or written in one piece, and ahead."""
 AHEAD_BYTES = 128 << 20
-"""Bytes of files that may be under way, so that memory is bounded."""
+"""Maximum bytes of files in flight, which bounds memory."""
 JOBS = 32
-"""Small files that are read or written at a time."""
+"""Small files that are read or written at the same time."""
 _PIECE = 8 << 20
 _ONE_REQUEST = (*OBJECT_STORES, *HTTP, "hf")
 """Protocols that read a small file by one request, so that all of it is of one version."""
@@ -75,7 +75,7 @@ class RemoteFile:
 
 
 class _Digest:
-    """Checks what is read of a file against the hash that the listing gives."""
+    """Checks the content of a file against the hash in the listing."""
 
     def __init__(self, file: RemoteFile) -> None:
         self._file = file
@@ -83,7 +83,7 @@ class _Digest:
         start = b"blob %d\0" % (file.size or 0) if kind == "git" else b""
         name = {"git": "sha1", "md5-dos2unix": "md5"}.get(kind, kind)
         self._hash = hashlib.new(name, start, usedforsecurity=False)
-        # DVC before 3.0 did not count the CR of lines of text, in pieces of 1 MiB
+        # DVC before 3.0 hashed lines of text without their CR, in pieces of 1 MiB
         self._lines = hashlib.md5(usedforsecurity=False) if kind == "md5-dos2unix" else None
         self._piece = bytearray()
 
@@ -96,7 +96,7 @@ class _Digest:
                 del self._piece[: 1 << 20]
 
     def check(self) -> None:
-        """Raise `IntegrityError` if the file that was read to its end has another hash."""
+        """Raise `IntegrityError` if the file, which was read to its end, has another hash."""
         found = [self._hash.hexdigest()]
         if self._lines is not None:
             self._lines.update(self._piece.replace(b"\r\n", b"\n"))
@@ -111,10 +111,7 @@ class _Digest:
 
 
 class FolderSource:
-    """The files at and below a URL, of which small ones are read ahead by several threads.
-
-    A context manager, which ends the threads.
-    """
+    """The files at and below a URL. Several threads read small ones ahead, until the context ends."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -158,16 +155,15 @@ class FolderSource:
         return sorted(files, key=lambda file: sort_key(file.path)), skipped
 
     def read_ahead(self, files: Sequence[RemoteFile]) -> None:
-        """Announce the files that will be asked for, in this order."""
+        """Announce the files that will be read, in this order."""
         self._upcoming = deque(file for file in files if file.size is not None and file.size <= SMALL)
 
     def check(self) -> None:
-        """Each file is checked when it was read."""
+        """Do nothing: each file is checked when it is read."""
 
     def reader(self, file: RemoteFile) -> ReadInto:
-        """Return a function that reads the file, from its first call on. Raises `Conflict` if it was changed since
-        listed, and `IntegrityError` if it does not have the hash that it was listed with.
-        """
+        """Return a function that opens the file at its first call and reads it. It raises `Conflict` if the
+        file has changed since it was listed, and `IntegrityError` if its hash is not the listed one."""
         source: ReadInto | None = None
         digest = _Digest(file) if file.digest else None
         size = 0
@@ -263,9 +259,9 @@ class FolderSource:
 TARS: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 UNPACKED_MIN: Final = 1 << 30
 UNPACKED_TIMES: Final = 2000
-"""A tar is refused if it unpacks to more bytes than the first, and to more than the second times its own size."""
+"""A tar is refused if it unpacks to more than `UNPACKED_MIN` bytes and `UNPACKED_TIMES` its own size."""
 _READ_MAX: Final = 64 << 20
-"""Bytes of the largest header that is read at once."""
+"""Maximum bytes of a header."""
 _LINKS_MAX: Final = 40
 _NO_FILE: Final = "it is neither a file nor a link to a file of the tar, or it is below one of these"
 _COMPRESSED: Final[dict[bytes, Callable[[Any], Any]]] = {
@@ -276,7 +272,7 @@ _COMPRESSED: Final[dict[bytes, Callable[[Any], Any]]] = {
 
 
 class TarSource:
-    """The files below the folder `inside` of a tar at a URL. A context manager, which closes the tar.
+    """The files below the folder `inside` of a tar at a URL. The end of the context closes the tar.
 
     The tar is read twice from its start: to list it, and for the contents.
     """
@@ -297,8 +293,8 @@ class TarSource:
     def files(self) -> tuple[list[RemoteFile], list[Problem]]:
         """Return every file, in tree order, and what can't be read as one.
 
-        A later member of the same name replaces an earlier one. Raises `IntegrityError` for a damaged tar, and
-        `Unsupported` for one that unpacks to absurdly much.
+        A later member of the same name replaces an earlier one. Raises `IntegrityError` for a damaged tar,
+        and `Unsupported` for one that unpacks to far more than its size.
         """
         with self._judging():
             start = self._raw.read(6)
@@ -316,7 +312,7 @@ class TarSource:
         return sorted(files, key=lambda file: sort_key(file.path)), skipped
 
     def read_ahead(self, files: Sequence[RemoteFile]) -> None:
-        """A tar is read in the order of its members."""
+        """Do nothing: a tar is read in the order of its members."""
 
     def check(self) -> None:
         """Raise `Conflict` if the tar was changed since it was opened."""
@@ -324,7 +320,7 @@ class TarSource:
             raise changed(self.place.shown)
 
     def reader(self, file: RemoteFile) -> ReadInto:
-        """Return a function that reads the file, from its first call on."""
+        """Return a function that reads the file."""
         source: ReadInto | None = None
 
         def read(buffer: memoryview) -> int:
@@ -374,7 +370,7 @@ class TarSource:
         return files, skipped
 
     def _content_of(self, name: str) -> tarfile.TarInfo | None:
-        """Return the member whose content a member has, by way of links; None if there is none."""
+        """Return the member with the content of a member, following links; None if there is none."""
         for folder in folders_above(name.encode("utf-8", "surrogateescape")):
             above = self._members.get(folder.decode("utf-8", "surrogateescape"))
             if above is not None and not above.isdir():
@@ -389,7 +385,8 @@ class TarSource:
 
     @contextmanager
     def _judging(self) -> Iterator[None]:
-        """Turn the errors of damaged archives into `IntegrityError`. Those of the server are dsv's own by then."""
+        """Turn errors of damaged archives into `IntegrityError`. The server's errors are dsv's own
+        already."""
         try:
             yield
         except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError) as error:
@@ -401,7 +398,7 @@ class TarSource:
 
 
 class _Raw:
-    """The bytes of the tar as they lie at the URL. Reading them raises dsv's errors."""
+    """The bytes at the URL, before unpacking. Reading them raises dsv's errors."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -445,7 +442,7 @@ class _Raw:
 
 
 class _Unpacking:
-    """The tar itself, whatever it is compressed by; refused when it unpacks to absurdly much."""
+    """The tar itself, unpacked. It is refused if it unpacks to far more than its size."""
 
     def __init__(self, raw: _Raw, file: Any) -> None:
         self._raw, self._file = raw, file

@@ -85,8 +85,7 @@ _TO_KEYS = bytes.maketrans(b"/\0", b"\0\xff")
 
 
 def disorder(blob: bytes) -> int | None:
-    """Return the position of the first path that may not follow the previous one; None if all are in tree
-    order.
+    """Return the position of the first path that may not follow the previous one; None in tree order.
 
     `blob` is one that `check_joined` accepted. A path follows another if it sorts after it by components and
     is not below it. The paths below `p` have the keys from `p NUL` to `p 0x01` (exclusive), so one comparison

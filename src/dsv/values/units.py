@@ -22,8 +22,8 @@ _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
 
 def parse_duration(text: str) -> int:
-    """Return the seconds of `30s`, `30m`, `12h`, `1d`, `2w`, `1y` (365 days) or `1.5h`, a century at most.
-    Raises `UsageError`."""
+    """Parse seconds: `30s`, `30m`, `12h`, `1d`, `2w`, `1y` (365 days), `1.5h`; max. a century. Raises
+    `UsageError`."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise UsageError(

@@ -50,8 +50,6 @@ _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of an export."""
-
     commit: CommitId
     paths: int
     """Includes symlinks and empty folders, except in an export to a URL."""
@@ -87,11 +85,9 @@ Found = list[tuple[bytes, Entry, Location | None]]
 
 
 class Selection:
-    """The entries at and below a target's path, each with its name relative to it.
-
-    Raises `NotFound` if there is none, and `Erased` if it is one file that was erased. skip_damaged: leave
-    out what can't be read, and add it to `damaged`. strict: raise `Conflict` if files of it were erased.
-    """
+    """The entries at and below a target's path, each with its name relative to it. Raises `NotFound` if there
+    is none, and `Erased` if it is one file that was erased. skip_damaged: leave out what can't be read, and
+    add it to `damaged`. strict: raise `Conflict` if files of it were erased."""
 
     def __init__(
         self,
@@ -169,7 +165,8 @@ class Selection:
 
 
 def refuse_shards(to: str) -> None:
-    """Raise `Unsupported` for a name such as `shards-%05d.tar`, which other tools replace by numbered names."""
+    """Raise `Unsupported` for a name such as `shards-%05d.tar`, which other tools replace by numbered
+    ones."""
     if _SHARDS.search(to.rpartition("/")[2]):
         raise Unsupported(
             f"shards are not supported: {to} would be one file of that name",
@@ -323,7 +320,7 @@ Info = dict[str, Any]
 
 
 class UrlExport:
-    """Writes below one URL, with a journal in the folder `notes`. Raise `Unsupported` for a read-only protocol."""
+    """Writes below one URL, with a journal in `notes`. Raise `Unsupported` for a read-only protocol."""
 
     def __init__(self, place: Place, url: str, notes: Path, progress: Progress, *, force: bool) -> None:
         if place.protocol in HTTP:
@@ -481,8 +478,7 @@ class UrlExport:
     def _writing(self, key: str, size: int) -> Iterator[Any]:
         """Yield a file that gets its name at the end, and never after an error. size: the maximum bytes.
 
-        In a bucket an object appears when it is whole; elsewhere the file first has a temporary name beside
-        it.
+        In a bucket an object appears when it is whole; elsewhere the file has a temporary name beside it.
         """
         folder = key.rpartition("/")[0]
         draft = f"{folder}/.dsv-{self._mark}{os.urandom(4).hex()}.part"

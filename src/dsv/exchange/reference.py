@@ -138,8 +138,7 @@ async def _read_http(place: Place, source: Source, start: int, length: int, head
 
 
 def _seen_http(source: Source, answer: Any, size: int) -> Source:
-    """Return the file as found. The Hub names its content in the redirect; the other host's tag may
-    change."""
+    """Return the file as found. The Hub's redirect names its content; the tag of its target may change."""
     last = answer.headers
     hub = [one.headers for one in (*answer.history, answer) if "X-Repo-Commit" in one.headers]
     if hub:
@@ -173,11 +172,9 @@ class ReferredSource(FolderSource):
         return self._sources[file.key]
 
     def read(self, file: RemoteFile) -> bytes:
-        """Return all of a small file."""
         return self._piece(file, 0, file.size or 0)
 
     def open(self, file: RemoteFile) -> ReadInto:
-        """Read a file from its start, piece by piece."""
         at, size = 0, self._size(file)
 
         def read(buffer: memoryview) -> int:
@@ -222,7 +219,7 @@ class ReferredSource(FolderSource):
 
 
 def open_referred(url: str, options: StoreOptions) -> ReferredSource:
-    """Raise `Unsupported` for a URL that can't be referred to, and `UsageError` for one with a secret in it."""
+    """Raise `Unsupported` for a URL that can't be referred to, and `UsageError` for a secret in a URL."""
     shown = hide_in_urls(url)
     scheme = url.partition("://")[0] if "://" in url else "file"
     if shown != url or "@" in urlsplit(url).netloc:

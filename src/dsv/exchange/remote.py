@@ -109,8 +109,7 @@ class Place:
 
 
 def open_place(url: str, options: StoreOptions) -> Place:
-    """Raise `Unsupported` if a package is missing, and `UsageError` for a URL that no package knows, or without the
-    host that it needs."""
+    """Raise `Unsupported` if a package is missing, `UsageError` for an unknown URL or a missing host."""
     shown = hide_in_urls(url)
     kind = kind_of(url)
     if kind in ("sftp", "http") and not urlsplit(url.partition("::")[0]).hostname:
@@ -200,8 +199,7 @@ def storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
 
 
 def _ssh_options() -> dict[str, Any]:
-    """Return a host key policy that trusts the servers that `ssh` trusts. Older fsspecs take none, and trust
-    any."""
+    """Return a policy to trust the servers that `ssh` trusts. Older fsspecs take none, and trust any."""
     import paramiko
     from fsspec.implementations import sftp
 
@@ -255,7 +253,7 @@ def hub_headers(url: str) -> dict[str, str]:
 
 @contextmanager
 def converting(shown: str, done: str) -> Iterator[None]:
-    """Turn any error into one of dsv's that names the URL. done: the participle for the message, such as `read`."""
+    """Turn any error into a dsv error that names the URL. done: the participle in it, such as `read`."""
     try:
         yield
     except (ImportError, DsvError):

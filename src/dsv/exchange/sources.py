@@ -65,7 +65,7 @@ class RemoteFile:
     """The position in a tar."""
     info: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     digest: str = ""
-    """The hash of the content that the listing gives: `md5:`, `md5-dos2unix:`, `sha256:` or `git:` and hex digits."""
+    """The hash of the content in the listing: `md5:`, `md5-dos2unix:`, `sha256:` or `git:` and hex digits."""
     executable: bool = False
 
     @property
@@ -214,7 +214,7 @@ class FolderSource:
             raise changed(file.key)
 
     def _page(self) -> dict[str, Any]:
-        """Return the one file of a web server. Raises `Unsupported` for a folder, whose page is only a listing."""
+        """Return the file of a web server. Raises `Unsupported` for a folder, whose page is a listing."""
         with self.place.at_work("read"):
             info: dict[str, Any] = self.fs.info(self.root)
         url = self.place.shown.rpartition("::")[2]
@@ -227,7 +227,7 @@ class FolderSource:
         return info
 
     def _unreadable(self, key: str, info: dict[str, Any]) -> str | None:
-        """Return why a listed path can't be read as a file: opening a named pipe would wait for its writer."""
+        """Return why a path can't be read as a file: opening a named pipe would wait for its writer."""
         if self.place.by_ssh and info.get("type") == "file" and not info.get("size"):
             with self.place.at_work("read"):  # fsspec calls anything a file that is not a folder or a link
                 mode = self.fs.ftp.lstat(key).st_mode
@@ -320,7 +320,6 @@ class TarSource:
             raise changed(self.place.shown)
 
     def reader(self, file: RemoteFile) -> ReadInto:
-        """Return a function that reads the file."""
         source: ReadInto | None = None
 
         def read(buffer: memoryview) -> int:
@@ -385,8 +384,7 @@ class TarSource:
 
     @contextmanager
     def _judging(self) -> Iterator[None]:
-        """Turn errors of damaged archives into `IntegrityError`. The server's errors are dsv's own
-        already."""
+        """Turn errors of damaged archives into `IntegrityError`. The server's errors are converted before."""
         try:
             yield
         except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError) as error:

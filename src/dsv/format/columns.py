@@ -1,7 +1,6 @@
 """Columns of fixed-width values after a header line: the encoding of segments, nodes, recipes and locators.
 
-All integers are little-endian. The reader checks every count against the available bytes before it allocates
-memory.
+All integers are little-endian. The reader checks every count against the bytes left before it allocates.
 """
 
 from __future__ import annotations
@@ -104,8 +103,8 @@ def cut(data: bytes, width: int) -> list[bytes]:
 def surely_below(column: array[int], limit: int) -> bool:
     """Return True if the numbers are surely below `limit`, and False if that is unknown.
 
-    It compares one base-256 digit of all numbers at a time. `max` takes ten times as long, because it makes a
-    Python object of every number.
+    It compares one base-256 digit of all numbers at a time, ten times as fast as `max`, which makes Python
+    objects.
     """
     raw, size = little(column), column.itemsize
     for place in range(size - 1, -1, -1):
@@ -118,7 +117,6 @@ def surely_below(column: array[int], limit: int) -> bool:
 
 
 def any_above(column: array[int], limit: int) -> bool:
-    """Return whether a number is larger than `limit`."""
     return not surely_below(column, limit + 1) and max(column) > limit
 
 
@@ -131,8 +129,8 @@ def count_zeros(column: array[int]) -> int:
 
 
 def first_seen(values: array[int], count: int) -> bool:
-    """Return whether exactly the numbers below `count` occur, their first occurrences in ascending order: no
-    entry of a table is unused."""
+    """Return whether exactly the numbers below `count` occur, their first occurrences in ascending order: a
+    table of `count` entries, all used."""
     if count > len(_DIGITS) or not surely_below(values, len(_DIGITS)):
         return list(dict.fromkeys(values)) == list(range(count))
     digits = little(values)[:: values.itemsize]

@@ -146,7 +146,6 @@ class Record(msgspec.Struct, frozen=True):
         return found
 
     def _packed(self) -> tuple[int, bytes]:
-        """Return the version, and the array of the fields."""
         fields = msgspec.structs.astuple(self)
         if self.order:
             fields = tuple(getattr(self, name) for name in self.order)
@@ -174,11 +173,9 @@ def _schema(record: type[Record], version: int) -> tuple[tuple[str, ...], msgspe
 
 
 def learn(*kinds: type[Any]) -> None:
-    """Prepare classes of record fields for msgspec, right after their definition and before any thread needs
-    them.
+    """Prepare classes of record fields for msgspec, right after their definition.
 
-    msgspec inspects a class on first use, and two threads that trigger this at once crash the process (0.22:
-    SIGSEGV).
+    msgspec inspects a class on first use, and crashes (0.22: SIGSEGV) if two threads trigger that at once.
     """
     for kind in kinds:
         msgspec.msgpack.Decoder(kind, dec_hook=_typed)

@@ -39,7 +39,7 @@ class Source(msgspec.Struct, frozen=True):
     """One version of a file that dsv does not manage."""
 
     url: str
-    """`s3://BUCKET/KEY`, `http(s)://…`, or `file://` and an absolute path; nothing in it is escaped by dsv."""
+    """`s3://BUCKET/KEY`, `http(s)://…`, or `file://` and an absolute path; dsv escapes nothing in it."""
     endpoint: str
     """The S3 server; empty for Amazon's, and for other URLs."""
     version: str

@@ -186,8 +186,8 @@ def was_erased(object_id: Id) -> NotFound:
 
 
 def merge(indexes: Iterable[Index]) -> bytes:
-    """Merge several index files into one. Of several rows for an object the erased one counts, else one in
-    the store, else the first."""
+    """Merge index files. Of the rows for an object an erased row counts, else a stored one, else the
+    first."""
     packs: dict[PackId, int] = {}
     buckets = [bytearray() for _ in range(256)]
     for one in indexes:
@@ -230,7 +230,7 @@ def join(packs: list[PackId], buckets: Iterable[list[bytes]]) -> bytes:
 
 
 def _column(rows: Buffer, word: int) -> array[int]:
-    """Return one of the 32-bit columns (9: pack, 10: offset, 11: stored, 12: length, 13: tail) of all rows."""
+    """Return a 32-bit column of all rows (9: pack, 10: offset, 11: stored, 12: length, 13: tail)."""
     return from_little("I", memoryview(rows).cast("I")[word :: ROW_SIZE // 4].tobytes())
 
 

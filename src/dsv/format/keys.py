@@ -170,7 +170,6 @@ REBUILT_FOR_KEY = f"{FORMAT_PREFIX}rebuilt-for"
 
 
 def dataset_prefix(dataset: DatasetName) -> str:
-    """Return the prefix of all names of a dataset."""
     return f"{REFS_PREFIX}{dataset.component}/"
 
 
@@ -220,7 +219,7 @@ def expiry_prefix(dataset: DatasetName) -> str:
 
 
 def expiry_key(dataset: DatasetName, number: int) -> str:
-    """Return the key of the n-th entry of a dataset's expiry log; the first is 0. Later entries have smaller keys."""
+    """Return the key of the n-th entry of an expiry log; the first is 0. Later entries have smaller keys."""
     return f"{expiry_prefix(dataset)}{_up(_TOP_SEQ - number)}"
 
 
@@ -297,7 +296,7 @@ def runs_prefix(dataset: DatasetName) -> str:
 
 
 def run_key(dataset: DatasetName, run_id: str, part: str) -> str:
-    """Return the key of one part of a run's record. Raises `ValueError` if the id or the part is no component."""
+    """Return the key of one part of a run's record. Raises `ValueError` if `run_id` or `part` is invalid."""
     for text in (run_id, part):
         if not _RUN_ID.fullmatch(text):
             raise ValueError(f"{text!r} is no component of a run's key")

@@ -106,7 +106,6 @@ class Locator(msgspec.Struct, frozen=True):
         )
 
     def locations(self) -> Iterator[Location]:
-        """Yield every row, in order."""
         return map(
             Location,
             map(self.packs.__getitem__, self.places),
@@ -162,8 +161,7 @@ class Locator(msgspec.Struct, frozen=True):
 
 
 def _surely_in_a_pack(offsets: array[int], stored: array[int], tails: array[int]) -> bool:
-    """Return True if no location can end beyond `PACK_MAX`. False means unknown, which is rare: few packs are
-    nearly that large."""
+    """Return True if no location can end beyond `PACK_MAX`. False means unknown: few packs are so large."""
     part = PACK_MAX // 8
     return (
         surely_below(offsets, PACK_MAX - 2 * part)
@@ -216,8 +214,7 @@ class LocatorBuilder:
         self._codecs += source.codecs[rows]
 
     def finish(self) -> Locator:
-        """Return the locator; the builder can't be used any more. Raises `ValueError` for more than
-        `MAX_ROWS` rows."""
+        """Return the locator and end the builder. Raises `ValueError` for more than `MAX_ROWS` rows."""
         if len(self._codecs) > MAX_ROWS:
             raise ValueError(f"a locator has at most {MAX_ROWS} rows, not {len(self._codecs)}")
         places, offsets, stored, lengths, tails = self._columns

@@ -212,7 +212,7 @@ class PackTable(msgspec.Struct, frozen=True):
 
 
 def parse_footer(data: Buffer) -> Footer:
-    """Return the footer in a pack's last `FOOTER_SIZE` bytes. Raises `IntegrityError`, or `Unsupported` if newer."""
+    """Return the footer in the last `FOOTER_SIZE` bytes. Raises `IntegrityError`, `Unsupported` if newer."""
     if len(data) < FOOTER_SIZE:
         raise damaged("pack", "it is cut short")
     table, rows, cipher, digest, magic = _FOOTER.unpack(memoryview(data)[-FOOTER_SIZE:])

@@ -213,8 +213,7 @@ class Limits(msgspec.Struct, frozen=True):
         return None
 
     def names(self, author: str) -> bool:
-        """Return whether this author may move the branch: the whole text, the name or the address is in
-        `who`."""
+        """Return whether this author may move the branch, by the whole text, the name or the address."""
         name, _, address = author.partition("<")
         known = {part.strip(" >").casefold() for part in (author, name, address)} | {author.casefold()}
         return not self.who or any(one.casefold() in known for one in self.who)
@@ -332,7 +331,6 @@ class Writer(msgspec.Struct, frozen=True):
 
 
 def describe_limits(limits: Limits) -> str:
-    """Return a short description of a rule."""
     said = ["only merges"] if limits.only_merge else []
     said += [f"only {', '.join(limits.who)}"] if limits.who else []
     said += [f"at most {limits.max_removals} % removed"] if limits.max_removals is not None else []
@@ -434,7 +432,7 @@ class Erasure(Record, frozen=True):
     kind = "erasure"
     limit = ERASURE_MAX
     files: tuple[FileId, ...]
-    """Files whose content is never read again, in any commit. Sorted, each once. Empty if a later record of
+    """Files of which nothing is read any more, in any commit. Sorted, each once. Empty if a later record of
     the same command has them."""
     objects: tuple[Named, ...]
     """Chunks and recipes that are removed and never stored again. Sorted, each once."""
@@ -466,8 +464,6 @@ MAX_DIGITS = 4
 
 
 class Damage(Record, frozen=True):
-    """The known damage of a store."""
-
     kind = "damage"
     limit = DAMAGE_MAX
     packs: tuple[PackId, ...]
@@ -506,8 +502,8 @@ class Verified(Record, frozen=True):
     times: Annotated[bytes, Meta(max_length=4 << 4 * MAX_DIGITS)]
     """A `u32` for each slice: seconds since 1970 by the store's clock, 0 if it was never verified."""
     fresh: tuple[U32, ...]
-    """Slices that were verified just before this was written: their time is that of this record in the store.
-    Sorted, each once."""
+    """Slices verified just before this was written; their time is this record's in the store. Sorted, each
+    once."""
     nonce: Nonce
     time_ms: Millis
     author: Short

@@ -66,7 +66,7 @@ class Segment:
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> Segment:
-        """Return the segment of these entries, given in tree order. Raises `ValueError` for an impossible one."""
+        """Return the segment of these entries in tree order. Raises `ValueError` for an impossible one."""
         columns = SegmentBuilder()
         for entry in entries:
             columns.add(entry)
@@ -96,7 +96,6 @@ class Segment:
 
     @property
     def total_bytes(self) -> int:
-        """The sum of the files' sizes."""
         if self._total is None:
             self._total = sum(self.sizes)
         return self._total
@@ -109,7 +108,6 @@ class Segment:
         return self._zeros
 
     def entries(self) -> Iterator[Entry]:
-        """Yield every entry, in order."""
         if self._plain:
             ids = map(FileId, cut(self.file_ids, 32))
             for path, kind, size, file_id in zip(self.paths, self.kinds, self.sizes, ids, strict=True):

@@ -196,8 +196,7 @@ def split_paths(kind: str, column: bytes, count: int) -> list[bytes]:
 
 
 class PathColumns:
-    """Splits columns of paths. Thread-safe. It caches the last columns, because most versions of a segment
-    have the same paths."""
+    """Splits columns of paths. Thread-safe. Caches the last ones: most versions of a segment share them."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, list[bytes]] = {}

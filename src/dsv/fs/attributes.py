@@ -88,8 +88,8 @@ def server_time(folder: Path) -> float:
 
 
 def earliest_stamp(folder: Path) -> int:
-    """Return the time in ns by the slower of the clocks that may date a file in `folder`: ours or its
-    server's.
+    """Return the time in ns by the slower of two clocks that may date a file in `folder`: the server's and
+    ours.
 
     A file that was dated before this time, by either clock, has not changed since. Raises `OSError`.
     """

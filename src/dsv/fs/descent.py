@@ -39,10 +39,8 @@ class Descent:
             self._root = -1
 
     def at(self, path: bytes, *, make: bool = False) -> int:
-        """Return a descriptor of the folder, valid until the next call; `make` makes missing folders.
-
-        Raises `OSError`: `FileNotFoundError`, and `NotADirectoryError` for a symlink or file in the way.
-        """
+        """Return a descriptor of the folder, valid until the next call; `make` makes missing folders. Raises
+        `OSError`: `FileNotFoundError`, and `NotADirectoryError` for a symlink or file in the way."""
         if path == self._path:
             return self._last()
         parts = path.split(b"/") if path else []

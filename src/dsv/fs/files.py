@@ -49,7 +49,7 @@ def replace_file(
 def write_new(
     path: Path, *pieces: bytes | bytearray | memoryview, mode: int | None = None, sync: bool = True
 ) -> None:
-    """Make a new file of the pieces. mode, sync: as of `replace_file`. Raises `FileExistsError`, `OSError`."""
+    """Make a new file. mode, sync: as for `replace_file`. Raises `FileExistsError`, `OSError`."""
     descriptor = os.open(path, _CREATE, 0o666 if mode is None else 0o600)
     with open(descriptor, "wb") as file:  # noqa: PTH123 (a descriptor, no path)
         if mode is not None:
@@ -161,8 +161,7 @@ def read_json(path: Path, decoder: msgspec.json.Decoder[_T], limit: int = 1 << 2
 
 
 def _read_up_to(descriptor: int, limit: int) -> bytes | None:
-    """Return None if it is longer or not a regular file. Caches have thousands: buffers of `limit` cost
-    time."""
+    """Return None for a longer or irregular file. Caches have thousands: `limit` bytes each cost time."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
         return None

@@ -1,7 +1,7 @@
 """Writes through a mapping, which do not always change a file's times.
 
-The first write to a mapped page changes the file's times. Further writes to it leave no trace in any stat until the
-kernel has written the page back: for half a minute or so on a disk, for ever on a file system in memory.
+The first write to a mapped page changes the file's times. Further writes leave no trace in any stat until the
+kernel has written the page back: for half a minute or so on a disk, forever on a file system in memory.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Notice(enum.Enum):
     WRITTEN_BACK = "written back"
     """Once its pages were written back."""
     UNMAPPED = "unmapped"
-    """Like `WRITTEN_BACK`. Also if no process had it open or mapped for writing when it was read, because a
-    new mapping is noticed."""
+    """Like `WRITTEN_BACK`. Also if it was not open or mapped for writing when it was read: a new mapping is
+    noticed."""
     ALWAYS = "always"
     """Reading the times of a file writes its pages back first."""
 
@@ -53,8 +53,7 @@ def notice(path: Path) -> Notice:
 
 @functools.cache
 def write_back_ns() -> int | None:
-    """Return the age in ns at which a written page has long been written back; None if the kernel never does
-    so by itself."""
+    """Return the age in ns of pages that were long written back; None if that never happens by itself."""
     try:
         settings = Path("/proc/sys/vm")
         expire, interval = (

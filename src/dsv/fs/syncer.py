@@ -15,15 +15,16 @@ _left_behind: list[subprocess.Popen[bytes]] = []  # kept so that Popen does not 
 
 
 class Syncer:
-    """Syncs the file system of the folder `tree`, and renames `tree` to `dead` if data was lost. Not thread-safe.
+    """Syncs the file system of the folder `tree`, and renames `tree` to `dead` if data was lost. Not
+    thread-safe.
 
-    The kernel reports a failed write once to each open descriptor. A second process has a descriptor of its own. If it
-    dies, this process syncs, so that no failure is missed. `close` the object afterwards.
+    The kernel reports a failed write once to each open descriptor. A second process has a descriptor of its
+    own. If it dies, this process syncs, so that no failure is missed. `close` the object afterwards.
     """
 
     def __init__(self, tree: Path, dead: Path) -> None:
-        """Start the second process if possible. Data lost from here on is noticed. Raise `OSError` if `tree` can't be
-        opened."""
+        """Start the second process if possible. Lost data is noticed from now on. Raise `OSError` if `tree`
+        is missing or can't be opened."""
         self.busy = False
         self._process: subprocess.Popen[bytes] | None = None
         self._descriptor = _open(tree)

@@ -157,7 +157,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def clean_path(path: bytes | None) -> bytes:
-    """Return a target's path as a tree spells it: no `.`, no slash at either end. Raises `UsageError` for `..`."""
+    """Return a target's path without `.` and without slashes at the ends. Raises `UsageError` for `..`."""
     parts = [part for part in (path or b"").split(b"/") if part not in (b"", b".")]
     if b".." in parts:
         raise UsageError(f"the path {(path or b'').decode(errors='backslashreplace')!r} has a part ..")

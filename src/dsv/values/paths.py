@@ -1,4 +1,4 @@
-"""Paths of a tree: which ones are valid, where symlinks may lead, and sets of paths with everything below them."""
+"""Paths of a tree: valid paths, where symlinks lead, and sets of paths with everything below them."""
 
 from __future__ import annotations
 
@@ -161,8 +161,7 @@ def fold_clashes(paths: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
     """Return pairs of paths that have one name on a file system that folds case or Unicode.
 
     The paths must be in tree order (`sort_key`). Folders count: if two folders clash, they are the pair, and
-    the paths below them are not compared. Memory holds the names of one folder for each level, not the whole
-    tree.
+    the paths below them are not compared. Memory holds the names of one folder for each level.
     """
     clashes: list[tuple[bytes, bytes]] = []
     parts: list[bytes] = []  # of the path before
@@ -264,7 +263,6 @@ class PathSet(msgspec.Struct, frozen=True):
         return path in self or self._has_below(path)
 
     def overlaps(self, after: bytes | None, last: bytes) -> bool:
-        """Return whether sorted paths in (`after`, `last`] may be in the set; `after` None: from the start."""
         if self.whole:
             return True
         low = b"" if after is None else sort_key(after)

@@ -82,10 +82,8 @@ def _wildcard(text: bytes) -> int:
 
 
 def parse(line: bytes) -> Pattern | None:
-    """Return the pattern of a line without its end; None for an empty one and for a comment.
-
-    Raises `ValueError` for an invalid line: an exclamation mark alone, or a backslash at the end.
-    """
+    """Return the pattern of a line without its end; None for an empty one and for a comment. Raises
+    `ValueError` for an invalid line: an exclamation mark alone, or a backslash at the end."""
     if line.startswith(b"#"):
         return None
     text = _trimmed(line)
@@ -226,7 +224,7 @@ _WILD = b"*?["
 
 
 class PathPattern(msgspec.Struct, frozen=True, dict=True):
-    """A pattern as in a shell: `*` and `?` don't match slashes, `**/` matches any folders, a backslash escapes."""
+    """A pattern as in a shell: `*` and `?` don't match `/`, `**/` matches any folders, `\\` escapes."""
 
     text: bytes
     """Without slashes at its ends."""
@@ -406,8 +404,8 @@ class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
         return True if self.lines is None else self._folder(folder)[1]
 
     def _folder(self, folder: bytes) -> tuple[int, bool | None]:
-        """Return the last rule that matches the folder or one above (-1: none), and the verdict if it is the
-        same for all paths below."""
+        """Return the last rule that matches the folder or one above (-1: none), and its verdict if that is
+        the same for all below."""
         found = self._folders.get(folder)
         if found is None:
             decider = self._folder(folder.rpartition(b"/")[0])[0] if folder else -1

@@ -133,8 +133,8 @@ def _hide_queries(text: str) -> str:
 
 
 def hide_env_values(arguments: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the arguments of a container engine without the values of `-e K=V`, `--env=K=V` and the like, and those
-    variables."""
+    """Return a container engine's arguments without the values of `-e K=V`, `--env=K=V` and the like, and
+    those variables."""
     text = _joined(arguments)
     values = {found["name"]: found["value"] for found in _ENV_OPTION.finditer(text)}
     return _arguments(_ENV_OPTION.sub(lambda found: found["head"] + HIDDEN, text)), values
@@ -214,7 +214,7 @@ class Masker:
         command: Sequence[str] = (),
         params: Mapping[str, object] | None = None,
     ) -> Masker:
-        """Collect secrets from the values given with `-e`, the caller's environment, the command with the engine's
+        """Collect secrets from the values of `-e`, the caller's environment, the command with the engine's
         options, and the parameters."""
         pairs = [*given.items(), *environ.items()]
         _mapped(
@@ -230,8 +230,7 @@ class Masker:
 
     @cached
     def _looked_for(self) -> tuple[list[str], re.Pattern[str] | None]:
-        """Texts to hide anywhere, longest first, and a pattern of words and of values, with heads in
-        groups."""
+        """Texts to hide anywhere, longest first, and a pattern of words, and of groups before values."""
         long = [value for value in self.known if _anywhere(value)]
         forms = dict.fromkeys(form for value in long for form in _forms(value))
         parts = [_word(value) for value in self.known if not _anywhere(value)]

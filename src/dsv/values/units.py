@@ -22,8 +22,8 @@ _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 
 
 def parse_duration(text: str) -> int:
-    """Parse seconds: `30s`, `30m`, `12h`, `1d`, `2w`, `1y` (365 days), `1.5h`; max. a century. Raises
-    `UsageError`."""
+    """Return the seconds of `30s`, `30m`, `12h`, `1d`, `2w`, `1y` (365 days) or `1.5h`, at most a century.
+    Raises `UsageError`."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise UsageError(
@@ -90,8 +90,7 @@ def format_count(count: int, one: str) -> str:
 
 
 def format_lines(lines: Sequence[str], most: int = 20) -> str:
-    """Return lines to append to a message, each after a newline: at most `most`, and the number of the
-    others."""
+    """Return lines to append to a message, each after a newline: at most `most`, and how many more exist."""
     more = [f"and {len(lines) - most:,} more"] if len(lines) > most else []
     return "".join(f"\n  {line}" for line in [*lines[:most], *more])
 

@@ -554,7 +554,7 @@ class UrlExport:
         return proof.digest() == entry.file_id
 
     def _alone(self) -> Lock:
-        """Lock the URL for this machine, because parts found there are removed. Raises `Conflict`."""
+        """Allow only one export from this machine to the URL: it removes parts there. Raises `Conflict`."""
         path, shown = self._journal.path, self.place.shown
         with about(path):
             path.parent.mkdir(parents=True, exist_ok=True)

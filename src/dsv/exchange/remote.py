@@ -178,7 +178,7 @@ def changed(shown: str) -> Conflict:
 
 
 def storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
-    """Return fsspec's options. dsv's own are for s3://; other protocols find their credentials themselves."""
+    """Return fsspec's options: those of dsv's stores for s3://. Other protocols find their credentials."""
     if protocol in BY_SSH:
         return _ssh_options()
     if protocol not in S3:

@@ -259,7 +259,7 @@ class FolderSource:
 TARS: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 UNPACKED_MIN: Final = 1 << 30
 UNPACKED_TIMES: Final = 2000
-"""A tar is refused if it unpacks to more than `UNPACKED_MIN` bytes and `UNPACKED_TIMES` its own size."""
+"""A tar is refused if it unpacks to more than `UNPACKED_MIN` bytes and `UNPACKED_TIMES` times its size."""
 _READ_MAX: Final = 64 << 20
 """Maximum bytes of a header."""
 _LINKS_MAX: Final = 40

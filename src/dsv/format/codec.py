@@ -77,7 +77,8 @@ def compress(data: Buffer) -> bytes:
 
 
 def unpack(codec: Codec, stored: Buffer, length: int) -> bytes:
-    """Return the object's `length` bytes, in no more memory. Raises `IntegrityError`. Thread-safe."""
+    """Return the object's `length` bytes, in no more memory than that. Raises `IntegrityError`.
+    Thread-safe."""
     if codec is Codec.RAW:
         if len(stored) != length:
             raise IntegrityError(f"a stored object has {len(stored)} bytes, not {length}")

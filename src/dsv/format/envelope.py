@@ -173,7 +173,7 @@ def _schema(record: type[Record], version: int) -> tuple[tuple[str, ...], msgspe
 
 
 def learn(*kinds: type[Any]) -> None:
-    """Prepare classes of record fields for msgspec, right after their definition.
+    """Prepare classes of record fields for msgspec after their definition: any thread may read the first one.
 
     msgspec inspects a class on first use, and crashes (0.22: SIGSEGV) if two threads trigger that at once.
     """

@@ -1,4 +1,4 @@
-"""An external pack: the list of chunks that lie in files outside the store.
+"""An external pack: a list of chunks outside the store, and of the files that have them.
 
     magic, 8 bytes | one zstd frame with the columns | BLAKE3 of all before, 32 bytes | magic
 

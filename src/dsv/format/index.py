@@ -244,7 +244,8 @@ def renumber(rows: bytearray, numbers: list[int]) -> None:
 
 
 def _parse_head(view: memoryview, name: str, verify: bool) -> tuple[int, array[int], memoryview]:
-    """Return the number of packs, the fanout and the rows' bytes. The rows are not checked."""
+    """Check the head, and the hash if `verify`. Return the number of packs, the fanout and the rows'
+    bytes."""
     if len(view) < FIXED_SIZE + HASH_SIZE:
         raise damaged(name, "it is cut short")
     magic, packs, rows = _HEAD.unpack(view[: _HEAD.size])

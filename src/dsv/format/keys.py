@@ -158,7 +158,7 @@ def parse_index_merge_key(key: str) -> int | None:
 
 
 def maker_key(store: StoreId) -> str:
-    """Return the key of a process that creates a store in two locations. It is deleted when both exist."""
+    """Return the key, in the data, of a process that makes a store in two locations, until both are made."""
     return f"{FORMAT_PREFIX}maker-{store.hex()}"
 
 

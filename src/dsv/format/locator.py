@@ -39,7 +39,8 @@ class ObjectKind(enum.IntEnum):
 
 
 class Location(NamedTuple):
-    """The location of an object in a pack. A named tuple, which is made 4 times as fast as a dataclass."""
+    """The location of an object in a pack. A named tuple: millions are made, 4 times as fast as
+    dataclasses."""
 
     pack: PackId
     offset: int

@@ -28,6 +28,8 @@ CONDEMNED_MAX = (1 << 12) + 18 * MAX_CONDEMNED
 
 
 class RefEntry(Record, frozen=True):
+    """One move of a branch."""
+
     kind = "ref"
     added = 3
     commit: CommitId | None
@@ -286,6 +288,8 @@ MESSAGE_MAX = 900
 
 
 class Action(msgspec.Struct, frozen=True):
+    """The action that moved a branch."""
+
     verb: str
     message: str = ""
     forced: bool = False
@@ -534,6 +538,7 @@ learn(MergedFile)
 
 
 Run = tuple[MergedFile, ...]
+"""The files that one merge wrote."""
 
 
 class IndexMerge(Record, frozen=True):

@@ -69,7 +69,7 @@ def make_folder(parent: int, name: str | bytes, rights: Rights, drafts: int | No
 
 
 def _is_there(parent: int, name: str | bytes) -> bool:
-    """Return whether the name exists. A sticky folder keeps even other users' empty folders from a rename."""
+    """Return whether the name exists after a refused rename: a sticky folder keeps other users' folders."""
     ask_again(parent)
     try:
         os.stat(name, dir_fd=parent, follow_symlinks=False)

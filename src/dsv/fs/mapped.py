@@ -53,7 +53,8 @@ def notice(path: Path) -> Notice:
 
 @functools.cache
 def write_back_ns() -> int | None:
-    """Return the age in ns of pages that were long written back; None if that never happens by itself."""
+    """Return the age in ns at which a page has long been written back; None if that never happens by
+    itself."""
     try:
         settings = Path("/proc/sys/vm")
         expire, interval = (

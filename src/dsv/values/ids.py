@@ -142,6 +142,8 @@ EXTERNAL_END = b"extern"
 
 
 class ErasureId(_RandomId):
+    """The id of the record of an erasure."""
+
     __slots__ = ()
 
 

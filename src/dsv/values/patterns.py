@@ -45,6 +45,7 @@ class Pattern(msgspec.Struct, frozen=True, dict=True):
     anchored: bool
     """It matches the whole path below the folder of its file, not just the last component."""
     text: bytes
+    """Without the marks at its ends."""
 
     @cached
     def _literal(self) -> bytes:

@@ -230,7 +230,8 @@ class Masker:
 
     @cached
     def _looked_for(self) -> tuple[list[str], re.Pattern[str] | None]:
-        """Texts to hide anywhere, longest first, and a pattern of words, and of groups before values."""
+        """Texts to hide anywhere, longest first, and a pattern of words, and of values after heads in a
+        group."""
         long = [value for value in self.known if _anywhere(value)]
         forms = dict.fromkeys(form for value in long for form in _forms(value))
         parts = [_word(value) for value in self.known if not _anywhere(value)]

@@ -18,6 +18,7 @@ from dsv.fs.errors import about
 from dsv.fs.files import sync_data
 from dsv.transfer.upload import Stored
 from dsv.values.ids import FileId, RecipeId
+from dsv.values.json import is_text
 
 
 class _Line(msgspec.Struct, array_like=True, frozen=True):
@@ -58,8 +59,8 @@ class Journal:
         return Stored(known.size, known.file_id, known.recipe_id, None)
 
     def add(self, key: str, version: str | None, stored: Stored | Entry) -> None:
-        """Add a line, which the next `save` writes."""
-        if version is not None and stored.file_id is not None:
+        """Add a line, which the next `save` writes. A name that is not UTF-8 gets none."""
+        if version is not None and stored.file_id is not None and is_text(key):
             self._new.append(_Line(key, version, stored.size, stored.file_id, stored.recipe_id))
 
     def save(self) -> None:

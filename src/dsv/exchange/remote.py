@@ -112,7 +112,7 @@ def open_place(url: str, options: StoreOptions) -> Place:
     """Raise `Unsupported` if a package is missing, `UsageError` for an unknown URL or a missing host."""
     shown = hide_in_urls(url)
     kind = kind_of(url)
-    if kind in ("sftp", "http") and not urlsplit(url.partition("::")[0]).hostname:
+    if kind in ("sftp", "http") and not _has_host(url):
         raise UsageError(f"{shown} has no host name", subject=shown, hint=_SHAPES[kind])
     protocol = url.partition("://")[0].partition("::")[0]
     try:
@@ -369,5 +369,14 @@ def _access(shown: str) -> str:
 def _ssh(shown: str) -> str:
     parts = urlsplit(shown)
     user = f"{parts.username}@" if parts.username else ""
-    port = f"-p {parts.port} " if parts.port else ""
+    port = ""
+    with suppress(ValueError):  # it is no port, as in s3://arn:aws:s3:...
+        port = f"-p {parts.port} " if parts.port else ""
     return f"ssh {port}{user}{parts.hostname}"
+
+
+def _has_host(url: str) -> bool:
+    try:
+        return bool(urlsplit(url.partition("::")[0]).hostname)
+    except ValueError:  # half an IPv6 address: fsspec takes :: for a chain of file systems
+        return False

@@ -133,10 +133,11 @@ class Git:
         return found
 
     def tree(self, revision: str) -> dict[str, str]:
-        """Return the object of every path of a commit."""
+        """Return the object of every file of a commit."""
         said = self._ask("ls-tree", "-r", "-z", "--full-tree", revision)
         rows = (one.partition("\t") for one in said.decode("utf-8", "surrogateescape").split("\0") if one)
-        return {path: head.split()[2] for head, _, path in rows}
+        heads = ((path, head.split()) for head, _, path in rows)
+        return {path: head[2] for path, head in heads if head[1] == "blob"}  # and no submodule
 
     def read(self, objects: Iterable[str]) -> list[bytes]:
         wanted = list(objects)
@@ -322,12 +323,20 @@ class DvcHistory:
         """Yield the outputs in a file of DVC, each with the folder that its path is relative to."""
         folder, stages_of = posixpath.dirname(name), posixpath.join(posixpath.dirname(name), "dvc.yaml")
         found = self._load(name, texts[name], revision)
-        stages: dict[str, Any] = {"": found}
-        made: dict[str, Any] = {}
+        stages: Any = {"": found}
+        made: Any = {}
         if posixpath.basename(name) == "dvc.lock":
-            stages = found.get("stages", found) if "schema" in found else found
+            stages = found.get("stages") or {} if "schema" in found else found
             if stages_of in texts:
                 made = self._load(stages_of, texts[stages_of], revision).get("stages") or {}
+        try:
+            yield from self._outs(folder, stages, made, stages_of, name)
+        except (AttributeError, TypeError):
+            raise _damaged(f"{name} of git commit {revision} is no file of DVC", name) from None
+
+    def _outs(
+        self, folder: str, stages: Any, made: Any, stages_of: str, name: str
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
         for stage, said in stages.items():
             if not isinstance(said, dict):
                 continue
@@ -338,7 +347,7 @@ class DvcHistory:
                     f"stage {stage} of {stages_of} has a wdir with a variable: {at}", subject=name
                 )
             for out in said.get("outs") or []:
-                yield posixpath.join(folder, at), out
+                yield posixpath.join(folder, at), {**out}
 
     def _load(self, name: str, text: bytes, revision: str) -> dict[str, Any]:
         loader = getattr(self._yaml, "CSafeLoader", self._yaml.SafeLoader)

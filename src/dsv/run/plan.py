@@ -176,7 +176,9 @@ class Launch:
         for name, mount in zip(self.further, others, strict=True):
             variable = data_variable(name)
             if variable in env:
-                raise UsageError(f"the names of the data differ in too little: {name}", subject=name)
+                raise UsageError(
+                    f"--data {name} gives the variable {variable}, which the job has already", subject=name
+                )
             env[variable] = engine.place(mount)
         workdir = None if self._mounts_data() else str(self.place.cwd)
         if self.code is not None:

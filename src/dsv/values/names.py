@@ -178,8 +178,8 @@ def parse_data(texts: Iterable[str]) -> dict[str, Target]:
         name, equals, target = text.partition("=")
         if not equals or not is_data_name(name):
             raise UsageError(f"{text!r} is not NAME=TARGET", subject=text, hint="--data masks=chest-masks@v1")
-        if name in data:
-            raise UsageError(f"there are two data named {name}", subject=name)
+        if data_variable(name) in map(data_variable, data):
+            raise UsageError(f"two --data give the variable {data_variable(name)}", subject=name)
         data[name] = Target.parse(target)
     return data
 

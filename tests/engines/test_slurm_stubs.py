@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from dsv.errors import LaunchError
 from dsv.run.engines.attach import Foreground
 from dsv.run.engines.base import Ended, Facts, Job
 from dsv.run.engines.machine import Machine
@@ -368,6 +372,59 @@ def test_an_end_that_is_seen_late_is_the_jobs_own(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["attended", "end", "node.1.0"]
 
 
+@pytest.mark.parametrize("call", ["open", "scandir", "stat"])
+def test_a_file_server_that_fails_for_a_while_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    for name, text in {"out.0": "all of it\n", "node.1.0": "n1 10 0 12\n", "end": "0 1\n"}.items():
+        (folder / name).write_text(text)
+    env = programs(tmp_path, scontrol=SCONTROL, squeue=f"echo '7|COMPLETED|n1|None|dsv:{RUN}:{folder}'")
+    failures = iter(range(3))
+    fail_for_a_while(monkeypatch, call, folder, failures)
+    over = Event()
+    handle = SlurmRun(SlurmProgram(env), JobRef("slurm", RUN, "c@h", f"7:{folder}"))
+    with (tmp_path / "log").open("wb") as log:
+        output = Output(log.fileno(), None)
+        handle.begin(output, over.set)
+        assert over.wait(PATIENCE)
+        output.job_ended()
+        assert output.settled(PATIENCE)
+    assert handle.ended is not None and (handle.ended.exit_code, handle.ended.seen) == (0, True)
+    assert (tmp_path / "log").read_text() == "all of it\n"
+    assert next(failures, None) is None, "it failed that often"
+
+
+def fail_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, call: str, folder: Path, failures: Iterator[int]
+) -> None:
+    """Let this call of `os` about the folder fail for each item."""
+    original = getattr(os, call)
+
+    def failing(path: Any, *given: Any, **more: Any) -> Any:
+        if str(path).startswith(str(folder)) and next(failures, None) is not None:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return original(path, *given, **more)
+
+    monkeypatch.setattr(os, call, failing)
+
+
+def test_a_job_that_slurm_may_have_taken_before_it_went_away_is_not_launched(tmp_path: Path) -> None:
+    """Another pool may get it: Slurm begins no job that is held."""
+    env = programs(tmp_path, sbatch=AWAY, scontrol=SCONTROL, squeue=AWAY)
+    (tmp_path / "calls.away").touch()
+    engine = Slurm(env)
+    plan = engine.plan(
+        Job(run=RUN, name="x", command=("true",), scratch=tmp_path / "job"), Facts(Machine.read({}), "c@h")
+    )
+    with pytest.raises(LaunchError, match=r"Slurm does not take the job: .*Unable to contact") as caught:
+        engine.submit(plan, Output(None, None, None), Event())
+    assert "scontrol ping" in (caught.value.hint or "")
+    calls = (tmp_path / "calls").read_text()
+    assert "sbatch --parsable --hold" in calls and "squeue" in calls
+
+
 def test_a_job_whose_release_got_no_answer_is_cancelled_or_may_live(tmp_path: Path) -> None:
     """The controller is gone from the release on: nobody knows whether the job begins."""
     line = f"echo '7|PENDING||JobHeldUser|dsv:{RUN}:{tmp_path / 'job'}'"
@@ -404,3 +461,18 @@ def test_a_log_that_a_full_disk_cut_says_so(
             Follower(tmp_path, stream, log.fileno()).step(last=True)
     said = (tmp_path / "log").read_text()
     assert said.startswith("a whole line\nhalf a l") and ("is full" in said) == (free == 0)
+
+
+@pytest.mark.parametrize("call", ["open", "scandir"])
+def test_a_log_whose_end_could_not_be_read_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    (tmp_path / "out.0").write_text("a whole line\nhalf a l")
+    with (tmp_path.parent / f"{tmp_path.name}.log").open("w+b") as log:
+        follower = Follower(tmp_path, "out", log.fileno())
+        follower.step()
+        fail_for_a_while(monkeypatch, call, tmp_path, count())
+        follower.step(last=True)
+        log.seek(0)
+        said = log.read().decode()
+    assert said.startswith("a whole line\nhalf a l") and "its stdout may be missing" in said

@@ -354,6 +354,7 @@ _PIECE: Final = 1 << 16
 _NO_ROOM: Final = 4096
 """Free bytes below which nodes can't write to the job's folder any more."""
 _CUT: Final = b"\n[dsv: the disk of the job's folder is full; what it wrote last may be missing here]\n"
+_UNREAD: Final = b"\n[dsv: the job's folder can't be read; the end of its std%s may be missing here]\n"
 
 
 class SlurmRun(FollowedJob):
@@ -391,7 +392,7 @@ class SlurmRun(FollowedJob):
     def _await_end(self) -> None:
         """Mark the job's end as seen in time, even while Slurm is slow to answer."""
         while not self._over.wait(_PAUSE[1]):
-            if (self._folder / "end").exists():
+            if os.path.lexists(self._folder / "end"):
                 _attend(self._folder)
 
     def _close(self) -> None:
@@ -445,7 +446,7 @@ class SlurmRun(FollowedJob):
 
 class Follower:
     """Copies one stream of all nodes of a job into a descriptor while it is written. With several nodes, each
-    line begins with the number of its node."""
+    line begins with the number of its node. A file server that fails is asked again in the next step."""
 
     def __init__(self, folder: Path, stream: str, sink: int) -> None:
         self.folder = folder
@@ -453,11 +454,12 @@ class Follower:
         self._labelled: bool | None = None
         self._lines = NodeLines(sink)
         self._read: dict[str, int] = {}
+        self._failed = False
 
     def step(self, *, last: bool = False) -> int:
         """Copy and count the new bytes. last: the job is over, so incomplete lines are written too"""
-        total = 0
-        for path in sorted(self.folder.glob(f"{self.stream}.*")):
+        total, self._failed = 0, False
+        for path in self._paths():
             while data := self._piece(path):
                 total += len(data)
                 self._write(path, data)
@@ -466,15 +468,32 @@ class Follower:
             with suppress(OSError):
                 if self.stream == "err" and disk_usage(self.folder).free < _NO_ROOM:
                     self._lines.write(_CUT, None)
+            if self._failed:
+                self._lines.write(_UNREAD % self.stream.encode(), None)
         return total
 
+    def _paths(self) -> list[Path]:
+        try:
+            with os.scandir(self.folder) as found:
+                return sorted(Path(each) for each in found if each.name.startswith(f"{self.stream}."))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError:
+            self._failed = True
+            return []
+
     def _piece(self, path: Path) -> bytes:
-        with suppress(OSError), open_plain(path) as file:  # a file server that fails is asked again
-            file.seek(self._read.get(path.name, 0))
-            data = file.read(_PIECE)
-            self._read[path.name] = self._read.get(path.name, 0) + len(data)
-            return data
-        return b""
+        try:
+            with open_plain(path) as file:
+                file.seek(self._read.get(path.name, 0))
+                data = file.read(_PIECE)
+        except FileNotFoundError:
+            return b""
+        except OSError:
+            self._failed = True
+            return b""
+        self._read[path.name] = self._read.get(path.name, 0) + len(data)
+        return data
 
     def _write(self, path: Path, data: bytes) -> None:
         if self._labelled is None:
@@ -505,7 +524,8 @@ def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> AbstractConte
             while not stop.is_set() and not over:
                 job, answer = program.find(job_id(ref), fresh=_ASK[1] / 3)
                 # A dsv that completes the record removes the folder. Slurm keeps the job for minutes longer.
-                is_gone, was_there = was_there and not folder.is_dir(), was_there or folder.is_dir()
+                is_there = _is_there(folder)
+                is_gone, was_there = was_there and not is_there, was_there or is_there
                 is_over = answer.problem is None and ended(job, Left(folder)) is not None
                 over = not follow or is_gone or is_over
                 for each in streams:
@@ -514,6 +534,17 @@ def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> AbstractConte
         os.close(writer)
 
     return through_a_pipe(collect)
+
+
+def _is_there(folder: Path) -> bool:
+    """Return True also if nobody knows, because a file server fails."""
+    try:
+        folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def tell_stopped(folder: Path, how: str) -> None:

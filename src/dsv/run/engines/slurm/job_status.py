@@ -80,8 +80,8 @@ def _parts(folder: Path) -> Iterator[RunPart]:
 
 def _last_written(folder: Path) -> int | None:
     """Return the time, in milliseconds, at which the job itself last wrote to its folder."""
-    found = [path for pattern in _WRITTEN for path in folder.glob(pattern)]
     with suppress(OSError):
+        found = [path for pattern in _WRITTEN for path in folder.glob(pattern)]
         return max((path.lstat().st_mtime_ns // 1_000_000 for path in found), default=None)
     return None
 
@@ -89,7 +89,9 @@ def _last_written(folder: Path) -> int | None:
 def _first_to_fail(folder: Path) -> str:
     """Read the errors of the node that srun names first: the other nodes were ended because of it."""
     named = _FAILED.search(last_attempt(_text(folder / "slurm.log")))
-    return "".join(map(_text, sorted(folder.glob(f"err.{'*' if named is None else named[1]}"))))
+    with suppress(OSError):
+        return "".join(map(_text, sorted(folder.glob(f"err.{'*' if named is None else named[1]}"))))
+    return ""
 
 
 def nodes_of(folder: Path) -> int:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.run.engines import output as output_module
-from dsv.run.engines.output import QUEUE_SIZE, LogKeeper, Output
+from dsv.run.engines.output import QUEUE_SIZE, LogKeeper, NodeLines, Output
 from dsv.values.secrets import Masker
 from tests.waiting import PATIENCE
 
@@ -182,6 +182,36 @@ def test_the_last_line_of_stderr() -> None:
     pipes.close()
     assert output.was_read(5)
     assert output.last_line() == "docker: it failed"
+
+
+def written(*pieces: bytes, end: bool = False) -> bytes:
+    """What a reader has once one of several nodes, number 3, has written these."""
+    reader, writer = os.pipe()
+    lines = NodeLines(writer)
+    for piece in pieces:
+        lines.write(piece, 3)
+    if end:
+        lines.end_lines()
+    os.close(writer)
+    with os.fdopen(reader, "rb") as shown:
+        return shown.read()
+
+
+def test_a_progress_bar_of_one_of_several_nodes_is_shown_as_it_changes() -> None:
+    assert written(b"10%\r20%\r30%") == b"[3] 10%\r[3] 20%\r"
+    assert written(b"10%\r", b"20%\r", b"30%\n") == b"[3] 10%\r[3] 20%\r[3] 30%\n"
+
+
+def test_a_line_of_one_of_several_nodes_that_ends_in_two_writes_is_one() -> None:
+    assert written(b"one\r", b"\ntwo\r\n") == b"[3] one\r\n[3] two\r\n"
+
+
+@given(st.lists(st.sampled_from([b"\r", b"\n", b"\r\n", b"5%", b"epoch "]), max_size=12))
+def test_the_lines_of_one_of_several_nodes_are_the_same_however_they_were_written(parts: list[bytes]) -> None:
+    whole = b"".join(parts)
+    shown = written(whole, end=True)
+    assert shown == written(*parts, end=True) == written(*(bytes([each]) for each in whole), end=True)
+    assert shown.replace(b"[3] ", b"").removesuffix(b"\n") == whole.removesuffix(b"\n")
 
 
 @given(st.lists(st.binary(max_size=400), max_size=30), st.integers(400, 2000))

@@ -206,10 +206,6 @@ class Output:
         return said[-1] if said else ""
 
 
-_END_OF_LINE: Final = re.compile(rb"(?<=\n)|(?<=\r)(?=[^\n])")
-"""After a line, or a state of a progress bar."""
-
-
 class NodeLines:
     """Writes the output of the nodes of a job into one descriptor. Several threads may write."""
 
@@ -219,10 +215,12 @@ class NodeLines:
         self._lock = Lock()
 
     def write(self, data: bytes, label: int | None) -> None:
-        """label: the number of the node, which each line then starts with; None if the job has one node."""
+        """label: the number of the node, which each line, or state of a progress bar, then starts with; None if
+        the job has one node."""
         with self._lock:
             if label is not None:
-                *lines, self._begun[label] = _END_OF_LINE.split(self._begun.get(label, b"") + data)
+                lines = (self._begun.get(label, b"") + data).splitlines(keepends=True)
+                self._begun[label] = lines.pop() if lines and lines[-1][-1:] != b"\n" else b""
                 data = b"".join(b"[%d] %s" % (label, line) for line in lines)
             write_all(self.sink, data)
 

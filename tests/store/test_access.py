@@ -15,12 +15,13 @@ import pytest
 from rich.pretty import pretty_repr
 
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, UsageError
-from dsv.store.credentials import aws_access
+from dsv.store.credentials import aws_access, boto_client
 from dsv.store.open import SCHEMES, open_raw, open_store
 from dsv.store.options import StoreOptions
 from dsv.store.retry import Retrying
 from tests.store.opened import Opened
 from tests.store.wire import Wire, answer, s3_error, serving
+from tests.waiting import PATIENCE
 
 KEYS = {"AWS_ACCESS_KEY_ID": "from-the-environment", "AWS_SECRET_ACCESS_KEY": "secret"}
 FOUND = answer("200 OK", b"found")
@@ -191,6 +192,36 @@ def test_a_proxy_is_used_and_left_out_where_it_should_be() -> None:
         assert proxy.asked[0].startswith("GET http://far-away.invalid/bucket/p/k HTTP/1.1")
         variables |= {"AWS_ENDPOINT_URL": wire.endpoint, "NO_PROXY": "localhost,127.0.0.1"}
         assert open_raw("s3://bucket/p", settings(**variables)).get("k") == b"direct"
+
+
+@pytest.mark.parametrize(
+    "reached", ["127.0.0.1", "localhost,127.0.0.1:1, 127.0.0.1", "10.0.0.0/8, 127.0.0.0/8"]
+)
+def test_boto_leaves_a_proxy_out_where_other_clients_do(reached: str) -> None:
+    with serving(FOUND) as proxy, serving(answer("200 OK", b"direct")) as wire:
+        variables = {**KEYS, "AWS_ENDPOINT_URL": wire.endpoint, "http_proxy": proxy.endpoint}
+        for excluded, body in (("elsewhere,10.0.0.0/8", b"found"), (reached, b"direct")):
+            options = settings(**variables, NO_PROXY=excluded)
+            assert open_raw("s3://bucket/p", options).get("k") == body
+            assert read_by_boto(options) == body
+
+
+def read_by_boto(options: StoreOptions) -> bytes:
+    client = boto_client(
+        "s3://bucket/p", options, connect_timeout=PATIENCE, read_timeout=PATIENCE, attempts=1
+    )
+    found: bytes = client.get_object(Bucket="bucket", Key="p/k")["Body"].read()
+    client.close()
+    return found
+
+
+def test_an_access_key_without_its_secret_is_no_key(aws: Path) -> None:
+    (aws / "credentials").write_text("[default]\naws_access_key_id = of-file\naws_secret_access_key = s\n")
+    with serving(FOUND) as wire:
+        options = settings(AWS_ACCESS_KEY_ID="half", AWS_SESSION_TOKEN="t", AWS_ENDPOINT_URL=wire.endpoint)
+        assert open_raw("s3://bucket/p", options).get("k") == read_by_boto(options) == b"found"
+    assert [signed_by(wire, number) for number in (0, 1)] == ["of-file", "of-file"]
+    assert not any("x-amz-security-token" in each.lower() for each in wire.asked)
 
 
 def test_a_proxy_for_https_is_asked_to_connect() -> None:

@@ -5,6 +5,7 @@ botocore is imported only if the options are incomplete, because that takes 150 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -112,7 +113,7 @@ def profile_endpoint(profile: dict[str, Any], config: dict[str, Any]) -> str | N
 
 
 def _denied(url: str, error: Exception) -> Denied:
-    return Denied(f"the credentials for {url} can't be obtained: {error}", subject=url, hint=login_hint(url))
+    return Denied(f"the credentials for {url} cannot be had: {error}", subject=url, hint=login_hint(url))
 
 
 def boto_client(
@@ -120,7 +121,6 @@ def boto_client(
 ) -> Any:
     """Return botocore's client for the server of this s3:// URL. Raises `Denied`."""
     from urllib.parse import urlsplit
-    from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 
     from botocore import UNSIGNED
     from botocore.config import Config
@@ -128,7 +128,7 @@ def boto_client(
     access = aws_access(url, options)
     host = urlsplit(access.endpoint or "").hostname or f"s3.{access.region}.amazonaws.com"
     proxies = {"http": options.http_proxy, "https": options.https_proxy}
-    if options.no_proxy and proxy_bypass_environment(host, {"no": options.no_proxy}):
+    if options.no_proxy and _is_reached_directly(host, options.no_proxy):
         proxies = {}
     keys = (options.access_key, options.secret_key, options.session_token)
     access_key, secret_key, token = keys if all(keys[:2]) else (None, None, None)
@@ -150,3 +150,17 @@ def boto_client(
             max_pool_connections=32,
         ),
     )
+
+
+def _is_reached_directly(host: str, no_proxy: str) -> bool:
+    """Return whether these hosts, domains and networks (`10.0.0.0/8`) include the host."""
+    from ipaddress import ip_address, ip_network
+
+    for one in no_proxy.lower().split(","):
+        name = one.strip().lstrip(".")
+        if name == "*" or (name and f".{host}".endswith(f".{name}")):
+            return True
+        with suppress(ValueError):
+            if ip_address(host) in ip_network(name, strict=False):
+                return True
+    return False

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, NotFound, Unreachable, Unsupported
 from dsv.store.base import Busy, CutShortError, NoAnswer, Put, Store, StoreMissing, TooLargeError
 from dsv.store.clients import ForkedS3
+from dsv.store.object_errors import as_store_error
 from dsv.store.open import open_raw, open_store
 from dsv.store.options import StoreOptions
 from tests.exhaustive import is_full
@@ -104,6 +105,13 @@ def test_a_wrong_key_is_said_of_the_store_and_not_of_an_object(code: str, said: 
         store = store_at(wire)
         store.get("k")
     assert caught.value.message == f"{store.url}: {said} (403 {code})" and caught.value.subject == store.url
+
+
+@pytest.mark.parametrize("text", ["", "\n\n"])
+def test_an_error_without_text_is_a_sentence(text: str) -> None:
+    found = as_store_error(OSError(text), "s3://bucket/p", "http://here", "k")
+    assert type(found) is NoAnswer
+    assert found.message == "http://here failed on k in s3://bucket/p: it does not say why"
 
 
 @pytest.mark.parametrize("call", CALLS)

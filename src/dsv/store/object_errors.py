@@ -168,9 +168,9 @@ def _unanswered(answer: Answer, about: str, subject: str, endpoint: str, url: st
         return IntegrityError(
             f"{endpoint} answered {answer.said} about {about}", subject=subject, hint=f"curl -I {endpoint}"
         )
-    said, _, _ = text.partition("\n")
+    said, _, _ = text.strip().partition("\n")
     return NoAnswer(
-        f"{endpoint} failed on {about}: {said[:200]}",
+        f"{endpoint} failed on {about}: {said[:200] or 'it does not say why'}",
         subject=subject,
         hint=f"check the endpoint, proxies and network: curl -I {endpoint}",
     )

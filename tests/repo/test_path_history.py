@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsv.errors import IntegrityError
 from dsv.format import keys
 from dsv.format import tree as model_tree
 from dsv.repo.history import CommitsAhead, PathHistory
 from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import diff_trees
 from dsv.repo.tree.read import TreeReader
+from dsv.store.base import _CONNECTIONS, LARGEST, NoAnswer
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore
 from dsv.values.ids import CommitId
@@ -188,3 +190,48 @@ def test_a_history_is_read_although_a_move_of_its_branch_is_damaged(is_searched:
     ahead = CommitsAhead(repository.objects, repository.refs, DATASET, head)
     for commit_id in reversed(made):
         assert ahead.commit(commit_id) == writer.objects.commit(commit_id)
+
+
+def test_a_history_is_read_up_to_a_damaged_commit() -> None:
+    """It is read ahead with others, which may be all that are asked for."""
+    store = MemoryStore()
+    writer = create(store)
+    made = [commit(writer, {"a": b"%d" % number}) for number in range(40)]
+    bad = made[33]
+    store.delete(keys.commit_key(bad))
+    store.put_if_absent(keys.commit_key(bad), b"damaged")
+    repository = Repository.open(store, None, writer.clock)
+    ahead = CommitsAhead(repository.objects, repository.refs, DATASET, repository.refs.head(DATASET, MAIN))
+    for commit_id in reversed(made[34:]):
+        assert ahead.commit(commit_id) == writer.objects.commit(commit_id)
+    assert repository.objects.is_at_hand(bad), "it was read ahead"
+    with pytest.raises(IntegrityError, match=str(bad)):
+        ahead.commit(bad)
+
+
+class Leaving(MemoryStore):
+    """Gives no answer once it has gone away."""
+
+    asked: int | None = None
+    """The requests since."""
+
+    def get(self, key: str, limit: int = LARGEST) -> bytes:
+        if self.asked is not None:
+            self.asked += 1
+            raise NoAnswer("it went away")
+        return super().get(key, limit)
+
+
+def test_a_store_that_went_away_is_not_asked_for_each_commit_that_would_be_read_ahead() -> None:
+    """It would be given up only after many seconds, each time."""
+    store = Leaving()
+    writer = create(store)
+    made = [commit(writer, {"a": b"%d" % number}) for number in range(140)]
+    repository = Repository.open(store, None, writer.clock)
+    ahead = CommitsAhead(repository.objects, repository.refs, DATASET, repository.refs.head(DATASET, MAIN))
+    for commit_id in made[:82:-1]:  # four one by one, then 8, 16 and 32 at a time; 64 come next
+        ahead.commit(commit_id)
+    store.asked = 0
+    with pytest.raises(NoAnswer):
+        ahead.commit(made[82])
+    assert store.asked <= _CONNECTIONS

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from dsv.errors import Denied, DsvError, IntegrityError, Unreachable, Unsupported
+from dsv.errors import Denied, DsvError, IntegrityError, Unsupported
 from dsv.format.locator import ObjectKind
 from dsv.format.records import Commit, RefEntry
 from dsv.repo.objects.objects import Objects
@@ -377,10 +377,10 @@ class CommitsAhead:
 
 
 def _if_readable(read: Callable[[], _T]) -> _T | None:
-    """Return what was read ahead; None if it can't be read: the caller may not need it."""
+    """Return what was read ahead; None if it can't be read: the caller may not need it. Raises `Unreachable`."""
     try:
         return read()
-    except (IntegrityError, Unsupported, Denied, Unreachable):
+    except (IntegrityError, Unsupported, Denied):
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Event, Lock, Thread
 from typing import Any
 
 import pytest
@@ -13,15 +14,24 @@ from dsv.run.engines.kubernetes import job as job_module
 from dsv.run.engines.kubernetes.api import Refusal
 from dsv.run.engines.kubernetes.engine import make
 from dsv.run.engines.kubernetes.follow import without_numbers
-from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, ended
+from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, ended, status
 from dsv.run.engines.kubernetes.pod import Pod
-from dsv.run.record import EndCause
+from dsv.run.record import EndCause, RunState
 from tests.engines.test_kubernetes_run import unwatched
+from tests.waiting import until
 
 GOING = {
     "metadata": {"name": "pod", "uid": "u1", "deletionTimestamp": "2026-01-01T00:00:00Z"},
     "spec": {"nodeName": "node1"},
     "status": {"phase": "Running"},
+}
+
+
+_BEGUN = {"name": "main", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
+RUNNING = {
+    "metadata": {"name": "pod", "uid": "u1"},
+    "spec": {"nodeName": "node1"},
+    "status": {"phase": "Running", "containerStatuses": [_BEGUN]},
 }
 
 
@@ -95,20 +105,56 @@ def test_why_a_pod_is_gone_whose_end_the_cluster_has_not_told(node: Any, cause: 
         def items(self, path: str, **query: str) -> list[Any]:
             return []
 
-    running = {"name": "main", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
-    seen = Pod(
-        {
-            "metadata": {"name": "pod", "uid": "u1"},
-            "spec": {"nodeName": "node1"},
-            "status": {"phase": "Running", "containerStatuses": [running]},
-        }
-    )
-    job = KubernetesJob(Emptied(node), "training", "job", "u0", pods={"u1": seen})  # type: ignore[arg-type]
+    job = KubernetesJob(Emptied(node), "training", "job", "u0", pods={"u1": Pod(RUNNING)})  # type: ignore[arg-type]
     facts = job.look()
     assert isinstance(facts, JobSnapshot)
     done = ended(facts)
     assert done is not None and (done.cause, done.exit_code) == (cause, 137)
     assert words in str(done.reason)
+
+
+def test_an_older_listing_that_comes_late_does_not_make_a_new_pod_seem_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two threads look: the pod is made after the listing of the one, and before that of the other."""
+    waits = Event()
+
+    class Noted:
+        """A lock that notes if a thread has to wait for it."""
+
+        def __init__(self) -> None:
+            self._lock = Lock()
+
+        def __enter__(self) -> None:
+            if not self._lock.acquire(blocking=False):
+                waits.set()
+                self._lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self._lock.release()
+
+    class Starting(Cluster):
+        pods: tuple[Any, ...] = ()
+
+        def get(self, path: str) -> Any:
+            job = {"metadata": {"name": "job", "uid": "u0"}, "spec": {}, "status": {}}
+            return job if path.endswith("/jobs/job") else super().get(path)
+
+        def items(self, path: str, **query: str) -> list[Any]:
+            listed = list(self.pods)
+            if not listed:
+                self.pods = (RUNNING,)
+                other.start()
+                until(lambda: waits.is_set() or not other.is_alive())
+            return listed
+
+    monkeypatch.setattr(job_module, "Lock", Noted)
+    job = KubernetesJob(Starting(_node("True")), "training", "job", "u0")  # type: ignore[arg-type]
+    other = Thread(target=job.look)
+    job.look()
+    other.join()
+    facts = job.known()
+    assert facts is not None and status(facts).state is RunState.RUNNING
 
 
 MACHINES = [

@@ -238,6 +238,38 @@ def test_free_room_is_read_node_by_node() -> None:
     assert mistyped.never == "no machine of this Slurm is in the partition gpuu" and found.never is None
 
 
+@pytest.mark.parametrize(
+    ("constraint", "fits"),
+    [
+        ("gpu-a100", True),
+        ("gpu-a100&nvme", True),
+        ("gpu-a100,nvme", True),
+        ("gpu-h100", False),
+        ("gpu-a100&gpu-h100", False),
+        # Some of the nodes may lack these.
+        ("gpu-h100|nvme", True),
+        ("gpu-h100*1", True),
+        ("[gpu-h100*1&nvme*3]", True),
+        ("(gpu-h100&ib)*2", True),
+    ],
+)
+def test_a_node_fits_if_it_has_the_features_that_every_node_must_have(constraint: str, fits: bool) -> None:
+    node = NODE.format(name="n0", used=0, state="IDLE").replace(
+        "ActiveFeatures=a,b", "ActiveFeatures=gpu-a100,nvme"
+    )
+    assert bool(read_capacity(node, "", SlurmOptions(constraint=constraint)).nodes) is fits
+
+
+@pytest.mark.parametrize(
+    ("used", "free"), [("gpu:(null):3(IDX:0-2)", 1), ("gpu:3(IDX:0-2)", 1), ("gpu:(null):0(IDX:N/A)", 4)]
+)
+def test_used_gpus_without_a_type_are_not_free(used: str, free: int) -> None:
+    (node,) = read_capacity(
+        f"NodeName=n0 Gres=gpu:4(S:0-1) GresUsed={used} State=MIXED", "", SlurmOptions()
+    ).nodes
+    assert node.gpus == (GpuCount("GPU", free, 4),)
+
+
 def test_each_node_is_held_by_one_program_from_its_data_to_the_end_of_its_command() -> None:
     """There is no moment between the two in which somebody could evict what a node has fetched."""
     for nodes, place in ((1, '"$folder/stage.$attempt.0"'), (2, '"$1/stage.$2.$SLURM_NODEID"')):

@@ -88,7 +88,7 @@ def test_an_answer_that_makes_no_sense_ends_the_wait(bench: Bench, docker: FakeD
     docker.set("over", '"many"')
     docker.set("left", 0)
     ended = running.wait()
-    assert (ended.exit_code, ended.launched, ended.seen) == (125, True, False)
+    assert (ended.exit_code, ended.launched, ended.seen, ended.may_live) == (125, True, False, True)
     assert ended.reason is not None and "dsv can't follow the job any more: ValueError" in ended.reason
 
 

@@ -11,17 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.errors import DsvError, LaunchError, Unreachable
+from dsv.run.active_runs import Marks, RunRecords
 from dsv.run.engines.base import JobStatus
+from dsv.run.engines.process import Process
 from dsv.run.pools import (
     Choice,
+    GaveUp,
     PoolFacts,
     Prefer,
     ask_all,
     choose_pool,
     is_taken_back,
 )
-from dsv.run.record import RunState
+from dsv.run.record import EndCause, RunState
 from dsv.run.resources import Capacity, GpuCount, NodeRoom, PassedOver, Resources, fit
+from dsv.run.spec import JobSpec
+from dsv.run.supervisor import Turns, run
+from tests.run.shop import SCANS, STORE, Folders, Shop
 from tests.waiting import PATIENCE
 
 WANTED = Resources(gpus=8)
@@ -156,3 +162,24 @@ def test_what_goes_wrong_with_one_pool_is_its_own_matter() -> None:
 def test_only_a_job_that_will_never_begin_may_move(state: RunState) -> None:
     assert is_taken_back(JobStatus(state)) is (state in (RunState.CUT_OFF, RunState.NOT_LAUNCHED))
     assert not is_taken_back(None), "nobody knows"
+
+
+def test_a_run_that_no_pool_took_is_recorded_as_not_launched(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise LaunchError("it takes no jobs")
+
+    def enter(pool: str, *given: object) -> tuple[JobSpec, Folders, None] | GaveUp:
+        return (spec, shop.data, None) if pool == "a" else GaveUp("it is closed")
+
+    monkeypatch.setattr(Process, "submit", refuse)
+    spec, records = shop.request("true"), RunRecords(shop.place.state, STORE, shop.runs)
+    turns = Turns({"a": 60.0, "b": None}, enter)
+    with pytest.raises(LaunchError, match="a: it takes no jobs; b: it is closed"):
+        run(spec, place=shop.place, staging=shop.data, records=records, turns=turns)
+    (stored,) = shop.runs.listing(SCANS)
+    record = shop.runs.read(stored)
+    assert (record.state, record.end) == (RunState.NOT_LAUNCHED, EndCause.NOT_STARTED)
+    assert "b: it is closed" in (record.error or "")
+    assert Marks(shop.place.state, STORE).known() == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from dsv.run.engine_list import Engines, find_job
 from dsv.run.engines.attach import FollowedJob, Foreground
 from dsv.run.engines.base import JobStatus, Plan, SubmittedJob
 from dsv.run.engines.output import Output
-from dsv.run.engines.process import Process
+from dsv.run.engines.process import Process, _ProcessRun
 from dsv.run.engines.reaper import processes_of
 from dsv.run.listing import RunView
 from dsv.run.record import START, JobRef, RunId, RunOutput, RunRecord, RunState
@@ -33,9 +33,10 @@ def start(shop: Shop, *command: str, **more: Any) -> RunView:
     return run(shop.request(*command, **more), place=shop.place, staging=shop.data, records=records)
 
 
-def complete_cut_off(shop: Shop, marks: Marks) -> list[RunRecord]:
+def complete_cut_off(shop: Shop, marks: Marks, *stop: RunId) -> list[RunRecord]:
+    """stop: the runs whose jobs are ended first"""
     completer = Completer(Engines(shop.environ), shop.runs, shop.spool, marks, shop.home / "answers")
-    return completer.complete_cut_off(lambda _: None)
+    return completer.complete_cut_off(lambda _: None, dict.fromkeys(stop, 0.0))
 
 
 def test_the_start_names_the_job_before_it_begins(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,6 +124,33 @@ def test_a_run_whose_job_may_begin_yet_stays_under_way(shop: Shop, monkeypatch: 
     )  # its process may take time to end
     (cut,) = completed
     assert (cut.run, cut.state.is_terminal) == (known.run, True)
+    assert marks.known() == [] and not scratch.exists()
+
+
+def test_a_run_whose_job_can_not_be_followed_stays_under_way(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job goes on, and needs its folder."""
+
+    def fail(job: _ProcessRun) -> None:
+        Thread(target=job._process.wait, daemon=True).start()
+        raise ValueError("odd")
+
+    monkeypatch.setattr(_ProcessRun, "_until_end", fail)
+    result = start(shop, "sh", "-c", "exec tail -f /dev/null >/dev/null 2>&1")
+    assert (
+        result.exit_code == 125 and result.error is not None and "ValueError('odd')" in result.error.message
+    )
+    marks = Marks(shop.place.state, STORE)
+    (known,) = marks.known()
+    assert (known.run, known.state) == (result.record.run, RunState.RUNNING)
+    scratch = run_folder(shop.place.state, SCANS, known.run) / "scratch"
+    assert scratch.is_dir() and processes_of(known.run)
+    monkeypatch.setattr(Owner, "is_dead", True)
+    assert complete_cut_off(shop, marks) == []
+    completed: list[RunRecord] = []
+    until(lambda: completed.extend(complete_cut_off(shop, marks, known.run)) or completed)
+    assert [each.state.is_terminal for each in completed] == [True]
     assert marks.known() == [] and not scratch.exists()
 
 

@@ -113,7 +113,7 @@ def profile_endpoint(profile: dict[str, Any], config: dict[str, Any]) -> str | N
 
 
 def _denied(url: str, error: Exception) -> Denied:
-    return Denied(f"the credentials for {url} cannot be had: {error}", subject=url, hint=login_hint(url))
+    return Denied(f"the credentials for {url} can't be obtained: {error}", subject=url, hint=login_hint(url))
 
 
 def boto_client(

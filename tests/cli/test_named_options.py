@@ -90,7 +90,7 @@ def test_an_option_that_refuses_a_word_is_named(pets: Dsv, name: str) -> None:
         ("status --progress bra", "--progress: there is no progress 'bra'"),
         ("branch ?! --move ?!", "error: '?!' is no name"),  # nobody can tell which
         ("log ?!", "error: '?!' is no name"),  # no option at all
-        ("run pets --again x -- true", "error: a repeated run"),
+        ("run pets --again x -- true", "error: --again takes no target"),
         ("diff --key a", "error: --key is for"),  # which names its option already
     ],
 )

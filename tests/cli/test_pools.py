@@ -138,7 +138,7 @@ def test_a_setting_of_a_pool_that_there_is_none_of_is_refused(dsv: Dsv) -> None:
     [
         (("--on", "a,a"), "no list of different pools"),
         (("--on", "a,"), "no list of different pools"),
-        (("--on", "a", "--engine", "process"), "has its engine"),
+        (("--on", "a", "--engine", "process"), "the pool sets the engine"),
     ],
 )
 def test_options_that_make_no_sense(pets: Dsv, arguments: tuple[str, ...], words: str) -> None:

@@ -216,7 +216,7 @@ def _check_options(typed: Typed) -> None:
         raise UsageError("the pool sets the engine", subject="--engine", hint="leave out --engine, or --on")
     if typed.again is not None and typed.target is not None:
         raise UsageError(
-            f"--again takes no target: it is that of {typed.again}", hint=f"dsv run --again {typed.again}"
+            "--again takes no target: it repeats that too", hint=f"dsv run --again {typed.again}"
         )
 
 

@@ -426,7 +426,7 @@ def _ask_history(
     scheme = url.partition("://")[0] if "://" in url else "file"
     if scheme in ("gs", "az"):
         done.unanswered.append(f"dsv can't tell whether {url} keeps old versions of what is deleted")
-    if scheme == "file" and any(Path(url.removeprefix("file://"), ".tmp").glob("*")):
+    if scheme == "file" and any(Path(url, ".tmp").glob("*")):
         done.elsewhere.append(
             "files in .tmp that killed commands left; the next one that writes removes them after a day"
         )

@@ -123,5 +123,5 @@ def _tell(root: CacheRoot, repository: Repository, folder: Path, new: list[Erasu
         except Denied:
             pass  # to ask again, each command of this user would read all cached trees
         except DsvError:
-            continue  # the next command confirms it
+            return  # the next command confirms the rest
         root.write_once(folder / "obeyed" / str(one), b"")

@@ -203,8 +203,11 @@ class _Executor:
                 self._show(tags, place)
             raise
         if not gone:
-            intent.withdraw()
-            if not self._show(tags, place):
+            try:
+                intent.withdraw()
+            finally:
+                visible = self._show(tags, place)
+            if not visible:
                 remove_empty(root, place)
                 return None
             return reason or "taken into use at this moment"

@@ -62,7 +62,7 @@ def hide_tags(root: CacheRoot, place: Place, known: dict[str, dict[str, str]]) -
             _path(root, place.dataset, name).unlink(missing_ok=True)
             del links[name]
             hidden.append(TagName(name.removeprefix(PREFIX).replace("%2F", "/")))
-    except OSError:
+    except BaseException:
         for tag in hidden:
             with contextlib.suppress(OSError):
                 show_tag(root, place, tag)

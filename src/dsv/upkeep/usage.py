@@ -141,7 +141,9 @@ def measure(
     for commit_id, numbers in member.items():
         atoms.setdefault((frozenset(numbers), commit_id in staying), []).append(commit_id)
     if len(atoms) > MOST_LABELS:
-        raise UsageError(f"more than {MOST_LABELS:,} groups of commits share content", hint="measure fewer")
+        raise UsageError(
+            f"more than {MOST_LABELS:,} groups of commits share content", hint="name fewer commits"
+        )
     with IdSet(folder / "ids") as labelled:
         for label, commits in enumerate(atoms.values()):
             reach(repository.objects, commits, _taker(labelled, label), Seen(), progress)

@@ -65,10 +65,9 @@ def import_(
     read as its package does. If it is killed, the same command goes on where it was. A later import reads only files
     whose size, entity tag or time has changed.
 
-    dvc+ before the URL or the path of a git repository reads the outputs of DVC that its newest commit names,
-    or that of @REV at the end, from its DVC remote. With --rev or --history each revision of it, or of a
-    dataset of hf://, becomes a commit with its author, time and message, in which PATH has what the revision
-    has. Revisions that were imported before are skipped.
+    dvc+ before the URL or the path of a git repository reads the outputs of DVC that its newest commit names, or that
+    of @REV at the end, from its DVC remote. With --rev or --history each revision of it, or of a dataset of hf://,
+    becomes a commit with its author, time and message, and PATH has what the revision has. Known ones are skipped.
 
     With --reference the files of s3://, http(s)://, hf:// or a folder are read for their ids and not stored. Later they
     are read there, and refused if they are not what they were. --materialize stores them, under the same commits.

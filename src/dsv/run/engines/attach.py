@@ -113,6 +113,8 @@ class FollowedJob(ABC):
 
     sent_again: ClassVar[frozenset[int]] = frozenset(ENDING)
     """The signals that are kept until they have reached the command."""
+    may_outlive: ClassVar[bool] = False
+    """Whether a cluster keeps the job if this process ends or can't follow it any more."""
 
     def __init__(self, ref: JobRef, name: str) -> None:
         """name: of the thread that follows it"""
@@ -156,7 +158,7 @@ class FollowedJob(ABC):
             ended = self._until_end()
         except Exception as error:  # noqa: BLE001 (it becomes the reason: else a waiting thread would wait for ever)
             reason = f"dsv can't follow the job any more: {error!r}"
-            ended = Ended(launched=True, seen=False, may_live=True, reason=reason)
+            ended = Ended(launched=True, seen=False, may_live=self.may_outlive, reason=reason)
         self._close()
         self.ended = ended
         self._on_end()

@@ -35,6 +35,7 @@ class KubernetesRun(FollowedJob):
     """A Job, followed by its pods and their logs."""
 
     sent_again: ClassVar[frozenset[int]] = frozenset((*ENDING, *TELLING))
+    may_outlive: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -132,6 +132,8 @@ def _number(fields: dict[str, str], name: str) -> int:
 
 _TRIES: Final = 4
 """How often Slurm is told to cancel a job that it does not begin to end."""
+_TRIES_WHILE_ENDING: Final = 40
+"""The same for a job that it is ending: Slurm waits for a silent node for five minutes in most places."""
 _DYING: Final = 15.0
 """Seconds between two of these. Slurm has a KillWait of its own, in most places of 30 seconds."""
 
@@ -270,7 +272,7 @@ class Slurm(Engine):
         kill: send SIGKILL at once, which Slurm itself sends later
         """
         number, tries = job_id(ref), 0
-        while tries < _TRIES or self._is_completing(number):
+        while tries < _TRIES or (tries < _TRIES_WHILE_ENDING and self._is_completing(number)):
             tries += 1
             self._program.call("scancel", number)
             if kill:
@@ -359,6 +361,8 @@ _UNREAD: Final = b"\n[dsv: the job's folder can't be read; the end of its std%s 
 
 class SlurmRun(FollowedJob):
     """A job, followed by the files in its folder and by Slurm's reports."""
+
+    may_outlive: ClassVar[bool] = True
 
     def __init__(self, program: SlurmProgram, ref: JobRef) -> None:
         super().__init__(ref, "dsv-slurm")

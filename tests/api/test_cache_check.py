@@ -114,6 +114,23 @@ def test_a_folder_that_became_a_file_or_is_gone(ann: Person, folder: Path) -> No
     assert read_folder(path) == FILES
 
 
+@pytest.mark.parametrize("kind", ["file", "link", "dangling link", "pipe"])
+def test_an_empty_folder_that_became_something_else(ann: Person, folder: Path, kind: str) -> None:
+    path = scans(ann, folder)
+    (path / "void").rmdir()
+    if kind == "file":
+        (path / "void").write_text("a file")
+    elif kind == "pipe":
+        os.mkfifo(path / "void")
+    else:
+        (path / "void").symlink_to("a" if kind == "link" else "nowhere")
+    report = check(ann.context(), folder)
+    assert [(wrong.path, wrong.problem) for wrong in report[0].wrong] == [("'void'", "is something else")]
+    assert not still_wrong(report)
+    assert read_folder(path) == FILES
+    assert check(ann.context(), folder)[0].wrong == []
+
+
 def test_only_a_repair_that_was_asked_for_removes_what_was_never_committed(ann: Person, folder: Path) -> None:
     path = scans(ann, folder)
     for name in ("a/alien", "deep/er/alien", "void/alien"):

@@ -153,7 +153,7 @@ def repair(
             with _replacing(root, path) as draft:
                 draft.symlink_to(os.fsdecode(entry.target or b""))
         else:
-            if path.is_symlink() or path.is_file():
+            if os.path.lexists(path):
                 _put_away(root, path)
             root.make_directory(path)
         result.repaired += 1

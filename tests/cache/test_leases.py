@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from dsv.cache.leases import Lease, end_hold, find_holds, hold
 from dsv.cache.policy import EvictionRequest
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, load_settings
+from dsv.errors import Conflict, DsvError
 from dsv.fs import system
 from dsv.fs.files import list_names
 from dsv.fs.system import FileSystem
@@ -288,6 +290,21 @@ def test_holds_without_an_end_protect_and_have_a_reason_and_an_owner(root: Cache
     assert len(evict(root, CacheSettings(), ALL).evicted) == 1
 
 
+def test_a_hold_that_failed_leaves_nothing_behind(root: CacheRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(root, place(), {"a": b"1"})
+
+    def away(*_: object) -> None:
+        raise OSError(errno.EIO, "the server is away")
+
+    for name in ("void_all", "visible_identity"):
+        with monkeypatch.context() as patched:
+            patched.setattr(leases, name, away)
+            with pytest.raises(OSError, match="away"):
+                hold(root, place())
+        assert find_holds(root, [place()]) == []
+    assert len(evict(root, CacheSettings(), ALL).evicted) == 1
+
+
 def test_a_claim_of_a_newer_dsv_is_respected_for_a_day(root: CacheRoot) -> None:
     publish(root, place(), {"a": b"1"}, age=1e6)
     path = root.claims(place()) / "lease-in a newer way"
@@ -369,6 +386,53 @@ def test_the_renewing_thread_survives_what_it_cannot_write(
         assert not lease.lost.is_set()
         fail.clear()
         until(lambda: lease.secure)
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+def test_the_renewing_thread_survives_a_symlink_in_place_of_the_claims(
+    root: CacheRoot, clock: Clock, monkeypatch: pytest.MonkeyPatch, evicted: bool
+) -> None:
+    """For longer than the lease lasts. Then it tells whether the commit was evicted meanwhile."""
+    visible = publish(root, place(), {"a": b"1"})
+    monkeypatch.setattr(leases, "_RENEWALS", 360_000)
+    errors: list[DsvError] = []
+    with Lease.take(root, place(), "run", ttl=3600) as lease:
+        assert lease.confirm()
+        renew = lease.renew
+
+        def noted() -> None:
+            try:
+                renew()
+            except DsvError as error:
+                errors.append(error)
+                raise
+
+        monkeypatch.setattr(lease, "renew", noted)
+        folder = root.claims(place()).parent
+        away = folder.rename(root.path / "away")
+        folder.symlink_to("nowhere")
+        until(lambda: len(errors) > 1)
+        assert {type(error) for error in errors} == {Conflict}
+        assert lease.secure, "others still respect it"
+        clock.move(3601)
+        assert not lease.secure and not lease.lost.is_set()
+        if evicted:
+            visible.rename(root.trash / "gone")
+        folder.unlink()
+        away.rename(folder)
+        until(lambda: lease.secure or lease.lost.is_set())
+        assert lease.lost.is_set() == evicted
+        assert ("evicted" in lease.reason) == evicted
+
+
+def test_a_lease_is_released_though_its_use_cannot_be_recorded(root: CacheRoot) -> None:
+    publish(root, place(), {"a": b"1"})
+    lease = Lease.take(root, place(), "run")
+    assert lease.confirm()
+    shutil.rmtree(root.temporary)
+    root.temporary.symlink_to("nowhere")
+    lease.release()
+    assert names_of(lease) == []
 
 
 def test_the_lease_of_a_silent_process_is_ended_by_whoever_takes_its_part_over(

@@ -158,10 +158,10 @@ class Lease:
         return self
 
     def release(self) -> None:
-        """End the claim and record the use. Never raise `OSError`: a claim that can't be removed expires."""
+        """End the claim and record the use. Raise no error of the cache: a claim that can't be removed expires."""
         self._released = True
         self._renewal.stop(timeout=5.0)  # it may hang in the kernel while the server is away
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, DsvError):
             if self._identity is not None and not self.lost.is_set():
                 mark_used(self.root, self.place)
         with contextlib.suppress(OSError):

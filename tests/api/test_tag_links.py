@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -13,6 +14,7 @@ from dsv.api.cache import cache
 from dsv.api.cached import cached
 from dsv.api.evict import evict
 from dsv.cache.claims import Intent
+from dsv.cache.evict import EvictionResult
 from dsv.cache.names import show_tag
 from dsv.cache.root import CacheRoot, Place
 from dsv.values.ids import CommitId
@@ -43,8 +45,8 @@ def links(person: Person) -> dict[str, str]:
     return {path.name: os.readlink(path) for path in found if path.is_symlink()}
 
 
-def evict_all(person: Person) -> None:
-    evict(person.context(), person.home / "cache", everything=True)
+def evict_all(person: Person) -> EvictionResult:
+    return evict(person.context(), person.home / "cache", everything=True)
 
 
 def test_a_commit_that_is_cached_by_its_tag_is_found_under_it(ann: Person) -> None:
@@ -122,6 +124,39 @@ def test_the_link_is_there_again_if_the_commit_stays(ann: Person, monkeypatch: p
     evict_all(ann)
     assert path.is_dir()
     assert links(ann) == {"@v1": path.name}
+
+
+def test_the_link_is_there_again_after_an_error(ann: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = fill(ann)
+
+    def away(self: Intent, visible: Path) -> bool:
+        raise OSError(errno.EIO, "the server is away")
+
+    monkeypatch.setattr(Intent, "fire", away)
+    assert len(evict_all(ann).failed) == 1
+    assert path.is_dir()
+    assert links(ann) == {"@v1": path.name}
+
+
+def test_a_link_that_cannot_be_removed_keeps_the_others(ann: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = fill(ann)
+    tag(ann, "v2")
+    fill(ann, "scans@v2")
+    unlink = Path.unlink
+    removed: list[Path] = []
+
+    def once(self: Path, missing_ok: bool = False) -> None:
+        if self.name.startswith("@"):
+            if removed:
+                raise PermissionError(errno.EPERM, "it may not be removed")
+            removed.append(self)
+        unlink(self, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", once)
+    assert len(evict_all(ann).failed) == 1
+    assert removed
+    assert path.is_dir()
+    assert links(ann) == {"@v1": path.name, "@v2": path.name}
 
 
 def test_what_a_crash_left_dangling_goes_with_the_next_evict(ann: Person) -> None:

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from blake3 import blake3
@@ -151,6 +152,18 @@ class FakeTree:
 
     def entry(self, path: bytes) -> tuple[Entry, Location | None] | None:
         return next(((entry, None) for entry in self._entries if entry.path == path), None)
+
+
+class TornTree(FakeTree):
+    """Only so many segments can be read, then the store has lost one."""
+
+    def __init__(self, files: list[File], readable: int) -> None:
+        super().__init__(files)
+        self._readable = readable
+
+    def segments(self, leaves: list[Part] | None = None) -> Iterator[LocatedSegment]:
+        yield from islice(super().segments(leaves), self._readable)
+        raise IntegrityError("a segment is lost")
 
 
 _TREES: dict[CommitId, FakeTree] = {}

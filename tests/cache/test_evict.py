@@ -1,21 +1,25 @@
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cache.places import ensure_room, make_root, place, publish
+from tests.waiting import until
 
-from dsv.cache import cleanup
+from dsv.cache import cleanup, removal
 from dsv.cache.claims import Intent, IntentRecord, Owner
 from dsv.cache.evict import disk_now, evict, preview
 from dsv.cache.inventory import take_inventory
@@ -344,6 +348,46 @@ for n in range(50):
         Remover().remove(top)
         assert not top.exists()
         writer.wait()
+
+    def test_what_threads_still_empty_stays_open_after_an_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Otherwise they would go on in whatever has got the number of its descriptor."""
+        top = tmp_path / "tree"
+        (top / "stuck").mkdir(parents=True)
+        (top / "f").touch()
+        on = threading.Event()  # the remover waits for its threads, or closes the folder
+        closing, waiting, status, removing = os.close, removal.wait, os.stat, os.rmdir
+        numbers: list[int] = []
+
+        def stat(name: Any, *, dir_fd: int | None = None, **options: Any) -> os.stat_result:
+            if name == "f" and dir_fd is not None:
+                numbers.append(dir_fd)
+                on.wait()
+            return status(name, dir_fd=dir_fd, **options)
+
+        def rmdir(name: Any, *, dir_fd: int | None = None) -> None:
+            if name == "stuck":
+                until(lambda: numbers)
+                raise PermissionError(errno.EPERM, "it may not be removed")
+            removing(name, dir_fd=dir_fd)
+
+        def close(number: int) -> None:
+            closing(number)
+            if number in numbers:
+                on.set()
+
+        def wait(jobs: Any) -> Any:
+            on.set()
+            return waiting(jobs)
+
+        monkeypatch.setattr(os, "stat", stat)
+        monkeypatch.setattr(os, "rmdir", rmdir)
+        monkeypatch.setattr(os, "close", close)
+        monkeypatch.setattr(removal, "wait", wait)
+        with pytest.raises(PermissionError):
+            Remover().remove(top)
+        assert [one.name for one in top.iterdir()] == ["stuck"]
 
     def test_what_is_missing_is_no_error(self, tmp_path: Path) -> None:
         assert Remover().remove(tmp_path / "no").files == 0

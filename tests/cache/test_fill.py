@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import pytest
-from tests.cache.fake_source import STORE, FakeSource, File, World
+from tests.cache.fake_source import STORE, FakeSource, FakeTree, File, TornTree, World
 
 from dsv.cache.fill import directory, files, place_files
 from dsv.cache.fill.directory import finalize
@@ -17,6 +17,7 @@ from dsv.cache.policy import Need
 from dsv.cache.record import Cached, read_record, record_path
 from dsv.cache.root import FILE_TIME, CacheRoot
 from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound, Unreachable
+from dsv.format import tree as cutting
 from dsv.format.tree import Kind
 from dsv.fs import system
 from dsv.fs.attributes import PROBE
@@ -215,6 +216,29 @@ def test_a_donor_that_is_not_as_it_was_filled_gives_nothing(root: CacheRoot, wor
     second = cache_it(root, world, commit)
     world.check(commit, second.path)
     assert second.linked_files == 1
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_donor_whose_tree_is_lost_midway_gives_nothing_and_the_next_one_only_its_own(
+    root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    """The next one has files of the same paths and sizes, but with other contents."""
+    monkeypatch.setattr(cutting, "MIN_ENTRIES", 4)  # several segments
+    cache_it(root, world, world.commit(many(200, changed=range(190))))
+    torn = [world.commit(many(200, changed=range(start, 200, 5))) for start in range(lost)]
+    for commit in torn:
+        cache_it(root, world, commit)
+
+    class Source(FakeSource):
+        def tree(self, commit: CommitId) -> FakeTree:
+            return TornTree(world.files(commit), 3) if commit in torn else super().tree(commit)
+
+    commit = world.commit(many(200))
+    source = Source(world.folder, str(commit))
+    assert len(source.tree(commit).leaves()) > 6
+    result = fill(root, FillRequest("xrays", commit, STORE), source, ensure_room=plenty)
+    world.check(commit, result.path)
+    assert result.linked_files == 10
 
 
 def test_a_large_changed_file_takes_its_other_chunks_from_the_cached_version(

@@ -8,11 +8,12 @@ from itertools import accumulate
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.cache.fake_source import FakeTree, File
+from tests.cache.fake_source import FakeTree, File, TornTree
 
 from dsv.cache.fill import plan as subject
 from dsv.cache.fill.parts import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
 from dsv.cache.fill.plan import Matching, contents
+from dsv.errors import IntegrityError
 from dsv.format import tree as cutting
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Kind
@@ -49,18 +50,31 @@ def content(file: File) -> tuple[int, int, str]:
 @settings(max_examples=60, deadline=None)
 @given(
     trees(),
-    st.lists(st.tuples(trees(), st.sampled_from([(), ("a",), ("c/d", "b/01")])), min_size=1, max_size=3),
+    st.lists(
+        st.tuples(
+            trees(),
+            st.sampled_from([(), ("a",), ("c/d", "b/01")]),
+            st.sampled_from([None, None, 0, 1, 2, 9]),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
 )
 def test_codes_say_what_a_plain_comparison_says(
-    wanted: list[File], cached: list[tuple[list[File], tuple[str, ...]]]
+    wanted: list[File], cached: list[tuple[list[File], tuple[str, ...], int | None]]
 ) -> None:
+    """Of some donors only so many segments can be read: after the error, nothing is taken from them."""
     tree = FakeTree(wanted)
     starts = list(accumulate((leaf.child.entries for leaf in tree.leaves()), initial=0))
     matching = Matching(bytearray(starts[-1]), starts)
     there: list[dict[str, File]] = []
-    for number, (files, paths) in enumerate(cached):
+    for files, paths, readable in cached:
         selection = PathSet.of(path.encode() for path in paths)
-        matching.add(number, tree, FakeTree(files), selection)
+        theirs = FakeTree(files) if readable is None else TornTree(files, readable)
+        try:
+            matching.add(len(there), tree, theirs, selection)
+        except IntegrityError:
+            continue
         there.append({one.path: one for one in files if one.path.encode() in selection})
     linked_anywhere = [{content(one) for one in files.values()} for files in there]
     for at, file in enumerate(wanted):
@@ -77,6 +91,7 @@ def test_codes_say_what_a_plain_comparison_says(
             assert not any(content(file) in known for known in linked_anywhere)
             if CHUNKS <= code < CHUNKS + MAX_DONORS:
                 assert there[code - CHUNKS][file.path].size > 0
+    assert sorted(matching.moves) == [at for at, code in enumerate(matching.codes) if MOVED <= code < CHUNKS]
     moves = matching.encoded_moves()
     told = [path for number in sorted(moves) for path in moves[number].split(b"\0")]
     assert told == [matching.moves[at] for at in sorted(matching.moves)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -112,6 +113,25 @@ def test_helpers_import_nothing_from_the_current_folder(
     helper = start_program(helper_process.PROGRAM, (root.path, Place("xrays", "0" * 64), "none", 0, unused))
     helper.communicate()
     assert helper.returncode == 0  # there is no such fill, and it got as far as looking for it
+
+
+def test_a_fill_whose_helpers_cannot_be_started_is_done_alone(
+    root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def fail(module: str, *_: object, **options: object) -> None:
+        tried.append(module)
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(helper_process, "start_program", fail)
+    commit = world.commit(FILES)
+    source = FakeSource(world.folder, str(commit))
+    unused: Any = StoreSource
+    request = FillRequest("xrays", commit, STORE)
+    path = fill(root, request, source, ensure_room=plenty, jobs=3, helper=unused).path
+    world.check(commit, path)
+    assert tried == [helper_process.PROGRAM]
 
 
 def test_helpers_end_with_the_process_that_started_them(root: CacheRoot, world: World) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.cache.places import make_root, place
+from tests.cache.places import make_root, place, publish
 
 from dsv.cache import cleanup
 from dsv.cache.evict import evict
+from dsv.cache.fill.directory import PREFIX
 from dsv.cache.policy import EvictionRequest
 from dsv.cache.settings import CacheSettings
 from dsv.fs.attributes import PROBE
@@ -41,3 +42,15 @@ def test_a_fills_folder_with_nothing_but_such_leftovers_is_removed(tmp_path: Pat
     (home / f"{PROBE}0123").touch()
     evict(root, CacheSettings(), EvictionRequest())
     assert list((root.dot / "fill").iterdir()) == []
+
+
+@pytest.mark.parametrize("plan", [b"a plan of a newer dsv", b'{"version": 2}'])
+def test_a_fill_of_a_newer_dsv_is_left_to_it(tmp_path: Path, plan: bytes) -> None:
+    root = make_root(tmp_path / "cache")
+    publish(root, place(1), {"a": b"1"})
+    folder = root.fill(place(2)) / f"{PREFIX}0123"
+    root.make_directory(folder / "tree")
+    root.write_once(folder / "plan", plan)
+    assert [one.place for one in evict(root, CacheSettings(), ALL).evicted] == [place(1)]
+    assert (folder / "plan").read_bytes() == plan
+    assert (folder / "tree").is_dir()

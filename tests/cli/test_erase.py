@@ -11,9 +11,12 @@ import pytest
 
 import dsv
 from dsv import reader
+from dsv.errors import Denied, DsvError, Unreachable
+from dsv.format.keys import parse_obeyed_key
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.open import open_store
+from dsv.store.base import Bytes, Put
+from dsv.store.open import OpenStore, open_store
 from dsv.store.options import StoreOptions
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import FileId
@@ -360,6 +363,34 @@ def test_caches_remove_what_was_erased_when_they_next_ask_the_store(pets: Dsv) -
     fresh = pets.at(pets.home, DSV_CACHE=str(pets.home / "fresh"))
     assert fresh.ok("cache", "pets@v1", "--json").json["items"][0]["erased"] == 1
     assert not list((pets.home / "fresh").rglob("secret"))
+
+
+@pytest.mark.parametrize("error", [Unreachable, Denied])
+def test_a_cache_confirms_later_what_it_could_not_confirm_at_once(
+    pets: Dsv, monkeypatch: pytest.MonkeyPatch, error: type[DsvError]
+) -> None:
+    """Unless this user may not write to the store: each command would read all cached trees to ask again."""
+    folder = pets.home / "cache"
+    user = pets.at(pets.home, DSV_CACHE=str(folder))
+    first = Path(user.ok("cache", "pets@v1").lines[0])
+    erase(pets)
+    put = OpenStore.put_if_absent
+
+    def refuse(store: OpenStore, key: str, data: Bytes) -> Put:
+        if parse_obeyed_key(key) is not None:
+            raise error("not now")
+        return put(store, key, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OpenStore, "put_if_absent", refuse)
+        user.ok("cache", "pets")
+    assert not (first / "p/secret").exists()
+    told = []
+    for _ in range(2):
+        (status,) = pets("erase", "--status", "--json").json["items"]
+        told.append(len(status["caches"]))
+        user.ok("cache", "pets")
+    assert told == [0, error is Unreachable]
 
 
 def test_a_cache_that_has_a_commit_asks_once_an_hour(pets: Dsv) -> None:

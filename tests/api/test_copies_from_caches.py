@@ -22,7 +22,7 @@ from dsv.api.clone import Cloned, clone
 from dsv.api.evict import evict
 from dsv.api.settings import Source
 from dsv.cache import lending
-from dsv.cache.lending import Shelf
+from dsv.cache.lending import LendingCache
 from dsv.values.names import BranchName, Target
 from tests.kit.people import Files, Person, read_folder
 from tests.waiting import PATIENCE
@@ -125,14 +125,14 @@ def test_what_is_no_such_file_in_the_cache_comes_from_the_store(bob: Person, kin
 
 
 def test_a_commit_that_is_evicted_meanwhile_is_fetched(bob: Person, monkeypatch: pytest.MonkeyPatch) -> None:
-    find = Shelf.find
+    find = LendingCache.find
 
-    def find_and_evict(self: Shelf, *arguments: object) -> object:
+    def find_and_evict(self: LendingCache, *arguments: object) -> object:
         found = find(self, *arguments)  # type: ignore[arg-type]
         evict(bob.context(bob.home), bob.home / "cache", everything=True)
         return found
 
-    monkeypatch.setattr(Shelf, "find", find_and_evict)
+    monkeypatch.setattr(LendingCache, "find", find_and_evict)
     assert cloned(bob).cached_files == 0
     assert bob.files() == FILES
 
@@ -223,7 +223,7 @@ def test_a_cache_that_hangs_holds_nobody_up(bob: Person, monkeypatch: pytest.Mon
         if where == "find":
             monkeypatch.setattr(lending, "FIND_SECONDS", 600.0)
             monkeypatch.setattr(lending.Lenders, "get", lambda *_: None)
-        monkeypatch.setattr(Shelf, where, hanging.wait)
+        monkeypatch.setattr(LendingCache, where, hanging.wait)
     try:
         assert cloned(bob).cached_files == 0
         assert bob.files() == FILES

@@ -99,7 +99,7 @@ def slow_evictor(line: Line) -> None:
     line.say(f"protected {read_claims(root, place()).protecting(root.now())}")
     line.wait()
     line.say("renaming")
-    line.say("evicted" if intent.fire(root.visible(place())) else "too late")
+    line.say("evicted" if intent.rename_to_trash(root.visible(place())) else "too late")
 
 
 def taker(line: Line) -> None:

@@ -131,7 +131,7 @@ class Claims(RuleBasedStateMachine):
     @rule(one=consumes(intents))
     def and_goes_on(self, one: tuple[int, Intent]) -> None:
         number, intent = one
-        fired = intent.fire(self.root.visible(place(number)))
+        fired = intent.rename_to_trash(self.root.visible(place(number)))
         if fired:
             assert self.model[number].visible and not self.model[number].claimed
             self.model[number].visible = False

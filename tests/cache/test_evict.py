@@ -143,7 +143,7 @@ from tests.cache.places import place
 root = CacheRoot(Path({str(root.path)!r}))
 intent = Intent.declare(root, place({number}), root.now())
 if {last!r} == "fired":
-    intent.fire(root.visible(place({number})))
+    intent.rename_to_trash(root.visible(place({number})))
 os._exit(9)
 """
         assert subprocess.run([sys.executable, "-c", script], cwd=Path.cwd()).returncode == 9

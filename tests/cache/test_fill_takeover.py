@@ -15,7 +15,7 @@ from tests.cache.fake_source import File
 from tests.waiting import PATIENCE
 
 from dsv.cache.fill.files import Folders, Rights, State, examine
-from dsv.cache.fill.parts import Claim, ClaimTable, bar_drafts, draft_name
+from dsv.cache.fill.parts import Claim, ClaimTable, block_drafts, draft_name
 from dsv.cache.root import FILE_TIME
 from dsv.fs.system import FileSystem
 
@@ -183,8 +183,8 @@ def test_drafts_that_were_barred_can_neither_be_used_nor_made(tmp_path: Path, ma
         old.mkdir()
         (old / "half").write_bytes(b"...")
         handle = os.open(old, os.O_RDONLY)
-    bar_drafts(tmp_path, 7, 3)
-    bar_drafts(tmp_path, 7, 3)
+    block_drafts(tmp_path, 7, 3)
+    block_drafts(tmp_path, 7, 3)
     with pytest.raises(OSError):
         old.mkdir()
     with pytest.raises(OSError):
@@ -237,7 +237,7 @@ def test_drafts_are_barred_against_a_process_that_keeps_adding_to_them(tmp_path:
         ended.set()
 
     threading.Thread(target=add, daemon=True).start()
-    bar_drafts(tmp_path, 0, 2)
+    block_drafts(tmp_path, 0, 2)
     assert ended.wait(PATIENCE)
     assert old.is_symlink()
     os.close(handle)
@@ -257,7 +257,7 @@ def test_a_file_that_comes_between_the_listing_and_the_removal_is_removed_too(
         remove(path, **how)
 
     monkeypatch.setattr(os, "rmdir", add_and_remove)
-    bar_drafts(tmp_path, 0, 2)
+    block_drafts(tmp_path, 0, 2)
     assert old.is_symlink()
 
 
@@ -273,4 +273,4 @@ def test_a_process_that_never_stops_adding_drafts_is_an_error(
 
     monkeypatch.setattr(os, "rmdir", refuse)
     with pytest.raises(OSError, match="not empty"):
-        bar_drafts(tmp_path, 0, 2)
+        block_drafts(tmp_path, 0, 2)

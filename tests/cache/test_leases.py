@@ -61,7 +61,7 @@ def test_a_taker_and_an_evictor_that_meet_settle_it_at_the_file_server(root: Cac
     intent = Intent.declare(root, place(), root.now())
     lease = Lease.take(root, place(), "run")
     assert lease.confirm()
-    assert not intent.fire(visible)
+    assert not intent.rename_to_trash(visible)
     assert (visible / "a").read_bytes() == b"1"
     intent.withdraw()
     lease.release()
@@ -71,7 +71,7 @@ def test_a_taker_and_an_evictor_that_meet_settle_it_at_the_file_server(root: Cac
 def test_a_taker_that_comes_too_late_knows_it(root: CacheRoot) -> None:
     visible = publish(root, place(), {"a": b"1"})
     intent = Intent.declare(root, place(), root.now())
-    assert intent.fire(visible)
+    assert intent.rename_to_trash(visible)
     with Lease.take(root, place(), "run") as lease:
         assert not lease.confirm()
 
@@ -81,15 +81,15 @@ def test_the_intent_of_a_dead_evictor_delays_no_lease_and_evicts_nothing(root: C
     old = Intent.declare(root, place(), root.now() - 1e6)
     with Lease.take(root, place(), "run") as lease:
         assert lease.confirm()
-        assert not old.fire(visible), "it comes back after hours and goes on"
+        assert not old.rename_to_trash(visible), "it comes back after hours and goes on"
 
 
 def test_two_evictors_of_one_commit(root: CacheRoot) -> None:
     visible = publish(root, place(), {"a": b"1"})
     first = Intent.declare(root, place(), root.now())
     second = Intent.declare(root, place(), root.now())
-    assert first.fire(visible)
-    assert not second.fire(visible)
+    assert first.rename_to_trash(visible)
+    assert not second.rename_to_trash(visible)
 
 
 def test_renewing_keeps_it_valid_and_the_folder_small(
@@ -296,7 +296,7 @@ def test_a_hold_that_failed_leaves_nothing_behind(root: CacheRoot, monkeypatch: 
     def away(*_: object) -> None:
         raise OSError(errno.EIO, "the server is away")
 
-    for name in ("void_all", "visible_identity"):
+    for name in ("cancel_intents", "visible_identity"):
         with monkeypatch.context() as patched:
             patched.setattr(leases, name, away)
             with pytest.raises(OSError, match="away"):
@@ -518,7 +518,7 @@ def test_a_taker_ends_an_intent_that_one_listing_lacks(
     intent = Intent.declare(root, place(), root.now())
     forgetful(shown)
     assert Lease.take(root, place(), "run").confirm() if claim == "lease" else hold(root, place())
-    assert not intent.fire(root.visible(place()))
+    assert not intent.rename_to_trash(root.visible(place()))
 
 
 def test_a_lease_is_not_lost_because_a_listing_lacks_the_commit_s_record(

@@ -104,7 +104,7 @@ Variant = frozenset[str]
 """Parts of the protocol that are left out, to see that the check notices."""
 
 
-def void(world: World, evictor: int) -> World:
+def cancel_intent(world: World, evictor: int) -> World:
     """RMDIR of the trash folder; where that works, the intent is removed. Two requests, of which the first
     counts.
     """
@@ -133,7 +133,7 @@ def taker(world: World, at: int, variant: Variant) -> Iterator[World]:
             for number, evictor in enumerate(EVICTORS):
                 if f"intent-{evictor}" in me.seen:
                     rest = me._replace(seen=me.seen - {f"intent-{evictor}"})
-                    yield void(world, number).put(at, rest)
+                    yield cancel_intent(world, number).put(at, rest)
                     return
             yield world.put(at, me._replace(step="confirm"))
         case "confirm":

@@ -8,7 +8,7 @@ import pytest
 from dsv.errors import Conflict, Denied, IntegrityError, NotFound
 from dsv.format import keys
 from dsv.format.records import RefEntry, TagDeleted, TagValue
-from dsv.repo.errors import denial_named
+from dsv.repo.errors import name_denied_write
 from dsv.repo.refs import read as listed_module
 from dsv.repo.refs.branches import Head, LostRace, Refs
 from dsv.repo.repository import Repository
@@ -232,7 +232,7 @@ def test_a_refusal_names_the_place_that_refused(refused: str, place: str) -> Non
     """Also if it is not that of the data."""
     with (
         pytest.raises(Denied) as told,
-        denial_named("s3://lake/dsv", "refs/scans/1", "branch main of scans"),
+        name_denied_write("s3://lake/dsv", "refs/scans/1", "branch main of scans"),
     ):
         raise Denied(f"{refused} was refused: 403", subject=refused)
     assert told.value.message == f"branch main of scans was not changed: {place} was refused: 403"

@@ -183,7 +183,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
+class FeedResult:
     """The result of `bench_feed`."""
 
     request: FeedRequest
@@ -223,7 +223,7 @@ class Fed:
         return max((one.page_cache for one in self.rounds if one.page_cache is not None), default=None)
 
 
-def bench_feed(connection: Connection, request: FeedRequest) -> Fed:
+def bench_feed(connection: Connection, request: FeedRequest) -> FeedResult:
     """Measure the most accelerators whose utilization reaches the model's mark, or only the given number.
 
     Raises `NotFound`, `UsageError`, `NoRoom`, and the errors of reading.
@@ -253,7 +253,7 @@ def bench_feed(connection: Connection, request: FeedRequest) -> Fed:
             passes(request.accelerators)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = tuple(rounds[number] for number in sorted(rounds))
-    return Fed(request, place, len(sizes), sum(sizes), memory, most, found)
+    return FeedResult(request, place, len(sizes), sum(sizes), memory, most, found)
 
 
 def most_that_pass(passes: Callable[[int], bool], limit: int) -> int:

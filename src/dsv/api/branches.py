@@ -26,7 +26,7 @@ from dsv.format.records import (
     describe_limits,
 )
 from dsv.repo.format_log import PROTECTED_BRANCHES
-from dsv.repo.history import ahead_behind, only_in
+from dsv.repo.history import ahead_behind, count_only_in
 from dsv.repo.refs.branches import Head, LostRace, already_there, no_commit
 from dsv.store.base import together
 from dsv.values.ids import Nonce
@@ -135,7 +135,7 @@ def reset_branch(context: Context, name: BranchPath, target: Target, message: st
             return describe(context, repository, head)
         with following(context, repository, head, "dsv branch --reset") as workspace:
             if workspace is not None and head.commit not in (None, workspace.base(), workspace.seen()):
-                raise moved_meanwhile(head)
+                raise moved_by_other(head)
             where = (head.dataset, head.branch)
             moved = put_move(context, repository, where, head, resolved.commit, Action("reset", message))
             if workspace is not None:
@@ -232,7 +232,7 @@ def put_move(
 
         moved = point_branch(repository, context.writer, where, after, commit, str(action))
     if isinstance(moved, LostRace):
-        raise moved_meanwhile(moved.winner)
+        raise moved_by_other(moved.winner)
     return moved
 
 
@@ -279,7 +279,7 @@ def check_not_main(head: Head, what: str) -> None:
         )
 
 
-def moved_meanwhile(head: Head) -> Conflict:
+def moved_by_other(head: Head) -> Conflict:
     at = "has no commit" if head.commit is None else f"is at {str(head.commit)[:12]}"
     if head.entry.deleted:
         at = "is deleted"
@@ -331,7 +331,7 @@ def _check_kept_elsewhere(repository: Repository, head: Head) -> None:
     heads, tags = repository.refs.names(head.dataset)
     others: Sequence[CommitId | None] = [each.commit for each in heads if each.branch != head.branch]
     commits = {*others, *(value.commit for _, value in tags)} - {None}
-    alone = only_in(repository.objects, head.commit, [one for one in commits if one is not None])
+    alone = count_only_in(repository.objects, head.commit, [one for one in commits if one is not None])
     if alone:
         raise Conflict(
             f"branch {head.branch} of {head.dataset} has {format_count(alone, 'commit')} that no other branch and no "

@@ -68,7 +68,9 @@ def address(context: Context) -> str:
     return f"{choice.url} {options.endpoint or own or ''}"
 
 
-def say_how_old(context: Context, root: CacheRoot, dataset: DatasetName, rev: Rev, known: Tracked) -> None:
+def note_branch_age(
+    context: Context, root: CacheRoot, dataset: DatasetName, rev: Rev, known: Tracked
+) -> None:
     """Note the commit that a branch is assumed to be at, and how long ago the store reported it."""
     from dsv.cache.inventory import server_now
 
@@ -277,7 +279,7 @@ class Targets:
         if branch is None or branch.commit_id is None:
             return None
         if self._offline:
-            say_how_old(self._context, self.root, dataset, rev, branch)
+            note_branch_age(self._context, self.root, dataset, rev, branch)
         return Found(dataset, branch.commit_id, selection, store)
 
     def _by_prefix(self, dataset: DatasetName, prefix: str, cached: bool) -> CommitId | None:

@@ -32,7 +32,7 @@ from dsv.workspace.baseline import Baseline, Held, below, open_baseline
 from dsv.workspace.checkout import bring_to, check_out, check_tree
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.plan import Counts, Goal, OverwritePolicy
-from dsv.workspace.publish import Journal, finish_killed
+from dsv.workspace.publish import Journal, adopt_killed_sync
 from dsv.workspace.workspace import SWITCH, Workspace
 
 
@@ -151,7 +151,7 @@ def switch(context: Context, branch: BranchName, *, create: bool = False) -> Upd
             opened = replace(opened, workspace=workspace.follow(workspace.branch, home))
         if opened.workspace.journal_path.exists():  # a killed sync's commit is the base
             with Journal.open(opened.workspace.journal_path, workspace.store_id) as journal:
-                opened = finish_killed(opened, journal) or opened
+                opened = adopt_killed_sync(opened, journal) or opened
         done = _create(context, opened, branch) if create else _switch(opened, branch)
         return done if home == workspace.dataset else replace(done, renamed_from=workspace.dataset)
 

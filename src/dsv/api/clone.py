@@ -21,7 +21,7 @@ from dsv.errors import Conflict, Denied, UsageError
 from dsv.format.records import RefEntry
 from dsv.fs.errors import about
 from dsv.merge.paths import Choices
-from dsv.repo.errors import may_write
+from dsv.repo.errors import explain_denied_write
 from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader, find_paths
@@ -96,7 +96,7 @@ def _create_dataset(
 ) -> None:
     entry = RefEntry.of(context.writer, context.clock(), None, "init")
     try:
-        with may_write(repository.store.url):
+        with explain_denied_write(repository.store.url):
             made = repository.refs.move(dataset, MAIN, None, entry)
     except Denied:
         if not resumed:

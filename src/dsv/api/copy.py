@@ -10,7 +10,7 @@ from itertools import islice
 from shlex import quote
 from typing import Literal
 
-from dsv.api.branches import dataset_of, moved_meanwhile
+from dsv.api.branches import dataset_of, moved_by_other
 from dsv.api.context import Context, tracking
 from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageError
 from dsv.format import keys
@@ -227,7 +227,7 @@ def _datasets(
     if request.every:
         if target.dataset is not None or target.rev is not None:
             raise UsageError(f"--all copies every dataset, not {target} alone", subject=str(target))
-        return [one for one in source.refs.datasets() if source.refs.gone_dataset(one) is None]
+        return [one for one in source.refs.datasets() if source.refs.dataset_tombstone(one) is None]
     if target.path is not None:
         raise UsageError(f"whole commits are copied, and {target} names a path", subject=str(target))
     rev = target.rev
@@ -417,7 +417,7 @@ class _Copying:
             entry = RefEntry.of(self._context.writer, self._context.clock(), head.commit, "copy")
             moved = refs.move(dataset, branch, after, entry)
             if isinstance(moved, LostRace) and moved.winner.commit != head.commit:
-                raise moved_meanwhile(moved.winner)
+                raise moved_by_other(moved.winner)
 
         base = before or (None if self._plan is not None else next(iter(whole), None))
         full, expired = self._copy(dataset, head.commit, commits, base, f"branch {branch}", move, after)

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from dsv.api.cache_targets import say_how_old, store_in_effect, tracked
+from dsv.api.cache_targets import note_branch_age, store_in_effect, tracked
 from dsv.api.context import Context
 from dsv.cache.inventory import find_places
 from dsv.cache.names import bound_store
@@ -90,7 +90,7 @@ class LastKnownRefs(Refs):
         known = self._known(dataset).branch(branch)
         if known is None:
             return None
-        say_how_old(self._context, self._root, dataset, Rev(branch), known)
+        note_branch_age(self._context, self._root, dataset, Rev(branch), known)
         return _head(dataset, branch, known)
 
     def head(self, dataset: DatasetName, branch: BranchName) -> Head:

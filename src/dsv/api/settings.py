@@ -148,7 +148,7 @@ class Settings(msgspec.Struct, frozen=True):
         setting = Setting("store", text, "--store") if text is not None else self.get("store")
         if setting is None:
             raise UsageError("no store is named", hint="dsv config store URL")
-        kept = self._said_with(setting.origin)
+        kept = self._names_given_with(setting.origin)
         if not is_name(setting.value):
             choice = StoreChoice(self._location(setting), setting.origin)
             return _with_names(choice, kept, self._configured_names(choice.url))
@@ -186,7 +186,7 @@ class Settings(msgspec.Struct, frozen=True):
             return None
         return Setting("names", choice.names, choice.names_origin)
 
-    def _said_with(self, origin: str) -> Setting | None:
+    def _names_given_with(self, origin: str) -> Setting | None:
         """Return the location of names given by --names, or by the same source as the store."""
         for source in self.sources:
             said = source.setting("names")

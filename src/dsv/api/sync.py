@@ -28,7 +28,7 @@ from dsv.workspace.baseline import Baseline, Held, check_paths, check_removals, 
 from dsv.workspace.checkout import check_out, check_tree
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.plan import Goal, Made
-from dsv.workspace.publish import Journal, Publisher, Reuploaded, Saved, finish_killed, reupload
+from dsv.workspace.publish import Journal, Publisher, Reuploaded, Saved, adopt_killed_sync, reupload
 from dsv.workspace.scan.result import WorkspaceScan, detect_changes
 from dsv.workspace.workspace import Workspace
 
@@ -141,7 +141,7 @@ def sync(context: Context, request: SyncRequest) -> Synced:
     ):
         branch = request.branch or opened.workspace.branch
         new_branch = request.new_branch
-        if (following := finish_killed(opened, journal)) is not None:
+        if (following := adopt_killed_sync(opened, journal)) is not None:
             opened = following
             new_branch = new_branch and opened.workspace.branch != branch  # else the killed sync made it
         base = opened.proven_base()

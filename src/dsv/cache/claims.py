@@ -118,7 +118,7 @@ class Intent(msgspec.Struct, frozen=True):
                 raise
             self.root.put_name(self.file)  # the name alone is enough
 
-    def fire(self, source: Path) -> bool:
+    def rename_to_trash(self, source: Path) -> bool:
         """Rename `source` into the trash; False if a taker or other evictor was faster. Raises `OSError`."""
         try:
             source.rename(self.folder / source.name)
@@ -141,7 +141,7 @@ class Intent(msgspec.Struct, frozen=True):
         self.file.unlink(missing_ok=True)
 
 
-def void(root: CacheRoot, place: Place, name: str) -> bool:
+def cancel_intent(root: CacheRoot, place: Place, name: str) -> bool:
     """Make sure that this intent can no longer `fire`; return False if it already has. Raises `OSError`."""
     if not _remove_folder(root.trash / name.removeprefix(INTENT)):
         return False
@@ -149,11 +149,11 @@ def void(root: CacheRoot, place: Place, name: str) -> bool:
     return True
 
 
-def void_all(root: CacheRoot, place: Place, names: Iterable[str]) -> None:
+def cancel_intents(root: CacheRoot, place: Place, names: Iterable[str]) -> None:
     """End every intent among these names of claims. Raises `OSError`."""
     for name in names:
         if name.startswith(INTENT):
-            void(root, place, name)
+            cancel_intent(root, place, name)
 
 
 def read_intent(root: CacheRoot, place: Place, name: str) -> IntentRecord | None:

@@ -21,8 +21,8 @@ from dsv.cache.claims import (
     INTENT,
     Claims,
     LeaseRecord,
+    cancel_intent,
     read_intent,
-    void,
 )
 from dsv.cache.fill import directory
 from dsv.cache.fill.directory import finalize
@@ -189,7 +189,7 @@ class Sweeper:
         claims = facts.claims
         for name in claims.intents:
             if self._is_dead(place, name):
-                if not void(self._root, place, name):
+                if not cancel_intent(self._root, place, name):
                     self._remove(self._root.trash / name.removeprefix(INTENT), place)
                     self._unlink(place, name)
             else:

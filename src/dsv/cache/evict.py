@@ -120,9 +120,9 @@ def evict_from(
     """Do what `evict` does without the sweep, from a given inventory."""
     executor = _Executor(root)
 
-    def act(due: CachedCommit, heir: CachedCommit | None) -> CachedCommit | str | None:
+    def act(due: CachedCommit, successor: CachedCommit | None) -> CachedCommit | str | None:
         try:
-            outcome = executor.evict(due, heir)
+            outcome = executor.evict(due, successor)
         except OSError as error:
             return _failed(due, error)
         if isinstance(outcome, CachedCommit) and outcome.error is None:
@@ -184,7 +184,7 @@ class _Executor:
         self._remover = Remover()
         self._links: dict[str, dict[str, str]] = {}
 
-    def evict(self, due: CachedCommit, heir: CachedCommit | None) -> CachedCommit | str | None:
+    def evict(self, due: CachedCommit, successor: CachedCommit | None) -> CachedCommit | str | None:
         """Return the evicted commit; why it stays; None if another evictor was faster. Raises `OSError`."""
         root, place = self._root, due.place
         intent = Intent.declare(root, place, root.now(root.claims(place)))
@@ -195,7 +195,7 @@ class _Executor:
             reason = self._objection(due, claims)
             if reason is None:
                 tags += hide_tags(root, place, self._links)
-            gone = reason is None and intent.fire(root.visible(place))
+            gone = reason is None and intent.rename_to_trash(root.visible(place))
         except BaseException:
             with contextlib.suppress(OSError):
                 intent.withdraw()
@@ -217,7 +217,7 @@ class _Executor:
         except OSError as error:  # the intent stays, so that the next evict finds the rest
             failure = _half_removed(place, error)
             return replace(due, freed=self._remover.removed.room, error=failure, half_removed=True)
-        self._pass_on(due.room - removed.room, heir)
+        self._pass_on(due.room - removed.room, successor)
         intent.withdraw()
         remove_empty(root, place)
         return _evicted(due, removed)
@@ -243,11 +243,11 @@ class _Executor:
             return "cached anew at this moment"
         return None
 
-    def _pass_on(self, rest: Extent, heir: CachedCommit | None) -> None:
+    def _pass_on(self, rest: Extent, successor: CachedCommit | None) -> None:
         """Add room that stays in use, because others link the files, to another commit's account."""
-        if heir is not None and heir.record is not None and rest != Extent():
+        if successor is not None and successor.record is not None and rest != Extent():
             with contextlib.suppress(OSError):
-                add_share(self._root, heir.place, heir.record.fill, rest)
+                add_share(self._root, successor.place, successor.record.fill, rest)
 
 
 def _half_removed(place: Place, error: OSError) -> DsvError:

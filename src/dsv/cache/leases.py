@@ -27,9 +27,9 @@ from dsv.cache.claims import (
     LeaseRecord,
     Owner,
     PinRecord,
+    cancel_intents,
     list_claims,
     read_claims,
-    void_all,
 )
 from dsv.cache.record import ENTRY, mark_used
 from dsv.cache.root import CacheRoot, Place, own_folder
@@ -230,7 +230,7 @@ class Lease:
                     (claims / name).unlink(missing_ok=True)
 
     def _void_intents(self) -> None:
-        void_all(self.root, self.place, list_claims(self.root, self.place, [str(self._name)]))
+        cancel_intents(self.root, self.place, list_claims(self.root, self.place, [str(self._name)]))
 
     def _unchanged(self) -> bool:
         """Compare the folder with the confirmed one. An inode number may be used again, a record's never."""
@@ -317,7 +317,7 @@ def hold(root: CacheRoot, place: Place, *, why: str = "", seconds: float | None 
     path = root.claims(place) / f"{PIN}{record.id}"
     root.write_once(path, msgspec.json.encode(record))
     try:
-        void_all(root, place, list_claims(root, place, [path.name]))
+        cancel_intents(root, place, list_claims(root, place, [path.name]))
         cached = visible_identity(root, place) is not None
     except BaseException:
         path.unlink(missing_ok=True)

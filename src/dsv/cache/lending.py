@@ -87,7 +87,7 @@ class Lender(msgspec.Struct, eq=False):
         return [known.get(entry.path, b"")[1:] == entry.file_id for entry in entries]
 
 
-class Shelf(msgspec.Struct, eq=False):
+class LendingCache(msgspec.Struct, eq=False):
     """One cache: its commits of one dataset. `open`, `find` and `copies.get` may hang in the kernel."""
 
     root: CacheRoot
@@ -97,9 +97,9 @@ class Shelf(msgspec.Struct, eq=False):
     """Its copies of the store's metadata."""
     open_tree: Callable[[CommitId], TreeReader]
     """Open a tree from local copies of its metadata. Raises `DsvError` if one is missing."""
-    looking: Patient
+    looking: TimeoutThreads
     """A thread that compares."""
-    reading: Patient
+    reading: TimeoutThreads
     """Threads that open and read files."""
     ahead: int
     """Batches of files to read in advance."""
@@ -109,8 +109,8 @@ class Shelf(msgspec.Struct, eq=False):
 
     @classmethod
     def open(
-        cls, root: CacheRoot, store: StoreId, dataset: DatasetName, own: Path, looking: Patient
-    ) -> Shelf | None:
+        cls, root: CacheRoot, store: StoreId, dataset: DatasetName, own: Path, looking: TimeoutThreads
+    ) -> LendingCache | None:
         """Open a cache. Return None if it has nothing of the dataset, or may not be read."""
         lenders: list[Lender] = []
         try:
@@ -123,7 +123,7 @@ class Shelf(msgspec.Struct, eq=False):
         copies = MetadataCache(root.metadata(store))
         metadata = MetadataCache(own, copies)
         open_tree = partial(TreeReader, Objects(LocalStore(str(root.path), metadata), metadata))
-        reading = Patient("dsv-lend", threads)
+        reading = TimeoutThreads("dsv-lend", threads)
         return cls(root, lenders, copies, open_tree, looking, reading, threads + 1) if lenders else None
 
     def find(self, wanted: CommitId, entries: Sequence[Entry]) -> list[Lender | None]:
@@ -160,7 +160,7 @@ class Loan:
     """The files that caches lend for one run of paths, by their index in the request."""
 
     def __init__(
-        self, files: dict[int, tuple[Shelf, Lender, Entry]], leave_out: Callable[[Shelf], None]
+        self, files: dict[int, tuple[LendingCache, Lender, Entry]], leave_out: Callable[[LendingCache], None]
     ) -> None:
         self._leave_out = leave_out
         numbers = sorted(files)
@@ -188,7 +188,7 @@ class Loan:
             _empty(target)
             return False
 
-    def _take(self, shelf: Shelf, entry: Entry, number: int, row: int, target: int) -> bool:
+    def _take(self, shelf: LendingCache, entry: Entry, number: int, row: int, target: int) -> bool:
         while len(self._answers) < min(number + 1 + shelf.ahead, len(self._batches)):
             batch = self._batches[len(self._answers)]
             self._answers.append(batch[0][0].reading.ask(partial(_open_all, batch)))
@@ -208,7 +208,7 @@ class Loan:
         for answer in self._answers:
             answer.add_done_callback(_close_all)
 
-    def _copy(self, shelf: Shelf, source: int, target: int, entry: Entry) -> bool:
+    def _copy(self, shelf: LendingCache, source: int, target: int, entry: Entry) -> bool:
         if shelf.clones:
             cloned = _clone(source, target)
             # Check the clone, because that is what the workspace gets.
@@ -228,7 +228,7 @@ class Loan:
         _empty(target)
         return False
 
-    def _read(self, shelf: Shelf, source: int, offset: int) -> bytes:
+    def _read(self, shelf: LendingCache, source: int, offset: int) -> bytes:
         """Return the next piece; nothing at the end or if it can't be read."""
         try:
             return _wait(shelf.reading.ask(partial(os.pread, source, _PIECE, offset)))
@@ -254,11 +254,11 @@ class Lenders(MetadataCache):
         self._dataset = dataset
         self._own = own
         self._note = note
-        self._found: list[Shelf] | None = None
+        self._found: list[LendingCache] | None = None
 
     def lend(self, commit: CommitId, entries: Sequence[Entry]) -> Loan | None:
         """Return a loan of these files of the commit, in tree order; None if no cache has the dataset."""
-        files: dict[int, tuple[Shelf, Lender, Entry]] = {}
+        files: dict[int, tuple[LendingCache, Lender, Entry]] = {}
         rest = list(range(len(entries)))
         for shelf in list(self._shelves()):
             if not rest:
@@ -281,26 +281,28 @@ class Lenders(MetadataCache):
         for shelf in self._found or ():
             shelf.close()
 
-    def _answer(self, shelf: Shelf, look: Callable[[], T]) -> T | None:
+    def _answer(self, shelf: LendingCache, look: Callable[[], T]) -> T | None:
         try:
             return shelf.looking.ask(look).result(LOOK_SECONDS)
         except TimeoutError:
             self._leave_out(shelf)
             return None
 
-    def _leave_out(self, shelf: Shelf) -> None:
+    def _leave_out(self, shelf: LendingCache) -> None:
         if self._found is not None and shelf in self._found:
             self._found.remove(shelf)
             shelf.away = True
             self._note(f"the cache {shelf.root.path} does not answer, so the store is used")
 
-    def _shelves(self) -> list[Shelf]:
+    def _shelves(self) -> list[LendingCache]:
         if self._found is None:
             self._found = []
-            opening: list[tuple[Path, Patient, Future[Shelf | None]]] = []
+            opening: list[tuple[Path, TimeoutThreads, Future[LendingCache | None]]] = []
             for path in self._roots:
-                looking = Patient("dsv-look")
-                open_ = partial(Shelf.open, CacheRoot(path), self._store, self._dataset, self._own, looking)
+                looking = TimeoutThreads("dsv-look")
+                open_ = partial(
+                    LendingCache.open, CacheRoot(path), self._store, self._dataset, self._own, looking
+                )
                 opening.append((path, looking, looking.ask(open_)))
             end = time.monotonic() + FIND_SECONDS
             for path, looking, future in opening:
@@ -317,10 +319,10 @@ class Lenders(MetadataCache):
 
 
 def _batches(
-    files: Sequence[tuple[Shelf, Lender, Entry]],
-) -> list[list[tuple[Shelf, Lender, Entry]]]:
+    files: Sequence[tuple[LendingCache, Lender, Entry]],
+) -> list[list[tuple[LendingCache, Lender, Entry]]]:
     """Group neighbours of one cache, so that no batch needs much memory."""
-    found: list[list[tuple[Shelf, Lender, Entry]]] = []
+    found: list[list[tuple[LendingCache, Lender, Entry]]] = []
     room = 0
     for file in files:
         size = file[2].size if file[2].size <= SMALL else 0
@@ -332,7 +334,7 @@ def _batches(
     return found
 
 
-def _open_all(batch: Sequence[tuple[Shelf, Lender, Entry]]) -> list[Opened]:
+def _open_all(batch: Sequence[tuple[LendingCache, Lender, Entry]]) -> list[Opened]:
     """Open files, but none of a cache that was left out: those are not taken, and may be many batches."""
     return [None if shelf.away else _open(lender.top, entry, shelf.clones) for shelf, lender, entry in batch]
 
@@ -388,7 +390,7 @@ def _empty(target: int) -> None:
     os.lseek(target, 0, os.SEEK_SET)
 
 
-class Patient:
+class TimeoutThreads:
     """Makes calls in threads of its own, so that callers can wait with a timeout.
 
     A system call about a file server that is away can't be interrupted. It may continue after its caller's

@@ -139,8 +139,8 @@ class Planner:
         failed: list[CachedCommit] = []
         while (due := self._next()) is not None:
             one = replace(due, room=self._there.pop(due.place).room)  # with what was added to its account
-            heir = self._heir(one)
-            outcome = act(one, heir)
+            successor = self._heir(one)
+            outcome = act(one, successor)
             if isinstance(outcome, CachedCommit) and outcome.error is not None:
                 failed.append(outcome)
                 outcome = outcome if outcome.half_removed else outcome.error.message
@@ -153,10 +153,10 @@ class Planner:
                 self._disk = self._disk.freed(outcome.freed)
                 if outcome.error is None:
                     evicted.append(outcome)
-                    if heir is not None:
+                    if successor is not None:
                         rest = one.room - outcome.freed
-                        self._there[heir.place] = replace(heir, room=heir.room + rest)
-                        self._account(heir, rest)
+                        self._there[successor.place] = replace(successor, room=successor.room + rest)
+                        self._account(successor, rest)
         for one in self._waiting:
             if self._request.only is None or one.place in self._request.only:
                 used = format_duration(max(0.0, self._now - one.last_use))

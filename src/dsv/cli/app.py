@@ -21,7 +21,7 @@ from typer.main import get_command
 from dsv import __version__
 from dsv.cli.call import Session
 from dsv.cli.catalogue import COMMANDS, root_help
-from dsv.cli.declare import Command, global_options, option, take_as_typed
+from dsv.cli.declare import Command, bypass_pydantic, global_options, option
 from dsv.cli.failure import READER_GONE, failure_json, failure_text, of_error, without_passwords
 from dsv.cli.output import Output, ReaderGone
 from dsv.cli.terminal import Surroundings, wrapped
@@ -88,7 +88,7 @@ def root() -> Root:
     app.callback()(_before_the_command)
     made = get_command(app)
     assert isinstance(made, Root)
-    take_as_typed(made.params, _before_the_command)
+    bypass_pydantic(made.params, _before_the_command)
     return made
 
 
@@ -268,7 +268,7 @@ def _misspelt(name: str, names: Iterable[str]) -> str | None:
     return None
 
 
-def hear_of_children() -> None:
+def reset_sigchld() -> None:
     """Reset SIGCHLD so that children can be waited for: some programs start others with it ignored."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 

@@ -50,7 +50,7 @@ class Session(msgspec.Struct):
     flags: Flags = msgspec.field(default_factory=Flags)
     command: str = ""
     arguments: tuple[str, ...] = ()
-    told_moved: set[str] = msgspec.field(default_factory=set)
+    reported_moves: set[str] = msgspec.field(default_factory=set)
     """Stores whose moved names were reported already."""
     announce: Callable[[str, Path, Path], None] | None = None
     """In the process of a detached run: reports the run to the process that started this one."""
@@ -280,9 +280,9 @@ class Call(typer.Context):
 
     def _tell_moved(self, url: str, before: str, names: str) -> None:
         """Warn of a store whose names have moved, once for each store."""
-        if url in self.session.told_moved:
+        if url in self.session.reported_moves:
             return
-        self.session.told_moved.add(url)
+        self.session.reported_moves.add(url)
         choice = self.settings.store()
         key = f"stores.{(choice.name if choice.url == url else None) or 'NAME'}.names"
         change = f"dsv config {key} {shlex.quote(names)}"

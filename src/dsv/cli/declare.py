@@ -187,7 +187,7 @@ def command(
         app.command(name, cls=Command, add_help_option=False)(body)
         made = get_command(app)
         assert isinstance(made, Command)
-        take_as_typed(made.params, body)
+        bypass_pydantic(made.params, body)
         rows = (line.strip().partition("  # ") for line in examples.strip().splitlines())
         made.examples = tuple((typed, meaning) for typed, _, meaning in rows)
         made.result, made.takes_words = Keys.parse(result), words
@@ -303,14 +303,14 @@ def global_options() -> tuple[Any, ...]:
     app = typer.Typer(add_completion=False)
     app.command(add_help_option=False)(body)
     params = get_command(app).params
-    take_as_typed(params, body)
+    bypass_pydantic(params, body)
     return tuple(params)
 
 
 _PLAIN: tuple[Any, ...] = (str, bool, list[str])
 
 
-def take_as_typed(params: Iterable[Any], function: Callable[..., Any]) -> None:
+def bypass_pydantic(params: Iterable[Any], function: Callable[..., Any]) -> None:
     """Pass words to their parser, and plain text, flags and lists of text to the command unchanged.
 
     Typer passes every word through pydantic, whose import takes longer than most commands. Typer documents

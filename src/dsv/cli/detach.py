@@ -17,7 +17,7 @@ from typing import IO
 
 import msgspec
 
-from dsv.cli.app import exit_now, hear_of_children, run
+from dsv.cli.app import exit_now, reset_sigchld, run
 from dsv.cli.call import Call
 from dsv.cli.terminal import of_process
 from dsv.errors import Interrupted, LaunchError
@@ -98,7 +98,7 @@ def _hand_over(pipe: IO[bytes], arguments: tuple[str, ...], member: dict[str, Js
 
 
 def main() -> None:
-    hear_of_children()
+    reset_sigchld()
     pipe = int(sys.argv[1])
     os.set_inheritable(pipe, False)
     handed = json.loads(sys.stdin.buffer.read())

@@ -22,7 +22,7 @@ from dsv.cli.output import document, to_json
 from dsv.cli.run_views import cause_text, params_text, result_text, write_table
 from dsv.errors import DsvError, LaunchError, UsageError, as_launch_error
 from dsv.run.dirs import RunPlace
-from dsv.run.engines.attach import Signals, spared
+from dsv.run.engines.attach import Signals, informing_ignored
 from dsv.run.engines.base import Plan
 from dsv.run.listing import RunView, as_text, flattened
 from dsv.run.parameters import SweepSeat, combination, names_sweep, parse_axes, varied
@@ -36,7 +36,7 @@ from dsv.values.units import format_count, format_duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Typed:
+class RunArguments:
     """The command line of a run; None for options that were not given."""
 
     target: str | None
@@ -54,7 +54,7 @@ class Typed:
     parallel: int | None = None
 
 
-def spec_of(call: Call, typed: Typed, context: Context, place: RunPlace) -> JobSpec:
+def spec_of(call: Call, typed: RunArguments, context: Context, place: RunPlace) -> JobSpec:
     env, unset = parse_env(typed.env, call.around.environ)
     for name in unset:
         call.warn(f"{name} has no value here, so the job doesn't get it")
@@ -65,7 +65,7 @@ def spec_of(call: Call, typed: Typed, context: Context, place: RunPlace) -> JobS
     return JobSpec(target=target, command=call.words, env=env, **parse_options(typed.options))
 
 
-def member_spec(call: Call, typed: Typed, context: Context, place: RunPlace) -> JobSpec:
+def member_spec(call: Call, typed: RunArguments, context: Context, place: RunPlace) -> JobSpec:
     """Return the spec of this process's run, which may be one run of a sweep."""
     member = call.session.member
     if member is None:
@@ -73,7 +73,9 @@ def member_spec(call: Call, typed: Typed, context: Context, place: RunPlace) -> 
     return as_member(spec_of(call, replace(typed, again=member["again"]), context, place), member)
 
 
-def _again(call: Call, typed: Typed, context: Context, place: RunPlace, env: Mapping[str, str]) -> JobSpec:
+def _again(
+    call: Call, typed: RunArguments, context: Context, place: RunPlace, env: Mapping[str, str]
+) -> JobSpec:
     assert typed.again is not None
     for name, option in OPTIONS.items():
         if name in typed.options and not option.anew:
@@ -92,7 +94,7 @@ def _again(call: Call, typed: Typed, context: Context, place: RunPlace, env: Map
     return repeated.spec
 
 
-def placing_of(call: Call, typed: Typed, context: Context, cache: Path) -> Placing | None:
+def placing_of(call: Call, typed: RunArguments, context: Context, cache: Path) -> Placing | None:
     """Return where the run goes; None for this machine. A repeated run keeps its engine, unless a pool is named."""
     default = typed.again is None and "engine" not in typed.options
     pools = pools_to_try(call.settings, typed.on) if typed.on or default else ()
@@ -148,8 +150,8 @@ def launching() -> Iterator[None]:
             raise of_error(error) from error
 
 
-@spared()
-def launch(call: Call, typed: Typed) -> int:
+@informing_ignored()
+def launch(call: Call, typed: RunArguments) -> int:
     """Launch a run or a sweep, and return the exit code: of a sweep, 0 if all runs succeeded. Raises
     `LaunchError` if it can't be launched."""
     several = typed.sweep or (typed.again is not None and names_sweep(typed.again))
@@ -165,7 +167,7 @@ def launch(call: Call, typed: Typed) -> int:
     return start(call, typed)
 
 
-def _launch_one(call: Call, typed: Typed) -> int:
+def _launch_one(call: Call, typed: RunArguments) -> int:
     # Opened first: a file that can't be written must not cost the result.
     file = None if typed.json_file is None or typed.dry_run else _open(typed.json_file)
     try:
@@ -178,7 +180,7 @@ def _launch_one(call: Call, typed: Typed) -> int:
     return 0 if result is None else _tell(call, result, file)
 
 
-def _launch(call: Call, typed: Typed) -> RunView | None:
+def _launch(call: Call, typed: RunArguments) -> RunView | None:
     """Return None after a dry run."""
     with call.context(writes=True) as context:
         place = _place(call)
@@ -208,7 +210,7 @@ def _place(call: Call) -> RunPlace:
     return RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd, workspace_above)
 
 
-def _check_options(typed: Typed) -> None:
+def _check_options(typed: RunArguments) -> None:
     """Check what a run and a sweep have in common."""
     if typed.detach and typed.dry_run:
         raise UsageError("--dry-run starts nothing that could be detached", hint="leave out --detach")
@@ -220,7 +222,7 @@ def _check_options(typed: Typed) -> None:
         )
 
 
-def _check(call: Call, typed: Typed) -> None:
+def _check(call: Call, typed: RunArguments) -> None:
     if typed.parallel is not None and call.session.member is None:
         raise UsageError("--parallel is for a sweep", hint="-p lr=0.1,0.01 --sweep --parallel 2")
     if typed.force and "code" not in typed.options and call.session.member is None:
@@ -280,7 +282,7 @@ def _write(call: Call, file: FileIO, text: str) -> None:
         call.warn(f"{file.name} can't be written: {error.strerror}")
 
 
-def _launch_sweep(call: Call, typed: Typed) -> int:
+def _launch_sweep(call: Call, typed: RunArguments) -> int:
     with ExitStack() as held:
         with launching():
             context = held.enter_context(call.context(writes=True))
@@ -308,7 +310,7 @@ def _launch_sweep(call: Call, typed: Typed) -> int:
         return _tell_sweep(call, found, driver)
 
 
-def _plan(call: Call, typed: Typed, context: Context, place: RunPlace, found: Runs) -> SweepPlan:
+def _plan(call: Call, typed: RunArguments, context: Context, place: RunPlace, found: Runs) -> SweepPlan:
     if typed.again is not None:
         view, turn = found.unfinished(typed.again)
         sibling = replace(typed, again=view.members[0].record.run)
@@ -363,7 +365,7 @@ def _show(
         call.items(items)
 
 
-def _check_sweep(call: Call, typed: Typed) -> None:
+def _check_sweep(call: Call, typed: RunArguments) -> None:
     if typed.sweep and typed.again is not None:
         raise UsageError(
             "--again SWEEP continues a sweep, without --sweep", hint=f"dsv run --again {typed.again}"

@@ -41,10 +41,10 @@ def main() -> int:
     # Imports make no garbage, and collections took a tenth of a short command. `Command.invoke` enables them.
     gc.disable()
     try:
-        from dsv.cli.app import exit_now, hear_of_children, run
+        from dsv.cli.app import exit_now, reset_sigchld, run
         from dsv.cli.terminal import of_process
 
-        hear_of_children()
+        reset_sigchld()
         around = of_process()
         if interrupts is signal.default_int_handler:
             signal.signal(signal.SIGINT, interrupts)

@@ -296,7 +296,7 @@ class TarSource:
         A later member of the same name replaces an earlier one. Raises `IntegrityError` for a damaged tar,
         and `Unsupported` for one that unpacks to far more than its size.
         """
-        with self._judging():
+        with self._archive_errors():
             start = self._raw.read(6)
             self._raw.seek(0)
             packed = next((opened for magic, opened in _COMPRESSED.items() if start.startswith(magic)), None)
@@ -324,7 +324,7 @@ class TarSource:
 
         def read(buffer: memoryview) -> int:
             nonlocal source
-            with self._judging():
+            with self._archive_errors():
                 if source is None:
                     source = self._open(self._members[file.key])
                 return source(buffer)
@@ -383,7 +383,7 @@ class TarSource:
         return None
 
     @contextmanager
-    def _judging(self) -> Iterator[None]:
+    def _archive_errors(self) -> Iterator[None]:
         """Turn errors of damaged archives into `IntegrityError`. The server's errors are converted before."""
         try:
             yield

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dsv.errors import IntegrityError, NotFound
 from dsv.format import keys
 from dsv.format.records import DAMAGE_MAX, Damage, Feature, FeatureRule, Writer, signed
-from dsv.repo.errors import may_write, read_record
+from dsv.repo.errors import explain_denied_write, read_record
 from dsv.repo.format_log import DAMAGE_MARKS
 from dsv.store.base import Put, Store, StoreMissing
 from dsv.values.ids import Nonce
@@ -84,7 +84,7 @@ def mark_damage(
         repository.add_feature(feature, writer)
         number = max(numbers, default=-1) + 1
         wanted = signed(wanted, writer, repository.clock())
-        with may_write(store.url):
+        with explain_denied_write(store.url):
             won = store.put_if_absent(keys.gc_damage_key(number), wanted.encode()) is Put.WON
         if won:
             packs.learn(number, wanted)

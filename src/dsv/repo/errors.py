@@ -112,7 +112,7 @@ def decoded(decode: Callable[[bytes], T], data: bytes, what: str, object_id: Id)
 
 
 @contextmanager
-def denial_named(url: str, key: str, what: str) -> Iterator[None]:
+def name_denied_write(url: str, key: str, what: str) -> Iterator[None]:
     """Reword a refused write of the key: the error names `what` the key is for."""
     try:
         yield
@@ -123,7 +123,7 @@ def denial_named(url: str, key: str, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def may_write(url: str) -> Iterator[None]:
+def explain_denied_write(url: str) -> Iterator[None]:
     """Wrap the first write of a command: a refusal then says that the store can be read but not written."""
     try:
         yield

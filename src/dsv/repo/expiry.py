@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound
 from dsv.format import keys
 from dsv.format.records import MAX_COMMITS, ExpiryAction, ExpiryEntry, Feature, FeatureRule, Writer
-from dsv.repo.errors import broken, may_write
+from dsv.repo.errors import broken, explain_denied_write
 from dsv.repo.format_log import EXPIRED_COMMITS
 from dsv.repo.refs.branches import Refs, is_deleted_dataset
 from dsv.repo.refs.read import read_named
@@ -199,7 +199,7 @@ def append(
         if not commits:
             return log
         # After the log is read: a process that renames the dataset takes the next number after that.
-        gone = refs.gone_dataset(dataset)
+        gone = refs.dataset_tombstone(dataset)
         if gone is not None and not is_deleted_dataset(gone):
             if action is ExpiryAction.FREE:
                 return log
@@ -217,7 +217,7 @@ def put_entry(repository: Repository, entry: ExpiryEntry) -> bool:
     """Write an entry after those that were read. Return False if another writer has won its number."""
     refs, dataset = repository.refs, entry.dataset
     key, what = keys.expiry_key(dataset, entry.number), f"the expiry log of {dataset}"
-    with may_write(repository.store.url):
+    with explain_denied_write(repository.store.url):
         won = refs.put_record(key, entry, what, partial(expiry_entry, refs, dataset, entry.number))
     known = refs.expiry.get(dataset, ())
     if won and len(known) == entry.number:  # all entries before it are known

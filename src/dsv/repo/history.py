@@ -139,7 +139,7 @@ def distance(
     return Distance(flags.count(_RIGHT), flags.count(_LEFT))
 
 
-def only_in(commits: Commits, commit_id: CommitId, others: Iterable[CommitId]) -> int:
+def count_only_in(commits: Commits, commit_id: CommitId, others: Iterable[CommitId]) -> int:
     """Return how many commits (including itself) only this one has: they are lost with its last name."""
     painting = _Painting(commits, commit_id, *others)
     while not painting.settled and not painting.flags[commit_id] & _RIGHT:

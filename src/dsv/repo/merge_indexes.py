@@ -26,7 +26,7 @@ from dsv.store.base import Store, TooLargeError, if_there, together
 from dsv.values.ids import Id, IndexId
 
 
-class StandingRows:
+class CurrentRows:
     """The rows of the index files in use, for one deletion or check. Files are read only as needed."""
 
     def __init__(self, indexes: Indexes, most_rows: int) -> None:
@@ -211,7 +211,7 @@ def _delete_replaced(session: Session, listed: ListedIndexes, record: str | None
     sums = accumulate(listed.sizes[one] // ROW_SIZE for one in candidates)
     taken = [one for one, rows in zip(candidates, sums, strict=True) if rows <= most_rows] or candidates[:1]
     indexes = session.repository.objects.indexes
-    standing = StandingRows(indexes, most_rows * _SHARE_COMPARED)
+    standing = CurrentRows(indexes, most_rows * _SHARE_COMPARED)
     read = ((index_id, indexes.proved(index_id, index.FILE_MAX)) for index_id in taken)
     safe = [index_id for index_id, found in read if found is not None and standing.have_all(found)]
     with suppress(Denied):
@@ -274,7 +274,7 @@ def check_indexes(repository: Repository) -> IndexReport:
     faults = [*_of_records(repository)]
     for index_id in sorted(chosen):
         faults += _of_file(repository, index_id)
-    standing = StandingRows(indexes, index.MAX_ROWS)
+    standing = CurrentRows(indexes, index.MAX_ROWS)
     for index_id in sorted(listed.standing.replaced & chosen):
         found = indexes.proved(index_id, index.FILE_MAX)
         if found is not None and standing.lack_any(found):

@@ -13,7 +13,7 @@ from dsv.errors import Unreachable
 from dsv.format import keys
 from dsv.format.records import Commit, Feature, FormatEntry, Limits, RefEntry, Writer, signed
 from dsv.periodic import Clock, now_ms
-from dsv.repo.errors import may_write
+from dsv.repo.errors import explain_denied_write
 from dsv.repo.format_log import (
     ERASED_CONTENTS,
     NAMED_RECORDS,
@@ -211,7 +211,7 @@ class Repository:
             later = signed(with_features(entries[-1], feature), writer, self.clock())
             self.format.check_at_rest(self.names_url)  # the next entry decides where the names are
             check_log(self.store)
-            with may_write(self.store.url):
+            with explain_denied_write(self.store.url):
                 self.refs.check_one_wins()
                 put = self.store.put_if_absent(keys.format_key(len(entries)), later.encode())
             if put is Put.WON:

@@ -30,7 +30,7 @@ from dsv.format.records import (
 )
 from dsv.periodic import Periodic
 from dsv.repo.damage import learn_damage
-from dsv.repo.errors import ONE_WINS_AGAIN, may_write, read_record
+from dsv.repo.errors import ONE_WINS_AGAIN, explain_denied_write, read_record
 from dsv.repo.expiry import check_not_expired, keep_named
 from dsv.repo.format_log import ERASED_CONTENTS
 from dsv.repo.objects.indexes import FILTERED_BYTES
@@ -90,7 +90,7 @@ class Session:
             host=writer.host,
             tool=writer.tool,
         )
-        with may_write(repository.store.url):
+        with explain_denied_write(repository.store.url):
             repository.store.put_if_absent(keys.session_key(session_id, "open"), opened.encode())
         condemned, collected = _read_gc(repository)
         session = cls(repository, session_id, opened, condemned, writer, collected=collected)

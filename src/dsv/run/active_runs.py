@@ -133,7 +133,7 @@ class Marks:
         remove_scratch(run_folder(self._state, record.dataset, record.run) / "scratch")
         self.remove(record.run)
 
-    def of_the_dead(self) -> list[RunRecord]:
+    def orphaned(self) -> list[RunRecord]:
         """Return the records so far of the runs whose supervisor is known to be gone."""
         return [each.record for each in self._marked() if each.owner.is_dead]
 
@@ -316,7 +316,7 @@ class RunRecords:
         """Check that the whole record has been sent. problem: the result of `send`"""
         return self._runs is not None and problem is None and not self.under_way
 
-    def told_by_others(self, record: RunRecord) -> RunRecord | None:
+    def completed_elsewhere(self, record: RunRecord) -> RunRecord | None:
         """Return the record if another dsv completed it with the job's end; None if the store is away."""
         if self._runs is None:
             return None

@@ -322,7 +322,7 @@ class Completer:
         stop: runs whose jobs are ended first, each with its seconds of grace
         """
         done = []
-        for early in self._marks.of_the_dead():
+        for early in self._marks.orphaned():
             stored = self._known(early.dataset, early.run)
             if stored is not None and stored.state.is_terminal:
                 pass

@@ -31,7 +31,7 @@ from dsv.run.dirs import (
     write_params,
 )
 from dsv.run.engine_list import choose
-from dsv.run.engines.attach import Foreground, Signals, spared, supervise
+from dsv.run.engines.attach import Foreground, Signals, informing_ignored, supervise
 from dsv.run.engines.base import CANNOT_LAUNCH, NO_OPTIONS, Ended, Engine, Plan, check_given
 from dsv.run.engines.machine import GpuWatch, choose_gpus, with_free_gpus
 from dsv.run.engines.output import KeptLog, LiveLog, LogKeeper, Output
@@ -105,7 +105,7 @@ def run(
     """
     check_spec(spec)
     progress = progress if progress is not None else NoProgress()
-    unharmed = spared() if signals is not None else nullcontext()
+    unharmed = informing_ignored() if signals is not None else nullcontext()
     with ExitStack() as stack, as_launch_error(), unharmed:
         decided = _decide(spec, place, staging)
         for text in _notes(decided, place):
@@ -174,7 +174,7 @@ class _Supervisor:
             done = replace(done, sent=self.records.is_in_store(problem), problem=problem)
             if done.sent and record.state.is_terminal and record.job is not None:
                 engine.forget(record.job)
-        known = self.records.told_by_others(record) if record.end is EndCause.LOST_SIGHT else None
+        known = self.records.completed_elsewhere(record) if record.end is EndCause.LOST_SIGHT else None
         # Its end was seen where it ran.
         return done if known is None else replace(done, record=known, error=None)
 

@@ -26,7 +26,7 @@ from dsv.errors import Conflict, NotFound
 from dsv.format import index, keys
 from dsv.format.locator import Location, ObjectKind, places_of
 from dsv.format.records import MAX_ERASED, Erasure, Feature, FeatureRule, Named, Writer
-from dsv.repo.errors import broken, may_write
+from dsv.repo.errors import broken, explain_denied_write
 from dsv.repo.format_log import ERASED_CONTENTS
 from dsv.repo.objects.erasures import NONE, Erasures
 from dsv.repo.objects.objects import Located, Objects
@@ -120,7 +120,7 @@ def put_erasure(
     )  # fmt: skip
     erasure_id = ErasureId.random()
     key = keys.erasure_key(erasure_id)
-    with may_write(repository.store.url):
+    with explain_denied_write(repository.store.url):
         put = repository.store.put_if_absent(key, record.encode())
     if put is Put.LOST:
         raise broken(key, f"{key} in {repository.store.url} has a random name and is there already")
@@ -369,7 +369,7 @@ def adopt(repository: Repository, writer: Writer, theirs: Erasures) -> int:
     if missing:
         stays = _needed_parts(repository, missing.values())
         repository.add_feature(FEATURE, writer)
-        with may_write(repository.store.url):
+        with explain_denied_write(repository.store.url):
             for one, record in missing.items():
                 taken = replace(record, objects=tuple(each for each in record.objects if each not in stays))
                 if taken.files or taken.objects:

@@ -32,7 +32,7 @@ from dsv.format.records import (
     Writer,
 )
 from dsv.repo.damage import read_damage
-from dsv.repo.errors import broken, may_write, read_record
+from dsv.repo.errors import broken, explain_denied_write, read_record
 from dsv.repo.expiry import ExpiryLog, append, read_expiry
 from dsv.repo.format_log import EXPIRED_COMMITS, check_log
 from dsv.repo.refs.tags import named_parts
@@ -406,7 +406,7 @@ class Collector:
         begun = noted = self._clock()
         waits = {one: (parts, begun) for one, parts in self._sessions().items() if _is_open(parts)}
         if waits:
-            self._tell_waits(number, waits, 0.0)
+            self._report_waits(number, waits, 0.0)
         while True:
             now = self._clock()
             for session_id, (parts, since) in list(waits.items()):
@@ -418,7 +418,7 @@ class Collector:
             if not waits:
                 return True
             if now - noted >= _NOTE_SECONDS or now - begun >= self._options.max_wait:
-                self._tell_waits(number, waits, now - begun)
+                self._report_waits(number, waits, now - begun)
                 noted = now
             if now - begun >= self._options.max_wait:
                 self.result.gave_up = True
@@ -429,7 +429,7 @@ class Collector:
             for (session_id, (before, since)), parts in zip(list(waits.items()), again, strict=True):
                 waits[session_id] = (before | parts, looked if parts - before else since)
 
-    def _tell_waits(self, number: int, waits: Iterable[SessionId], waited: float) -> None:
+    def _report_waits(self, number: int, waits: Iterable[SessionId], waited: float) -> None:
         self.result.waited_for = tuple(self._describe(number, one, waited) for one in sorted(waits))
         for one in self.result.waited_for:
             self._progress.note(f"waiting for {one}")
@@ -502,7 +502,7 @@ class Collector:
 
     def _put(self, key: str, data: bytes) -> Put:
         self._check_names()
-        with may_write(self._store.url):
+        with explain_denied_write(self._store.url):
             return self._store.put_if_absent(key, data)
 
 

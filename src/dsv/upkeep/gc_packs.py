@@ -19,7 +19,7 @@ from dsv.format.index import Index, IndexBuilder
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.pack import FOOTER_SIZE, MAGIC, PACK_TARGET, ROW_SIZE
 from dsv.format.records import Damage, IndexMerge, MergedFile
-from dsv.repo.errors import may_write
+from dsv.repo.errors import explain_denied_write
 from dsv.repo.merge_indexes import delete_index
 from dsv.repo.objects.metadata import release
 from dsv.repo.objects.objects import checked
@@ -339,7 +339,7 @@ class Copies:
         self._put_index()
 
     def _seal(self, pack: SealedPack) -> None:
-        with may_write(self._repository.store.url):
+        with explain_denied_write(self._repository.store.url):
             self._repository.store.put_if_absent(keys.pack_key(pack.id), pack.data)
         for kind, object_id, where in pack.rows:
             self._builder.add(kind, Id(object_id), where)
@@ -391,7 +391,7 @@ def replace_indexes(
         record = IndexMerge.of(runs, replaced, repository.clock(), tool)
         key = keys.index_merge_key(max(listed.records, default=-1) + 1, IndexId.random())
         check()
-        with may_write(store.url):
+        with explain_denied_write(store.url):
             store.put_if_absent(key, record.encode())
     check()
     together([partial(delete_index, store, one) for one in sorted(new)])

@@ -128,7 +128,7 @@ class PackList:
 
 
 class IndexRows:
-    """The rows of all index files in force (`objects.indexes.Standing`), as the store has them now.
+    """The rows of all index files in force (`objects.indexes.CurrentIndexes`), as the store has them now.
 
     packs: every pack that a row names, sorted; a row's `pack` is a position in it. Raises `IntegrityError`
     for a damaged or lost file, unless others have all its rows, and what the store raises.

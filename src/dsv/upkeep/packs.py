@@ -28,7 +28,7 @@ from dsv.format.locator import PACK_MAX, Location, Locator, ObjectKind
 from dsv.format.pack import PackTable, parse_footer, read_table
 from dsv.format.records import MAX_DIGITS, Verified, Writer
 from dsv.fs.process import processors
-from dsv.repo.errors import may_write, read_record
+from dsv.repo.errors import explain_denied_write, read_record
 from dsv.repo.objects.externals import Externals, SourceChanged, check_source
 from dsv.repo.objects.objects import LOCATOR_ROWS, Objects, is_object
 from dsv.repo.repository import Repository
@@ -314,7 +314,7 @@ class Schedule:
                 self._writer.author, self._writer.tool,
             )  # fmt: skip
             key = keys.gc_verified_key(self._last + 1)
-            with may_write(self._store.url):
+            with explain_denied_write(self._store.url):
                 won = self._store.put_if_absent(key, record.encode()) is Put.WON
             if won:
                 break

@@ -32,7 +32,7 @@ from dsv.workspace.scan.folder import KEPT, OWN_SAME, Relation
 from dsv.workspace.scan.result import Pending, WorkspaceScan
 from dsv.workspace.scan.scanner import scan_workspace
 from dsv.workspace.scan.state import State
-from dsv.workspace.workspace import BRIEF, Begun, unfinished
+from dsv.workspace.workspace import BRIEF, StartedCommand, unfinished
 
 if TYPE_CHECKING:
     from dsv.format.locator import Location
@@ -290,7 +290,7 @@ class Trees:
             self._trees[commit] = TreeReader(self._objects(), commit)
         return self._trees[commit]
 
-    def have(self, begun: Begun) -> bool:
+    def have(self, begun: StartedCommand) -> bool:
         """Return whether both of its commits exist. If not, what the command wrote counts as the user's own change."""
         objects = self._objects()
         find = objects.stored_commit if self._proven else objects.commit_or_none
@@ -302,7 +302,7 @@ class Baseline(msgspec.Struct, frozen=True):
 
     scan: WorkspaceScan
     trees: Trees
-    begun: tuple[Begun, ...] = ()
+    begun: tuple[StartedCommand, ...] = ()
     """Interrupted commands."""
     written: Mapping[bytes, Entry | None] = msgspec.field(default_factory=dict)
     """Paths that these commands have written (None: removed). They replace entries of the base."""
@@ -476,7 +476,9 @@ def scan_clean_workspace(
     return scan
 
 
-def _changes(begun: tuple[Begun, ...], base: CommitId | None, trees: Trees, held: Held) -> Iterator[Change]:
+def _changes(
+    begun: tuple[StartedCommand, ...], base: CommitId | None, trees: Trees, held: Held
+) -> Iterator[Change]:
     """Yield the changes that these commands were to make, except where the base has changed since."""
     for each in begun:
         before, after = trees.of(each.base), trees.of(each.commit)

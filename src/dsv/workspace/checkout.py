@@ -28,7 +28,7 @@ from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.plan import Disk, Goal, Made, Plan, Planner
 from dsv.workspace.publish import Journal
 from dsv.workspace.scan.result import WorkspaceScan
-from dsv.workspace.workspace import Begun, restored
+from dsv.workspace.workspace import StartedCommand, restored
 from dsv.workspace.write import Contents, TreeWriter
 
 
@@ -77,7 +77,7 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
         return plan
     _note_lost(opened, plan.here)
     goal.ready()
-    begun = Begun(goal.command, goal.commit, scan.base, tuple(map(bytes.decode, goal.paths)))
+    begun = StartedCommand(goal.command, goal.commit, scan.base, tuple(map(bytes.decode, goal.paths)))
     if (plan.writes or goal.branch is not None) and begun.commit != begun.base:
         workspace.set_begun((*baseline.begun, begun))
     if goal.branch is not None:

@@ -211,7 +211,7 @@ class Saved(msgspec.Struct):
     """Files that could not be read, and were left out."""
 
 
-def finish_killed(opened: OpenWorkspace, journal: Journal) -> OpenWorkspace | None:
+def adopt_killed_sync(opened: OpenWorkspace, journal: Journal) -> OpenWorkspace | None:
     """Make the commit of a killed sync the base, if it had just moved a branch. Return the workspace, which
     then follows that branch; None without such a sync."""
     intent, workspace = journal.left.publishing, opened.workspace

@@ -47,7 +47,7 @@ SWITCH = "dsv switch "
 """The beginning of a switch's command; the branch follows."""
 
 
-class Begun(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class StartedCommand(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A command that changes the workspace from `base` (None: from nothing) to `commit`, perhaps interrupted.
 
     It is recorded below `.dsv` from before the first file is written until a commit is the base. A path that
@@ -78,7 +78,7 @@ def _parse(kind: Any, text: str) -> Any:
     return kind.parse(text)
 
 
-_BEGUN_LIST = msgspec.json.Decoder(tuple[Begun, ...], dec_hook=_parse)
+_BEGUN_LIST = msgspec.json.Decoder(tuple[StartedCommand, ...], dec_hook=_parse)
 
 
 class _Binding(msgspec.Struct, omit_defaults=True):
@@ -222,7 +222,7 @@ class Workspace(msgspec.Struct, frozen=True):
             (self.dot / _BASE).unlink(missing_ok=True)
             sync_folder(self.dot)
 
-    def begun(self) -> tuple[Begun, ...]:
+    def begun(self) -> tuple[StartedCommand, ...]:
         """Return all commands that have begun to write files here, oldest first. Raises `IntegrityError` for
         a damaged file."""
         path = self.dot / _BEGUN
@@ -243,7 +243,7 @@ class Workspace(msgspec.Struct, frozen=True):
             hint=f"remove it: what an interrupted pull wrote then shows as your change; rm {path}",
         )
 
-    def set_begun(self, begun: Sequence[Begun]) -> None:
+    def set_begun(self, begun: Sequence[StartedCommand]) -> None:
         """Durable when it returns."""
         path = self.dot / _BEGUN
         if begun:
@@ -335,10 +335,10 @@ def _resolved(path: Path) -> Path:
         return path
 
 
-def unfinished(begun: Sequence[Begun], base: CommitId | None) -> tuple[Begun, ...]:
+def unfinished(begun: Sequence[StartedCommand], base: CommitId | None) -> tuple[StartedCommand, ...]:
     """Return the commands that have not ended in a workspace with this base. A command for the whole
     workspace whose commit is the base has ended, and has overwritten the files of earlier ones."""
-    left: list[Begun] = []
+    left: list[StartedCommand] = []
     for each in begun:
         if each.base == each.commit:
             continue
@@ -349,9 +349,9 @@ def unfinished(begun: Sequence[Begun], base: CommitId | None) -> tuple[Begun, ..
     return tuple(left)
 
 
-def restored(begun: Iterable[Begun], paths: tuple[bytes, ...]) -> tuple[Begun, ...]:
+def restored(begun: Iterable[StartedCommand], paths: tuple[bytes, ...]) -> tuple[StartedCommand, ...]:
     """Return the commands that are unfinished once the user has restored these paths."""
-    found: list[Begun] = []
+    found: list[StartedCommand] = []
     for each in begun:
         less = PathSet.of({*map(str.encode, each.less), *paths})
         if not less.whole and not (each.paths and all(path.encode() in less for path in each.paths)):

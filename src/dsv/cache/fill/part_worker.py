@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from dsv.cache.fill.directory import FillDirectory
 from dsv.cache.fill.files import LARGE_PIECE, State, WriteBack
-from dsv.cache.fill.parts import Claim, ClaimTable, bar_drafts, blocks, read_ahead
-from dsv.cache.fill.place_files import Job, Placer
+from dsv.cache.fill.parts import Claim, ClaimTable, block_drafts, blocks, read_ahead
+from dsv.cache.fill.place_files import Job, TreeWriter
 from dsv.cache.fill.source import Contents, LinkRun, StoreSource
 from dsv.cache.fill.workers import Worker
 from dsv.errors import IntegrityError, Unreachable
@@ -65,7 +65,7 @@ class PartWorker:
         """Bytes of disk written in files that are too small to be sent to the disk one by one."""
         try:
             self._contents = Contents(directory, source)
-            self._placer = Placer(directory, kind)
+            self._placer = TreeWriter(directory, kind)
             self._stack.callback(self._placer.close)
             if kind.remote and not kind.sync_each:
                 self._write_back = WriteBack(directory)
@@ -144,7 +144,7 @@ class PartWorker:
             job = Job(claim, claim.generation > 1)
             self._jobs.append(job)
             if claim.done:
-                bar_drafts(self._directory.drafts, claim.part, claim.generation)
+                block_drafts(self._directory.drafts, claim.part, claim.generation)
                 self._table.finish(claim)
                 self._drop(job)
                 continue
@@ -164,7 +164,7 @@ class PartWorker:
         part = self._directory.plan.parts[job.claim.part]
         states: dict[bytes, State] = {}
         if job.check:
-            bar_drafts(self._directory.drafts, job.claim.part, job.claim.generation)
+            block_drafts(self._directory.drafts, job.claim.part, job.claim.generation)
             states = placer.examine(job, contents.of(part), self._pace)
         plain = not job.check and not self._directory.plan.has_source_map
         for item in contents.of(part) if job.check else contents.in_runs(part):

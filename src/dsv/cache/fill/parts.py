@@ -349,7 +349,7 @@ class ClaimTable:
 _BAR_SECONDS = 10.0
 
 
-def bar_drafts(folder: Path, part: int, below: int) -> None:
+def block_drafts(folder: Path, part: int, below: int) -> None:
     """Replace the private folders of this part's generations under `below` by symlinks, permanently.
 
     Rule W3 of docs/internals/cache-protocol.md: nothing that these generations do later can replace a file of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from dsv.api.bench_feed import Fed, FeedRequest, bench_feed, find_load
+from dsv.api.bench_feed import FeedRequest, FeedResult, bench_feed, find_load
 from dsv.api.connection import Connection
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
@@ -94,7 +94,7 @@ def bench(
     return 0
 
 
-def _measured(call: Call, request: FeedRequest, offline: bool) -> Fed:
+def _measured(call: Call, request: FeedRequest, offline: bool) -> FeedResult:
     environ, flags = dict(call.around.environ), call.flags
     with call.progress() as meter:
         connection = Connection(
@@ -131,7 +131,7 @@ def _source(source: str | None, target: str | None, folder: str | None, make: in
     return source or sources[0]
 
 
-def _show(call: Call, found: Fed) -> None:
+def _show(call: Call, found: FeedResult) -> None:
     load, request = found.load, found.request
     head: dict[str, object] = {
         "from": request.source,
@@ -170,7 +170,7 @@ def _show(call: Call, found: Fed) -> None:
     call.line(_NO_RESULT)
 
 
-def _caveats(found: Fed) -> list[str]:
+def _caveats(found: FeedResult) -> list[str]:
     """Return what to know of the data before the figures are believed."""
     load, request = found.load, found.request
     times = found.bytes / found.memory

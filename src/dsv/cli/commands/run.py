@@ -61,7 +61,7 @@ def run(
     keys run and out alone.
     """
     typed = {name: value for name, value in locals().items() if name not in ("call", "options", "env")}
-    from dsv.cli.launch import Typed, launch
+    from dsv.cli.launch import RunArguments, launch
 
     given = {name: value for name, value in options.items() if value}
-    return launch(call, Typed(**typed, env=tuple(env or ()), options=given))
+    return launch(call, RunArguments(**typed, env=tuple(env or ()), options=given))

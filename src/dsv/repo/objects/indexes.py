@@ -23,7 +23,7 @@ from dsv.values.ids import Id, IndexId, PackId
 _NUMBERS = 3
 
 
-class Standing(msgspec.Struct, frozen=True):
+class CurrentIndexes(msgspec.Struct, frozen=True):
     """The index files of a store that together have all rows."""
 
     runs: tuple[Run, ...]
@@ -38,7 +38,7 @@ class Standing(msgspec.Struct, frozen=True):
         return found | dict.fromkeys(self.loose)
 
 
-def stand(listed: Iterable[IndexId], records: Iterable[IndexMerge]) -> Standing:
+def stand(listed: Iterable[IndexId], records: Iterable[IndexMerge]) -> CurrentIndexes:
     """Return which of the listed files count, by the latest records.
 
     A record counts only if all files of its runs were listed. If one of them was replaced in turn, by a
@@ -54,7 +54,7 @@ def stand(listed: Iterable[IndexId], records: Iterable[IndexMerge]) -> Standing:
             if left:
                 runs[left] = None
     in_runs = {one.id for run in runs for one in run}
-    return Standing(tuple(runs), tuple(sorted(there - replaced - in_runs)), frozenset(replaced))
+    return CurrentIndexes(tuple(runs), tuple(sorted(there - replaced - in_runs)), frozenset(replaced))
 
 
 class ListedIndexes(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class ListedIndexes(msgspec.Struct, frozen=True):
     filtered: frozenset[IndexId]
     records: dict[int, tuple[str, ...]]
     """Keys of merge records, by number."""
-    standing: Standing
+    standing: CurrentIndexes
 
 
 def list_indexes(
@@ -86,7 +86,7 @@ def list_indexes(
             filtered.add(index_id)
         elif (number := keys.parse_index_merge_key(item.key)) is not None:
             records.setdefault(number, []).append(item.key)
-    standing = Standing((), tuple(sorted(sizes)), frozenset())
+    standing = CurrentIndexes((), tuple(sorted(sizes)), frozenset())
     for number in sorted(records, reverse=True)[:_NUMBERS]:
         found = together([partial(read, key) for key in records[number]])
         later = stand(sizes, [record for record in found if record is not None])
@@ -213,7 +213,7 @@ class Indexes:
         self._search: list[AnyIndex] | None = None
         self._erased = set[tuple[ObjectKind, Id]]()
         self._gone = set[IndexId]()  # files that were read in parts, and can't be read any more
-        self.listed = ListedIndexes({}, frozenset(), {}, Standing((), (), frozenset()))
+        self.listed = ListedIndexes({}, frozenset(), {}, CurrentIndexes((), (), frozenset()))
         """The index files of the store when it was last listed."""
         self.damaged = set[IndexId]()
         """Merged files that are damaged, and whose originals are read instead. They count as not listed."""

@@ -200,15 +200,15 @@ class Refs(Tags):
         return next(iter(self.store.list(keys.branches_prefix(dataset))), None) is not None
 
     def deleted_dataset(self, dataset: DatasetName) -> Head | None:
-        """Return the move that deleted the dataset, if any. Sends no more requests than `gone_dataset`."""
-        gone = self.gone_dataset(dataset)
+        """Return the move that deleted the dataset, if any. Sends no more requests than `dataset_tombstone`."""
+        gone = self.dataset_tombstone(dataset)
         return gone if is_deleted_dataset(gone) else None
 
     @property
     def _may_be_gone(self) -> bool:
         return self.layout is not None and self.layout.has(EXPIRED_COMMITS)
 
-    def gone_dataset(self, dataset: DatasetName) -> Head | None:
+    def dataset_tombstone(self, dataset: DatasetName) -> Head | None:
         """Return the move by which the dataset was deleted or renamed, or its name reserved for another one;
         None if the dataset exists or never did. Sends no request if no commit of the store ever expired."""
         main = self.newest(dataset, MAIN) if self._may_be_gone else None
@@ -218,9 +218,9 @@ class Refs(Tags):
         """Return the dataset whose expiry log counts for the commits of this one: the dataset that it was
         finally renamed to, as soon as that exists, or itself."""
         seen = {dataset}
-        while (gone := self.gone_dataset(dataset)) is not None:
+        while (gone := self.dataset_tombstone(dataset)) is not None:
             to = renamed(gone.entry, RENAMED_TO)
-            after = None if to is None else self.gone_dataset(to)
+            after = None if to is None else self.dataset_tombstone(to)
             if after is not None and renamed(after.entry, RENAMED_FROM) == dataset:
                 break  # the new name does not exist yet
             found = to or renamed(gone.entry, RENAMED_FROM)
@@ -243,7 +243,7 @@ class Refs(Tags):
 
     def require(self, dataset: DatasetName) -> None:
         """Raise `NotFound` if the dataset does not exist."""
-        gone = self.gone_dataset(dataset)
+        gone = self.dataset_tombstone(dataset)
         if gone is not None:
             raise deleted(gone)
         if not self.exists(dataset):
@@ -319,7 +319,7 @@ class Refs(Tags):
 
     def check_not_gone(self, dataset: DatasetName, doing: str = "") -> None:
         """Raise `Conflict` if the dataset was deleted or renamed while something was written for it."""
-        gone = self.gone_dataset(dataset)
+        gone = self.dataset_tombstone(dataset)
         if gone is not None:
             error = deleted(gone)
             message = f"{error.message}, while {doing}" if doing else error.message
@@ -372,7 +372,7 @@ class Refs(Tags):
 
     def check_new_dataset(self, dataset: DatasetName) -> None:
         """Raise `Conflict` if the name was deleted or renamed, or differs from another one only in case."""
-        gone = self.gone_dataset(dataset)
+        gone = self.dataset_tombstone(dataset)
         if gone is not None:
             error = deleted(gone)
             raise Conflict(

@@ -23,7 +23,7 @@ from dsv.errors import (
 from dsv.format import keys
 from dsv.format.envelope import RECORD_MAX
 from dsv.format.records import DatasetErased, ExpiryEntry, TagDeleted, TagValue, erased_id
-from dsv.repo.errors import ONE_WINS_AGAIN, denial_named, record_or_none
+from dsv.repo.errors import ONE_WINS_AGAIN, name_denied_write, record_or_none
 from dsv.repo.format_log import NAMES_ELSEWHERE, NAMES_MOVED, NAMES_MOVING, Format, read_entry, read_format
 from dsv.repo.refs.read import Signed, check_kept, gone, parts, read_named
 from dsv.repo.tracking import Answers
@@ -137,7 +137,7 @@ class Tags:
 
         Raises `Conflict` if the names are moving, and `OutcomeUnknown` if they began to during the write.
         """
-        with denial_named(self.store.url, key, what):
+        with name_denied_write(self.store.url, key, what):
             if self.layout is not None:
                 self.layout.check_at_rest(names_of(self.store).url)
                 self.check_one_wins()

@@ -33,7 +33,7 @@ from dsv.run.record import TIMED_OUT, EndCause, JobRef
 
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """They ask a job to end."""
-TELLING: Final = (signal.SIGUSR1, signal.SIGUSR2)
+INFORMING: Final = (signal.SIGUSR1, signal.SIGUSR2)
 """They only inform a job, such as Slurm's warning before the time limit."""
 
 
@@ -66,7 +66,7 @@ class Signals:
     def caught(self) -> Iterator[None]:
         """Receive the process's signals in this block, except those that the caller ignores (under nohup, in
         the background of a script). Outside the main thread this has no effect."""
-        with _handled((*ENDING, *TELLING), self._handle):
+        with _handled((*ENDING, *INFORMING), self._handle):
             yield
 
     @contextmanager
@@ -85,10 +85,10 @@ class Signals:
 
 
 @contextmanager
-def spared() -> Iterator[None]:
-    """Let `TELLING` signals have no effect in this block, where no job gets them. They are handled, not
+def informing_ignored() -> Iterator[None]:
+    """Let `INFORMING` signals have no effect in this block, where no job gets them. They are handled, not
     ignored, because child processes inherit ignored signals. An inner `Signals.caught` takes precedence."""
-    with _handled(TELLING, lambda number, frame: None):
+    with _handled(INFORMING, lambda number, frame: None):
         yield
 
 
@@ -337,7 +337,7 @@ def _until_end(
     kills = 0
     while (ended := handle.ended) is None:
         number = signals.next(_TICK if deadline is None else max(0.0, min(_TICK, deadline - monotonic())))
-        if number in TELLING:
+        if number in INFORMING:
             handle.signal(number)
         elif number == signal.SIGHUP and hung_up is not None:
             hung_up()
@@ -397,7 +397,7 @@ def _deliver(output: Output, signals: Signals, *, patient: bool) -> None:
     if not patient and not output.settled(_LAST_OUTPUT):
         output.let_go()
     while not output.settled(0.2):
-        if signals.next(0.0) not in (None, *TELLING):
+        if signals.next(0.0) not in (None, *INFORMING):
             output.let_go()
 
 

@@ -344,7 +344,7 @@ class Engine(ABC):
     decoder: ClassVar[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(NoOptions)
     """Reads the options of a pool for it, made at import."""
     gives: ClassVar[frozenset[str]]
-    """The supported fields of `Task` besides `SEEN_TO`. A job with others is refused before any fetch."""
+    """The supported fields of `Task` besides `DONE_BY_DSV`. A job with others is refused before any fetch."""
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
         """Send no request yet. environ: of the caller; options: the pool's table in the configuration"""
@@ -479,7 +479,7 @@ def error_in(text: str) -> tuple[str | None, str | None]:
 
 COMMON: Final = frozenset({"gpus", "gpu_type", "cpus", "memory_bytes"})
 """The resources that every engine supports."""
-SEEN_TO: Final = frozenset({"time_seconds", "retries"})
+DONE_BY_DSV: Final = frozenset({"time_seconds", "retries"})
 """Options that no engine has to support: on one machine, dsv ends late jobs and repeats failed ones."""
 
 
@@ -489,7 +489,7 @@ def check_given(engine: Engine | type[Engine], wanted: Resources) -> None:
     for each in fields(Task):
         option: Option | None = each.metadata.get("option")
         asked = getattr(wanted, each.name, getattr(nothing, each.name)) != getattr(nothing, each.name)
-        if asked and option is not None and each.name not in engine.gives | SEEN_TO:
+        if asked and option is not None and each.name not in engine.gives | DONE_BY_DSV:
             raise UsageError(
                 f"the {engine.name} engine can't give a job {option.flag}",
                 subject=option.flag,

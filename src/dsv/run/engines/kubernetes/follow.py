@@ -14,7 +14,7 @@ from time import monotonic, sleep
 from typing import ClassVar, Final
 
 from dsv.errors import DsvError, as_launch_error
-from dsv.run.engines.attach import ENDING, TELLING, FollowedJob
+from dsv.run.engines.attach import ENDING, INFORMING, FollowedJob
 from dsv.run.engines.base import Ended
 from dsv.run.engines.kubernetes.api import KubernetesApi, Refusal
 from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, ended, gone
@@ -34,7 +34,7 @@ _PATIENT: Final = 60.0
 class KubernetesRun(FollowedJob):
     """A Job, followed by its pods and their logs."""
 
-    sent_again: ClassVar[frozenset[int]] = frozenset((*ENDING, *TELLING))
+    sent_again: ClassVar[frozenset[int]] = frozenset((*ENDING, *INFORMING))
     may_outlive: ClassVar[bool] = True
 
     def __init__(

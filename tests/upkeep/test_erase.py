@@ -11,6 +11,8 @@ from msgspec.structs import replace
 
 from dsv.errors import Conflict, Denied, DsvError, Erased
 from dsv.format import keys
+from dsv.format.records import ExpiryAction, TagValue
+from dsv.repo.expiry import append
 from dsv.repo.objects.erasures import RefusedContent
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, point_branch
@@ -21,8 +23,8 @@ from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.upload import Uploader
 from dsv.upkeep.copy import make_successor
 from dsv.upkeep.erase import Eraser, Place, Plan, adopt, refuse_shared
-from dsv.values.ids import CommitId, FileId
-from dsv.values.names import MAIN, BranchName, DatasetName
+from dsv.values.ids import CommitId, FileId, Nonce
+from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from tests.kit.packs import everything
 from tests.kit.repositories import DATASET, WRITER, Files, commit, create
 from tests.store.faulty import Crash, Fault, Faulty, Kind, Operation
@@ -356,6 +358,24 @@ def test_a_successor_that_is_killed_at_any_write_is_finished_by_the_same_command
         if ended:
             break
     assert number >= 6, number
+
+
+def test_a_successor_has_what_a_branch_names_and_no_tag_of_an_expired_commit() -> None:
+    """`dsv expire` that was killed leaves a branch at a commit that has expired."""
+    new, dev = DatasetName("new"), BranchName("dev")
+    store = MemoryStore()
+    repository = create(store)
+    first, second = commit(repository, {"a": OTHER}), commit(repository, {"b": b"b"})
+    commit(repository, {"c": b"c"})
+    point_branch(repository, WRITER, (DATASET, dev), None, second, "branch")
+    for name, one in (("v1", first), ("v2", second)):
+        repository.refs.set_tag(DATASET, TagName(name), TagValue(one, Nonce.random(), 0, "a", ""))
+    append(repository, WRITER, DATASET, ExpiryAction.EXPIRE, lambda _: [first, second])
+    done = make_successor(opened(store), WRITER, DATASET, new)
+    assert (done.commits, done.branches, done.tags) == (2, 2, 1)
+    refs = opened(store).refs
+    [(tag, value)] = refs.tags(new)
+    assert (tag, value.commit) == ("v2", refs.head(new, dev).commit)
 
 
 def read_partly(store: Store, commit_id: CommitId) -> Files:

@@ -196,6 +196,16 @@ def test_too_many_folders_are_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         measure_folders(repository, made, made, 3, tmp_path / "room", NoProgress())
 
 
+def test_too_many_groups_with_commits_in_common_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository, made = world()
+    monkeypatch.setattr(usage, "MOST_LABELS", 2)
+    measure(repository, made, [made[:2]], tmp_path / "room", NoProgress())
+    with pytest.raises(UsageError, match="more than 2 groups"):
+        measure(repository, made, [made[:2], made[1:3]], tmp_path / "room", NoProgress())
+
+
 parts = st.sampled_from(["a", "b", "ab", "a-"])
 paths = st.lists(parts, min_size=1, max_size=4).map("/".join)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import random
 import threading
 from pathlib import Path
@@ -53,6 +54,18 @@ def test_the_next_one_reads_what_is_left_and_goes_on(tmp_path: Path) -> None:
         journal.recipe(RecipeId.hash(b"x"), b"after")
     with Journal.open(path, STORE) as journal:
         assert not journal.left.packs and journal.left.recipes == {RecipeId.hash(b"x"): b"after"}
+
+
+def test_a_system_without_fdatasync_syncs_all_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.delattr(os, "fdatasync")
+    monkeypatch.setattr(os, "fsync", synced.append)
+    packs, _ = fill(tmp_path / "journal")
+    assert len(synced) >= len(packs)
+    with Journal.open(tmp_path / "journal", STORE) as journal:
+        assert journal.left.packs == packs
 
 
 def test_a_journal_about_another_store_is_dropped(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.errors import DsvError, IntegrityError, NoRoom, Unsupported
+from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, Unsupported
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
 from dsv.fs.folders import check_folding
@@ -130,6 +131,24 @@ def test_content_that_turns_out_wrong_never_gets_its_name(world: World) -> None:
     assert sorted(os.listdir(world.root / "a")) == []
     bring(world, GOAL)
     assert tree_of(world.root) == GOAL
+
+
+def test_a_folder_stays_also_where_unlink_calls_that_not_permitted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """POSIX wants that, and macOS does it."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    (world.root / "folder").mkdir()
+    (world.root / "file").touch()
+    with Writer(world.root) as writer:
+        assert not writer.remove(b"folder", None)  # as Linux answers
+        monkeypatch.setattr(os, "unlink", refuse)
+        assert not writer.remove(b"folder", None)
+        with pytest.raises(Denied):
+            writer.remove(b"file", None)
 
 
 def test_a_folder_swapped_for_a_symlink_leads_nowhere(world: World, tmp_path: Path) -> None:

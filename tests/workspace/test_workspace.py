@@ -9,6 +9,7 @@ from dsv.errors import Conflict, IntegrityError
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import BranchName, DatasetName
 from dsv.workspace.workspace import BRIEF, Workspace
+from tests.privileges import modes_count
 
 STORE = StoreId(bytes(range(16)))
 
@@ -32,6 +33,16 @@ def test_a_workspace_is_found_from_below_and_through_symlinks(tmp_path: Path) ->
     assert Workspace.find(tmp_path) is None
     assert Workspace.find(tmp_path / "w/a/gone") == made
     assert (tmp_path / "w/.dsv/config.toml").read_text().count("=") == 4
+
+
+def test_a_workspace_is_found_from_below_another_users(tmp_path: Path) -> None:
+    made = make(tmp_path / "w")
+    theirs = make(tmp_path / "w/theirs")
+    theirs.dot.chmod(0)
+    with modes_count():
+        assert Workspace.find(theirs.root) == made
+    theirs.dot.chmod(0o700)
+    assert Workspace.find(theirs.root) == theirs
 
 
 def test_binding_again_is_refused_and_unbinding_leaves_the_files(tmp_path: Path) -> None:
@@ -97,6 +108,8 @@ def test_paths_of_a_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (root / "a").mkdir()
     (root / "link").symlink_to("a")
     (root / "loop").symlink_to(".")
+    (root / "ring").symlink_to("ring")
+    (tmp_path / "ring").symlink_to("ring")
     (tmp_path / "way").symlink_to("w")
     monkeypatch.chdir(root / "a")
     assert made.inside(Path("x")) == b"a/x"
@@ -107,6 +120,10 @@ def test_paths_of_a_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert made.inside(root / "link") == b"link"  # the symlink itself is meant
     assert made.inside(root / "loop") == b"loop"
     assert made.inside(root / "link/x") == b"a/x"
+    assert made.inside(root / "ring") == b"ring"
+    assert made.inside(root / "ring/x") == b"ring/x"
+    assert made.inside(tmp_path / "ring") is None
+    assert made.inside(tmp_path / "ring/x") is None
     assert made.inside(Path(os.fsdecode(b"\xff"))) == b"a/\xff"
     assert made.inside(tmp_path) is None
     assert made.inside(root / ".dsv/base") is None

@@ -230,6 +230,22 @@ def test_what_is_no_file_is_named_and_not_opened(pets: Dsv) -> None:
     assert content(outside, "pets:src/file") == "1"
 
 
+def test_a_folder_whose_name_is_not_utf_8_is_imported_and_its_files_are_always_read(pets: Dsv) -> None:
+    source = pets.cwd.parent / os.fsdecode(b"\xff")
+    write_files(source, {"a": b"1"})
+    for target in ("pets:first", "pets:second"):
+        assert pets.ok("import", f"file://{source}", target, "--json").json["read"] == 1
+        assert content(pets, f"{target}/a") == "1"
+
+
+def test_the_journal_is_written_where_the_system_has_no_fdatasync(
+    pets: Dsv, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "fdatasync")
+    pets.ok("import", bucket, "scans:", "--create")
+    assert pets.ok("import", bucket, "scans:", "--json").json["known"] == len(FILES)
+
+
 @pytest.mark.parametrize(
     ("url", "target", "code", "message"),
     [

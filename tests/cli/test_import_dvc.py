@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import json
+import os
 import shutil
 import subprocess
 import threading
@@ -174,6 +175,14 @@ def test_a_repository_of_another_machine_is_cloned_for_a_while(
     assert list((tmp_path / "short").iterdir()) == []
 
 
+def test_the_name_of_a_repository_may_be_not_utf_8(lab: Dsv, theirs: Theirs, tmp_path: Path) -> None:
+    folder = theirs.repository.parent.rename(tmp_path / os.fsdecode(b"\xff"))
+    url = f"dvc+{folder}/repo"
+    lab.ok("import", url, "pets:", "--create", "--rev", "v1..v2")
+    assert log(lab, "pets")[0]["message"].endswith(f"/?/repo@{theirs.commits[BIRDS]}")
+    assert lab.ok("import", url, "pets:", "--rev", "v1..v2", "--json").json["revisions"] == []
+
+
 @pytest.mark.parametrize("folder", [False, True])
 def test_a_content_with_another_md5_is_refused(lab: Dsv, theirs: Theirs, folder: bool) -> None:
     damaged = next(theirs.remote.rglob("*.dir")) if folder else theirs.object(b"cat\n")
@@ -264,9 +273,49 @@ def test_what_can_not_be_imported(lab: Dsv, theirs: Theirs) -> None:
         done = lab("import", *words[:1], "pets:", "--create", *words[1:])
         assert done.code == code and why in done.err, done
     assert "has revisions and a remote;" in lab("import", str(theirs.remote), "pets:", "--history").err
-    theirs.commit({"more.dvc": b"outs: ["})
-    done = lab("import", theirs.url, "pets:", "--create")
-    assert done.code == 5 and "more.dvc" in done.err and "is not YAML" in done.err, done
     theirs.keep_at("s3://lake/dvc", version_aware="true")
     done = lab("import", theirs.url, "pets:", "--create")
     assert done.code == 9 and "cloud versioning" in done.err, done
+
+
+LOCK, YAML = "dvc.lock", "dvc.yaml"
+STAGE_A = b"schema: '2.0'\nstages: {a: {outs: []}}\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "damaged", "why"),
+    [
+        ({"x.dvc": b"outs: ["}, "x.dvc", "is not YAML"),
+        ({"x.dvc": b"outs: 2001-99-99"}, "x.dvc", "is not YAML"),
+        ({"x.dvc": b"outs: 5"}, "x.dvc", "is no file of DVC"),
+        ({"x.dvc": b"outs: [a]"}, "x.dvc", "is no file of DVC"),
+        ({"x.dvc": b"outs: [null]"}, "x.dvc", "is no file of DVC"),
+        ({"x.dvc": b"outs: {a: b}"}, "x.dvc", "is no file of DVC"),
+        ({"x.dvc": b"outs: [{md5: d41d8cd98f00b204e9800998ecf8427e}]"}, "x.dvc", "is no file of DVC"),
+        ({"x.dvc": b"outs: [{path: 0x" + b"f" * 5000 + b"}]"}, "x.dvc", "is no file of DVC"),
+        ({LOCK: b"schema: '2.0'\nstages: [a]"}, LOCK, "is no file of DVC"),
+        ({LOCK: b"schema: '2.0'\nstages: {1: {outs: []}}"}, LOCK, "is no file of DVC"),
+        ({LOCK: STAGE_A, YAML: b"stages: [1]"}, LOCK, "is no file of DVC"),
+        ({LOCK: STAGE_A, YAML: b"stages: {a: b}"}, LOCK, "is no file of DVC"),
+        ({LOCK: STAGE_A, YAML: b"stages: {a: {do: b}}"}, LOCK, "is no file of DVC"),
+        ({LOCK: STAGE_A, YAML: b"stages: {"}, YAML, "is not YAML"),
+    ],
+)
+def test_a_damaged_file_of_dvc_is_named(
+    lab: Dsv, theirs: Theirs, files: dict[str, bytes], damaged: str, why: str
+) -> None:
+    commit = theirs.commit(files)
+    done = lab("import", theirs.url, "pets:", "--create")
+    assert done.code == 5 and f"{damaged} of git commit {commit} {why}" in done.err, done
+
+
+def test_a_file_of_dvc_may_be_without_outputs_and_a_submodule_may_have_its_name(
+    lab: Dsv, theirs: Theirs, tmp_path: Path
+) -> None:
+    theirs.commit(
+        {"list.dvc": b"- 1", "empty.dvc": b"", "none.dvc": b"outs:", LOCK: b"schema: '2.0'\nstages:"}
+    )
+    theirs.git("update-index", "--add", "--cacheinfo", f"160000,{theirs.commits[FIRST]},sub.dvc")
+    theirs.git("commit", "-qm", "submodule")
+    lab.ok("import", theirs.url, "pets:", "--create")
+    assert exported(lab, "pets", tmp_path) == {"data/x": b"new\n"}

@@ -51,6 +51,14 @@ def test_the_answer_of_a_web_server_or_of_the_hub_is_told(
         ("https://127.0.0.1:{web}/x", 6, "does not use TLS", "http://"),
         ("sftp:///x", 2, "has no host name", "sftp://USER@HOST/PATH"),
         ("https:///x", 2, "has no host name", "https://HOST/PATH"),
+        ("http://127.0.0.1:no/x", 3, "there is nothing at http://127.0.0.1:no/x", "check the URL"),
+        ("sftp://127.0.0.1:no/x", 2, "Port could not be cast", "dsv import --help"),
+        ("http://[::1/x", 2, "http://[::1/x has no host name", "https://HOST/PATH"),
+        ("sftp://[::1]:22/x", 2, "sftp://[::1]:22/x has no host name", "sftp://USER@HOST/PATH"),
+        ("sftp://[zz]/x", 2, "sftp://[zz]/x has no host name", "sftp://USER@HOST/PATH"),
+        ("s3://[::1/x", 2, "is not a URL", "dsv import --help"),
+        ("memory://[::1/x", 3, "there is no file at memory://[::1/x", "check the URL"),
+        ("s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/a/x", 6, "unknown host", "--source-endpoint"),
         ("hf://datasets/pets", 2, "is not a valid URL", "hf://datasets/OWNER/NAME"),
         ("foo://x/y", 2, "is not a URL that dsv can read", "dsv import --help"),
     ],
@@ -71,6 +79,17 @@ def test_why_a_server_is_not_reached_is_told(pets: Dsv, url: str, code: int, sai
         )
         address = url.format(closed=port, web=web.rpartition(":")[2])
         check_told(person.process("import", address, "pets:"), code, said, hint)
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "said"),
+    [("http://[zz]/x", 2, "has no host name"), ("http://[::1/x", 9, "can't be referred to")],
+)
+def test_no_file_at_a_url_with_an_ipv6_address_is_referred_to(
+    pets: Dsv, url: str, code: int, said: str
+) -> None:
+    done = pets("import", url, "pets:", "--reference")
+    assert done.code == code and f"{url} {said}" in done.err, done
 
 
 def check_told(done: Result, code: int, said: str, hint: str) -> None:

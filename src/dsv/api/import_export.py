@@ -168,6 +168,7 @@ def _new_steps(
     request = steps[0].request
     dataset, branch, head = branch_to_edit(context, repository, target, create=request.create)
     path = clean_path(target.path).decode("utf-8", "replace")
+    url = url.encode("utf-8", "replace").decode()
     start, end = f"Imported-from: {url}@", f" to {path}" if path else ""
     lines = [f"{start}{one.id}{end}" for one in revisions]
     commit = last = None if head is None else head.commit

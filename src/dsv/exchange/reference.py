@@ -11,12 +11,11 @@ import threading
 from dataclasses import replace as with_fields
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
 from dsv.errors import NotFound, Unsupported, UsageError
-from dsv.exchange.remote import HTTP, S3, Place, changed, hub_headers, open_place
+from dsv.exchange.remote import HTTP, S3, Place, changed, hub_headers, open_place, split_url
 from dsv.exchange.sources import TARS, FolderSource, ReadInto, RemoteFile
 from dsv.format.external import MAX_TEXT, Source
 from dsv.format.recipe import SINGLE_CHUNK_MAX
@@ -222,7 +221,7 @@ def open_referred(url: str, options: StoreOptions) -> ReferredSource:
     """Raise `Unsupported` for a URL that can't be referred to, and `UsageError` for a secret in a URL."""
     shown = hide_in_urls(url)
     scheme = url.partition("://")[0] if "://" in url else "file"
-    if shown != url or "@" in urlsplit(url).netloc:
+    if shown != url or "@" in split_url(url).netloc:
         raise UsageError(
             f"{shown} has a secret in it, and everybody who reads the store could see it",
             subject=shown,

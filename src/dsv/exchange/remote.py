@@ -17,7 +17,7 @@ from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from dsv.errors import Conflict, Denied, DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.store.options import StoreOptions
@@ -112,7 +112,7 @@ def open_place(url: str, options: StoreOptions) -> Place:
     """Raise `Unsupported` if a package is missing, `UsageError` for an unknown URL or a missing host."""
     shown = hide_in_urls(url)
     kind = kind_of(url)
-    if kind in ("sftp", "http") and not _has_host(url):
+    if kind in ("sftp", "http") and not split_url(url.partition("::")[0]).hostname:
         raise UsageError(f"{shown} has no host name", subject=shown, hint=_SHAPES[kind])
     protocol = url.partition("://")[0].partition("::")[0]
     try:
@@ -251,6 +251,14 @@ def hub_headers(url: str) -> dict[str, str]:
     return {}
 
 
+def split_url(url: str) -> SplitResult:
+    """Return the parts of a URL. One with half an IPv6 address has none."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return SplitResult("", "", "", "", "")
+
+
 @contextmanager
 def converting(shown: str, done: str) -> Iterator[None]:
     """Turn any error into a dsv error that names the URL. done: the participle in it, such as `read`."""
@@ -363,20 +371,13 @@ def _access(shown: str) -> str:
     hint = _ACCESS.get(
         "hf" if is_on_hub(shown) else kind_of(shown), "check the URL: upper and lower case differ"
     )
-    return hint.format(ssh=_ssh(shown), path=urlsplit(shown).path, url=shown)
+    return hint.format(ssh=_ssh(shown), path=split_url(shown).path, url=shown)
 
 
 def _ssh(shown: str) -> str:
-    parts = urlsplit(shown)
+    parts = split_url(shown)
     user = f"{parts.username}@" if parts.username else ""
     port = ""
     with suppress(ValueError):  # it is no port, as in s3://arn:aws:s3:...
         port = f"-p {parts.port} " if parts.port else ""
     return f"ssh {port}{user}{parts.hostname}"
-
-
-def _has_host(url: str) -> bool:
-    try:
-        return bool(urlsplit(url.partition("::")[0]).hostname)
-    except ValueError:  # half an IPv6 address: fsspec takes :: for a chain of file systems
-        return False

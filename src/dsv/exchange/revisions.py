@@ -304,12 +304,11 @@ class DvcHistory:
             if posixpath.basename(name) == "dvc.yaml":
                 continue
             for folder, out in self._named_by(name, texts, revision):
-                path = posixpath.normpath(posixpath.join(folder, str(out.get("path"))))
-                md5 = str(out.get("md5"))
+                path, md5 = posixpath.normpath(posixpath.join(folder, out["path"])), out["md5"]
                 one = Output(path, md5, out.get("hash") != "md5", out.get("isexec") is True)
                 if path in tree or out.get("cache") is False:
                     continue  # it is in git
-                if path.startswith(("../", "/")) or "://" in str(out.get("path")):
+                if path.startswith(("../", "/")) or "://" in out["path"]:
                     skipped.append(Problem(one.raw, "it lies outside of the git repository"))
                 elif _MD5.fullmatch(md5) is None:
                     skipped.append(Problem(one.raw, "DVC has noted no MD5 of it"))
@@ -331,7 +330,7 @@ class DvcHistory:
                 made = self._load(stages_of, texts[stages_of], revision).get("stages") or {}
         try:
             yield from self._outs(folder, stages, made, stages_of, name)
-        except (AttributeError, TypeError):
+        except (AttributeError, LookupError, TypeError, ValueError):
             raise _damaged(f"{name} of git commit {revision} is no file of DVC", name) from None
 
     def _outs(
@@ -347,7 +346,8 @@ class DvcHistory:
                     f"stage {stage} of {stages_of} has a wdir with a variable: {at}", subject=name
                 )
             for out in said.get("outs") or []:
-                yield posixpath.join(folder, at), {**out}
+                path, md5 = str(out["path"]), str(out.get("md5"))
+                yield posixpath.join(folder, at), {**out, "path": path, "md5": md5}
 
     def _load(self, name: str, text: bytes, revision: str) -> dict[str, Any]:
         loader = getattr(self._yaml, "CSafeLoader", self._yaml.SafeLoader)

@@ -72,8 +72,9 @@ def import_(
     With --reference the files of s3://, http(s)://, hf:// or a folder are read for their ids and not stored. Later they
     are read there, and refused if they are not what they were. --materialize stores them, under the same commits.
     """
+    said = f"import {hide_in_urls(url)}".encode("utf-8", "replace").decode()
     request = EditRequest(
-        message=f"import {hide_in_urls(url)}" if message is None else message,
+        message=said if message is None else message,
         action="import",
         create=create,
         allow_removals=allow_removals,

@@ -101,6 +101,8 @@ def test_what_keeps_it_from_being_launched_is_125(pets: Dsv) -> None:
         ["pets@v1", "--gpus", "many", "--", "true"],
         ["pets@v1", "-e", "=x", "--", "true"],
         ["pets@v1", "--data", "x", "--", "true"],
+        ["pets@v1", "--data", "x=pets@v1", "-e", "DSV_DATA_X=a", "--", "true"],
+        ["pets@v1", "--data", "a.b=pets@v1", "--data", "a-b=pets@v1", "--", "true"],
         ["pets@v1", "--engine", "nomad", "--", "true"],
         ["pets@v1", "--out", ".", "--", "true"],
         ["pets@v1", "--out", "", "--", "true"],

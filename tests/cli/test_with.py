@@ -261,6 +261,7 @@ def test_a_command_whose_data_is_lost_is_ended(tmp_path: Path) -> None:
         ((" ", "--", "true"), 2, "is a variable unset?"),
         (("pets@v1", "--json", "--", "true"), 2, "the command writes to stdout"),
         (("pets@v1", "--data", "x", "--", "true"), 2, "NAME=TARGET"),
+        (("pets@v1", "--data", "a.b=pets", "--data", "a-b=pets", "--", "true"), 2, "variable DSV_DATA_A_B"),
     ],
 )
 def test_what_keeps_the_command_from_being_started(

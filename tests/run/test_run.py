@@ -117,12 +117,14 @@ def test_what_keeps_a_run_from_starting_is_125_and_misuse_is_2(
     for wrong in (
         {"env": {"DSV_DATA": "/x"}}, {"engine": "lsf"}, {"engine": "process", "image": "x"}, {"engine_args": ("-x",)},
         {"code": Path("no-folder")}, {"data": {"../x": shop.request().target}}, {"params": {"x": object()}},
-        {"data": {"a.b": shop.request().target, "a-b": shop.request().target}},
     ):  # fmt: skip
         with pytest.raises(UsageError):
             shop.run("true", **wrong)
     with pytest.raises(UsageError):
         shop.run()
+    two = {name: shop.request().target for name in ("a.b", "a-b")}
+    with pytest.raises(UsageError, match="--data a-b gives the variable DSV_DATA_A_B, which"):
+        shop.run("true", data=two)
     assert shop.data.leases == [] and shop.runs.listing() == []
 
 

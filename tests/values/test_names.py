@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.errors import UsageError
-from dsv.values.names import BranchName, DatasetName, Rev, TagName, Target
+from dsv.values.names import BranchName, DatasetName, Rev, TagName, Target, parse_data
 
 GOOD = [
     "chest-xray",
@@ -146,3 +146,10 @@ def test_any_text_parses_to_what_prints_the_same_or_is_a_usage_error(text: str) 
     except UsageError:
         return
     assert Target.parse(str(target)) == target
+
+
+def test_each_data_has_a_variable_of_its_own() -> None:
+    assert list(parse_data(["a=x@v1", "b=x@v1"])) == ["a", "b"]
+    for name in ("a-b", "a.b", "A_b"):
+        with pytest.raises(UsageError, match="two --data give the variable DSV_DATA_A_B"):
+            parse_data(["a-b=x@v1", f"{name}=x@v2"])

@@ -106,21 +106,21 @@ def test_links_go_with_their_commit_and_no_other_does(ann: Person) -> None:
 
 def test_no_link_dangles_while_its_commit_goes(ann: Person, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(ann)
-    fire = Intent.fire
+    rename = Intent.rename_to_trash
     seen: list[dict[str, str]] = []
 
     def look(self: Intent, visible: Path) -> bool:
         seen.append(links(ann))
-        return fire(self, visible)
+        return rename(self, visible)
 
-    monkeypatch.setattr(Intent, "fire", look)
+    monkeypatch.setattr(Intent, "rename_to_trash", look)
     evict_all(ann)
     assert seen == [{}]
 
 
 def test_the_link_is_there_again_if_the_commit_stays(ann: Person, monkeypatch: pytest.MonkeyPatch) -> None:
     path = fill(ann)
-    monkeypatch.setattr(Intent, "fire", lambda self, visible: False)
+    monkeypatch.setattr(Intent, "rename_to_trash", lambda self, visible: False)
     evict_all(ann)
     assert path.is_dir()
     assert links(ann) == {"@v1": path.name}
@@ -132,7 +132,7 @@ def test_the_link_is_there_again_after_an_error(ann: Person, monkeypatch: pytest
     def away(self: Intent, visible: Path) -> bool:
         raise OSError(errno.EIO, "the server is away")
 
-    monkeypatch.setattr(Intent, "fire", away)
+    monkeypatch.setattr(Intent, "rename_to_trash", away)
     assert len(evict_all(ann).failed) == 1
     assert path.is_dir()
     assert links(ann) == {"@v1": path.name}

@@ -169,7 +169,7 @@ def test_what_is_known_of_contents(pets: Dsv) -> None:
     assert "every pack since 20" in findings(pets)["contents"]["text"]
     store = pets.ok("config", "store").out.strip()
     flip(Person(pets.home, store), ObjectKind.CHUNK)
-    assert "damage would not be seen" in findings(pets)["contents"]["text"]
+    assert "dsv doctor does not read contents" in findings(pets)["contents"]["text"]
     assert pets("verify", "--full").code == 5
     for command in (["doctor"], ["store", "check"]):
         items = {item["check"]: item for item in pets(*command, "--json").json["items"]}

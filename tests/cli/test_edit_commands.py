@@ -158,7 +158,7 @@ def test_a_list_that_is_none_is_refused(outside: Dsv, content: bytes, message: s
         (["put", "new.csv", "pets@nope:"], 3, "no branch nope"),
         (["put", "new.csv", "pets:train"], 0, ""),
         (["put", "new.csv", "pets:a.txt/"], 4, "'a.txt' is a file, so"),
-        (["rm", "pets"], 2, "pets is not DATASET:PATH, as DATASET:PATH does"),
+        (["rm", "pets"], 2, "pets is not DATASET:PATH"),
         (
             ["rm", "new.csv"],
             2,

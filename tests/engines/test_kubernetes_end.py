@@ -97,7 +97,7 @@ STAGE_FAILED = {
         (a_job(), [a_pod(code=137, condition="EvictionByEvictionAPI")], 137, EndCause.EVICTED, None),
         (a_job(), [a_pod(code=137, condition="DeletionByTaintManager")], 137, EndCause.NODE_LOST, None),
         (a_job(), [a_pod(code=124, message="end=time-limit memory=1 cpu=2")], 124, EndCause.TIME_LIMIT,
-         "time was over"),
+         "reached its time limit"),
         (a_job(), [a_pod(code=125, message="end=lease-lost memory= cpu=")], 125, EndCause.LEASE_LOST, "not held"),
         (a_job(), [a_pod(code=124)], 124, EndCause.EXITED, None),
         (a_job(), [a_pod(code=143, deleted=True)], 143, EndCause.CANCELLED, "^its pod was deleted$"),

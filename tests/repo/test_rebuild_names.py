@@ -82,7 +82,7 @@ def test_a_place_gets_the_names_of_one_store_if_two_race(
         outcomes = list(pool.map(rebuild, two_stores))
     assert sorted(outcomes) == [
         "",
-        f"the names of another store are made anew in {two_stores[0].home.parent / 'names'}",
+        f"the names of another store are being rebuilt in {two_stores[0].home.parent / 'names'}",
     ]
     winner = two_stores[outcomes.index("")]
     assert winner.ok("datasets", "--json").json["items"][0]["dataset"] == f"xrays-{winner.home.name}"
@@ -119,6 +119,6 @@ def test_an_unfinished_rebuild_keeps_its_place_from_other_stores(two_stores: tup
     one.ok("store", "rebuild-names")
     (one.home.parent / "names/format/0000000000000000").unlink()  # killed before the last write
     refused = two("store", "rebuild-names")
-    assert refused.code == 4 and "the names of another store are made anew in" in refused.err, refused
+    assert refused.code == 4 and "the names of another store are being rebuilt in" in refused.err, refused
     one.ok("store", "rebuild-names")
     assert one.ok("cat", "xrays-one:a.txt").out == "one"

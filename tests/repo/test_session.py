@@ -148,7 +148,7 @@ def test_a_fenced_session_publishes_nothing(repository: Repository) -> None:
         assert (
             repository.store.put_if_absent(keys.session_key(session.id, "verdict"), fence.encode()) is Put.WON
         )
-        with pytest.raises(Conflict, match="gave up"):
+        with pytest.raises(Conflict, match="suspended so long"):
             publish(session, head, commit_id)
     assert repository.refs.head(DATASET, MAIN).commit is None
 

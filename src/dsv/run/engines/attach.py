@@ -120,6 +120,8 @@ class FollowedJob(ABC):
         """name: of the thread that follows it"""
         self.ref = ref
         self.ended: Ended | None = None
+        self.lost = False
+        """True if it can't be followed any more: then what guards it has to end it."""
         self._on_end: Callable[[], None] = lambda: None
         self._lock = Lock()
         self._wake = Event()
@@ -157,6 +159,7 @@ class FollowedJob(ABC):
         try:
             ended = self._until_end()
         except Exception as error:  # noqa: BLE001 (it becomes the reason: else a waiting thread would wait for ever)
+            self.lost = True
             reason = f"dsv can't follow the job any more: {error!r}"
             ended = Ended(launched=True, seen=False, may_live=self.may_outlive, reason=reason)
         self._close()

@@ -215,7 +215,7 @@ class _ProcessRun(FollowedJob):
         return self._send(signal.SIGKILL)
 
     def _close(self) -> None:
-        self._guard.dismiss()
+        self._guard.abandon() if self.lost else self._guard.dismiss()
 
     def _until_end(self) -> Ended:
         ended = self._reap()

@@ -308,7 +308,7 @@ class ContainerRun(FollowedJob):
         self._program = program
 
     def _close(self) -> None:
-        self._guard.dismiss()
+        self._guard.abandon() if self.lost else self._guard.dismiss()
 
     def _until_end(self) -> Ended:
         self._sampler.start()

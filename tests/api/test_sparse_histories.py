@@ -148,7 +148,7 @@ class World:
 
         going = {name for name in self.disk if goes(name) and name in self.base}
         known = {text, f"!{text}"} & set(self.chosen.lines or ()) or any(
-            pattern.matches(name.encode()) for name in going
+            pattern.matches(name.encode()) for name in self.base
         )
         if any(map(goes, self.local())):
             with pytest.raises(Conflict):

@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from tests.kit.dsv import Dsv, assert_documented, write_files
+from tests.privileges import modes_count
 
 FILES = {"a.txt": b"alpha\n", "train/1.png": b"1", "train/2.png": b"2"}
 
@@ -249,3 +250,13 @@ def test_misspelt_paths_and_branches_are_errors(pets: Dsv) -> None:
     assert pets("sync", "--branch", "experimnt").code == 3
     assert pets("sync", "--branch", "a", "--new-branch", "b").code == 2
     assert pets.ok("log", "--oneline").err == ""
+
+
+def test_below_another_users_workspace_all_goes_as_outside_of_one(pets: Dsv) -> None:
+    theirs = pets.at(pets.cwd.parent / "theirs")
+    write_files(theirs.cwd, {".dsv/config.toml": b"", "below/a": b"1"})
+    (theirs.cwd / ".dsv").chmod(0)
+    with modes_count():
+        assert pets.at(theirs.cwd / "below").ok("ls", "pets").lines == pets.ok("ls", "pets").lines
+        assert pets.at(theirs.cwd / "below")("status").code == 3
+    (theirs.cwd / ".dsv").chmod(0o700)

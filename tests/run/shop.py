@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dsv.api.sync import workspace_above
 from dsv.errors import NotFound
 from dsv.run.active_runs import RunRecords
 from dsv.run.dirs import RunPlace
@@ -137,9 +136,7 @@ class Shop:
 
     @property
     def place(self) -> RunPlace:
-        return RunPlace(
-            self.environ, self.home / "state", self.home / "here", "gpu-7", "ada", None, workspace_above
-        )
+        return RunPlace(self.environ, self.home / "state", self.home / "here", "gpu-7", "ada")
 
     @property
     def spool(self) -> Spool:

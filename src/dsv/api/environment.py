@@ -29,9 +29,10 @@ from dsv.api.settings import (
     read_workspace,
 )
 from dsv.errors import Denied, NotFound, UsageError
+from dsv.fs.folders import bound_folder
 from dsv.fs.process import host_name, user_name
 from dsv.values.json import SHORT_MAX, Json, check_length, is_text, json_or_text
-from dsv.values.toml import MAX_BYTES, binding, read_toml
+from dsv.values.toml import BINDING, MAX_BYTES, binding, read_toml
 
 
 def read_config(data: bytes, origin: str) -> Source:
@@ -154,7 +155,6 @@ def _flat(document: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
 
 
 SYSTEM_CONFIG = Path("/etc/dsv/config.toml")
-WORKSPACE_CONFIG = Path(".dsv/config.toml")
 GIT_SECONDS = 5.0
 _OPEN = ("/dev/fd/", "/proc/")
 """Folders of files that a shell has already opened, such as `<(command)`."""
@@ -198,9 +198,9 @@ def working_folder(environ: Mapping[str, str]) -> Path:
 def gather(environ: Mapping[str, str], cwd: Path, flags: Mapping[str, str | None]) -> Settings:
     """Read all sources, in order. flags: --store, --names, --cache. Raises `UsageError`, `Denied`."""
     sources = [Source(f"--{key}", {key: value}) for key, value in flags.items() if value is not None]
-    workspace = find_workspace(cwd)
+    workspace = bound_folder(cwd)
     if workspace is not None:
-        config = workspace / WORKSPACE_CONFIG
+        config = workspace / BINDING
         bound = binding(parse_toml(read_settings(config) or b"", str(config)))
         texts = {key: value for key, value in bound.items() if isinstance(value, str)}
         sources.append(read_workspace(texts, str(config)))
@@ -215,14 +215,6 @@ def gather(environ: Mapping[str, str], cwd: Path, flags: Mapping[str, str | None
     }
     sources.append(Source(BUILT_IN, built_in))
     return Settings(sources, cwd, home(environ), own_folder(environ, "state"))
-
-
-def find_workspace(start: Path) -> Path | None:
-    """Return the nearest folder, from `start` upwards, that is bound to a dataset."""
-    for folder in (start, *start.parents):
-        if (folder / WORKSPACE_CONFIG).is_file():
-            return folder
-    return None
 
 
 def author(settings: Settings, flag: str | None) -> Setting:

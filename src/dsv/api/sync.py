@@ -73,12 +73,6 @@ def check_no_cache(folder: Path, hint: str) -> None:
             raise Conflict(f"{folder} lies in the cache {above}", subject=str(folder), hint=hint)
 
 
-def workspace_above(folder: Path) -> Path | None:
-    """Return the root of the workspace around `folder`."""
-    found = Workspace.find(folder)
-    return None if found is None else found.root
-
-
 @dataclass(frozen=True, slots=True)
 class SyncRequest:
     paths: tuple[bytes, ...] = ()

@@ -14,7 +14,6 @@ from dsv.api.context import Context
 from dsv.api.pools import Placing, pools_to_try
 from dsv.api.run import become_driver, dry_run, open_sweep, outcome, recorded_run, run
 from dsv.api.runs import Runs, open_runs
-from dsv.api.sync import workspace_above
 from dsv.cli.call import Call
 from dsv.cli.detach import detach, start_supervisor
 from dsv.cli.failure import failure_json, of_error
@@ -207,7 +206,7 @@ def _launch(call: Call, typed: RunArguments) -> RunView | None:
 
 
 def _place(call: Call) -> RunPlace:
-    return RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd, workspace_above)
+    return RunPlace.here(call.around.environ, call.settings.state, call.settings.cwd)
 
 
 def _check_options(typed: RunArguments) -> None:

@@ -13,13 +13,26 @@ from typing import Final
 
 import msgspec
 
-from dsv.errors import Unsupported
+from dsv.errors import Denied, Unsupported
 from dsv.fs.attributes import ask_again
+from dsv.fs.errors import about
 from dsv.values.paths import fold_clashes, show
+from dsv.values.toml import BINDING
 
 TAKEN: Final = (errno.ENOTEMPTY, errno.EEXIST)
 """Errors of a rename to a folder that isn't empty."""
 _READABLE: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def bound_folder(start: Path) -> Path | None:
+    """Return the nearest folder, from `start` upwards, that is bound to a dataset. Workspaces of other users,
+    which can't be read, are passed over."""
+    for folder in (start, *start.parents):
+        config = folder / BINDING
+        with suppress(Denied), about(config):
+            if config.is_file():
+                return folder
+    return None
 
 
 class Rights(msgspec.Struct, frozen=True):

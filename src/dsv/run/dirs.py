@@ -8,7 +8,7 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Final, Self
 
 from dsv.errors import LaunchError, UsageError
 from dsv.fs.files import replace_file
+from dsv.fs.folders import bound_folder
 from dsv.fs.process import host_name, user_name
 from dsv.run.engines.base import Mount
 from dsv.run.record import CodeState, RunId
@@ -47,19 +48,11 @@ class RunPlace:
     user: str
     author: str | None = None
     """The author of the commits of code and outputs."""
-    workspace_above: Callable[[Path], Path | None] = lambda folder: None
-    """Returns the root of the workspace that contains a folder, or None."""
 
     @classmethod
-    def here(
-        cls,
-        environ: Mapping[str, str],
-        state: Path,
-        cwd: Path,
-        workspace_above: Callable[[Path], Path | None],
-    ) -> Self:
+    def here(cls, environ: Mapping[str, str], state: Path, cwd: Path) -> Self:
         """Return the caller for a run by this process, on this machine."""
-        return cls(environ, state, cwd, host_name(), user_name(os.getuid()), None, workspace_above)
+        return cls(environ, state, cwd, host_name(), user_name(os.getuid()))
 
     def folder(self, dataset: DatasetName, run: RunId) -> Path:
         """Return the folder of a run, for its scratch and, by default, its output."""
@@ -107,7 +100,7 @@ def output_folder(place: RunPlace, asked: Path | None, otherwise: Path) -> Path:
     if asked is None:
         return otherwise
     folder = Path(os.path.abspath(place.cwd / asked))  # noqa: PTH100 (a symlink is the caller's to resolve)
-    workspace = place.workspace_above(_nearest(folder))
+    workspace = bound_folder(_nearest(folder).resolve())
     if workspace is not None:
         raise UsageError(
             f"{folder} lies in the workspace {workspace}, whose next sync would take what the run writes",

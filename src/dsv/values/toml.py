@@ -24,6 +24,10 @@ def read_toml(data: bytes) -> dict[str, object]:
     return document
 
 
+BINDING = ".dsv/config.toml"
+"""The file that binds a folder to a dataset, relative to the folder."""
+
+
 def binding(document: dict[str, object]) -> dict[str, object]:
     """Return the binding of a workspace. A sparse one has it in a table, so that older versions refuse it."""
     inner = document.get("workspace")

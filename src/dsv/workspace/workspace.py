@@ -14,16 +14,16 @@ import msgspec
 import tomli_w
 from msgspec.structs import replace
 
-from dsv.errors import UPGRADE, Conflict, Denied, DsvError, IntegrityError, Unsupported, UsageError
+from dsv.errors import UPGRADE, Conflict, DsvError, IntegrityError, Unsupported, UsageError
 from dsv.fs.errors import about
 from dsv.fs.files import read_file, replace_file
-from dsv.fs.folders import sync_folder
+from dsv.fs.folders import bound_folder, sync_folder
 from dsv.fs.lock import Held, Lock
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import BranchName, DatasetName
 from dsv.values.paths import PathSet
 from dsv.values.patterns import EVERYTHING, SparsePatterns
-from dsv.values.toml import MAX_BYTES, binding, read_toml
+from dsv.values.toml import BINDING, MAX_BYTES, binding, read_toml
 
 if TYPE_CHECKING:
     from dsv.repo.tracking import Tracking
@@ -117,16 +117,8 @@ class Workspace(msgspec.Struct, frozen=True):
             here = start.resolve()
         except (OSError, RuntimeError):  # a loop of links, or a folder that is gone
             return None
-        for folder in (here, *here.parents):
-            config = folder / DOT_FOLDER / _CONFIG
-            try:
-                with about(config):
-                    found = config.is_file()
-            except Denied:  # another user's workspace
-                continue
-            if found:
-                return _read(folder, config)
-        return None
+        root = bound_folder(here)
+        return None if root is None else _read(root, root / BINDING)
 
     @classmethod
     def create(

@@ -77,10 +77,6 @@ class ExpiryLog(msgspec.Struct, frozen=True, dict=True):
         """Return the commits that are no roots any more, whatever names them."""
         return {commit for commit, state in self.states.items() if state.freed}
 
-    def key(self, number: int) -> str:
-        """Return the key of an entry, for its time by the store's clock (`Store.modified`)."""
-        return keys.expiry_key(self.dataset, number)
-
     def affected(self, action: ExpiryAction, commits: Iterable[CommitId]) -> list[CommitId]:
         """Return the commits whose state an entry with this action would change, sorted, each once."""
         found = set(commits)

@@ -518,7 +518,9 @@ def due(repository: Repository, log: ExpiryLog, now: float, grace: float) -> lis
     """Return the expired commits to free. Names are read after the log (`dsv.repo.expiry`)."""
     expired = log.expired
     numbers = {state.entry.number for state in expired.values()}
-    old = {one for one in numbers if now - repository.store.modified(log.key(one)) >= grace}
+    old = {
+        one for one in numbers if now - repository.store.modified(keys.expiry_key(log.dataset, one)) >= grace
+    }
     found = {commit: state for commit, state in expired.items() if state.entry.number in old}
     if not found:
         return []

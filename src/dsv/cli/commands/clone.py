@@ -45,8 +45,6 @@ def clone(
     With --only the workspace is sparse: it has what the patterns match, and the rest never counts as removed. Patterns
     are those of 'dsv sparse'.
     """
-    if folder == "":
-        raise UsageError("DIR is empty", hint="dsv clone DATASET DIR")
     wanted = Target.parse(target)
     if wanted.path is not None:
         raise UsageError(

@@ -49,8 +49,6 @@ def with_(
     further = parse_data(data or ())
     if call.json:
         raise UsageError("--json is not supported: the command writes to stdout", hint="leave out --json")
-    if not target.strip():
-        raise UsageError("empty target", hint="is a variable unset? dsv with DATASET[@REV] -- CMD...")
     if not call.words or not call.words[0]:
         raise UsageError("no command given", hint="dsv with TARGET -- CMD...")
     wanted = [Target.parse(target), *further.values()]

@@ -10,6 +10,7 @@ import pytest
 
 from dsv.errors import Conflict
 from dsv.format import keys
+from dsv.repo.format_log import has_layout
 from dsv.repo.repository import Repository
 from dsv.store.base import Bytes, Put, Store
 from dsv.store.memory import MemoryStore
@@ -84,7 +85,7 @@ def test_one_place_for_names_gets_those_of_one_store(before: bool) -> None:
     won, lost = (of_bob, of_ann) if before else (of_ann, of_bob)
     assert [item.key for item in won.list(keys.FORMAT_PREFIX)] == [keys.format_key(0)]
     assert not list(lost.list(""))
-    assert not Repository.exists(OpenStore(lost, MemoryStore()))
+    assert not has_layout(OpenStore(lost, MemoryStore()))
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -22,6 +22,7 @@ from dsv.format.records import RefEntry
 from dsv.fs.errors import about
 from dsv.merge.paths import Choices
 from dsv.repo.errors import explain_denied_write
+from dsv.repo.format_log import has_layout
 from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader, find_paths
@@ -63,7 +64,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
     choice = context.settings.store()
     _ = choice.called  # raises before this creates a store that no workspace could be bound to
     with context.store(create=True) as store:
-        new_store = not Repository.exists(store)
+        new_store = not has_layout(store)
         repository = (
             create_repository(context, store, single_writer=single_writer)
             if new_store

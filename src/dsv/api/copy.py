@@ -16,6 +16,7 @@ from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageErr
 from dsv.format import keys
 from dsv.format.records import ExpiryAction, RefEntry
 from dsv.repo.expiry import append, keep_named, read_expiry
+from dsv.repo.format_log import has_layout
 from dsv.repo.history import CommitsAhead, is_ancestor, lacking, walk
 from dsv.repo.merge_indexes import tidy
 from dsv.repo.objects.erasures import Erasures
@@ -147,7 +148,7 @@ def _other(
         if folder is not None and not folder.exists():
             return False
         with context.store(to) as store:
-            return Repository.exists(store)
+            return has_layout(store)
 
     if request.create:
         check_new(choice.url)
@@ -165,7 +166,7 @@ def _other(
         )
     create = request.create and not request.dry_run
     with context.store(to, create=create) as opened:
-        if create and not Repository.exists(opened):
+        if create and not has_layout(opened):
             from dsv.api.store import create_repository
 
             create_repository(context, opened, single_writer=False)

@@ -25,6 +25,7 @@ from dsv.fs.attributes import server_time
 from dsv.fs.process import host_name
 from dsv.fs.system import kind_of, name_of
 from dsv.repo.damage import read_damage
+from dsv.repo.format_log import has_layout
 from dsv.repo.merge_indexes import check_indexes
 from dsv.repo.repository import Repository
 from dsv.run.engine_list import ENGINES, engine_of
@@ -128,7 +129,7 @@ def examine_store(context: Context, opened: ExitStack, *, thorough: bool = False
 def _reading(context: Context, store: OpenStore) -> Generator[Finding, None, bool]:
     """Return whether the store was made for a single writer."""
     began = time.monotonic()
-    if not Repository.exists(store):
+    if not has_layout(store):
         yield _warn("store", f"{store.url} answers and holds no dsv store yet", "dsv init makes one")
         return False
     first = time.monotonic() - began

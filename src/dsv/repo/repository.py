@@ -24,7 +24,6 @@ from dsv.repo.format_log import (
     Format,
     check_log,
     features,
-    has_layout,
     make_layout,
     read_layout,
     with_features,
@@ -224,11 +223,6 @@ class Repository:
     def named(self, commit: Commit, dataset: DatasetName, branch: BranchName) -> Commit:
         """Return the commit as this store keeps it: with its dataset and branch, except in an older store."""
         return replace(commit, dataset=dataset, branch=branch) if self.format.named_records else commit
-
-    @classmethod
-    def exists(cls, store: Store) -> bool:
-        """Return whether a store was created here. Raises `IntegrityError` if its format log is lost."""
-        return has_layout(store)
 
 
 def _unless_away(store: Store, ahead: Callable[[Refs], None], refs: Refs) -> None:

@@ -23,7 +23,9 @@ from msgspec.structs import replace
 
 from dsv.cache.root import CacheRoot, Place
 from dsv.fs import system
+from dsv.fs.attributes import GONE
 from dsv.fs.files import FULL, list_names, read_json, read_small
+from dsv.fs.folders import TAKEN
 from dsv.fs.process import Fate, Process, host_name, user_name
 
 
@@ -57,8 +59,6 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
 
 INTENT = "intent-"
-_GONE = (errno.ENOENT, errno.ESTALE)
-_FULL = (errno.ENOTEMPTY, errno.EEXIST)
 
 
 class IntentRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,14 +124,14 @@ class Intent(msgspec.Struct, frozen=True):
             source.rename(self.folder / source.name)
             return True
         except OSError as error:
-            if error.errno not in _GONE:
+            if error.errno not in GONE:
                 raise
         try:  # which of the two folders is missing? rmdir asks the server, this host's memory may be old
             self.folder.rmdir()
         except OSError as error:
-            if error.errno in _FULL:  # a RENAME sent again after its answer was lost
+            if error.errno in TAKEN:  # a RENAME sent again after its answer was lost
                 return True
-            if error.errno not in _GONE:
+            if error.errno not in GONE:
                 raise
         return False
 
@@ -166,9 +166,9 @@ def _remove_folder(folder: Path) -> bool:
     try:
         folder.rmdir()
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in TAKEN:
             return False
-        if error.errno not in _GONE:
+        if error.errno not in GONE:
             raise
     return True
 

@@ -30,6 +30,7 @@ from dsv.errors import DsvError
 from dsv.format.tree import Entry
 from dsv.fs import system
 from dsv.fs.files import write_all
+from dsv.fs.folders import FOLDER_FLAGS
 from dsv.repo.objects.metadata import LocalStore, MetadataCache
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.read import TreeReader
@@ -52,7 +53,6 @@ _PIECE = 4 << 20
 _BATCH_FILES = 64
 _BATCH_BYTES = 4 << 20
 _REMOTE_THREADS = 16
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _SOURCE_LOST = (errno.EIO, errno.ESTALE)
 
@@ -116,7 +116,9 @@ class LendingCache(msgspec.Struct, eq=False):
         try:
             for place, record in newest(of_dataset(root, folder_name(dataset), store)):
                 with contextlib.suppress(OSError):  # evicted, or not readable by this user
-                    lenders.append(Lender(place.commit, record.paths, os.open(root.visible(place), _FOLDER)))
+                    lenders.append(
+                        Lender(place.commit, record.paths, os.open(root.visible(place), FOLDER_FLAGS))
+                    )
             threads = _REMOTE_THREADS if system.kind_of(root.path).remote else 1
         except (OSError, DsvError):
             return None

@@ -26,11 +26,11 @@ import msgspec
 from dsv.cache.record import Extent
 from dsv.cache.root import FILE_TIME
 from dsv.fs.attributes import GONE, unless_gone
+from dsv.fs.folders import FOLDER_FLAGS
 
 _THREADS = 8
 _BATCH = 512
 _TRIES = 20
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DEEPEST = 100  # levels of nested folders, whose descriptors are all open at once
 _SHOWN = 5  # names of foreign files that are kept for the report
 
@@ -77,7 +77,7 @@ class Remover:
         for attempt in range(_TRIES):
             emptied = True
             try:
-                folder = os.open(last, _FOLDER, dir_fd=parent)
+                folder = os.open(last, FOLDER_FLAGS, dir_fd=parent)
                 try:
                     emptied = self._empty(folder, shown, pool)
                 finally:

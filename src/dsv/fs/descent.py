@@ -11,7 +11,8 @@ import os
 from pathlib import Path
 from typing import Self
 
-_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+from dsv.fs.folders import FOLDER_FLAGS
+
 # Maximum open folders of the current path. The upper folders of a deeper path are opened again when needed.
 _MAX_OPEN = 64
 
@@ -21,7 +22,7 @@ class Descent:
 
     def __init__(self, root: Path) -> None:
         """Open the root, which may be reached by symlinks. Raise `OSError` if that fails."""
-        self._root = os.open(root, _FLAGS & ~os.O_NOFOLLOW)
+        self._root = os.open(root, FOLDER_FLAGS & ~os.O_NOFOLLOW)
         self._path = b""
         self._parts: list[bytes] = []
         self._open: list[int] = []  # of each part; -1 for one that was closed to save descriptors
@@ -103,7 +104,7 @@ class Descent:
 
 def _enter(above: int, part: bytes) -> int:
     try:
-        return os.open(part, _FLAGS, dir_fd=above)
+        return os.open(part, FOLDER_FLAGS, dir_fd=above)
     except OSError as error:
         if error.errno == errno.ELOOP:  # the error of O_NOFOLLOW for a symlink on some systems
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), part) from None

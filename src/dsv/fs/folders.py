@@ -21,6 +21,8 @@ from dsv.values.toml import BINDING
 
 TAKEN: Final = (errno.ENOTEMPTY, errno.EEXIST)
 """Errors of a rename to a folder that isn't empty."""
+FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""The flags to open a folder that is no symlink."""
 _READABLE: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 

@@ -25,8 +25,8 @@ from dsv.format.tree import Entry, Kind
 from dsv.fs import system
 from dsv.fs.attributes import refresh
 from dsv.fs.files import FULL, write_all
+from dsv.fs.folders import FOLDER_FLAGS, make_folder, umask
 from dsv.fs.folders import Rights as FolderRights
-from dsv.fs.folders import make_folder, umask
 from dsv.fs.syncer import Syncer
 from dsv.fs.system import begin_write_back
 from dsv.transfer.file_reader import hash_content
@@ -34,7 +34,6 @@ from dsv.values.ids import FileId
 
 _TIMES = (FILE_TIME * 10**9, FILE_TIME * 10**9)
 _CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FOLDERS = 128
 _LOOKS = 5
 _PAUSE = 0.05  # seconds after the second look; each further pause is longer by the same amount
@@ -133,7 +132,7 @@ class Folders:
                 refresh(above)
             if self._drafts >= 0:
                 self._make(above, name)
-            known = os.open(name, _FOLDER, dir_fd=above)
+            known = os.open(name, FOLDER_FLAGS, dir_fd=above)
             if len(self._open) >= _OPEN_FOLDERS:
                 oldest = next(iter(self._open))
                 self._close(self._open.pop(oldest))

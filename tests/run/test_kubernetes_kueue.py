@@ -84,7 +84,7 @@ def test_a_run_that_a_more_urgent_job_preempts_begins_again_and_its_record_has_b
     (queued.out() / "go").touch()
     _, said = terminal.communicate(timeout=PATIENCE)
     queued.cluster.kubectl("delete", "job", "urgent")
-    assert terminal.returncode == 0 and "took the job's place away: Preempted to accommodate" in said, said
+    assert terminal.returncode == 0 and "the job waits again: the queue gpu" in said, said
     record = queued.last()
     parts = [(each["attempt"], each["node"], each["end"]) for each in record["parts"]]
     gone = [each for each in parts if each[0] == 1]

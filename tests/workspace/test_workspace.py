@@ -35,12 +35,12 @@ def test_a_workspace_is_found_from_below_and_through_symlinks(tmp_path: Path) ->
     assert (tmp_path / "w/.dsv/config.toml").read_text().count("=") == 4
 
 
-def test_a_workspace_is_found_from_below_another_users(tmp_path: Path) -> None:
-    made = make(tmp_path / "w")
+def test_below_another_users_workspace_the_one_around_it_is_not_taken(tmp_path: Path) -> None:
+    make(tmp_path / "w")
     theirs = make(tmp_path / "w/theirs")
     theirs.dot.chmod(0)
     with modes_count():
-        assert Workspace.find(theirs.root) == made
+        assert Workspace.find(theirs.root) is None
     theirs.dot.chmod(0o700)
     assert Workspace.find(theirs.root) == theirs
 

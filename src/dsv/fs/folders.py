@@ -27,13 +27,17 @@ _READABLE: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def bound_folder(start: Path) -> Path | None:
-    """Return the nearest folder, from `start` upwards, that is bound to a dataset. Workspaces of other users,
-    which can't be read, are passed over."""
+    """Return the nearest folder, from `start` upwards, that is bound to a dataset; None below a workspace that
+    this user can't read, also if a readable one is around it."""
     for folder in (start, *start.parents):
         config = folder / BINDING
-        with suppress(Denied), about(config):
-            if config.is_file():
-                return folder
+        try:
+            with about(config):
+                if config.is_file():
+                    return folder
+        except Denied:
+            if os.path.lexists(config.parent):
+                return None
     return None
 
 

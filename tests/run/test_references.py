@@ -127,10 +127,9 @@ def test_a_run_whose_job_may_begin_yet_stays_under_way(shop: Shop, monkeypatch: 
     assert marks.known() == [] and not scratch.exists()
 
 
-def test_a_run_whose_job_can_not_be_followed_stays_under_way(
+def test_a_job_of_this_machine_that_can_not_be_followed_is_ended(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its job goes on, and needs its folder."""
 
     def fail(job: _ProcessRun) -> None:
         Thread(target=job._process.wait, daemon=True).start()
@@ -141,17 +140,8 @@ def test_a_run_whose_job_can_not_be_followed_stays_under_way(
     assert (
         result.exit_code == 125 and result.error is not None and "ValueError('odd')" in result.error.message
     )
-    marks = Marks(shop.place.state, STORE)
-    (known,) = marks.known()
-    assert (known.run, known.state) == (result.record.run, RunState.RUNNING)
-    scratch = run_folder(shop.place.state, SCANS, known.run) / "scratch"
-    assert scratch.is_dir() and processes_of(known.run)
-    monkeypatch.setattr(Owner, "is_dead", True)
-    assert complete_cut_off(shop, marks) == []
-    completed: list[RunRecord] = []
-    until(lambda: completed.extend(complete_cut_off(shop, marks, known.run)) or completed)
-    assert [each.state.is_terminal for each in completed] == [True]
-    assert marks.known() == [] and not scratch.exists()
+    assert result.record.state is RunState.CUT_OFF and Marks(shop.place.state, STORE).known() == []
+    until(lambda: not processes_of(result.record.run), "its end by the reaper")
 
 
 def test_a_reference_from_the_store_ends_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,9 +61,8 @@ def import_(
     """Commit what lies at a URL, without a copy on this machine.
 
     The files at the URL and below it are added at PATH as one commit on the branch (main), and replace what is there.
-    s3:// is read with the store's endpoint and credentials unless others are named; any other URL that fsspec knows is
-    read as its package does. If it is killed, the same command goes on where it was. A later import reads only files
-    whose size, entity tag or time has changed.
+    s3:// is read with the store's endpoint and credentials unless others are named, any other URL by its fsspec
+    package. If killed, the same command continues. A later import reads only files whose size, tag or time is another.
 
     dvc+ before the URL or the path of a git repository reads the outputs of DVC that its newest commit names, or that
     of @REV at the end, from its DVC remote. With --rev or --history each revision of it, or of a dataset of hf://,

@@ -370,14 +370,15 @@ class KubernetesJob:
         self.raw = self.api.patch(self.path, {"spec": {"suspend": False}} if queue is None else labels)
 
     def signal(self, name: str) -> bool:
-        """Send a signal to the command on every node where it has begun. Return False if the cluster refuses
-        it. The annotation keeps the last signals, because a pod misses a value that is replaced too soon."""
+        """Send a signal to the command on every node where it has begun. Return False if the cluster refuses it,
+        or shows no such node: that of the next attempt may begin at this moment. The annotation keeps the last
+        signals, because a pod misses a value that is replaced too soon."""
         with self._lock:
             number = f"{len(self._signals)}.{os.getpid()}.{int(monotonic() * 1000)}"
             self._signals.append(f"{number} {name}\n")
             text = "".join(self._signals[-_SIGNALS:])
             alive = [each for each in self.pods.values() if each.begun and not each.is_over]
-        sent = True
+        sent = bool(alive)
         for pod in alive:
             try:
                 body = {"metadata": {"annotations": {SIGNAL_KEY: text}}}

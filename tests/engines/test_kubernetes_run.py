@@ -116,6 +116,68 @@ def test_signals_that_a_busy_cluster_refuses_come_later_in_their_order() -> None
     until(lambda: run.ended is not None)
 
 
+class TwoAttempts(Cluster):
+    """The first attempt of a job has failed; the second begins later."""
+
+    ended = False
+
+    def items(self, path: str, **query: str) -> list[Any]:
+        if not path.endswith("/pods"):
+            return []
+        second = (
+            {"code": 0, "phase": "Succeeded"}
+            if self.ended
+            else {"phase": "Running" if self.begun else "Pending"}
+        )
+        return [a_pod(0, 0, code=1).raw, a_pod(0, 1, **second).raw]
+
+    def get(self, path: str, **query: str) -> Any:
+        over = {"type": "Complete", "status": "True"}
+        return {**super().get(path), "status": {"conditions": [over] if self.ended else []}}
+
+    def patch(self, path: str, body: Any) -> Any:
+        found = super().patch(path, body)
+        self.ended = self.ended or "TERM" in self.told
+        return found
+
+
+def test_a_signal_between_two_attempts_reaches_the_second_one_once() -> None:
+    """Neither ended nor running: the first attempt is over, and the second is not shown as begun yet."""
+    cluster = TwoAttempts(begun=False)
+    job = KubernetesJob(cluster, "training", "job", "u0")  # type: ignore[arg-type]
+    run = unwatched(job)
+    run.signal(signal.SIGUSR1)
+    for _ in range(10):
+        job.look()
+        run.send_again()
+    assert cluster.told == []
+    cluster.begun, cluster.is_busy = True, True
+    job.look()
+    run.send_again()
+    cluster.is_busy = False
+    run.send_again()
+    run.send_again()
+    assert cluster.told == ["USR1"] and run._unsent == []
+
+
+def test_a_job_that_is_cancelled_between_two_attempts_is_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its second attempt ends itself, and is neither killed nor deleted."""
+    site = TwoAttempts(begun=False)
+    looks = iter(range(100))
+    known = site.items
+
+    def items(path: str, **query: str) -> list[Any]:
+        site.begun = site.begun or next(looks) > 2
+        return known(path, **query)
+
+    monkeypatch.setattr(site, "items", items)
+    engine = Kubernetes({}, {"volumes": {"/nfs": {"claim": "c"}}})
+    monkeypatch.setattr(engine, "_find", lambda _: KubernetesJob(site, "training", "job", "u0"))  # type: ignore[arg-type]
+    over = engine.cancel(REF, 60)
+    assert over is not None and not over.lives
+    assert site.told == ["TERM"] and not site.deleted
+
+
 def test_a_job_that_seems_not_to_have_begun_is_suspended_before_it_is_deleted() -> None:
     """Its pods end meanwhile as all pods do, so it is seen if the command had begun after all."""
     cluster = Cluster(begun=False)

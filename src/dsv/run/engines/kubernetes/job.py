@@ -258,6 +258,8 @@ class KubernetesJob:
         self.raw: Any = None
         self.pods = dict(pods or {})
         self._signals: list[str] = []
+        self._unsent: str | None = None
+        """The last signal, until every node has it. It keeps its number, by which nodes know that they have it."""
         self._terminating: dict[str, float] = {}
         """When the deletion of each pod was first seen."""
         self._waiting: dict[str, float] = {}
@@ -374,18 +376,22 @@ class KubernetesJob:
         or shows no such node: that of the next attempt may begin at this moment. The annotation keeps the last
         signals, because a pod misses a value that is replaced too soon."""
         with self._lock:
-            number = f"{len(self._signals)}.{os.getpid()}.{int(monotonic() * 1000)}"
-            self._signals.append(f"{number} {name}\n")
+            if self._unsent != name:
+                number = f"{len(self._signals)}.{os.getpid()}.{int(monotonic() * 1000)}"
+                self._signals.append(f"{number} {name}\n")
             text = "".join(self._signals[-_SIGNALS:])
             alive = [each for each in self.pods.values() if each.begun and not each.is_over]
-        sent = bool(alive)
+        sent, refused = False, False
         for pod in alive:
             try:
-                body = {"metadata": {"annotations": {SIGNAL_KEY: text}}}
-                self.api.patch(f"{self.pods_path}/{pod.name}", body)
+                self.api.patch(
+                    f"{self.pods_path}/{pod.name}", {"metadata": {"annotations": {SIGNAL_KEY: text}}}
+                )
+                sent = True
             except Refusal as refusal:
-                sent = sent and refusal.status == 404
-        return sent
+                refused = refused or refusal.status != 404
+        self._unsent = None if sent and not refused else name
+        return self._unsent is None
 
     def record_stop(self, how: str) -> bool:
         """Record in the Job who ended it, and prevent further attempts. The first record counts. Return False
@@ -431,8 +437,8 @@ class KubernetesJob:
         return False
 
     def wait(self, seconds: float, *, withdraw: bool = False) -> JobStatus | None:
-        """Return how the job ended, if it ends in time; `CUT_OFF` if it is gone. withdraw: delete it unless
-        the command has begun; it is then `NOT_LAUNCHED`"""
+        """Return how the job ended, if it ends in time; `CUT_OFF` if it is gone. Send a signal that did not
+        reach every node again. withdraw: delete it unless the command has begun; it is then `NOT_LAUNCHED`"""
         return until_over(lambda: self._state(withdraw), seconds)
 
     def _state(self, withdraw: bool) -> JobStatus | None:
@@ -447,6 +453,8 @@ class KubernetesJob:
         now = status(facts)
         if withdraw and facts.suspended and not now.lives:
             self.delete()
+        if self._unsent is not None and now.lives:
+            self.signal(self._unsent)
         return now
 
     def fail_lost_pods(self) -> str | None:

@@ -534,6 +534,13 @@ def check_names_are_whole(made: World) -> None:
                     assert read_commit(made.there, commit) == read_commit(made.here, commit)
 
 
+class FaultyPacks(Faulty):
+    """Counts and fails what is done to packs; a session's renewals, which come by the clock, are not counted."""
+
+    def _begin(self, operation: Operation, key: str) -> Fault | None:
+        return super()._begin(operation, key) if self.crashed or key.startswith("packs/") else None
+
+
 def test_what_an_index_lists_is_not_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 40 MB, an index after each 4: a kill at the last pack costs no more than those."""
     monkeypatch.setattr("dsv.upkeep.copy.INDEX_BYTES", 4 << 20)
@@ -541,22 +548,20 @@ def test_what_an_index_lists_is_not_sent_again(tmp_path: Path, monkeypatch: pyte
     with world(tmp_path) as made:
         made.data.commit({f"f{n}": RNG.randbytes(500_000) for n in range(80)})
         whole = made.there
-        counting = Faulty(whole, only=[Operation.PUT])
-        made.stores[THERE] = counting
         with world(tmp_path / "count") as again:
             again.stores[HERE] = made.here
             again.data = replace(again.data, store=made.here)
-            again.stores[THERE] = counted = Faulty(again.there, only=[Operation.PUT])
+            again.stores[THERE] = counted = FaultyPacks(again.there, only=[Operation.PUT])
             again.copy()
-            puts = counted.calls
+            packs = counted.calls
         opening.open_store = lambda url, *_, **__: Kept(made.stores[url])
-        made.stores[THERE] = Faulty(whole, {puts - 12: Fault(Kind.CRASH_BEFORE)}, only=[Operation.PUT])
+        made.stores[THERE] = FaultyPacks(whole, {packs - 2: Fault(Kind.CRASH_BEFORE)}, only=[Operation.PUT])
         with pytest.raises(Crash):
             made.copy()
         assert sum(item.size for item in whole.list("packs/")) > 30 << 20
         made.stores[THERE] = whole
         made.forget()
-        assert made.copy().bytes < 14 << 20
+        assert made.copy().bytes < 8 << 20
         made.check_same()
 
 

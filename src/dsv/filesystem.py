@@ -311,7 +311,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         if mode not in ("wb", "xb"):
             raise NotImplementedError(f"a file of a dataset is read or written anew, not opened by {mode!r}")
         if mode == "xb" and self.exists(path):
-            raise FileExistsError(errno.EEXIST, "it is there already", path)
+            raise FileExistsError(errno.EEXIST, "it already exists", path)
         return _Written(
             self, path, self._place(path), mode == "wb", None if autocommit else self.transaction.batch
         )

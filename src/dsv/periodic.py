@@ -28,7 +28,7 @@ class Periodic:
 
     @property
     def stopping(self) -> bool:
-        """Whether `stop` was called, for work that takes long."""
+        """True if `stop` was called, for work that takes long."""
         return self._stop.is_set()
 
     def stop(self, timeout: float | None = None) -> bool:

@@ -178,7 +178,7 @@ class _Ask(NamedTuple):
 
 
 class _Asks(torch.utils.data.Sampler):  # type: ignore[misc]
-    """What to read for the batches of a loader's epoch, from its position on."""
+    """A sampler that yields what to read for the batches of a loader's epoch, from its position on."""
 
     def __init__(self, loader: Loader) -> None:
         self._of = loader

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv.api.bench_feed import LOADS, FeedRequest, Load, Round, find_load, most_that_pass
-from dsv.api.bench_feed_process import Heard, Trained, batches, train
+from dsv.api.bench_feed_process import Received, Trained, batches, train
 from dsv.errors import UsageError
 
 SMALL = Load("small", "x", "none", 2, 1.0, 100, 0, 3, 0.9)
@@ -40,7 +40,7 @@ def trained(load: Load, accelerators: int, steps: int, read: ReadTime) -> Traine
         free[accelerator, worker] = done
         heapq.heappush(events, (done, accelerator, number))
 
-    def hear(until: float | None) -> Heard:
+    def receive(until: float | None) -> Received:
         nonlocal now
         if until is not None and (not events or until <= events[0][0]):
             now = until
@@ -48,7 +48,7 @@ def trained(load: Load, accelerators: int, steps: int, read: ReadTime) -> Traine
         now, accelerator, number = heapq.heappop(events)
         return {(accelerator, number): (now, (1, 0, 0))}
 
-    return train(FeedRequest(load, "folder", steps=steps, seconds=1e9), accelerators, 0.0, hear, order)
+    return train(FeedRequest(load, "folder", steps=steps, seconds=1e9), accelerators, 0.0, receive, order)
 
 
 def recursion(load: Load, times: list[list[float]], steps: int) -> float:
@@ -230,9 +230,9 @@ import time
 from dsv.api import bench_feed_process
 
 class Late(bench_feed_process._Accelerators):
-    def _hear(self, until):
+    def _receive(self, until):
         time.sleep(0.5)
-        return super()._hear(until)
+        return super()._receive(until)
 
 bench_feed_process._Accelerators = Late
 bench_feed_process.main()

@@ -50,5 +50,5 @@ def test_a_waiting_process_names_who_is_at_work_and_when_it_takes_over(
 ) -> None:
     reporter.wait({"0": other(last_beat=80.0)}, 1, 100.0)
     (note,) = notes.notes
-    assert note.startswith("waiting for ann@gpu7 to fill xrays@")
+    assert note.startswith("waiting for ann@gpu7 to cache xrays@")
     assert "1 of 2 parts, last seen 20 s ago; after 40 s of silence this host takes over" in note

@@ -80,10 +80,10 @@ def contents(top: Path) -> dict[Path, bytes | None]:
         ("ls --json --jsonl", "--json and --jsonl exclude each other", ""),
         ("ls -l --json", "--json and --long exclude each other", ""),
         ("ls -l --jsonl", "--jsonl and --long exclude each other", ""),
-        ("tag --list pets v1", "a list of tags has no use for NAME", "dsv tag --help"),
-        ("tag --list pets -m why", "a list of tags has no use for -m", ""),
-        ("tag -m why", "a list of tags has no use for -m", ""),
-        ("tag --author Ann", "a list of tags has no use for --author", ""),
+        ("tag --list pets v1", "a list of tags does not take NAME", "dsv tag --help"),
+        ("tag --list pets -m why", "a list of tags does not take -m", ""),
+        ("tag -m why", "a list of tags does not take -m", ""),
+        ("tag --author Ann", "a list of tags does not take --author", ""),
         ("tag --list pets --delete v1", "--list and --delete exclude each other", ""),
         ("tag --delete v1 pets @main", "one tag and one dataset, not @main too", ""),
         ("cached pets", "TARGET requires --check", ""),
@@ -129,7 +129,7 @@ def test_a_global_option_behind_a_command_without_use_for_it_is_refused(
 ) -> None:
     done = unchanged(name, flag) if flag == "--json" else unchanged(name, flag, "x")
     assert (done.code, done.out.startswith("{") if flag == "--json" else done.out == "") == (2, True), done
-    assert f"dsv {name} has no use for {flag}" in done.out + done.err
+    assert f"dsv {name} does not take {flag}" in done.out + done.err
 
 
 def test_a_global_option_before_the_command_is_for_whichever_command_follows(pets: Dsv) -> None:

@@ -79,7 +79,7 @@ def test_unset(dsv: Dsv) -> None:
 
 def test_a_value_that_something_else_overrides_is_said(dsv: Dsv) -> None:
     result = dsv.at(dsv.cwd, DSV_STORE="s3://env").ok("config", "store", "s3://mine")
-    assert "warning: DSV_STORE says store = s3://env, and comes first here" in result.err
+    assert "warning: DSV_STORE says store = s3://env, which overrides this" in result.err
 
 
 def test_the_machines_file_comes_last(dsv: Dsv) -> None:

@@ -179,7 +179,7 @@ def test_a_list_that_is_none_is_refused(outside: Dsv, content: bytes, message: s
         (
             ["mv", "pets:a.txt", "train/1.png"],
             4,
-            "'train/1.png' is there already\nhint: --replace replaces it",
+            "'train/1.png' already exists\nhint: --replace replaces it",
         ),
         (["mv", "pets:a.txt", "train/1.png", "--replace"], 0, ""),
         (["mv", "pets:a.txt", "cats:a.txt"], 2, "another dataset or branch"),

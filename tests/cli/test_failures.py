@@ -65,7 +65,7 @@ def test_the_unexpected_is_70_without_a_traceback(dsv: Dsv, add_command: Add) ->
     result = dsv("fail")
     assert (result.code, result.out) == (70, "")
     assert result.err == (
-        "error: dsv met an unexpected KeyError: 'segment'\n"
+        "error: dsv failed with an unexpected KeyError: 'segment'\n"
         "hint: run it again with --debug, and report what it prints\n"
     )
 

@@ -129,7 +129,7 @@ def test_a_deleted_tag_is_said_to_be_deleted_at_whichever_commit(pets: Dsv) -> N
     other = pets("tag", "v1.0")
     assert (same.code, other.code) == (4, 4)
     assert same.err == other.err
-    assert "tag v1.0 of pets was deleted, and never comes back" in other.err
+    assert "tag v1.0 of pets was deleted, and its name cannot be reused" in other.err
 
 
 def test_a_name_that_is_none_gets_one_that_is_near(pets: Dsv) -> None:

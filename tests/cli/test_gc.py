@@ -244,7 +244,7 @@ def test_a_budget_and_a_limit_leave_copying_to_the_next_time(old: Dsv) -> None:
         done = old.ok("gc", "--yes", *NOW, *limit, "--json").json
         assert done["rewritten"] == done["copied_bytes"] == 0 and done["left"] >= 1, limit
         check(old)
-    assert "left to copy out of: 2 packs; dsv gc" in old.ok("gc", "--yes", "--budget", "0s").err
+    assert "left to repack: 2 packs; run dsv gc again" in old.ok("gc", "--yes", "--budget", "0s").err
     done = old.ok("gc", "--yes", "--json").json
     assert done["rewritten"] >= 1 and done["left"] == 0
     check(old)

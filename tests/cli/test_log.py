@@ -155,9 +155,7 @@ def test_where_a_file_and_its_content_come_from(scans: Dsv) -> None:
 
 def test_follow_tells_of_a_rename_in_words(scans: Dsv) -> None:
     lines = scans.ok("log", "scans", "--oneline", "--follow", "big2").lines
-    assert lines[1].startswith("    big2: renamed from big (") and lines[1].endswith(
-        "%), and its content is the same since"
-    )
+    assert lines[1].startswith("    big2: renamed from big (") and lines[1].endswith("%), unchanged since")
     assert lines[3] == "    big: added"
 
 

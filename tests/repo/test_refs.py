@@ -164,7 +164,7 @@ def test_a_tag_never_moves_and_never_comes_back(repository: Repository) -> None:
     repository.refs.delete_tag(DATASET, tag, TagDeleted(Nonce.random(), 0, "a", ""))
     assert repository.refs.tag(DATASET, tag) is None
     assert repository.refs.tags(DATASET) == []
-    with pytest.raises(Conflict, match="never comes back"):
+    with pytest.raises(Conflict, match="its name cannot be reused"):
         repository.refs.set_tag(DATASET, tag, one)
 
 

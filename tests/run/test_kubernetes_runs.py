@@ -310,7 +310,7 @@ def test_a_run_that_nobody_looks_at_completes_its_own_record(site: Site) -> None
 def test_a_job_without_room_in_its_cache_says_so(site: Site) -> None:
     (site.nfs / "cache" / "digits").write_text("no folder")
     said = site.dsv(*run_of(), code=125)
-    assert "kubernetes could not start the command: cannot fill /nfs/cache/digits/" in said
+    assert "kubernetes could not start the command: cannot write /nfs/cache/digits/" in said
     assert site.last()["end"] == "not-started"
 
 

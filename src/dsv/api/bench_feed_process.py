@@ -82,7 +82,7 @@ def batches(
     return of_bytes if by_bytes else of_files
 
 
-Heard = dict[tuple[int, int], tuple[float, Sequence[int]]]
+Received = dict[tuple[int, int], tuple[float, Sequence[int]]]
 """By accelerator and step: when a batch arrived, and what was counted while it was read."""
 
 
@@ -102,7 +102,7 @@ def train(
     request: FeedRequest,
     accelerators: int,
     begin: float,
-    hear: Callable[[float | None], Heard],
+    receive: Callable[[float | None], Received],
     order: Callable[[int, int], None],
     begin_to_measure: Callable[[], None] = lambda: None,
 ) -> Trained:
@@ -111,7 +111,7 @@ def train(
     All times are of one clock. A step computes for exactly the seconds of the load, even if a batch is
     noticed late.
 
-    hear: waits for a batch, or, given a time, until then at most, and returns nothing at that time. The
+    receive: waits for a batch, or, given a time, until then at most, and returns nothing at that time. The
     batches of an accelerator may arrive in any order. order: makes a worker of an accelerator read its next
     batch. begin_to_measure: is called at the end of the first measured step.
     """
@@ -119,7 +119,7 @@ def train(
     for worker, accelerator, _ in product(range(load.workers), range(accelerators), range(load.depth)):
         order(accelerator, worker)
     warm = load.workers * load.depth  # steps that use up the batches read ahead at the start
-    there: Heard = {}
+    there: Received = {}
     used, first, first_over = [0, 0, 0], 0.0, list[float]()
     for step in count():
         taken: dict[int, float] = {}
@@ -133,10 +133,10 @@ def train(
                     order(accelerator, step % load.workers)
             if len(taken) == accelerators:
                 break
-            there |= hear(None)
+            there |= receive(None)
         end = max(taken.values()) + load.seconds
-        while heard := hear(end):
-            there |= heard
+        while received := receive(end):
+            there |= received
         if step == warm:
             first, first_over = end, [at + load.seconds for at in taken.values()]
             begin_to_measure()
@@ -170,7 +170,7 @@ class _Accelerators:
             for descriptor in (0, *self._pipes):
                 self._readable.register(descriptor, select.EPOLLIN)
             begin = time.monotonic()
-            found = train(what.request, what.accelerators, begin, self._hear, self._order, self._measure)
+            found = train(what.request, what.accelerators, begin, self._receive, self._order, self._measure)
             return self._result(found)
         finally:
             for pid in self._processes:  # not waited for: a worker may be in a read that never ends
@@ -210,14 +210,14 @@ class _Accelerators:
             pipe.send(((accelerator, number), (time.monotonic(), (size, files, warm))))
 
     def _order(self, accelerator: int, worker: int) -> None:
-        with suppress(ConnectionError):  # the worker has ended: `_hear` reports why
+        with suppress(ConnectionError):  # the worker has ended: `_receive` reports why
             self._workers[accelerator, worker].send_bytes(b"")
 
-    def _hear(self, until: float | None) -> Heard:
+    def _receive(self, until: float | None) -> Received:
         """Wait as `train` describes. Raises the error of a worker."""
         # select waits in microseconds, epoll itself only in milliseconds.
         select.select([self._readable], [], [], None if until is None else max(0.0, until - time.monotonic()))
-        heard: Heard = {}
+        received: Received = {}
         for descriptor, _ in self._readable.poll(0):
             if descriptor == 0:
                 raise SystemExit(1)
@@ -227,8 +227,8 @@ class _Accelerators:
                 raise Unreachable("a process that reads was killed") from None
             if isinstance(said[0], str):
                 raise made(*said)
-            heard |= [said]
-        return heard
+            received |= [said]
+        return received
 
     def _measure(self) -> None:
         self._before = self._processor()

@@ -128,7 +128,7 @@ _HINT = "move or remove them"
 
 
 class Differing(Enum):
-    """What to do with files that differ from the commit's. Files that the commit lacks are always kept."""
+    """The treatment of files that differ from the commit's. Files that the commit lacks are always kept."""
 
     REFUSE = "refuse"
     """Refuse them, and also files that the commit does not have."""

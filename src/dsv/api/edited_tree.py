@@ -110,7 +110,7 @@ class EditedTree:
             )
         if here is not None and not replace:
             raise Conflict(
-                f"{show(path)} is there already", subject=as_text(path), hint="--replace replaces it"
+                f"{show(path)} already exists", subject=as_text(path), hint="--replace replaces it"
             )
         self._make_way(path)
         self._set(path, what)

@@ -445,7 +445,7 @@ class Plan:
             if below[0][0] != top:  # a folder
                 if self._tree.is_folder(new) and not edit.replace:
                     hint = "--replace puts both folders together"
-                    raise Conflict(f"{show(new)} is there already", subject=as_text(new), hint=hint)
+                    raise Conflict(f"{show(new)} already exists", subject=as_text(new), hint=hint)
                 self._tree.look_up_below(new, [path for _, path in moved])
             pairs += moved
         self._relocate(pairs, edit.replace)
@@ -541,7 +541,7 @@ def _opener(content: bytes | ReadInto) -> Callable[[], ReadInto]:
     def open_stream() -> ReadInto:
         if not streams:
             raise Conflict(
-                "gc is removing from the store what came from a stream and was just stored there",
+                "gc is deleting data that was just uploaded, and the stream can't be read again",
                 hint="run the same command again",
             )
         return streams.pop()

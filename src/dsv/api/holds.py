@@ -135,7 +135,7 @@ def _the_hold(root: CacheRoot, start: str, *, everyone: bool) -> Hold:
         )
     if len(found) > 1:
         raise UsageError(
-            f"{len(found)} claims in {root.path} have ids that begin with {start}",
+            f"{len(found)} ids in {root.path} begin with {start}",
             subject=start,
             hint="give more digits: dsv cached --json has whole ids",
         )

@@ -549,9 +549,9 @@ def _alone(partial: Path, record: RunRecord) -> Iterator[None]:
 
 def _in_the_way(to: Path) -> Conflict:
     return Conflict(
-        f"{show(os.fsencode(to))} is there already, and is not this output",
+        f"{show(os.fsencode(to))} already exists, and is not this output",
         subject=str(to),
-        hint="name a folder that is not there",
+        hint="choose a path that does not exist",
     )
 
 

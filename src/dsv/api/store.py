@@ -202,7 +202,7 @@ def _check_lost(split: OpenStore, layout: Format) -> None:
             f"the names of {split.data.url} are not lost: they have moved to {found}",
             subject=found,
             hint=f"dsv config stores.NAME.names {found}; if they are damaged there: first move that place away, so "
-            "that nobody goes on with them, then the same command again",
+            "that nobody uses them, then run the same command again",
         )
 
 

@@ -216,7 +216,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_hold(self) -> bool:
-        """Whether it is a person's, not that of a run or a running command."""
+        """True if it is a person's, not that of a run or a running command."""
         return self.purpose == "hold"
 
     @property
@@ -287,7 +287,7 @@ class Unknown(msgspec.Struct, frozen=True):
         return name == self.name
 
     def describe(self) -> str:
-        return f"claimed in a way that this dsv does not understand ({self.name})"
+        return f"held in a way that this dsv does not understand ({self.name})"
 
 
 class Claims(msgspec.Struct, frozen=True):
@@ -332,7 +332,7 @@ def read_claims(
         if claims is not None and time.monotonic() - start < _LISTING_LIMIT:
             return claims
     # Names changed faster than they could be read, so the place is in use.
-    return Claims(unknown=(Unknown("claims that keep changing", float("inf")),), names=tuple(names))
+    return Claims(unknown=(Unknown("names that keep changing", float("inf")),), names=tuple(names))
 
 
 def list_claims(root: CacheRoot, place: Place, known: Collection[str]) -> list[str]:

@@ -166,7 +166,7 @@ class Hold:
                 self._tries = _TRIES
                 self._order = self._order.after(answer)
             elif not answer and not self._start_again():
-                return "the process that renewed its lease was killed, and a new one does not start"
+                return "the process that renewed the hold was killed, and a new one does not start"
         return None
 
     def _start_again(self) -> bool:

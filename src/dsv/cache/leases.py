@@ -113,7 +113,7 @@ class Lease:
 
     @property
     def secure(self) -> bool:
-        """Whether every evictor still respects it, by a clock that runs on while the machine sleeps."""
+        """True if every evictor still respects it, by a clock that runs on while the machine sleeps."""
         return not self.lost.is_set() and boot_clock() < self._sure_until
 
     def confirm(self) -> bool:
@@ -145,7 +145,7 @@ class Lease:
             self._void_intents()
             if not self._unchanged():
                 self.reason = (
-                    f"{self.place} was evicted from {self.root.path} while its lease could not be renewed"
+                    f"{self.place} was evicted from {self.root.path} while its hold could not be renewed"
                 )
                 self.lost.set()
             self._counts_from(started)  # only now is it known what the lease protects

@@ -104,7 +104,7 @@ class LendingCache(msgspec.Struct, eq=False):
     ahead: int
     """Batches of files to read in advance."""
     clones: bool = True
-    """Whether blocks can be shared between this cache and the workspace, as far as is known."""
+    """True if blocks can be shared between this cache and the workspace, as far as is known."""
     away: bool = False
 
     @classmethod

@@ -161,7 +161,7 @@ class Cached(msgspec.Struct, frozen=True):
     linked_files: int = 0
     """Taken from other cached commits."""
     hit: bool = True
-    """Whether it was cached before."""
+    """True if it was cached before."""
 
 
 def lookup(root: CacheRoot, place: Place, *, fresh: bool = False) -> Cached | None:

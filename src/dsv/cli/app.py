@@ -155,7 +155,7 @@ def _fail(error: BaseException, arguments: Sequence[str], session: Session) -> i
         around.stderr.write(without_passwords("".join(traceback.format_exception(error))))
     failure = _of_typer(error, session) if isinstance(error, typer.TyperException) else of_error(error)
     if failure.exit_code in INTERRUPTED and failure.hint is None and session.command in RESUMED:
-        failure.hint = "the same command goes on from here"
+        failure.hint = "run the same command again to continue"
     with suppress(BrokenPipeError, ReaderGone):
         if session.flags.json or "--json" in _options(arguments):
             with suppress(OSError):  # a full stdout may be the failure
@@ -195,7 +195,7 @@ def _of_typer(error: typer.TyperException, session: Session) -> UsageError:
         subject = unknown
         message = f"{path} has no option {subject}"
         if any(subject in option.opts for option in global_options()):
-            message = f"{path} has no use for {subject}"
+            message = f"{path} does not take {subject}"
         elif _HINTS.get((session.command, str(subject))):
             hint = _HINTS[session.command, str(subject)]
         elif close := _misspelt(unknown.lstrip("-"), [one.lstrip("-") for one in error.possibilities or ()]):

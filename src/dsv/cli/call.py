@@ -114,7 +114,7 @@ class Call(typer.Context):
         if more:
             named = name_of(more[0])
             raise UsageError(
-                f"{form} has no use for {named}", subject=named, hint=f"dsv {self.info_name} --help"
+                f"{form} does not take {named}", subject=named, hint=f"dsv {self.info_name} --help"
             )
 
     def enter(self) -> None:
@@ -269,7 +269,7 @@ class Call(typer.Context):
 
     @property
     def can_ask(self) -> bool:
-        """Whether a user at a terminal can answer a question."""
+        """True if a user at a terminal can answer a question."""
         return self.stdin.isatty() and self.around.stderr_is_terminal
 
     def author(self) -> str:

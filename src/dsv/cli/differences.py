@@ -29,7 +29,7 @@ FOLDER_KEYS = (
 )
 SUM_KEYS = "added removed changed renamed net_bytes"
 
-Dirs = Annotated[int | None, option("--dirs DEPTH", "Sum up by so many levels of folders.", parser=whole(0))]
+Dirs = Annotated[int | None, option("--dirs DEPTH", "Sum up folders to this depth.", parser=whole(0))]
 NameOnly = Annotated[bool, option("--name-only", "Print the paths alone.")]
 NameStatus = Annotated[bool, option("--name-status", "Print git's letters (A D M R T) and the paths.")]
 

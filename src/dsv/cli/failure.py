@@ -72,7 +72,7 @@ _BY_ERRNO: dict[int, tuple[type[DsvError], str]] = {
     errno.ENOENT: (NotFound, "no such file or directory"),
     errno.ENOTDIR: (NotFound, "not a directory"),
     errno.EISDIR: (Conflict, "a directory is in the way"),
-    errno.EEXIST: (Conflict, "something else is there already"),
+    errno.EEXIST: (Conflict, "something else already exists there"),
     errno.ENOTEMPTY: (Conflict, "the directory is not empty"),
     errno.EBUSY: (Conflict, "in use by something else"),
     errno.ELOOP: (NotFound, "too many symlinks lead on from there"),
@@ -100,9 +100,9 @@ def of_error(error: BaseException) -> DsvError:
     what = f"{type(error).__name__}: {error}".removesuffix(": ")
     if memory_ran_out():
         reason, hint = _LIMITS[errno.ENOMEM]
-        return NoRoom(f"dsv can't go on: {reason} ({what})", hint=hint)
+        return NoRoom(f"dsv can't continue: {reason} ({what})", hint=hint)
     return DsvError(
-        f"dsv met an unexpected {what}", hint="run it again with --debug, and report what it prints"
+        f"dsv failed with an unexpected {what}", hint="run it again with --debug, and report what it prints"
     )
 
 
@@ -126,7 +126,9 @@ def _limit(error: BaseException) -> NoRoom | None:
         kind = NoRoomToLaunch if isinstance(error, LaunchError) else NoRoom
         return kind(error.message, subject=error.subject, hint=hint)
     subject = _name(error.filename) if isinstance(error, OSError) and error.filename is not None else None
-    return NoRoom(f"{subject}: {said}" if subject else f"dsv can't go on: {said}", subject=subject, hint=hint)
+    return NoRoom(
+        f"{subject}: {said}" if subject else f"dsv can't continue: {said}", subject=subject, hint=hint
+    )
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -91,12 +91,12 @@ class Surroundings(msgspec.Struct, frozen=True):
 
     @property
     def colour(self) -> bool:
-        """Whether colours are on. As on https://no-color.org, any value that isn't empty turns them off."""
+        """True if colours are on. As on https://no-color.org, any value that isn't empty turns them off."""
         return not self.environ.get("NO_COLOR") and not self.is_dumb
 
     @property
     def is_dumb(self) -> bool:
-        """Whether the terminal understands no escape codes, so nothing can be redrawn."""
+        """True if the terminal understands no escape codes, so nothing can be redrawn."""
         return self.environ.get("TERM") == "dumb"
 
     @property

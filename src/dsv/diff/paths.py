@@ -59,14 +59,14 @@ class Difference(msgspec.Struct, frozen=True):
 
     @property
     def mode_changed(self) -> bool:
-        """Whether a file's executable bit changed."""
+        """True if a file's executable bit changed."""
         before, after = self.before, self.after
         files = before is not None and after is not None and before.is_file and after.is_file
         return files and before is not None and after is not None and before.kind != after.kind
 
     @property
     def content_changed(self) -> bool:
-        """Whether both sides exist, with different contents or symlink targets."""
+        """True if both sides exist, with different contents or symlink targets."""
         before, after = self.before, self.after
         if before is None or after is None:
             return False

@@ -64,7 +64,7 @@ class Exported:
     stays: int | None = None
     """Files at the URL that the target does not have."""
     damaged: tuple[Damaged, ...] = ()
-    """What was left out with `skip_damaged`."""
+    """Files left out with `skip_damaged`."""
     erased: int = 0
     """Files of the target that were not written, as they were erased from the store."""
 

@@ -131,7 +131,7 @@ class Lock:
         with about(self._folder):
             if self._lost or max(_listing(self._folder)[0], default=0) != self._number:
                 raise Conflict(
-                    f"another host took over {self._folder.parent.parent}, as this command was not heard of "
+                    f"another host took over {self._folder.parent.parent}, as this command sent no heartbeat "
                     f"for {STALE_AFTER:.0f} seconds",
                     subject=str(self._folder.parent.parent),
                     hint="dsv status",
@@ -190,7 +190,7 @@ def _holder(folder: Path, number: int) -> Held | None:
         # Opening it, unlike stat, makes an NFS client ask the server for the content.
         owner = Owner.decode(read_file(path))
         fate = Fate.UNKNOWN if owner is None else owner.fate()
-        if fate is Fate.UNKNOWN and server_time(folder) - _heard_of(path, owner) > STALE_AFTER:
+        if fate is Fate.UNKNOWN and server_time(folder) - _last_heartbeat(path, owner) > STALE_AFTER:
             fate = Fate.DEAD
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ESTALE):
@@ -199,7 +199,7 @@ def _holder(folder: Path, number: int) -> Held | None:
     return None if fate is Fate.DEAD else Held(owner)
 
 
-def _heard_of(path: Path, owner: Owner | None) -> float:
+def _last_heartbeat(path: Path, owner: Owner | None) -> float:
     """Return the time of the holder's last heartbeat. Raises `OSError`."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         return float(read_file(path.with_name(path.name + _ALIVE)))

@@ -182,7 +182,7 @@ class Decision(NamedTuple):
     file: str | None = None
     """The local file with the content."""
     undecided: bool = False
-    """Whether the path is part of a conflict, which is reported once, with its first path."""
+    """True if the path is part of a conflict, which is reported once, with its first path."""
     settled: Settled | None = None
     """A conflict that a choice has decided, or a content that combines both sides."""
     beside: tuple[Entry, Location | None] | None = None
@@ -228,7 +228,7 @@ class _Pair(NamedTuple):
 
     @property
     def is_parent(self) -> bool:
-        """Whether a side has an entry at this path, so that nothing can be below it."""
+        """True if a side has an entry at this path, so that nothing can be below it."""
         return any(one is not None and one.after is not None for one in (self.ours, self.theirs))
 
 

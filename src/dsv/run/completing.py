@@ -247,7 +247,7 @@ def salvaged(make: Callable[[], _T], instead: Callable[[str], _T]) -> _T:
     try:
         return make()
     except Exception as error:  # noqa: BLE001 (the record has it, in place of that part)
-        return instead(f"dsv met an unexpected {type(error).__name__}")
+        return instead(f"dsv failed with an unexpected {type(error).__name__}")
 
 
 def finish(runs: RunStore, record: RunRecord, log: bytes | None) -> RunRecord:

@@ -157,7 +157,8 @@ def data_mounts(main: Path, further: Mapping[str, Path], skeleton: Path) -> tupl
             raise LaunchError(f"the target has a {name} of its own", subject=name, hint="--data OTHERNAME=…")
     if len(entries) > MAX_BESIDE:
         raise LaunchError(
-            f"the target has {len(entries)} entries at its top, and beside further data each is mounted by itself",
+            f"the target has {len(entries)} entries at its top, and with --data at most {MAX_BESIDE} can be "
+            "mounted one by one",
             subject=str(main),
             hint="put the further data first as the target, or sync the files into folders",
         )

@@ -1,4 +1,4 @@
-"""What the nodes of a run get: access to the store, the order for the record, and variables to meet."""
+"""Data for the nodes of a run: access to the store, the order for the record, and variables to meet."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Prefer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFacts:
-    """What is known of a pool for one job. `dsv pools` shows the members that are named like its keys."""
+    """The known facts about a pool for one job. `dsv pools` shows the members that are named like its keys."""
 
     pool: str
     engine: str | None = None

@@ -79,7 +79,7 @@ class RunStore:
         """Add one part. Raise `Conflict` if it is there with other bytes."""
         if self.add(dataset, run, part, data) != data:
             key = run_key(dataset, run, part)
-            raise Conflict(f"{key} is there already, and differs", subject=key)
+            raise Conflict(f"{key} already exists, and differs", subject=key)
         if start_number(part) is not None:
             self._started()
 

@@ -146,7 +146,7 @@ def parse_yes(text: str) -> bool:
 class Resources:
     """The resources that a run requests, per node except `tpu`, `nodes` and `retries`; recorded as such."""
 
-    gpus: int | None = option("--gpus N|all", "How many GPUs the job gets.", parse_gpus)
+    gpus: int | None = option("--gpus N|all", "GPUs that the job gets.", parse_gpus)
     """A number, `ALL_GPUS` or None."""
     gpu_type: str | None = setting("gpu_type", parse_gpu_type)
     """A part of the model's name, such as A100."""
@@ -163,8 +163,8 @@ class Resources:
         "--time DURATION", "How long an attempt may take; then it is ended.", parse_time
     )
     """The limit for one attempt."""
-    nodes: int = option("--nodes N", "On how many machines of a cluster it runs.", parse_nodes, 1)
-    retries: int = option("--retries N", "How often it is started again if it fails.", parse_retries, 0)
+    nodes: int = option("--nodes N", "Number of cluster machines.", parse_nodes, 1)
+    retries: int = option("--retries N", "Retries after a failure.", parse_retries, 0)
     """The number of attempts after failed ones."""
 
 

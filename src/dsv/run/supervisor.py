@@ -260,7 +260,7 @@ def _record_not_started(decided: Launch, records: RunRecords, error: BaseExcepti
     if records.begun or not records.under_way:
         return
     cancelled = isinstance(error, Interrupted | Terminated)
-    unexpected = f"dsv met an unexpected {type(error).__name__}"
+    unexpected = f"dsv failed with an unexpected {type(error).__name__}"
     ended = Ended(
         exit_code=error.exit_code if isinstance(error, Interrupted | Terminated) else CANNOT_LAUNCH,
         launched=False,
@@ -508,7 +508,9 @@ class _Attempts:
 
     def _lost_lease(self) -> str | None:
         """Return why data is not held any more, or None."""
-        return next((each.reason or "a lease was lost" for each in self.leases if each.lost.is_set()), None)
+        return next(
+            (each.reason or "the data is no longer held" for each in self.leases if each.lost.is_set()), None
+        )
 
 
 def _metrics(launch: Launch, before: tuple[int, int, int] | None, ended: Ended) -> Metrics:

@@ -386,7 +386,7 @@ class SweepDriver:
     _begun: set[int] = field(default_factory=set)
     _stopping: bool = False
     _away_until: float = 0.0
-    _told_away: bool = False
+    _away_reported: bool = False
 
     def drive(self) -> None:
         self._begun = set(self.plan.begun)
@@ -417,14 +417,14 @@ class SweepDriver:
             self._stopping = self.notes.is_over(self.plan.turn)
         except Unreachable as error:
             self._away_until = monotonic() + _AWAY
-            if not self._told_away:
-                self._told_away = True
+            if not self._away_reported:
+                self._away_reported = True
                 self.note(f"the next run is started once the store answers: {error.message}")
             return False
         except DsvError as error:
             self._refuse(number, error.message, error.exit_code)
             return False
-        self._told_away = False
+        self._away_reported = False
         if self._stopping:
             self.note("the sweep is being stopped: no more runs are started")
         return not self._stopping

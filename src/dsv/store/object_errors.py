@@ -106,7 +106,7 @@ def as_store_error(error: BaseException, url: str, endpoint: str, key: str | Non
         return Busy(
             f"{endpoint} could not serve {about}: {answer.said}",
             subject=subject,
-            hint="the server is busy or broken: run the same command again later, it goes on where it stopped",
+            hint="the server is busy or broken: run the same command again later; it continues where it stopped",
             maybe_done=answer.status not in (429, 503),
         )
     return _unanswered(answer, about, subject, endpoint, url)

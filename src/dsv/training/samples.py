@@ -349,7 +349,7 @@ class Samples:
 
     @property
     def fills(self) -> bool:
-        """Whether the cache is to be filled."""
+        """True if the cache is to be filled."""
         return self._use_cache == "fill"
 
     def fill(self) -> None:

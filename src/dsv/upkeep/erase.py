@@ -123,7 +123,7 @@ def put_erasure(
     with explain_denied_write(repository.store.url):
         put = repository.store.put_if_absent(key, record.encode())
     if put is Put.LOST:
-        raise broken(key, f"{key} in {repository.store.url} has a random name and is there already")
+        raise broken(key, f"{key} in {repository.store.url} has a random name and already exists")
     repository.objects.forget_erasures()
     return erasure_id
 

@@ -159,10 +159,10 @@ def check_copies(
         return
     if tree.objects.copy_of is not None:
         raise Unreachable(
-            f"nothing was written, as {format_count(len(going), 'file')} in {root} would go, and without asking the "
-            "store nothing tells whether it still has what they hold",
+            f"nothing was written: {format_count(len(going), 'file')} in {root} would be deleted or overwritten, and "
+            "the store cannot be asked whether it still has the contents",
             subject=str(root),
-            hint="name the paths that may go; dsv restore --offline --force gives up all of them",
+            hint="name the paths that may be lost; dsv restore --offline --force gives up all of them",
         )
     needed = list(_needed(tree, going))
     packs = tree.objects.packs
@@ -251,8 +251,8 @@ def check_equal(baseline: Baseline, tree: TreeReader, goal: Goal) -> None:
         return
     lines = format_lines([f"{show(path)} {reasons[path]}" for path in sorted(reasons, key=sort_key)])
     raise Conflict(
-        f"nothing was written, as {scan.root} has {format_count(len(reasons), 'path')} that the commit has otherwise, "
-        f"or not at all:{lines}",
+        f"nothing was written, as {scan.root} differs from the commit in {format_count(len(reasons), 'path')}:"
+        f"{lines}",
         subject=str(scan.root),
         hint="dsv clone --keep keeps what differs as your changes, --force overwrites it; both keep what is not in the "
         "commit",

@@ -100,7 +100,7 @@ class Act(enum.Enum):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What to do about one change."""
+    """The action for one change."""
 
     act: Act
     change: Change

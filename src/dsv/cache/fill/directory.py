@@ -143,7 +143,7 @@ def join(root: CacheRoot, place: Place) -> FillDirectory | None:
 
 def _newer(place: Place) -> Unsupported:
     return Unsupported(
-        f"{place} is being filled by another version of dsv",
+        f"{place} is being cached by another version of dsv",
         subject=str(place),
         hint=f"wait for it, or {UPGRADE}",
     )

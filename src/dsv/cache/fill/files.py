@@ -448,7 +448,7 @@ def _lost(directory: FillDirectory, error: OSError) -> DsvError:
         )
     else:
         failure = Lost(
-            f"cannot fill {directory.place}: {directory.root.path} lost what was written to it: {error.strerror}",
+            f"cannot cache {directory.place}: {directory.root.path} lost what was written to it: {error.strerror}",
             subject=str(directory.place),
             hint="check the kernel's log for that disk (dmesg), then try again",
         )
@@ -483,21 +483,21 @@ class WriteBack:
     def finish(self) -> None:
         """Return when everything written before is on stable storage. Raises `Lost`, `NoRoom`."""
         if self._syncer.busy:
-            self._hear(self._syncer.wait)
+            self._attempt(self._syncer.wait)
         self.check()
-        self._hear(self._syncer.sync)
+        self._attempt(self._syncer.sync)
         self.check()
 
     def check(self) -> None:
         """Raise `Lost` or `NoRoom` if a sync has failed so far."""
-        self._hear(self._syncer.poll)
+        self._attempt(self._syncer.poll)
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
         self._syncer.close()
 
-    def _hear(self, step: Callable[[], None]) -> None:
+    def _attempt(self, step: Callable[[], None]) -> None:
         try:
             step()
         except OSError as error:

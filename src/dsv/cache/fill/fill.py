@@ -101,7 +101,7 @@ class Fill(msgspec.Struct):
     linked: int = 0
     """Files linked by this process and its helpers."""
     made_room: bool = False
-    """Whether this process has just made room for the rest of the fill."""
+    """True if this process has just made room for the rest of the fill."""
 
     @property
     def place(self) -> Place:
@@ -230,7 +230,7 @@ class Fill(msgspec.Struct):
             self.vanished += 1
             if self.vanished > _MOST_VANISHED:
                 raise Unreachable(
-                    f"cannot fill {root.visible(place)}: folders of {root.path} keep vanishing meanwhile",
+                    f"cannot write {root.visible(place)}: folders of {root.path} keep vanishing meanwhile",
                     subject=str(place),
                     hint="the cache is being changed by others: try again",
                 ) from error
@@ -323,9 +323,9 @@ class FillParticipant:
         self._worker: PartWorker | None = None
         self._write_back: WriteBack | None = None  # on a local file system
         self.published = False
-        """Whether this process made the commit visible."""
+        """True if this process made the commit visible."""
         self.hopeless = False
-        """Whether the fill should be given up, because no process can or will continue it."""
+        """True if the fill should be given up, because no process can or will continue it."""
 
     def run(self) -> None:
         """Return when the fill has ended. Raises `OSError`, `NoRoom`, `Lost`, and what the source raises."""

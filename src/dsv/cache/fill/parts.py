@@ -95,7 +95,7 @@ class Plan(msgspec.Struct, frozen=True):
     parts: list[Part]
     donors: list[DonorPlan]
     has_source_map: bool = msgspec.field(name="sheet")
-    """Whether files are taken from `donors`."""
+    """True if files are taken from `donors`."""
 
 
 PLAN = msgspec.json.Decoder(Plan)

@@ -66,7 +66,7 @@ class Reservation(msgspec.Struct, frozen=True):
     left: Extent
     """Room still to come; none if no process works on it."""
     live: bool
-    """Whether a process works on it."""
+    """True if a process works on it."""
 
 
 def reserve(root: CacheRoot, place: Place, fill: str, need_bytes: int, need_files: int) -> None:

@@ -34,7 +34,7 @@ class Worker(msgspec.Struct):
     last_beat: float = msgspec.field(name="beat")
     """The time of the last heartbeat by the server's clock."""
     left: bool = False
-    """Whether it has stopped by itself."""
+    """True if it has stopped by itself."""
     entries: int = 0
     """Entries of the commit that it finished."""
     bytes: int = 0
@@ -182,7 +182,7 @@ class Reporter:
             who = ", ".join(sorted({f"{one.owner.user}@{one.owner.host}" for one in at_work})) or "nobody"
             silent = max(0.0, now - max((one.last_beat for one in at_work), default=now))
             self._progress.note(
-                f"waiting for {who} to fill {self._directory.place}: {parts_done} of "
+                f"waiting for {who} to cache {self._directory.place}: {parts_done} of "
                 f"{len(self._directory.plan.parts)} parts, last seen {format_duration(silent)} ago; after "
                 f"{format_duration(EXPIRY)} of silence this host takes over"
             )

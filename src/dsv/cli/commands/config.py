@@ -34,7 +34,7 @@ def config(
     call: Call,
     key: str | None = argument("[KEY]"),
     value: str | None = argument("[VALUE]", parser=text),
-    unset: bool = option("--unset", "Take KEY out of the user's config file."),
+    unset: bool = option("--unset", "Remove KEY from the user's config file."),
 ) -> None:
     """Show settings with their origin, or set one.
 
@@ -132,7 +132,7 @@ def _warn(call: Call, key: str, value: str, path: str) -> None:
     if key not in PLAIN_KEYS:
         return
     if effective is not None and effective.origin != path:
-        call.warn(f"{effective.origin} says {key} = {hide_in_urls(effective.value)}, and comes first here")
+        call.warn(f"{effective.origin} says {key} = {hide_in_urls(effective.value)}, which overrides this")
     elif key == "pool":
         for name in value.split(","):
             if name.strip() not in (HERE, *call.settings.names("pools")):

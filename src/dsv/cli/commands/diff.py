@@ -57,7 +57,7 @@ def diff(
     name_status: view.NameStatus = False,
     text: bool = option("--text", "Show how texts below 1 MiB differ, line by line."),
     table: bool = option("--table", "Show how CSV, Parquet and Arrow files differ, row by row."),
-    key: list[str] | None = option("--key COLUMN", "With --table: what names a row."),
+    key: list[str] | None = option("--key COLUMN", "With --table: a column that identifies a row."),
     everything: All = False,
     exit_code: ExitCode = False,
     jsonl: JsonLines = False,

@@ -28,7 +28,7 @@ def du(
     call: Call,
     targets: list[str] | None = argument("[DATASET][@REV[..REV]]..."),
     by_folder: int | None = option(
-        "--by-folder DEPTH", "Show the folders of one target, so many levels of them.", parser=whole(1)
+        "--by-folder DEPTH", "Show folders of one target to this depth.", parser=whole(1)
     ),
     unused: bool = option("--unused", "Show the store alone, and what gc would free."),
 ) -> int:
@@ -108,8 +108,8 @@ def _write_store(call: Call, store: StoreUsed, url: str, lost: int) -> None:
     call.line(f"gc would free {none if lost else freed or none}")
     if packs.partly:
         call.line(
-            f"it would leave {format_bytes(packs.partly_unused_bytes)} that nothing needs in "
-            f"{format_count(packs.partly, 'pack')} of which most is needed, or that are too much for one time"
+            f"it would leave {format_bytes(packs.partly_unused_bytes)} unused in "
+            f"{format_count(packs.partly, 'pack')}: mostly in use, or too much for one gc"
         )
     if packs.missing:
         call.warn(f"not there: {format_count(packs.missing, 'pack')} that an index names; dsv verify")

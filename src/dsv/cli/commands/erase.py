@@ -44,7 +44,7 @@ def erase(
     targets: list[str] | None = argument("[TARGET:PATH]..."),
     ids: list[str] | None = option("--id FILEID", "A file by its id, as dsv ls --json prints it."),
     reason: str = option("--reason TEXT", "Why: shown instead of an erased file."),
-    shared: str | None = option("--shared erase|keep", "What becomes of others with the same content."),
+    shared: str | None = option("--shared erase|keep", "Erase or keep other files with the same content."),
     yes: bool = option("--yes", "Do not ask."),
     dry_run: DryRun = False,
     status: bool = option("--status", "List all erasures, and what still has what was erased."),
@@ -166,7 +166,7 @@ def _tell(call: Call, done: api.Done, request: api.EraseRequest) -> None:
         return
     dataset = next((item.dataset for item in done.items if item.state == "erased"), "DATASET")
     call.say("the bytes go with the next dsv gc; dsv erase --status shows what is left")
-    call.say("commits go on listing the paths, with their sizes and ids")
+    call.say("commits still list the paths, with their sizes and ids")
     call.say(f"without these: dsv erase {dataset} --successor NEW copies the history to a new dataset")
 
 

@@ -35,7 +35,7 @@ def expire(
     keep_weekly: Keep = option("--keep-weekly N", "Keep the last of each of N weeks.", parser=whole(1)),
     keep_monthly: Keep = option("--keep-monthly N", "Keep the last of each of N months.", parser=whole(1)),
     keep_yearly: Keep = option("--keep-yearly N", "Keep the last of each of N years.", parser=whole(1)),
-    keep_tagged: bool = option("--keep-tagged", "Keep what has a tag, which always stays, and no more."),
+    keep_tagged: bool = option("--keep-tagged", "Keep only what is always kept, such as tagged commits."),
     older_than: str | None = option("--older-than DURATION", "Only what was stored longer ago expires."),
     also_runs: bool = option("--also-runs", "Commits expire even if a run of the last year has used them."),
     undo: bool = option("--undo", "Keep COMMITs again, or all of the last expire."),

@@ -28,12 +28,10 @@ from dsv.values.units import format_bytes, format_count
 )
 def gc(
     call: Call,
-    budget: int | None = option("--budget TIME", "Copy nothing more after so long."),
-    max_repack: int | None = option(
-        "--max-repack SIZE", "Copy at most so much out of packs (default: 100GB)."
-    ),
-    max_wait: int | None = option("--max-wait TIME", "Wait so long for others who write (default: 6h)."),
-    grace: int | None = option("--grace TIME", "Keep what expired less than so long ago (default: 2w)."),
+    budget: int | None = option("--budget TIME", "Copy nothing more after TIME."),
+    max_repack: int | None = option("--max-repack SIZE", "Copy at most SIZE out of packs (default: 100GB)."),
+    max_wait: int | None = option("--max-wait TIME", "Wait at most TIME for others who write (default: 6h)."),
+    grace: int | None = option("--grace TIME", "Keep what expired within TIME (default: 2w)."),
     dry_run: DryRun = False,
     yes: bool = option("--yes", "Do not ask."),
     author: Author = None,
@@ -41,7 +39,7 @@ def gc(
     """Delete what nothing in a store needs any more.
 
     That is the content of commits that expired two weeks ago or earlier, and what syncs that were killed have
-    left. Everybody may go on working meanwhile. Packs of which nothing is needed are deleted. If less than
+    left. Everybody can keep working meanwhile. Packs of which nothing is needed are deleted. If less than
     half of a pack is needed, that part is copied to a new pack first.
 
     gc waits for those who were writing when it began: until they are done, or have been silent for an hour. Any error
@@ -131,9 +129,9 @@ def _tell(call: Call, collected: Collection) -> None:
     if done.continued:
         call.say("this includes what an earlier garbage collection had begun")
     if done.spared:
-        call.say(f"{format_count(done.spared, 'pack')} stay, as somebody needs them after all")
+        call.say(f"kept after all, as somebody needs them: {format_count(done.spared, 'pack')}")
     if left:
-        call.say(f"left to copy out of: {format_count(left, 'pack')}; dsv gc")
+        call.say(f"left to repack: {format_count(left, 'pack')}; run dsv gc again")
     call.say(_requests(collected.url, collected.requests))
 
 

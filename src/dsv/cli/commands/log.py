@@ -48,13 +48,11 @@ def log(
     limit: int | None = option("-n --limit N", "Show at most N commits.", parser=whole(1)),
     since: str | None = option("--since TIME", "Commits from then on: 2026-11-20, or 2w for two weeks ago."),
     until: str | None = option("--until TIME", "Commits up to then."),
-    author: str = option("--author TEXT", "Commits of whose author this is part."),
-    grep: str = option("--grep TEXT", "Commits whose message has this."),
+    author: str = option("--author TEXT", "Only commits whose author contains TEXT."),
+    grep: str = option("--grep TEXT", "Only commits whose message contains TEXT."),
     follow: str | None = option("--follow PATH", "Where a file's content comes from, through renames."),
-    reflog: str | None = option(
-        "--reflog BRANCH", "Every move of this branch, a deleted one too, and who made it."
-    ),
-    first_parent: bool = option("--first-parent", "Of a merge, follow the branch that was merged into."),
+    reflog: str | None = option("--reflog BRANCH", "Show every move of BRANCH, even if it was deleted."),
+    first_parent: bool = option("--first-parent", "Follow only the first parent of merges."),
     graph: bool = option("--graph", "Draw what was merged with what."),
     stat: bool = option("--stat", "Sum up by folder what each commit changed."),
     oneline: bool = option("--oneline", "One line for each commit."),
@@ -171,7 +169,7 @@ def _lines(call: Call, item: LogItem, *, oneline: bool) -> list[str]:
 
     if item.difference is not None:
         one = item.difference
-        since = ", and its content is the same since" if item.present else ""
+        since = ", unchanged since" if item.present else ""
         lines.append(f"    {printable(one.path)}: {view.rename(one)}{since}")
         if not oneline:
             lines.insert(-1, "")

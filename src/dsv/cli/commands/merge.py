@@ -42,10 +42,12 @@ _OPTIONS: dict[str, Any] = {
         list[str] | None,
         option(
             "--ours PATH",
-            "Settle conflicting rows, lines or paths at or below PATH with what the branch has.",
+            "In conflicts (rows, lines or paths) at or below PATH, take ours.",
         ),
     ],
-    "theirs": Annotated[list[str] | None, option("--theirs PATH", "Settle them with what is brought in.")],
+    "theirs": Annotated[
+        list[str] | None, option("--theirs PATH", "Take theirs in conflicts at or below PATH.")
+    ],
     "both": Annotated[
         list[str] | None, option("--both PATH", "Keep ours, and theirs beside it as NAME.theirs.EXT.")
     ],

@@ -35,8 +35,10 @@ from dsv.merge.paths import MergeConflict
 )
 def pull(
     call: Call,
-    ours: list[str] | None = option("--ours PATH", "Settle conflicts at or below PATH: what is here stays."),
-    theirs: list[str] | None = option("--theirs PATH", "Settle them: what is here goes, and is lost."),
+    ours: list[str] | None = option("--ours PATH", "Take ours, what is here, in conflicts at or below PATH."),
+    theirs: list[str] | None = option(
+        "--theirs PATH", "Take theirs in conflicts at or below PATH: ours is lost."
+    ),
     both: list[str] | None = option("--both PATH", "Keep both: theirs beside it as NAME.theirs.EXT."),
     resolved: Resolved = None,
     table_key: TableKey = None,

@@ -65,7 +65,7 @@ def put(
     SRC is a file or folder of this machine, or - for stdin. PATH with a slash at its end, or that of a folder in the
     dataset, is a folder to put them in; otherwise it is the new name. Files that are there are replaced, and folders
     merged; no file replaces a folder. All of it is one commit on the branch (main). If somebody else publishes
-    meanwhile, it goes on top of theirs, unless both changed one path: then nothing is published, with exit code 4.
+    meanwhile, the commit follows theirs, unless both changed one path: then nothing is published, with exit code 4.
 
     Folders are taken as 'dsv sync' takes them: symlinks as symlinks, less what a .dsvignore in them names.
     """

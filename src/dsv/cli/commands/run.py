@@ -57,8 +57,8 @@ def run(
     launched. DSV_DATASET, DSV_COMMIT, DSV_DATA, DSV_OUT and DSV_PARAMS tell the job what it got; what it writes
     to /out/metrics.json goes into the record that 'dsv runs' shows.
 
-    With --detach the run goes on without this terminal, with its lease and its record. With --json that prints the
-    keys run and out alone.
+    With --detach the run continues without this terminal; its data stays held, and it is recorded. With --json that
+    prints the keys run and out alone.
     """
     typed = {name: value for name, value in locals().items() if name not in ("call", "options", "env")}
     from dsv.cli.launch import RunArguments, launch

@@ -33,8 +33,8 @@ def sparse(
     --only PATTERN' makes a workspace of a part. What a workspace leaves out is never taken for removed.
 
     add: fetches what the patterns match too. remove: removes these files here, not from the dataset; if any of them
-    was changed here, it ends with exit code 4 and the list, and nothing is removed. Interrupted, the same command
-    goes on.
+    was changed here, it ends with exit code 4 and the list, and nothing is removed. If it is interrupted, the
+    same command continues it.
     """
     from dsv.api.sync import Sparse, sparse_add, sparse_remove
 

@@ -340,7 +340,7 @@ def _ended(found: Runs, text: str) -> RunRecord:
 def logs(
     call: Call,
     run: str = argument("RUN"),
-    follow: bool = option("-f --follow", "Go on until the run has ended."),
+    follow: bool = option("-f --follow", "Keep printing until the run ends."),
 ) -> None:
     """Print what a run writes, or wrote.
 

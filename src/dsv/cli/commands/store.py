@@ -48,8 +48,8 @@ def store(
 
     move-names: branches, tags and what writers tell each other are kept at LOCATION from now on: a folder, another
     bucket, or the URL of the store itself. Stop all writers first: nothing is moved, with exit code 4, if one writes
-    meanwhile. Reading goes on. If it was interrupted, the same command finishes it; naming the location where they are
-    undoes it.
+    meanwhile. Reading stays possible. If it was interrupted, the same command finishes it; naming the location where
+    they are undoes it.
 
     rebuild-names: if the folder or bucket with a store's names is lost, its commits are still in the bucket. They are
     listed, and the newest commit of each line becomes the head of a branch at LOCATION. Tags cannot be recovered.
@@ -61,7 +61,7 @@ def store(
     if dry_run and action != "rebuild-names":
         raise UsageError(f"dsv store {action} does not support --dry-run", hint=f"dsv store {action}")
     if (place is not None) != (action == "move-names"):
-        what = "needs a LOCATION" if place is None else f"has no use for {place}"
+        what = "needs a LOCATION" if place is None else f"does not take {place}"
         raise UsageError(f"dsv store {action} {what}", hint="dsv store move-names LOCATION, dsv store check")
     call.flags.names = names
     if place is not None:

@@ -33,7 +33,7 @@ def with_(
     call: Call,
     target: str = argument("TARGET"),
     data: list[str] | None = option("--data NAME=TARGET", "Further data, in $DSV_DATA_NAME."),
-    jobs: int | None = option("-j --jobs N", "Processes that fill the cache."),
+    jobs: int | None = option("-j --jobs N", "Processes that fetch files."),
     offline: Offline = False,
     json_file: str | None = option(
         "--json-file FILE", "Write there what 'dsv cache --json' says of the data."

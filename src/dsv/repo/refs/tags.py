@@ -112,7 +112,7 @@ class Tags:
     def _refuse_deleted(self, dataset: DatasetName, tag: TagName) -> None:
         if self._tombstone(dataset, tag):
             raise Conflict(
-                f"tag {tag} of {dataset} was deleted, and never comes back",
+                f"tag {tag} of {dataset} was deleted, and its name cannot be reused",
                 subject=tag,
                 hint="choose another name",
             )
@@ -209,7 +209,8 @@ class Tags:
         gone = self.deletion(dataset, tag)
         if gone is not None:
             return NotFound(
-                f"tag {name} of {dataset} was deleted ({gone.author}, {rfc3339(gone.time_ms)}), and never comes back",
+                f"tag {name} of {dataset} was deleted ({gone.author}, {rfc3339(gone.time_ms)}), and its name "
+                "cannot be reused",
                 subject=name,
                 hint=f"dsv tag --list {dataset} shows the tags; dsv log {dataset} finds its commit, if a branch has it",
             )

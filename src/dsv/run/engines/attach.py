@@ -114,7 +114,7 @@ class FollowedJob(ABC):
     sent_again: ClassVar[frozenset[int]] = frozenset(ENDING)
     """The signals that are kept until they have reached the command."""
     may_outlive: ClassVar[bool] = False
-    """Whether a cluster keeps the job if this process ends or can't follow it any more."""
+    """True if a cluster keeps the job if this process ends or can't follow it any more."""
 
     def __init__(self, ref: JobRef, name: str) -> None:
         """name: of the thread that follows it"""
@@ -242,13 +242,13 @@ class Foreground:
                 self._begun.kill()
 
     def _begin(self, plan: Plan) -> None:
-        job, told, cause, hint = None, False, None, None
+        job, begun, cause, hint = None, False, None, None
         try:
             job = self._submit(plan)
             self._known(job.ref)
             with self._lock:
                 if not self._cancelled.is_set():
-                    told = True
+                    begun = True
                     job.begin(self._output, self._on_end)
                     self._begun = job
                     return
@@ -261,7 +261,7 @@ class Foreground:
         ended = Ended(taken=job is not None, reason=reason, hint=hint, cause=cause)
         if job is not None and not self._is_gone(job.ref):
             ended = replace(ended, seen=False, may_live=True)
-        if job is not None and not told:
+        if job is not None and not begun:
             job.abandon()
         self._ended = ended
         self._on_end()

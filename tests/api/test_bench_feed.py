@@ -239,7 +239,7 @@ bench_feed_process.main()
 """
 
 
-def test_the_error_of_a_worker_is_told_though_a_batch_before_it_was_not_taken_yet(tmp_path: Path) -> None:
+def test_the_error_of_a_worker_is_raised_though_a_batch_before_it_was_not_taken_yet(tmp_path: Path) -> None:
     paths = [tmp_path / str(number) for number in range(4)]
     load = replace(SMALL, batch=1, seconds=0.01, workers=1)
     second = paths[batches([1] * 4, load, 1, by_bytes=False, seed=20)(0, 1)[0][0]]

@@ -87,7 +87,7 @@ NAMES = ("a", "b", "team/c", "d.1")
 
 @dataclass
 class Model:
-    """What there is by the rules: where each branch is, where each deleted one was, all moves, the tags."""
+    """The expected state: where each branch is, where each deleted one was, all moves, the tags."""
 
     heads: dict[str, int] = field(default_factory=dict)
     gone: dict[str, int] = field(default_factory=dict)
@@ -213,7 +213,7 @@ TestBranches.settings = settings(max_examples=examples(30), stateful_step_count=
 
 
 def outcomes(works: list[Callable[[], object]]) -> tuple[list[object], list[DsvError]]:
-    """What the works gave, and what they raised, done at the same time."""
+    """Call all works at the same time; return their results and their errors."""
 
     def done(work: Callable[[], object]) -> object:
         try:
@@ -287,7 +287,7 @@ def test_a_move_of_somebody_else_in_between_wins(meeting: tuple[World, Meeting],
 
 
 class Dying(Wrapper):
-    """Ends the process, as far as anybody can tell, at its n-th write."""
+    """Fails at its n-th write and ever after, like a process that ended there."""
 
     left: int | None = None
 

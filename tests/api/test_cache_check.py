@@ -172,7 +172,7 @@ def test_parts_of_commits_are_checked_as_parts(ann: Person, folder: Path) -> Non
 def test_a_disk_that_takes_no_repair(
     ann: Person, folder: Path, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is wrong stays as it is, nothing is left behind, and no file stays open."""
+    """The damage stays as it is, nothing is left behind, and no file stays open."""
     path = scans(ann, folder)
     spoil(path / "a/1.txt", b"eno")
     sync = os.fsync

@@ -1,4 +1,4 @@
-"""A cache that dies at every call to the store, or fails there: nothing partial is visible, the next one goes on."""
+"""A cache that dies at every call to the store, or fails there: nothing partial is visible, the next one continues."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_a_cache_that_hangs_holds_nobody_up(bob: Person, monkeypatch: pytest.Mon
         hanging.release.set()
 
 
-def test_a_cache_that_a_command_was_told_of_is_looked_into(ann: Person, tmp_path: Path) -> None:
+def test_a_cache_that_was_given_to_a_command_is_used(ann: Person, tmp_path: Path) -> None:
     kim = Person(tmp_path / "kim", ann.store, "kim")
     kim.home.mkdir()
     elsewhere = tmp_path / "elsewhere"

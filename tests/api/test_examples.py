@@ -61,7 +61,7 @@ def test_datasets_streams_images_with_their_labels(home: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_training_goes_on_and_ends_with_the_same_order_and_weights(home: Path) -> None:
+def test_a_killed_training_is_continued_and_ends_with_the_same_order_and_weights(home: Path) -> None:
     if find_spec("torch") is None:
         if os.environ.get("DSV_REQUIRE_LABS"):
             pytest.fail("there is no torch: see .ci/run")

@@ -45,7 +45,7 @@ def test_fsspec_finds_the_file_system_by_its_entry_point(options: dict[str, Any]
         assert file.read() == "a,b\n1,2\n"
 
 
-def test_a_file_tells_its_size_and_the_id_of_its_content(fs: DsvFileSystem) -> None:
+def test_a_file_has_its_size_and_the_id_of_its_content(fs: DsvFileSystem) -> None:
     digest = blake3(BIG).hexdigest()
     row = {"name": "pets@v1/big.bin", "size": len(BIG), "type": "file", "checksum": digest, "ETag": digest}
     assert fs.info("dsv://pets@v1/big.bin") == row

@@ -150,14 +150,14 @@ CASES = {
 
 
 def found(bob: Person) -> dict[str, str]:
-    """What `status` says."""
+    """Return the differences that `status` lists."""
     said = status(bob.context()).differences
     lists = {"added": said.added, "changed": said.changed, "removed": said.removed, "retyped": said.retyped}
     return {os.fsdecode(path): what for what, paths in lists.items() for path in paths}
 
 
 def has_ended(bob: Person, before: Files) -> bool:
-    """Whether whatever was killed had written all, and noted that."""
+    """Return whether the killed command had written everything, and recorded that."""
     workspace = Workspace.find(bob.workspace)
     return workspace is not None and not workspace.begun() and bob.files() != before
 
@@ -220,7 +220,7 @@ def test_killed_at_any_step_it_is_finished_by_the_next_run(team: Team, name: str
         assert found(bob) == {}
 
 
-def test_a_sync_before_the_pull_goes_on_publishes_the_users_changes_alone(team: Team) -> None:
+def test_a_sync_before_the_pull_continues_publishes_only_the_changes_of_the_user(team: Team) -> None:
     case = CASES["pull"]
     for step in some(range(1, steps_of(team, case) + 1, 2)):
         bob = team.bob()

@@ -243,7 +243,7 @@ def test_the_next_sync_stores_again_what_was_found_damaged(damaged: Person) -> N
         assert b"".join(pieces) == (damaged.workspace / "small").read_bytes()
 
 
-def test_reupload_finds_damage_that_nobody_has_met(damaged: Person) -> None:
+def test_reupload_finds_damage_that_no_command_has_found(damaged: Person) -> None:
     done = damaged.sync(reupload=True)
     assert done.reuploaded == 2 and not done.any_change and not done.lost
     readable(damaged, done)

@@ -124,7 +124,7 @@ def test_a_pull_does_not_overwrite_what_was_written_to_a_page_that_was_dirty(ann
         assert path.read_bytes()[0] == 2
 
 
-def test_a_rehash_sees_what_no_stat_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rehash_finds_changes_that_no_stat_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here with a kernel that would say of a mapped file that nobody writes to it."""
     monkeypatch.setattr(file_reader, "has_writers", lambda _: False)
     ann = Person(tmp_path / "ann", str(tmp_path / "store"))

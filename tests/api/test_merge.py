@@ -108,7 +108,7 @@ def test_a_branch_without_a_commit_takes_all_of_the_other(scans: Dataset) -> Non
     assert done.fast_forwarded and made.head() == side and done.before is None
 
 
-def test_conflicts_are_all_told_and_nothing_is_written(scans: Dataset) -> None:
+def test_all_conflicts_are_reported_and_nothing_is_written(scans: Dataset) -> None:
     forked(
         scans,
         {"a": b"\0", "b": b"\0", "c": b"\0", "d/x": b"\0"},
@@ -155,7 +155,7 @@ def test_what_is_kept_beside_never_takes_the_place_of_something(scans: Dataset) 
     assert "there is 'a.theirs' already" in error.message
 
 
-def test_a_choice_for_a_path_without_a_conflict_is_told(scans: Dataset) -> None:
+def test_a_choice_for_a_path_without_a_conflict_is_reported(scans: Dataset) -> None:
     forked(
         scans, {"a/x": b"\0", "b": b"\0"}, {"a/x": b"\0mine", "b": b"\0m"}, {"a/x": b"\0theirs", "b": b"\0t"}
     )

@@ -39,7 +39,7 @@ class Model:
         return sorted(c for c in common if not any(c in self.reach(d) for d in common - {c}))
 
     def base_tree(self, one: CommitId, other: CommitId) -> Tree:
-        """What both were made from, with `UNDECIDED` at paths of which that can't be said."""
+        """Return the tree that both were made from, with `UNDECIDED` at paths where it is not clear."""
         bases = self.bases(one, other)
         if not bases:
             return {}

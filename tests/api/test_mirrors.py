@@ -1,4 +1,4 @@
-"""Mirrors of a store: what it has lost, or can't give any more, is read from them, and the user is told."""
+"""Mirrors of a store: dsv reads from them what the store has lost or can't give any more, and prints a warning."""
 
 from __future__ import annotations
 

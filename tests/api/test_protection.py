@@ -235,7 +235,7 @@ def test_a_rule_survives_the_deletion_of_its_branch(world: World) -> None:
 
 def test_a_store_without_rules_is_asked_nothing_more(world: World) -> None:
     """One that has them: for the third and fourth entry of its format, the newest rule, and what may follow it. Both
-    are asked once more whether the log of the format goes on, after the branch has moved."""
+    are asked once more whether the log of the format continues, after the branch has moved."""
 
     def asked(content: bytes) -> list[str]:
         """Return the keys that were read, and the prefixes that were listed."""

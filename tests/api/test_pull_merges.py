@@ -247,7 +247,7 @@ def test_a_change_of_mode_goes_together_with_a_change_of_content(ann: Person) ->
     assert published(ann) == after
 
 
-def test_a_choice_for_a_path_without_a_conflict_is_told(ann: Person) -> None:
+def test_a_choice_for_a_path_without_a_conflict_is_reported(ann: Person) -> None:
     diverged(ann)
     chosen = {"theirs": PathSet.of([b"both", b"lables"]), "ours": PathSet.of([b"t.txt"])}
     with pytest.raises(MergeConflict) as told:

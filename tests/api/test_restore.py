@@ -144,7 +144,7 @@ def test_a_pull_follows_no_symlink_out_of_the_workspace(ann: Person, bob: Person
     assert list(outside.iterdir()) == []
 
 
-def test_a_pull_that_was_cut_short_goes_on(ann: Person, bob: Person) -> None:
+def test_an_interrupted_pull_is_continued(ann: Person, bob: Person) -> None:
     expected = change_everything(ann)
     (bob.workspace / "train/a.png").write_bytes(b"changed")  # as far as a killed pull had come
     (bob.workspace / "new/deep").mkdir(parents=True)
@@ -154,7 +154,7 @@ def test_a_pull_that_was_cut_short_goes_on(ann: Person, bob: Person) -> None:
     assert not (bob.workspace / "new/deep/.dsv-tmp-0123456789abcdef").exists()
 
 
-def test_a_branch_that_does_not_go_on_from_the_base_is_refused(ann: Person, bob: Person) -> None:
+def test_a_branch_that_does_not_descend_from_the_base_is_refused(ann: Person, bob: Person) -> None:
     bob.write({"own": b"1"})
     from dsv.values.names import BranchName
 

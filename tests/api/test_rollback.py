@@ -39,7 +39,7 @@ def back_to(person: Person, target: object) -> object:
     return rollback(person.context(), Target.parse(f"@{target}"))
 
 
-def test_a_dry_run_tells_and_changes_nothing(ann: Person, commits: tuple[CommitId, CommitId]) -> None:
+def test_a_dry_run_reports_and_changes_nothing(ann: Person, commits: tuple[CommitId, CommitId]) -> None:
     first, second = commits
     done = rollback(ann.context(), Target.parse(f"@{first}"), dry_run=True)
     assert (done.commit, done.source, done.any_change) == (None, first, True)
@@ -145,7 +145,7 @@ def test_a_commit_that_the_store_has_not_is_no_place_to_go_back_to(
 def test_killed_at_any_step_a_pull_finishes_it(
     ann: Person, commits: tuple[CommitId, CommitId], tmp_path: Path
 ) -> None:
-    """Whether it was killed before the branch moved, just after it, or while it wrote files."""
+    """It was killed before the branch moved, just after it, or while it wrote files."""
     first, second = commits
     mine: Files = {"mine": b"by the user"}
     ann.write(mine)

@@ -402,7 +402,7 @@ def test_a_clone_refuses_what_differs_with_a_list(ann: Person, tmp_path: Path) -
     assert found.changed == [b"train/a.png"] and found.added == [b"alone", b"extra/x"]
 
 
-def test_a_clone_overwrites_only_if_told_to(ann: Person, tmp_path: Path) -> None:
+def test_a_clone_overwrites_only_on_demand(ann: Person, tmp_path: Path) -> None:
     cy = Person(tmp_path / "cy", ann.store, "cy")
     cy.write({"train/a.png": b"other", "extra/x": b"x"})
     clone(

@@ -90,7 +90,7 @@ def test_a_clone_of_a_part(team: Team) -> None:
 
 @pytest.mark.parametrize("differing", list(Differing))
 def test_a_clone_into_a_folder_that_has_files(team: Team, differing: Differing) -> None:
-    """What was there is never lost but by consent, and the same call finishes it."""
+    """Files that were there are lost only by consent, and the same call finishes it."""
     there: Files = {"train/a": b"a", "val/deep/d": b"d", "val/link@": b"c"}
     if differing is not Differing.REFUSE:
         there |= {"top": b"mine", "notes/n": b"n"}
@@ -125,7 +125,7 @@ def test_adding(team: Team) -> None:
 
 
 def test_adding_that_is_never_finished_and_then_pulled(team: Team) -> None:
-    """What had come by then follows the branch, and is not turned back."""
+    """Files that were added before the kill follow the branch, and are not reverted."""
     for bob in killed_everywhere(lambda: team.bob("train"), lambda bob: sparse_add(bob.context(), ["val"])):
         cy = Person(bob.home / "cy", bob.store, "cy")
         clone(cy.context(bob.home), Target.parse("scans"), cy.workspace)
@@ -225,7 +225,7 @@ def test_the_cost_is_that_of_the_part(tmp_path: Path) -> None:
         assert spent.ranges <= 3 and spent.requests <= 40, spent
         before = store.counts
         assert status(bob.context()).is_clean
-        assert store.counts == before  # what is outside of the patterns is told from local copies
+        assert store.counts == before  # local copies show what is outside of the patterns
         sparse_add(bob.context(), ["d0011/f0011???.png"])
         spent = store.counts - before
         assert len(bob.files()) == 2001 and spent.ranges <= 4, spent

@@ -66,7 +66,7 @@ class World:
         return self.chosen.matches(name.encode())
 
     def local(self) -> set[str]:
-        """What Bob has changed."""
+        """Return the names of the files that Bob has changed."""
         names = {*self.disk, *filter(self.has, self.base)}
         return {name for name in names if self.disk.get(name) != self.base.get(name)}
 
@@ -100,7 +100,7 @@ class World:
         self.base = self.heads[self.branch] = self.next_commit()
 
     def ahead(self) -> bool:
-        """Whether the branch is at another commit than Bob's base, perhaps with the same files."""
+        """Return whether the branch points to another commit than Bob's base, perhaps with the same files."""
         with self.bob.context().repository() as repository:
             workspace = self.bob.context().workspace()
             return repository.refs.head(workspace.dataset, self.branch).commit != workspace.base()

@@ -26,7 +26,7 @@ def test_status_before_and_after_the_first_sync(ann: Person) -> None:
     assert found.is_clean and found.base == done.commit
 
 
-def test_status_tells_kinds_of_changes_and_reads_content_where_stats_can_not_tell(ann: Person) -> None:
+def test_status_shows_kinds_of_changes_and_reads_content_where_stats_are_not_enough(ann: Person) -> None:
     ann.write(FILES)
     ann.sync()
     os.utime(ann.workspace / "train/a", ns=(1, 1))  # touched, not changed

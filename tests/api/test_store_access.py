@@ -1,4 +1,4 @@
-"""What dsv on the machines of a cluster is told of a store that is configured here."""
+"""The settings of a store configured here that dsv passes to the machines of a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sync that dies at every step: the store is as before plus unreferenced objects, and the next sync goes on."""
+"""A sync that dies at every step: the store is as before plus unreferenced objects, and the next sync continues."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_damage_of_a_hundred_packs_is_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("why", [Denied, NoRoom])
-def test_who_can_not_write_is_told_what_is_lost(
+def test_verify_without_the_right_to_write_reports_what_is_lost(
     ann: Person, why: type[DsvError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = verify(ann.context(), FULL).packs_read

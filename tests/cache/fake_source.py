@@ -37,7 +37,7 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """What a test puts into a commit. seed: files of one seed and size have one content.
+    """A file that a test puts into a commit. seed: files of one seed and size have one content.
 
     tail: seed of the last chunk of a large file, where it is another.
     """
@@ -247,7 +247,7 @@ class FakeSource:
             yield self._from_donor(wanted, chunk) or self._fetch(path, chunk)
 
     def _begin(self) -> None:
-        """What is to happen before the next file."""
+        """Do what the test wants before the next file."""
         if self._begun == 0 and self._crowd:
             (self._world.folder / f"came-{os.getpid()}").touch()
             until(lambda: len(list(self._world.folder.glob("came-*"))) >= self._crowd)

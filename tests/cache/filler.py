@@ -45,7 +45,7 @@ def start(
 
 
 def finish(process: subprocess.Popen[bytes], timeout: float = PATIENCE) -> dict[str, Any]:
-    """What the process answered; fails with its stderr where it did not."""
+    """Return the answer of the process; fail with its stderr if there is none."""
     out, err = process.communicate(timeout=timeout)
     assert process.returncode == 0, err.decode()
     answer: dict[str, Any] = json.loads(out)

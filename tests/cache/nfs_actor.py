@@ -1,7 +1,7 @@
-"""What a host of the NFS tests does: `python -m tests.cache.nfs_actor CACHE NAME ROLE`.
+"""The program of a host in the NFS tests: `python -m tests.cache.nfs_actor CACHE NAME ROLE`.
 
-The test and the hosts talk by files in /mnt/out, which is no NFS and works while a host is unplugged:
-`NAME.said` is what the host has done, a line for each thing; `NAME.go` is how far the test lets it go on.
+The test and the hosts communicate by files in /mnt/out, which is no NFS and works while a host is unplugged:
+`NAME.said` is what the host has done, a line for each thing; `NAME.go` is how far the test lets it continue.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ class Line:
             file.write(f"{text}\n")
 
     def wait(self) -> None:
-        """Until the test says go on once more."""
+        """Wait until the test lets this host continue once more."""
         while not self.is_told():
             time.sleep(0.05)
         self._gone_on += 1
 
     def is_told(self) -> bool:
-        """Whether the test says go on once more than was waited for."""
+        """Return whether the test let this host continue more often than it has waited."""
         path = OUT / f"{self.name}.go"
         return path.exists() and len(path.read_bytes()) > self._gone_on
 
 
 def holder(line: Line, ttl: str) -> None:
-    """Publishes a commit and holds a lease on it; tells what becomes of the lease."""
+    """Publish a commit, hold a lease on it, and report what becomes of the lease."""
     root = make_root(ROOT)
     publish(root, place(), {"a": b"1"}, age=1e6)
     lease = Lease.take(root, place(), "run", ttl=float(ttl)).hold()
@@ -68,7 +68,7 @@ def holder(line: Line, ttl: str) -> None:
 
 
 def evictor(line: Line) -> None:
-    """Evicts all that may go, each time that it is told to, and whenever it is not."""
+    """Evict everything that may be evicted, each time that the test asks for it."""
     root = CacheRoot(ROOT)
     while True:
         line.wait()
@@ -85,7 +85,7 @@ def old_commits(line: Line, count: str) -> None:
 
 
 def cron(line: Line) -> None:
-    """What the crontab line does."""
+    """Do what the crontab line does."""
     line.say("ready")
     line.wait()
     sys.argv[1:] = ["evict", "--cache", str(ROOT)]
@@ -103,7 +103,7 @@ def slow_evictor(line: Line) -> None:
 
 
 def taker(line: Line) -> None:
-    """Looks at the commit until it is told to take a lease."""
+    """Wait until the commit is visible, and take a lease when the test asks for it."""
     root = CacheRoot(ROOT)
     while not (root.visible(place()) / "a").exists():
         time.sleep(0.1)
@@ -116,8 +116,10 @@ def taker(line: Line) -> None:
 
 
 def crowd(line: Line, what: str, seconds: str) -> None:
-    """Takes leases and checks that nothing goes, or evicts, as fast as it can: for so long at least, and until the test
-    says go on, which is told the first time that something was done."""
+    """Take leases and check that nothing is evicted, or evict, as fast as possible.
+
+    It takes at least `seconds`, and lasts until the test lets it continue; the first success is reported to the test.
+    """
     root = make_root(ROOT)
     line.say("ready")
     line.wait()
@@ -136,7 +138,7 @@ def crowd(line: Line, what: str, seconds: str) -> None:
 
 
 def _take(root: CacheRoot) -> tuple[int, int]:
-    """Whether a lease was held, and how often what it protects was not there."""
+    """Return whether a lease was held, and how often the data that it protects was missing."""
     with Lease.take(root, place(), "run") as lease:
         torn = 0
         if not lease.confirm():
@@ -154,7 +156,7 @@ ROLES: dict[str, Callable[..., None]] = {
 }  # fmt: skip
 
 if __name__ == "__main__":
-    # All are called the same, as machines made from one image are; only now, since the Linux client tells
+    # All hosts have one name, as machines made from one image have; only now, since the Linux client gives
     # the NFS server its name when it mounts, and two clients of one name take each other's state away.
     socket.sethostname("node")
     ROLES[sys.argv[3]](Line(sys.argv[2]), *sys.argv[4:])

@@ -1,4 +1,4 @@
-"""What docs/operations/automation.md and docs/operations/rollout.md tell people to paste, tried."""
+"""What docs/operations/automation.md and docs/operations/rollout.md give for pasting, tried."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_evict_in_cron_prints_only_what_it_evicted(root: CacheRoot) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_limit_that_cannot_be_met_ends_with_exit_7(root: CacheRoot) -> None:
+def test_a_limit_that_stays_exceeded_ends_with_exit_7(root: CacheRoot) -> None:
     visible = publish(root, place(1), {"a": bytes(100_000)})
     root.settings_file.chmod(0o644)
     root.settings_file.write_text('max_size = "50K"\nprotected = ["xrays"]\n')

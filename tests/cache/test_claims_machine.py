@@ -27,7 +27,7 @@ OLD = 10 * 86400.0
 
 @dataclass
 class Model:
-    """What must be so of one place."""
+    """The expected state of one place."""
 
     visible: bool = False
     leases: int = 0
@@ -120,7 +120,7 @@ class Claims(RuleBasedStateMachine):
 
     @rule(target=intents, number=NUMBERS)
     def another_evictor_begins(self, number: int) -> tuple[int, Intent]:
-        """It looks, and is held up before it goes on, for as long as the machine likes."""
+        """Let it look, and pause before it continues, for as long as the machine likes."""
         intent = Intent.declare(self.root, place(number), self.root.now())
         may = read_claims(self.root, place(number)).protecting(self.root.now()) is None
         assert may is not self.model[number].claimed
@@ -161,7 +161,7 @@ class Claims(RuleBasedStateMachine):
         assert left <= keep or all(model.claimed for model in self.model.values() if model.visible)
 
     def recent(self, number: int) -> bool:
-        """Whether a claim or a use of it, later than its fill, is on record."""
+        """Return whether a claim or a use after the fill is on record."""
         item = next(item for item in take_inventory(self.root).items if item.place == place(number))
         return take_inventory(self.root).now - item.last_use < OLD / 2
 

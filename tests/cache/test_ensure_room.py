@@ -181,7 +181,7 @@ def test_a_commit_that_was_filled_anew_since_it_was_read_is_not_evicted_for_its_
 
 
 def test_places_are_cleared_by_several_threads_without_losing_count(root: CacheRoot) -> None:
-    """What killed evictors left in the trash is deleted at the same time, and all of it is counted."""
+    """The trash of killed evictors is deleted at the same time, and all of it is counted."""
     for number in range(60):
         folder = root.trash / f"{number:032x}"
         root.make_directory(folder)

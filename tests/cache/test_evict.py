@@ -229,7 +229,7 @@ def test_room_for_a_fill_is_made_or_refused(root: CacheRoot) -> None:
 
 
 def test_nothing_is_due_of_50_commits(root: CacheRoot) -> None:
-    """What it costs is held in tests/counts/test_system_calls.py."""
+    """tests/counts/test_system_calls.py limits its cost."""
     for number in range(50):
         publish(root, place(number), {"a": b"1"}, age=number)
     assert evict(root, CacheSettings(), EvictionRequest()).evicted == []
@@ -352,7 +352,7 @@ for n in range(50):
     def test_what_threads_still_empty_stays_open_after_an_error(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Otherwise they would go on in whatever has got the number of its descriptor."""
+        """Otherwise they would continue in whatever has got the number of its descriptor."""
         top = tmp_path / "tree"
         (top / "stuck").mkdir(parents=True)
         (top / "f").touch()

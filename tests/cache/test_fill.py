@@ -130,7 +130,7 @@ def test_a_file_that_the_server_has_forgotten_is_written_anew(
 def test_on_other_file_servers_a_part_that_was_lost_ends_the_fill(
     root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sync tells of what was lost once: who came later would take the part for whole."""
+    """A sync reports a loss only once: a later process would take the part for whole."""
     kind = FileSystem(remote=True, sync_each=False)
     monkeypatch.setattr(system, "kind_of", lambda path: kind)
     commit = world.commit(ALL_KINDS)

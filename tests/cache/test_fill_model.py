@@ -286,7 +286,7 @@ def renumbered(world: World) -> World:
         return names.setdefault(inode, len(names))
 
     order = sorted(range(len(world.workers)), key=world.workers.__getitem__)
-    if len(set(world.workers)) < len(order):  # those that are at the same step are told apart by their claims
+    if len(set(world.workers)) < len(order):  # those at the same step differ by their claims
         order.sort(
             key=lambda me: (world.workers[me], [[me == owner for owner in f.claims] for f in world.fills])
         )

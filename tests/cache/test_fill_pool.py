@@ -12,7 +12,7 @@ from dsv.cache.fill import place_files
 from dsv.cache.fill.place_files import Pool
 
 
-def test_an_error_is_heard_once_or_dropped_on_demand() -> None:
+def test_an_error_is_raised_once_or_dropped_on_demand() -> None:
     pool = Pool(2)
 
     def fail() -> None:

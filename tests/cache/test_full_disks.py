@@ -1,4 +1,4 @@
-"""A disk that is full at any step of a fill: the refusal has the figures, and with room made the fill goes on."""
+"""A disk that is full at any step of a fill: the refusal has the figures, and with room made the fill continues."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_disk_that_is_full_from_any_write_on_is_reported_with_the_figures(scen
             assert told.exit_code == 7
             assert reservations.reservations(root) == []
             assert len(list((root.path / "xrays").iterdir())) == 1
-            path = scene.fill(root, scene.new)  # with room again it goes on to the end
+            path = scene.fill(root, scene.new)  # with room again it continues to the end
         scene.world.check(scene.new, path)
         writes = max(writes, disk.writes)
         at = following(at, writes)

@@ -61,7 +61,7 @@ def as_user(user: int, mask: int, do: Callable[[], None], *, groups: tuple[int, 
             os.umask(mask)
             do()
             status = 0
-        except BaseException as error:  # noqa: BLE001 (told to the parent)
+        except BaseException as error:  # noqa: BLE001 (reported to the parent)
             os.write(write, repr(error).encode()[:4000])
         finally:
             os._exit(status)

@@ -56,7 +56,7 @@ def test_a_lease_keeps_a_commit_until_it_is_released(root: CacheRoot) -> None:
     assert not root.visible(place()).exists()
 
 
-def test_a_taker_and_an_evictor_that_meet_settle_it_at_the_file_server(root: CacheRoot) -> None:
+def test_the_file_server_decides_between_a_taker_and_an_evictor(root: CacheRoot) -> None:
     visible = publish(root, place(), {"a": b"1"})
     intent = Intent.declare(root, place(), root.now())
     lease = Lease.take(root, place(), "run")
@@ -392,7 +392,7 @@ def test_the_renewing_thread_survives_what_it_cannot_write(
 def test_the_renewing_thread_survives_a_symlink_in_place_of_the_claims(
     root: CacheRoot, clock: Clock, monkeypatch: pytest.MonkeyPatch, evicted: bool
 ) -> None:
-    """For longer than the lease lasts. Then it tells whether the commit was evicted meanwhile."""
+    """For longer than the lease lasts. Then it shows whether the commit was evicted meanwhile."""
     visible = publish(root, place(), {"a": b"1"})
     monkeypatch.setattr(leases, "_RENEWALS", 360_000)
     errors: list[DsvError] = []
@@ -452,7 +452,7 @@ def test_the_lease_of_a_silent_process_is_ended_by_whoever_takes_its_part_over(
     assert owners() == {lease.record.owner.id, run.record.owner.id, other.record.owner.id}, "renewed just now"
     leases.end_leases_of(root, place(), elsewhere, now + 2 * leases.SILENCE)
     assert len(owners()) == 3, "those of another process"
-    until(lambda: root.now() > lease._name.renewed + 0.01)  # names tell whole milliseconds
+    until(lambda: root.now() > lease._name.renewed + 0.01)  # names have whole milliseconds
     other.renew()
     leases.end_leases_of(root, place(), lease.record.owner, other._name.renewed - 0.001 + leases.SILENCE)
     assert owners() == {run.record.owner.id, other.record.owner.id}

@@ -37,7 +37,7 @@ class Due:
 
 @dataclass
 class Plan:
-    """What went, in order, with what each freed; what stays; the limits that are exceeded all the same."""
+    """The evicted commits in order with what each freed, the kept ones, and the limits that are still exceeded."""
 
     evicted: list[tuple[Due, Extent]] = field(default_factory=list)
     kept: list[Due] = field(default_factory=list)
@@ -96,7 +96,7 @@ def test_a_size_limit_takes_no_more_than_it_needs() -> None:
     assert [due.candidate for due, _ in plan.evicted] == old_to_new[:3]
 
 
-def test_a_limit_is_met_by_what_is_really_freed_and_not_by_what_was_recorded() -> None:
+def test_a_limit_counts_what_is_really_freed_and_not_what_was_recorded() -> None:
     """Two commits that share all files: the first one's going frees nothing, so the second has to go too."""
     shared = [replace(candidate(1, 300), room=Extent(100, 1)), replace(candidate(2, 200), room=Extent(0, 0))]
     freed = iter([Extent(0, 0), Extent(100, 1)])
@@ -258,7 +258,7 @@ limits = st.builds(
 
 
 @given(candidates, limits, st.integers(0, 5000))
-def test_every_plan_meets_the_limits_by_the_least_it_can(
+def test_every_plan_evicts_the_least_that_keeps_the_limits(
     entries: list[CachedCommit], limits: Limits, free: int
 ) -> None:
     chosen = CacheSettings(limits=limits)

@@ -4,7 +4,7 @@ A plain model of the file server and of takers, evictors and a sweeper. Each is 
 steps are the requests that it sends, in the order of the code, and one search runs through all orders of
 these steps. So it covers
 
-- listings that are acted upon at any later moment, while others go on;
+- listings that are acted upon at any later moment, while others continue;
 - crashes and cut-off hosts: who makes no further step has crashed, who makes one very late was cut off, or
 its
   request was on the way all the time;

@@ -1,4 +1,4 @@
-"""Reservations of fills that have not begun: they count as long as the process that made them may be at work."""
+"""Reservations of fills that have not begun: they count as long as the process that made them may still run."""
 
 from __future__ import annotations
 

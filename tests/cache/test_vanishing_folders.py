@@ -36,8 +36,11 @@ FILES = [
 
 @pytest.fixture(params=["local", "remote"])
 def _disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What the disk is said to be, as much is done otherwise on a file server. There the user's umask has folders made
-    elsewhere and renamed into place, too. Nothing waits for the disk."""
+    """Give a disk that counts as local or as a file server, where much is done otherwise.
+
+    On a file server the user's umask has folders made elsewhere and renamed into place, too. Nothing waits for the
+    disk.
+    """
     remote = request.param == "remote"
     monkeypatch.setattr(system, "kind_of", lambda path: FileSystem(remote=remote, sync_each=remote))
     monkeypatch.setattr(files.Syncer, "__init__", lambda syncer, tree, dead: None)
@@ -51,7 +54,7 @@ def _disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def remove_empty_folders(root: CacheRoot) -> None:
-    """What an evictor, or the end of a fill, may do at any moment."""
+    """Remove empty folders, as an evictor or the end of a fill may do at any moment."""
     for top in (root.dot / "claims", root.dot / "fill", root.path):
         for dataset in top.iterdir():
             if dataset.is_dir() and not dataset.name.startswith("."):
@@ -61,7 +64,7 @@ def remove_empty_folders(root: CacheRoot) -> None:
 
 
 def replace_empty_folders(root: CacheRoot) -> None:
-    """What another host does to the folders of a fill's tree, when it renames its own into place at the same time."""
+    """Replace empty folders of a fill's tree, as another host does that renames its own into place at the same time."""
     for here, folders, names in os.walk(root.dot / "fill", topdown=False):
         if not folders and not names and "/tree/" in here:
             draft = root.temporary / os.urandom(8).hex()

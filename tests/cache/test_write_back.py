@@ -83,7 +83,7 @@ def test_the_disk_is_kept_busy_meanwhile(scene: Scene) -> None:
 
 @pytest.mark.parametrize("meanwhile", [False, True])
 def test_what_the_disk_lost_is_not_believed_by_the_next_process(scene: Scene, meanwhile: bool) -> None:
-    """The kernel tells of it once; every later sync, and every other process, hears that all is well."""
+    """The kernel reports it once; every later sync, and every other process, succeeds."""
     upset = ["-e", "inject=syncfs:error=EIO:when=1"]
     answer = scene.fill(*upset, sync_step=1 << 20 if meanwhile else 1 << 40)
     assert answer["error"] == "unreachable"
@@ -98,7 +98,7 @@ def test_what_the_disk_lost_is_not_believed_by_the_next_process(scene: Scene, me
 
 
 def test_an_interrupt_waits_for_no_sync(scene: Scene) -> None:
-    """The disk takes ten minutes; the process ends at once, nothing is visible, and the next one goes on with it."""
+    """The disk takes ten minutes; the process ends at once, nothing is visible, and the next one continues it."""
     process = scene.begin("-e", "inject=syncfs:delay_enter=600s")
     try:
         until(lambda: any("syncfs" in what for _, what in scene.calls()))
@@ -114,7 +114,7 @@ def test_an_interrupt_waits_for_no_sync(scene: Scene) -> None:
 
 
 def test_a_sync_of_an_interrupted_fill_gives_it_up_if_the_disk_lost_something(scene: Scene) -> None:
-    """The filling process was interrupted meanwhile, and the kernel tells nobody else."""
+    """The filling process was interrupted meanwhile, and the kernel reports the loss to nobody else."""
     process = scene.begin("-e", "inject=syncfs:error=EIO:delay_enter=2s")
     until(lambda: any("syncfs" in what for _, what in scene.calls()))
     os.kill(int(scene.rows()[0][0]), signal.SIGINT)

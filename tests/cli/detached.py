@@ -1,4 +1,4 @@
-"""Runs that go on without the terminal that started them: how a test makes one, and finds out about it."""
+"""Runs that continue without the terminal that started them: how a test makes one, and finds out about it."""
 
 from __future__ import annotations
 

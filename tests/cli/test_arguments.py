@@ -49,7 +49,7 @@ def shared(dsv_of_the_file: Dsv) -> Dsv:
 
 @pytest.fixture
 def unchanged(shared: Dsv) -> Iterator[Dsv]:
-    """What is refused changes nothing, so the next test finds it as it was."""
+    """Give the shared workspace, and check that refused commands changed nothing."""
     before = contents(shared.home.parent)
     yield shared
     assert contents(shared.home.parent) == before

@@ -99,7 +99,7 @@ def test_a_branch_that_is_there_moves_with_reset_alone(relabel: Dsv) -> None:
     assert relabel("branch", "--reset").code == 2
 
 
-def test_the_workspace_that_follows_a_branch_is_told_of_its_reset(pets: Dsv) -> None:
+def test_a_reset_is_reported_in_the_workspace_that_follows_the_branch(pets: Dsv) -> None:
     result = pets.ok("branch", "main", "@v1", "--reset")
     assert "its files are unchanged" in result.err
     assert (pets.cwd / "a.txt").read_bytes() == b"beta\n"

@@ -58,7 +58,7 @@ def test_a_hit_imports_nothing_that_fills_or_runs(pets: Dsv) -> None:
     assert imported() == "[]"
 
 
-def test_cache_tells_programs_what_it_took(pets: Dsv) -> None:
+def test_cache_prints_as_json_what_it_cost(pets: Dsv) -> None:
     first = pets.ok("cache", "@v1", "--json").json
     assert_documented("cache", first)
     item = first["items"][0]
@@ -225,7 +225,7 @@ def test_evict_is_quiet_when_nothing_is_due(pets: Dsv) -> None:
 
 
 @pytest.mark.parametrize("option", ["--all", "--dry-run"])
-def test_a_person_who_evicts_is_told_that_there_is_nothing_to_evict(pets: Dsv, option: str) -> None:
+def test_evict_says_to_a_person_that_there_is_nothing_to_evict(pets: Dsv, option: str) -> None:
     nothing = pets.ok("evict", option)
     assert (nothing.out, nothing.err) == ("", f"nothing to evict in {pets.cwd.parent / 'cache'}\n")
     assert pets.ok("evict", option, "--json").err == pets.ok("evict", option, "--quiet").err == ""
@@ -250,7 +250,7 @@ def test_evict_by_age_says_what_it_does(pets: Dsv) -> None:
     assert not Path(path).exists()
 
 
-def test_a_limit_that_cannot_be_met_is_seven_with_results(pets: Dsv) -> None:
+def test_a_limit_that_stays_exceeded_is_seven_with_results(pets: Dsv) -> None:
     held = pets.ok("cache", "pets@v1", "--hold", "1h").lines[0]
     other = pets.ok("cache", "pets@v2").lines[0]
     result = pets("evict", "--max-files", "1")
@@ -298,7 +298,7 @@ def undeletable(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return names
 
 
-def test_what_cannot_be_evicted_is_told(pets: Dsv, undeletable: set[str]) -> None:
+def test_commits_that_cannot_be_evicted_are_reported(pets: Dsv, undeletable: set[str]) -> None:
     stays, goes = (Path(pets.ok("cache", f"pets@{tag}").lines[0]) for tag in ("v1", "v2"))
     undeletable.add(stays.name)
     result = pets("evict", "--all", "--quiet")
@@ -319,7 +319,7 @@ def test_what_cannot_be_evicted_is_told(pets: Dsv, undeletable: set[str]) -> Non
     assert pets.ok("evict", "--all").out.startswith(f"evicted {name_of(stays)}: ")
 
 
-def test_what_is_half_removed_is_told(
+def test_half_removed_commits_are_reported(
     pets: Dsv, undeletable: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half, goes = (Path(pets.ok("cache", f"pets@{tag}").lines[0]) for tag in ("v1", "v2"))

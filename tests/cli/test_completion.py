@@ -72,7 +72,7 @@ def test_paths_of_a_cached_commit_and_of_the_workspace_are_completed(pets: Dsv) 
     assert offered(elsewhere, "ls", "pets@v2:tr") == []  # not known here without asking
 
 
-def test_what_a_command_has_heard_of_a_bucket_is_completed(pets: Dsv, tmp_path: Path) -> None:
+def test_names_that_a_command_has_read_from_a_bucket_are_completed(pets: Dsv, tmp_path: Path) -> None:
     pets.ok("datasets")
     pets.ok("log", "pets@v1")
     away = pets.at(tmp_path, DSV_STORE="s3://nowhere/dsv", DSV_CACHE=str(tmp_path / "none"))
@@ -81,7 +81,7 @@ def test_what_a_command_has_heard_of_a_bucket_is_completed(pets: Dsv, tmp_path: 
 
 
 def test_a_folder_that_does_not_answer_is_not_waited_for(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What else is known is offered. Such a folder lies on a file server that is away."""
+    """The other known names are offered. Such a folder lies on a file server that is away."""
     back, asked = threading.Event(), list[str]()
 
     def folders(store: DirectoryStore, prefix: str) -> list[str]:
@@ -112,7 +112,7 @@ def test_a_name_that_has_gone_is_offered_no_more(pets: Dsv, tmp_path: Path) -> N
 
 
 def test_deleted_branches_and_tags_of_a_folder_are_offered_no_more(pets: Dsv) -> None:
-    """What others have deleted neither: this machine has heard of it as of something that is there."""
+    """Nor are those that others have deleted, which this machine has recorded as existing."""
     for branch in ("gone", "renamed", "back", "cached"):
         pets.ok("branch", branch)
     pets.ok("log", "@gone")

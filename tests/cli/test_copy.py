@@ -94,7 +94,7 @@ def test_a_copy_that_went_its_own_way_is_exit_code_4(dsv: Dsv) -> None:
     assert dsv.ok("cat", "--store", there, "pets:ours.txt").out == "alpha\n"
 
 
-def test_a_copy_to_ceph_that_was_killed_goes_on_and_is_a_mirror(dsv: Dsv, ceph_s3: S3Server) -> None:
+def test_a_killed_copy_to_ceph_is_continued_and_is_a_mirror(dsv: Dsv, ceph_s3: S3Server) -> None:
     bucket, client = ceph_s3.bucket(), ceph_s3.client()
     person = dsv.at(dsv.cwd, **ceph_s3.env)
     here, there = str(dsv.home / "lake"), f"s3://{bucket}/copy"

@@ -264,7 +264,7 @@ def test_every_command_refuses_text_that_is_no_utf_8(pets: Dsv) -> None:
 
 
 def test_an_author_or_a_store_of_the_surroundings_that_is_no_utf_8(pets: Dsv, tmp_path: Path) -> None:
-    """What has no parser of its own: variables, and names of folders."""
+    """Values without a parser of their own: variables, and names of folders."""
     latin = pets.at(pets.cwd, DSV_AUTHOR="Ren\udce9")
     (pets.cwd / "b.txt").write_bytes(b"beta\n")
     for arguments in (["sync"], ["tag", "v9"]):

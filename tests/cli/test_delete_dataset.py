@@ -62,7 +62,7 @@ def test_without_a_terminal_it_takes_yes(outside: Dsv) -> None:
     assert outside("datasets", "--delete", "nobody", "--yes").code == 3
 
 
-def test_what_is_on_other_branches_is_told_although_main_has_no_commit(pets: Dsv, outside: Dsv) -> None:
+def test_other_branches_are_reported_although_main_has_no_commit(pets: Dsv, outside: Dsv) -> None:
     fresh = pets.at(outside.cwd / "fresh")
     write_files(fresh.cwd, {"a": b"a"})
     fresh.ok("init", "fresh")

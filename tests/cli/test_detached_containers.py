@@ -91,7 +91,7 @@ def test_a_container_that_lost_its_supervisor_and_reaper_is_followed_and_stopped
 
 
 def test_an_engine_that_does_not_answer_ends_no_run(here: Dsv, docker_engine: ContainerEngine) -> None:
-    """Whether its job lives is not known, so nothing is recorded."""
+    """Nobody knows whether its job lives, so nothing is recorded."""
     containers = here.at(here.cwd, **docker_engine.env)
     job = "touch /out/ready; while :; do sleep 0.1; done"
     options = ["--engine", "docker", "--image", docker_engine.busybox]

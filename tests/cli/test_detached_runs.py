@@ -1,4 +1,4 @@
-"""Runs that go on without the terminal that started them: followed, stopped and waited for by other commands."""
+"""Runs that continue without the terminal that started them: followed, stopped and waited for by other commands."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_supervisor_that_is_killed_leaves_a_run_that_was_cut_off(here: Dsv) ->
     assert (stopped["stopped"], stopped["state"]) == (False, "cut-off")
 
 
-def test_of_two_who_stop_a_run_one_is_told_that_it_was_stopped_already(here: Dsv) -> None:
+def test_the_second_stop_of_a_run_reports_that_it_was_stopped_already(here: Dsv) -> None:
     wait = "touch saving; until [ -e go ]; do sleep 0.05; done"
     run = detach(
         here, f'trap "echo x >> times; {wait}; exit 7" TERM; touch ready; while :; do sleep 0.05; done'
@@ -130,7 +130,7 @@ def test_the_data_of_a_detached_run_is_not_evicted(here: Dsv) -> None:
     assert not list((Path(here.environ["DSV_CACHE"]) / "pets").glob("*"))
 
 
-def test_what_is_found_wrong_at_once_is_told_and_starts_nothing(here: Dsv) -> None:
+def test_an_error_that_is_found_at_once_is_reported_and_starts_nothing(here: Dsv) -> None:
     wrong = here.process("run", "-d", "pets@nope", "--", "true")
     assert (wrong.code, wrong.out) == (125, "") and "nope" in wrong.err
     assert here.ok("runs", "--json").json["items"] == []

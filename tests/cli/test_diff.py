@@ -51,7 +51,7 @@ def change(folder: Path) -> None:
     (folder / "kind").symlink_to("link")
 
 
-def test_each_way_to_differ_is_told(zoo: Dsv) -> None:
+def test_each_kind_of_difference_is_shown(zoo: Dsv) -> None:
     done = zoo.ok("diff", "@v1", "@v2")
     assert done.lines == [
         "retyped   kind  file -> symlink to link",
@@ -211,7 +211,7 @@ def test_without_pyarrow_tables_are_refused_with_the_command_that_helps(
     assert (done.code, done.out) == (9, "") and "hint: pip install pyarrow" in done.err
 
 
-def test_many_paths_on_a_terminal_are_told_by_the_folder(zoo: Dsv) -> None:
+def test_many_paths_on_a_terminal_are_summed_up_by_folder(zoo: Dsv) -> None:
     write_files(zoo.cwd, {f"many/{n // 10}/{n}": b"%d" % n for n in range(60)})
     shown = zoo("diff", terminal=True, width=100)
     assert len(shown.out.splitlines()) == 8 and "dsv diff --all" in shown.err
@@ -270,7 +270,7 @@ def test_offline_commits_that_were_read_before_are_compared(zoo: Dsv) -> None:
     assert zoo.ok("diff", "@v1", "@v2", "--offline").out == online
 
 
-def test_a_name_that_is_no_utf8_is_told(zoo: Dsv) -> None:
+def test_a_name_that_is_no_utf8_is_reported(zoo: Dsv) -> None:
     os.close(os.open(os.fsencode(zoo.cwd) + b"/\xff", os.O_CREAT | os.O_WRONLY))
     done = zoo("diff", "--exit-code")
     assert done.code == 1 and "not compared: " in done.err

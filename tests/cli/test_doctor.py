@@ -29,7 +29,7 @@ def findings(dsv: Dsv, *arguments: str, code: int = 0) -> dict[str, dict[str, An
 
 
 def bad(found: dict[str, dict[str, Any]]) -> set[str]:
-    """What is not well, but for engines: which of them a machine has is not the test's."""
+    """Return the checks that failed, except those of engines: which of them a machine has is not the test's."""
     return {check for check, item in found.items() if item["state"] != "ok" and "engine" not in check}
 
 
@@ -94,7 +94,7 @@ def test_a_store_that_does_not_answer(pets: Dsv) -> None:
     found = findings(pets.at(pets.home, **keys), "--store", "lake", code=1)
     assert found["store"]["state"] == "fail"
     assert "127.0.0.1:9" in found["store"]["text"] + found["store"]["hint"]
-    assert "cache" in found  # the other checks go on
+    assert "cache" in found  # the other checks continue
 
 
 def test_a_store_that_may_only_be_read(pets: Dsv) -> None:

@@ -127,7 +127,7 @@ def test_expired_commits_take_what_they_have_alone(pets: Dsv) -> None:
         (["pets", "--unused"], 2, "--unused is about the whole store"),
     ],
 )
-def test_what_is_wrong_is_told(pets: Dsv, words: list[str], code: int, said: str) -> None:
+def test_wrong_arguments_are_reported(pets: Dsv, words: list[str], code: int, said: str) -> None:
     result = pets("du", *words)
     assert result.code == code and said in result.err and not result.out
 
@@ -150,7 +150,7 @@ def test_an_empty_store(dsv: Dsv) -> None:
     assert "gc would free nothing" in dsv.ok("du").out
 
 
-def test_objects_that_are_lost_are_told(pets: Dsv) -> None:
+def test_lost_objects_are_reported(pets: Dsv) -> None:
     root = Path(pets.ok("du", "--json").json["url"])
     for pack in (root / "packs").rglob("*"):
         if pack.is_file() and pack.stat().st_size > 1 << 20:
@@ -162,7 +162,7 @@ def test_objects_that_are_lost_are_told(pets: Dsv) -> None:
 
 
 def test_an_index_that_is_lost_frees_nothing(pets: Dsv) -> None:
-    """What it lists would count as unused."""
+    """The objects that it lists would count as unused."""
     root = Path(pets.ok("du", "--json").json["url"])
     for index in (root / "index").iterdir():
         index.unlink()

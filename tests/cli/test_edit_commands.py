@@ -237,7 +237,7 @@ def test_a_store_that_may_only_be_read_is_denied(outside: Dsv) -> None:
 
 
 def test_several_editors_at_once_all_land(outside: Dsv) -> None:
-    """Processes that put different files on one branch at the same time; none of them has to be told to try again."""
+    """Processes that put different files on one branch at the same time; none fails as another was faster."""
     files = {f"by-{n}.txt": b"%d" % n for n in range(6)}
     write_files(outside.cwd, files)
     started = [outside.start("put", name, "pets:many/", "--json") for name in files]

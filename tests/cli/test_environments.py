@@ -161,7 +161,7 @@ def test_a_file_that_may_not_grow_is_said(pets: Dsv) -> None:
         assert "hint: ulimit -f " in done.err, done
 
 
-def test_a_limit_is_told_as_one_whatever_met_it() -> None:
+def test_a_limit_is_reported_as_a_limit_whatever_exceeded_it() -> None:
     def failed(make: Callable[[], BaseException], cause: BaseException) -> tuple[str, int]:
         try:
             raise make() from cause

@@ -111,7 +111,7 @@ def test_a_workspace_that_still_has_the_file(pets: Dsv) -> None:
     assert "p/secret" not in pets.ok("ls", "pets").lines
 
 
-def test_a_workspace_whose_unchanged_file_was_erased_goes_on(pets: Dsv) -> None:
+def test_a_workspace_whose_unchanged_file_was_erased_still_works(pets: Dsv) -> None:
     erase(pets)
     assert pets.ok("status", "--json").json["clean"] is True
     pets.ok("sync", "--reupload")
@@ -168,7 +168,7 @@ def test_a_workspace_without_an_erased_file_gets_what_comes_in_its_place(pets: D
     assert pets.at(pets.home / "three").ok("status", "--json").json["clean"] is True
 
 
-def test_differences_of_large_files_that_were_erased_are_told(pets: Dsv) -> None:
+def test_differences_of_erased_large_files_are_shown(pets: Dsv) -> None:
     first = random.Random(1).randbytes(3_000_000)
     write_files(pets.cwd, {"large": first})
     pets.ok("sync")
@@ -207,7 +207,7 @@ def test_a_program_gets_an_error_of_its_own(pets: Dsv, monkeypatch: pytest.Monke
     assert commit.read_bytes("a.txt") == b"alpha\n"
 
 
-def test_runs_and_merges_go_on_without_an_erased_file(pets: Dsv) -> None:
+def test_runs_and_merges_work_without_an_erased_file(pets: Dsv) -> None:
     pets.ok("branch", "dev", "pets")
     erase(pets)
     script = 'find "$DSV_DATA"/ -type f -printf "%P " > "$DSV_OUT/found"'
@@ -472,7 +472,7 @@ def test_names_that_are_made_anew_know_that_something_was_erased(dsv: Dsv) -> No
     assert refused.code == 3 and "order 17" in refused.err
 
 
-def test_status_tells_what_is_left(pets: Dsv) -> None:
+def test_status_lists_what_is_left(pets: Dsv) -> None:
     assert "nothing was ever erased" in pets.ok("erase", "--status").err
     erase(pets)
     left = pets("erase", "--status")

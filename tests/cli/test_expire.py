@@ -152,8 +152,8 @@ def test_what_gc_has_freed_does_not_come_back(old: Dsv) -> None:
     assert old.ok("log", "pets", "--stat").code == 0
 
 
-def test_a_workspace_whose_base_was_freed_pulls_or_is_told(old: Dsv, tmp_path: Path) -> None:
-    """With its own copies of the base's tree it pulls; without them it is told what to do."""
+def test_a_workspace_whose_base_was_freed_pulls_or_gets_a_hint(old: Dsv, tmp_path: Path) -> None:
+    """With its own copies of the base's tree it pulls; without them the error says what to do."""
     other = old.at(tmp_path / "other")
     first = ids(old)[0]
     old.ok("clone", f"pets@{first}", str(tmp_path / "third"))

@@ -41,7 +41,7 @@ def things(dsv: Dsv) -> Dsv:
 
 @pytest.fixture
 def memory() -> Iterator[Callable[[], dict[str, bytes]]]:
-    """What is at memory://lab/out."""
+    """Give a function that returns the files at memory://lab/out."""
     there = fsspec.filesystem("memory")
     yield lambda: {key.removeprefix("/lab/out/"): there.cat_file(key) for key in there.find("/lab/out")}
     if there.exists("/lab"):
@@ -197,7 +197,7 @@ def test_a_damaged_content_never_gets_its_name(things: Dsv, tmp_path: Path) -> N
     assert not list((tmp_path / "out").rglob(".dsv-*"))
 
 
-def test_a_failure_leaves_what_is_whole_and_the_next_export_goes_on(
+def test_a_failure_leaves_whole_files_and_the_next_export_continues(
     things: Dsv, memory: Callable[[], dict[str, bytes]], writes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = UrlExport._write
@@ -245,7 +245,7 @@ sys.exit(main())
 """`dsv` that stands still in the middle of an export."""
 
 
-def test_two_exports_to_one_url_do_not_meet(many: Dsv, tmp_path: Path) -> None:
+def test_two_exports_to_one_url_do_not_run_at_the_same_time(many: Dsv, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/out"
     stopping = [sys.executable, "-c", STOPS_ITSELF, "export", "many", url]
     with subprocess.Popen(stopping, cwd=many.cwd, env=dict(many.environ)) as process:
@@ -275,7 +275,7 @@ def with_many(dsv: Dsv, count: int) -> Dsv:
     return dsv.at(dsv.cwd.parent)
 
 
-def test_an_export_that_was_killed_goes_on(many: Dsv, tmp_path: Path) -> None:
+def test_a_killed_export_is_continued(many: Dsv, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with many.start("export", "many", f"file://{out}") as process:
         until(lambda: len(folder(out)) >= 50, "the export writes")
@@ -290,7 +290,7 @@ def test_an_export_that_was_killed_goes_on(many: Dsv, tmp_path: Path) -> None:
     assert {name: (out / name).stat().st_ino for name in before} == before
 
 
-def test_an_export_to_a_bucket_that_was_killed_goes_on(dsv: Dsv, ceph_s3: S3Server) -> None:
+def test_a_killed_export_to_a_bucket_is_continued(dsv: Dsv, ceph_s3: S3Server) -> None:
     """To Ceph, through s3fs."""
     pytest.importorskip("s3fs")
     bucket, client, count = ceph_s3.bucket(), ceph_s3.client(), 400

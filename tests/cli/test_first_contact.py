@@ -142,7 +142,7 @@ def test_the_first_commit_has_none_before_it(pets: Dsv) -> None:
     assert "pets@main is the first commit, so there is no pets@main~1" in pets("log", "@main~1").err
 
 
-def test_a_reader_who_may_not_write_is_told_so(
+def test_a_reader_who_may_not_write_gets_an_error_that_says_so(
     pets: Dsv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dsv.errors import Denied

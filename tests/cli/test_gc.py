@@ -1,4 +1,4 @@
-"""dsv gc: what it tells before, what it deletes, and how it ends when something is in its way."""
+"""dsv gc: what it prints before, what it deletes, and how it ends when something is in its way."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_dry_run_says_all_and_writes_nothing(old: Dsv) -> None:
 
 
 def assert_near(told: dict[str, Any], done: dict[str, Any]) -> None:
-    """Check that a dry run told about as many requests as were made."""
+    """Check that a dry run printed about as many requests as were made."""
     for kind, made in done["requests"].items():
         assert abs(told["requests"][kind] - made) <= max(made / 4, 8), (kind, made, told["requests"])
 
@@ -160,7 +160,7 @@ def interrupt(dsv: Dsv, *arguments: str, at: str) -> None:
     "at", ["packs/", "index/", "gc/0000000000000000/decision", "gc/0000000000000000/done"]
 )
 def test_a_gc_that_was_interrupted_is_continued(old: Dsv, at: str) -> None:
-    """packs/ is met first when it makes sure of its rights: then nothing has changed."""
+    """packs/ is used first when gc checks its rights: then nothing has changed."""
     before, after = packs(old), everything(old)
     interrupt(old, "gc", "--yes", *NOW, at=at)
     if at == "packs/":
@@ -197,7 +197,7 @@ def test_at_a_terminal_it_shows_what_goes_and_asks(old: Dsv) -> None:
     assert again.code == 0 and "would free 0 B" in again.out, "nothing is asked if nothing goes"
 
 
-def test_sessions_that_go_on_are_named_and_nothing_is_deleted(old: Dsv) -> None:
+def test_open_sessions_are_named_and_nothing_is_deleted(old: Dsv) -> None:
     store = store_of(old)
     with Session.open(Repository.open(store, None), Writer("Ada", "node7", "dsv 0.9")) as session:
         path = old.home / "store" / keys.session_key(session.id, "open")
@@ -259,7 +259,7 @@ def test_a_budget_and_a_limit_leave_copying_to_the_next_time(old: Dsv) -> None:
         (["pets"], "pets"),
     ],
 )
-def test_what_is_wrong_is_told(old: Dsv, words: list[str], said: str) -> None:
+def test_wrong_arguments_are_reported(old: Dsv, words: list[str], said: str) -> None:
     result = old("gc", "--yes", *words)
     assert result.code == 2 and said in result.err and not result.out
 

@@ -81,7 +81,7 @@ def test_a_node_completes_the_record_of_a_run(inside: Inside, pets: Dsv, tmp_pat
 
 
 def test_nothing_in_the_image_has_to_be_written_for_python(inside: Inside) -> None:
-    """What dsv imports was compiled when the image was built: each start would compile it again."""
+    """The modules of dsv were compiled when the image was built: otherwise each start would compile them again."""
     listed = "import dsv.api.cache as each; print(each.__cached__)"
     compiled = inside("-c", listed, options=("--entrypoint=python",)).strip()
     assert inside(compiled, options=("--entrypoint=ls",)).strip() == compiled

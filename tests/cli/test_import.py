@@ -93,7 +93,7 @@ def test_mirror_removes_what_is_gone_there(pets: Dsv, bucket: str) -> None:
     ]  # fmt: skip
 
 
-def test_after_a_failure_it_goes_on_where_it_was(
+def test_the_next_import_continues_where_a_failure_ended_the_last_one(
     pets: Dsv, bucket: str, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(import_module, "SAVE_BYTES", 1)

@@ -118,7 +118,7 @@ def test_each_revision_has_what_dvc_checks_out(
         assert lab.ok("cat", "pets:data/x").out == "new\n"
 
 
-def test_an_import_goes_on_after_the_last_revision_that_it_has_committed(lab: Dsv, theirs: Theirs) -> None:
+def test_an_import_continues_after_the_last_revision_that_it_has_committed(lab: Dsv, theirs: Theirs) -> None:
     lab.ok("import", f"{theirs.url}@v1", "pets:raw", "--create", "--history")
     lab.ok("put", str(theirs.repository / "README.md"), "pets:mine.md")
     dry = lab.ok("import", theirs.url, "pets:raw", "--history", "--dry-run", "--json").json

@@ -25,7 +25,7 @@ pytest.importorskip("fsspec")
         (503, 6, "the server answered 503 Service Unavailable", "later"),
     ],
 )
-def test_the_answer_of_a_web_server_or_of_the_hub_is_told(
+def test_the_answer_of_a_web_server_or_of_the_hub_is_reported(
     pets: Dsv, status: int, code: int, said: str, hint: str
 ) -> None:
     with refusing(status) as address:
@@ -63,7 +63,9 @@ def test_the_answer_of_a_web_server_or_of_the_hub_is_told(
         ("foo://x/y", 2, "is not a URL that dsv can read", "dsv import --help"),
     ],
 )
-def test_why_a_server_is_not_reached_is_told(pets: Dsv, url: str, code: int, said: str, hint: str) -> None:
+def test_the_reason_why_a_server_is_not_reached_is_reported(
+    pets: Dsv, url: str, code: int, said: str, hint: str
+) -> None:
     for protocol, package in (("sftp:", "paramiko"), ("hf:", "huggingface_hub"), ("s3:", "s3fs")):
         if url.startswith(protocol):
             pytest.importorskip(package, reason=f"needs {package}")

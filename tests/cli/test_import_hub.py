@@ -251,7 +251,7 @@ def test_each_revision_has_what_the_hub_has(lab: Dsv, hub: Hub, tmp_path: Path, 
     assert (size < len(BIG)) == bool(how)
 
 
-def test_an_import_goes_on_after_the_last_revision_that_it_has_committed(lab: Dsv, hub: Hub) -> None:
+def test_an_import_continues_after_the_last_revision_that_it_has_committed(lab: Dsv, hub: Hub) -> None:
     how = ("--history", "--reference", "--json")
     assert imported(lab("import", f"{URL}@v1", "pets:raw", "--create", *how)) == hub.commits[:2]
     done = lab("import", URL, "pets:raw", *how)

@@ -104,7 +104,7 @@ def overwritten(path: Path) -> None:
 
 
 def overwritten_in_secret(path: Path) -> None:
-    """Same size, same time: only the bytes tell."""
+    """Overwrite it with the same size and time: only the bytes differ."""
     was = path.stat()
     path.write_bytes(b"ALPHA\n")
     os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
@@ -426,7 +426,7 @@ def test_a_bucket_with_versions(lab: Dsv, ceph_s3: S3Server, store: Path) -> Non
 
 
 def test_a_bucket_without_versions(lab: Dsv, ceph_s3: S3Server) -> None:
-    """By entity tag and size; whoever may not read the bucket is told so."""
+    """By entity tag and size; whoever may not read the bucket gets an error that says so."""
     bucket, client = ceph_s3.bucket(), ceph_s3.client()
     client.put_object(Bucket=bucket, Key="a.txt", Body=b"alpha\n")
     client.put_object(Bucket=bucket, Key="big", Body=BIG)

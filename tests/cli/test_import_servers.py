@@ -207,7 +207,7 @@ def test_over_ssh_a_symlink_is_read_as_its_file_and_a_pipe_is_not_opened(pets: D
     assert pets.ok("cat", "pets:raw/link").out == "22"
 
 
-def test_a_folder_where_a_file_is_to_be_is_told_over_ssh(pets: Dsv, ssh: Ssh) -> None:
+def test_a_folder_in_the_place_of_a_file_is_reported_over_ssh(pets: Dsv, ssh: Ssh) -> None:
     (ssh.folder / "out/a.txt").mkdir(parents=True)
     done = pets.process("export", "pets", ssh.url("/out"))
     assert done.code == 4 and "out/a.txt/" in done.err, done

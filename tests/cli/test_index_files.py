@@ -85,7 +85,7 @@ def test_check_reads_index_files(ann: Dsv, tmp_path: Path) -> None:
     assert f"index/{wrong.name}" in found[0]["text"] and f"put index/{wrong.name} back" in found[0]["hint"]
 
 
-def test_check_tells_of_a_merge_that_lacks_rows(ann: Dsv, tmp_path: Path) -> None:
+def test_check_reports_a_merge_that_lacks_rows(ann: Dsv, tmp_path: Path) -> None:
     """A person who may write but not delete could have put it there, so that others would delete what it names."""
     ann.ok("store", "merge-indexes", "-q")
     sync(ann, range(4, 5))
@@ -151,7 +151,7 @@ def test_processes_that_merge_and_sync_at_the_same_time(ann: Dsv, tmp_path: Path
     long_ago(tmp_path / "store")
     ann.ok("store", "merge-indexes", "-q")
     for path in (tmp_path / "store/locators").iterdir():
-        path.unlink()  # so that the index alone tells where things are
+        path.unlink()  # so that only the index has the places of objects
     reader = person(tmp_path, "reader")
     for name in ("bob", "eve"):
         for number in range(5):

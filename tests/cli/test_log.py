@@ -153,7 +153,7 @@ def test_where_a_file_and_its_content_come_from(scans: Dsv) -> None:
     assert (gone.code, gone.out) == (3, "") and "is no file of" in gone.err
 
 
-def test_follow_tells_of_a_rename_in_words(scans: Dsv) -> None:
+def test_follow_describes_a_rename_in_words(scans: Dsv) -> None:
     lines = scans.ok("log", "scans", "--oneline", "--follow", "big2").lines
     assert lines[1].startswith("    big2: renamed from big (") and lines[1].endswith("%), unchanged since")
     assert lines[3] == "    big: added"

@@ -47,7 +47,7 @@ def test_a_local_change_in_the_way_stays_and_the_workspace_is_left_behind(forked
     ]
 
 
-def test_a_program_is_told_that_the_workspace_is_left_behind(forked: Dsv) -> None:
+def test_json_says_that_the_workspace_was_not_updated(forked: Dsv) -> None:
     write_files(forked.cwd, {"b": b"\0mine"})
     found = forked.ok("merge", "side", "--json").json["workspace"]
     assert found["status"] == "not-updated" and "'b' was changed here" in found["reason"]
@@ -111,7 +111,7 @@ def test_conflicts_are_listed_with_exit_code_4(forked: Dsv) -> None:
     assert forked.ok("cat", "pets@main:a").out == "\0side"
 
 
-def test_a_path_that_settles_nothing_is_told(forked: Dsv) -> None:
+def test_a_path_that_settles_nothing_is_reported(forked: Dsv) -> None:
     """By every command that takes one, whether it succeeds or not, and also with --quiet."""
     side = forked.at(forked.cwd.parent / "side")
     write_files(side.cwd, {"a": b"\0side"})
@@ -191,7 +191,7 @@ def test_a_revert_of_what_was_changed_again_is_a_conflict(forked: Dsv) -> None:
     assert done["workspace"] == {"status": "updated", "reason": None}
 
 
-def test_a_store_that_may_only_be_read_is_told_before_anything(forked: Dsv, dsv: Dsv) -> None:
+def test_a_read_only_store_is_reported_before_anything_is_done(forked: Dsv, dsv: Dsv) -> None:
     store = next(path for path in Path(dsv.home).rglob("refs")).parent
     folders = [store, *(path for path in store.rglob("*") if path.is_dir())]
     for folder in folders:
@@ -210,7 +210,7 @@ def test_a_dataset_without_a_commit(dsv: Dsv) -> None:
     assert dsv("revert", "main").code == 3
 
 
-def test_what_was_merged_and_settled_is_told(forked: Dsv, tmp_path: Path) -> None:
+def test_merged_and_settled_paths_are_reported(forked: Dsv, tmp_path: Path) -> None:
     side = forked.at(forked.cwd.parent / "side")
     write_files(side.cwd, {"t.txt": b"uno\n2\n3\n4\nfive\n"})
     side.ok("sync")

@@ -1,4 +1,4 @@
-"""A word that an option refuses is told with the option's name, as a line may have many words."""
+"""An error about an option's value names the option, as a line may have many words."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_an_option_that_refuses_a_word_is_named(pets: Dsv, name: str) -> None:
         ("sync --branch=?! -j 1", "--branch: '?!' is no name"),
         ("log -n0", "-n/--limit: '0' is no whole number from 1 on"),
         ("status --progress bra", "--progress: there is no progress 'bra'"),
-        ("branch ?! --move ?!", "error: '?!' is no name"),  # nobody can tell which
+        ("branch ?! --move ?!", "error: '?!' is no name"),  # nobody knows which
         ("log ?!", "error: '?!' is no name"),  # no option at all
         ("run pets --again x -- true", "error: --again takes no target"),
         ("diff --key a", "error: --key is for"),  # which names its option already

@@ -49,7 +49,7 @@ def test_a_dataset_of_that_name_is_what_a_bare_word_means(pets: Dsv) -> None:
     refused(pets("ls", "nothing"), 3, "there is no dataset nothing", "dsv datasets lists them")
 
 
-def test_a_branch_that_is_none_is_told_with_the_command_that_helps(pets: Dsv) -> None:
+def test_a_missing_branch_is_reported_with_the_command_that_helps(pets: Dsv) -> None:
     refused(
         pets("put", "a.txt", "pets@nob:x"),
         3,
@@ -67,13 +67,13 @@ def test_a_branch_that_is_none_is_told_with_the_command_that_helps(pets: Dsv) ->
     refused(pets("resolve", "@nob"), 3, "no branch or tag nob", "dsv tag --list pets, dsv branch --list pets")
 
 
-def test_a_tag_that_was_deleted_is_told_of(pets: Dsv) -> None:
+def test_a_deleted_tag_is_reported_as_deleted(pets: Dsv) -> None:
     pets.ok("tag", "--delete", "v1", "--force")
     for arguments in (["ls", "@v1"], ["switch", "v1"], ["branch", "--delete", "v1"], ["merge", "v1"]):
         refused(pets(*arguments), 3, "tag v1 of pets was deleted (")
 
 
-def test_a_branch_that_was_deleted_is_told_of_by_put(pets: Dsv) -> None:
+def test_put_reports_a_deleted_branch_as_deleted(pets: Dsv) -> None:
     pets.ok("switch", "main")
     pets.ok("branch", "--delete", "relabel")
     refused(
@@ -190,7 +190,7 @@ def test_a_store_for_a_single_writer_is_a_choice_that_every_sync_repeats(dsv: Ds
         (["blame", "a.txt"], 2, "there is no command blame", "dsv log --follow PATH says"),
     ],
 )
-def test_what_git_would_take_is_told_in_dsvs_words(
+def test_the_syntax_of_git_is_refused_with_a_hint_at_that_of_dsv(
     pets: Dsv, arguments: list[str], code: int, said: str, hint: str
 ) -> None:
     refused(pets(*arguments), code, said, hint)

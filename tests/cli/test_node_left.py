@@ -144,7 +144,7 @@ def test_a_log_is_not_kept_if_a_value_is_not_known_on_the_node(left: Left) -> No
 @pytest.mark.parametrize(
     "case", ["no start", "not over", "has its record", "goes on to another pool", "no job"]
 )
-def test_what_is_not_to_be_told_here_is_left_to_others(left: Left, case: str) -> None:
+def test_a_record_that_is_not_completed_here_is_left_to_others(left: Left, case: str) -> None:
     if case == "no start":
         pass
     elif case == "goes on to another pool":
@@ -183,7 +183,7 @@ def test_an_order_may_come_from_stdin(left: Left) -> None:
 
 
 @pytest.mark.parametrize("found", ["stopped", "signalled", "code=137"])
-def test_an_end_that_only_the_cluster_can_tell_is_left_to_it(dsv: Dsv, found: str) -> None:
+def test_an_end_that_only_the_cluster_knows_is_left_to_it(dsv: Dsv, found: str) -> None:
     """But the output is gone with the pod, so it is in the store by then, and in the record that others complete."""
     left = Left(dsv, "kubernetes")
     left.begin()
@@ -218,12 +218,12 @@ def queued(dsv: Dsv) -> Left:
 
 
 def stop(left: Left, rank: int, found: str = "stopped") -> None:
-    """The cluster tells the pod of a node to end."""
+    """End the pod of a node as the cluster does."""
     write_files(left.dsv.home / f"pod.{rank}.1", {found: b""})
 
 
 def test_a_queue_that_took_a_place_away_does_not_take_the_attempt_out_of_the_record(queued: Left) -> None:
-    """The cluster counts anew, so the pods of the next attempt are told that they are the first."""
+    """The cluster counts anew, so the pods of the next attempt get the number of the first."""
     queued.begin()
     stop(queued, 0)
     assert "left to others" in leave(queued, 0, 1, "code=143 why= begun=10 over=12", log="a hunter2hunter2\n")
@@ -245,7 +245,7 @@ def test_a_queue_that_took_a_place_away_does_not_take_the_attempt_out_of_the_rec
     assert queued.log() == b"a ***\nb\n"
 
 
-def test_each_of_several_nodes_goes_on_counting_after_a_queue_took_their_places_away(queued: Left) -> None:
+def test_each_of_several_nodes_continues_its_count_after_a_queue_took_their_places_away(queued: Left) -> None:
     queued.begin(nodes=2, retries=1)
     for rank in (0, 1):
         stop(queued, rank)
@@ -269,7 +269,7 @@ def test_a_failure_after_a_queue_took_the_place_away_is_left_to_the_cluster(queu
     assert not told.state.is_terminal and told.output is not None
 
 
-def test_a_pod_that_tells_its_part_twice_tells_it_under_one_number(queued: Left) -> None:
+def test_a_pod_that_writes_its_part_twice_writes_it_under_one_number(queued: Left) -> None:
     queued.begin(retries=1)
     for _ in range(2):
         assert "left to others" in leave(queued, 0, 1, FAILED)
@@ -295,7 +295,7 @@ def test_a_pod_that_did_not_leave_all_leaves_it_to_others(dsv: Dsv, lacking: str
 
 
 def leave(left: Left, rank: int, attempt: int, ended: str, verdict: str = "", log: str = "") -> str:
-    """What the pod of one node has in its own folder; what is said of the record then."""
+    """Leave files of one node's pod in its own folder, and return the messages about the record."""
     own = left.dsv.home / f"pod.{rank}.{attempt}"
     write_files(own, {"ended": f"{ended} memory=7 cpu=5000000000 whole=yes\n".encode(), "log.0": log.encode(),
                       "argv": (left.folder / "argv").read_bytes()})  # fmt: skip
@@ -377,7 +377,7 @@ def test_a_run_of_which_an_attempt_is_unknown_is_left_to_the_cluster(dsv: Dsv, n
 
 
 def test_the_record_of_a_terminal_gives_way_to_one_that_a_node_has_completed(left: Left) -> None:
-    """The dsv that waited for the run tells its end too, but later."""
+    """The dsv that waited for the run records its end too, but later."""
     runs = left.store / "runs" / "pets"
     complete = f"""d={runs}/$DSV_RUN; until [ -e "$d/start" ]; do sleep 0.1; done
     sed 's/"state": "running"/"state": "ended"/' "$d/start" >"$d/record"; exit 3"""

@@ -175,7 +175,7 @@ def test_a_commit_of_which_only_the_name_is_known_is_unreachable(pets: Dsv) -> N
 
 def test_the_branch_of_the_workspace_is_where_it_was_last_seen(pets: Dsv) -> None:
     write_files(pets.cwd, {"new.txt": b"new\n"})
-    pets.ok("sync", "-m", "third")  # after the cache heard of main
+    pets.ok("sync", "-m", "third")  # after the cache recorded main
     head = pets.ok("resolve", "@main").out
     lose_the_store(pets)
     assert pets.ok("resolve", "@main", "--offline").out == head

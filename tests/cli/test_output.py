@@ -74,7 +74,7 @@ def test_streaming_begins_when_the_memory_is_full(monkeypatch: pytest.MonkeyPatc
         assert pipe.got == b"one two"
 
 
-def test_a_reader_that_left_is_told_apart_from_other_errors() -> None:
+def test_a_reader_that_left_is_distinguished_from_other_errors() -> None:
     with Output(Pipe(limit=10)) as out, pytest.raises(ReaderGone):  # type: ignore[arg-type]
         out.write(b"x" * 100)
         out.publish()
@@ -113,7 +113,7 @@ def test_times_are_rfc_3339_in_utc() -> None:
 
 
 @pytest.mark.parametrize("time_ms", [1 << 63, -(1 << 63), 253_402_300_799_999, 1e308])
-def test_people_are_told_of_times_that_no_calendar_has(time_ms: float) -> None:
+def test_times_that_no_calendar_has_are_shown(time_ms: float) -> None:
     assert local_time(time_ms)[:4] in ("9999", "1000")
     assert local_time(None) == "-"
 

@@ -254,7 +254,7 @@ def test_pools_are_shown(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("1 of 2 NVIDIA A100" in line for line in table.lines)
 
 
-def test_what_is_wrong_with_pools_is_told_in_full_below_the_table(pets: Dsv) -> None:
+def test_errors_of_pools_are_printed_in_full_below_the_table(pets: Dsv) -> None:
     """A pool that is away may answer later; wrong settings stay wrong, so the exit code is theirs."""
     say(pets, "a", f"down {'and out ' * 40}")
     pets.ok("config", "pools.b.cache", "gpu-nfs")

@@ -204,7 +204,7 @@ def test_a_broken_pipe_is_silent(dsv: Dsv) -> None:
         assert (result.code, result.err) == (141, "")
 
 
-def test_a_full_disk_behind_stdout_is_told(dsv: Dsv) -> None:
+def test_a_full_disk_behind_stdout_is_reported(dsv: Dsv) -> None:
     if not Path("/dev/full").exists():
         return
     for arguments in (["--help"], ["config"]):
@@ -234,7 +234,7 @@ def test_closed_descriptors_are_no_place_for_other_files(dsv: Dsv) -> None:
     assert (dsv.home / ".config/dsv/config.toml").read_text() == 'author = "Ann"\n'
 
 
-def test_a_working_directory_that_is_gone_is_told(dsv: Dsv) -> None:
+def test_a_missing_working_directory_is_reported(dsv: Dsv) -> None:
     gone = dsv.cwd / "gone"
     gone.mkdir()
     script = f"rmdir {gone}; exec {' '.join(PROGRAM)} config"

@@ -33,7 +33,7 @@ def test_every_move_of_a_branch(pets: Dsv) -> None:
         assert shown.code == 0 and all(len(line) <= columns for line in shown.lines)
 
 
-def test_syncs_have_their_message_and_forced_moves_are_told(pets: Dsv) -> None:
+def test_syncs_have_their_message_and_forced_moves_are_marked(pets: Dsv) -> None:
     pets.ok("branch", "--protect", "main")
     pets.ok("branch", "main", "@v1", "--reset", "--force", "-m", "all wrong")
     moves = pets.ok("log", "--reflog", "main", "--json").json["moves"]

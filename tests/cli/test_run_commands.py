@@ -255,7 +255,7 @@ def test_a_command_without_dashes_before_it(pets: Dsv, arguments: list[str], hin
     assert (refused.code, refused.err) == (2, f"error: put -- before the command\nhint: {hint}\n")
 
 
-def test_an_unknown_option_is_told_as_such(pets: Dsv) -> None:
+def test_an_unknown_option_is_reported_as_unknown(pets: Dsv) -> None:
     for arguments in (["pets", "--gpsu", "2"], ["--gpsu", "2", "pets", "python"]):
         assert "dsv run has no option --gpsu" in pets("run", *arguments).err
 

@@ -138,7 +138,9 @@ def test_a_copy_of_a_folder_has_names_that_are_no_text_and_says_what_it_lacks(
     assert names == {b"b\xffd", b"away", b"second", b"good", b".git", b".dsvignore", b"params.json"}
 
 
-def test_a_copy_that_is_killed_at_any_step_is_never_seen_half_and_goes_on(made: Made, tmp_path: Path) -> None:
+def test_a_copy_that_is_killed_at_any_step_is_never_visible_in_part_and_is_continued(
+    made: Made, tmp_path: Path
+) -> None:
     record = record_of(made, made.folder)
 
     def copy(to: Path) -> Copied:
@@ -176,7 +178,7 @@ def test_what_an_interrupted_copy_left_is_not_fetched_again_and_not_trusted(
     assert (tmp_path / "r/run.sh").stat().st_ino == before
 
 
-def test_what_an_output_has_no_more_is_not_in_a_copy_that_goes_on(
+def test_a_continued_copy_lacks_what_the_output_no_longer_has(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -218,7 +220,7 @@ def test_an_output_that_can_not_be_had_from_here(made: Made, tmp_path: Path) -> 
     assert here("runs", "--out", "r").code == here("runs", record.run, "--out", "r", "--log").code == 2
 
 
-def test_a_disk_without_room_is_told_before_anything_is_written(
+def test_a_full_disk_is_reported_before_anything_is_written(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = made.at(tmp_path)
@@ -229,7 +231,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
     here.ok("runs", made.folder["run"], "--out", "r")
 
 
-def test_a_run_that_goes_on_has_no_output_to_copy(here: Dsv) -> None:
+def test_a_running_run_has_no_output_to_copy(here: Dsv) -> None:
     going = detach(here, "touch ready; until [ -e go ]; do sleep 0.05; done")
     await_file(here, "ready")
     refused = here("runs", going, "--out", "r")
@@ -248,7 +250,7 @@ def test_a_store_that_takes_no_output_costs_neither_the_exit_code_nor_the_folder
     check(here.cwd / "r")
 
 
-def test_an_output_that_is_gone_is_told(here: Dsv) -> None:
+def test_a_missing_output_is_reported(here: Dsv) -> None:
     item = run(here, 'rm -r "$DSV_OUT"', "--keep-output")
     assert item["output"]["tree"] is None and "No such file" in item["output"]["error"]
     assert run(here, 'rm "$DSV_OUT"/*', "--keep-output")["output"]["files"] == 0

@@ -54,7 +54,7 @@ def test_a_time_that_no_calendar_has(pets: Dsv) -> None:
     assert len(pets.ok("runs").lines) == 3
 
 
-def test_a_run_that_another_machine_has_begun_is_told_with_its_name(pets: Dsv) -> None:
+def test_a_run_of_another_machine_is_listed_with_the_name_of_the_machine(pets: Dsv) -> None:
     """Only that machine can say that the run was cut off."""
     elsewhere = _change(pets, 1, state="running", ended_ms=None, host="gpu7")
     listed = pets.ok("runs")
@@ -206,8 +206,8 @@ def test_columns_that_most_runs_lack_make_room_for_metrics(dsv: Dsv) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_what_is_known_here_is_told_while_the_store_is_away(pets: Dsv) -> None:
-    """A run whose record waits to be sent, by its id or its end; a run that only the store knows is not told of."""
+def test_runs_that_are_known_here_are_listed_while_the_store_is_away(pets: Dsv) -> None:
+    """A run whose record waits to be sent, by its id or its end; a run that only the store knows is not listed."""
     store = pets.home / ".local/share/dsv/store"
     (only_there, _) = [item["run"] for item in pets.ok("runs", "--json").json["items"]]
     assert pets.process("run", "pets", "--offline", "--", "sh", "-c", "exit 7").code == 7

@@ -119,14 +119,14 @@ def test_diff_and_sync_leave_the_rest_alone(part: Dsv) -> None:
     assert part.ok("diff", "@main~1", "--name-status").out.split() == ["A", "train/3.png"]
 
 
-def test_several_patterns_in_one_word_are_told(pets: Dsv) -> None:
+def test_several_patterns_in_one_word_are_refused_with_a_hint(pets: Dsv) -> None:
     there = pets.at(pets.cwd.parent)
     refused(there("clone", "pets", "new", "--only", "train,test"), 3, "each is named by itself")
     assert not (there.cwd / "new").exists()
 
 
 @pytest.mark.parametrize("first", ["status", "sync"])
-def test_a_file_beside_the_patterns_that_went_is_told_once(part: Dsv, first: str) -> None:
+def test_a_deleted_file_outside_of_the_patterns_is_reported_once(part: Dsv, first: str) -> None:
     write_files(part.cwd, {"test/mine": b"m", "test/yours": b"y"})
     part.ok("sync")
     (part.cwd / "test/mine").unlink()

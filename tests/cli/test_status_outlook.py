@@ -131,7 +131,7 @@ def test_a_deleted_branch_is_brought_back_by_the_next_command(pets: Dsv, other: 
     assert place(third, "--fetch")[0] == "up-to-date"
 
 
-def test_a_protected_branch_is_told_with_the_way_around(pets: Dsv, other: Dsv) -> None:
+def test_a_protected_branch_is_reported_with_the_way_around(pets: Dsv, other: Dsv) -> None:
     pets.ok("branch", "--protect", "main", "--only-merge")
     write_files(other.cwd, {"mine": b"mine"})
     assert told(other)["protected"] is None, "the store was not asked since"

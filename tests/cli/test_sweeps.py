@@ -214,7 +214,7 @@ def test_a_run_that_can_not_be_started_keeps_the_others_from_it(here: Dsv) -> No
     assert {item["exit_code"] for item in here.ok("runs", "--json").json["items"]} == {127}
 
 
-def test_as_many_runs_as_said_go_on_at_once_and_a_kill_of_the_terminal_leaves_them(
+def test_no_more_than_the_given_number_of_runs_starts_at_once_and_they_survive_a_kill_of_the_terminal(
     here: Dsv, started: subprocess.Popen[bytes]
 ) -> None:
     assert not (here.cwd / "ready3").exists() and states(here, "grid") == {1: "running", 2: "running"}
@@ -237,9 +237,7 @@ def test_as_many_runs_as_said_go_on_at_once_and_a_kill_of_the_terminal_leaves_th
     assert here("wait", "grid").code == 0
 
 
-def test_ctrl_c_ends_what_goes_on_and_begins_nothing_more(
-    here: Dsv, started: subprocess.Popen[bytes]
-) -> None:
+def test_ctrl_c_ends_the_current_runs_and_starts_no_more(here: Dsv, started: subprocess.Popen[bytes]) -> None:
     started.send_signal(signal.SIGINT)
     out, err = started.communicate(timeout=PATIENCE)
     assert started.returncode == 7 and b"no more runs are started" in err
@@ -285,7 +283,7 @@ def test_another_machine_sees_a_sweep_and_keeps_it_from_going_on(
     assert not (here.cwd / "ready3").exists()
 
 
-def test_a_detached_sweep_goes_on_by_itself(here: Dsv) -> None:
+def test_a_detached_sweep_continues_by_itself(here: Dsv) -> None:
     begun = here.process(*sweep(here, SCORES, "--detach", "--name", "grid", values="n=1,3"))
     assert begun.code == 0 and re.fullmatch(r"sweep-[0-9a-f-]+\n", begun.out)
     waited = here.process("wait", begun.out.strip())

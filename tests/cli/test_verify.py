@@ -33,7 +33,7 @@ def test_a_whole_store(pets: Dsv) -> None:
     assert f"{found['packs']} packs read (" in some.err and " 0 " not in some.err
 
 
-def test_damage_is_told_as_what_was_lost(pets: Dsv, store: Path) -> None:
+def test_damage_is_reported_as_the_files_that_were_lost(pets: Dsv, store: Path) -> None:
     flip(Person(pets.home, str(store)), ObjectKind.CHUNK)
     done = pets("verify", "--full")
     assert done.code == 5

@@ -105,7 +105,7 @@ def test_the_command_gets_its_data_and_dsv_its_exit_code(pets: Dsv) -> None:
 def test_two_jobs_of_one_user_hold_the_same_data_while_everything_is_evicted(
     pets: Dsv, tmp_path: Path
 ) -> None:
-    """What is held goes only after the last of them has ended, whatever their order."""
+    """The held data is evicted only after the last of them has ended, whatever their order."""
     script = (
         'echo begun > "$1"; while [ ! -e "$1.end" ]; do cat "$DSV_DATA/a.txt" || exit 3; sleep 0.05; done'
     )
@@ -153,7 +153,7 @@ def test_what_ends_the_command_by_a_signal_ends_dsv_by_it(pets: Dsv) -> None:
 def test_the_terminals_interrupt_reaches_the_command_once(pets: Dsv, tmp_path: Path) -> None:
     heard = tmp_path / "heard"
     ours, theirs = pty.openpty()
-    # A session whose terminal this is, of which the whole foreground group hears Ctrl-C.
+    # A session with this terminal: its whole foreground group gets Ctrl-C.
     words = ["with", "pets@v1", "--", sys.executable, "-c", LISTENER, str(heard)]
     process = subprocess.Popen(
         [sys.executable, "-c", LOGIN, *PROGRAM, *words],
@@ -275,7 +275,7 @@ def test_what_keeps_the_command_from_being_started(
 
 def test_data_is_held_while_a_process_lives(pets: Dsv) -> None:
     with subprocess.Popen(["sleep", "600"]) as sleeper:
-        # communicate() also shows that what goes on holding it keeps no pipe of its caller's open
+        # communicate() also shows that the process that keeps holding it keeps no pipe of its caller open
         held = pets.process("cache", "pets@v1", "--while", str(sleeper.pid), "--json")
         assert held.json["items"][0]["hold"] is None
         (lease,) = leases(pets)

@@ -69,7 +69,7 @@ def test_status_lists_each_difference_in_words(pets: Dsv) -> None:
     assert pets.at(pets.cwd / "train").ok("status", "1.png").lines == ["removed   train/1.png"]
 
 
-def test_status_on_a_terminal_tells_many_paths_by_the_folder(pets: Dsv) -> None:
+def test_status_on_a_terminal_sums_up_many_paths_by_folder(pets: Dsv) -> None:
     write_files(pets.cwd, {f"new/{number}": b"x" for number in range(1500)})
     write_files(pets.cwd, {f"val/{number}": b"x" for number in range(5)})
     (pets.cwd / "train/1.png").unlink()
@@ -123,7 +123,7 @@ def test_a_folder_is_one_line_only_if_it_is_new_or_gone_as_a_whole(pets: Dsv) ->
     ]
 
 
-def test_status_tells_a_renamed_file_as_diff_does(pets: Dsv) -> None:
+def test_status_shows_a_renamed_file_as_diff_does(pets: Dsv) -> None:
     (pets.cwd / "train/1.png").rename(pets.cwd / "moved.png")
     write_files(pets.cwd, {"same size": b"!" * (pets.cwd / "moved.png").stat().st_size})
     shown = pets.ok("status")
@@ -221,7 +221,7 @@ def test_restore_of_everything_wants_force_where_work_would_go(pets: Dsv) -> Non
     assert pets.ok("resolve").out == pets.ok("resolve", "@v1").out
 
 
-def test_status_tells_the_base_from_where_the_branch_is(pets: Dsv) -> None:
+def test_status_distinguishes_the_base_from_the_commit_of_the_branch(pets: Dsv) -> None:
     first = pets.ok("resolve").out.strip()
     write_files(pets.cwd, {"a.txt": b"second\n"})
     head = pets.ok("sync").out.strip()

@@ -18,7 +18,7 @@ from tests.format.strategies import locations, mutations
 
 PACKS = [PackId(bytes([at]) * 16) for at in range(4)]
 KINDS = st.sampled_from([ObjectKind.CHUNK, ObjectKind.RECIPE, ObjectKind.SEGMENT, ObjectKind.NODE])
-# Few first bytes and shared beginnings, so that rows meet in one bucket.
+# Few first bytes and shared beginnings, so that several rows fall into one bucket.
 IDS = st.builds(
     lambda first, middle, last: Id(bytes([first]) + middle + last),
     st.sampled_from([0, 1, 127, 255]),

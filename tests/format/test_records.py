@@ -285,7 +285,7 @@ def test_a_value_that_is_nested_beyond_any_stack_is_damage(kind: Any) -> None:
             kind.decode(sealed(f"dsv {kind.kind} 1\n".encode() + body))
 
 
-def test_a_newer_version_is_told_apart_from_damage() -> None:
+def test_a_newer_version_is_distinguished_from_damage() -> None:
     with pytest.raises(Unsupported, match="session-beat has version 2"):
         BEAT(beat(["what", "ever"], b"dsv session-beat 2\n"))
     with pytest.raises(Unsupported) as caught:
@@ -308,7 +308,7 @@ def test_a_record_carries_no_name_that_is_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("decode", [RefEntry.decode, TagValue.decode, Commit.decode])
-def test_a_third_version_is_told_apart_from_damage(decode: Any) -> None:
+def test_a_third_version_is_distinguished_from_damage(decode: Any) -> None:
     kind = {RefEntry.decode: "ref", TagValue.decode: "tag", Commit.decode: "commit"}[decode]
     with pytest.raises(Unsupported, match=f"{kind} has version 3, and this dsv knows version 2"):
         decode(f"dsv {kind} 3\nwhat ever".encode())
@@ -384,7 +384,7 @@ for _ in range(150):
 
 
 def test_many_threads_may_be_the_first_to_read_a_record() -> None:
-    """msgspec crashed the process where a class of a field was first met by two threads."""
+    """msgspec crashed the process where two threads used a class of a field for the first time."""
     merge = IndexMerge.of([(MergedFile(IndexId(bytes(16)), 0, 1),)], [], 0, "")
     entry = FormatEntry(
         StoreId(bytes(16)), draw.Nonce(bytes(16)), 0, "", "", features=(Feature("x", FeatureRule.IGNORE),)

@@ -36,7 +36,7 @@ def test_the_time_is_not_that_of_the_new_file(
 
 
 @pytest.mark.parametrize("how", ["statx", "stat"])
-def test_an_mtime_is_told_of_a_path_and_of_a_descriptor(
+def test_an_mtime_is_read_of_a_path_and_of_a_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     if how == "stat":

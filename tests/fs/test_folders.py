@@ -51,7 +51,7 @@ def test_a_failure_leaves_no_draft(tmp_path: Path, parent: int, monkeypatch: pyt
     assert os.listdir(tmp_path) == []
 
 
-def test_a_draft_is_made_where_it_is_told_and_is_its_makers_alone(
+def test_a_draft_is_made_in_the_given_folder_and_is_only_its_makers(
     tmp_path: Path, parent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "drafts").mkdir()

@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "lock"
 
 
-def test_the_second_is_told_who_holds_it(folder: Path) -> None:
+def test_the_second_taker_learns_who_holds_the_lock(folder: Path) -> None:
     first = Lock.take(folder, "dsv sync")
     assert isinstance(first, Lock)
     second = Lock.take(folder, "dsv sync")
@@ -152,7 +152,7 @@ def test_who_was_taken_over_finds_out(folder: Path, monkeypatch: pytest.MonkeyPa
     other.release()
 
 
-def test_a_holder_goes_on_saying_that_it_lives(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_keeps_showing_that_it_lives(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_module, "HEARTBEAT_EVERY", 0.02)
     held = Lock.take(folder, "dsv sync")
     assert isinstance(held, Lock)

@@ -102,7 +102,7 @@ def fork(name: str, act: Callable[[], object]) -> int:
         status = result if isinstance(result, int) else 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
-    except BaseException:  # noqa: BLE001 (a fork must not go on as the agent)
+    except BaseException:  # noqa: BLE001 (a fork must not continue as the agent)
         traceback.print_exc()
     finally:
         sys.stdout.flush()

@@ -143,7 +143,7 @@ class Member:
         return name
 
     def printed(self) -> dict[str, str]:
-        """What each command that runs there has printed to stderr; of one that hangs, with its stacks."""
+        """Return the stderr of each command that runs there; of one that hangs, with its stacks."""
         path = self.box / "answers" / self.order({"show": []})
         try:
             until(path.exists, f"an answer of host {self.number}")
@@ -191,7 +191,7 @@ class Crew:
 
     @property
     def marks(self) -> Path:
-        """Files that jobs and tests tell each other by; `/mnt/out/<name>` on a host."""
+        """Return the folder of the files by which jobs and tests communicate; `/mnt/out/<name>` on a host."""
         return self.lab.out / self.name
 
     def up(self, *wanted: int, hostname: str | None = None, identity: str | None = None) -> list[Member]:

@@ -1,7 +1,7 @@
 """One workspace of a race, in a process of its own on a host: `python -m tests.nfs.racer JSON`.
 
-In each round it writes its file, waits until all have, and syncs; if it has lost it pulls. What came of that it tells
-in lines of JSON. Hosts meet in a folder of this machine, which is no NFS.
+In each round it writes its file, waits until all have, and syncs; if it has lost it pulls. It writes
+the results as lines of JSON. Hosts wait for each other in a folder of this machine, which is no NFS.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOST, UNKNOWN = 4, 6
 
 @dataclass(frozen=True)
 class Racer:
-    """me: its number, of so many `racers`. folder: the workspace. marks: where they meet. first, end: rounds."""
+    """me: its number, of so many `racers`. folder: the workspace. marks: their common folder. first, end: rounds."""
 
     me: int
     racers: int
@@ -46,7 +46,7 @@ class Racer:
 
 
 def content(number: int, file: str) -> bytes:
-    """What the file has in this round."""
+    """Return the content of the file in this round."""
     return f"{number} of {file}".encode()
 
 

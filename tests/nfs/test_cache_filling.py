@@ -80,7 +80,7 @@ def test_a_cut_host_comes_back_after_the_commit_was_evicted(crew: Crew, lake: Pa
 
 
 def left_over(crew: Crew) -> list[str]:
-    """What an empty cache should not have: files of data, room, trash."""
+    """Return what an empty cache should not have: files of data, room, trash."""
     dot = crew.seen / ".dsv"
     found = [str(one) for name in ("fill", "room") for one in (dot / name).rglob("*") if one.is_file()]
     return found + [str(one) for one in (dot / "trash").rglob("*.bin")]

@@ -49,7 +49,7 @@ def unmount(path: Path) -> None:
 
 
 def test_a_disk_that_others_fill_meanwhile(small: Crew, lake: Path) -> None:
-    """Exit 7 with the figures, nothing visible, no room kept; and with room again it goes on to the end."""
+    """Exit 7 with the figures, nothing visible, no room kept; and with room again it continues to the end."""
     crew = small
     one, other = crew.up(0, 1)
     others_file = crew.lab.export / "of-others"

@@ -15,7 +15,7 @@ LEASE = 8.0
 
 
 def start_job(crew: Crew, host: Member, *, lease: float = 0, target: str = "tiny@v1") -> Task:
-    """A run that goes on until the test makes the mark `go`, and then looks whether its data is all there."""
+    """Start a run that waits until the test makes the mark `go`, and then checks that its data is all there."""
     waits = f"touch {marks(crew)}/began; while [ ! -e {marks(crew)}/go ]; do sleep 0.2; done"
     job = f'{waits}; find "$DSV_DATA" -type f | wc -l'
     task = host.dsv("run", "--engine", "process", target, "--", "sh", "-c", job, times=Times(lease=lease))

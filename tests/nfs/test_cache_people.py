@@ -1,4 +1,4 @@
-"""Several users, and hosts that can't be told apart by name: each works, or gets the right error."""
+"""Several users, and hosts that have the same name: each works, or gets the right error."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def squashing(tmp_path: Path, lake: Path, nfs_hosts: NfsHosts) -> Iterator[Crew]
 
 
 def test_an_export_that_squashes_root(squashing: Crew, lake: Path) -> None:
-    """Root gets what nobody may: a cache that is everybody's works, in one of a group it is told no."""
+    """Root has the rights of nobody: a cache that is everybody's works, and one of a group refuses it."""
     crew = squashing
     (host,) = crew.up(0)
     assert host.dsv("cache", "tiny@v1", "--json").answer().item["files"] == 150

@@ -26,8 +26,8 @@ TIMES = Times(lease=15, expiry=10, part_files=32, part_bytes=4 << 20)
 TARGETS = ("tiny", "mixed")
 ACTIONS = ("cache", "cache", "cache", "hold", "run", "evict", "evict")
 LIMIT = 180.0  # seconds
-# A host that was cut off for longer than its lease, or than the server remembers it, may be told that its data went or
-# that the cache could not be reached; what it may never get is a wrong or a torn folder.
+# A host that was cut off for longer than its lease, or than the server remembers it, may get the error that its data
+# went or that the cache could not be reached; what it may never get is a wrong or a torn folder.
 ALLOWED_IF_CUT = {0, 125, 6}
 JOB = """
 cd "$DSV_DATA" || exit 1
@@ -37,7 +37,7 @@ sum | sha256sum; sleep $1; sum | sha256sum
 
 
 class Watch:
-    """What the file server's disk shows, looked at again and again."""
+    """A repeated look at the file server's disk."""
 
     def __init__(self, crew: Crew, lake: Path) -> None:
         self.crew = crew
@@ -215,7 +215,7 @@ def sizes(folder: Path) -> dict[str, int]:
 
 
 def sum_of(folder: Path) -> str:
-    """What the job prints."""
+    """Return what the job prints."""
     paths = sorted(listed(folder))
     digest = hashlib.sha256("".join(f"./{path}\n" for path in paths).encode())
     for path in paths:

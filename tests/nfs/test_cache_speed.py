@@ -50,7 +50,7 @@ def timed(member: Member, *argv: str) -> Answer:
 
 
 def test_small_files_against_cp(crew: Crew, many: Path) -> None:
-    """Each in turn, so that whatever else the machine does meets all three alike. The program's start is included."""
+    """Each in turn, so that other load of the machine affects all three alike. The program's start is included."""
     one, other = crew.up(0, 1)
     for member in (one, other):
         member.environ["DSV_STORE"] = str(many / "store")

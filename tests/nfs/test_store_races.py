@@ -107,7 +107,7 @@ class Race:
         assert not failed, (failed, [lines[-1:] for lines in self._told()])
 
     def _stacks(self) -> str:
-        """What every host waits for."""
+        """Return the stacks that show what every host waits for."""
         seen = [host.run("sh", "-c", _STACKS, timeout=60).out for host in self.hosts]
         stacks = [path.read_text() for path in sorted(self.crew.marks.glob("stacks-*"))]
         text = "\n".join([*stacks, *seen, (self.crew.lab.folder / "server.log").read_text(errors="replace")])

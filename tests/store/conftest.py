@@ -70,7 +70,7 @@ def ceph_bucket(ceph_s3: S3Server) -> Iterator[Bucket]:
 
 @pytest.fixture(scope="session")
 def gcs_bucket() -> Iterator[Bucket]:
-    """What a gs:// store talks to here; its `server` is the same by S3, for looking at it from outside."""
+    """Give a bucket for gs:// stores; its `server` is the same by S3, for looking at it from outside."""
     yield from _bucket_on(GcsOnMoto)
 
 

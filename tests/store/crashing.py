@@ -1,4 +1,4 @@
-"""Syncs that die at one call after another, to a store with names elsewhere whose bucket can't tell who wins."""
+"""Syncs that die at one call after another, to a store with names elsewhere whose bucket can't decide who wins."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ def in_the_data(store: OpenStore, number: int) -> tuple[OpenStore, Faulty]:
 
 
 def sync_through_crashes(home: Path, store: OpenStore, faults: WithFaults) -> int:
-    """How many calls there were to die after. After each death the branch has the commit of before or the whole new
-    one, and the next sync goes on; in the end all commits are as they were published.
+    """Sync with a crash after each call, and return the number of calls.
+
+    After each crash the branch has the old commit or the whole new one, and the next sync continues; in the end all
+    commits are as they were published.
     """
     person = Person(home, "memory://unused")
     with every_store_is(store):

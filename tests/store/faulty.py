@@ -38,7 +38,7 @@ class Kind(Enum):
 
 
 class Operation(Enum):
-    """What may be called, as a plan may be limited to some of it."""
+    """The operations of a store; a plan may be limited to some of them."""
 
     GET = "get"
     RANGE = "get_range"

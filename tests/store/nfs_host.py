@@ -16,8 +16,8 @@ from tests.waiting import until
 
 
 def race(root: str, me: str, hosts: str, keys: str, below: str) -> dict[str, object]:
-    """Meets the other hosts, where none has an old view of the folder, then puts every key, in a folder of its own
-    where `below` has one; tells which it won.
+    """Wait for the other hosts, where none has an old view of the folder, then put every key, in a folder of its own
+    where `below` has one; return which were won.
     """
     os.umask(0o077)
     store = DirectoryStore(root)
@@ -38,13 +38,13 @@ def write_late(root: str, *keys: str) -> dict[str, object]:
     for key in keys:
         store.put_if_absent(key, b"x")
     written(root).touch()
-    # Stays: a host that leaves gives back what the server lent it, which would tell the others.
+    # Stays: a host that leaves gives back what the server lent it, which would notify the others.
     until(lambda: any(store.list("done/")))
     return {}
 
 
 def read_early(root: str, got: str, listed: str) -> dict[str, object]:
-    """Asks for one key and lists the other's folder until both are there; tells which it did not see at once."""
+    """Get one key and list the other's folder until both are there; return those that were not seen at once."""
     store = DirectoryStore(root)
     naive = Path(root) / got
     assert not naive.exists() and not list(store.list("")) and not has(store, got)

@@ -27,7 +27,7 @@ _PASSED_ON = ("range", "content-type", "if-none-match", "content-length")
 
 @dataclass
 class Behaviour:
-    """What the server does to requests from now on. Every test changes it as it likes.
+    """How the server treats requests from now on. Every test changes it as it likes.
 
     ignores_condition: every put-if-absent wins. condition_answer: the status that a put-if-absent gets instead.
     two_winners: the chance that the condition of a put is ignored. nodes_down: absent keys are answered with 500.

@@ -1,7 +1,7 @@
 """moto's S3 behind a server of the tests' own, which may change what is asked of it and what it answers.
 
 `GcsOnMoto` is as much of Google Cloud Storage's XML interface as the client uses. That interface is S3's but
-for names: the header of the condition, and the one that tells an object's generation. It shows that a gs://
+for names: the header of the condition, and the one with an object's generation. It shows that a gs://
 store asks the right things; of Google's own servers it shows nothing.
 
 `LaxServer` is like rclone's S3 server: it ignores the condition of a put, and ranges.

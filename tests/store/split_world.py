@@ -1,4 +1,4 @@
-"""A store in two places: the names in a folder, the data in a bucket of a server that can't tell who wins."""
+"""A store in two places: the names in a folder, the data in a bucket of a server that can't decide who wins."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_a_plain_bucket_is_not_warned_of() -> None:
         ({"Expiration": None, "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1}}, False),
     ],
 )
-def test_a_rule_that_deletes_parts_of_the_store_is_told(rule: dict[str, Any], concerns: bool) -> None:
+def test_a_rule_that_deletes_parts_of_the_store_is_reported(rule: dict[str, Any], concerns: bool) -> None:
     text = said("dsv", lifecycle=[EXPIRES | rule])
     assert (
         "lifecycle rule tidy of bucket lake deletes what is in the store after 30 days" in text
@@ -68,12 +68,12 @@ def test_a_rule_on_a_date_and_one_without_a_name() -> None:
 @pytest.mark.parametrize(
     ("kind", "told"), [("GLACIER", True), ("DEEP_ARCHIVE", True), ("STANDARD_IA", False)]
 )
-def test_a_rule_that_moves_the_store_where_it_can_not_be_read_is_told(kind: str, told: bool) -> None:
+def test_a_rule_that_moves_the_store_where_it_can_not_be_read_is_reported(kind: str, told: bool) -> None:
     rule = EXPIRES | {"Expiration": None, "Transitions": [{"Days": 90, "StorageClass": kind}]}
     assert (f"to {kind} after 90 days, where dsv can't read it" in said("dsv", lifecycle=[rule])) is told
 
 
-def test_old_versions_that_nothing_removes_are_told() -> None:
+def test_old_versions_that_nothing_removes_are_reported() -> None:
     assert "keeps old versions" in said("dsv", versioning="Enabled")
     assert said("dsv", versioning="Suspended") == ""
     rule = {"Status": "Enabled", "Filter": {}, "NoncurrentVersionExpiration": {"NoncurrentDays": 7}}
@@ -81,7 +81,7 @@ def test_old_versions_that_nothing_removes_are_told() -> None:
     assert "keeps each object for a fixed time" in said("dsv", versioning="Enabled", locked=True)
 
 
-def test_a_public_bucket_and_a_key_of_kms_are_told() -> None:
+def test_a_public_bucket_and_a_key_of_kms_are_reported() -> None:
     assert "lets anybody in" in said("dsv", public=True)
     assert "kms:Decrypt" in said("dsv", kms_key="arn:aws:kms:1")
 
@@ -128,7 +128,7 @@ def test_a_real_bucket_is_asked(server: str, request: pytest.FixtureRequest) -> 
     assert bucket_warnings("s3://no-such-bucket-here/dsv", options(reached)) == ()
 
 
-def test_init_of_a_new_store_tells_and_the_next_one_does_not(moto_s3: S3Server, tmp_path: Path) -> None:
+def test_init_of_a_new_store_warns_and_the_next_one_does_not(moto_s3: S3Server, tmp_path: Path) -> None:
     bucket = moto_s3.bucket()
     moto_s3.client().put_bucket_lifecycle_configuration(
         Bucket=bucket, LifecycleConfiguration={"Rules": [EXPIRES]}

@@ -166,7 +166,7 @@ def test_a_file_swept_before_it_was_linked_is_written_again(
 
 
 def test_a_link_that_was_made_though_its_answer_was_lost(root: Path, opened: Opened) -> None:
-    """NFS repeats the call and hears that the name exists: it exists for this very file."""
+    """NFS repeats the call and gets the error that the name exists: it exists for this very file."""
     store = opened(DirectoryStore(root))
     with store._holding(b"mine") as (holder, file, inode):
         assert store._link(holder, file, inode, ["a"], "k") is Put.WON
@@ -260,7 +260,7 @@ def test_what_the_systems_errors_mean(number: int, error: type[DsvError]) -> Non
 
 
 def in_a_process(program: str, *argv: str, before: tuple[str, ...] = ()) -> str:
-    """What a Python program prints, which may do to itself what a test must not."""
+    """Return the output of a Python program, which may do to itself what a test must not."""
     argv = (*before, sys.executable, "-c", textwrap.dedent(program), *argv)
     done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
@@ -370,7 +370,7 @@ def test_a_link_instead_of_a_folder_is_not_passed_over(root: Path, opened: Opene
 
 
 def test_a_folder_that_was_listed_and_made_anew_is_read_where_it_is_now(tmp_path: Path) -> None:
-    """What was listed stays open for a moment: what is read then must not be that of a folder that has gone."""
+    """A listed folder stays open for a moment: a read must not use one that was deleted meanwhile."""
     reader, writer = (DirectoryStore(tmp_path / "store", create=True) for _ in range(2))
     writer.put_if_absent("refs/a/1", b"1")
     assert [item.key for item in reader.list("refs/a/")] == ["refs/a/1"]

@@ -59,7 +59,7 @@ def test_fails_the_nth_call_and_no_other() -> None:
     assert store.log[2] == (Operation.PUT, "k3")
 
 
-def test_counts_only_what_it_is_told_to() -> None:
+def test_only_the_given_operations_are_counted() -> None:
     store = Faulty(filled(), {1: Fault(Kind.ERROR_503)}, only=[Operation.PUT])
     assert store.get("there") == b"0123"
     with pytest.raises(Busy):

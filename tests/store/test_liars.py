@@ -67,7 +67,7 @@ class Below(Wrapper):
 
 
 class TestNames(StoreConformance):
-    """What needs a winner has one, whatever the bucket does."""
+    """Keys that need a winner have one, whatever the bucket does."""
 
     runs = ANSWERS
     many = 50
@@ -80,7 +80,7 @@ class TestNames(StoreConformance):
 
 
 class TestData(StoreConformance):
-    """What needs none is read, listed and deleted like anywhere else, though the server is busy and cuts bodies."""
+    """Keys that need none are read, listed and deleted as usual, though the server is busy and cuts bodies."""
 
     runs = (*ANSWERS, "test_big_value")
     many = 50

@@ -1,4 +1,4 @@
-"""A store in two places: the names in a folder, the data in a bucket of a server that can't tell who wins."""
+"""A store in two places: the names in a folder, the data in a bucket of a server that can't decide who wins."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_team_works_over_a_bucket_without_conditions(kept: World) -> None:
 
 
 def test_people_race_to_make_a_store(world: World) -> None:
-    """Four for one dataset, of whom one wins and the others are told, and two for datasets of their own."""
+    """Four for one dataset, where one wins and the others get an error, and two for datasets of their own."""
     world.does.ignores_condition = True
     names = ["xrays"] * 4 + ["scans", "slides"]
     people = [world.person(f"p{number}") for number in range(len(names))]
@@ -105,7 +105,7 @@ def _process(space: Dsv, start: threading.Barrier) -> Result:
     return space.process("sync", "--json")
 
 
-def test_who_was_not_told_of_the_names_is_refused_and_writes_nothing(kept: World) -> None:
+def test_a_person_without_the_setting_of_the_names_is_refused_and_writes_nothing(kept: World) -> None:
     ann = kept.person("ann")
     ann.ok("init", "xrays")
     synced(ann, FILES)
@@ -226,10 +226,10 @@ def test_lost_names_are_made_anew_from_the_commits(world: World) -> None:
     again = ben("store", "rebuild-names")
     assert again.code == 4
     ben.ok("clone", "xrays", "copy")
-    synced(ben.at(ben.cwd / "copy"), {"d.txt": b"d"})  # and it goes on
+    synced(ben.at(ben.cwd / "copy"), {"d.txt": b"d"})  # and syncs continue
 
 
-def test_an_interrupted_rebuild_goes_on(world: World) -> None:
+def test_an_interrupted_rebuild_is_continued(world: World) -> None:
     ann = world.person("ann")
     ann.ok("init", "xrays")
     commit = synced(ann, FILES)
@@ -271,7 +271,7 @@ def test_absent_keys_that_are_answered_with_an_error_are_not_absent(world: World
     assert ann("resolve", f"xrays@{missing}").code == 3
 
 
-def test_syncs_go_on_while_the_server_is_busy_and_cuts_bodies(kept: World) -> None:
+def test_syncs_succeed_while_the_server_is_busy_and_cuts_bodies(kept: World) -> None:
     ann = kept.person("ann")
     ann.ok("init", "xrays")
     kept.does.slow_down, kept.does.cut_body = 7, 5

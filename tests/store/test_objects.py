@@ -199,7 +199,7 @@ def test_a_server_that_ignores_the_range() -> None:
 
 
 def test_a_server_that_ignores_the_range_of_a_large_object() -> None:
-    """What follows the range is not read: this body breaks off there."""
+    """The bytes after the range are not read: this body breaks off there."""
     with serving(answer("200 OK", bytes(range(200)) + bytes(1 << 20), length=6 << 30)) as wire:
         assert store_at(wire).get_range("k", 50, 100) == bytes(range(50, 150))
 
@@ -216,7 +216,7 @@ def test_what_is_no_object_store_at_all() -> None:
         list(store_at(wire).list(""))
 
 
-def test_a_strange_status_is_told() -> None:
+def test_an_unexpected_status_is_reported() -> None:
     with serving(answer("418 I'm a teapot")) as wire, pytest.raises(IntegrityError, match="418"):
         store_at(wire).get("k")
 
@@ -243,7 +243,7 @@ def test_a_store_that_is_not_listed_in_order(moto_bucket: Bucket) -> None:
     assert not store.data.inner.ordered_listing  # type: ignore[attr-defined]
 
 
-def test_a_fork_is_told_rather_than_hangs(moto_bucket: Bucket) -> None:
+def test_a_fork_raises_an_error_rather_than_hangs(moto_bucket: Bucket) -> None:
     settings = StoreOptions.from_environment(moto_bucket.server.env)
     store = open_store(f"s3://{moto_bucket.name}/forked", settings)
     store.put_if_absent("k", b"x")

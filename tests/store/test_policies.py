@@ -49,7 +49,7 @@ def test_every_policy_of_the_page_is_one() -> None:
 
 
 def test_the_roles_are_the_same_everywhere() -> None:
-    """What a writer puts: below the same prefixes on every server, and those of the names only where they are."""
+    """A writer puts below the same prefixes on every server, and below those of the names only where they are."""
     aws, (ceph,), grid = policies("AWS"), policies("Ceph"), policies("StorageGRID")
     (names,) = policies("With names elsewhere")
     writes = put_prefixes(aws[1])
@@ -117,7 +117,7 @@ def refused(person: Dsv, *arguments: str) -> str:
 
 
 def works(team: Team, store: str, names: tuple[str, ...] = ()) -> None:
-    """What each role can do and what not, in a store that the administrator has just made."""
+    """Check what each role can do and what not, in a store that the administrator has just made."""
     ann, rob, ben, kim = (team.person(name, store) for name in ROLES)
     refused(ben, "init", "scans", *names)  # the first one tries and deletes, and writes format/
     kim.ok("init", "scans", *names)
@@ -171,7 +171,7 @@ def test_each_role_with_the_names_in_another_bucket(team: Team) -> None:
     assert not any(
         needs_winner(key.removeprefix("dsv/")) and "format/" not in key for key in team.owner.objects(store)
     )
-    # The administrator puts them into the store, and a writer goes on there.
+    # The administrator puts them into the store, and a writer continues there.
     kim, ben = (team.person(name, f"s3://{store}/dsv", f"{name} moves") for name in ("kim", "ben"))
     for person in (kim, ben):
         person.at(person.home).ok("clone", "-q", "scans", str(person.cwd), "--names", f"s3://{names}/dsv")

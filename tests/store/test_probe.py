@@ -60,7 +60,7 @@ class TellsNobodyThatHeWon(MemoryStore):
 
 
 class TheLastOneStays(MemoryStore):
-    """One is told that he won, but another's bytes stay."""
+    """One writer gets the answer that it won, but another's bytes stay."""
 
     def put_if_absent(self, key: str, data: Bytes) -> Put:
         put = super().put_if_absent(key, data)
@@ -118,7 +118,7 @@ def test_listings_that_come_late_are_found_out() -> None:
 @pytest.mark.parametrize(
     "store", [ListsInAnyOrder(), IgnoresStartAfter()], ids=lambda store: type(store).__name__
 )
-def test_order_is_told_and_not_required(store: MemoryStore) -> None:
+def test_order_is_reported_and_not_required(store: MemoryStore) -> None:
     proof = prove(store)
     assert proof.ok and not proof.ordered
 
@@ -142,7 +142,7 @@ def test_what_was_written_is_removed_after_a_failure() -> None:
     assert list(MemoryStore.list(store, "")) == []
 
 
-def test_probes_at_the_same_time_do_not_meet() -> None:
+def test_probes_at_the_same_time_do_not_disturb_each_other() -> None:
     store, proofs = MemoryStore(), []
     threads = [threading.Thread(target=lambda: proofs.append(prove(store, rounds=2))) for _ in range(4)]
     for thread in threads:

@@ -111,7 +111,7 @@ def test_a_conflict_that_never_ends_is_no_lost_race() -> None:
 @pytest.mark.parametrize("kind", [Kind.LOST_ANSWER, Kind.ERROR_500_AFTER])
 @pytest.mark.parametrize(("there", "put"), [(None, Put.WON), (b"theirs", Put.LOST)])
 def test_the_answers_of_all_puts_are_lost(kind: Kind, there: bytes | None, put: Put) -> None:
-    """What was written is read back, and then it is known."""
+    """The key is read back, which shows what was written."""
     store = MemoryStore()
     if there is not None:
         store.put_if_absent("k", there)
@@ -284,7 +284,7 @@ class BreaksOff(Wrapper):
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_a_listing_that_breaks_off_goes_on(ordered: bool) -> None:
+def test_a_listing_that_breaks_off_is_continued(ordered: bool) -> None:
     inner = MemoryStore()
     for number in range(20):
         inner.put_if_absent(f"k/{number:02}", b"")

@@ -95,8 +95,8 @@ def filled(arguments: Sequence[str], scene: Scene) -> list[str]:
     return [one.format(first=scene.first) for one in arguments]
 
 
-def test_a_move_that_this_workspace_has_met_is_another_one_now(scene: Scene) -> None:
-    """It had been acknowledged, and was read back. The next command tells it, and does nothing."""
+def test_a_change_of_a_move_that_this_workspace_has_recorded_is_reported(scene: Scene) -> None:
+    """It had been acknowledged, and was read back. The next command reports it, and does nothing."""
     ann, met = scene.ann, scene.ann.cwd / ".dsv/tracking.json"
     noted, before = met.read_bytes(), scene.names_now()
     write_files(ann.cwd, {"third.txt": b"third"})
@@ -106,7 +106,7 @@ def test_a_move_that_this_workspace_has_met_is_another_one_now(scene: Scene) -> 
         scene.swap_move(2)
         said_so(ann(*filled(arguments, scene)))
         assert scene.names_now() == before, arguments
-    # It was told: what happens next is what happens if a branch is at a commit that does not descend from the base.
+    # It was reported: what happens next is what happens if a branch is at a commit that does not descend from the base.
     scene.swap_move(2)
     assert ann("pull").code == 4
     rescued = synced(ann, {}, "--new-branch", "rescued")
@@ -114,7 +114,9 @@ def test_a_move_that_this_workspace_has_met_is_another_one_now(scene: Scene) -> 
     assert log[:2] == [rescued, scene.commit]
 
 
-def test_a_move_that_was_met_where_the_names_are_no_more_says_nothing(scene: Scene, tmp_path: Path) -> None:
+def test_a_move_that_was_recorded_from_the_old_place_of_the_names_is_ignored(
+    scene: Scene, tmp_path: Path
+) -> None:
     """A writer that did not know yet that the names had moved can win there, and learns that it does not count."""
     ann, met = scene.ann, scene.ann.cwd / ".dsv/tracking.json"
     ann.ok("pull")
@@ -172,7 +174,7 @@ def test_the_entry_by_which_names_began_to_move_changes(scene: Scene, tmp_path: 
 
 
 def test_index_files_that_change_are_not_merged_into_others(scene: Scene) -> None:
-    """What they said before is not lost: nothing is deleted, and nothing wrong is believed."""
+    """Their earlier content is not lost: nothing is deleted, and nothing wrong is believed."""
     client = scene.world.server.client()
     before = set(scene.world.stored())
     scene.world.does.swap = lambda key, data: data[:-1] + b"?" if "/index/" in key else None

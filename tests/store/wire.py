@@ -29,7 +29,7 @@ def s3_error(status: str, code: str) -> bytes:
 
 @dataclass
 class Wire:
-    """What was asked, and what is answered: `answers` in turn, the last one for good. None: silence."""
+    """The requests, and the answers to them: `answers` in turn, the last one for good. None: silence."""
 
     endpoint: str
     answers: list[bytes | None]

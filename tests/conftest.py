@@ -163,7 +163,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays, so no collection of garbage and no forked process need touch it again."""
+    """Collected items stay, so neither a garbage collection nor a forked process needs to touch them again."""
     gc.collect()
     gc.freeze()
 

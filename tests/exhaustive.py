@@ -51,5 +51,5 @@ def numbers(first: int = 1, every: int = EVERY) -> Iterator[int]:
 
 
 def examples(most: int) -> int:
-    """How many examples hypothesis tries: `most` in a full run, else a fifth."""
+    """Return how many examples hypothesis tries: `most` in a full run, else a fifth."""
     return most if is_full() else max(most // 5, 5)

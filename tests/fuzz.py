@@ -5,7 +5,7 @@
 Each round changes an object of a store (bits, bytes, numbers, pieces of others), hashes it anew, so that the change
 is seen by the decoder and not by the check before it, and names it by all that led to it. Then the store is read
 whole, by dsv and by the independent reader. What ends with another error than the documented ones, or with more
-memory than the limit, is told with the seed that makes it again, and the exit code is 1.
+memory than the limit, is reported with the seed that makes it again, and the exit code is 1.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def running(pid: int) -> bool:
-    """Whether it is there, and no zombie that whoever inherited it has yet to collect."""
+    """Return whether the process exists and is no zombie that its parent has yet to collect."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:

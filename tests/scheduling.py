@@ -8,7 +8,7 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 # Hosts have numbers. Those of tests/nfs have the upper ones, and stay up from test to test; the others boot the lower
-# ones. Their tests last longest and wait most of the time: two workers begin with them, so both sets go on at once.
+# ones. Their tests last longest and wait most of the time: two workers begin with them, so both sets run at once.
 # A test takes nodes away from a cluster, and ends every job that the test before it left there: one at a time.
 _SHARED = {
     "slurm_nodes": re.compile(r"tests/\w+/test_slurm"),
@@ -16,7 +16,7 @@ _SHARED = {
     "nfs_hosts, which stay up": re.compile(r"tests/nfs/"),
     "nfs_hosts": re.compile(r"tests/(labs/|\w+/test_nfs)"),
 }
-# Each of these takes minutes on a busy machine: begun last, one of them would go on alone.
+# Each of these takes minutes on a busy machine: begun last, one of them would run alone.
 _LONG = re.compile(
     r"tests/(real/|cli/test_demo|store/test_(names_moving|winners_that_change|names_elsewhere|policies))"
 )
@@ -29,7 +29,7 @@ EXCLUSIVE = {
 
 
 def shared_by(nodeid: str) -> str | None:
-    """The hosts or the cluster that a test has for itself while it runs, told by its file; None: none."""
+    """The hosts or the cluster that a test has for itself while it runs, by its file; None: none."""
     return next((name for name, files in _SHARED.items() if files.match(nodeid)), None)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-# An exception in the main thread, such as a signal's, is met by a wait that never ends: a thread that was stuck in its
+# After an exception in the main thread, such as a signal's, a wait may never end: a thread that was stuck in its
 # start holds the lock which every wait for the end of a thread needs.
 DEADLOCKED = """
 import threading

@@ -167,7 +167,7 @@ def strange_libraries(source: Source) -> list[str]:
 
 
 def source_names(source: Source) -> set[str]:
-    """What is imported by name from other modules."""
+    """Return the names that are imported from other modules."""
     found = (node for node in ast.walk(source.tree) if isinstance(node, ast.ImportFrom))
     return {alias.name for node in found for alias in node.names}
 
@@ -261,7 +261,7 @@ def packages() -> set[str]:
 
 
 def graph(among: Iterable[Source], name: Callable[[str], str]) -> dict[str, set[str]]:
-    """Which module (or, by `name`, package) imports which others, those inside functions too."""
+    """Return which module (or, by `name`, package) imports which others, those inside functions too."""
     found: dict[str, set[str]] = {}
     for source in among:
         here = name(module_of(source))
@@ -338,7 +338,7 @@ def test_model_is_values_without_io() -> None:
     report([line for source in sources() if source.part == "model" for line in does_io(source)])
 
 
-def test_only_the_command_line_meets_the_process() -> None:
+def test_only_the_command_line_uses_the_process() -> None:
     """Environment, standard streams and exit belong to cli: programs that import the package keep theirs. The package
     itself gives the environment to what they call (`tests/api/test_program.py`: not while it is imported).
     """

@@ -1,4 +1,4 @@
-"""The distribution is called dsv-data. `dsv` on PyPI is another project, and nothing may tell anybody to install it."""
+"""The distribution is called dsv-data. `dsv` on PyPI is another project, and no text may advise to install it."""
 
 from __future__ import annotations
 

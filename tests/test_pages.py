@@ -74,7 +74,7 @@ def test_json_in_the_pages_is_json() -> None:
 
 
 def messages() -> list[str]:
-    """What stands in the first column of the tables of docs/operations/troubleshooting.md."""
+    """Return the messages in the first column of the tables of docs/operations/troubleshooting.md."""
     return re.findall(
         r"^\| `([^`]+)`", (ROOT / "docs/operations/troubleshooting.md").read_text(), re.MULTILINE
     )
@@ -95,7 +95,7 @@ def texts() -> Iterator[str]:
 
 
 def _fits(message: str, text: str) -> bool:
-    """Whether the words of the message stand in the text, in their order; … stands for anything."""
+    """Return whether the words of the message are in the text, in their order; … stands for anything."""
     at = 0
     for part in message.split("…"):
         at = text.find(part.strip(), at)

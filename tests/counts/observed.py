@@ -1,4 +1,4 @@
-"""An S3 server that notes every request that reaches it: what was asked, how much was sent, what went on at once."""
+"""An S3 server that notes every request: what was asked, how much was sent, what ran at the same time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ObservedServer(ServerOnMoto):
 
     @contextmanager
     def watch(self, delay: float = 0.0) -> Iterator[Seen]:
-        """What is asked while the block lasts."""
+        """Give the requests that are made inside the block."""
         seen = Seen()
         self.delay, self._seen = delay, seen
         try:

@@ -64,8 +64,8 @@ def test_a_fast_forward_writes_a_move_and_no_tree(counted: tuple[Person, OpenSto
     person, store = counted
     with counting(person, store) as (context, spent):
         assert merge(context, MergeRequest(AHEAD, BranchName.parse("main"))).fast_forwarded
-    # The trees are compared for the counts that are told. Up go the session's records and the move. The move that it
-    # follows is read once more just before.
+    # The trees are compared for the counts that are reported. The session's records and the move are written. The move
+    # that it follows is read once more just before.
     assert spent().requests <= 25 and spent().puts <= 5, spent()
     assert spent().bytes_up < 1_000
 

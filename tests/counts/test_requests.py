@@ -59,7 +59,7 @@ WORKS = {
     # As the first one, and the base's commit; up go the file and its segment. Never more than 300 kB.
     "sync of one file": Most(22, 13, SIZE + SEGMENT + SMALL, SMALL),
     # The chunk around the insertion, perhaps the next one, and the recipe: chunks have 1 MiB on average. One listing
-    # tells that the packs of all other chunks are there, before the new commit refers to them (2,600 bytes); and the
+    # shows that the packs of all other chunks are there, before the new commit refers to them (2,600 bytes); and the
     # server says in 370 bytes that it refuses the session's first key, and in 340 that the format log ends. The
     # move that is read once more has 200.
     "sync of an insertion": Most(23, 14, 2 << 20, SMALL + 2_200),
@@ -181,7 +181,7 @@ def test_no_work_asks_for_more_than_it_needs(tmp_path: Path) -> None:
 
 
 def observed(folder: Path, fewest: dict[str, int], round_trip: float) -> dict[str, tuple[Most, Seen]]:
-    """What each work asked for, with the fewest round trips that it has taken so far."""
+    """Return the requests of each task, with the fewest round trips that it has taken so far."""
     server = ObservedServer()
     try:
         works = Works(server, folder, round_trip)

@@ -19,7 +19,7 @@ def diff(before: str, after: str) -> list[str]:
 
 
 def patch(before: list[str], hunks: list[str]) -> list[str]:
-    """What `patch` would make of it."""
+    """Return the lines after the hunks are applied, as `patch` does."""
     made, at, marked = list[str](), 0, ""
     for line in hunks:
         if line.startswith("@@"):
@@ -59,7 +59,7 @@ def test_it_reads_like_a_unified_diff() -> None:
     assert diff(before, after) == list(expected)[2:]
 
 
-def test_a_missing_newline_is_told() -> None:
+def test_a_missing_newline_is_shown() -> None:
     assert diff("a\nb", "a\nb\n") == ["@@ -1,2 +1,2 @@", " a", "-b", "\\ No newline at end of file", "+b"]
 
 

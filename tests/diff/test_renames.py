@@ -36,7 +36,7 @@ def read(entries: Sequence[Entry], texts: dict[RecipeId | None, str]) -> list[Co
 
 
 def compare(before: dict[bytes, str], after: dict[bytes, str]) -> Found:
-    """What was found between two sets of large files, by path the letters of their chunks."""
+    """Return the renames between two sets of large files; each path has the letters of its chunks."""
     old = {path: large(path, text) for path, text in before.items()}
     new = {path: large(path, text) for path, text in after.items()}
     texts = {large(b"", text).recipe_id: text for text in (*before.values(), *after.values())}
@@ -60,7 +60,7 @@ def test_renames_pair_what_went_with_what_came(found: list[bytes], data: st.Data
         assert one.before is not None and one.after is not None and one.similarity == 100
         assert one.before.file_id == one.after.file_id and one.before.path not in after
         assert one.after.path not in before
-    # Every path is told once: the old path of a rename stands for the removal that it replaces.
+    # Every path is listed once: the old path of a rename stands for the removal that it replaces.
     paths = [one.path for one in result] + [one.old_path for one in renamed]
     assert sorted(paths) == sorted(one.path for one in plain)  # type: ignore[type-var]
     # Nothing is left to pair, but for empty files.

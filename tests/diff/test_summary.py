@@ -52,7 +52,7 @@ def test_a_row_for_each_folder_of_the_depth() -> None:
     assert [row.folder for row in Summary(found).by_folder(0)] == [ROOT]
 
 
-def test_without_a_depth_folders_are_told_where_they_part() -> None:
+def test_without_a_depth_folders_are_listed_where_they_branch() -> None:
     found = [added(b"data/train/a/1"), added(b"data/train/b/x/1"), added(b"data/train/0")]
     assert [row.folder for row in Summary(found).by_folder()] == [
         b"data/train/",

@@ -24,7 +24,7 @@ class EngineConformance(DurableJobs):
     name: ClassVar[str]
 
     def arrives(self, written: bytes) -> bytes:
-        """What arrives of what a job writes."""
+        """Return the part of a job's output that arrives."""
         return written
 
     def test_is_the_registered_engine(self, bench: Bench) -> None:

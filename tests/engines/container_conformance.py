@@ -119,7 +119,7 @@ class ContainerConformance(EngineConformance):
             *(tmp_path / "here").iterdir()
         ]  # older versions of conmon make a file where they are started
 
-    def test_a_container_within_its_limits_goes_on(self, bench: Bench) -> None:
+    def test_a_container_within_its_limits_is_not_killed(self, bench: Bench) -> None:
         done = bench.run(bench.shell("df -k /dev/shm | tail -n 1", memory_bytes=64 << 20, cpus=0.5))
         assert (done.code, done.outcome.cause) == (0, EndCause.EXITED)
         assert int(done.stdout.split()[1]) == (32 << 20) >> 10
@@ -220,7 +220,7 @@ class ContainerConformance(EngineConformance):
             assert file.read() == b"".join(b"out %d\n" % number for number in range(1, 301)) + b"end"
         assert self.call(bench, "ps", "--all", "--quiet", "--filter", f"label=dsv.run={job.run}") == ""
 
-    def test_a_job_that_is_over_tells_its_exit_code(self, bench: Bench) -> None:
+    def test_the_exit_code_of_a_job_that_is_over_can_be_read(self, bench: Bench) -> None:
         """To whoever asks, if the process that would have removed it is gone."""
         engine = bench.engine
         job = engine.submit(

@@ -137,7 +137,7 @@ class DurableJobs:
             assert bench.engine.cancel(replace(ref, id=wrong, run="no-such-run"), 0) is None
 
     def test_a_job_is_known_to_another_process(self, bench: Bench) -> None:
-        """Its reference, its state and its output, while the process that submitted it goes on."""
+        """Its reference, its state and its output, while the process that submitted it still runs."""
         out, env = self.out(bench)
         script = (
             'echo first; touch "$OUT/ready"; until [ -e "$OUT/go" ]; do sleep 0.05; done; echo last; exit 4'

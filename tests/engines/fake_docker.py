@@ -1,4 +1,4 @@
-"""A docker program that tells what a test has it tell: of a daemon that goes away in the middle of a job."""
+"""A docker program that answers as a test sets it: with a daemon that goes away in the middle of a job."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class FakeDocker:
         until((self.folder / "up").exists, "the container's start")
 
     def calls(self, command: str) -> int:
-        """How often it was called so."""
+        """Return how often it was called with this command."""
         return sum(line.startswith(command) for line in (self.folder / "calls").read_text().splitlines())
 
     def await_calls(self, command: str, more: int) -> None:

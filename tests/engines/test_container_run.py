@@ -61,7 +61,7 @@ def test_a_container_that_outlives_its_program_is_waited_for(
 def test_a_program_that_is_killed_before_the_engine_notes_the_begin_leaves_the_end_unknown(
     bench: Bench, docker: FakeDocker
 ) -> None:
-    """The command may have run: who asks is not told that it was never launched, and does not begin it again."""
+    """The command may have run, so the answer is not that it was never launched, and it is not begun again."""
     running = started(bench, docker)
     docker.set("unnoted")
     os.kill(int((docker.folder / "pid").read_text()), signal.SIGKILL)

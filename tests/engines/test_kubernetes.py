@@ -41,7 +41,7 @@ class TestKubernetes(ClusterConformance):
         return super().out(bench)
 
     def ready(self, mount: Mount) -> None:
-        """The cluster tells a moment later than the command itself that it has begun."""
+        """The cluster reports the start a moment later than the command itself does."""
         super().ready(mount)
         engine = self.bench.engine
         until(
@@ -110,7 +110,7 @@ def test_a_submitter_that_is_killed_between_the_objects_of_its_job(
 def test_a_job_is_taken_back_while_it_waits_and_not_once_it_has_its_place(
     bench: Bench, kubernetes: lab.Kubernetes
 ) -> None:
-    """Whatever it does at that moment: it either never begins, or goes on to its end."""
+    """Whatever it does at that moment, it either never begins or runs to its end."""
     waiting = bench.start(bench.shell("true", cpus=10_000.0))
     until(lambda: bench.engine.status(waiting.ref) == JobStatus(RunState.QUEUED), "the job in its queue")
     assert bench.engine.withdraw(waiting.ref) == JobStatus(RunState.NOT_LAUNCHED)
@@ -168,7 +168,7 @@ def test_what_cannot_begin_says_why_in_the_words_of_the_cluster(
         assert bench.engine.list(running.ref.run) == ()
 
 
-def test_a_cluster_that_does_not_answer_or_refuses_is_told(
+def test_a_cluster_that_does_not_answer_or_refuses_is_reported(
     bench: Bench, kubernetes: lab.Kubernetes, tmp_path: Path
 ) -> None:
     config = tmp_path / "config"

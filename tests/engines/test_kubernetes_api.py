@@ -27,7 +27,7 @@ from dsv.run.resources import Capacity, Resources
         ("", "", False),
     ],
 )
-def test_a_cluster_without_init_containers_that_go_on_is_refused(
+def test_a_cluster_without_restartable_init_containers_is_refused(
     major: str, minor: str, refused: bool
 ) -> None:
     said = too_old({"major": major, "minor": minor})
@@ -37,7 +37,7 @@ def test_a_cluster_without_init_containers_that_go_on_is_refused(
     )
 
 
-def test_a_program_that_no_longer_tells_who_the_caller_is_ends_no_thread(
+def test_a_failing_credential_program_ends_no_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever reads a log would wait for that thread for ever."""

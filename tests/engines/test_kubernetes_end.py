@@ -116,7 +116,7 @@ STAGE_FAILED = {
         (a_job(conditions=["Failed"]), [a_pod(status=STAGE_FAILED)], 125, EndCause.NOT_STARTED, "^no room$"),
     ],
 )  # fmt: skip
-def test_the_end_is_told_truly(
+def test_the_end_is_reported_correctly(
     job: dict[str, Any], pods: list[Pod], code: int, cause: EndCause, words: str | None
 ) -> None:
     import re
@@ -251,7 +251,7 @@ def test_the_parts_of_a_run_that_was_stopped_say_so_too() -> None:
         ]
 
 
-def test_a_job_that_is_suspended_may_go_on_though_its_pods_are_gone() -> None:
+def test_a_suspended_job_without_pods_is_not_over() -> None:
     gone_pod = (Pod(a_pod(phase="Running").raw, gone=True),)
     assert ended(JobSnapshot(a_job(suspend=True), gone_pod)) is None
     stopped = a_job(suspend=True, annotations={"dsv.run/stopped": "ann on h"})

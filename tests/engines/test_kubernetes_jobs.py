@@ -73,7 +73,7 @@ def _node(ready: str) -> Any:
         (Refusal("no answer"), []),
     ],
 )
-def test_a_pod_is_given_up_if_nothing_is_heard_of_its_machine(
+def test_a_pod_is_given_up_if_its_machine_does_not_report(
     node: Any, changed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
@@ -96,7 +96,9 @@ def test_a_pod_is_given_up_if_nothing_is_heard_of_its_machine(
         (Refusal("forbidden", 403), EndCause.LOST_SIGHT, "does not have the pod pod any more"),
     ],
 )
-def test_why_a_pod_is_gone_whose_end_the_cluster_has_not_told(node: Any, cause: EndCause, words: str) -> None:
+def test_the_reason_of_a_lost_pod_that_the_cluster_did_not_report(
+    node: Any, cause: EndCause, words: str
+) -> None:
     class Emptied(Cluster):
         def get(self, path: str) -> Any:
             job = {"metadata": {"name": "job", "uid": "u0"}, "spec": {"backoffLimit": 0}}
@@ -174,7 +176,7 @@ MACHINES = [
         ({"example.org/none": "1"}, True),
     ],
 )
-def test_a_pod_that_no_machine_has_room_for_is_told_from_one_that_waits(
+def test_a_pod_that_fits_no_machine_is_distinguished_from_one_that_waits(
     asked: dict[str, str], never: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = "0/2 nodes are available: 2 Insufficient something."
@@ -206,7 +208,7 @@ def test_a_pod_that_no_machine_has_room_for_is_told_from_one_that_waits(
     assert looking._why_never(facts) is None
 
 
-def test_what_the_cluster_has_against_giving_up_a_pod_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_refusal_to_give_up_a_pod_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(job_module, "monotonic", lambda: now[0])
     against = Refusal("pods/status is forbidden", 403)
@@ -218,7 +220,7 @@ def test_what_the_cluster_has_against_giving_up_a_pod_is_told(monkeypatch: pytes
     assert cluster.changed == ["pod/status Failed"]
 
 
-def test_an_image_that_cannot_be_pulled_is_told_of_once() -> None:
+def test_an_image_that_cannot_be_pulled_is_reported_once() -> None:
     """Each attempt has a port of its own in its message."""
     first, second = (f"dial tcp: read udp 10.0.0.2:{port}->10.0.0.53:53: i/o timeout" for port in (5, 41050))
     assert without_numbers(first) == without_numbers(second) != without_numbers("no such host")
@@ -238,7 +240,7 @@ QUOTA = 'jobs.batch "j" is forbidden: exceeded quota: few, requested: {0}=1, use
         (Refusal("already exists", 409), {"deletionTimestamp": "2026-01-01T00:00:00Z"}, NoPlaceYet),
     ],
 )
-def test_a_cluster_that_has_no_place_yet_is_told_from_one_that_refuses(
+def test_a_cluster_that_is_full_is_distinguished_from_one_that_refuses(
     refused: Refusal, former: dict[str, Any] | None, kind: type[DsvError]
 ) -> None:
     class Refusing:

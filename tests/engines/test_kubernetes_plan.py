@@ -131,7 +131,7 @@ def test_dollars_in_a_command_are_no_variables_of_kubernetes() -> None:
     assert pod_of()["containers"][0]["command"][-1] == "$$(HOME) costs $$5"
 
 
-def test_several_nodes_meet_at_the_first_by_its_name() -> None:
+def test_several_nodes_find_the_first_node_by_its_name() -> None:
     found = planned(replace(JOB, nodes=3, retries=2))
     name, spec = f"dsv-{RUN}", found["Job"]["spec"]
     assert found["Service"]["spec"]["clusterIP"] == "None"
@@ -297,7 +297,7 @@ def test_room_of_nodes_and_quotas() -> None:
     ]
 
 
-def test_what_the_caller_may_not_list_is_told() -> None:
+def test_resources_that_the_caller_may_not_list_are_reported() -> None:
     class Closed:
         """Stands for the API, to someone who may only submit jobs."""
 
@@ -332,7 +332,7 @@ def test_nodes_begin_again_together_and_only_one_of_them_is_counted() -> None:
     assert [each["action"] for each in without] == ["FailJob", "FailJob"]  # it doesn't begin again
 
 
-def test_a_run_without_a_pool_is_told_that_it_needs_one() -> None:
+def test_a_run_without_a_pool_is_refused() -> None:
     """Such as one that is repeated, whose record says which engine it had."""
     spec = SimpleNamespace(pool=None, out=None, keep_output=False)
     with pytest.raises(UsageError, match="kubernetes runs the jobs of pools alone") as caught:

@@ -121,7 +121,7 @@ STOPPED = a_condition(
 def test_a_pool_counts_the_jobs_that_wait_in_its_queue(
     answer: Any, waiting: int | None, closed: str | None
 ) -> None:
-    """They have no pods, so nothing else tells of them."""
+    """They have no pods, so nothing else shows them."""
     found = ask_capacity(Queues(answer), KubernetesOptions(queue="gpu"), Resources())  # type: ignore[arg-type]
     assert isinstance(found, Capacity) and found.waiting == waiting
     assert (found.not_now is None) if closed is None else (closed in (found.not_now or ""))
@@ -174,7 +174,7 @@ def raw(created: str, **more: Any) -> dict[str, Any]:
 def test_a_job_whose_queue_took_its_place_away_was_preempted_however_its_command_ended(
     left: list[Any],
 ) -> None:
-    """By a signal, by itself once it was told to, or unseen."""
+    """By a signal, by itself after a signal, or unseen."""
     cluster = Cluster(a_queued_job(backoffLimit=0))
     cluster.pods = [raw("1", phase="Running")]
     job = KubernetesJob(cluster, "training", "j", "u")  # type: ignore[arg-type]

@@ -85,7 +85,7 @@ def test_a_node_that_has_begun_again_is_not_waited_for_in_the_attempt_before() -
     assert attempt.may_leave(1.0)
 
 
-def test_a_node_that_is_not_heard_of_ends_the_attempt_and_is_not_waited_for() -> None:
+def test_a_node_that_does_not_report_ends_the_attempt_without_a_wait() -> None:
     attempt = _begun()
     for node in (0, 1):
         attempt.report(node, 2, None, LOST + 1)
@@ -118,7 +118,7 @@ def test_pods_of_one_attempt_take_no_word_from_those_of_another_with_its_number(
     assert new.report(1, 1, None, 1.0, "b1") == (WAIT, "")
 
 
-def test_the_failure_of_an_attempt_is_not_told_to_the_one_that_has_its_number() -> None:
+def test_the_failure_of_an_attempt_is_not_reported_to_another_with_its_number() -> None:
     old = Attempt(2, 1, "a0")
     for node in (0, 1):
         old.report(node, 1, None, 0.0, f"a{node}")

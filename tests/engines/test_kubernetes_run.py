@@ -87,7 +87,7 @@ def _run(cluster: Cluster) -> KubernetesRun:
     return _begun(KubernetesJob(cluster, "training", "job", "u0"))  # type: ignore[arg-type]
 
 
-def test_a_signal_reaches_a_command_of_whose_start_nobody_had_heard() -> None:
+def test_a_signal_reaches_a_command_whose_start_was_not_yet_seen() -> None:
     cluster = Cluster(begun=False)
     run = _run(cluster)
     cluster.begun = True
@@ -160,7 +160,7 @@ def test_a_signal_between_two_attempts_reaches_the_second_one_once() -> None:
     assert cluster.told == ["USR1"] and run._unsent == []
 
 
-def test_a_job_that_is_cancelled_between_two_attempts_is_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_is_cancelled_between_two_attempts_gets_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its second attempt ends itself, and is neither killed nor deleted."""
     site = TwoAttempts(begun=False)
     looks = iter(range(100))
@@ -228,7 +228,7 @@ def _engine(site: Site, monkeypatch: pytest.MonkeyPatch, volume: Any) -> Kuberne
 
 
 @pytest.mark.parametrize(("volume", "forgotten"), [({"claim": "c"}, True), ({"host": "/mnt"}, False)])
-def test_a_job_whose_record_is_whole_goes_unless_it_tells_where_its_data_is(
+def test_a_job_with_a_complete_record_is_deleted_unless_it_locates_its_data(
     monkeypatch: pytest.MonkeyPatch, volume: Any, forgotten: bool
 ) -> None:
     site = Site(begun=True)
@@ -376,7 +376,7 @@ def test_a_job_waits_for_room_from_when_it_may_begin_and_not_from_its_submission
     assert run._why_never(facts) is full
 
 
-def test_what_a_job_waits_for_is_told_once_and_again_after_its_queue_took_its_place_away(
+def test_the_reason_of_a_wait_is_reported_once_and_again_after_a_preemption(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, full = [0.0], "insufficient unused quota, 1 more needed"

@@ -96,7 +96,9 @@ def test_a_stream_that_stays_open_ends_after_a_while(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("size", [100, 10_000])
-def test_what_goes_on_writing_is_not_listened_to_for_ever(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_a_process_that_keeps_writing_is_not_read_for_ever(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     """A daemon that got away: many small writes, and more than any terminal takes. The job's own output is whole."""
     monkeypatch.setattr(output_module, "LAST_READ", 0.5)
     reader, writer = os.pipe()
@@ -185,7 +187,7 @@ def test_the_last_line_of_stderr() -> None:
 
 
 def written(*pieces: bytes, end: bool = False) -> bytes:
-    """What a reader has once one of several nodes, number 3, has written these."""
+    """Return the bytes that a reader gets after node 3 of several nodes has written these."""
     reader, writer = os.pipe()
     lines = NodeLines(writer)
     for piece in pieces:

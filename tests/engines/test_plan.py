@@ -139,7 +139,7 @@ def test_more_gpus_than_granted(wanted: int, granted: tuple[str, ...]) -> None:
     ("text", "names"),
     [(None, None), ("", ()), ("0, 2", ("0", "2")), ("1,-1,0", ("1",)), ("-1", ()), ("GPU-x", ("GPU-x",))],
 )
-def test_what_cuda_was_told(text: str | None, names: tuple[str, ...] | None) -> None:
+def test_the_gpus_in_cuda_visible_devices(text: str | None, names: tuple[str, ...] | None) -> None:
     assert visible({} if text is None else {"CUDA_VISIBLE_DEVICES": text}) == names
 
 

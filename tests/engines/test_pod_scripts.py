@@ -119,14 +119,14 @@ def test_a_node_of_several_leaves_what_all_agreed_upon(
     assert end[2] is None or left.parts[0].error == f"it was ended with the other nodes: {end[2]}"
 
 
-def test_a_command_that_was_killed_is_one_that_the_cluster_tells_of(pod: Pod) -> None:
+def test_the_end_of_a_killed_command_is_left_to_the_cluster(pod: Pod) -> None:
     assert pod.run("kill -KILL $$")[0] == 137
     left = pod.left()
     assert left is not None and not left.seen
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
-def test_an_image_without_dsv_is_told_of(shell: tuple[str, ...], tmp_path: Path) -> None:
+def test_an_image_without_dsv_is_reported(shell: tuple[str, ...], tmp_path: Path) -> None:
     argv = [
         *shell,
         "-c",
@@ -142,7 +142,7 @@ def test_an_image_without_dsv_is_told_of(shell: tuple[str, ...], tmp_path: Path)
             until((tmp_path / "not-held").exists, "that it gives up")
             said = "error: the pool's image of dsv has no program dsv-of-nobody\n"
             assert (tmp_path / "problem").read_text() == said
-            assert holding.poll() is None  # else the container that tells of it would not begin
+            assert holding.poll() is None  # else the container that reports it would not begin
             holding.terminate()
             assert holding.wait() == 1
         finally:

@@ -51,7 +51,7 @@ class TestPodman(ContainerConformance):
         "test_a_job_that_is_ended_while_its_image_is_fetched",
         "test_output_is_whole_if_the_program_that_delivers_it_dies",
         "test_another_process_attaches_to_a_job_that_runs",
-        "test_a_job_that_is_over_tells_its_exit_code",
+        "test_the_exit_code_of_a_job_that_is_over_can_be_read",
         "test_a_job_can_be_cancelled_by_its_reference",
         "test_a_submitter_that_is_killed_before_the_job_begins",
         "test_a_job_ends_if_the_process_that_supervises_it_is_killed",

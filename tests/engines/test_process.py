@@ -104,7 +104,7 @@ class TestProcess(EngineConformance):
         done = bench.run(bench.shell("setsid sleep 30 & exit 2"))
         assert done.code == 2
 
-    def test_a_daemon_that_goes_on_writing_keeps_no_job_alive(self, bench: Bench) -> None:
+    def test_a_daemon_that_still_writes_keeps_no_job_alive(self, bench: Bench) -> None:
         out, env = self.out(bench)
         daemon = "setsid sh -c 'touch \"$OUT/up\"; while echo x; do sleep 0.1; done' &"
         job = bench.shell(

@@ -1,4 +1,4 @@
-"""Going on with a log where its reading had ended."""
+"""Continuing to read a log where its reading had ended."""
 
 from __future__ import annotations
 

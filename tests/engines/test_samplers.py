@@ -49,7 +49,7 @@ def test_control_groups(tmp_path: Path, lines: str, files: dict[str, str]) -> No
     assert (sampler.peak_memory_bytes, sampler.cpu_seconds) == (1024, 1.5)
 
 
-def test_a_group_that_is_the_whole_machine_tells_nothing(tmp_path: Path) -> None:
+def test_a_group_that_is_the_whole_machine_is_not_measured(tmp_path: Path) -> None:
     _tree(tmp_path / "fs", {"memory.stat": "anon 1000\n", "cpu.stat": "usage_usec 5\n"})
     _tree(tmp_path / "proc", {"77/cgroup": "0::/\n"})
     sampler = UsageSampler(control_group(lambda: 77, tmp_path / "fs", tmp_path / "proc"))
@@ -58,7 +58,7 @@ def test_a_group_that_is_the_whole_machine_tells_nothing(tmp_path: Path) -> None
     assert (sampler.peak_memory_bytes, sampler.cpu_seconds) == (None, None)
 
 
-def test_a_group_that_is_the_callers_own_tells_nothing(tmp_path: Path) -> None:
+def test_a_group_that_is_the_callers_own_is_not_measured(tmp_path: Path) -> None:
     _tree(tmp_path / "fs", {"user.slice/memory.stat": "anon 1000\n", "user.slice/cpu.stat": "usage_usec 5\n"})
     _tree(tmp_path / "proc", {"77/cgroup": "0::/user.slice\n", "self/cgroup": "0::/user.slice\n"})
     sampler = UsageSampler(control_group(lambda: 77, tmp_path / "fs", tmp_path / "proc"))
@@ -84,7 +84,7 @@ def test_the_memory_of_a_session_is_of_all_its_processes() -> None:
 
 
 class FakeDriver:
-    """NVIDIA's library for a machine with an A100 and a T4 that doesn't tell how busy it is."""
+    """NVIDIA's library for a machine with an A100 and a T4 that doesn't report how busy it is."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = 0
@@ -146,7 +146,9 @@ def test_only_the_gpus_of_the_job_are_counted(
 
 
 @pytest.mark.parametrize("call", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"])
-def test_no_driver_and_a_gpu_that_is_gone_tell_nothing(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_nothing_is_measured_without_a_driver_or_with_a_lost_gpu(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     FakeDriver(monkeypatch)
 
     def fail(*_: object) -> None:

@@ -97,7 +97,7 @@ def test_the_node_that_failed_first_says_how_the_job_ended(tmp_path: Path) -> No
 def test_of_two_nodes_that_failed_in_the_same_second_one_was_first(
     tmp_path: Path, first: int, code: int
 ) -> None:
-    """The file server's clock tells which, also if it differs from that of the nodes."""
+    """The file server's clock decides which, also if it differs from that of the nodes."""
     files = {"node__1__0": "n1 10 3 12\n", "node__1__1": "n2 10 9 12\n", "end": "9\n"}
     for clock in (12.0, 12.9):
         left(tmp_path, **files)
@@ -157,7 +157,7 @@ def test_a_job_whose_script_slurm_could_not_run_names_the_node(tmp_path: Path) -
 
 
 def test_times_are_of_the_file_servers_clock(tmp_path: Path) -> None:
-    """The node's clock is an hour ahead, and tells only how long the command took."""
+    """The node's clock is an hour ahead, and is used only for how long the command took."""
     left(tmp_path, node__1__0="n1 4600 0 4612\n", end="0 1\n")
     os.utime(tmp_path / "node.1.0", (1000, 1000))
     done = ended(queued("COMPLETED"), Left(tmp_path))
@@ -166,7 +166,7 @@ def test_times_are_of_the_file_servers_clock(tmp_path: Path) -> None:
     ]
 
 
-def test_a_command_that_told_no_end_ended_when_the_job_last_wrote(tmp_path: Path) -> None:
+def test_a_command_that_recorded_no_end_ended_when_the_job_last_wrote(tmp_path: Path) -> None:
     """And not when dsv looked."""
     left(tmp_path, node__1__0="n1 4600\n", err__0="step cancelled\n", attended="", complete__log="")
     os.utime(tmp_path / "node.1.0", (1000, 1000))
@@ -217,7 +217,7 @@ def test_a_success_of_which_a_node_says_nothing_is_none(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_shows_no_end_yet_is_looked_at_again(tmp_path: Path) -> None:
-    """What Slurm calls a success is never called a failure."""
+    """A success in Slurm is never called a failure."""
     for state, seen in (("COMPLETED", False), ("FAILED", True)):
         assert ended(queued(state), Left(Path("/none"))) is None
         assert status(queued(state), Left(Path("/none"))).lives
@@ -283,7 +283,7 @@ def test_a_job_that_went_while_it_waited_for_another_attempt(
 
 
 class Knows:
-    """Stands for Slurm's programs: Slurm knows the job, and goes on to know it for minutes after its end."""
+    """Stands for Slurm's programs: Slurm knows the job, and still knows it for minutes after its end."""
 
     state = "RUNNING"
 
@@ -292,7 +292,7 @@ class Knows:
 
 
 def test_a_log_that_is_followed_ends_if_another_dsv_completes_the_record(tmp_path: Path) -> None:
-    """It then removes what the job left, so that nothing tells the end any more."""
+    """It then removes what the job left, so that nothing shows the end any more."""
     folder, slurm = tmp_path / "job", Knows()
     left(folder, out__0="first\n")
     ref = JobRef("slurm", RUN, "cluster", f"7:{folder}")

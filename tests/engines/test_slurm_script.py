@@ -131,7 +131,7 @@ def test_the_longest_value_and_the_longest_command_are_passed_on() -> None:
     assert subprocess.run(["true", task[1]], check=True)
 
 
-def test_several_nodes_are_told_where_to_meet() -> None:
+def test_several_nodes_get_the_address_of_the_rendezvous() -> None:
     assert set(MEETING) == {*node_environment(["n1", "n2"], 20_000), "NODE_RANK", "PET_NODE_RANK"}
     text = render(Batch(job(nodes=2), SlurmOptions()))
     assert all(f"{name}=" in text for name in MEETING)
@@ -199,7 +199,7 @@ def test_a_line_of_squeue_may_have_anything_in_its_comment() -> None:
     assert never.never_begins and never.reason == refused
 
 
-def test_a_controller_that_is_away_is_told_from_a_refusal() -> None:
+def test_a_controller_that_is_away_is_distinguished_from_a_refusal() -> None:
     assert Answer(
         problem="slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     ).is_away

@@ -271,7 +271,7 @@ def test_a_node_that_can_not_hold_its_data_lets_no_command_begin(tmp_path: Path,
 )
 @pytest.mark.parametrize("nodes", ["0", "0 1"])
 def test_a_command_gets_its_own_time_and_no_more(tmp_path: Path, script: str, code: int, nodes: str) -> None:
-    """It is told to end on every node, and is not tried again."""
+    """It is signalled on every node, and is not tried again."""
     count = len(nodes.split())
     for seconds in (1, 10, 40):  # until it gets as far as its trap on every node
         scene = tmp_path / str(seconds)
@@ -330,7 +330,7 @@ def test_a_variable_that_did_not_come_along_is_missed(tmp_path: Path) -> None:
 
 
 def test_a_store_that_hangs_does_not_hold_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What completes the record is told to end, so that others do it, and the job ends as its command did."""
+    """The process that completes the record is ended, so that others do it; the job ends as its command did."""
     order = NodeOrder(run=RunId(RUN), dataset=DatasetName("digits"), out="/out").encode().decode()
     it = batch(tmp_path, "sh", "-c", "exit 3", program="slow", close=("node",), order=order)
     monkeypatch.setattr("dsv.run.engines.slurm.script.CLOSE_SECONDS", 1)

@@ -128,7 +128,7 @@ def build(*, named: bool = False, node_locators: bool = False) -> dict[str, byte
 
 
 def build_moved() -> dict[str, bytes]:
-    """What differs in the named store after its names have moved within it: the log, and the names' own place."""
+    """Return the changes of the named store after its names have moved within it: the log, and the names' own place."""
     named = build(named=True)
     found: dict[str, bytes] = {}
     first = FormatEntry.decode(named[keys.format_key(0)])
@@ -345,7 +345,7 @@ def _nonce(label: str) -> Nonce:
 
 
 def vectors() -> dict[str, object]:
-    """What a second writer must decide alike: where files, trees and recipes are cut, and how ids are made."""
+    """Return what a second writer must decide alike: where files, trees and recipes are cut, and how ids are made."""
     stream = blake3(b"dsv golden").digest(length=24 << 20)
     paths = sorted((b"set/%02d/%06d.png" % (at % 15, at) for at in range(8000)), key=sort_key)
     cutter = Cutter(0)

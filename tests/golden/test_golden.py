@@ -205,9 +205,9 @@ def test_the_reader_names_what_it_can_not_reach(tmp_path: Path, capsys: pytest.C
 
 
 @each_store
-def test_dsv_reads_it_and_goes_on_writing_as_the_store_was_made(tmp_path: Path, store: Path) -> None:
-    """A store that was made before refs carried names goes on without them, so an older dsv can still read it; and so
-    does one that was made before nodes had locators."""
+def test_dsv_reads_it_and_keeps_writing_as_the_store_was_made(tmp_path: Path, store: Path) -> None:
+    """A store that was made before refs carried names is still written without them, so an older dsv can still read
+    it; and so is one that was made before nodes had locators."""
     copy = shutil.copytree(store, tmp_path / "store")
     for entry in (copy / "format").iterdir():
         if entry.name != f"{0:016x}":

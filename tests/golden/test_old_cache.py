@@ -89,7 +89,7 @@ def test_a_selection_is_a_hit(old: Old) -> None:
     assert read(Path(item["path"])) == own
 
 
-def test_half_a_fill_is_gone_on_with(old: Old) -> None:
+def test_half_a_fill_is_continued(old: Old) -> None:
     (half,) = (old.cache / ".dsv/fill/letters").glob("*/at-*")
     there = {path.name: path.stat().st_ino for path in (half / "tree").rglob("*") if path.is_file()}
     assert 16 <= len(there) < len(content("v3"))

@@ -195,7 +195,7 @@ def test_names_that_have_moved_within_the_store_are_found(
     assert files_of(tmp_path / "out") == files
 
 
-def test_names_elsewhere_are_told(tmp_path: Path) -> None:
+def test_names_in_another_place_are_reported(tmp_path: Path) -> None:
     store, names = places(tmp_path)
     with pytest.raises(StoreError, match="--names DIR says where"):
         reader.restore(store, "demo/letters", tmp_path / "out")

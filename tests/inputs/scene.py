@@ -89,7 +89,7 @@ def refused(result: Result, code: int, *said: str) -> None:
 
 
 def shown_in(cache: Path) -> list[str]:
-    """What a person sees in a cache: everything outside the dot folder."""
+    """Return the names that a person sees in a cache: everything outside the dot folder."""
     if not cache.exists():
         return []
     return sorted(

@@ -1,6 +1,6 @@
 """Keys that may be absent, on a server that answers 500 for them while some of its nodes are down.
 
-It might have them. So whoever asks is told that the server could not answer, and nobody is told that there is nothing.
+It might have them. So the answer is that the server could not answer, and never that the key is absent.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class World:
 
 @pytest.fixture
 def world(scene: Scene) -> Iterator[World]:
-    """`set` with a tag, a branch `side` that has gone on, and a change in ann's workspace that is not synced."""
+    """`set` with a tag, a branch `side` that has moved, and a change in ann's workspace that is not synced."""
     with troubled_server() as server:
         ann = scene.newcomer(**server.environ)
         write(ann.cwd, FILES)
@@ -130,7 +130,7 @@ def filled(arguments: Sequence[str], folder: Path) -> list[str]:
     return [one.format(missing="ab" * 32, folder=folder) for one in arguments]
 
 
-def test_a_reader_is_not_told_that_there_is_nothing(world: World) -> None:
+def test_a_reader_never_gets_an_unavailable_key_as_missing(world: World) -> None:
     for arguments in READING:
         tried(world, world.scene.newcomer(**world.server.environ), filled(arguments, world.scene.folder))
 

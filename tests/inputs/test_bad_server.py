@@ -53,7 +53,7 @@ def failed(result: Result, trouble: Trouble) -> None:
 
 
 @pytest.mark.parametrize("trouble", sorted(CODES, key=lambda one: one.name), ids=lambda trouble: trouble.name)
-def test_a_sync_meets_it_at_any_request(world: World, trouble: Trouble) -> None:
+def test_a_sync_survives_trouble_at_any_request(world: World, trouble: Trouble) -> None:
     """Whatever the failed sync came to, the next one ends with all changes published, each commit once."""
     server, ann = world.server, world.ann
     commits = [ann.ok("resolve", "set").out.strip()]
@@ -87,7 +87,7 @@ def test_a_sync_meets_it_at_any_request(world: World, trouble: Trouble) -> None:
 
 @pytest.mark.parametrize("use", [CACHE, CLONE], ids=lambda use: use.name)
 @pytest.mark.parametrize("trouble", sorted(CODES, key=lambda one: one.name), ids=lambda trouble: trouble.name)
-def test_a_reader_meets_it_at_any_request(world: World, use: Use, trouble: Trouble) -> None:
+def test_a_reader_survives_trouble_at_any_request(world: World, use: Use, trouble: Trouble) -> None:
     thorough = use is CACHE and trouble in (Trouble.ERROR_500, Trouble.TRUNCATED)
     for first in range(1, 60, 11 if not is_full() else 1 if thorough else 4):
         person = world.newcomer()

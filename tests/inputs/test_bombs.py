@@ -247,7 +247,7 @@ def test_a_commit_an_index_and_a_run_of_six_gigabytes(scene: Scene) -> None:
 
 
 def test_the_limit_of_memory_is_one() -> None:
-    """What takes more is stopped, so that the tests above mean something."""
+    """A process that takes more is stopped, so that the tests above mean something."""
     program = [sys.executable, "-c", f"bytearray({MEMORY})"]
     done = subprocess.run(program, capture_output=True, text=True, preexec_fn=limited, check=False)
     assert "MemoryError" in done.stderr

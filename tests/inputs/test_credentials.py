@@ -61,7 +61,7 @@ def data_pack(server: Server) -> str:
     return max(server.objects, key=lambda key: len(server.objects[key]))
 
 
-def test_a_sync_goes_on_from_what_was_uploaded(ann: Dsv, server: Server) -> None:
+def test_a_sync_continues_from_the_uploaded_data(ann: Dsv, server: Server) -> None:
     expire_at(server, "/dsv/commits/")
     before = server.refs()
     result = ann("sync")
@@ -73,7 +73,7 @@ def test_a_sync_goes_on_from_what_was_uploaded(ann: Dsv, server: Server) -> None
     assert ann.ok("cat", "set:3.bin").code == 0
 
 
-def test_a_cache_goes_on_from_what_was_fetched(scene: Scene, ann: Dsv, server: Server) -> None:
+def test_a_cache_continues_from_the_fetched_data(scene: Scene, ann: Dsv, server: Server) -> None:
     ann.ok("sync")
     person = scene.newcomer(**server.environ)
     expire_in_the_middle(server)
@@ -88,7 +88,7 @@ def test_a_cache_goes_on_from_what_was_fetched(scene: Scene, ann: Dsv, server: S
     assert CACHE.result(person, "set") == LARGE
 
 
-def test_a_clone_goes_on_from_what_was_fetched(scene: Scene, ann: Dsv, server: Server) -> None:
+def test_a_clone_continues_from_the_fetched_data(scene: Scene, ann: Dsv, server: Server) -> None:
     ann.ok("sync")
     person = scene.newcomer(**server.environ)
     expire_in_the_middle(server)

@@ -133,7 +133,7 @@ def test_the_last_entry_counts(scene: Scene, synced: Keys) -> None:
 
 
 def version_9(data: bytes) -> bytes:
-    """What a newer program would write: the same kind, another version, a body that nobody here knows."""
+    """Return what a newer program would write: the same kind, another version, a body that nobody here knows."""
     kind = data.split(b" ", 2)[1]
     return b"dsv %b 9\n" % kind + b"\xc1\xff and more"
 

@@ -36,7 +36,7 @@ def ann(scene: Scene, store_disk: SmallDisk) -> Dsv:
 
 
 def published(scene: Scene) -> dict[str, bytes]:
-    """What anybody can reach or find: all but sessions and packs that nothing names."""
+    """Return the objects that anybody can reach or find: all but sessions and packs that nothing names."""
     return {
         key: data
         for key, data in scene.contents().items()
@@ -146,7 +146,7 @@ def test_a_cache_where_no_further_file_can_be_made(scene: Scene, synced: dict[st
 
 
 def test_a_workspace_without_room_for_a_clone(scene: Scene, synced: dict[str, bytes]) -> None:
-    """What came is whole, and the rest comes later."""
+    """The files that arrived are whole, and the rest comes later."""
     scene.reset(synced)
     person = scene.newcomer()
     with small_disk(person.cwd) as disk:

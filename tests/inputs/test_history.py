@@ -87,7 +87,7 @@ def test_a_branch_that_names_no_commit_of_the_store(scene: Scene, history: Histo
     assert scene.contents() == damaged
     assert person.ok("cat", "set@v1:a").out == "0"
     assert person.ok("cat", f"set@{parent}:a").out == "1"
-    # Who made it has a copy of the commit, and goes on from it; nobody's work depends on the store's copy.
+    # Who made it has a copy of the commit, and continues from it; nobody's work depends on the store's copy.
     write(history.ann.cwd, {"a": b"4"})
     history.ann.ok("sync")
     assert scene.newcomer().ok("cat", "set:a").out == "4"
@@ -116,7 +116,7 @@ def test_a_tag_that_names_no_commit_of_the_store(scene: Scene, history: History)
 
 
 def test_a_branch_that_names_nothing_yet(scene: Scene) -> None:
-    """What `init` leaves: no damage, so nothing to mend but by a sync."""
+    """A branch as `init` leaves it: no damage, so only a sync is needed."""
     ann = scene.newcomer()
     ann.ok("init", "set")
     person = scene.newcomer()

@@ -232,7 +232,7 @@ def test_an_index_that_names_a_pack_that_is_not_there(scene: Scene, synced: Keys
 def test_an_index_that_is_damaged_itself(
     scene: Scene, synced: Keys, damage: Callable[[bytes], bytes]
 ) -> None:
-    """Whoever has locators does not need it; who needs it hears its name, and a sync publishes nothing."""
+    """A reader with locators does not need it; any other gets an error with its name, and a sync publishes nothing."""
     scene.reset(synced)
     (key,) = [key for key in synced if key.startswith("index/")]
     scene.put(key, damage(synced[key]))

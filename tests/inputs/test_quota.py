@@ -1,4 +1,4 @@
-"""A quota that is used up in the middle of a file, though the disk has room: nothing tells before."""
+"""A quota that is used up in the middle of a file, though the disk has room: nothing shows it before."""
 
 from __future__ import annotations
 

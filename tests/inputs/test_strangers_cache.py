@@ -96,7 +96,7 @@ def test_false_copies_of_metadata_cost_requests_and_nothing_else(scene: Scene, s
 
 
 def test_cached_files_that_somebody_changed(scene: Scene, shared: Path) -> None:
-    """With size and time as they were, only reading them tells; that is asked for, and mends them."""
+    """With size and time as they were, only a read finds the damage; it is asked for, and mends them."""
     for name in ("a.bin", "b/large.bin"):
         path = visible(shared) / name
         status, data = path.stat(), path.read_bytes()
@@ -173,7 +173,7 @@ def as_user(person: Dsv, uid: int, *arguments: str, umask: int = 0o022) -> Resul
 
 @pytest.fixture
 def loaded(scene: Scene, synced: Mapping[str, bytes]) -> None:
-    """What a command imports when it is first called, a child that is another user may not be able to read."""
+    """Import what a command imports at its first call: a child that is another user may not be able to read it."""
     scene.reset(synced)
     person = scene.newcomer()
     person.ok("cache", "set", "--hold", "1h")
@@ -190,7 +190,7 @@ def loaded(scene: Scene, synced: Mapping[str, bytes]) -> None:
 
 
 def test_a_cache_that_one_may_only_read(outside: Path, synced: Mapping[str, bytes]) -> None:
-    """What is there can be used; nothing can be added, claimed or removed."""
+    """Its content can be used; nothing can be added, claimed or removed."""
     scene = Scene(outside)
     scene.reset(synced)
     owner = scene.newcomer()

@@ -1,4 +1,4 @@
-"""Trees that nobody should write out: paths that leave, that meet, or that lead elsewhere."""
+"""Trees that nobody should write out: paths that leave, that collide, or that lead elsewhere."""
 
 from __future__ import annotations
 

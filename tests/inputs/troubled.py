@@ -63,7 +63,7 @@ class Server:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What makes dsv talk to this server."""
+        """Return the environment that makes dsv talk to this server."""
         return {
             "DSV_STORE": STORE,
             "AWS_ENDPOINT_URL": self.endpoint,

@@ -126,7 +126,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def name_of(path: str | Path) -> str:
-    """How a line of text names the commit at this path."""
+    """Return how a line of text names the commit at this path."""
     commit = Path(path).name
     return f"pets@{commit[:12]}{'+' if '+' in commit else ''}"
 

@@ -87,7 +87,7 @@ class Person:
                 path.chmod(0o755 if name.endswith(".sh") else 0o644)
 
     def files(self) -> Files:
-        """What is in the workspace, but for dsv's own."""
+        """Return the files of the workspace, except dsv's own."""
         return read_folder(self.workspace)
 
     def read(self, commit: CommitId) -> Files:

@@ -22,7 +22,7 @@ class ContainerEngine:
     busybox: str
 
     def call(self, *arguments: str, timeout: float = PATIENCE) -> str:
-        """What the engine's own command prints; raises `LabError`."""
+        """Return the output of the engine's own command; raises `LabError`."""
         argv = [self.program, *arguments]
         done = subprocess.run(
             argv,

@@ -87,7 +87,7 @@ def _pass_on(source: socket.socket, to: socket.socket) -> None:
 
 
 def _pass_on_counted(source: socket.socket, to: socket.socket) -> Iterator[int]:
-    """Until one side ends; tells the size of each piece."""
+    """Until one side ends; reports the size of each piece."""
     with suppress(OSError):
         while piece := source.recv(1 << 16):
             to.sendall(piece)

@@ -86,7 +86,7 @@ class Kubernetes:
         return {"KUBECONFIG": str(self.folder / "admin.conf")}
 
     def kubectl(self, *arguments: str, given: str | None = None, timeout: float = PATIENCE) -> str:
-        """What kubectl prints; raises `LabError`."""
+        """Return the output of kubectl; raises `LabError`."""
         argv = [str(self.programs / "kubectl"), *arguments]
         done = subprocess.run(
             argv, env=environment(self.env), input=given, capture_output=True, text=True, timeout=timeout
@@ -120,16 +120,16 @@ class Kubernetes:
             _await(self, f"kubelet-{node}", lambda node=node: _takes_pods(self, node))
 
     def requests(self) -> list[Any]:
-        """What service accounts of the namespace `training` have asked of the cluster, as its audit log has it."""
+        """Return the requests of the service accounts of the namespace `training`, from the cluster's audit log."""
         log = self.folder / "audit.log"
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def stop_kubelet(self, node: str) -> None:
-        """The node is lost after the time that the cluster gives it; its containers go on."""
+        """The node is lost after the time that the cluster gives it; its containers keep running."""
         stop(self.folder, f"kubelet-{node}")
 
     def lose(self, node: str) -> None:
-        """As if it were switched off: its kubelet and its containers end, and nobody tells the cluster."""
+        """As if it were switched off: its kubelet and its containers end, and the cluster gets no report."""
         self.stop_kubelet(node)
         _end_containers(self.folder, node)
 

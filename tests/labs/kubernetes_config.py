@@ -1,4 +1,4 @@
-"""What the parts of the Kubernetes lab are told: addresses, and the files that they read."""
+"""The configuration of the parts of the Kubernetes lab: addresses, and the files that they read."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def _applies(lab: Kubernetes, *manifests: str) -> bool:
 
 
 def _manifests(lab: Kubernetes, parts: Path) -> tuple[list[Any], list[Any]]:
-    """What defines its kinds, and its webhooks: those of jobs and of its own kinds, reached without a Service."""
+    """Return its kinds, and its webhooks: those of jobs and of its own kinds, reached without a Service."""
     import yaml
 
     authority = base64.b64encode((lab.folder / "ca.crt").read_bytes()).decode()

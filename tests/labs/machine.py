@@ -127,7 +127,7 @@ def kill(folder: Path, name: str) -> None:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether the condition came true in time."""
+    """Return whether the condition came true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -154,7 +154,7 @@ def tail(log: Path, lines: int = 15) -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """When the kernel started this process (clock ticks since boot); None for one that ended."""
+    """Return when the kernel started this process (clock ticks since boot); None for one that ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

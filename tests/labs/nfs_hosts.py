@@ -136,7 +136,7 @@ class Host:
             raise LabError(f"host {self.number} does not end: {_session(self.kernel.pid)}")
 
     def state(self) -> str:
-        """What a host that doesn't answer is at: its processes here, and what its kernel says of its tasks."""
+        """Return the state of a host that doesn't answer: its processes here, and its tasks by its kernel."""
         said = []
         for pid in _session(self.kernel.pid):
             process = Path("/proc", str(pid))
@@ -335,7 +335,7 @@ def down(folder: Path) -> None:
 
 
 def _for_amx(folder: Path) -> dict[str, str]:
-    """What User-Mode Linux needs on a processor with AMX: see xstate.c, which is compiled once for each lab."""
+    """Return the variables for User-Mode Linux on a processor with AMX: see xstate.c, compiled once for each lab."""
     if " amx_tile " not in _text(Path("/proc/cpuinfo")):
         return {}
     library = folder / "xstate.so"

@@ -67,7 +67,7 @@ _REFUSED = {
     "host ports are not allowed to be used": f"{_EACH}.all(c, "
     "!has(c.ports) || c.ports.all(port, !has(port.hostPort) || port.hostPort == 0))",
 }
-"""What a pod is told, and what holds of a pod that is not."""
+"""The message for a pod that is refused, and the rule that every other pod follows."""
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def give_range(cluster: Kubernetes, namespace: str, first: int) -> None:
 
 
 def _is_in_force(cluster: Kubernetes, namespace: str, first: int) -> bool:
-    """Whether a pod that asks for nothing gets the user, and one that asks for another is refused."""
+    """Return whether a pod that asks for nothing gets the user, and one that asks for another is refused."""
     with suppress(LabError):
         if json.loads(_try(cluster, namespace, {}))["spec"]["securityContext"].get("runAsUser") == first:
             try:
@@ -139,7 +139,7 @@ def _object(version: str, kind: str, spec: object) -> object:
 
 
 def _changes() -> str:
-    """What a pod leaves open."""
+    """Return the patches that set the fields which a pod leaves open."""
     profile = 'Object.spec.securityContext.seccompProfile{type: "RuntimeDefault"}'
     of_pod = {
         "runAsUser": _first(USERS),

@@ -22,7 +22,7 @@ class S3Server:
 
     @property
     def env(self) -> dict[str, str]:
-        """What makes dsv, boto3 and every other S3 program talk to this server."""
+        """Return the environment that makes dsv, boto3 and every other S3 program talk to this server."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": self.access_key,

@@ -24,7 +24,7 @@ from tests.labs.machine import alive
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """How to start one (returns what tests use), how to stop it, and which process tells that it lives."""
+    """How to start one (returns what tests use), how to stop it, and which process shows that it lives."""
 
     up: Callable[[Path], Any]
     down: Callable[[Path], None]

@@ -102,7 +102,7 @@ class SlurmNodes:
     env: dict[str, str]
 
     def call(self, *argv: str, timeout: float = PATIENCE) -> str:
-        """What one of Slurm's programs prints; raises `LabError`."""
+        """Return the output of one of Slurm's programs; raises `LabError`."""
         done = subprocess.run(
             argv,
             env=environment(self.env),
@@ -121,7 +121,7 @@ class SlurmNodes:
         return ["nsenter", "--target", str(init), "--mount", "--uts", "--pid", "--", *argv]
 
     def stop_controller(self) -> None:
-        """Jobs go on, and nobody answers for them."""
+        """Jobs keep running, and nobody answers for them."""
         stop(self.folder, "slurmctld")
 
     def start_controller(self) -> None:
@@ -129,7 +129,7 @@ class SlurmNodes:
         wait_ready(self.folder, "slurmctld", self.answers)
 
     def kill_slurmd(self, name: str) -> None:
-        """Only the daemon: what runs on the node goes on, unseen by the controller."""
+        """Only the daemon: processes on the node keep running, unseen by the controller."""
         (self.folder / f"{name}.off").touch()
         shell = _children(_pid(self.folder, name))[0]
         for pid in _children(shell):
@@ -190,7 +190,7 @@ class SlurmNodes:
             raise LabError(f"not all nodes are idle: {self.call('sinfo', '--Node', '--long')}")
 
     def _idle(self) -> bool:
-        """What a node is said to be may be a while old if jobs end within a second, so the jobs are asked for too."""
+        """The reported state of a node may be old if jobs end within a second, so the jobs are asked for too."""
         states = {name: self.state(name) for name in NODES}
         for name, state in states.items():
             if state.startswith(("drain", "down")) and not state.endswith("*"):
@@ -260,7 +260,7 @@ def _start_munge(folder: Path) -> None:
 
 
 def _groups(folder: Path) -> dict[str, Path]:
-    """Where the jobs of this lab are limited and found, apart from those of another lab."""
+    """Return where the jobs of this lab are limited and found, apart from those of another lab."""
     return {kind: GROUPS / kind / f"dsv-lab-{folder.stat().st_ino}" for kind in KINDS}
 
 

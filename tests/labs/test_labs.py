@@ -72,8 +72,8 @@ def test_a_host_that_loses_power_leaves_what_it_wrote(nfs_hosts: NfsHosts) -> No
     assert int(clock) - time.time() > 86_000
 
 
-def test_an_unplugged_host_waits_and_goes_on(nfs_hosts: NfsHosts) -> None:
-    told = nfs_hosts.out / "unplugged"  # where it hears and speaks without the cable
+def test_an_unplugged_host_waits_and_continues(nfs_hosts: NfsHosts) -> None:
+    told = nfs_hosts.out / "unplugged"  # where it reads and writes without the cable
     tries = nfs_hosts.out / "tries"
     waits = "until [ -e /mnt/out/unplugged ]; do sleep 0.1; done"
     host = nfs_hosts.boot(3, ["sh", "-c", f"touch ready; {waits}; touch /mnt/out/tries; touch late"])

@@ -27,7 +27,7 @@ def side(pieces: Iterable[Piece], choice: Choice) -> bytes:
 
 
 def git_merge_file(folder: Path, texts: Sequence[bytes], *options: str) -> tuple[int, bytes]:
-    """How many conflicts git has (127 at most), and its text."""
+    """Return how many conflicts git has (127 at most), and its text."""
     names = [folder / name for name in ("ours", "base", "theirs")]
     for name, text in zip(names, texts, strict=True):
         name.write_bytes(text)

@@ -115,7 +115,7 @@ def sides(draw: st.DrawFn) -> tuple[Tree, Tree, Tree]:
 
 
 def overlaps(path: bytes, changed: Iterable[Change]) -> bool:
-    """Whether one of the changes is at the path, above it, or below it."""
+    """Return whether one of the changes is at the path, above it, or below it."""
     return any(
         change.path == path or change.path.startswith(path + b"/") or path.startswith(change.path + b"/")
         for change in changed

@@ -8,7 +8,7 @@ from tests.kit.dsv import Dsv
 
 
 def document(dsv: Dsv, *arguments: str, timeout: float = 900) -> dict[str, Any]:
-    """What the command says with --json, run in a process of its own; it must succeed."""
+    """Return the command's output with --json, run in a process of its own; it must succeed."""
     result = dsv.process(*arguments, "--json", timeout=timeout)
     assert result.code == 0, result.err
     told = result.json

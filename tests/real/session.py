@@ -44,7 +44,7 @@ def commands(session: str) -> list[str]:
 
 
 def typed(lines: Sequence[str], folder: Path, environ: Mapping[str, str]) -> str:
-    """What a terminal would show of these commands, typed in the checkout; `folder` stands for /tmp/session."""
+    """Return what a terminal would show of these commands, typed in the checkout; `folder` stands for /tmp/session."""
     home = folder.parent / "home"
     programs = folder.parent / "programs"
     for path in (home, programs):

@@ -23,7 +23,7 @@ def section(title: str) -> str:
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
-    """What is to be typed, each block with the paragraph that stands above it."""
+    """Return the blocks to type, each with the paragraph that stands above it."""
     found = re.findall(r"((?:^(?! ).+\n)+)\n((?:^    .*\n)+)", text, re.MULTILINE)
     return [(above, re.sub("^    ", "", block, flags=re.MULTILINE)) for above, block in found]
 

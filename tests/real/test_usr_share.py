@@ -85,7 +85,7 @@ def test_the_machines_own_files_come_back_as_they_were(dsv: Dsv, tree: Path, tmp
 
 
 def _unique_bytes(tree: Path, seen: dict[str, Seen]) -> int:
-    """What is left when every content is counted once."""
+    """Return the size when every content is counted once."""
     one_each = {each.content: path for path, each in seen.items() if each.kind != "link"}
     return sum((tree / path).stat().st_size for path in one_each.values())
 

@@ -43,7 +43,7 @@ def _see(entry: os.DirEntry[str]) -> Seen:
 
 
 def leaves(root: Path, link: Path) -> bool:
-    """Whether a symlink's target, followed step by step through the tree's own links, gets out of `root`."""
+    """Return whether a symlink's target, followed step by step through the tree's own links, gets out of `root`."""
     at, steps, followed = link.parent, list(reversed(os.readlink(link).split("/"))), 0
     if os.readlink(link).startswith("/"):
         return True

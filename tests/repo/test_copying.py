@@ -56,7 +56,7 @@ def copied(store: Store, busy: Busy, order: list[str]) -> MemoryStore:
 
 
 def moves(repository: Repository) -> list[CommitId]:
-    """What every move of the branch names."""
+    """Return the commit that each move of the branch names."""
     head = repository.refs.head(DATASET, MAIN)
     entries = [repository.refs.entry(DATASET, MAIN, number) for number in range(head.number + 1)]
     return [entry.commit for entry in entries if entry is not None and entry.commit is not None]

@@ -46,7 +46,7 @@ def world(store: Store) -> Store:
     return store
 
 
-def test_who_asks_for_an_erased_dataset_is_told_so() -> None:
+def test_a_read_of_an_erased_dataset_says_that_it_was_erased() -> None:
     store = world(MemoryStore())
     bury(store)
     for key in moves(store):

@@ -217,7 +217,7 @@ def test_a_commit_that_expires_while_it_is_named_stays(repository: Repository) -
     assert read_expiry(other.refs, DATASET).states == {}
 
 
-def test_one_who_names_a_freed_commit_is_told(repository: Repository) -> None:
+def test_a_new_tag_of_a_freed_commit_is_refused(repository: Repository) -> None:
     first, _ = [commit(repository, {"a": b"%d" % at}) for at in range(2)]
     other = Repository.open(repository.store, None)
     value = TagValue(first, Nonce.random(), 0, "a", "")

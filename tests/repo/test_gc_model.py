@@ -115,8 +115,8 @@ class World(NamedTuple):
 
     @property
     def reached(self) -> Objects:
-        """What names refer to. The older commit keeps its objects until it is freed: then a tag of it is refused as
-        expired, unless somebody was told that the tag was made."""
+        """Return what names refer to. The older commit keeps its objects until it is freed: then a tag of it is refused
+        as expired, unless somebody got the answer that the tag was made."""
         return self._objects_of(frozenset(["tag"]) if self.state == "freed" else frozenset(), self.state)
 
     def seen_by_gc(self, variant: Variant) -> Objects:
@@ -309,7 +309,7 @@ def of_expiry(world: World, me: int) -> Iterator[World]:
 
 
 def declared_by(world: World) -> Objects:
-    """What sessions that are not closed are about to name."""
+    """Return the objects that sessions that are not closed are about to name."""
     each = [one.verdict for one in world.sessions if isinstance(one.verdict, frozenset) and not one.closed]
     return frozenset().union(*each)
 
@@ -324,7 +324,7 @@ def choose_epoch(world: World, me: int, variant: Variant) -> Iterator[World]:
 
 
 def free(world: World, me: int, variant: Variant) -> Iterator[World]:
-    """Who has expired a commit need not look for tags, as gc does before it frees the commit."""
+    """An expirer of a commit need not look for tags, as gc does before it frees the commit."""
     blind = "gc frees what a tag names" in variant
     if blind or "gc looks at tags before it reads the log" in variant:
         if blind or ("tag", OLD) not in world.named:

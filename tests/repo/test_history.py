@@ -127,7 +127,7 @@ def test_a_line_is_given_as_it_is_read() -> None:
     assert graph.read == graph.ids[:-4:-1]
 
 
-def test_two_histories_are_read_down_to_where_they_meet_and_no_further() -> None:
+def test_two_histories_are_read_down_to_their_merge_base_and_no_further() -> None:
     line = [[], *([number] for number in range(999))]
     graph = Graph([*line, [999], [1000], [999]])
     left, right = graph.ids[1001], graph.ids[1002]
@@ -144,7 +144,7 @@ def test_a_criss_cross_has_two_merge_bases() -> None:
     assert merge_bases(graph, graph.ids[3], graph.ids[4]) == (graph.ids[2], graph.ids[1])
 
 
-def test_a_parent_that_is_gone_is_told_as_damage_after_what_is_whole() -> None:
+def test_a_missing_parent_is_reported_as_damage_after_the_intact_commits() -> None:
     store = MemoryStore()
     repository = create(store)
     first, second, third = (make_commit(repository, {f"{number}.txt": b"x"}) for number in range(3))

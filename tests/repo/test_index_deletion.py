@@ -92,7 +92,7 @@ def test_the_originals_of_a_damaged_run_are_read_if_all_are_there() -> None:
     assert found_by(reopened(store), rows)
 
 
-def test_a_damaged_run_is_told_if_an_original_is_gone() -> None:
+def test_a_damaged_run_is_reported_if_an_original_is_gone() -> None:
     store = Clocked()
     rows = add(create(store), 40)
     merge_indexes(reopened(store), WRITER)
@@ -103,7 +103,7 @@ def test_a_damaged_run_is_told_if_an_original_is_gone() -> None:
         found_by(reopened(store), rows)
 
 
-def test_a_damaged_run_is_told_if_its_own_record_is_gone() -> None:
+def test_a_damaged_run_is_reported_if_its_own_record_is_gone() -> None:
     """A record of two runs does not say what was merged to the earlier one."""
     store = Clocked()
     rows = add(create(store), 40)
@@ -213,7 +213,7 @@ def test_an_erased_row_wins_over_a_larger_file() -> None:
 
 @pytest.mark.usefixtures("filtered")
 def test_the_newest_run_is_asked_first() -> None:
-    """What is replaced is mostly in the run of the last merge: older ones, which are large, are not read for it."""
+    """A replaced row is mostly in the run of the last merge: older ones, which are large, are not read for it."""
     memory = Clocked()
     store = OpenStore(memory)
     repository = create(store)

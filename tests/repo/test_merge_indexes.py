@@ -160,7 +160,7 @@ def reopened_files(store: Store) -> list[IndexId]:
     return [*indexes.listed.standing.files]
 
 
-def test_a_sync_merges_when_it_met_too_many() -> None:
+def test_a_sync_merges_indexes_when_it_found_too_many() -> None:
     store = Clocked()
     repository = create(store)
     rows: dict[Id, Location] = {}

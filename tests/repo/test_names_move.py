@@ -83,9 +83,7 @@ def test_a_move_that_was_killed_is_taken_back_unless_it_is_decided(kind: Kind, s
 
 @pytest.mark.parametrize("split", [False, True], ids=["from the data", "from another place"])
 @pytest.mark.parametrize("kind", KILLS)
-def test_who_opened_the_store_before_the_move_is_not_told_that_a_lost_write_counts(
-    kind: Kind, split: bool
-) -> None:
+def test_a_lost_write_of_a_store_opened_before_the_move_is_not_acknowledged(kind: Kind, split: bool) -> None:
     """It writes while the mover stands at any of its steps."""
     ends = set()
     for number in range(1, calls_of_a_move(split) + 1):
@@ -208,7 +206,7 @@ def test_of_two_moves_to_different_places_one_wins() -> None:
 
 
 def test_a_late_copy_adds_nothing_that_does_not_follow() -> None:
-    """A mover that was cut off goes on when the names are in use in their new place."""
+    """An interrupted mover continues when the names are in use in their new place."""
     world = World()
     slow, _ = world.mover()
     slow.begin()

@@ -86,7 +86,7 @@ def test_a_commits_locator_names_its_root_alone() -> None:
     assert found.locator is not None and len(found.locator) == len(found.value.children)
 
 
-def test_an_older_store_goes_on_as_it_was_made() -> None:
+def test_an_older_store_is_written_as_it_was_made() -> None:
     repository = older(MemoryStore())
     head = commit(repository, everything())
     locator = repository.objects.commit_locator(head)
@@ -260,7 +260,7 @@ def test_an_older_store_takes_a_tree_that_is_too_large_for_a_commits_locator(
 def nodes_read(
     store: Store, folder: Path, head: CommitId, read_something: Callable[[TreeReader], object]
 ) -> int:
-    """How many nodes somebody without local copies has read after that."""
+    """Return how many nodes somebody without local copies has read after that."""
     repository = Repository.open(store, lambda _: folder)
     read_something(TreeReader(repository.objects, head))
     return len(list((folder / "node").glob("*/[!.]*")))

@@ -39,7 +39,7 @@ def test_names_that_have_moved_are_made_anew_only_if_they_are_lost(tmp_path: Pat
     assert f"are not lost: they have moved to {moved}" in refused.err
     assert f"dsv config stores.NAME.names {moved}" in refused.err
     shutil.rmtree(moved / "refs")
-    refused = ann("store", "rebuild-names")  # others may be at work there, with what is left
+    refused = ann("store", "rebuild-names")  # others may work there, with the names that are left
     assert refused.code == 4 and "first move that place away" in refused.err, refused
     moved.rename(tmp_path / "away")
     ann.ok("store", "rebuild-names")

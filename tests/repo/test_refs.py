@@ -111,7 +111,7 @@ def test_what_was_listed_ahead_is_where_the_search_begins(repository: Repository
 
 
 def test_a_store_that_no_longer_lets_one_writer_win() -> None:
-    """Both are told that they won; the one whose move is gone learns it."""
+    """Both get the answer that they won; the one whose move is gone finds out."""
 
     class Overwrites(Wrapper):
         other: Callable[[], object] | None = None

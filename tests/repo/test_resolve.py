@@ -18,7 +18,7 @@ def _id(line: int, number: int) -> CommitId:
 
 
 class _Lines:
-    """Lines of history that never meet, of which a commit is given only when one of each line was asked for."""
+    """Lines of history without a common commit, of which a commit is given only when one of each line was asked for."""
 
     def __init__(self) -> None:
         self._all = threading.Barrier(LINES, timeout=20)

@@ -27,7 +27,7 @@ ID = SegmentId.hash(DATA)
 
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many entries each segment had that was checked."""
+    """Give the number of entries of each segment that was checked."""
     found: list[int] = []
     check = Segment._check
 

@@ -28,7 +28,7 @@ from tests.waiting import until
 
 
 def test_the_order_of_writes() -> None:
-    """What a reader may be led to is there before what leads to it."""
+    """An object is written before any object that refers to it."""
     written: list[str] = []
     store = Watched(MemoryStore(), lambda kind, key: written.append(key) if kind == "put" else None)
     repository = create(store)
@@ -237,7 +237,7 @@ def test_nothing_follows_a_move_that_has_vanished(repository: Repository) -> Non
     assert {item.key for item in repository.store.list("refs/")} == before
 
 
-def test_one_writer_who_promised_to_be_alone_may_go_on() -> None:
+def test_a_writer_who_promised_to_be_alone_may_continue() -> None:
     store = Forgetful()
     store.honours = False
     repository = create(store, single_writer=True)

@@ -80,7 +80,7 @@ def test_entries_are_found_with_one_read_of_each_segment(
 
 
 def note_segments(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> list[SegmentId]:
-    """Which segments are read from now on."""
+    """Give the segments that are read from now on."""
     read: list[SegmentId] = []
     original = repository.objects.segments
 

@@ -194,7 +194,7 @@ def test_a_locator_that_is_too_short_is_not_believed(rows_left: int) -> None:
     assert [place.pack for place in places] == [PACKS[0]] * rows_left + [MOVED_TO] * (3 - rows_left)
 
 
-def test_only_segments_with_a_change_are_read_until_boundaries_meet_again() -> None:
+def test_only_segments_with_a_change_are_read_until_boundaries_coincide_again() -> None:
     before = {b"f%03d" % n: (Entry(b"f%03d" % n, Kind.FILE, 0, EMPTY_FILE), None) for n in range(400)}
     first = Sink()
     made(first, before)

@@ -120,7 +120,7 @@ class Notes:
 
 @dataclass
 class Shop:
-    """`run` makes a run of the words given, on the dataset team/scans unless told otherwise."""
+    """`run` makes a run of the words given, on the dataset team/scans unless the call names another."""
 
     home: Path
     environ: dict[str, str] = field(default_factory=lambda: dict(os.environ))

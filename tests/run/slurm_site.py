@@ -31,7 +31,7 @@ class Site(clusters.Site):
         until(lambda: self.has(*(f"ready.{attempt}.{node}" for node in range(nodes))), "the start of the job")
 
     def held(self) -> bool:
-        """Whether somebody on another machine is kept from evicting the data."""
+        """Return whether somebody on another machine is kept from evicting the data."""
         self.dsv("evict", "--all", node="n3", code=None)
         return any((self.folder / "cache" / "digits").glob("*/part0.npy"))
 

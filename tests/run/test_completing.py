@@ -133,7 +133,7 @@ def test_of_two_who_complete_it_one_wins(shop: Shop) -> None:
     [
         (over(quiet_for=None), {}, False),  # what the job left can't be seen here
         (over(quiet_for=3.0), {}, False),  # whoever waits for it elsewhere completes it
-        (over(NEVER), {"then": ("cloud",)}, False),  # it may go on to another pool
+        (over(NEVER), {"then": ("cloud",)}, False),  # it may move to another pool
         (over(), {}, True),
         (over(replace(OVER, seen=False)), {}, False),
         (JobStatus(RunState.CUT_OFF), {}, False),
@@ -147,7 +147,7 @@ def test_what_others_know_better_is_left_to_them(
     assert found == (record, True) and shop.runs.listing(SCANS, RUN) == []
 
 
-def test_a_run_that_goes_on_is_shown_as_its_cluster_has_it(shop: Shop) -> None:
+def test_a_run_that_is_not_over_is_shown_with_the_state_of_its_cluster(shop: Shop) -> None:
     record, _ = settler(shop, JobStatus(RunState.RUNNING)).settle(started())
     assert record.state is RunState.RUNNING and shop.runs.listing(SCANS, RUN) == []
 

@@ -44,7 +44,7 @@ def test_a_container_that_nobody_can_see_any_more(tmp_path: Path, monkeypatch: p
     assert record.run in (result.error.hint or "") and "docker ps" in (result.error.hint or "")
 
 
-def test_a_job_whose_end_another_dsv_has_seen_ends_as_that_tells(
+def test_a_job_whose_end_another_dsv_recorded_ends_as_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(container_run, "SILENCE", 0.5)

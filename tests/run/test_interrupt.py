@@ -71,7 +71,7 @@ def test_a_job_that_does_not_end_is_killed_after_its_grace(tmp_path: Path) -> No
 
 
 def test_a_warning_is_passed_on(tmp_path: Path) -> None:
-    """Slurm's --signal=USR1@300: the job saves its model and goes on."""
+    """Slurm's --signal=USR1@300: the job saves its model and continues."""
     wait = f"while [ ! -e {tmp_path}/saved ]; do sleep 0.05; done"
     script = f"trap 'touch {tmp_path}/saved' USR1; touch {tmp_path}/ready; {wait}; exit 4"
     child = start(tmp_path, script)

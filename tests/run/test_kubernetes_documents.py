@@ -148,7 +148,7 @@ def test_openshift_lets_any_of_its_users_share_a_cache_and_refuses_others(opensh
 
 
 def test_dsv_needs_every_right_of_the_documentation_and_no_other(site: Site) -> None:
-    """Runs that are looked at, that go on elsewhere after their node's kubelet is gone, and that are stopped."""
+    """Runs that are looked at, that continue elsewhere after their node's kubelet is gone, and that are stopped."""
     before = len(site.cluster.requests())
     site.dsv("pools")
     script = "test $TOKEN = hunter2"

@@ -37,7 +37,7 @@ def site(training: Site, kubernetes: Kubernetes) -> Site:
 
 
 def test_a_pod_that_is_evicted_and_one_that_is_deleted_are_followed_by_others(site: Site) -> None:
-    """The same run goes on while it has retries, and nobody can evict its data meanwhile."""
+    """The same run continues while it has retries, and nobody can evict its data meanwhile."""
     terminal = site.start(*run_of("--retries", "2"))
     site.ready(terminal)
     first = site.pod()["metadata"]["name"]
@@ -68,7 +68,7 @@ def test_an_evicted_pod_without_retries_ends_the_run(site: Site) -> None:
 
 
 def test_an_api_server_that_is_away_costs_nothing(site: Site) -> None:
-    """The job goes on and its data stays held. Whoever stops the run is told what that waits for."""
+    """The job keeps running and its data stays held. `dsv stop` says what it waits for."""
     terminal = site.start(*run_of(script=f"trap 'exit 9' TERM; {WAIT}"))
     site.ready(terminal)
     site.pod()  # a job that the cluster doesn't know to run yet would be taken back
@@ -193,7 +193,7 @@ until [ -e "$DSV_OUT/go" ]; do touch "$DSV_OUT/alive.$DSV_ATTEMPT.$NODE_RANK"; s
 
 @pytest.mark.exhaustive
 def test_nodes_that_are_cut_off_from_each_other_end_before_others_begin(site: Site) -> None:
-    """Each finds by itself that it can't go on, as the cluster sees nothing wrong with either."""
+    """Each finds by itself that it can't continue, as the cluster sees nothing wrong with either."""
 
     def bridge(state: str) -> None:
         inside = ["ip", "netns", "exec", site.cluster.network.namespace]

@@ -95,7 +95,7 @@ def test_a_run_that_a_more_urgent_job_preempts_begins_again_and_its_record_has_b
 
 
 TAKEN = {"evicted", "preempted", "cancelled"}
-"""What is said of a place that was taken away: by the pod, by whoever asked Kueue, by a pod that heard of it first from
+"""What is said of a place that was taken away: by the pod, by whoever asked Kueue, by a pod that got it first from
 the other."""
 
 

@@ -111,7 +111,7 @@ def run_of(*options: str, script: str = WAIT) -> tuple[str, ...]:
 
 
 def test_a_training_on_two_nodes_fetches_its_data_once_and_holds_it(site: Site) -> None:
-    """From one command; nobody can evict the data meanwhile, and the record tells it all."""
+    """From one command; nobody can evict the data meanwhile, and the record has it all."""
     (site.folder / "code").mkdir()
     (site.folder / "code" / "train.py").write_text(TRAIN)
     terminal = site.start("run", "digits", "--image", IMAGE, "--nodes", "2", "--gpus", "1", "--code", "code",
@@ -136,8 +136,8 @@ def test_a_training_on_two_nodes_fetches_its_data_once_and_holds_it(site: Site) 
 
 
 @pytest.mark.exhaustive
-def test_a_training_goes_on_elsewhere_after_one_of_its_machines_is_lost(site: Site) -> None:
-    """The other node ends too, and its next attempt meets the one that takes the lost one's place."""
+def test_a_training_continues_elsewhere_after_one_of_its_machines_is_lost(site: Site) -> None:
+    """The other node ends too, and its next attempt finds the one that takes the lost one's place."""
     (site.folder / "code").mkdir()
     (site.folder / "code" / "train.py").write_text(TRAIN)
     terminal = site.start("run", "digits", "--image", IMAGE, "--nodes", "2", "--gpus", "1", "--retries", "1", "--code",
@@ -316,7 +316,7 @@ def test_a_job_without_room_in_its_cache_says_so(site: Site) -> None:
 
 @pytest.fixture
 def kinds(kubernetes: lab.Kubernetes) -> Iterator[None]:
-    """node1 has a slice of TPUs, as GKE tells of one, and an A100; node2 has a T4, as NVIDIA's operator tells."""
+    """node1 has a slice of TPUs, as GKE labels one, and an A100; node2 has a T4, as NVIDIA's operator labels it."""
     labels = {
         "node1": {
             "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
@@ -343,7 +343,7 @@ def kinds(kubernetes: lab.Kubernetes) -> Iterator[None]:
 
 @pytest.mark.exhaustive
 def test_tpus_and_types_of_gpus_are_found_by_the_labels_of_nodes(site: Site, kinds: None) -> None:
-    """One that no node has is told in the words of the cluster; and nodes whose own cache has the commit come first."""
+    """One that no node has is reported in the cluster's words; nodes whose own cache has the commit come first."""
     site.dsv("config", "pools.k8s.tpu", "v5e-16")
     never = site.start(*run_of("--nodes", "2", "--name", "never", script="true"))
     until(lambda: site.last().get("name") == "never", "the record of the one that never begins")

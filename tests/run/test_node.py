@@ -88,7 +88,7 @@ def test_the_record_of_several_nodes(shop: Shop) -> None:
     assert (unknown.end, unknown.exit_code) == (EndCause.LOST_SIGHT, 125)
 
 
-def test_logs_of_several_nodes_are_told_apart() -> None:
+def test_logs_of_several_nodes_are_labelled() -> None:
     logs = [(1, 1, b"one\n"), (0, 1, b"zero\n"), (0, 2, b"again\n")]
     assert join_logs(logs[1:], 1) == b"zero\nagain\n"
     assert join_logs(logs, 2) == (

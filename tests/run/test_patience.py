@@ -54,7 +54,7 @@ def left(queue: Queue, until: Event) -> GaveUp | None:
     return waiting.left(CANCELLED)
 
 
-def test_a_job_that_was_taken_back_goes_on_even_if_the_answer_to_that_got_lost() -> None:
+def test_a_job_that_was_taken_back_moves_on_even_if_the_answer_was_lost() -> None:
     queue = Queue(iter([WAITS]), None)
     assert left(queue, queue.over) == GaveUp("no GPU is free") and queue.asked == 1
 
@@ -72,7 +72,7 @@ def test_a_job_is_seen_to_be_taken_back_when_the_engine_answers_again(
     assert waiting.left(CANCELLED) == GaveUp("no GPU is free")
 
 
-def test_a_job_that_somebody_stopped_while_it_was_taken_back_does_not_go_on() -> None:
+def test_a_job_that_was_stopped_while_it_was_taken_back_does_not_move_on() -> None:
     """Whoever of the two ended it: the run is over, and goes to no other pool."""
     stopped = Ended(exit_code=137, launched=False, cause=EndCause.CANCELLED, stopped="ann on n2 (dsv stop)")
     queue = Queue(iter([WAITS]), JobStatus(RunState.NOT_LAUNCHED, 137, stopped))
@@ -87,7 +87,7 @@ def test_a_job_that_somebody_stopped_while_it_was_taken_back_does_not_go_on() ->
     assert waiting.left(stopped) is None
 
 
-def test_a_job_that_somebody_cancelled_does_not_go_on() -> None:
+def test_a_job_that_was_cancelled_does_not_move_on() -> None:
     refused = Queue(iter([WAITS, WAITS]), WAITS)
     assert left(refused, refused.over) is None
     before = Queue(iter([GONE]), None)
@@ -129,7 +129,7 @@ def test_a_full_engine_is_asked_again_until_it_takes_the_job(monkeypatch: pytest
     assert engine.over.wait(PATIENCE) and engine.asked == 3
 
 
-def test_a_job_goes_on_to_the_next_pool_if_the_engine_stays_full() -> None:
+def test_a_job_moves_to_the_next_pool_if_the_engine_stays_full() -> None:
     waiting = Patience(0.0, "no GPU is free")
     job = submitted(Full(iter([]), None), waiting)
     until(lambda: job.ended is not None)

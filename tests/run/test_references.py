@@ -173,7 +173,7 @@ def test_a_reference_from_the_store_ends_nothing(shop: Shop, monkeypatch: pytest
     assert bystander.status(ref) == JobStatus(RunState.ENDED)
 
 
-def test_a_supervisor_that_is_killed_while_it_sends_the_output_has_told_how_the_job_ended(
+def test_a_supervisor_that_is_killed_during_the_upload_of_output_has_saved_the_end(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(self: Folders, folder: Path | None, run: RunId) -> RunOutput:

@@ -68,7 +68,7 @@ def test_a_job_beyond_its_memory_is_ended(shop: Shop) -> None:
     assert "more than 105 MB of memory" in (record.error or "")
 
 
-def test_a_job_within_its_memory_goes_on(shop: Shop) -> None:
+def test_a_job_within_its_memory_is_not_killed(shop: Shop) -> None:
     record = shell(shop, "sleep 1", memory_bytes=100 << 20)
     assert (record.end, record.exit_code) == (EndCause.EXITED, 0)
 

@@ -314,7 +314,7 @@ def test_runs_of_one_id_on_two_datasets_hide_nothing_from_each_other(shop: Shop,
 
 
 class Away:
-    """A store whose writes fail while it is told to."""
+    """A store whose writes fail while a test says so."""
 
     def __init__(self, shop: Shop, error: DsvError) -> None:
         self.inner, self.error, self.away = shop.store, error, True

@@ -33,7 +33,7 @@ def test_only_the_last_attempt_counts() -> None:
     assert deciding_part(parts) == parts[2]
 
 
-def test_nothing_is_decided_while_nodes_go_on_and_none_failed() -> None:
+def test_nothing_is_decided_while_nodes_run_and_none_failed() -> None:
     assert deciding_part([]) is None
     assert deciding_part([part(0, 100), part(1, None, None)]) is None
     failed = [part(0, None, None), part(1, 100, 3)]
@@ -58,7 +58,7 @@ def test_every_cause_says_whether_another_attempt_makes_sense(cause: EndCause) -
     assert may_try_again(part(0, 1, 1, end=cause)) is (cause in again)
 
 
-def test_what_succeeded_or_goes_on_is_not_tried_again() -> None:
+def test_a_part_that_succeeded_or_still_runs_is_not_tried_again() -> None:
     assert not may_try_again(part(0, 1, 0))
     assert not may_try_again(part(0, None, None))
 

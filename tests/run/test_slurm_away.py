@@ -34,7 +34,7 @@ def test_a_terminal_that_is_gone_ends_nothing(site: Site) -> None:
 
 
 def test_a_run_outlives_its_terminal(site: Site) -> None:
-    """The terminal is closed: dsv goes on without it, and the record is as ever."""
+    """The terminal is closed: dsv keeps running without it, and the record is as ever."""
     mine, its = pty.openpty()
     dsv = subprocess.Popen(
         ["setsid", "--ctty", *site.argv(run_of(script=f"echo first; {WAIT}; echo last; exit 3"))],
@@ -80,7 +80,7 @@ def test_a_run_whose_submitter_is_gone_is_completed_by_any_dsv(site: Site) -> No
 
 
 def test_a_controller_that_is_away_costs_nothing(site: Site) -> None:
-    """A run goes on without it, and commands that need it say so in Slurm's words."""
+    """A run continues without it, and commands that need it say so in Slurm's words."""
     terminal = site.start(*run_of(script=f"{WAIT}; exit 5"))
     site.ready()
     site.slurm.stop_controller()
@@ -142,7 +142,7 @@ def test_a_pending_job_that_somebody_cancels_says_so(site: Site) -> None:
     assert (record["end"], record["error"]) == ("cancelled", "it was cancelled before it began"), taken
 
 
-def test_an_end_while_the_controller_is_away_is_told_by_the_node(site: Site) -> None:
+def test_an_end_while_the_controller_is_away_is_reported_by_the_node(site: Site) -> None:
     terminal = site.start(*run_of())
     site.ready()
     site.slurm.stop_controller()

@@ -1,4 +1,4 @@
-"""Runs that wait in the queues of a real Slurm, and go on from one pool to the next."""
+"""Runs that wait in the queues of a real Slurm, and move from one pool to the next."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def two_queues(site: Site) -> None:
     site.dsv("config", "pools.a.wait", "1s")
 
 
-def test_a_run_goes_on_to_the_next_pool_if_it_does_not_begin(site: Site) -> None:
+def test_a_run_moves_to_the_next_pool_if_it_does_not_begin(site: Site) -> None:
     """It waits in the queue of one pool, then of the other, which has the data, and its record says so."""
     two_queues(site)
     site.dsv("cache", "digits")
@@ -62,7 +62,7 @@ def test_a_run_goes_on_to_the_next_pool_if_it_does_not_begin(site: Site) -> None
     assert len(json.loads(site.dsv("runs", "--json"))["items"]) == 1, "it is one run"
 
 
-def test_a_run_goes_on_to_this_machine_if_a_queue_is_longer_than_it_seemed(site: Site) -> None:
+def test_a_run_moves_to_this_machine_if_a_queue_is_longer_than_it_seemed(site: Site) -> None:
     fill(site)
     site.dsv("config", "pools.a.wait", "1s")
     site.dsv("run", "digits", "--on", "a,here", "--", "true")
@@ -114,7 +114,7 @@ exit $code
 
 
 def test_a_run_that_is_taken_back_while_it_begins_runs_once(site: Site) -> None:
-    """At the one pool or at the other, and its record tells at which."""
+    """At the one pool or at the other, and its record says at which."""
     two_queues(site)
     site.dsv("cache", "digits")
     shims, real = site.folder / "shims", shutil.which("scontrol")

@@ -31,7 +31,7 @@ report(weights, attempt=attempt)
 
 
 def test_a_training_on_two_nodes_loses_one_and_is_finished_by_its_retry(site: Site) -> None:
-    """The data is fetched once for both, nobody can evict it meanwhile, and the record tells it all."""
+    """The data is fetched once for both, nobody can evict it meanwhile, and the record has it all."""
     (site.folder / "train.py").write_text(TRAIN)
     terminal = site.start("run", "digits", "--on", "a", "--nodes", "2", "--gpus", "1", "--retries", "1", "--",
                           sys.executable, str(site.folder / "train.py"))  # fmt: skip
@@ -69,7 +69,7 @@ def test_a_cancelled_job_ends_its_run_and_its_leases(site: Site) -> None:
     until(lambda: not site.held(), "the end of the lease")
 
 
-def test_a_requeued_job_goes_on_as_the_same_run(site: Site) -> None:
+def test_a_requeued_job_continues_as_the_same_run(site: Site) -> None:
     terminal = site.start(*run_of("--retries", "1"))
     site.ready()
     site.slurm.call("scontrol", "requeue", site.job())

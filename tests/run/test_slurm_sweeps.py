@@ -77,7 +77,7 @@ def test_ctrl_c_ends_the_jobs_of_a_sweep(site: Site) -> None:
     assert [each["end"] for each in runs(site)] == ["cancelled"] * 2
 
 
-def test_the_runs_of_a_sweep_go_on_to_the_pool_that_has_room(site: Site) -> None:
+def test_the_runs_of_a_sweep_move_to_the_pool_that_has_room(site: Site) -> None:
     """Nothing that can't be scheduled is begun, and says why."""
     both = ("-p", "n=1,2", "--sweep")
     refused = site.dsv("run", "digits", "--on", "a", *both, "--gpus", "99", "--", "true", code=125)

@@ -90,7 +90,7 @@ def test_a_part_that_is_too_large_is_not_read_whole(shop: Shop, part: str) -> No
 
 
 def test_a_start_that_cannot_be_read_is_no_reason_to_stop(shop: Shop) -> None:
-    """The thread that sends it has nobody who would hear of it."""
+    """The thread that sends it has no caller that would get the error."""
     run = shop.run("true", offline=True).record.run
     for part in (START, RECORD):
         _spoil(shop, run, part)

@@ -127,10 +127,10 @@ def test_neighbours_in_the_order_are_no_neighbours_in_the_commit() -> None:
     st.booleans(),
     st.integers(0, 2**32),
 )
-def test_ranks_share_the_one_order_and_a_resume_with_others_goes_on_with_it(
+def test_ranks_share_one_order_and_a_resume_with_other_ranks_continues_it(
     counts: list[int], size: int, rounds: list[tuple[int, int]], drop_last: bool, seed: int
 ) -> None:
-    """rounds: how many steps are made by so many ranks, before others go on."""
+    """rounds: how many steps are made by so many ranks, before others continue."""
     one = plan(*[[90_000] * count for count in counts], seed=seed, window=2 * MB)
     expected, place = whole(one), 0
     for steps, world in [*rounds, (10_000, 3)]:

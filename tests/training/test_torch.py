@@ -1,4 +1,4 @@
-"""`dsv.torch`: the same order whatever reads it, and states that go on after kills with other workers and ranks."""
+"""`dsv.torch`: the same order whatever reads it, and states that continue after kills with other workers and ranks."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def check(found: dict[str, Any], expected: list[str]) -> None:
     assert at == len(expected)
 
 
-def test_a_killed_training_goes_on_with_other_workers_and_ranks(home: Path, tmp_path: Path) -> None:
+def test_a_killed_training_continues_with_other_workers_and_ranks(home: Path, tmp_path: Path) -> None:
     log = tmp_path / "log.json"
     train(home, log, 5, epochs=2, size=20, num_workers=2)
     train(home, log, 7, epochs=2, size=16, world=3)
@@ -228,7 +228,7 @@ def test_a_killed_training_goes_on_with_other_workers_and_ranks(home: Path, tmp_
     check(found, expected)
 
 
-def test_a_killed_training_of_a_mixture_goes_on(home: Path, tmp_path: Path) -> None:
+def test_a_killed_training_of_a_mixture_continues(home: Path, tmp_path: Path) -> None:
     log = tmp_path / "log.json"
     train(home, log, 6, epochs=1, size=20, world=2, mixture=True)
     found = train(home, log, None, epochs=1, size=50, num_workers=1, mixture=True)

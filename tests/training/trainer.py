@@ -1,6 +1,6 @@
 """`python -m tests.training.trainer HOME LOG ORDER`: a training that notes what is delivered to it, until it is killed.
 
-All ranks are in one process, and go on in step. The log has the delivered paths and the state, and is replaced as a
+All ranks are in one process, and advance in step. The log has the delivered paths and the state, and is replaced as a
 whole, as a checkpoint is.
 """
 

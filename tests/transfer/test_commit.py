@@ -112,7 +112,7 @@ def test_several_parents_are_kept_even_if_the_tree_is_that_of_one(repository: Re
     assert read(repository, done.id) == {"a": b"1", "b": b"2"}
 
 
-def test_a_lost_race_publishes_nothing_and_tells_who_won(repository: Repository) -> None:
+def test_a_lost_race_publishes_nothing_and_names_the_winner(repository: Repository) -> None:
     commit(repository, {"a": b"1"})
     stale = draft(repository)
     winner = commit(repository, {"b": b"2"})

@@ -123,7 +123,7 @@ def test_memory_that_somebody_still_reads_is_left_to_him() -> None:
     assert part == b"x" * 100
 
 
-def test_nor_is_memory_taken_from_a_request_that_goes_on() -> None:
+def test_memory_is_not_taken_from_a_request_that_is_not_over() -> None:
     memory = Memory()
     whole = packed([b"x" * PACK_TARGET])
     request = pickle.PickleBuffer(whole)  # holds it as a client's request does

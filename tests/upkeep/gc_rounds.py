@@ -125,13 +125,13 @@ class Rounds:
                 self.stopped = writing, {**self.files_of(writing.head.commit), **files}
 
     def refuse(self, error: Conflict) -> None:
-        """What the head has may lie in packs that were condemned when somebody had just found it there; and a gc on
-        another host may fence a writer at any moment."""
+        """The objects of the head may lie in packs that were condemned when somebody had just found them there; and a
+        gc on another host may fence a writer at any moment."""
         assert "gc may be about to remove" in error.message or not self.alone, error.message
         self.counts["writers refused"] += 1
 
     def wake(self) -> None:
-        """Go on with what was stopped. Its branch has moved on, it was fenced, or it publishes."""
+        """Continue with what was stopped. Its branch has moved on, it was fenced, or it publishes."""
         if self.stopped is None:
             return
         (writing, files), self.stopped = self.stopped, None

@@ -41,7 +41,7 @@ ORPHAN = PackId(bytes(16))
 
 
 class Time:
-    """A clock that goes on when somebody sleeps. asleep: what happens meanwhile."""
+    """A clock that advances when somebody sleeps. asleep: what happens meanwhile."""
 
     def __init__(self, asleep: Callable[[], None] = lambda: None) -> None:
         self.now = 0.0

@@ -181,7 +181,7 @@ def test_of_two_who_delete_at_once_both_know_who_was_first() -> None:
     check_deleted(store, commits)
 
 
-def test_a_sync_that_is_second_is_told_by_whom_the_dataset_was_deleted() -> None:
+def test_a_sync_after_a_deletion_says_who_deleted_the_dataset() -> None:
     store, commits = make()
     late = opened(store)
     head = late.refs.head(DATASET, MAIN)
@@ -191,7 +191,7 @@ def test_a_sync_that_is_second_is_told_by_whom_the_dataset_was_deleted() -> None
     assert isinstance(lost, LostRace) and lost.winner.entry.action == DELETE_DATASET
 
 
-def test_a_move_of_another_branch_that_a_deletion_does_not_see_is_told() -> None:
+def test_a_move_of_another_branch_that_a_deletion_does_not_see_is_reported() -> None:
     """It was opened before the store had any deletion, and its branch is deleted by the next call."""
     store, commits = make()
     late = opened(store)

@@ -131,7 +131,7 @@ def test_what_was_erased_is_not_stored_again(tmp_path: Path) -> None:
     assert read_left(store, done) == {"a": OTHER, "new": b"something else"}
 
 
-def test_a_commit_that_goes_on_listing_an_erased_file_can_be_made(tmp_path: Path) -> None:
+def test_a_commit_that_still_lists_an_erased_file_can_be_made(tmp_path: Path) -> None:
     store = MemoryStore()
     commit(create(store), {"secret": SECRET, "large": LARGE, "a": OTHER})
     erase(store, SECRET, LARGE)
@@ -216,7 +216,7 @@ def test_a_commit_that_was_under_way_is_not_published(tmp_path: Path) -> None:
 
 
 def test_a_file_that_was_stored_meanwhile_has_lost_a_part_and_is_no_damage(tmp_path: Path) -> None:
-    """Only the first erasure of a store may meet a writer that does not look for it."""
+    """Only the first erasure of a store may overlap with a writer that does not look for it."""
     store = MemoryStore()
     commit(create(store), {"large": LARGE, "a": OTHER})
     eraser, plan = plan_for(opened(store), LARGE)

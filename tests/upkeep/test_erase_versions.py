@@ -27,7 +27,7 @@ LARGE = random.Random(7).randbytes(3_000_000)
 
 
 def has_secrets(client: Any, bucket: str) -> tuple[bool, bool]:
-    """Whether an object of the bucket has something of the erased files, and whether an old version has."""
+    """Return whether an object of the bucket has something of the erased files, and whether an old version has."""
     there = old = False
     for page in client.get_paginator("list_object_versions").paginate(Bucket=bucket):
         for one in page.get("Versions", []):

@@ -126,7 +126,7 @@ STEPS = st.one_of(
 def test_a_read_gives_what_was_committed_or_is_refused(
     steps: Sequence[tuple[str, int, int]], versions: bool
 ) -> None:
-    """What was stored once is never refused; what is referred to, only once its source has changed."""
+    """A stored content is never refused; one that is referred to, only after its source has changed."""
     store, elsewhere = MemoryStore(), Elsewhere(versions=versions)
     create(store)
     said: dict[CommitId, dict[str, bytes]] = {}

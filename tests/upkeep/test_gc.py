@@ -51,8 +51,8 @@ def test_what_nothing_needs_goes_and_the_rest_stays(tmp_path: Path) -> None:
 
 
 def test_a_tag_of_a_freed_commit_ends_no_gc(tmp_path: Path) -> None:
-    """Whoever lost the race with gc was told, and the tag is there. The log alone says what is freed: else no gc would
-    succeed any more, as the tag's content is gone."""
+    """The one that lost the race with gc got an error, and the tag is there. The log alone says what is freed: else no
+    gc would succeed any more, as the tag's content is gone."""
     world = World(MemoryStore())
     collect(world.store, tmp_path / "1")
     value = TagValue(world.expired[0], Nonce.random(), 0, "a", "")

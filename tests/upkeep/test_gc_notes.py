@@ -72,7 +72,7 @@ def test_index_files_that_a_gc_has_written_are_not_read_by_the_next_one(tmp_path
 
 
 def test_names_that_were_put_back_from_a_backup_and_moved_elsewhere(tmp_path: Path) -> None:
-    """What only an earlier move names stays, though what was noted says that this move names something else."""
+    """A commit that only an earlier move names stays, though the notes say that this move names another."""
     world = World(MemoryStore(), 3, 0)
     backup = {item.key for item in world.store.list(keys.REFS_PREFIX)}
     before = dict(world.files)

@@ -126,7 +126,7 @@ def test_who_looks_at_the_whole_store_meanwhile_finds_nothing_missing(command: s
 
 
 @pytest.mark.parametrize("kind", ["cat", "export", "cache"])
-def test_what_expires_meanwhile_is_read_or_told_as_expired(kind: str, pets: Pets) -> None:
+def test_a_commit_that_expires_meanwhile_is_read_or_reported_as_expired(kind: str, pets: Pets) -> None:
     commit = pets.ids[2]
     told = read = 0
     for number in numbers(every=2):

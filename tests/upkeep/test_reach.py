@@ -37,7 +37,7 @@ def repository(monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
 
 
 def by_tree(repository: Repository, commits: list[CommitId]) -> dict[ObjectKind, set[bytes]]:
-    """What the slow walk finds, entry by entry."""
+    """Return the ids that the slow walk finds, entry by entry."""
     found: dict[ObjectKind, set[bytes]] = {}
     for one in commits:
         for kind, object_id, _ in reach_tree(TreeReader(repository.objects, one)):

@@ -276,7 +276,7 @@ class Overtaken(Watched):
 
 
 def moved_on(store: Store, commits: Commits) -> None:
-    """Rename the dataset, and go on with the new name."""
+    """Rename the dataset, and continue with the new name."""
     rename_dataset(opened(store), EVE, OLD, NEW)
     place(store, NEW, MAIN, commits[5])
     place(store, NEW, DEV, commits[3])
@@ -375,9 +375,7 @@ RACES: dict[str, tuple[Do, Kept]] = {
 
 
 @pytest.mark.parametrize("race", RACES)
-def test_whoever_is_at_work_at_the_same_moment_has_its_effect_or_is_told(
-    race: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_concurrent_change_takes_effect_or_fails(race: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dsv.store.base._ask", one_after_the_other)
     template, commits = make()
     for moment in exhaustive.numbers(0, 5):
@@ -387,7 +385,7 @@ def test_whoever_is_at_work_at_the_same_moment_has_its_effect_or_is_told(
 
 
 @pytest.mark.parametrize("race", [one for one in RACES if one not in ("look", "init")])
-def test_who_is_overtaken_by_a_renaming_has_its_effect_or_is_told(
+def test_a_change_overtaken_by_a_renaming_takes_effect_or_fails(
     race: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other way round: all of the renaming happens between two requests."""

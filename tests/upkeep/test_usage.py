@@ -28,7 +28,7 @@ BIG = random.Random(3).randbytes(3 << 20)
 
 
 def objects(repository: Repository) -> dict[bytes, Sum]:
-    """What each object takes by the tables of the packs, read one by one: also the row of its locator."""
+    """Return the size of each object by the tables of the packs, read one by one: also the row of its locator."""
     found: dict[bytes, Sum] = {}
     for key in packs(repository):
         table = verify(repository.store.get(key))

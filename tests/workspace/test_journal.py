@@ -39,7 +39,7 @@ def fill(path: Path) -> tuple[dict[PackId, tuple[int, list[Row]]], dict[RecipeId
     return packs, recipes
 
 
-def test_the_next_one_reads_what_is_left_and_goes_on(tmp_path: Path) -> None:
+def test_the_next_one_reads_the_journal_and_continues(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     packs, recipes = fill(path)
     commit = CommitId.hash(b"c")

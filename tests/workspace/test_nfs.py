@@ -40,7 +40,7 @@ def result(host: Host) -> dict[str, object]:
 
 
 def mark(folder: Path, name: str) -> str:
-    """The name of a file by which a host tells how far it is."""
+    """The name of a file by which a host shows its progress."""
     return f"{folder.name}-{name}"
 
 

@@ -55,7 +55,7 @@ class Workspaces(RuleBasedStateMachine):
 
     @rule(path=PATHS, content=CONTENTS)
     def write_and_hide_it(self, path: str, content: bytes) -> None:
-        """With the old mtime put back: the ctime alone tells."""
+        """With the old mtime put back: only the ctime shows the change."""
         place = self.folder / path
         if place.is_file() and not place.is_symlink():
             before = place.stat()

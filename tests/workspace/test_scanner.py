@@ -52,7 +52,7 @@ def test_what_makes_a_file_be_read_again(world: World, change: object) -> None:
 
 
 def test_a_file_as_young_as_the_clock_is_not_trusted(world: World) -> None:
-    """Written again within one tick of the clock, it has the same size and times: only a second reading tells."""
+    """Written again within one tick of the clock, it has the same size and times: only a second read shows that."""
     write(world, a=b"1111")
     scan = world.scan()
     (item,) = scan.pending()

@@ -60,7 +60,7 @@ def contents(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Fill]:
 
 
 def clash(tree: Tree) -> bool:
-    """Whether no disk can hold this tree. A folder that is not empty makes an empty one superfluous."""
+    """Return whether no disk can hold this tree. A folder that is not empty makes an empty one superfluous."""
     for path in list(tree):
         for other in list(tree):
             if other.startswith(path + b"/"):

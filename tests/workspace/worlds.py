@@ -106,7 +106,7 @@ def recipe_for(size: int, file_id: FileId) -> RecipeId | None:
 
 
 def tree_of(root: Path, ignored: Iterable[bytes] = ()) -> Tree:
-    """What a tree of this folder must be, read the plain way."""
+    """Return the expected tree of this folder, read the plain way."""
     tree: Tree = {}
     left_out = set(ignored)
 
@@ -165,7 +165,7 @@ def readable_by_all(folder: Path) -> World:
 
 
 def scan_as_another(world: World) -> subprocess.CompletedProcess[str]:
-    """What an unprivileged user's scan finds."""
+    """Return the result of an unprivileged user's scan."""
     return subprocess.run(
         [sys.executable, "-c", UNPRIVILEGED, str(world.root)], capture_output=True, text=True, check=False
     )

@@ -1,15 +1,16 @@
-"""Makes `cache-4fac948.tar.xz`: a store and a cache as commit 4fac948 wrote them, left in the middle of its work.
+"""Makes `cache-COMMIT.tar.xz`: a store and a cache as that commit wrote them, left in the middle of its work.
 
-    git worktree add /tmp/4fac948 4fac948
-    PYTHONPATH=/tmp/4fac948/src python tests/golden/make_old_cache.py tests/golden/cache-4fac948.tar.xz
+    git worktree add /tmp/39b5163 39b5163
+    PYTHONPATH=/tmp/39b5163/src python tests/golden/make_old_cache.py 39b5163 tests/golden/cache-39b5163.tar.xz
 
-It was made once and stays as it is: `test_old_cache.py` reads, fills and evicts it with today's code. In the cache are
-`letters@v1` (pinned), `letters@v2` (held for 100 years, its files linked from v1), a selection of v1, half a fill of
-v3 whose process was killed, and what an evictor that was killed took out of sight of v0.
+They were made once and stay as they are: `test_old_cache.py` reads, fills and evicts them with today's code. In the
+cache are `letters@v1` (pinned), `letters@v2` (held for 100 years, its files linked from v1), a selection of v1, half a
+fill of v3 whose process was killed, and what an evictor that was killed took out of sight of v0.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tarfile
@@ -18,6 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 VERSIONS = ("v0", "v1", "v2", "v3")
+# By commit: the module and class whose `finish` ends a part of a fill, the module with the size of parts, and the
+# module that removes what was evicted.
+NAMES = {
+    "4fac948": ("filling.parts", "Board", "filling.plan", "eviction.removal"),
+    "39b5163": ("fill_state.claim_table", "ClaimTable", "fill_state.plan", "removal"),
+}
 
 
 def content(version: str) -> dict[str, bytes]:
@@ -51,32 +58,31 @@ def in_a_process(act: Callable[[], object]) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-def killed_while_filling() -> None:
+def killed_while_filling(commit: str) -> None:
     """Ends when two parts are done and a third is claimed."""
-    from dsv.cache.filling import parts, plan  # of that commit
-
-    plan.PART_ENTRIES = 8
-    finish = parts.Board.finish
+    parts, name, plan, _ = NAMES[commit]
+    importlib.import_module(f"dsv.cache.{plan}").PART_ENTRIES = 8
+    table = getattr(importlib.import_module(f"dsv.cache.{parts}"), name)
+    finish = table.finish
     done: list[object] = []
 
-    def finish_two(board: parts.Board, claim: parts.Claim) -> None:
+    def finish_two(table: object, claim: object) -> None:
         if len(done) == 2:
             os._exit(0)
         done.append(claim)
-        finish(board, claim)
+        finish(table, claim)
 
-    parts.Board.finish = finish_two  # type: ignore[method-assign]
+    table.finish = finish_two
     dsv("cache", "letters@v3", "--jobs", "1")
 
 
-def killed_while_evicting() -> None:
-    from dsv.cache.eviction.removal import Remover  # of that commit
-
-    Remover.remove = lambda *_: os._exit(0)  # type: ignore[assignment]
+def killed_while_evicting(commit: str) -> None:
+    removal = importlib.import_module(f"dsv.cache.{NAMES[commit][3]}")
+    removal.Remover.remove = lambda *_: os._exit(0)
     dsv("evict", "letters@v0")
 
 
-def make(folder: Path) -> None:
+def make(folder: Path, commit: str) -> None:
     os.environ.update(
         DSV_STORE=str(folder / "store"), DSV_CACHE=str(folder / "cache"), DSV_CONFIG="/nonexistent"
     )
@@ -93,18 +99,18 @@ def make(folder: Path) -> None:
     os.chdir("/")
     in_a_process(lambda: dsv("cache", "letters@v0"))
     in_a_process(lambda: dsv("cache", "letters@v1"))
-    in_a_process(lambda: dsv("hold", "letters@v1", "-m", "the reference"))
+    in_a_process(lambda: dsv("pin", "letters@v1", "-m", "the reference"))
     in_a_process(lambda: dsv("cache", "letters@v2", "--hold", "36500d"))
     in_a_process(lambda: dsv("cache", "letters@v1:own"))
-    in_a_process(killed_while_evicting)
-    in_a_process(killed_while_filling)
+    in_a_process(lambda: killed_while_evicting(commit))
+    in_a_process(lambda: killed_while_filling(commit))
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        in_a_process(lambda: make(folder))
-        with tarfile.open(sys.argv[1], "w:xz") as archive:
+        in_a_process(lambda: make(folder, sys.argv[1]))
+        with tarfile.open(sys.argv[2], "w:xz") as archive:
             for name in ("store", "cache"):
                 archive.add(folder / name, name)
 

@@ -1,4 +1,4 @@
-"""A cache that commit 4fac948 left in the middle of its work is read, filled and evicted by today's code."""
+"""Caches that earlier versions left in the middle of their work are read, filled and evicted by today's code."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import pytest
 
 from tests.golden.make_old_cache import content
 
-ARCHIVE = Path(__file__).parent / "cache-4fac948.tar.xz"
-
+COMMITS = ("4fac948", "39b5163")
 
 AS_ROOT = """
 import sys
@@ -30,7 +29,7 @@ sys.exit(main())
 class Old:
     """The store and the cache, unpacked."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, commit: str) -> None:
         self.cache = folder / "cache"
         self._environ = {
             **os.environ,
@@ -38,7 +37,7 @@ class Old:
             "DSV_CACHE": str(self.cache),
             "DSV_CONFIG": "/nonexistent",
         }
-        with tarfile.open(ARCHIVE) as archive:
+        with tarfile.open(Path(__file__).parent / f"cache-{commit}.tar.xz") as archive:
             # Each as it is: Python's own filter would change the modes. Before 3.11.4 there is no argument for it.
             archive.extraction_filter = lambda member, _: member
             archive.extractall(folder)
@@ -56,9 +55,9 @@ class Old:
         return [path for path in paths if path.startswith(("claims/", "fill/", "room/", "tmp/", "trash/"))]
 
 
-@pytest.fixture
-def old(tmp_path: Path) -> Old:
-    return Old(tmp_path)
+@pytest.fixture(params=COMMITS)
+def old(tmp_path: Path, request: pytest.FixtureRequest) -> Old:
+    return Old(tmp_path, request.param)
 
 
 def read(folder: Path) -> dict[str, bytes]:
@@ -112,9 +111,8 @@ def test_a_commit_that_went_is_filled_anew_from_those_that_stayed(old: Old) -> N
 def test_what_is_claimed_stays_and_the_rest_goes_with_what_the_killed_left(old: Old) -> None:
     report = old.dsv("evict", "--all")
     assert len(report["evicted"]) == 1
-    assert sorted(path.name for path in (old.cache / "letters").iterdir()) == sorted(
-        path.name for path in (old.cache / ".dsv/claims/letters").iterdir()
-    )
+    cached = sorted(path.name for path in (old.cache / "letters").iterdir() if not path.is_symlink())
+    assert cached == sorted(path.name for path in (old.cache / ".dsv/claims/letters").iterdir())
     assert [
         path for path in old.left() if path.startswith(("fill/", "room/", "trash/")) and "spare" not in path
     ] == []

@@ -1,11 +1,11 @@
 """Mutates real small stores, and holds every decoder to its word: a documented error, in little memory.
 
-    python -m tests.fuzz [--seconds 120] [--memory 1500] [--seed N]
+    python -m tests.fuzz [--seconds 120] [--memory 1500] [--first N] [--rounds N] [--seed N]
 
 Each round changes an object of a store (bits, bytes, numbers, pieces of others), hashes it anew, so that the change
 is seen by the decoder and not by the check before it, and names it by all that led to it. Then the store is read
-whole, by dsv and by the independent reader. What ends with another error than the documented ones, or with more
-memory than the limit, is reported with the seed that makes it again, and the exit code is 1.
+whole, by dsv and by the independent reader. If that ends with another error than the documented ones, or needs more
+memory than the limit, the seed that repeats it is printed, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -315,7 +315,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--seconds", type=float, default=120, help="at most")
+    parser.add_argument("--rounds", type=int, default=1 << 60, help="at most")
+    parser.add_argument("--first", type=int, help="the first round; a random one without this")
     parser.add_argument("--memory", type=int, default=1500, help="MiB of memory")
     parser.add_argument("--seed", type=int, help="this round alone")
     options = parser.parse_args()
@@ -326,9 +328,13 @@ def main() -> int:
     # Not RLIMIT_AS: each thread reserves address space that it never uses.
     resource.setrlimit(resource.RLIMIT_DATA, (options.memory << 20, options.memory << 20))
     end = time.monotonic() + options.seconds
-    first = random.SystemRandom().randrange(1 << 40) if options.seed is None else options.seed
+    first, most = options.first, options.rounds
+    if options.seed is not None:
+        first, most = options.seed, 1
+    elif first is None:
+        first = random.SystemRandom().randrange(1 << 40)
     rounds = 0
-    while time.monotonic() < end and (options.seed is None or not rounds):
+    while rounds < most and time.monotonic() < end:
         try:
             one_round(corpus, first + rounds)
         except BaseException:

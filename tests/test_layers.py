@@ -303,7 +303,7 @@ def test_imports_point_down() -> None:
 
 
 def test_no_packages_import_each_other() -> None:
-    """Those inside a layer either: cache/eviction may know cache/filling, but then not the other way round."""
+    """Those inside a layer either: `cache` may import `cache.fill`, but then not the other way round."""
     report(circles(graph(sources(), package_of)))
 
 
@@ -334,8 +334,11 @@ def test_numpy_is_for_those_who_read_whole_stores() -> None:
     report([source.at(line, name) for source in others for line, name in imports(source) if "numpy" in name])
 
 
-def test_model_is_values_without_io() -> None:
-    report([line for source in sources() if source.part == "model" for line in does_io(source)])
+@pytest.mark.parametrize("part", ["values", "format"])
+def test_values_and_the_format_do_no_io(part: str) -> None:
+    here = [source for source in sources() if source.part == part]
+    assert here
+    report([line for source in here for line in does_io(source)])
 
 
 def test_only_the_command_line_uses_the_process() -> None:

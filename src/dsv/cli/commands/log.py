@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from dsv.api.branches import BranchPath
 from dsv.api.context import Context
@@ -22,6 +24,19 @@ from dsv.values.units import format_bytes, parse_moment, rfc3339
 if TYPE_CHECKING:
     from dsv.format.records import Commit
     from dsv.values.ids import CommitId
+
+_FILTERS = f"{__name__}.filters"
+
+
+def _filter(fits: Callable[[Commit, Any], bool]) -> Callable[..., Any]:
+    """Make an option a filter, as its callback: only commits that fit the option's value are shown."""
+
+    def remember(call: typer.Context, value: Any) -> Any:
+        if value:
+            call.meta.setdefault(_FILTERS, []).append(lambda commit: fits(commit, value))
+        return value
+
+    return remember
 
 
 COMMIT_KEYS = "commit parents author time message files bytes"
@@ -48,8 +63,16 @@ def log(
     limit: int | None = option("-n --limit N", "Show at most N commits.", parser=whole(1)),
     since: str | None = option("--since TIME", "Commits from then on: 2026-11-20, or 2w for two weeks ago."),
     until: str | None = option("--until TIME", "Commits up to then."),
-    author: str = option("--author TEXT", "Only commits whose author contains TEXT."),
-    grep: str = option("--grep TEXT", "Only commits whose message contains TEXT."),
+    author: str = option(
+        "--author TEXT",
+        "Only commits whose author contains TEXT.",
+        callback=_filter(lambda commit, text: text.casefold() in commit.author.casefold()),
+    ),
+    grep: str = option(
+        "--grep TEXT",
+        "Only commits whose message contains TEXT.",
+        callback=_filter(lambda commit, text: text.casefold() in commit.message.casefold()),
+    ),
     follow: str | None = option("--follow PATH", "Where a file's content comes from, through renames."),
     reflog: str | None = option("--reflog BRANCH", "Show every move of BRANCH, even if it was deleted."),
     first_parent: bool = option("--first-parent", "Follow only the first parent of merges."),
@@ -77,7 +100,7 @@ def log(
             paths=dataset_paths(context, call.words, [wanted]),
             since_ms=_moment(context, since),
             until_ms=_moment(context, until, end=True),
-            filters=list(_filters(author.casefold(), grep.casefold())),
+            filters=call.meta.get(_FILTERS, ()),
             first_parent=first_parent,
             stat=stat,
             follow=_followed(call, context, follow, wanted),
@@ -88,13 +111,6 @@ def log(
                 call.items(map(_item, items), lines=jsonl)
             else:
                 _write(call, items, Graph() if graph else None, oneline=oneline)
-
-
-def _filters(author: str, message: str) -> Iterator[Callable[[Commit], bool]]:
-    if author:
-        yield lambda commit: author in commit.author.casefold()
-    if message:
-        yield lambda commit: message in commit.message.casefold()
 
 
 def _followed(call: Call, context: Context, path: str | None, target: Target) -> bytes | None:

@@ -110,7 +110,7 @@ def test_signals_that_a_busy_cluster_refuses_come_later_in_their_order() -> None
     assert cluster.told == []
     cluster.is_busy = False
     until(lambda: run._unsent == [], "the signals")
-    assert list(dict.fromkeys(cluster.told)) == ["USR1", "TERM"]
+    assert cluster.told == ["USR1", "TERM"]
     cluster.deleted = True
     run.kill()
     until(lambda: run.ended is not None)
@@ -141,26 +141,7 @@ class TwoAttempts(Cluster):
         return found
 
 
-def test_a_signal_between_two_attempts_reaches_the_second_one_once() -> None:
-    """Neither ended nor running: the first attempt is over, and the second is not shown as begun yet."""
-    cluster = TwoAttempts(begun=False)
-    job = KubernetesJob(cluster, "training", "job", "u0")  # type: ignore[arg-type]
-    run = unwatched(job)
-    run.signal(signal.SIGUSR1)
-    for _ in range(10):
-        job.look()
-        run.send_again()
-    assert cluster.told == []
-    cluster.begun, cluster.is_busy = True, True
-    job.look()
-    run.send_again()
-    cluster.is_busy = False
-    run.send_again()
-    run.send_again()
-    assert cluster.told == ["USR1"] and run._unsent == []
-
-
-def test_a_job_that_is_cancelled_between_two_attempts_gets_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_is_cancelled_between_two_attempts_is_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its second attempt ends itself, and is neither killed nor deleted."""
     site = TwoAttempts(begun=False)
     looks = iter(range(100))
@@ -176,6 +157,138 @@ def test_a_job_that_is_cancelled_between_two_attempts_gets_a_signal(monkeypatch:
     over = engine.cancel(REF, 60)
     assert over is not None and not over.lives
     assert site.told == ["TERM"] and not site.deleted
+
+
+class Nodes(Cluster):
+    """Any pods. `got` has what the command of each pod was sent: a node takes each number once."""
+
+    def __init__(self, *pods: Any) -> None:
+        super().__init__(begun=True)
+        self.pods = list(pods)
+        self.lines: dict[str, dict[str, str]] = {}
+
+    @property
+    def got(self) -> dict[str, list[str]]:
+        return {pod: list(each.values()) for pod, each in self.lines.items()}
+
+    def items(self, path: str, **query: str) -> list[Any]:
+        return [each.raw for each in self.pods] if path.endswith("/pods") else []
+
+    def get(self, path: str, **query: str) -> Any:
+        if path.startswith("/api/v1/nodes"):
+            raise Refusal("forbidden", 403)
+        found = super().get(path)
+        nodes = len({each.number for each in self.pods})
+        return {**found, "spec": {**found["spec"], "backoffLimit": 1, "completions": nodes}}
+
+    def patch(self, path: str, body: Any) -> Any:
+        if path.endswith("/jobs/job"):
+            return self.get(path)
+        if self.is_busy:
+            raise Refusal("the server is busy", 503)
+        (told,) = body["metadata"]["annotations"].values()
+        self.lines.setdefault(path.rpartition("/")[2], {}).update(line.split() for line in told.splitlines())
+        return {}
+
+
+def step(job: KubernetesJob, run: Any) -> None:
+    """As `KubernetesRun._until_end` does in each turn."""
+    job.look()
+    job.pass_on()
+    if run._unsent:
+        run.send_again()
+
+
+def begun(*pods: Any) -> tuple[Nodes, KubernetesJob, Any]:
+    cluster = Nodes(*pods)
+    job = KubernetesJob(cluster, "training", "job", "u0")  # type: ignore[arg-type]
+    run = unwatched(job)
+    job.look()
+    return cluster, job, run
+
+
+OVER, NEXT, NEXT_RUNS = a_pod(0, 0, code=1), a_pod(0, 1, phase="Pending"), a_pod(0, 1, phase="Running")
+
+
+def test_a_warning_between_two_attempts_does_not_end_the_second_one() -> None:
+    """Before the first attempt begins it has no effect either: a command that has just begun does not catch it yet."""
+    cluster, job, run = begun(OVER, NEXT)
+    run.signal(signal.SIGUSR1)
+    step(job, run)
+    cluster.pods = [OVER, NEXT_RUNS]
+    step(job, run)
+    assert cluster.got == {} and run._unsent == []
+    run.signal(signal.SIGTERM)
+    assert cluster.got == {"p01": ["TERM"]}
+
+
+def test_a_warning_of_the_first_attempt_is_not_repeated_for_the_second() -> None:
+    cluster, job, run = begun(a_pod(0, 0, phase="Running"))
+    run.signal(signal.SIGUSR1)
+    cluster.pods = [OVER, NEXT_RUNS]
+    step(job, run)
+    run.signal(signal.SIGTERM)
+    assert cluster.got == {"p00": ["USR1"], "p01": ["TERM"]}
+
+
+@pytest.mark.parametrize("pods", [[a_pod(0, 0, phase="Running")], [OVER, NEXT_RUNS]])
+def test_each_of_two_signals_that_wait_comes_once(pods: list[Any]) -> None:
+    cluster, job, run = begun(*pods)
+    cluster.is_busy = True
+    run.signal(signal.SIGUSR1)
+    run.signal(signal.SIGTERM)
+    step(job, run)
+    cluster.is_busy = False
+    step(job, run)
+    step(job, run)
+    assert list(cluster.got.values()) == [["USR1", "TERM"]] and run._unsent == []
+
+
+def test_two_ending_signals_between_two_attempts_come_once_each() -> None:
+    cluster, job, run = begun(OVER, NEXT)
+    run.signal(signal.SIGINT)
+    run.signal(signal.SIGTERM)  # the lease was lost
+    step(job, run)
+    cluster.pods = [OVER, NEXT_RUNS]
+    step(job, run)
+    step(job, run)
+    assert cluster.got == {"p01": ["INT", "TERM"]} and run._unsent == []
+
+
+def test_a_node_that_begins_a_moment_later_than_another_gets_the_signal_too() -> None:
+    cluster, job, run = begun(a_pod(0, 0, phase="Running"), a_pod(1, 0, phase="Pending"))
+    run.signal(signal.SIGTERM)
+    cluster.pods = [a_pod(0, 0, phase="Running"), a_pod(1, 0, phase="Running")]
+    step(job, run)
+    step(job, run)
+    assert cluster.got == {"p00": ["TERM"], "p10": ["TERM"]}
+
+
+def test_a_signal_that_only_a_lost_machine_was_given_reaches_the_next_attempt() -> None:
+    """The API takes the annotation of a pod whose kubelet is gone; nobody there reads it."""
+    cluster, job, run = begun(a_pod(0, 0, phase="Running", deleted=True))
+    run.signal(signal.SIGTERM)
+    cluster.pods = [NEXT_RUNS]
+    step(job, run)
+    assert cluster.got.get("p01") == ["TERM"]
+
+
+def test_dsv_stop_elsewhere_reaches_the_attempt_after_a_lost_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Nodes(a_pod(0, 0, phase="Running", deleted=True))
+    looks = iter(range(100))
+    known = cluster.items
+
+    def items(path: str, **query: str) -> list[Any]:
+        if next(looks) > 2:
+            over = "TERM" in cluster.got.get("p01", [])
+            cluster.pods = [a_pod(0, 1, code=0, phase="Succeeded") if over else NEXT_RUNS]
+        return known(path, **query)
+
+    monkeypatch.setattr(cluster, "items", items)
+    engine = Kubernetes({}, {"volumes": {"/nfs": {"claim": "c"}}})
+    monkeypatch.setattr(engine, "_find", lambda _: KubernetesJob(cluster, "training", "job", "u0"))  # type: ignore[arg-type]
+    over = engine.cancel(REF, 3)
+    assert over is not None and not over.lives and cluster.got["p01"] == ["TERM"] and not cluster.deleted
 
 
 def test_a_job_that_seems_not_to_have_begun_is_suspended_before_it_is_deleted() -> None:

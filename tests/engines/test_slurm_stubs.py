@@ -26,7 +26,7 @@ from dsv.run.engines.slurm.job_status import Left
 from dsv.run.engines.slurm.program import SlurmProgram
 from dsv.run.engines.slurm.script import Batch, SlurmOptions, render
 from dsv.run.node_order import NodeOrder
-from dsv.run.record import JobRef, RunId
+from dsv.run.record import EndCause, JobRef, RunId
 from dsv.values.names import DatasetName
 from tests.waiting import PATIENCE, until
 
@@ -476,3 +476,52 @@ def test_a_log_whose_end_could_not_be_read_says_so(
         log.seek(0)
         said = log.read().decode()
     assert said.startswith("a whole line\nhalf a l") and "its stdout may be missing" in said
+
+
+def test_a_job_that_slurm_never_has_ended_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node does not answer, so that Slurm says COMPLETING for ever."""
+    monkeypatch.setattr("dsv.run.engines.slurm.engine._DYING", 0)
+    monkeypatch.setattr("dsv.run.engines.slurm.engine._ENDING_SECONDS", 0)
+    (tmp_path / "job").mkdir()
+    squeue = f"""
+    [ ! -e "$CALLS.12" ] || exit 1
+    echo "7|COMPLETING|n1|None|dsv:{RUN}:{tmp_path}/job"
+    """
+    scancel = """
+    [ "$1" = 7 ] || exit 0
+    number=$(($(cat "$CALLS.n" 2>/dev/null || echo 0) + 1))
+    echo $number >"$CALLS.n"
+    touch "$CALLS.$number"
+    """
+    engine = Slurm(programs(tmp_path, scontrol=SCONTROL, squeue=squeue, scancel=scancel))
+    status = engine.cancel(JobRef("slurm", RUN, "c@h", f"7:{tmp_path / 'job'}"), 0)
+    assert (tmp_path / "calls.n").read_text() == "4\n"
+    assert status is not None and status.lives
+
+
+@pytest.mark.parametrize(
+    ("state", "cause", "code"),
+    [("TIMEOUT", EndCause.TIME_LIMIT, 124), ("NODE_FAIL", EndCause.NODE_LOST, 137)],
+)
+def test_a_file_server_that_fails_at_a_jobs_end_makes_no_job_of_it_that_never_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, cause: EndCause, code: int
+) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "node.1.0").write_text("n1 10\n")
+    env = programs(tmp_path, scontrol=SCONTROL, squeue=f"echo '7|{state}|n1|None|dsv:{RUN}:{folder}'")
+    failures = iter(range(12))
+    fail_for_a_while(monkeypatch, "scandir", folder, failures)
+    over = Event()
+    handle = SlurmRun(SlurmProgram(env), JobRef("slurm", RUN, "c@h", f"7:{folder}"))
+    handle.begin(Output(None, None), over.set)
+    assert over.wait(PATIENCE)
+    done = handle.ended
+    assert done is not None and (done.launched, done.seen, done.cause, done.exit_code) == (
+        True,
+        True,
+        cause,
+        code,
+    )

@@ -67,12 +67,13 @@ class KubernetesRun(FollowedJob):
     def _send(self, number: int) -> bool:
         """An ending signal withdraws a job that has not begun."""
         name = signal.Signals(number).name
-        if number in ENDING and number not in self._unsent:
+        again = number in self._unsent
+        if number in ENDING and not again:
             self._job.record_stop(name)
         facts = self._job.latest()
         if facts is None or not facts.begun:
             return number not in ENDING or (facts is not None and self._job.withdraw_step(facts))
-        return self._job.signal(name.removeprefix("SIG"))
+        return self._job.signal(name.removeprefix("SIG"), again=again)
 
     def _kill(self) -> bool:
         self._job.record_stop("SIGKILL")
@@ -96,6 +97,8 @@ class KubernetesRun(FollowedJob):
                 done = self._absent() if facts is None else self._step(facts)
                 if done is not None:
                     return done
+                with self._lock:  # a signal at this moment must not be replaced by fewer
+                    self._job.pass_on()
                 if self._unsent:
                     self.send_again()
                     pause = _ASK[0]  # a command that began just now may end at once

@@ -242,6 +242,7 @@ _SILENT: Final = 12.0
 """Seconds for which a machine may report nothing about a pod that it is to start."""
 _SIGNALS: Final = 8
 """Signals that the annotation of a pod holds at most."""
+_INFORMING: Final = ("USR1", "USR2")
 
 
 class KubernetesJob:
@@ -257,9 +258,10 @@ class KubernetesJob:
         self.pods_path = f"/api/v1/namespaces/{namespace}/pods"
         self.raw: Any = None
         self.pods = dict(pods or {})
-        self._signals: list[str] = []
-        self._unsent: str | None = None
-        """The last signal, until every node has it. It keeps its number, by which nodes know that they have it."""
+        self._signals: list[tuple[str, str, frozenset[str] | None]] = []
+        """The name of each signal, its line, and the pods that get it; None for all, also of later attempts."""
+        self._given: dict[str, int] = {}
+        """How many of the signals each pod has."""
         self._terminating: dict[str, float] = {}
         """When the deletion of each pod was first seen."""
         self._waiting: dict[str, float] = {}
@@ -371,27 +373,43 @@ class KubernetesJob:
         labels = {"metadata": {"labels": {QUEUE_LABEL: queue}}}
         self.raw = self.api.patch(self.path, {"spec": {"suspend": False}} if queue is None else labels)
 
-    def signal(self, name: str) -> bool:
-        """Send a signal to the command on every node where it has begun. Return False if the cluster refuses it,
-        or shows no such node: that of the next attempt may begin at this moment. The annotation keeps the last
-        signals, because a pod misses a value that is replaced too soon."""
+    def signal(self, name: str, *, again: bool = False) -> bool:
+        """Send a signal to the command on every node where it has begun, and by `pass_on` to those where it
+        begins later; but USR1 and USR2 would end a command that has just begun. Return False if the cluster
+        refuses it, or shows no such node. again: it may be among the signals, under its number, already"""
         with self._lock:
-            if self._unsent != name:
+            alive = self._alive()
+            informs = name in _INFORMING
+            if informs and not alive:
+                return True
+            if not again or all(each != name for each, _, _ in self._signals):
                 number = f"{len(self._signals)}.{os.getpid()}.{int(monotonic() * 1000)}"
-                self._signals.append(f"{number} {name}\n")
-            text = "".join(self._signals[-_SIGNALS:])
-            alive = [each for each in self.pods.values() if each.begun and not each.is_over]
-        sent, refused = False, False
-        for pod in alive:
+                only = frozenset(each.uid for each in alive) if informs else None
+                self._signals.append((name, f"{number} {name}\n", only))
+        return self.pass_on() and bool(alive)
+
+    def pass_on(self) -> bool:
+        """Give each pod whose command runs the signals that it lacks. Return False if the cluster refuses it.
+        The annotation keeps the last signals, because a pod misses a value that is replaced too soon."""
+        with self._lock:
+            count, lacking = len(self._signals), []
+            for pod in self._alive():
+                lines = [line for _, line, only in self._signals if only is None or pod.uid in only]
+                if lines and self._given.get(pod.uid, 0) < count:
+                    lacking.append((pod, "".join(lines[-_SIGNALS:])))
+        refused = False
+        for pod, text in lacking:
             try:
                 self.api.patch(
                     f"{self.pods_path}/{pod.name}", {"metadata": {"annotations": {SIGNAL_KEY: text}}}
                 )
-                sent = True
+                self._given[pod.uid] = count
             except Refusal as refusal:
                 refused = refused or refusal.status != 404
-        self._unsent = None if sent and not refused else name
-        return self._unsent is None
+        return not refused
+
+    def _alive(self) -> list[Pod]:
+        return [each for each in self.pods.values() if each.begun and not each.is_over]
 
     def record_stop(self, how: str) -> bool:
         """Record in the Job who ended it, and prevent further attempts. The first record counts. Return False
@@ -437,8 +455,8 @@ class KubernetesJob:
         return False
 
     def wait(self, seconds: float, *, withdraw: bool = False) -> JobStatus | None:
-        """Return how the job ended, if it ends in time; `CUT_OFF` if it is gone. Send a signal that did not
-        reach every node again. withdraw: delete it unless the command has begun; it is then `NOT_LAUNCHED`"""
+        """Return how the job ended, if it ends in time; `CUT_OFF` if it is gone. Pass signals on to
+        commands that begin meanwhile. withdraw: delete it unless the command has begun; it is then `NOT_LAUNCHED`"""
         return until_over(lambda: self._state(withdraw), seconds)
 
     def _state(self, withdraw: bool) -> JobStatus | None:
@@ -453,8 +471,8 @@ class KubernetesJob:
         now = status(facts)
         if withdraw and facts.suspended and not now.lives:
             self.delete()
-        if self._unsent is not None and now.lives:
-            self.signal(self._unsent)
+        if now.lives:
+            self.pass_on()
         return now
 
     def fail_lost_pods(self) -> str | None:

@@ -132,8 +132,8 @@ def _number(fields: dict[str, str], name: str) -> int:
 
 _TRIES: Final = 4
 """How often Slurm is told to cancel a job that it does not begin to end."""
-_TRIES_WHILE_ENDING: Final = 40
-"""The same for a job that it is ending: Slurm waits for a silent node for five minutes in most places."""
+_ENDING_SECONDS: Final = 600.0
+"""How long to go on for a job that it is ending: Slurm waits for a silent node for five minutes in most places."""
 _DYING: Final = 15.0
 """Seconds between two of these. Slurm has a KillWait of its own, in most places of 30 seconds."""
 
@@ -237,7 +237,8 @@ class Slurm(Engine):
         number, folder = job_id(ref), job_folder(ref)
         if self._program.call("scontrol", "hold", number).problem is None:
             job, answer = self._program.find(number, fresh=0)
-            waits = job is not None and job.state == "PENDING" and not Left(folder).begun
+            left = Left(folder)
+            waits = job is not None and job.state == "PENDING" and not (left.begun or left.unread)
             if waits and job is not None and job.run == ref.run:
                 self._program.call("scancel", number)
             elif answer.problem is not None or (job is not None and job.lives):
@@ -271,8 +272,8 @@ class Slurm(Engine):
 
         kill: send SIGKILL at once, which Slurm itself sends later
         """
-        number, tries = job_id(ref), 0
-        while tries < _TRIES or (tries < _TRIES_WHILE_ENDING and self._is_completing(number)):
+        number, tries, last = job_id(ref), 0, monotonic() + _ENDING_SECONDS
+        while tries < _TRIES or (monotonic() < last and self._is_completing(number)):
             tries += 1
             self._program.call("scancel", number)
             if kill:

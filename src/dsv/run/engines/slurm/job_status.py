@@ -38,12 +38,15 @@ class Left:
     def __init__(self, folder: Path, *, again: bool = False) -> None:
         """Files may be missing or incomplete. again: the job was requeued, so an end is an earlier one"""
         self.folder = folder
-        parts = sorted(_parts(folder), key=lambda part: (part.attempt, part.node))
+        unread: list[OSError] = []
+        parts = sorted(_parts(folder, unread), key=lambda part: (part.attempt, part.node))
         last = max((part.attempt for part in parts), default=1)
         self.parts = tuple(part for part in parts if part.attempt == last)
         """Of each node on which the command began."""
         self.earlier = tuple(part for part in parts if part.attempt != last)
         self.begun = bool(parts)
+        self.unread = bool(unread)
+        """The folder can't be listed, so the job may have begun and left its end."""
         end = re.fullmatch(r"([0-9]{1,3})(?: ([0-9]{1,6}))?\n", _text(folder / "end"))
         self.end = None if end is None or again else int(end[1])
         """Its exit code, once it is over permanently."""
@@ -69,13 +72,15 @@ class Left:
         """The exit code of dsv or bash on a node, in place of that of a command; None if a command's own decided."""
 
 
-def _parts(folder: Path) -> Iterator[RunPart]:
-    with suppress(OSError):
+def _parts(folder: Path, unread: list[OSError]) -> Iterator[RunPart]:
+    try:
         for path in folder.glob("node.*.*"):
             if (part := _part(path)) is not None:
                 late = part.exit_code is not None and _is_late(folder, part)
                 staged = stage_facts(_text(path.with_name(path.name.replace("node", "stage", 1))))
                 yield replace(part, end=EndCause.TIME_LIMIT if late else part.end, **staged)
+    except OSError as error:
+        unread.append(error)
 
 
 def _last_written(folder: Path) -> int | None:
@@ -200,6 +205,8 @@ _SAID: Final = {
 
 def is_late(job: Queued | None, left: Left) -> bool:
     """Check that Slurm reports the script's end, but not all its files are seen: folders may be cached."""
+    if job is not None and not job.lives and left.unread:
+        return True
     if job is None or job.state not in ("COMPLETED", "FAILED") or job.was_killed:
         return False
     return left.end is None or (left.end == 0 and not left.succeeded)
@@ -259,6 +266,8 @@ def _ended(job: Queued | None, left: Left) -> Ended | None:
     if job is None and left.end is None and cause is None and part is None:
         reason = "Slurm has no such job any more, and the job left no record of its end"
         return _not_known(reason, left, seen=False)
+    if not left.begun and left.unread:
+        return _not_known("the job's folder can't be read", left, seen=False)
     if not left.begun:
         return _never_began(job, left, cause, said)
     if left.launcher is not None and cause is None and left.stopped is None:

@@ -138,7 +138,27 @@ def test_the_link_is_there_again_after_an_error(ann: Person, monkeypatch: pytest
     assert links(ann) == {"@v1": path.name}
 
 
-def test_a_link_that_cannot_be_removed_keeps_the_others(ann: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_links_are_there_again_if_an_intent_cannot_be_withdrawn(
+    ann: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = fill(ann)
+
+    def fail(self: Intent) -> None:
+        raise OSError(errno.EIO, "the server is away")
+
+    monkeypatch.setattr(Intent, "rename_to_trash", lambda *_: False)
+    monkeypatch.setattr(Intent, "withdraw", fail)
+    assert len(evict_all(ann).failed) == 1
+    assert path.is_dir()
+    assert links(ann) == {"@v1": path.name}
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(errno.EPERM, "it may not be removed"), KeyboardInterrupt()]
+)
+def test_a_link_that_cannot_be_removed_keeps_the_others(
+    ann: Person, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
     path = fill(ann)
     tag(ann, "v2")
     fill(ann, "scans@v2")
@@ -148,12 +168,16 @@ def test_a_link_that_cannot_be_removed_keeps_the_others(ann: Person, monkeypatch
     def once(self: Path, missing_ok: bool = False) -> None:
         if self.name.startswith("@"):
             if removed:
-                raise PermissionError(errno.EPERM, "it may not be removed")
+                raise error
             removed.append(self)
         unlink(self, missing_ok)
 
     monkeypatch.setattr(Path, "unlink", once)
-    assert len(evict_all(ann).failed) == 1
+    if isinstance(error, OSError):
+        assert len(evict_all(ann).failed) == 1
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            evict_all(ann)
     assert removed
     assert path.is_dir()
     assert links(ann) == {"@v1": path.name, "@v2": path.name}

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -388,6 +389,55 @@ for n in range(50):
         with pytest.raises(PermissionError):
             Remover().remove(top)
         assert [one.name for one in top.iterdir()] == ["stuck"]
+
+    def test_what_threads_still_empty_stays_open_if_no_further_thread_starts(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The job for which one was wanted is in the queue already, and other threads would take it."""
+        top = tmp_path / "tree"
+        for number in range(12):
+            (top / f"d{number}").mkdir(parents=True)
+        on = threading.Event()  # the pool ends, or the remover closes the folder
+        opening, closing = os.open, os.close
+        numbers: set[int] = set()
+        lost: list[OSError] = []
+
+        class Pool(ThreadPoolExecutor):
+            submitted = 0
+
+            def submit(self, *given: Any, **more: Any) -> Any:
+                made = super().submit(*given, **more)
+                self.submitted += 1
+                if self.submitted == 4:
+                    raise RuntimeError("can't start new thread")
+                return made
+
+            def shutdown(self, *given: Any, **more: Any) -> None:
+                on.set()
+                super().shutdown(*given, **more)
+
+        def open_below(name: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            if dir_fd is None or not str(name).startswith("d"):
+                return opening(name, flags, mode, dir_fd=dir_fd)
+            numbers.add(dir_fd)
+            on.wait()
+            try:
+                return opening(name, flags, mode, dir_fd=dir_fd)
+            except OSError as error:
+                lost.append(error)
+                raise
+
+        def close(number: int) -> None:
+            closing(number)
+            if number in numbers:
+                on.set()
+
+        monkeypatch.setattr(removal, "ThreadPoolExecutor", Pool)
+        monkeypatch.setattr(os, "open", open_below)
+        monkeypatch.setattr(os, "close", close)
+        with pytest.raises(RuntimeError):
+            Remover().remove(top)
+        assert lost == []
 
     def test_what_is_missing_is_no_error(self, tmp_path: Path) -> None:
         assert Remover().remove(tmp_path / "no").files == 0

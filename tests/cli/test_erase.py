@@ -11,6 +11,8 @@ import pytest
 
 import dsv
 from dsv import reader
+from dsv.cache import erasures
+from dsv.cache.root import CacheRoot, Place
 from dsv.errors import Denied, DsvError, Unreachable
 from dsv.format.keys import parse_obeyed_key
 from dsv.repo.repository import Repository
@@ -369,28 +371,44 @@ def test_caches_remove_what_was_erased_when_they_next_ask_the_store(pets: Dsv) -
 def test_a_cache_confirms_later_what_it_could_not_confirm_at_once(
     pets: Dsv, monkeypatch: pytest.MonkeyPatch, error: type[DsvError]
 ) -> None:
-    """Unless this user may not write to the store: each command would read all cached trees to ask again."""
+    """Unless this user may not write to the store. The cached trees are read once."""
     folder = pets.home / "cache"
     user = pets.at(pets.home, DSV_CACHE=str(folder))
     first = Path(user.ok("cache", "pets@v1").lines[0])
     erase(pets)
+    pets.ok("erase", "pets:p/more", "--reason", "consent withdrawn", "--yes")
     put = OpenStore.put_if_absent
+    refusals = 0
 
     def refuse(store: OpenStore, key: str, data: Bytes) -> Put:
+        nonlocal refusals
         if parse_obeyed_key(key) is not None:
+            refusals += 1
             raise error("not now")
         return put(store, key, data)
 
+    read: list[Place] = []
+    obey_at = erasures.obey_at
+
+    def counted(root: CacheRoot, place: Place, repository: Repository) -> bool:
+        read.append(place)
+        return obey_at(root, place, repository)
+
     with monkeypatch.context() as patched:
         patched.setattr(OpenStore, "put_if_absent", refuse)
-        user.ok("cache", "pets")
+        patched.setattr(erasures, "obey_at", counted)
+        for _ in range(3):
+            user.ok("cache", "pets")
+    assert len(read) == 1
+    assert refusals == (3 if error is Unreachable else 2), (
+        "after no answer, the others wait for the next command"
+    )
     assert not (first / "p/secret").exists()
     told = []
     for _ in range(2):
-        (status,) = pets("erase", "--status", "--json").json["items"]
-        told.append(len(status["caches"]))
+        told.append([len(each["caches"]) for each in pets("erase", "--status", "--json").json["items"]])
         user.ok("cache", "pets")
-    assert told == [0, error is Unreachable]
+    assert told == [[0, 0], [1, 1] if error is Unreachable else [0, 0]]
 
 
 def test_a_cache_that_has_a_commit_asks_once_an_hour(pets: Dsv) -> None:

@@ -112,10 +112,24 @@ def test_a_workspace_knows_its_store_wherever_that_lies(pets: Dsv) -> None:
     pets.ok("branch", "pets@relabel", "pets@main")
     for command in (
         ["sync"], ["pull"], ["ls"], ["restore", "a.txt"], ["tag"], ["tag", "--delete", "v1"],
-        ["log"], ["copy", "--to", str(pets.home / "new"), "--create"],
+        ["log"], ["du", "@main"], ["copy", "--to", str(pets.home / "new"), "--create"],
     ):  # fmt: skip
         refused(pets(*command), 4, "belongs to another store than")
     assert pets.ok("pull", "--store", str(moved)).code == 0
+
+
+def test_a_log_without_the_store_is_that_of_the_workspaces_store(pets: Dsv) -> None:
+    """Although the cache has the dataset of the same name of another store."""
+    other = str(pets.home / "other")
+    write_files(pets.home / "there", {"b.txt": b"beta\n"})
+    there = pets.at(pets.home / "there")
+    there.ok("init", "pets", "--store", other)
+    there.ok("sync", "-m", "elsewhere")
+    cache = {"DSV_CACHE": str(pets.home / "cache")}
+    pets.at(pets.home, **cache).ok("cache", "pets", "--store", other)
+    here = pets.at(pets.cwd, **cache)
+    head = here.ok("log", "--json").json["items"][0]["commit"]
+    assert [each["commit"] for each in here.ok("log", "--offline", "--json").json["items"]] == [head]
 
 
 def test_a_workspace_keeps_its_stores_name_and_with_it_how_that_is_reached(

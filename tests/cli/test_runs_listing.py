@@ -152,6 +152,13 @@ def test_a_list_that_is_cut_says_so(trained: Dsv, monkeypatch: pytest.MonkeyPatc
     assert "only 2 runs are shown; --limit N shows N" in cut.err and len(cut.lines) == 3
     for whole in (("-n", "2"), ("-n", "3"), ("base1", "base2"), ("--json",), ("--filter", "params.n>1")):
         assert "are shown" not in trained.ok("runs", *whole).err
+    newest = trained.ok("runs", "--json").json["items"][0]["run"]
+    (stored,) = trained.home.rglob(f"runs/*/{newest}/record")
+    whole_record = stored.read_bytes()
+    stored.write_bytes(b"damaged")
+    of_the_rest = trained.ok("runs")
+    assert "not shown" in of_the_rest.err and "only 2 runs are shown" in of_the_rest.err
+    stored.write_bytes(whole_record)
     monkeypatch.setattr("dsv.cli.commands.runs.SHOWN", 3)
     all_of_them = trained.ok("runs")
     assert "are shown" not in all_of_them.err and len(all_of_them.lines) == 4

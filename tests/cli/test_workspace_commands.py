@@ -259,4 +259,10 @@ def test_below_another_users_workspace_all_goes_as_outside_of_one(pets: Dsv) -> 
     with modes_count():
         assert pets.at(theirs.cwd / "below").ok("ls", "pets").lines == pets.ok("ls", "pets").lines
         assert pets.at(theirs.cwd / "below")("status").code == 3
+        out = pets("run", "pets", "--out", "../theirs/out", "--", "true")
+        assert out.code == 2 and "lies in the workspace" in out.err
+        for command in (["init", "cats"], ["clone", "pets", "z"]):
+            bound = pets.at(theirs.cwd / "below")(*command)
+            assert bound.code == 4 and "which this user can't read" in bound.err
+        assert not [*theirs.cwd.rglob("below/**/.dsv")] and not (theirs.cwd / "out").exists()
     (theirs.cwd / ".dsv").chmod(0o700)

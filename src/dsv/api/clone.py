@@ -20,6 +20,7 @@ from dsv.api.sync import check_no_cache, chosen_by
 from dsv.errors import Conflict, Denied, UsageError
 from dsv.format.records import RefEntry
 from dsv.fs.errors import about
+from dsv.fs.folders import bound_folder
 from dsv.merge.paths import Choices
 from dsv.repo.errors import explain_denied_write
 from dsv.repo.format_log import has_layout
@@ -54,7 +55,9 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
     is in another workspace, and `Unsupported` if the store can't guarantee that one of several writers wins.
     """
     inside = Workspace.find(folder)
-    if inside is not None and (inside.root != folder.resolve() or inside.dataset != dataset):
+    if inside is None:
+        _check_no_unreadable(folder)
+    elif inside.root != folder.resolve() or inside.dataset != dataset:
         raise Conflict(
             f"{folder} is already in the workspace {inside.root} of {inside.dataset} in {inside.store}",
             subject=str(folder),
@@ -280,7 +283,19 @@ def _bind(context: Context, repository: Repository, root: Path, wanted: _Wanted)
             subject=str(root),
             hint=f"dsv clone {dataset} DIR, with a folder outside of it",
         )
+    _check_no_unreadable(root)
     return _new_workspace(context, repository, root, wanted), True
+
+
+def _check_no_unreadable(folder: Path) -> None:
+    """Raise `Conflict` if the folder lies in a workspace that this user can't read."""
+    around = bound_folder(folder.resolve(), unreadable=True)
+    if around is not None:
+        raise Conflict(
+            f"{folder} lies in the workspace {around}, which this user can't read",
+            subject=str(folder),
+            hint="choose a folder outside of it",
+        )
 
 
 def _new_workspace(context: Context, repository: Repository, root: Path, wanted: _Wanted) -> Workspace:

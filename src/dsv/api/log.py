@@ -213,7 +213,9 @@ def log(context: Context, target: Target, query: Query | None = None) -> Iterato
     """
     query = query or Query()
     here = context.workspace_or_none() if target.dataset is None and target.rev is None else None
-    with context.repository(target if here is None else Target(here.dataset, Rev(here.branch))) as repository:
+    # Without the store it is the workspace's store that counts, which a dataset's name alone does not say.
+    wanted = target if here is None or context.offline else Target(here.dataset, Rev(here.branch))
+    with context.repository(wanted) as repository:
         followed = None
         if here is not None:
             check_binding(here, repository)

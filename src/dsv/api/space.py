@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from msgspec.structs import replace
 
-from dsv.api.context import Context
+from dsv.api.context import Context, check_binding
 from dsv.errors import Conflict, IntegrityError, NotFound, UsageError
 from dsv.format import keys
 from dsv.format.pack import PACK_TARGET
@@ -231,7 +231,11 @@ class _Wanted:
             raise UsageError(
                 f"{text!r} names no revision after the ..", subject=text, hint=f"dsv du {text}main"
             )
-        dataset = target.dataset or context.workspace_of(text).dataset
+        dataset = target.dataset
+        if dataset is None:
+            here = context.workspace_of(text)
+            check_binding(here, repository)
+            dataset = here.dataset
         if target.rev is None:
             repository.refs.require(dataset)
             return cls(str(dataset), "dataset", dataset)

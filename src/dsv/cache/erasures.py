@@ -62,7 +62,8 @@ def obey(root: CacheRoot, repository: Repository, note: Callable[[str], None]) -
     if not new:
         return
     failed = 0
-    for place in sorted(find_visible(root).places):
+    removed = set(list_names(folder / "removed"))
+    for place in [] if removed.issuperset(map(str, new)) else sorted(find_visible(root).places):
         if bound_store(root, place.dataset_name) == repository.id:
             failed += not obey_at(root, place, repository)
     if failed:
@@ -71,6 +72,11 @@ def obey(root: CacheRoot, repository: Repository, note: Callable[[str], None]) -
             f"{format_count(failed, 'commit')} can't be changed by this user"
         )
     elif not _is_busy(root):
+        root.make_directory(folder / "removed")
+        for (
+            one
+        ) in new:  # apart from the confirmation: as long as that fails, no command reads all trees again
+            root.write_once(folder / "removed" / str(one), b"")
         _tell(root, repository, folder, new)
 
 

@@ -18,7 +18,7 @@ import os
 import stat
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import msgspec
@@ -114,16 +114,22 @@ class Remover:
             went += [self._folder(folder, last, f"{shown}{last}/", None) for last in subfolders]
             return all(went)
         batches = (names[at : at + _BATCH] for at in range(0, len(names), _BATCH))
-        jobs = [pool.submit(self._files, folder, shown, batch) for batch in batches]
+        jobs: list[Future[bool]] = []
+        # Also after an error no job may go on: they use the descriptor of the folder, which the caller closes.
         try:
+            jobs.extend(pool.submit(self._files, folder, shown, batch) for batch in batches)
             if len(subfolders) >= _THREADS:
-                jobs += [
+                jobs.extend(
                     pool.submit(self._folder, folder, last, f"{shown}{last}/", None) for last in subfolders
-                ]
+                )
             else:
                 went += [self._folder(folder, last, f"{shown}{last}/", pool) for last in subfolders]
+        except RuntimeError:  # "can't start new thread", when the job is in the queue already
+            pool.shutdown(cancel_futures=True)
+            jobs = []
+            raise
         finally:
-            wait(jobs)  # also after an error: they use the descriptor of the folder, which the caller closes
+            wait(jobs)
         went += [job.result() for job in jobs]  # of every job, so that no error is lost
         return all(went)
 

@@ -15,7 +15,7 @@ import msgspec
 
 from dsv.errors import Denied, Unsupported
 from dsv.fs.attributes import ask_again
-from dsv.fs.errors import about
+from dsv.fs.errors import as_error
 from dsv.values.paths import fold_clashes, show
 from dsv.values.toml import BINDING
 
@@ -26,18 +26,24 @@ FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXE
 _READABLE: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-def bound_folder(start: Path) -> Path | None:
+def bound_folder(start: Path, *, unreadable: bool = False) -> Path | None:
     """Return the nearest folder, from `start` upwards, that is bound to a dataset; None below a workspace that
-    this user can't read, also if a readable one is around it."""
+    this user can't read, also if a readable one is around it. unreadable: return that one as well."""
     for folder in (start, *start.parents):
         config = folder / BINDING
         try:
-            with about(config):
-                if config.is_file():
-                    return folder
-        except Denied:
+            if stat.S_ISREG(
+                config.stat().st_mode
+            ):  # from Python 3.14 on, `is_file` hides an unreadable folder
+                return folder
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                continue
+            found = as_error(error, config)
+            if not isinstance(found, Denied):
+                raise found from error
             if os.path.lexists(config.parent):
-                return None
+                return folder if unreadable else None
     return None
 
 

@@ -100,7 +100,7 @@ def output_folder(place: RunPlace, asked: Path | None, otherwise: Path) -> Path:
     if asked is None:
         return otherwise
     folder = Path(os.path.abspath(place.cwd / asked))  # noqa: PTH100 (a symlink is the caller's to resolve)
-    workspace = bound_folder(_nearest(folder).resolve())
+    workspace = bound_folder(_nearest(folder).resolve(), unreadable=True)
     if workspace is not None:
         raise UsageError(
             f"{folder} lies in the workspace {workspace}, whose next sync would take what the run writes",

@@ -12,7 +12,7 @@ from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
 from dsv.cli.run_views import write_csv, write_differences, write_one, write_table
-from dsv.errors import NotFound, Unreachable, UsageError
+from dsv.errors import DsvError, NotFound, Unreachable, UsageError
 from dsv.run.listing import Filter, Query, RunView, differences, run_known_here, runs_known_here
 from dsv.run.record import RunId, RunRecord, RunState
 from dsv.run.sweep import SweepView
@@ -82,8 +82,8 @@ def runs(
     try:
         with call.context() as context, open_runs(context, call.around.environ) as found:
             warn_of_cut_off(call, found)
-            views, sweep = _find(call, found, ids, of_dataset, query, most, only=bool(only), compare=compare)
-            cut, views = most is not None and len(views) > most, found.settle(views[:most])
+            asked = _find(call, found, ids, of_dataset, query, most, only=bool(only), compare=compare)
+            views, sweep, cut = found.settle(asked[0]), *asked[1:]
             if out is not None:
                 _copy_output(call, context, found, views[0], out)
             elif log:
@@ -95,7 +95,7 @@ def runs(
             else:
                 _write(call, views, query, sweep, each=bool(ids) and sweep is None)
                 if cut:
-                    call.say(f"only {most} runs are shown; --limit N shows N")
+                    call.say(f"only {len(views)} runs are shown; --limit N shows N")
     except Unreachable as error:
         if compare or as_csv or only:
             raise
@@ -112,9 +112,9 @@ def _find(
     *,
     only: bool,
     compare: bool,
-) -> tuple[list[RunView], SweepView | None]:
-    """Return the runs that were asked for, and their sweep if its id was given.
-    most: a list without a limit gets one run more, if there is one. only: one run is needed. compare: two are."""
+) -> tuple[list[RunView], SweepView | None, bool]:
+    """Return the runs that were asked for, their sweep if its id was given, and whether there are more than the
+    `most` that a list without a limit gets. only: one run is needed. compare: two are."""
     one = found.show_or_sweep(ids[0], dataset) if len(ids) == 1 else None
     if isinstance(one, SweepView):
         if only:
@@ -123,7 +123,7 @@ def _find(
                 subject=one.id,
                 hint=f"dsv runs {one.members[0].record.run} --log",
             )
-        return query.choose(one.members), one
+        return query.choose(one.members), one, False
     if ids and (query.needs_all or query.limit):
         raise UsageError(
             "--filter, --sort, --reverse and --limit are for lists", hint="leave out the ids, or these"
@@ -131,13 +131,14 @@ def _find(
     if one is not None and compare:
         raise UsageError("one run can't be compared", hint=f"dsv runs --compare {ids[0]} OTHER")
     if ids:
-        return [one] if one is not None else [found.show(text, dataset) for text in ids], None
-    listed = found.listed(
-        dataset,
-        query if most is None else replace(query, limit=most + 1),
-        skipped=lambda error: call.warn(f"{error}; not shown"),
-    )
-    return listed, None
+        return [one] if one is not None else [found.show(text, dataset) for text in ids], None, False
+    limited = query if most is None else replace(query, limit=most + 1)
+    unread: list[DsvError] = []
+    listed = found.listed(dataset, limited, skipped=unread.append)
+    for error in unread:
+        call.warn(f"{error}; not shown")
+    read = len(listed) if query.needs_all else len(listed) + len(unread)
+    return listed[:most], None, most is not None and read > most
 
 
 def _known_here(

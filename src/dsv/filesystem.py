@@ -408,7 +408,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
             with suppress(NotFound):
                 if self._at(path)[0].branch is None:
                     raise UsageError(
-                        f"{key[1]} is no branch, and only a branch can be written to",
+                        f"{key[1]} is not a branch, and only a branch can be written to",
                         subject=key[1],
                         hint="write to DATASET or DATASET@BRANCH",
                     )

@@ -353,7 +353,7 @@ def check_format(store: Store) -> Format:
             raise StoreError(f"the store hashes with {fields[1]}, which this reader does not know")
         seq += 1
     if not seq:
-        raise StoreError(f"{store.folder} is no dsv store")
+        raise StoreError(f"{store.folder} is not a dsv store")
     for feature in fields[3]:
         if not isinstance(feature, list) or len(feature) != 2:
             raise StoreError("a format is damaged: a feature is not a name and a rule")
@@ -410,7 +410,7 @@ def refuse_erased(names: Store, dataset: str) -> None:
 
 def component(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*", name) or ".." in name:
-        raise StoreError(f"{name!r} is no name")
+        raise StoreError(f"{name!r} is not a name")
     return name.replace("/", "%2F")
 
 
@@ -498,7 +498,7 @@ def resolve(store: Store, target: str, given: Path | None = None) -> bytes:
     dataset, _, rev = target.partition("@")
     match = re.fullmatch(r"([^~]+)(?:~([0-9]{1,6}))?", rev or "main")
     if match is None:
-        raise StoreError(f"{rev!r} is no revision")
+        raise StoreError(f"{rev!r} is not a revision")
     name, back = match[1], int(match[2] or 0)
     whole = re.fullmatch("[0-9a-fA-F]{64}", name) is not None
     names = find_names(store, given) if given is not None or not whole else store
@@ -548,7 +548,7 @@ def read_commit(store: Store, commit_id: bytes) -> list[Any]:
         raise StoreError(f"commit {commit_id.hex()} is damaged")
     fields = record(data, "commit", ID, int, list, str, int, str, int, int, int, names=(str, str))
     if not all(fits(parent, ID) for parent in fields[2]):
-        raise StoreError(f"commit {commit_id.hex()} is damaged: a parent is no id")
+        raise StoreError(f"commit {commit_id.hex()} is damaged: a parent is not an id")
     return fields
 
 
@@ -795,7 +795,7 @@ def restore(store_dir: Path, target: str, out: Path, names: Path | None = None) 
     Files that were erased from the store, or that it only refers to, are left out, and named on stderr. For
     the latter, a `StoreError` is raised once the rest is written."""
     if os.path.lexists(out):
-        raise StoreError(f"{out} is there already")
+        raise StoreError(f"{out} already exists")
     store = Store(store_dir)
     check_format(store)
     commit_id = resolve(store, target, names)

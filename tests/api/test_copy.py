@@ -216,8 +216,8 @@ def test_what_can_not_be_copied_is_named(tmp_path: Path) -> None:
     with world(tmp_path) as made:
         made.data.commit({"a": b"1"})
         for target, wrong in (
-            (f"scans@{made.data.head()}", "no branch and no tag"),
-            ("scans@main~1", "no branch and no tag"),
+            (f"scans@{made.data.head()}", "neither a branch nor a tag"),
+            ("scans@main~1", "neither a branch nor a tag"),
             ("scans:a", "names a path"),
         ):
             with pytest.raises(UsageError, match=wrong):

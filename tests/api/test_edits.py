@@ -195,7 +195,7 @@ def test_a_list_of_moves_is_made_at_once(ann: Person) -> None:
         ([Move("e/d", "")], Conflict, "'d' already exists"),
         ([MoveAll([("a", "x"), ("b", "x")])], Conflict, "two paths"),
         ([MoveAll([("a", "x"), ("a", "y")])], Conflict, "moved twice"),
-        ([MoveAll([("a", "b")])], Conflict, "there already"),
+        ([MoveAll([("a", "b")])], Conflict, "already exists"),
         ([MoveAll([("none", "b")])], NotFound, "none"),
         ([Put("x", Path("/dev/null"))], Unsupported, "a device"),
         ([Put("x", Path("/nowhere/at/all"))], NotFound, "no file or folder"),

@@ -123,7 +123,7 @@ def test_expired_commits_take_what_they_have_alone(pets: Dsv) -> None:
         (["pets:train"], 2, "is about whole commits"),
         (["--by-folder", "1"], 2, "measures one target"),
         (["pets", "@v1", "--by-folder", "1"], 2, "measures one target"),
-        (["pets", "--by-folder", "0"], 2, "no whole number from 1"),
+        (["pets", "--by-folder", "0"], 2, "not a whole number from 1"),
         (["pets", "--unused"], 2, "--unused is about the whole store"),
     ],
 )

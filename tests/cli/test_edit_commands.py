@@ -137,7 +137,7 @@ def test_only_a_first_line_in_its_order_is_a_heading(outside: Dsv) -> None:
     [
         (b"a,b,c\n", "line 1 of list is not OLD,NEW"),
         (b"old,new\na\n", "line 2 of list is not OLD,NEW"),
-        (b'a,"b\n', "is no CSV"),
+        (b'a,"b\n', "is not CSV"),
         (b"\xff,b\n", "is not UTF-8"),
         (b"old,new\n", "has no paths"),
     ],

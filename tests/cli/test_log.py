@@ -150,7 +150,7 @@ def test_where_a_file_and_its_content_come_from(scans: Dsv) -> None:
     assert [(one["message"][0], one["change"]) for one in items] == [("C", "added")]
     assert_documented("log", {"schema": 1, "items": items}, without="moves")
     gone = scans("log", "scans", "--follow", "train/2")
-    assert (gone.code, gone.out) == (3, "") and "is no file of" in gone.err
+    assert (gone.code, gone.out) == (3, "") and "is not a file of" in gone.err
 
 
 def test_follow_describes_a_rename_in_words(scans: Dsv) -> None:
@@ -179,7 +179,7 @@ def test_in_a_workspace_paths_are_relative_to_the_working_folder(dsv: Dsv) -> No
         (["scans", "train"], "hint: dsv log scans -- train"),
         (["scans", "--graph", "--jsonl"], "exclude each other"),
         (["scans", "--follow", "x", "--", "y"], "--follow is of one file"),
-        (["scans", "-n", "0"], "no whole number"),
+        (["scans", "-n", "0"], "not a whole number"),
     ],
 )
 def test_what_makes_no_sense_is_refused(scans: Dsv, arguments: list[str], said: str) -> None:

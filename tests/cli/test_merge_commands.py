@@ -76,7 +76,7 @@ def test_a_merge_without_a_workspace(forked: Dsv, dsv: Dsv) -> None:
     assert json.loads(outside.ok("resolve", "pets@side", "--json").out)["commit"] == done["commit"]
     assert outside.ok("merge", "pets@side", "--json").json["outcome"] == "fast-forward"
     plain = outside("merge", "side")
-    assert plain.code == 2 and "@side names no dataset, and this is no workspace" in plain.err
+    assert plain.code == 2 and "@side names no dataset, and this is not a workspace" in plain.err
     assert "write DATASET@side; dsv datasets lists the names" in plain.err
 
 

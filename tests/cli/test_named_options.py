@@ -84,12 +84,12 @@ def test_an_option_that_refuses_a_word_is_named(pets: Dsv, name: str) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("with nowhere --data a=?! -- true", "--data: '?!' is no name"),  # a part of the word
-        ("sync --branch=?! -j 1", "--branch: '?!' is no name"),
-        ("log -n0", "-n/--limit: '0' is no whole number from 1 on"),
+        ("with nowhere --data a=?! -- true", "--data: '?!' is not a name"),  # a part of the word
+        ("sync --branch=?! -j 1", "--branch: '?!' is not a name"),
+        ("log -n0", "-n/--limit: '0' is not a whole number from 1 on"),
         ("status --progress bra", "--progress: there is no progress 'bra'"),
-        ("branch ?! --move ?!", "error: '?!' is no name"),  # nobody knows which
-        ("log ?!", "error: '?!' is no name"),  # no option at all
+        ("branch ?! --move ?!", "error: '?!' is not a name"),  # nobody knows which
+        ("log ?!", "error: '?!' is not a name"),  # no option at all
         ("run pets --again x -- true", "error: --again takes no target"),
         ("diff --key a", "error: --key is for"),  # which names its option already
     ],

@@ -198,7 +198,7 @@ def test_a_store_for_a_single_writer_is_a_choice_that_every_sync_repeats(dsv: Ds
     [
         (["show", "main~1"], 2, "a ~ belongs to a revision, after an @", "write @main~1 for the commit\n"),
         (["show", "@~1"], 2, "comes before the ~", "such as main~1\n"),
-        (["show", "@a b"], 2, "'a b' is no revision", "such as main, v1.0 or main~2\n"),
+        (["show", "@a b"], 2, "'a b' is not a revision", "such as main, v1.0 or main~2\n"),
         (["tag", "pets@v2"], 2, "a tag is named without its dataset", "dsv tag v2 pets\n"),
         (["tag", "pets@v2", "@relabel"], 2, "without its dataset", "dsv tag v2 @relabel\n"),
         (["blame", "a.txt"], 2, "there is no command blame", "dsv log --follow PATH says"),

@@ -166,7 +166,7 @@ def test_a_file_that_is_no_order(dsv: Dsv, content: bytes) -> None:
     path = dsv.home / "order.json"
     path.write_bytes(content)
     refused = dsv("node", str(path), "--left", str(dsv.home))
-    assert refused.code == 5 and "is no order for the nodes of a run" in refused.err
+    assert refused.code == 5 and "is not an order for the nodes of a run" in refused.err
     missing = dsv("node", str(dsv.home / "none"), "--left", str(dsv.home))
     assert missing.code == 125 and "No such file" in missing.err
     assert dsv("node", str(path)).code == 2

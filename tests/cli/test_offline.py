@@ -156,7 +156,7 @@ def test_what_is_not_known_here_is_unreachable_and_not_absent(pets: Dsv, line: s
 @pytest.mark.parametrize("line", ["log", "ls", "ls @v1", "cat @v1:a.txt", "resolve", "resolve @main"])
 def test_outside_of_a_workspace_a_dataset_is_needed(pets: Dsv, line: str) -> None:
     done = pets.at(pets.home)(*line.split(), "--offline")
-    assert_says(done, 2, "names no dataset, and this is no workspace")
+    assert_says(done, 2, "names no dataset, and this is not a workspace")
 
 
 def test_a_path_that_the_commit_lacks_is_not_found(pets: Dsv) -> None:

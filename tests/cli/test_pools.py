@@ -136,8 +136,8 @@ def test_a_setting_of_a_pool_that_there_is_none_of_is_refused(dsv: Dsv) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--on", "a,a"), "no list of different pools"),
-        (("--on", "a,"), "no list of different pools"),
+        (("--on", "a,a"), "not a list of different pools"),
+        (("--on", "a,"), "not a list of different pools"),
         (("--on", "a", "--engine", "process"), "the pool sets the engine"),
     ],
 )

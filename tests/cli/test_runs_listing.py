@@ -34,7 +34,7 @@ def _change(pets: Dsv, exit_code: int, content: bytes | None = None, **change: o
 
 
 @pytest.mark.parametrize(
-    ("content", "code", "why"), [(None, 9, "by a newer dsv"), (b"{}", 5, "is no record")]
+    ("content", "code", "why"), [(None, 9, "by a newer dsv"), (b"{}", 5, "is not a record")]
 )
 def test_one_record_hides_no_other(pets: Dsv, content: bytes | None, code: int, why: str) -> None:
     strange = _change(pets, 1, content, version=2)

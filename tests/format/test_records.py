@@ -303,7 +303,7 @@ def test_a_record_carries_no_name_that_is_none(name: str) -> None:
         (TagValue.decode, b"dsv tag 2\n", tag),
         (Commit.decode, b"dsv commit 2\n", commit),
     ):
-        with pytest.raises(IntegrityError, match="is no name for"):
+        with pytest.raises(IntegrityError, match="is not a name for"):
             decode(sealed(line + msgspec.msgpack.encode(fields)))
 
 

@@ -33,9 +33,9 @@ from tests.golden.test_golden import GOLDEN, MOVED, NAMED, NAMED_STORE, STORE, f
         ("demo/letters@old/try", "no branch or tag old/try"),
         ("demo/letters@main~2", "goes back further"),
         ("demo/letters@00000000", "0 commits begin with 00000000"),
-        ("demo/letters@v1~x", "no revision"),
-        ("../x", "no name"),
-        ("demo/letters@../../x", "no name"),
+        ("demo/letters@v1~x", "not a revision"),
+        ("../x", "not a name"),
+        ("demo/letters@../../x", "not a name"),
     ],
 )
 def test_names_that_are_not_there(tmp_path: Path, target: str, message: str) -> None:
@@ -86,7 +86,7 @@ def test_a_commit_of_another_dataset(tmp_path: Path) -> None:
 
 
 def test_no_store(tmp_path: Path) -> None:
-    refused(tmp_path, {"README.txt": b""}, "is no dsv store")
+    refused(tmp_path, {"README.txt": b""}, "is not a dsv store")
 
 
 @pytest.mark.parametrize(("rule", "fine"), [("ignore", True), ("read-only", True), ("refuse", False)])
@@ -119,7 +119,7 @@ def test_a_record_that_is_no_msgpack(tmp_path: Path, body: bytes) -> None:
 def test_it_never_writes_over_anything(tmp_path: Path) -> None:
     store = stored(tmp_path, GOLDEN)
     (tmp_path / "out").symlink_to("nowhere")
-    with pytest.raises(StoreError, match="is there already"):
+    with pytest.raises(StoreError, match="already exists"):
         reader.restore(store, "demo/letters", tmp_path / "out")
 
 

@@ -71,7 +71,7 @@ def test_how_lines_end_is_taken_from_the_side_that_changed_it() -> None:
         (b"id,a\n1\n", "its row 2 has 1 cells, and its header 2"),
         (b"id,a\n1,2\n1,3\n", "column id has 1 twice"),
         (b"id,a\n1,2\r\n", "its row 2 has another line end than its header"),
-        (b'id,a\n1,"2\n', "it is no table: unexpected end of data"),
+        (b'id,a\n1,"2\n', "it is not a table: unexpected end of data"),
         (b"id,a\n1,\xff\n", "it is not UTF-8"),
         (b"", "it has no header"),
     ],
@@ -131,7 +131,7 @@ def test_parquet_rows_are_taken_as_they_are() -> None:
     assert found.schema.metadata[b"made"] == b"by hand"
     assert parquet.ParquetFile(io.BytesIO(merged)).metadata.row_group(0).column(0).compression == "ZSTD"
     assert merge_tables(b"x.parquet", "id", base, ours, b"none") == (
-        "it is no Parquet file: Parquet file size is 4 bytes, smaller than the minimum file footer (8 bytes)"
+        "it is not a Parquet file: Parquet file size is 4 bytes, smaller than the minimum file footer (8 bytes)"
     )
     twice = table([1, 1], ["a", "b"], [1, 2], [0.1, 0.2])
     assert merge_tables(b"x.parquet", "id", base, ours, twice) == "column id has 1 twice"

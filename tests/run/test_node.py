@@ -38,7 +38,7 @@ def test_orders_travel() -> None:
      ORDER.encode().replace(b"team/scans", b"../x"), ORDER.encode().replace(b'"/out"', b"1")],
 )  # fmt: skip
 def test_what_is_no_order_is_refused(data: bytes) -> None:
-    with pytest.raises(IntegrityError, match="no order"):
+    with pytest.raises(IntegrityError, match="not an order"):
         NodeOrder.decode(data, "order.json")
 
 

@@ -109,7 +109,7 @@ def test_bytes_that_are_no_record(data: bytes) -> None:
 )
 def test_numbers_that_no_run_has(change: dict[str, object]) -> None:
     document = json.loads(RECORD.encode()) | change
-    with pytest.raises(IntegrityError, match="is no record of a run: Expected `int`"):
+    with pytest.raises(IntegrityError, match="is not a record of a run: Expected `int`"):
         RunRecord.decode(json.dumps(document).encode(), "key")
 
 
@@ -117,7 +117,7 @@ def test_numbers_that_no_run_has(change: dict[str, object]) -> None:
 def test_numbers_that_json_can_not_carry_on(number: bytes) -> None:
     data = RECORD.encode()
     assert data.count(b'"acc": 1') == 1
-    with pytest.raises(IntegrityError, match="is no JSON"):
+    with pytest.raises(IntegrityError, match="is not JSON"):
         RunRecord.decode(data.replace(b'"acc": 1', b'"acc": ' + number), "key")
 
 

@@ -382,6 +382,8 @@ def test_a_name_stays_what_it_is_unless_a_long_secret_is_in_it() -> None:
 
 
 def test_passwords_in_urls_of_messages_are_hidden() -> None:
-    assert hide_in_urls("http://user:hunter2@host/x is no store") == f"http://{HIDDEN}@host/x is no store"
+    assert (
+        hide_in_urls("http://user:hunter2@host/x is not a store") == f"http://{HIDDEN}@host/x is not a store"
+    )
     assert hide_in_urls("a token=hunter2 stays") == "a token=hunter2 stays"
     assert hide_in_urls("http://host:80/a@b") == "http://host:80/a@b"

@@ -200,7 +200,7 @@ class Context(msgspec.Struct, frozen=True):
         found = self.workspace_or_none()
         if found is None:
             raise UsageError(
-                f"{target or 'the target'} names no dataset, and this is no workspace",
+                f"{target or 'the target'} names no dataset, and this is not a workspace",
                 subject=target or None,
                 hint=f"write DATASET{target}; dsv datasets lists the names",
             )

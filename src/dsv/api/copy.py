@@ -234,7 +234,7 @@ def _datasets(
     rev = target.rev
     if rev is not None and (rev.commit_prefix is not None or rev.ancestor):
         raise UsageError(
-            f"{rev} is no branch and no tag, and the copy needs a name",
+            f"{rev} is neither a branch nor a tag, and the copy needs a name",
             subject=str(rev),
             hint=f"dsv tag NAME {target} gives it one; then dsv copy {target.dataset or ''}@NAME",
         )

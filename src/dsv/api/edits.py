@@ -293,7 +293,7 @@ def branch_to_edit(
         )
     branch = MAIN if rev is None else BranchName.parse(rev.text)
     if rev is not None and (rev.ancestor or rev.commit_prefix is not None):
-        raise UsageError(f"{rev} is no branch, and only a branch gets a commit", subject=str(target))
+        raise UsageError(f"{rev} is not a branch, and only a branch gets a commit", subject=str(target))
     head = repository.refs.newest(dataset, branch)
     if head is not None and not head.entry.deleted:
         return dataset, branch, head

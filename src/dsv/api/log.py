@@ -99,7 +99,7 @@ def follow(objects: Objects, start: CommitId, path: bytes, kept: KeptParents) ->
     entry = TreeReader(objects, start).entry(path)
     if entry is None:
         raise NotFound(
-            f"{show(path)} is no file of {str(start)[:12]}",
+            f"{show(path)} is not a file of {str(start)[:12]}",
             subject=path.decode("utf-8", "backslashreplace"),
             hint=f"dsv ls @{str(start)[:12]} lists its files",
         )

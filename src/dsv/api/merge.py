@@ -262,7 +262,7 @@ class _Attempt:
         if mainline is None:
             return parents[0] if parents else None
         if mainline > len(parents):
-            count = f"has {len(parents)}" if len(parents) > 1 else "is no merge"
+            count = f"has {len(parents)}" if len(parents) > 1 else "is not a merge"
             raise UsageError(
                 f"commit {_short(self.source)} has no parent {mainline}: it {count}",
                 subject=str(mainline),

@@ -55,7 +55,7 @@ def pools_to_try(settings: Settings, on: str | None) -> tuple[Pool, ...]:
     names = [name.strip() for name in setting.value.split(",")]
     if "" in names or len(set(names)) < len(names):
         raise UsageError(
-            f"{setting.value!r} is no list of different pools", subject=setting.value, hint="--on A,B"
+            f"{setting.value!r} is not a list of different pools", subject=setting.value, hint="--on A,B"
         )
     return tuple(load_pool(settings, name, setting.origin) for name in names)
 

@@ -278,7 +278,7 @@ class Commit:
         removes from the list is not entered. Symlinks count as files. Raises `NotFound`.
         """
         if self.info(path).kind != "directory":
-            raise UsageError(f"{path} is no folder", subject=path)
+            raise UsageError(f"{path} is not a folder", subject=path)
         waiting = [_text(_raw(path))]
         while waiting:
             here = waiting.pop()

@@ -112,7 +112,7 @@ def commit_code(
         raise UsageError(
             f"the code in {folder} has {format_bytes(size)}, and without --force {format_bytes(LARGEST)} is the limit",
             subject=str(folder),
-            hint=f"name what is no code in {NAME} or {GITIGNORE}, or take it all the same by --force",
+            hint=f"name what is not code in {NAME} or {GITIGNORE}, or take it all the same by --force",
         )
     _, commit_id, session = commit_sources(
         context,
@@ -420,7 +420,7 @@ def _list(folder: Path) -> tuple[list[_Item], tuple[str, ...]]:
                 kind = Kind.EXECUTABLE if mode & stat.S_IXUSR else Kind.FILE
                 items.append(_Item(relative, kind, info.st_size, None, mode | 0o600, info.st_mtime_ns))
             elif not stat.S_ISDIR(info.st_mode):
-                left_out.append(f"{show(relative)}: it is no file, folder or symlink")
+                left_out.append(f"{show(relative)}: it is not a file, folder or symlink")
     return sorted(items, key=lambda item: item.path), tuple(left_out)
 
 

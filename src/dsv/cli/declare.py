@@ -260,7 +260,7 @@ def whole(least: int) -> Callable[[str], int]:
         except ValueError:
             parsed = least - 1
         if parsed < least:
-            raise UsageError(f"{value!r} is no whole number from {least} on", subject=value)
+            raise UsageError(f"{value!r} is not a whole number from {least} on", subject=value)
         return parsed
 
     return number

@@ -331,7 +331,7 @@ class DvcHistory:
         try:
             yield from self._outs(folder, stages, made, stages_of, name)
         except (AttributeError, LookupError, TypeError, ValueError):
-            raise _damaged(f"{name} of git commit {revision} is no file of DVC", name) from None
+            raise _damaged(f"{name} of git commit {revision} is not a DVC file", name) from None
 
     def _outs(
         self, folder: str, stages: Any, made: Any, stages_of: str, name: str

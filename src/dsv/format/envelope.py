@@ -184,7 +184,7 @@ def learn(*kinds: type[Any]) -> None:
 def _typed(kind: type[Any], value: Any) -> Any:
     is_id = issubclass(kind, Id)
     if not isinstance(value, bytes if is_id else str):
-        raise ValueError(f"{value!r} is no {kind.__name__}")
+        raise ValueError(f"{value!r} is not a valid {kind.__name__}")
     try:
         return kind.of(value) if is_id else kind.parse(value)
     except UsageError as error:

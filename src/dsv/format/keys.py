@@ -299,7 +299,7 @@ def run_key(dataset: DatasetName, run_id: str, part: str) -> str:
     """Return the key of one part of a run's record. Raises `ValueError` if `run_id` or `part` is invalid."""
     for text in (run_id, part):
         if not _RUN_ID.fullmatch(text):
-            raise ValueError(f"{text!r} is no component of a run's key")
+            raise ValueError(f"{text!r} is not a component of a run's key")
     return f"{runs_prefix(dataset)}{run_id}/{part}"
 
 

@@ -230,7 +230,7 @@ def _read_csv(delimiter: str, data: bytes) -> _Csv:
     except UnicodeDecodeError:
         raise TableFault("it is not UTF-8") from None
     except csv.Error as error:
-        raise TableFault(f"it is no table: {error}") from None
+        raise TableFault(f"it is not a table: {error}") from None
     if not records:
         raise TableFault("it has no header")
     (names, header), *records = records
@@ -291,7 +291,7 @@ def _merge_parquet(key: str, choice: Choice | None, *versions: bytes) -> MergedC
         names = _check_columns(key, schemas[1].names)
         read = [read_parquet(version) for version in versions]
     except (pyarrow.ArrowException, OSError) as error:
-        raise TableFault(f"it is no Parquet file: {str(error).splitlines()[0]}") from None
+        raise TableFault(f"it is not a Parquet file: {str(error).splitlines()[0]}") from None
     tables = [table for table, _ in read]
     keys = [table.column(key) for table in tables]
     if any(compute.any(compute.is_null(column, nan_is_null=True)).as_py() for column in keys):

@@ -148,7 +148,7 @@ def _listed(objects: Objects, text: str) -> CommitId:
         return CommitId.parse(found[0])
     except UsageError as error:
         raise IntegrityError(
-            f"{objects.store.url} holds a commit with a name that is no id", subject=found[0]
+            f"{objects.store.url} holds a commit with a name that is not an id", subject=found[0]
         ) from error
 
 

@@ -99,7 +99,7 @@ class NodeOrder(msgspec.Struct, frozen=True, kw_only=True):
             order = _DECODER.decode(data)
         except msgspec.DecodeError as error:
             raise IntegrityError(
-                f"{subject} is no order for the nodes of a run: {error}", subject=subject
+                f"{subject} is not an order for the nodes of a run: {error}", subject=subject
             ) from error
         if order.version > _VERSION:
             raise Unsupported(

@@ -42,7 +42,9 @@ class TimedId(str):
     def parse(cls, text: str) -> Self:
         """Parse an id. Raise `UsageError` if it is invalid."""
         if not text.startswith(cls._prefix) or _TIMED.fullmatch(text.removeprefix(cls._prefix)) is None:
-            raise UsageError(f"{text!r} is no id of a {cls._what}", subject=text, hint="dsv runs lists them")
+            raise UsageError(
+                f"{text!r} is not an id of a {cls._what}", subject=text, hint="dsv runs lists them"
+            )
         return cls(text)
 
 

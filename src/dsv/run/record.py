@@ -315,7 +315,7 @@ class JobRef:
         try:
             return _JOB.decode(data)
         except msgspec.DecodeError as error:
-            raise IntegrityError(f"this is no reference of a job: {error}") from error
+            raise IntegrityError(f"this is not a reference of a job: {error}") from error
 
 
 _JOB = msgspec.json.Decoder(JobRef)
@@ -427,14 +427,14 @@ class RunRecord:
             record = msgspec.convert(_load(data, subject, "record"), cls, dec_hook=parse_name)
             record.commits  # noqa: B018 (that they can be read)
         except (msgspec.ValidationError, UsageError) as error:
-            raise IntegrityError(f"{subject} is no record of a run: {error}", subject=subject) from error
+            raise IntegrityError(f"{subject} is not a record of a run: {error}", subject=subject) from error
         odd = None
         if record.gpus not in (None, "all") and _COUNT.fullmatch(record.gpus) is None:
             odd = f"gpus {record.gpus[:40]!r}"
         elif record.sweep is not None and not record.sweep.is_possible:
             odd = f"its place in {record.sweep.id}"
         if odd is not None:
-            raise IntegrityError(f"{subject} is no record of a run: {odd} is impossible", subject=subject)
+            raise IntegrityError(f"{subject} is not a record of a run: {odd} is impossible", subject=subject)
         return record
 
 
@@ -449,9 +449,9 @@ def _load(data: bytes, subject: str, what: str) -> dict[str, Json]:
             data, parse_int=whole_number, parse_float=finite_number, parse_constant=finite_number
         )
     except (ValueError, RecursionError) as error:
-        raise IntegrityError(f"{subject} is no JSON", subject=subject) from error
+        raise IntegrityError(f"{subject} is not JSON", subject=subject) from error
     if not isinstance(document, dict) or document.get("kind") != _KINDS[what]:
-        raise IntegrityError(f"{subject} is no {what} of a run", subject=subject)
+        raise IntegrityError(f"{subject} is not a {what} of a run", subject=subject)
     version = document.get("version")
     if isinstance(version, int) and version > RECORD_VERSION:
         raise Unsupported(
@@ -460,7 +460,7 @@ def _load(data: bytes, subject: str, what: str) -> dict[str, Json]:
             hint="update dsv",
         )
     if version != RECORD_VERSION:
-        raise IntegrityError(f"{subject} is no {what} of a run", subject=subject)
+        raise IntegrityError(f"{subject} is not a {what} of a run", subject=subject)
     return document
 
 
@@ -471,7 +471,7 @@ def parse_name(kind: type, value: Json) -> object:
             return kind.parse(value)
         except DsvError as error:
             raise ValueError(error.message) from error
-    raise ValueError(f"{value!r} is no {kind.__name__}")
+    raise ValueError(f"{value!r} is not a valid {kind.__name__}")
 
 
 # msgspec inspects a dataclass on first use, and two threads that cause this at once crash the process
@@ -516,7 +516,7 @@ def decode_part(data: bytes, subject: str) -> tuple[RunPart, Usage | None]:
         part = msgspec.convert(document, RunPart)
         usage = msgspec.convert(document.get("usage"), Usage | None)
     except msgspec.ValidationError as error:
-        raise IntegrityError(f"{subject} is no part of a run: {error}", subject=subject) from error
+        raise IntegrityError(f"{subject} is not a part of a run: {error}", subject=subject) from error
     named = parse_part_name(subject.rpartition("/")[2])
     if named is not None and named[1:] != (part.node, part.attempt):
         raise IntegrityError(f"{subject} holds the part of another node or attempt", subject=subject)

@@ -153,7 +153,7 @@ def _parts(url: str) -> tuple[str, str]:
         if prefix:
             check_key(prefix)
     except ValueError as error:
-        raise UsageError(f"{url} is no store: {error}", subject=url) from error
+        raise UsageError(f"{url} is not a store: {error}", subject=url) from error
     return split.netloc, prefix
 
 

@@ -262,7 +262,7 @@ def open_raw(url: str, options: StoreOptions, *, create: bool = False) -> Store:
     scheme = "file" if url.startswith("/") else url.partition("://")[0]
     if scheme == url or scheme not in SCHEMES:
         raise UsageError(
-            f"{url} is no store",
+            f"{url} is not a store",
             subject=url,
             hint="name an absolute folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
         )
@@ -291,5 +291,5 @@ def local_folder(url: str) -> Path | None:
         return None
     split = urlsplit(url)
     if split.netloc not in ("", "localhost") or not split.path.startswith("/"):
-        raise UsageError(f"{url} is no folder of this machine", subject=url, hint="file:///absolute/path")
+        raise UsageError(f"{url} is not a folder of this machine", subject=url, hint="file:///absolute/path")
     return Path(unquote(split.path))

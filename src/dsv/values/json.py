@@ -54,7 +54,7 @@ def check_json(value: Json, depth: int = 0) -> Json:
         raise ValueError("a string in it holds half a character (a lone surrogate such as \\ud800)")
     if value is None or isinstance(value, str | int | float):
         return value
-    raise ValueError(f"a {type(value).__name__} is no JSON")
+    raise ValueError(f"a {type(value).__name__} is not JSON")
 
 
 def whole_number(text: str) -> int:
@@ -68,7 +68,7 @@ def finite_number(text: str) -> float:
     """Parse a number that can be written as JSON again: one that is finite."""
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is no number of JSON")
+        raise ValueError(f"{text[:20]} is not a JSON number")
     return value
 
 

@@ -33,7 +33,7 @@ class _Name(str):
         reason = cls._fault(text)
         if reason is not None:
             raise UsageError(
-                f"{text!r} is no name for a {cls.what}: {reason}", subject=text, hint=cls._suggestion(text)
+                f"{text!r} is not a name for a {cls.what}: {reason}", subject=text, hint=cls._suggestion(text)
             )
         return cls(text)
 
@@ -49,7 +49,7 @@ class _Name(str):
         """Return the name with this `component`. Raises `UsageError`, also for another spelling of it."""
         name = cls.parse(text.replace("%2F", "/"))
         if name.component != text:
-            raise UsageError(f"{text!r} is no name for a {cls.what}: a / is written as %2F", subject=text)
+            raise UsageError(f"{text!r} is not a name for a {cls.what}: a / is written as %2F", subject=text)
         return name
 
     @property
@@ -103,7 +103,9 @@ class Rev(msgspec.Struct, frozen=True):
         """Raise `UsageError`."""
         match = _REV.fullmatch(text)
         if match is None:
-            raise UsageError(f"{text!r} is no revision: after a ~ comes a number and no more", subject=text)
+            raise UsageError(
+                f"{text!r} is not a revision: after a ~ comes a number and no more", subject=text
+            )
         name, ancestor = match[1], int(match[2] or 0)
         if _HEX.fullmatch(name) is not None:
             return cls(name.lower(), ancestor)
@@ -111,7 +113,7 @@ class Rev(msgspec.Struct, frozen=True):
         if fault is not None:
             fault = "a branch, a tag or a commit id comes before the ~" if text and not name else fault
             hint = f"such as main{text}" if text and not name else "such as main, v1.0 or main~2"
-            raise UsageError(f"{text!r} is no revision: {fault}", subject=text, hint=hint)
+            raise UsageError(f"{text!r} is not a revision: {fault}", subject=text, hint=hint)
         return cls(name, ancestor)
 
     @property
@@ -140,8 +142,8 @@ class Target(msgspec.Struct, frozen=True):
         is_rev = _HEX.fullmatch(dataset) or (not at and "~" in dataset and _REV.fullmatch(dataset))
         if is_rev:
             raise UsageError(
-                f"{dataset!r} is no name for a dataset: 8 to 64 hex digits are read as a commit id, and a ~ belongs to "
-                "a revision, after an @",
+                f"{dataset!r} is not a name for a dataset: 8 to 64 hex digits are read as a commit id, and a ~ "
+                "belongs to a revision, after an @",
                 subject=text,
                 hint=f"write @{dataset} for the commit",
             )

@@ -443,7 +443,7 @@ def _check(text: str, line: str | None = None) -> None:
             f"the pattern {text!r} is not UTF-8, and paths of a dataset are", subject=text
         ) from None
     if empty or text.startswith("!"):
-        raise UsageError(f"{line or text!r} is no pattern", subject=line or text)
+        raise UsageError(f"{line or text!r} is not a pattern", subject=line or text)
 
 
 def _common_folder(after: bytes | None, last: bytes) -> bytes:

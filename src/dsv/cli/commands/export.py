@@ -56,7 +56,9 @@ def export(
     is_url, own = "://" in to, profile is not None or endpoint is not None
     if not is_url and (force or own):
         raise UsageError(
-            f"{to} is no URL, and --force and --target-… are for URLs", subject=to, hint="dsv export --help"
+            f"{to} is not a URL, and --force and --target-… are for URLs",
+            subject=to,
+            hint="dsv export --help",
         )
     with call.context() as context:
         options = context.options.overridden(endpoint=endpoint, profile=profile) if own else None

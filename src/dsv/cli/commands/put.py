@@ -258,7 +258,7 @@ def _read_list(call: Call, name: str, columns: int) -> list[list[str]]:
                 )
             rows.append(row)
     except csv.Error as error:
-        raise UsageError(f"line {reader.line_num} of {name} is no CSV: {error}", subject=name) from None
+        raise UsageError(f"line {reader.line_num} of {name} is not CSV: {error}", subject=name) from None
     if rows[:1] == [_HEADINGS[columns]]:
         del rows[0]
     if not rows:

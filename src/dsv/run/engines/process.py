@@ -79,7 +79,7 @@ class Process(LocalEngine):
 
     def submit(self, plan: Plan, output: Output, cancelled: Event) -> SubmittedJob:
         if plan.cwd is not None and not plan.cwd.is_dir():
-            raise LaunchError(f"{plan.cwd} is no folder to work in", subject=str(plan.cwd))
+            raise LaunchError(f"{plan.cwd} is not a folder to work in", subject=str(plan.cwd))
         guard = Guard(plan.run, self.environ)
         (order, to_order), (from_problem, problem) = os.pipe(), os.pipe()
         try:

@@ -86,7 +86,7 @@ def _parse(folder: bytes, text: bytes, name: str) -> tuple[Pattern, ...]:
         except ValueError as error:
             where = show(folder + b"/" + name.encode() if folder else name.encode())
             raise UsageError(
-                f"{where} has a line that is no pattern, {show(line[:_SHOWN])}: {error}",
+                f"{where} has a line that is not a pattern, {show(line[:_SHOWN])}: {error}",
                 subject=where,
                 hint="remove the line, or begin it with # to make it a comment",
             ) from error

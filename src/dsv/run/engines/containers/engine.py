@@ -104,7 +104,8 @@ class ContainerEngine(ContainerProgram):
         check_given(self, job)
         if _NAME.fullmatch(job.name) is None:
             raise UsageError(
-                f"{job.name!r} is no name for a container: letters, digits, '_', '.', '-'", subject=job.name
+                f"{job.name!r} is not a name for a container: letters, digits, '_', '.', '-'",
+                subject=job.name,
             )
         check_machine(job, facts.machine)
         memory = facts.machine.memory_bytes if job.memory_bytes is None else job.memory_bytes

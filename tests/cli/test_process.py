@@ -130,12 +130,14 @@ def test_typer_asks_the_parameters_of_dsv_for_their_values(dsv: Dsv) -> None:
         ("status", 70),
         ("log", 86),
         ("resolve", 86),
-        ("cache pets@v1", 92),
+        ("cache pets@v1", 90),
         ("cached", 155),
         ("sync", 155),
         ("pull", 155),
         ("runs", 155),
         ("doctor", 155),
+        ("run pets -- true", 200),
+        ("merge v1", 200),
     ],
 )
 def test_a_command_imports_little(pets: Dsv, line: str, most: int) -> None:

@@ -23,7 +23,7 @@ from dsv.values.progress import NoProgress
 from dsv.workspace.baseline import scan_clean_workspace
 from dsv.workspace.plan import Goal, Made
 from dsv.workspace.scan.state import State
-from dsv.workspace.write import Fill, TreeWriter, Writer, fill_from
+from dsv.workspace.write import FileWriter, Fill, Writer, fill_from
 from tests.exhaustive import numbers
 from tests.workspace.worlds import Tree, World, tree_of
 
@@ -57,7 +57,7 @@ def bring(world: World, goal: Tree, reader: object = contents) -> Made:
     scan = world.scan()
     paths = sorted({*world.base, *goal})
     changes = [Change(path, world.base.get(path), goal.get(path)) for path in paths]
-    work = TreeWriter(scan, Goal("", COMMIT, lambda: changes), NoProgress())
+    work = FileWriter(scan, Goal("", COMMIT, lambda: changes), NoProgress())
     assert not work.plan().conflicts
     made = work.apply(reader)  # type: ignore[arg-type]
     if not made.left:

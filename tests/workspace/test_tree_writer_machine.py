@@ -19,7 +19,7 @@ from dsv.values.ids import CommitId, FileId
 from dsv.values.paths import PathSet, sort_key
 from dsv.values.progress import NoProgress
 from dsv.workspace.plan import Goal
-from dsv.workspace.write import Fill, TreeWriter, fill_from
+from dsv.workspace.write import FileWriter, Fill, fill_from
 from tests.exhaustive import examples
 from tests.workspace.worlds import Tree, World, tree_of
 
@@ -163,7 +163,7 @@ class Pulls(RuleBasedStateMachine):
         paths_of_goal = (b"some",) if commit is None else ()  # the base stays
         goal_commit = commit or CommitId.hash(b"")
         wanted = Goal("", goal_commit, lambda: changes, "", paths_of_goal, may_overwrite)
-        work = TreeWriter(scan, wanted, NoProgress())
+        work = FileWriter(scan, wanted, NoProgress())
         plan = work.plan()
         expected, in_conflict = self._expect(disk, changes, may_overwrite)
         assert bool(plan.conflicts) == in_conflict, (plan.conflicts, disk, base, goal)

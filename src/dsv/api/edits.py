@@ -175,16 +175,14 @@ def edit_in(
     base = _tree(repository, head)
     plan = Plan(base, edits, name)
 
-    def changes(uploader: Uploader) -> Iterator[TreeChange]:
+    def changes(uploader: Uploader) -> list[TreeChange]:
         new = [what for _, what in plan.changes if what is not None and (what.open or what.root)]
         problems = save_sources(uploader, new, context.progress, on_stored)
         plan.problems += problems
         if problems and not request.skip_unsupported:
             raise _refusal(problems, edits)
-        for path, what in plan.changes:
-            change = TreeChange(path, None) if what is None else what.change(path)
-            if change is not None:
-                yield change
+        found = (TreeChange(path, None) if what is None else what.change(path) for path, what in plan.changes)
+        return [change for change in found if change is not None]
 
     def edited(commit_id: CommitId | None, commit: Commit | None, attempts: int, any_change: bool) -> Edited:
         return Edited(

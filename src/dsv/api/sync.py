@@ -28,7 +28,7 @@ from dsv.workspace.baseline import Baseline, Held, check_paths, check_removals, 
 from dsv.workspace.checkout import check_out, check_tree
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.plan import Goal, Made
-from dsv.workspace.publish import Journal, Publisher, Reuploaded, Saved, adopt_killed_sync, reupload
+from dsv.workspace.publish import Journal, Published, Publisher, Reuploaded, adopt_killed_sync, reupload
 from dsv.workspace.scan.result import WorkspaceScan, detect_changes
 from dsv.workspace.workspace import Workspace
 
@@ -149,7 +149,7 @@ def sync(context: Context, request: SyncRequest) -> Synced:
             changed = not scan.unchanged
             if not publisher.find_head():
                 raise publisher.moved(changed=changed)
-            saved = Saved()
+            saved = Published()
             if changed:
                 check_removals(scan, tree, allowed=request.allow_removals)
                 saved = publisher.publish(
@@ -188,7 +188,7 @@ def _synced(
     branch: BranchName,
     tree: TreeReader | None,
     scan: WorkspaceScan,
-    saved: Saved,
+    saved: Published,
     reuploaded: Reuploaded,
 ) -> Synced:
     commit_id, commit = (None, None) if tree is None else (tree.commit_id, tree.commit)

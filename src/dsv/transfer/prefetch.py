@@ -27,6 +27,7 @@ from dsv.format.pack import Packed
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry
 from dsv.fs.descent import Descent, split
+from dsv.fs.process import read_order, start_program
 from dsv.transfer.file_reader import OPEN_FLAGS, ROW, is_quiet, row_of, same_times
 from dsv.values.ids import ChunkId
 
@@ -316,13 +317,11 @@ class _Reader:
         ours, theirs = Pipe()
         with theirs, _shared_memory(_SLOTS * Slot.SIZE) as shared:
             memory = memoryview(mmap.mmap(shared, 0))
-            program = [sys.executable, "-P", "-m", "dsv.transfer.prefetch"]
             given = (theirs.fileno(), shared)
             # In its own process group it does not get a Ctrl-C that is meant for its parent.
-            self._process = subprocess.Popen(
-                [*program, os.fspath(root.absolute()), *map(str, given)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                pass_fds=given, process_group=0,
+            self._process = start_program(
+                "dsv.transfer.prefetch", (root.absolute(), *given),
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=given, process_group=0,
             )  # fmt: skip
         self._slots = [Slot(memory, number) for number in range(_SLOTS)]
         self._pipe: Connection = ours
@@ -358,7 +357,7 @@ class _Reader:
     def end(self) -> None:
         self._pipe.close()
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
 
 def _cut(work: Iterator[T]) -> Iterator[Run[T]]:
@@ -388,15 +387,15 @@ def _shared_memory(size: int) -> Iterator[int]:
 
 
 def main() -> None:
-    """`python -m dsv.transfer.prefetch ROOT PIPE MEMORY`: a reading process, started by `Readers`.
+    """A reading process, started by `Readers`.
 
     It answers orders until its pipe is closed, also by the death of its parent. It decides nothing: a file
     that it can't read, or that is changing, is left to the parent.
     """
-    root, pipe, memory = sys.argv[1:]
-    slots = memoryview(mmap.mmap(int(memory), 0))
+    root, pipe, memory = read_order()
+    slots = memoryview(mmap.mmap(memory, 0))
     compressor = Compressor()
-    with Connection(int(pipe)) as asked, Descent(Path(root)) as descent:
+    with Connection(pipe) as asked, Descent(root) as descent:
         while True:
             try:
                 order = _orders.decode(asked.recv_bytes())

@@ -29,7 +29,7 @@ from dsv.workspace.plan import Disk, Goal, Made, Plan, Planner
 from dsv.workspace.publish import Journal
 from dsv.workspace.scan.result import WorkspaceScan
 from dsv.workspace.workspace import StartedCommand, restored
-from dsv.workspace.write import Contents, TreeWriter
+from dsv.workspace.write import Contents, FileWriter
 
 
 def check_tree(tree: TreeReader, root: Path, held: Scope = WHOLE) -> None:
@@ -56,7 +56,7 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
     """
     workspace, objects, scan = opened.workspace, opened.repository.objects, baseline.scan
     goal = _without_erased(objects, goal)
-    writer = TreeWriter(scan, goal, opened.progress)
+    writer = FileWriter(scan, goal, opened.progress)
     plan = writer.plan()
     if plan.conflicts:
         conflicts = format_lines([f"{show(one.path)} {reason}" for one, reason in plan.conflicts])
@@ -115,7 +115,7 @@ def _without_erased(objects: Objects, goal: Goal) -> Goal:
 
 
 def _write(
-    opened: OpenWorkspace, commit: CommitId, scan: WorkspaceScan, writer: TreeWriter, plan: Plan
+    opened: OpenWorkspace, commit: CommitId, scan: WorkspaceScan, writer: FileWriter, plan: Plan
 ) -> Made:
     opened.progress.start(plan.created + plan.replaced, plan.fetched)
     fetcher = Fetcher(opened.repository.objects, opened.workspace.dataset)

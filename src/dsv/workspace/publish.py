@@ -199,7 +199,7 @@ SAVE_EVERY = 60.0
 """Seconds between two saves of the state: a killed sync reads at most this much again."""
 
 
-class Saved(msgspec.Struct):
+class Published(msgspec.Struct):
     """The outcome of publishing the changes of a workspace."""
 
     committed: Committed | None = None
@@ -277,7 +277,9 @@ class Publisher:
         """Return the error if `find_head` returned False. changed: there is something to publish."""
         return self._opened.not_at_base(self._head, self._base, changed=changed)
 
-    def publish(self, baseline: Baseline, message: str, *, jobs: int | None, skip_unsupported: bool) -> Saved:
+    def publish(
+        self, baseline: Baseline, message: str, *, jobs: int | None, skip_unsupported: bool
+    ) -> Published:
         """Upload changed files, and publish a commit if it differs from the base after all.
 
         Without a message, the commit's message counts the changes. Raises `Conflict` if another writer moves
@@ -294,7 +296,7 @@ class Publisher:
                 check_whole(session, self._workspace.dataset, self._base)
             files = self._expect(scan)
             uploader.resume(journal.left.packs, journal.left.recipes)
-            saved = Saved()
+            saved = Published()
             writer = TreeWriter(uploader, tree)
             listed = _still_listed(scan, uploader) if uploader.erasures else frozenset()
             with FileSaver[Pending | Gone](uploader, scan.root, files, self._opened.progress, jobs) as saver:
@@ -304,7 +306,7 @@ class Publisher:
             if saved.problems and not skip_unsupported:
                 raise refusal([*scan.problems, *saved.problems], str(scan.root))
             if tree is not None and written.root == tree.commit.root:
-                return Saved(problems=saved.problems)
+                return Published(problems=saved.problems)
             if tree is not None and written.links_moved and not baseline.held.whole:
                 self._check_links(link_escapes(links_with(tree, scan, baseline.held)))
             uploader.finish()
@@ -400,7 +402,7 @@ def _save_files(
     scan: WorkspaceScan,
     saver: FileSaver[Pending | Gone],
     writer: TreeWriter,
-    counts: Saved,
+    counts: Published,
     listed: frozenset[bytes],
 ) -> None:
     """Store what may differ from the base, and add it to the tree. listed: paths that stay as the base lists them."""
@@ -433,7 +435,7 @@ def _save_files(
         writer.add(TreeChange(item.path, entry, location))
 
 
-def _default_message(saved: Saved) -> str:
+def _default_message(saved: Published) -> str:
     """Return counts such as `2 added, 1 removed`, for a commit without a message."""
     counts = {"added": saved.added, "changed": saved.changed, "removed": saved.removed}
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "sync"

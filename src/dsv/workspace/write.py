@@ -118,7 +118,7 @@ def _next_run(asked: Iterator[Asked]) -> list[Asked]:
     return run
 
 
-class TreeWriter:
+class FileWriter:
     """Plans the changes of a goal and makes them. The caller holds the workspace's lock."""
 
     def __init__(self, scan: WorkspaceScan, goal: Goal, progress: Progress) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dsv.cache.fill.directory import FillDirectory
 from dsv.cache.fill.files import LARGE_PIECE, State, WriteBack
 from dsv.cache.fill.parts import Claim, ClaimTable, block_drafts, blocks, read_ahead
-from dsv.cache.fill.place_files import Job, TreeWriter
+from dsv.cache.fill.place_files import Job, PartWriter
 from dsv.cache.fill.source import Contents, LinkRun, StoreSource
 from dsv.cache.fill.workers import Worker
 from dsv.errors import IntegrityError, Unreachable
@@ -65,7 +65,7 @@ class PartWorker:
         """Bytes of disk written in files that are too small to be sent to the disk one by one."""
         try:
             self._contents = Contents(directory, source)
-            self._placer = TreeWriter(directory, kind)
+            self._placer = PartWriter(directory, kind)
             self._stack.callback(self._placer.close)
             if kind.remote and not kind.sync_each:
                 self._write_back = WriteBack(directory)

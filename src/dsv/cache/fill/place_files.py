@@ -135,7 +135,7 @@ class Job(msgspec.Struct):
     drafts: int = -1
 
 
-class TreeWriter:
+class PartWriter:
     """Writes into the tree of one fill, for one thread. What it did counts after `settle`."""
 
     def __init__(self, directory: FillDirectory, kind: system.FileSystem) -> None:

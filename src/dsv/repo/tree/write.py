@@ -361,7 +361,7 @@ def _rows_that_stay(sink: TreeSink, located: LocatedSegment) -> SegmentRows | No
 
 
 def write_tree(sink: TreeSink, base: TreeReader | None, changes: Iterable[TreeChange]) -> WrittenTree:
-    """Write the base tree (None: an empty one) with these changes, which are at hand and in tree order."""
+    """Write the base tree (None: an empty one) with these changes, which are in tree order."""
     writer = TreeWriter(sink, base)
     for change in changes:
         writer.add(change)

@@ -29,7 +29,7 @@ def measure(shape: data.Shape, dsv: Dsv, book: Notebook, below: Path, rounds: in
             run(dsv.down(job)[0])
             _unchanged(dsv, job, book)
             for _ in range(HITS):
-                book.add("a cache hit", "dsv", run(dsv.call(job, "cache", "bench")))
+                book.add("a cache hit", dsv.name, run(dsv.call(job, "cache", "bench")))
             for what, fraction in FRACTIONS.items():
                 count = max(1, round(shape.files * fraction))
                 _changed(dsv, job, book, what, count, random.Random(f"{number} {what}"))
@@ -42,7 +42,7 @@ def _unchanged(dsv: Dsv, job: Job, book: Notebook) -> None:
     listing = job.command("find", job.data, "-type", "f", "-printf", "%p %s %T@\\n")
     for _ in range(3):
         book.add("sync, nothing changed", "find", run(listing))
-        book.add("sync, nothing changed", "dsv", run(dsv.call(job, "sync")))
+        book.add("sync, nothing changed", dsv.name, run(dsv.call(job, "sync")))
 
 
 def _changed(dsv: Dsv, job: Job, book: Notebook, what: str, count: int, source: random.Random) -> None:
@@ -54,10 +54,12 @@ def _changed(dsv: Dsv, job: Job, book: Notebook, what: str, count: int, source: 
         data.replace(path, content)
     os.sync()
     cost, told = _json(dsv.call(job, "sync", "--json"))
-    book.add(f"sync, {what} changed", "dsv", cost, changed=size, uploaded=told["uploaded_bytes"])
+    book.add(f"sync, {what} changed", dsv.name, cost, changed=size, uploaded=told["uploaded_bytes"])
     os.sync()
     cost, told = _json(dsv.call(job, "cache", "bench", "--json"))
-    book.add(f"cache, {what} changed", "dsv", cost, changed=size, fetched=told["items"][0]["fetched_bytes"])
+    book.add(
+        f"cache, {what} changed", dsv.name, cost, changed=size, fetched=told["items"][0]["fetched_bytes"]
+    )
     if what == "1%":
         _fetch_alone(dsv, job, book, count)
 
@@ -73,7 +75,7 @@ def _fetch_alone(dsv: Dsv, job: Job, book: Notebook, count: int) -> None:
     run(dsv.call(job, "-C", str(alone), "sync"))
     os.sync()
     cost = run(dsv.call(job, "--cache", str(job.work / "empty"), "cache", "alone"))
-    book.add("cache, the changed 1% alone", "dsv", cost)
+    book.add("cache, the changed 1% alone", dsv.name, cost)
     for folder in ("alone", "empty"):
         shutil.rmtree(job.work / folder)
 
@@ -96,7 +98,7 @@ def measure_big(dsv: Dsv, book: Notebook, below: Path, rounds: int) -> None:
             more, middle = random.Random(number).randbytes(1024), len(old) // 2
             data.replace(path, old[:middle] + more + old[middle:])
             cost, told = _json(dsv.call(job, "sync", "--json"))
-            book.add("1 KB inserted into 1 GiB", "dsv", cost, uploaded=told["uploaded_bytes"])
+            book.add("1 KB inserted into 1 GiB", dsv.name, cost, uploaded=told["uploaded_bytes"])
     for chunked in (True, False):
         work = f"Parquet, 1% of rows changed, chunked {'by content' if chunked else 'by size'}"
         tables = [parquet.make(below / "data", chunked, changed) for changed in (False, True)]
@@ -107,7 +109,7 @@ def measure_big(dsv: Dsv, book: Notebook, below: Path, rounds: int) -> None:
                 data.replace(job.data / "table.parquet", tables[1].read_bytes())
                 cost, told = _json(dsv.call(job, "sync", "--json"))
                 size = tables[1].stat().st_size
-                book.add(work, "dsv", cost, uploaded=told["uploaded_bytes"], size=size)
+                book.add(work, dsv.name, cost, uploaded=told["uploaded_bytes"], size=size)
 
 
 def measure_start(dsv: Dsv, book: Notebook, below: Path, rounds: int) -> None:

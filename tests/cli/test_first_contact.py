@@ -82,10 +82,10 @@ def test_help_fits_the_terminal(dsv: Dsv, width: int) -> None:
         ("sync", "--allow-removals Publish even if most files, or a whole top-level folder, are gone."),
         ("branch", "--max-removals PERCENT With --protect: no move removes more of its paths."),
         ("branch", "--force Delete a branch whose commits have no other name;"),
-        ("tag", "--delete NAME Delete this tag, of the dataset named after it or else of the workspace's;"),
+        ("tag", "--delete NAME Delete this tag of the dataset named after it, or else of the workspace's."),
         ("copy", "--history N|all Of each branch, copy the content of the last N commits."),
         ("cached", "--repair / --no-repair With --check: also remove files that were never committed,"),
-        ("du", "--by-folder DEPTH Show the folders of one target, so many levels of them."),
+        ("du", "--by-folder DEPTH Show folders of one target to this depth."),
         ("bench", "An MLPerf model."),
         ("bench", "Simulated GPU (default: newest)."),
         (

@@ -158,6 +158,7 @@ def test_a_list_that_is_cut_says_so(trained: Dsv, monkeypatch: pytest.MonkeyPatc
     newest = trained.ok("runs", "--json").json["items"][0]["run"]
     (stored,) = trained.home.rglob(f"runs/*/{newest}/record")
     whole_record = stored.read_bytes()
+    stored.unlink()  # it is read-only
     stored.write_bytes(b"damaged")
     of_the_rest = trained.ok("runs")
     assert "not shown" in of_the_rest.err and "only 2 runs are shown" in of_the_rest.err

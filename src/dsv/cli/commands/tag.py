@@ -29,7 +29,9 @@ def tag(
     target: TargetOrBase = "",
     message: str = option("-m --message TEXT", "Message of the tag."),
     listing: str | None = option("--list DATASET", "List the tags of this dataset."),
-    delete: str | None = option("--delete NAME", "Delete this tag (needs --force)."),
+    delete: str | None = option(
+        "--delete NAME", "Delete this tag of the dataset named after it, or else of the workspace's."
+    ),
     force: bool = option("--force", "With --delete: nothing brings a deleted tag back."),
     author: Author = None,
 ) -> None:

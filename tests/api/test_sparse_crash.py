@@ -65,7 +65,7 @@ def team(tmp_path: Path) -> Team:
 
 def killed_everywhere(make: Callable[[], Person], work: Work) -> Iterator[Person]:
     """The work, killed before each of its steps; and in the end done."""
-    for step in numbers():
+    for step in numbers(every=11):
         bob = make()
         if run_killed(lambda bob=bob: work(bob), step, inside=bob.workspace) < step:  # type: ignore[misc]
             return

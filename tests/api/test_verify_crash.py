@@ -58,7 +58,7 @@ def test_what_is_killed_is_begun_again_by_the_same_command(tmp_path: Path, repai
     shutil.rmtree(tmp_path / "whole")
     person = world.copy("all")
     count = run_killed(partial(run, person, repair=repair), None, inside=Path(person.store))
-    for step in some(range(1, count + 1), every=14 if repair else 7):
+    for step in some(range(1, count + 1), every=28 if repair else 7):
         person = world.copy(f"{step}")
         objects = {path.name for path in Path(person.store).glob("*/*/*") if path.parts[-3] == "packs"}
         run_killed(partial(run, person, repair=repair), step, inside=Path(person.store))

@@ -85,7 +85,9 @@ def test_a_sync_survives_trouble_at_any_request(world: World, trouble: Trouble) 
     assert CACHE.result(person, "set") == {**FILES, "new": b"%d" % first}
 
 
-@pytest.mark.parametrize("use", [CACHE, CLONE], ids=lambda use: use.name)
+@pytest.mark.parametrize(
+    "use", [CACHE, pytest.param(CLONE, marks=pytest.mark.exhaustive)], ids=lambda use: use.name
+)
 @pytest.mark.parametrize("trouble", sorted(CODES, key=lambda one: one.name), ids=lambda trouble: trouble.name)
 def test_a_reader_survives_trouble_at_any_request(world: World, use: Use, trouble: Trouble) -> None:
     thorough = use is CACHE and trouble in (Trouble.ERROR_500, Trouble.TRUNCATED)

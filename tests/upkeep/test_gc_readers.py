@@ -114,7 +114,7 @@ def test_what_is_kept_is_read_while_its_packs_are_written_anew(kind: str, pets: 
     ],
 )
 def test_who_looks_at_the_whole_store_meanwhile_finds_nothing_missing(command: str, pets: Pets) -> None:
-    for number in numbers():
+    for number in numbers(every=11):
         pets.again()
         with pytest.MonkeyPatch.context() as patch:
             meanwhile = Meanwhile(patch, number, pets.collect)

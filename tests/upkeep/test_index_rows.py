@@ -263,7 +263,8 @@ def test_the_memory_of_what_was_read_is_given_back(tmp_path: Path) -> None:
     with IndexRows(repository, tmp_path / "rows") as found:
         for first in range(256):
             found.bucket(first)
-            most = max(most, _mapped_memory(tmp_path / "rows"))
+            if first % 16 == 15:  # what is not given back stays
+                most = max(most, _mapped_memory(tmp_path / "rows"))
         assert len(found) == 120_000
     assert most < 120_000 * index.ROW_SIZE / 8
 

@@ -44,14 +44,15 @@ def main() -> None:
     book = Notebook.new(below / "versions.json", {each.name: each.version() for each in both}, rounds)
     book.rows.clear()
     small = Shape(round(SMALL.files * options.scale), SMALL.size)
-    shapes = [(shape, what) for shape, what in ((small, "small"), (LARGE, "large")) if what in parts]
+    every = [(small, "small"), (LARGE, "large")]
+    shapes = [each for each in every if each[1] in parts] or every
 
     def in_turns(work: Callable[[Dsv], None]) -> None:
         for number in range(rounds):
             for each in both if number % 2 == 0 else reversed(both):
                 work(each)
 
-    for shape, what in shapes:
+    for shape, what in shapes if {"small", "large"} & {*parts} else ():
         names = f"{what} files to S3", f"{what} files from S3"
         measure(Transfer(shape, *names, both, True), book, below, rounds)
     for shape, what in shapes if "directory" in parts else ():

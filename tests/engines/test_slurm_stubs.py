@@ -372,7 +372,7 @@ def test_an_end_that_is_seen_late_is_the_jobs_own(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["attended", "end", "node.1.0"]
 
 
-@pytest.mark.parametrize("call", ["open", "scandir", "stat"])
+@pytest.mark.parametrize("call", ["open", "scandir", "listdir"])
 def test_a_file_server_that_fails_for_a_while_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -513,7 +513,7 @@ def test_a_file_server_that_fails_at_a_jobs_end_makes_no_job_of_it_that_never_be
     (folder / "node.1.0").write_text("n1 10\n")
     env = programs(tmp_path, scontrol=SCONTROL, squeue=f"echo '7|{state}|n1|None|dsv:{RUN}:{folder}'")
     failures = iter(range(12))
-    fail_for_a_while(monkeypatch, "scandir", folder, failures)
+    fail_for_a_while(monkeypatch, "listdir", folder, failures)
     over = Event()
     handle = SlurmRun(SlurmProgram(env), JobRef("slurm", RUN, "c@h", f"7:{folder}"))
     handle.begin(Output(None, None), over.set)

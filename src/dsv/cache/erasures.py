@@ -17,7 +17,7 @@ import msgspec
 from dsv.cache.inventory import find_visible
 from dsv.cache.names import bound_store
 from dsv.cache.record import erased_count, erasures_folder, read_record
-from dsv.errors import Denied, DsvError
+from dsv.errors import Denied, DsvError, Unsupported
 from dsv.format import keys
 from dsv.fs.descent import Descent, split
 from dsv.fs.files import list_names, read_small
@@ -62,8 +62,7 @@ def obey(root: CacheRoot, repository: Repository, note: Callable[[str], None]) -
     if not new:
         return
     failed = 0
-    removed = set(list_names(folder / "removed"))
-    for place in [] if removed.issuperset(map(str, new)) else sorted(find_visible(root).places):
+    for place in sorted(find_visible(root).places):
         if bound_store(root, place.dataset_name) == repository.id:
             failed += not obey_at(root, place, repository)
     if failed:
@@ -72,11 +71,6 @@ def obey(root: CacheRoot, repository: Repository, note: Callable[[str], None]) -
             f"{format_count(failed, 'commit')} can't be changed by this user"
         )
     elif not _is_busy(root):
-        root.make_directory(folder / "removed")
-        for (
-            one
-        ) in new:  # apart from the confirmation: as long as that fails, no command reads all trees again
-            root.write_once(folder / "removed" / str(one), b"")
         _tell(root, repository, folder, new)
 
 
@@ -126,7 +120,7 @@ def _tell(root: CacheRoot, repository: Repository, folder: Path, new: list[Erasu
     for one in new:
         try:
             repository.store.put_if_absent(keys.obeyed_key(one, cache), msgspec.json.encode(said))
-        except Denied:
+        except (Denied, Unsupported):
             pass  # to ask again, each command of this user would read all cached trees
         except DsvError:
             return  # the next command confirms the rest

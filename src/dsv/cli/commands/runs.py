@@ -137,7 +137,9 @@ def _find(
     listed = found.listed(dataset, limited, skipped=unread.append)
     for error in unread:
         call.warn(f"{error}; not shown")
-    read = len(listed) if query.needs_all else len(listed) + len(unread)
+    # One that waits here, whose subject is a path, does not count against the limit.
+    stored = [error for error in unread if not (error.subject or "").startswith("/")]
+    read = len(listed) if query.needs_all else len(listed) + len(stored)
     return listed[:most], None, most is not None and read > most
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
@@ -74,13 +75,17 @@ class Left:
 
 def _parts(folder: Path, unread: list[OSError]) -> Iterator[RunPart]:
     try:
-        for path in folder.glob("node.*.*"):
-            if (part := _part(path)) is not None:
-                late = part.exit_code is not None and _is_late(folder, part)
-                staged = stage_facts(_text(path.with_name(path.name.replace("node", "stage", 1))))
-                yield replace(part, end=EndCause.TIME_LIMIT if late else part.end, **staged)
+        names = os.listdir(folder)  # noqa: PTH208 (from Python 3.12 on, glob hides errors)
+    except (FileNotFoundError, NotADirectoryError):
+        return
     except OSError as error:
         unread.append(error)
+        return
+    for path in (folder / name for name in names if fnmatch(name, "node.*.*")):
+        if (part := _part(path)) is not None:
+            late = part.exit_code is not None and _is_late(folder, part)
+            staged = stage_facts(_text(path.with_name(path.name.replace("node", "stage", 1))))
+            yield replace(part, end=EndCause.TIME_LIMIT if late else part.end, **staged)
 
 
 def _last_written(folder: Path) -> int | None:
@@ -263,11 +268,11 @@ def _ended(job: Queued | None, left: Left) -> Ended | None:
         return _not_known(reason, left, seen=False)
     if job is not None and job.was_killed and left.end is None and left.begun:  # Slurm then ends the commands
         return _not_known(f"the batch script of the job was killed ({job.reason})", left)
+    if not left.begun and left.unread:
+        return _not_known("the job's folder can't be read", left, seen=False)
     if job is None and left.end is None and cause is None and part is None:
         reason = "Slurm has no such job any more, and the job left no record of its end"
         return _not_known(reason, left, seen=False)
-    if not left.begun and left.unread:
-        return _not_known("the job's folder can't be read", left, seen=False)
     if not left.begun:
         return _never_began(job, left, cause, said)
     if left.launcher is not None and cause is None and left.stopped is None:

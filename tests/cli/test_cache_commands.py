@@ -88,6 +88,15 @@ def test_an_empty_target_is_a_usage_error(pets: Dsv, arguments: list[str]) -> No
     assert (result.code, result.out) == (2, "")
 
 
+def test_a_store_is_no_cache(pets: Dsv) -> None:
+    """The link of a tag would be a key of the store."""
+    store = pets.home / ".local/share/dsv/store"
+    before = sorted(path.relative_to(store) for path in store.rglob("*"))
+    refused = pets.at(pets.cwd, DSV_CACHE=str(store))("cache", "pets@v1")
+    assert refused.code == 4 and f"{store} is a store" in refused.err
+    assert sorted(path.relative_to(store) for path in store.rglob("*")) == before
+
+
 def test_a_cached_tag_needs_no_store(pets: Dsv) -> None:
     path = pets.ok("cache", "pets@v1").out
     (pets.home / ".local/share/dsv/store").rename(pets.home / "away")
@@ -143,14 +152,16 @@ def test_a_check_reads_again_and_repairs(pets: Dsv) -> None:
     report = pets.ok("cached", "--check", "--json").json
     item = report["checked"][0]
     assert item["repaired"] == 1
-    assert "a.txt" in item["wrong"][0]["path"]
+    assert item["wrong"][0]["path"] == "a.txt"
     assert set(item) == set(load("cached").result["checked"])
     assert (path / "a.txt").read_bytes() == b"alpha\n"
     assert pets("cached", "pets@v1").code == 2
     (path / "alien").touch()
+    (path / "a.txt").chmod(0o644)
+    (path / "a.txt").write_bytes(b"gamma\n")
     polluted = pets("cached", "--check")
     assert (polluted.code, polluted.out) == (5, "")
-    assert "1 file never committed: 'alien'" in polluted.err
+    assert "repaired 1 of 1 wrong file; 1 file never committed: 'alien'" in polluted.err
     assert f"hint: dsv cached --check --repair pets@{path.name[:12]} " in polluted.err
     assert pets("cached", "--check", "--no-repair", "--json").code == 5
     assert "removed 1 file never committed: 'alien'" in pets.ok("cached", "--check", "--repair").out

@@ -176,7 +176,7 @@ def test_a_run_is_found_by_any_unique_part_of_its_id_and_by_its_name(dsv: Dsv) -
         assert trained.ok("runs", text, "--json").json["items"] == [first]
     assert trained.process("run", "--again", first["name"], "-q").code == 0
     short, many = trained("runs", first["run"][-3:]), trained("runs", first["run"][:4])
-    assert short.code == 2 and "is too short" in short.err
+    assert short.code == 3 and "is too short" in short.err
     assert (
         many.code == 2 and "means 4 runs" in many.err and first["run"][:4] in many.err.partition("hint:")[2]
     )

@@ -182,6 +182,14 @@ def test_what_keeps_a_sweep_from_being_launched_has_the_exit_code_of_that(ended:
     assert refused.code == 125 and f"{state / 'dsv/sweeps'}" in refused.err
 
 
+def test_a_sweep_has_a_name_of_any_length(here: Dsv) -> None:
+    assert here.process(*sweep(here, "true", "--name", "lr", values="n=1,2")).code == 0
+    assert [item["params"]["n"] for item in shown(here, "lr")] == [1, 2]
+    assert here("wait", "lr").code == 0
+    again = here("run", "--again", "lr")
+    assert again.code == 2 and "lr is a sweep" in again.err and "hint: dsv run --again sweep-" in again.err
+
+
 def test_a_run_may_have_a_name_that_begins_like_the_id_of_a_sweep(here: Dsv) -> None:
     here.ok("run", "pets@v1", "--name", "sweep-base", "--", "echo", "hello")
     assert [item["name"] for item in shown(here, "sweep-base")] == ["sweep-base"]

@@ -258,7 +258,8 @@ def test_below_another_users_workspace_all_goes_as_outside_of_one(pets: Dsv) -> 
     (theirs.cwd / ".dsv").chmod(0)
     with modes_count():
         assert pets.at(theirs.cwd / "below").ok("ls", "pets").lines == pets.ok("ls", "pets").lines
-        assert pets.at(theirs.cwd / "below")("status").code == 3
+        denied = pets.at(theirs.cwd / "below")("status")
+        assert denied.code == 8 and "can't read the workspace" in denied.err
         out = pets("run", "pets", "--out", "../theirs/out", "--", "true")
         assert out.code == 2 and "lies in the workspace" in out.err
         for command in (["init", "cats"], ["clone", "pets", "z"]):
@@ -266,3 +267,38 @@ def test_below_another_users_workspace_all_goes_as_outside_of_one(pets: Dsv) -> 
             assert bound.code == 4 and "which this user can't read" in bound.err
         assert not [*theirs.cwd.rglob("below/**/.dsv")] and not (theirs.cwd / "out").exists()
     (theirs.cwd / ".dsv").chmod(0o700)
+
+
+def test_a_named_path_below_a_folder_that_cannot_be_read_is_not_called_unchanged(pets: Dsv) -> None:
+    write_files(pets.cwd, {"d/1": b"one\n", "d/2": b"two\n", "e": b"e\n"})
+    pets.ok("sync")
+    write_files(pets.cwd, {"d/1": b"changed\n"})
+    (pets.cwd / "e").unlink()
+    (pets.cwd / "d").chmod(0)
+    with modes_count():
+        for command in (["diff", "--exit-code", "--", "d/1"], ["status", "d/1"]):
+            assert "d: " in pets(*command).err, command
+        assert pets("sync", "d/1").code == 9
+        refused = pets("restore", "d/1", "e", "--force")
+    (pets.cwd / "d").chmod(0o755)
+    assert refused.code == 8 and "can't be read, so it was not restored" in refused.err
+    assert (pets.cwd / "e").read_bytes() == b"e\n" and (pets.cwd / "d/1").read_bytes() == b"changed\n"
+
+
+@pytest.mark.parametrize("end", ["rm", "put"])
+def test_files_with_several_names_follow_the_branch(pets: Dsv, end: str) -> None:
+    """To remove or replace one name changes the ctime of the file, which its other names show."""
+    write_files(pets.cwd, {"one": b"same\n"})
+    for name in ("two", "three"):
+        os.link(pets.cwd / "one", pets.cwd / name)
+    pets.ok("sync")
+    write_files(pets.home, {"new": b"new\n"})
+    elsewhere = pets.at(pets.home)
+    for name in ("one", "two", "three"):
+        elsewhere.ok(*(["rm", f"pets:{name}"] if end == "rm" else ["put", "new", f"pets:{name}"]))
+    pets.ok("pull")
+    left = {
+        name: (pets.cwd / name).read_bytes() for name in ("one", "two", "three") if (pets.cwd / name).exists()
+    }
+    assert left == ({} if end == "rm" else dict.fromkeys(("one", "two", "three"), b"new\n"))
+    assert pets.ok("status", "--json").json["clean"] is True

@@ -102,7 +102,7 @@ class Stager:
 
                 raise lacks_erased(str(target), erased)
             if hold is None:
-                kept: dict[str, Any] = {"may_go": self._may_go(found)}
+                kept: dict[str, Any] = {} if isinstance(lease, NoLease) else {"may_go": self._may_go(found)}
             else:
                 held = Lease.take(self.root, found.place, "hold", ttl=hold, job=job).record
                 kept = {"hold": held.owner.id, "held_until": held.until}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -12,7 +13,7 @@ from dsv.api.branches import make_branch
 from dsv.api.cache_targets import lending
 from dsv.api.context import Context
 from dsv.api.sync import open_to_publish, open_to_write
-from dsv.errors import Conflict, DsvError, NotFound, UsageError
+from dsv.errors import Conflict, Denied, DsvError, NotFound, UsageError
 from dsv.format.records import Action, Commit
 from dsv.merge.apply import ContentMerger
 from dsv.merge.paths import Choice, Choices, Settled
@@ -238,6 +239,7 @@ def restore(
                 may_overwrite,
             )
             made = check_out(opened, baseline, goal)
+            _check_readable(baseline, after, chosen, held)
         return Restored(workspace.dataset, commit).counting(made)
 
 
@@ -284,6 +286,19 @@ def _check_paths(baseline: Baseline, after: TreeReader, chosen: PathSet) -> None
                 f"{show(path)} is neither in the base nor in {str(after.commit_id)[:12]}",
                 subject=path.decode("utf-8", "backslashreplace"),
                 hint=f"dsv ls @{str(after.commit_id)[:12]}",
+            )
+
+
+def _check_readable(baseline: Baseline, after: TreeReader, chosen: PathSet, held: Held) -> None:
+    """Raise `Denied` for a chosen path that can't be read here, and so was not restored."""
+    withheld = baseline.scan.withheld
+    for path in () if withheld is None else withheld.paths:
+        known = chain(baseline.below(path), below(after, path, held))
+        if chosen.touches(path) and next(known, None) is not None:
+            raise Denied(
+                f"{show(path)} can't be read, so it was not restored",
+                subject=path.decode("utf-8", "backslashreplace"),
+                hint=f"ls -ld {shlex.quote(path.decode(errors='replace'))}",
             )
 
 

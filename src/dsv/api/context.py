@@ -10,6 +10,7 @@ verified like all others. Names are read from a mirror only if the store can't b
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -22,14 +23,14 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from dsv.api.settings import BUILT_IN
-from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, Unreachable, UsageError
+from dsv.errors import Conflict, Denied, DsvError, IntegrityError, NotFound, Unreachable, UsageError
 from dsv.fs.files import read_small, replace_file
-from dsv.fs.folders import make_shared_folder
+from dsv.fs.folders import bound_folder, make_shared_folder
 from dsv.periodic import now_ms
 from dsv.values.ids import StoreId
 from dsv.values.names import Target, clean_path
 from dsv.values.progress import NoProgress
-from dsv.workspace.workspace import Workspace
+from dsv.workspace.workspace import DOT_FOLDER, Workspace
 
 if TYPE_CHECKING:
     from dsv.api.settings import Settings, StoreChoice
@@ -185,6 +186,12 @@ class Context(msgspec.Struct, frozen=True):
         """Return the workspace around the working folder. Raises `NotFound`."""
         found = Workspace.find(self.cwd)
         if found is None:
+            if (hidden := bound_folder(self.cwd, unreadable=True)) is not None:
+                raise Denied(
+                    f"this user can't read the workspace {hidden}",
+                    subject=str(hidden),
+                    hint=f"ls -ld {shlex.quote(str(hidden / DOT_FOLDER))}",
+                )
             raise NotFound(
                 f"{self.cwd} is not inside a dsv workspace",
                 subject=str(self.cwd),

@@ -255,7 +255,10 @@ def recorded_run(context: Context, place: RunPlace, text: str, *, offline: bool 
             )
         return view.record
     with open_runs(context, place.environ) as found:
-        return found.show(text).record
+        known = found.show_or_sweep(text)
+    if isinstance(known, SweepView):
+        raise UsageError(f"{text} is a sweep", subject=text, hint=f"dsv run --again {known.id}")
+    return known.record
 
 
 _CERTIFICATE: Final = re.compile(

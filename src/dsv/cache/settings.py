@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dsv.cache.root import CacheRoot, explaining, refuse_symlinks
-from dsv.errors import UPGRADE, Unsupported, UsageError
+from dsv.errors import UPGRADE, Conflict, Unsupported, UsageError
 from dsv.fs.files import read_small
 from dsv.values.toml import read_toml
 from dsv.values.units import format_bytes, parse_duration, parse_size
@@ -236,6 +236,8 @@ def prepare_cache(root: CacheRoot) -> CacheSettings:
     """
     settings = load_settings(root)
     check_writable(root, settings)
+    if not root.settings_file.exists() and (root.path / "format").is_dir() and (root.path / "refs").is_dir():
+        raise Conflict(f"{root.path} is a store, so it can't be a cache too", subject=str(root.path))
     refuse_symlinks(root)
     root.prepare()
     with explaining(root.path):

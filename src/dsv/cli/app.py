@@ -205,7 +205,10 @@ def _of_typer(error: typer.TyperException, session: Session) -> UsageError:
         message = f"{path} needs {subject}"
     else:
         text = error.format_message().replace("\n", " ").rstrip(". ")
-        text = text.replace("argument(s)", "argument").replace("Value error, ", "")
+        several = " " in text.rpartition("(")[2]
+        text = text.replace("argument(s)", "arguments" if several else "argument").replace(
+            "Value error, ", ""
+        )
         message = text[:1].lower() + text[1:]
     return UsageError(message, subject=subject, hint=hint)
 

@@ -263,7 +263,7 @@ def only_one(text: str, found: Collection[RunKey]) -> RunKey:
     if not text:
         raise UsageError("no run was named", hint="dsv runs lists them")
     if not found and len(text) < _SHORTEST:
-        raise UsageError(
+        raise NotFound(
             f"{text} is too short for a run's id: give {_SHORTEST} characters or more",
             subject=text,
             hint="dsv runs lists them",

@@ -26,7 +26,7 @@ from dsv.fs.errors import about
 from dsv.fs.files import write_all
 from dsv.repo.tree.diff import Change
 from dsv.transfer.download import Fetcher, Wanted
-from dsv.transfer.file_reader import OPEN_FLAGS, row_of
+from dsv.transfer.file_reader import OPEN_FLAGS, ROW, row_of
 from dsv.values.ids import CommitId
 from dsv.values.progress import Progress
 from dsv.values.units import format_count
@@ -353,6 +353,8 @@ class Writer:
 
     def __init__(self, root: Path) -> None:
         self._descent = Descent(root)
+        self._linked: set[tuple[int, int]] = set()
+        """Files with several names that were as expected: to remove one name changes the ctime at the others."""
 
     def __enter__(self) -> Self:
         return self
@@ -506,7 +508,18 @@ class Writer:
             now = os.stat(name, dir_fd=self._descent.at(above), follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return expected is None or row_of(now) == expected
+        if expected is None:
+            return True
+        row, file = row_of(now), (now.st_dev, now.st_ino)
+        same = row == expected or (file in self._linked and _without_ctime(row) == _without_ctime(expected))
+        if same and now.st_nlink > 1:
+            self._linked.add(file)
+        return same
+
+
+def _without_ctime(row: bytes) -> tuple[int, ...]:
+    inode, size, mtime, _, mode = ROW.unpack(row)
+    return inode, size, mtime, mode
 
 
 def _put(folder: int, temporary: bytes, name: bytes) -> bool:

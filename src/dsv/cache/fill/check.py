@@ -24,7 +24,7 @@ from dsv.repo.tree.read import TreeReader
 from dsv.transfer.download import Wanted
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName
-from dsv.values.paths import PathSet, show
+from dsv.values.paths import PathSet
 from dsv.values.progress import Progress
 
 _THREADS = 8
@@ -42,8 +42,8 @@ class Wrong(msgspec.Struct, frozen=True):
     links: int = 0  # other names of that file, which are wrong too
 
     @property
-    def path(self) -> str:
-        return show(self.entry.path)
+    def path(self) -> bytes:
+        return self.entry.path
 
 
 class Checked(msgspec.Struct):

@@ -215,6 +215,8 @@ def _still_wrong(wrong: Sequence[Checked], folder: str, *, repair: bool | None) 
 
 def _faults(item: Checked) -> str:
     faults = []
+    if item.repaired:
+        faults.append(f"repaired {item.repaired} of {format_count(len(item.wrong), 'wrong file')}")
     if item.repaired < len(item.wrong):
         faults.append(
             f"{len(item.wrong) - item.repaired} of {format_count(item.files, 'file')}: {_paths(item)}"
@@ -230,4 +232,4 @@ def _foreign(paths: Sequence[bytes]) -> str:
 
 
 def _paths(item: Checked) -> str:
-    return ", ".join(first([f"{wrong.path} ({wrong.problem})" for wrong in item.wrong]))
+    return ", ".join(first([f"{show(wrong.path)} ({wrong.problem})" for wrong in item.wrong]))

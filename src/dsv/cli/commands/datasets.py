@@ -47,7 +47,9 @@ def datasets(
     gone, back, old = (None if one is None else DatasetName.parse(one) for one in (delete, undelete, rename))
     if delete is None and (yes or (force and rename is None)):
         raise UsageError("--yes and --force are for --delete", hint="dsv datasets --delete NAME")
-    if (rename is None) != (new is None):
+    if rename is None and new is not None:
+        raise UsageError(f"dsv datasets lists all, and takes no name such as {new}", hint=f"dsv log {new}")
+    if rename is not None and new is None:
         raise UsageError("--rename takes two names", hint="dsv datasets --rename OLD NEW")
     writes = not (delete is None and undelete is None and rename is None)
     if not writes and (message or author is not None):

@@ -85,7 +85,10 @@ def _write_path(call: Call, shown: ShownCommit, path: ShownPath) -> None:
         (entry.kind.word, printable(path.path)),
         ("in", _commit(shown)),
         ("target", None if entry.target is None else printable(entry.target)),
-        ("size", f"{format_bytes(entry.size)} ({entry.size:,} bytes)" if entry.is_file else None),
+        (
+            "size",
+            f"{format_bytes(entry.size)} ({format_count(entry.size, 'byte')})" if entry.is_file else None,
+        ),
         ("mode", view.mode(entry)),
         ("id", None if entry.file_id is None else str(entry.file_id)),
         ("chunks", f"{path.chunks:,}" if entry.is_file and path.erased is None else None),

@@ -31,7 +31,7 @@ ACTIONS = ("check", "merge-indexes", "move-names", "rebuild-names")
 )
 def store(
     call: Call,
-    action: str = argument("check|move-names|rebuild-names"),
+    action: str = argument("check|merge-indexes|move-names|rebuild-names"),
     place: str | None = argument("[LOCATION]", help="For move-names: a folder, or a URL."),
     names: Names = None,
     dry_run: DryRun = False,

@@ -261,7 +261,7 @@ class _Scanner:
         scan.withheld = PathSet.of(self._withheld) if self._withheld else None
         scan.unsettled.sort(key=sort_key)
         scan.problems = [
-            self._problems[path] for path in sorted(self._problems, key=sort_key) if path in scan.scope
+            self._problems[path] for path in sorted(self._problems, key=sort_key) if scan.scope.touches(path)
         ]
         scan.find_missing()
 

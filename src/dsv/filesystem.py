@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
@@ -66,7 +67,7 @@ class _Batch:
     def put(self, key: _Key, path: str, file: str, replace: bool) -> None:
         """Put a temporary file. The batch owns it and removes it at the end."""
         self._files.append(file)
-        self.add(key, lambda edits: edits.put(path, Path(file), replace=replace))
+        self.add(key, lambda edits: edits._put_exactly(path, Path(file), replace))
 
     def end(self, publish: bool) -> None:
         try:
@@ -231,6 +232,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
     def modified(self, path: str) -> datetime:
         """Return the time of the commit: files have no time."""
         with _as_os_errors(path):
+            self.info(path)
             return self._at(self._strip_protocol(path))[0].time
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
@@ -310,6 +312,8 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
             return file
         if mode not in ("wb", "xb"):
             raise NotImplementedError(f"a file of a dataset is read or written anew, not opened by {mode!r}")
+        if self.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder", path)
         if mode == "xb" and self.exists(path):
             raise FileExistsError(errno.EEXIST, "it already exists", path)
         return _Written(
@@ -321,6 +325,22 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """As `mkdir`."""
+
+    def mv(
+        self, path1: str, path2: str, recursive: bool = False, maxdepth: int | None = None, **_: Any
+    ) -> None:
+        """As in fsspec. Within a branch, one path moves with its modes, links and empty folders."""
+        with self._batch() as batch:
+            plain = isinstance(path1, str) and isinstance(path2, str) and maxdepth is None
+            if plain and not has_magic(path1) and not path1.endswith("/"):
+                (key, old), (to, new) = (self._place(self._strip_protocol(one)) for one in (path1, path2))
+                if key == to and old != new:
+                    if self.info(path1)["type"] == "directory" and not recursive:
+                        raise IsADirectoryError(errno.EISDIR, "a folder moves with recursive=True", path1)
+                    new += "/" if path2.endswith("/") else ""
+                    batch.add(key, lambda edits: edits.move(old, new, replace=True))
+                    return
+            super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth)
 
     def rm_file(self, path: str) -> None:
         self.rm(path)
@@ -473,7 +493,7 @@ def _batched(name: str) -> Callable[..., None]:
     return call
 
 
-for _call in ("copy", "mv", "put", "pipe"):  # one commit for all files of a call
+for _call in ("copy", "put", "pipe"):  # one commit for all files of a call
     setattr(DsvFileSystem, _call, _batched(_call))
 _CALLS = """
     cat cat_file cat_ranges copy cp_file du exists expand_path find get get_file glob info isdir isfile ls makedirs

@@ -347,6 +347,51 @@ def test_a_call_outside_of_a_transaction_is_one_commit(
     assert len(messages(folder, "single")) == 6
 
 
+def test_what_moves_keeps_its_mode_and_links_and_empty_folders(
+    folder: Path, options: dict[str, Any], tmp_path: Path
+) -> None:
+    source = tmp_path / "d"
+    (source / "empty").mkdir(parents=True)
+    (source / "run.sh").write_bytes(b"#!/bin/sh\n")
+    (source / "run.sh").chmod(0o755)
+    (source / "link").symlink_to("run.sh")
+    (source / "dangling").symlink_to("nowhere")
+    fs = DsvFileSystem(create=True, allow_removals=True, **options)
+    fs._publish(("", "moved"), [lambda edits: edits.put("d", source)])
+    before = [(one.path, one.kind) for one in of(folder).open("moved").ls("d")]
+    with pytest.raises(IsADirectoryError):
+        fs.mv("moved/d", "moved/e")
+    fs.mv("moved/d", "moved/e", recursive=True)
+    after = [(one.path, one.kind) for one in of(folder).open("moved").ls("e")]
+    assert [(path.replace("d", "e", 1), kind) for path, kind in before] == after and len(after) == 4
+    with pytest.raises(FileNotFoundError):
+        fs.mv("moved/nope", "moved/x")
+
+
+def test_a_folder_is_never_written_and_an_exclusive_file_never_lost(
+    folder: Path, options: dict[str, Any], tmp_path: Path
+) -> None:
+    fs = DsvFileSystem(create=True, **options)
+    fs.pipe("lock/d/x", b"x")
+    (tmp_path / "f").write_bytes(b"f")
+    with pytest.raises(IsADirectoryError):
+        fs.open("lock/d", "wb")
+    for write in (
+        lambda: fs.pipe_file("lock/d", b"y"), lambda: fs.touch("lock/d"), lambda: fs.cp_file("lock/d/x", "lock/d"),
+        lambda: fs.put_file(str(tmp_path / "f"), "lock/d"),
+    ):  # fmt: skip
+        with pytest.raises((OSError, dsv.Conflict)):
+            write()
+    assert fs.find("lock") == ["lock/d/x"]
+    other = DsvFileSystem(**options)
+    other.pipe("lock/theirs", b"theirs")
+    with pytest.raises(dsv.Conflict, match="already exists"), fs.open("lock/theirs", "xb") as file:
+        file.write(b"mine")
+    assert DsvFileSystem(**options).cat("lock/theirs") == b"theirs"
+    with pytest.raises(FileNotFoundError):
+        fs.modified("lock/nope")
+
+
 def test_only_a_branch_is_written_to(fs: DsvFileSystem, options: dict[str, Any]) -> None:
     commit = fs._at("pets")[0].id
     for path in ("pets@v1/x", f"pets@{commit}/x", "pets@main~0/x"):

@@ -165,3 +165,20 @@ def test_a_tar_that_changes_while_it_is_read_is_a_conflict(
     monkeypatch.setattr(import_module, "open_source", changing)
     done = outside("import", "x.tar", "pets:raw")
     assert done.code == 4 and "was changed while it was read" in done.err, done
+
+
+def test_a_hard_link_has_what_its_name_had_then(outside: Dsv) -> None:
+    """A member that was appended later replaces only the name, as when tar extracts it."""
+    with tarfile.open(outside.cwd / "x.tar", "w") as tar:
+        for name, content in (("a", b"1"), ("h", None), ("a", b"2"), ("b", b"3"), ("i", None)):
+            info = tarfile.TarInfo(name)
+            if content is None:
+                info.type, info.linkname = tarfile.LNKTYPE, "a" if name == "h" else "b"
+                tar.addfile(info)
+            else:
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    refused = outside("import", "x.tar", "pets:raw")
+    assert refused.code == 9 and "h" in refused.err
+    outside.ok("import", "x.tar", "pets:raw", "--skip-unsupported")
+    assert imported(outside) == {"a": "2", "b": "3", "i": "3"}

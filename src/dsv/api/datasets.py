@@ -93,10 +93,8 @@ def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
     """Open the content of a file in verified pieces. Raises `NotFound`, and `UsageError` if it is no file."""
     path = clean_path(target.path)
     if not path:
-        near = _path_here(context, target)
-        raise UsageError(
-            "dsv cat needs a path", subject=str(target), hint=f"dsv cat {near or f'{target}:PATH'}"
-        )
+        near = _path_here(context, target) or f"{str(target).removesuffix(':')}:PATH"
+        raise UsageError("dsv cat needs a path", subject=str(target), hint=f"dsv cat {near}")
     with context.repository(target, mirrors=True) as repository:
         resolved = context.resolve(repository, target)
         tree = TreeReader(repository.objects, resolved.commit)

@@ -49,6 +49,8 @@ class Put:
     """If false, existing paths are left unchanged."""
     contents: bool = False
     """Put the contents of a folder, without the folder itself."""
+    exactly: bool = False
+    """The path is the file's, and never a folder that gets it; without `replace`, raise `Conflict` if it exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,7 +367,9 @@ class Plan:
 
     def _put(self, edit: Put) -> None:
         path, into = _clean(edit.path)
-        into = into or self._tree.is_folder(path)
+        into = not edit.exactly and (into or self._tree.is_folder(path))
+        if edit.exactly and not edit.replace and self._tree.find(path) is not None:
+            raise Conflict(f"{show(path)} already exists", subject=as_text(path))
         if not isinstance(edit.content, Path):
             if into:
                 raise UsageError(

@@ -450,6 +450,13 @@ class Edits:
         self._message, self._create, self._allow_removals = message, create, allow_removals
         self._edits: list[Edit] = []
         self._done: Edited | None = None
+        self._ended = False
+
+    def _put_exactly(self, path: str, file: Path, replace: bool) -> None:
+        """Put a file at a path that is no folder. Without `replace`, the path may not exist."""
+        from dsv.api.edits import Put
+
+        self._edits.append(Put(path, file, replace, exactly=True))
 
     def put(self, path: str, content: bytes | os.PathLike[str] | BinaryIO, *, replace: bool = True) -> None:
         """Put bytes, a local file, an open file, or a local folder, which is merged into an existing one.
@@ -485,10 +492,12 @@ class Edits:
     @property
     def commit(self) -> Commit:
         """The published commit, or the branch's if nothing changed. Raises `Conflict` before publication."""
-        if self._done is None or self._done.commit is None:
-            raise Conflict(f"no commit of {self._target} was published yet", subject=str(self._target))
         from dsv.repo.resolve import Resolved
 
+        if self._ended and self._done is None:  # there were no edits
+            return Commit(self._connection, self._target)
+        if self._done is None or self._done.commit is None:
+            raise Conflict(f"no commit of {self._target} was published yet", subject=str(self._target))
         found = Resolved(self._done.dataset, self._done.commit)
         return Commit(self._connection, Target(found.dataset, Rev(str(found.commit))), found)
 
@@ -496,7 +505,8 @@ class Edits:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None and self._edits:
+        self._ended = kind is None
+        if self._ended and self._edits:
             from dsv.api.edits import EditRequest, edit
 
             request = EditRequest(

@@ -380,6 +380,9 @@ class TarSource:
                 return member if member is not None and member.isreg() else None
             folder_of = posixpath.dirname(name) if member.issym() else ""
             name = _clean(posixpath.normpath(posixpath.join(folder_of, member.linkname)))
+            target = self._members.get(name)
+            if member.islnk() and target is not None and target.offset > member.offset:
+                return None  # when tar makes the link, it has the name's earlier content
         return None
 
     @contextmanager

@@ -116,7 +116,7 @@ def rm(
     """Remove files and folders of a dataset, without a workspace.
 
     They go from the branch's next commit; every earlier commit still has them. A folder goes with all that is in it.
-    In a pattern * matches within a name, **/ any folders, ? one character, and [a-f] one of these; a path of exactly
+    In a pattern * matches within a name, **/ any folders, ? one byte, and [a-f] one of these; a path of exactly
     that name comes first. All of it is one commit on the branch (main). If more than half of a dataset's paths would
     go, nothing happens without --allow-removals.
     """

@@ -28,7 +28,7 @@ def sparse(
 ) -> None:
     """Show or change which part of the dataset a workspace has.
 
-    A PATTERN begins at the top of the dataset: * matches within a name, **/ any folders, ? one character, and [a-f]
+    A PATTERN begins at the top of the dataset: * matches within a name, **/ any folders, ? one byte, and [a-f]
     one of these; a folder stands for all that is in it, and a path of exactly that name comes first. 'dsv clone
     --only PATTERN' makes a workspace of a part. What a workspace leaves out is never taken for removed.
 

@@ -97,6 +97,17 @@ def test_a_store_is_no_cache(pets: Dsv) -> None:
     assert sorted(path.relative_to(store) for path in store.rglob("*")) == before
 
 
+def test_an_unreadable_binding_of_a_dataset_is_named(pets: Dsv) -> None:
+    path = Path(pets.ok("cache", "pets@v1").lines[0])
+    (binding,) = path.parents[1].glob(".dsv/datasets/*")
+    binding.chmod(0o644)
+    binding.write_bytes(b"")
+    refused = pets("cache", "pets@v1")
+    assert refused.code == 5 and f"{binding} does not say which store's" in refused.err
+    binding.unlink()
+    pets.ok("cache", "pets@v1")
+
+
 def test_a_cached_tag_needs_no_store(pets: Dsv) -> None:
     path = pets.ok("cache", "pets@v1").out
     (pets.home / ".local/share/dsv/store").rename(pets.home / "away")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from pathlib import Path
 
@@ -143,3 +144,29 @@ def test_whatever_ends_a_collection_is_listed(pets: Dsv, store: Path) -> None:
         ("branch", "pets@main"), ("tag", "pets@v1"), ("tag", "pets@v2"), ("run", record.parent.name),
         ("expiry", "old"), ("commit", freed), ("commit", "ab" * 32), ("index", empty.name),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("seen", [["verify", "--full"], ["cat", "pets@v1:big"]])
+def test_a_pull_keeps_the_last_copy_of_what_is_damaged(dsv: Dsv, seen: list[str]) -> None:
+    """As of what is lost. It is stored again, and then the pull overwrites it here."""
+    big = random.Random(3).randbytes(200_000)
+    write_files(dsv.cwd, {"big": big})
+    dsv.ok("init", "pets")
+    dsv.ok("sync")
+    dsv.ok("tag", "v1")
+    dsv.ok("clone", "pets", str(dsv.home / "copy"))
+    copy = dsv.at(dsv.home / "copy")
+    store = dsv.home / ".local/share/dsv/store"
+    flip(Person(dsv.home, str(store)), ObjectKind.CHUNK)
+    (dsv.cwd / "big").write_bytes(b"new")
+    dsv.ok("sync")
+    assert dsv(*seen).code == 5
+    refused = copy("pull")
+    assert refused.code == 4 and "lost the content of 1 file" in refused.err
+    assert (dsv.home / "copy/big").read_bytes() == big
+    copy("sync", "--reupload")  # it has stored it, although the branch is further
+    copy.ok("pull")
+    assert (dsv.home / "copy/big").read_bytes() == b"new"
+    assert dsv.ok("verify", "--full").code == 0
+    dsv.ok("export", "pets@v1", str(dsv.home / "out"))
+    assert (dsv.home / "out/big").read_bytes() == big

@@ -159,8 +159,10 @@ def _contents(context: Context, repository: Repository) -> Finding:
     """Return what is known about the store's packs; they are not read here."""
     found = read_damage(repository)
     if found is not None and found[1].missing:
-        many = f"{len(found[1].missing):,}{'' if found[1].all_missing else ' or more'}"
-        text = f"{many} objects were lost when dsv verify last looked: commits that have them can't be read"
+        count = len(found[1].missing)
+        many = format_count(count, "object") if found[1].all_missing else f"{count:,} objects or more"
+        was = "was" if many == "1 object" else "were"
+        text = f"{many} {was} lost when dsv verify last looked: commits that have them can't be read"
         return fail("contents", text, "dsv verify lists what is lost; dsv verify --repair")
     read = Schedule(repository, context.writer).oldest()
     since = f"dsv verify has read every pack since {rfc3339(read * 1000)}" if read else ""

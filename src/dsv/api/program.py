@@ -342,10 +342,14 @@ class Commit:
         Symlinks and erased files are left out.
 
         window: bytes of memory that all processes on a host share. cache: read the cache's files if the
-        commit is cached; `fill`: a loader also fills it. Raises `NotFound` if there is no such file.
+        commit is cached; `fill`: a loader also fills it. Raises `NotFound` if a path is missing, or if there is
+        no such file.
         """
         from dsv.api.reading import CommitSource, open_samples
 
+        for one in patterns:
+            if not is_pattern(_raw(one)):
+                self.info(one)
         return open_samples(CommitSource(self._connection, self._resolved), patterns, window, cache)
 
     def _chunks(self, path: str, start: int, stop: int) -> tuple[int, bytes]:

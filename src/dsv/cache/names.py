@@ -10,7 +10,7 @@ import msgspec
 from blake3 import blake3
 
 from dsv.cache.root import CacheRoot, Place, folder_name
-from dsv.errors import Conflict, UsageError
+from dsv.errors import Conflict, IntegrityError, UsageError
 from dsv.fs.files import list_names, read_json
 from dsv.values.ids import StoreId
 from dsv.values.names import DatasetName, TagName
@@ -113,6 +113,13 @@ def bind(root: CacheRoot, dataset: DatasetName, store: StoreId) -> None:
         if root.write_once(root.binding(folder_name(dataset)), data):
             return
         owner = bound_store(root, dataset)
+    if owner is None:
+        path = root.binding(folder_name(dataset))
+        raise IntegrityError(
+            f"{path} does not say which store's dataset {dataset} is in {root.path}",
+            subject=str(dataset),
+            hint=f"dsv cache writes it anew after: rm {path}",
+        )
     if owner != store:
         raise Conflict(
             f"{root.path} holds another store's dataset {dataset}",

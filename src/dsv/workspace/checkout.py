@@ -15,6 +15,7 @@ from dsv.fs.descent import Descent
 from dsv.fs.errors import about
 from dsv.fs.folders import check_folding
 from dsv.merge.paths import MergeConflict
+from dsv.repo.damage import read_damage
 from dsv.repo.expiry import read_expiry
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.diff import Change
@@ -141,7 +142,7 @@ def check_copies(
     changes: Iterable[Change],
     may_overwrite: Callable[[bytes], bool],
 ) -> None:
-    """Raise `Conflict` if the changes would remove or overwrite a file whose content the store has lost.
+    """Raise `Conflict` if the changes would remove or overwrite a file whose content the store has lost or damaged.
     Content that gc removed with an expired base is not lost. Raise `Unreachable` without the store.
 
     Each pack is looked up once. Files that may be overwritten without a copy (`may_overwrite`) are not
@@ -164,10 +165,13 @@ def check_copies(
             subject=str(root),
             hint="name the paths that may be lost; dsv restore --offline --force gives up all of them",
         )
+    read_damage(opened.repository)
     needed = list(_needed(tree, going))
     packs = tree.objects.packs
-    lost = packs.lost_of({pack for _, pack in needed})
-    suspected = dict.fromkeys(path for path, pack in needed if pack in lost)
+    lost = packs.lost_of({pack for _, _, pack in needed})
+    suspected = dict.fromkeys(
+        path for path, one, pack in needed if not packs.may_rely(one.kind, one.id, pack)
+    )
     without = {path: list(_without_place(tree.objects, going[path])) for path in suspected}
     only = [path for path, parts in without.items() if parts]
     refs = opened.repository.refs
@@ -222,15 +226,16 @@ def _without_place(objects: Objects, entry: Entry, location: Location | None = N
             yield one
 
 
-def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes, PackId]]:
-    """Yield each path and pack of these files' contents. Reads segments and recipes, with locators."""
+def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes, Reached, PackId]]:
+    """Yield each path, and each part of these files' contents with its pack. Reads segments and recipes, with
+    locators."""
     holding = tree.holding(sorted(going, key=sort_key))
     for located in tree.segments([*{leaf.id: leaf for leaf in holding if leaf is not None}.values()]):
         for entry, where in located.entries():
             if where is not None and going.get(entry.path) == entry:
                 for reached in reach_content(tree.objects, entry, where):
                     if reached.location is not None:
-                        yield entry.path, reached.location.pack
+                        yield entry.path, reached, reached.location.pack
 
 
 def check_equal(baseline: Baseline, tree: TreeReader, goal: Goal) -> None:

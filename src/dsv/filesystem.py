@@ -312,7 +312,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
             return file
         if mode not in ("wb", "xb"):
             raise NotImplementedError(f"a file of a dataset is read or written anew, not opened by {mode!r}")
-        if self.isdir(path):
+        if not self._intrans and self.isdir(path):
             raise IsADirectoryError(errno.EISDIR, "it is a folder", path)
         if mode == "xb" and self.exists(path):
             raise FileExistsError(errno.EEXIST, "it already exists", path)
@@ -332,9 +332,12 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         """As in fsspec. Within a branch, one path moves with its modes, links and empty folders."""
         with self._batch() as batch:
             plain = isinstance(path1, str) and isinstance(path2, str) and maxdepth is None
-            if plain and not has_magic(path1) and not path1.endswith("/"):
+            into = plain and self._parts(self._strip_protocol(path2))[2]  # not a dataset itself
+            if into and not has_magic(path1) and not path1.endswith("/"):
                 (key, old), (to, new) = (self._place(self._strip_protocol(one)) for one in (path1, path2))
-                if key == to and old != new:
+                if key == to and old == new:
+                    return
+                if key == to:
                     if self.info(path1)["type"] == "directory" and not recursive:
                         raise IsADirectoryError(errno.EISDIR, "a folder moves with recursive=True", path1)
                     new += "/" if path2.endswith("/") else ""

@@ -366,6 +366,15 @@ def test_what_moves_keeps_its_mode_and_links_and_empty_folders(
     assert [(path.replace("d", "e", 1), kind) for path, kind in before] == after and len(after) == 4
     with pytest.raises(FileNotFoundError):
         fs.mv("moved/nope", "moved/x")
+    fs.mv("moved/e/run.sh", "moved/")
+    assert fs.exists("moved/run.sh") and not fs.exists("moved/e/run.sh")
+    fs.mv("moved/run.sh", "dsv://moved/run.sh")
+    assert fs.exists("moved/run.sh")
+    with fs.transaction:
+        fs.rm("moved/e", recursive=True)
+        with fs.open("moved/e", "wb") as file:
+            file.write(b"a file now")
+    assert fs.cat("moved/e") == b"a file now"
 
 
 def test_a_folder_is_never_written_and_an_exclusive_file_never_lost(

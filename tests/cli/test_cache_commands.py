@@ -206,7 +206,7 @@ def test_a_file_that_the_disk_cannot_read_is_replaced(pets: Dsv, tmp_path: Path)
     assert mended.code == 0
     assert [item["repaired"] for item in mended.json["checked"]] == [1, 1]
     assert mended.json["checked"][0]["wrong"] == [
-        {"path": "'train/1.png'", "problem": "can't be read: Input/output error", "links": 1}
+        {"path": "train/1.png", "problem": "can't be read: Input/output error", "links": 1}
     ]
     assert broken[0].samefile(broken[1])
     assert broken[0].stat().st_ino != before

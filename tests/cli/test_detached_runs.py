@@ -163,7 +163,7 @@ def test_a_run_without_a_log_has_none(here: Dsv) -> None:
 @pytest.mark.parametrize("command", ["logs", "stop", "wait"])
 def test_a_run_that_is_not_there_is_not_found(here: Dsv, command: str) -> None:
     assert here(command, "00000000").code == 3
-    assert here(command, "xyz").code == 2
+    assert here(command, "xyz").code == 3
 
 
 def test_the_exit_code_of_several_is_that_of_the_first_that_failed(here: Dsv) -> None:

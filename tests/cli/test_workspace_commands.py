@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 
 import pytest
 
+from dsv.workspace.write import Writer
 from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.privileges import modes_count
 
@@ -283,6 +285,29 @@ def test_a_named_path_below_a_folder_that_cannot_be_read_is_not_called_unchanged
     (pets.cwd / "d").chmod(0o755)
     assert refused.code == 8 and "can't be read, so it was not restored" in refused.err
     assert (pets.cwd / "e").read_bytes() == b"e\n" and (pets.cwd / "d/1").read_bytes() == b"changed\n"
+
+
+def test_an_edit_by_another_name_meanwhile_is_not_lost(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it keeps the size, and sets the time back."""
+    write_files(pets.cwd, {"one": b"same\n"})
+    os.link(pets.cwd / "one", pets.cwd / "two")
+    pets.ok("sync")
+    pets.at(pets.home).ok("rm", "pets:one", "pets:two")
+    remove, edits = Writer.remove, iter([True])
+
+    def remove_and_edit(writer: Writer, path: bytes, expected: bytes | None) -> bool:
+        done = remove(writer, path, expected)
+        if next(edits, False):
+            time.sleep(0.1)  # the clock of the file system goes on
+            before = (pets.cwd / "two").stat()
+            (pets.cwd / "two").write_bytes(b"edit\n")
+            os.utime(pets.cwd / "two", ns=(before.st_atime_ns, before.st_mtime_ns))
+        return done
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Writer, "remove", remove_and_edit)
+        assert pets("pull").code == 4
+    assert (pets.cwd / "two").read_bytes() == b"edit\n"
 
 
 @pytest.mark.parametrize("end", ["rm", "put"])

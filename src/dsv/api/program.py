@@ -347,10 +347,11 @@ class Commit:
         """
         from dsv.api.reading import CommitSource, open_samples
 
+        found = open_samples(CommitSource(self._connection, self._resolved), patterns, window, cache)
         for one in patterns:
             if not is_pattern(_raw(one)):
                 self.info(one)
-        return open_samples(CommitSource(self._connection, self._resolved), patterns, window, cache)
+        return found
 
     def _chunks(self, path: str, start: int, stop: int) -> tuple[int, bytes]:
         """Return the chunks with the bytes from `start` to `stop`, and the offset of the first chunk."""

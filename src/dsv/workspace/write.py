@@ -343,6 +343,9 @@ class FileWriter:
 _FLAGS = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+_STAT_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
 class Writer:
     """Writes below one root, and follows no symlink. Reports unexpected paths, and leaves them alone.
 
@@ -353,8 +356,10 @@ class Writer:
 
     def __init__(self, root: Path) -> None:
         self._descent = Descent(root)
-        self._linked: set[tuple[int, int]] = set()
-        """Files with several names that were as expected: to remove one name changes the ctime at the others."""
+        self._several: tuple[int, int] | None = None
+        """The file that was last found as expected, if it has several names."""
+        self._ctimes: dict[tuple[int, int], int] = {}
+        """The ctime that such a file got when one of its names was removed here; its other names show it."""
 
     def __enter__(self) -> Self:
         return self
@@ -383,7 +388,8 @@ class Writer:
                 if replace:
                     if not self._expected(entry.path, expected):
                         return None
-                    os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+                    with self._taking(folder, name):
+                        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
                 elif not _put(folder, temporary, name):
                     return None
                 temporary = b""
@@ -429,7 +435,8 @@ class Writer:
                         return None
                     temporary = TEMPORARY + os.urandom(8).hex().encode()
                     os.symlink(entry.target, temporary, dir_fd=folder)
-                    os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+                    with self._taking(folder, name):
+                        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
                 else:
                     os.symlink(entry.target, name, dir_fd=folder)
             except FileExistsError:
@@ -448,11 +455,14 @@ class Writer:
     def remove(self, path: bytes, expected: bytes | None) -> bool:
         """Remove a file or symlink; False if it is not the expected one, True if nothing is there."""
         above, name = split(path)
+        self._several = None
         with about(path):
             try:
                 if expected is not None and not self._expected(path, expected):
                     return not _is_there(self._descent.at(above), name)
-                os.unlink(name, dir_fd=self._descent.at(above))
+                folder = self._descent.at(above)
+                with self._taking(folder, name):
+                    os.unlink(name, dir_fd=folder)
             except (FileNotFoundError, NotADirectoryError):
                 return True
             except IsADirectoryError:
@@ -504,6 +514,7 @@ class Writer:
     def _expected(self, path: bytes, expected: bytes | None) -> bool:
         """Return whether the path is unchanged since the plan was made; None: anything may be there."""
         above, name = split(path)
+        self._several = None
         try:
             now = os.stat(name, dir_fd=self._descent.at(above), follow_symlinks=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -511,10 +522,26 @@ class Writer:
         if expected is None:
             return True
         row, file = row_of(now), (now.st_dev, now.st_ino)
-        same = row == expected or (file in self._linked and _without_ctime(row) == _without_ctime(expected))
-        if same and now.st_nlink > 1:
-            self._linked.add(file)
+        ours = self._ctimes.get(file) == now.st_ctime_ns
+        same = row == expected or (ours and _without_ctime(row) == _without_ctime(expected))
+        self._several = file if same and now.st_nlink > 1 else None
         return same
+
+    @contextlib.contextmanager
+    def _taking(self, folder: int, name: bytes) -> Iterator[None]:
+        """Remember the ctime of the file at the name, if it has others, after this block has taken it away."""
+        file, self._several = self._several, None
+        if file is None:
+            yield
+            return
+        descriptor = os.open(name, _STAT_FLAGS, dir_fd=folder)
+        try:
+            yield
+            found = os.fstat(descriptor)
+            if (found.st_dev, found.st_ino) == file:
+                self._ctimes[file] = found.st_ctime_ns
+        finally:
+            os.close(descriptor)
 
 
 def _without_ctime(row: bytes) -> tuple[int, ...]:

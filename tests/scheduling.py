@@ -16,9 +16,10 @@ _SHARED = {
     "nfs_hosts, which stay up": re.compile(r"tests/nfs/"),
     "nfs_hosts": re.compile(r"tests/(labs/|\w+/test_nfs)"),
 }
-# Each of these takes minutes on a busy machine: begun last, one of them would run alone.
+# Each of these takes minutes on a busy machine, or waits that long: begun last, one of them would run alone.
 _LONG = re.compile(
-    r"tests/(real/|cli/test_demo|store/test_(names_moving|winners_that_change|names_elsewhere|policies))"
+    r"tests/(real/|test_hanging|upkeep/test_gc_rounds|counts/test_requests|cli/test_(demo|verify)"
+    r"|store/test_(names_moving|winners_that_change|names_elsewhere|policies))"
 )
 EXCLUSIVE = {
     "nfs_hosts": "test_nfs*.py",

@@ -455,8 +455,11 @@ def test_an_expired_commit_gets_no_name_there(tmp_path: Path) -> None:
         commits = linear(made, 4)
         made.copy(history=1)
         tag(made.data.context, TagName.parse("old"), made.data.target("main~2"))
-        with pytest.raises(Conflict, match=f"commit {str(commits[1])[:12]} of scans is expired in memory://"):
+        with pytest.raises(
+            Conflict, match=f"commit {str(commits[1])[:12]} of scans is expired in memory://"
+        ) as no:
             made.copy(tags=True)
+        assert no.value.hint is not None and "can't be undone" in no.value.hint
         assert Repository.open(made.there, None).refs.tag(SCANS, TagName.parse("old")) is None
 
 

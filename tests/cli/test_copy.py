@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shlex
 import shutil
 from pathlib import Path
 
@@ -92,6 +93,24 @@ def test_a_copy_that_went_its_own_way_is_exit_code_4(dsv: Dsv) -> None:
     dsv.ok(*command)
     assert "copied" in dsv.ok("copy", "pets", "--to", there).lines[1]
     assert dsv.ok("cat", "--store", there, "pets:ours.txt").out == "alpha\n"
+
+
+def test_what_expired_there_is_brought_back_by_the_command_of_the_hint(dsv: Dsv) -> None:
+    there = str(dsv.home / "my copy")
+    write_files(dsv.cwd, {"a.txt": b"alpha\n"})
+    dsv.ok("init", "pets")
+    dsv.ok("sync")
+    old = dsv.ok("log", "pets", "--json").json["items"][0]["commit"]
+    dsv.ok("put", "a.txt", "pets:b.txt")
+    dsv.ok("copy", "--to", there, "--create")
+    dsv.ok("expire", "pets", "--keep-last", "1", "--store", there)
+    dsv.ok("branch", "pets@again", f"pets@{old}")
+    refused = dsv("copy", "pets", "--to", there)
+    assert refused.code == 4 and f"{old[:12]} of pets is expired in" in refused.err, refused
+    [hint] = [line for line in refused.err.splitlines() if "brings it back" in line]
+    dsv.ok(*shlex.split(hint[hint.index("dsv expire") :].split(" brings it back")[0])[1:])
+    dsv.ok("copy", "pets", "--to", there)
+    assert dsv.ok("cat", "--store", there, "pets@again:a.txt").out == "alpha\n"
 
 
 def test_a_killed_copy_to_ceph_is_continued_and_is_a_mirror(dsv: Dsv, ceph_s3: S3Server) -> None:

@@ -334,7 +334,13 @@ class Rounds:
         assert self.dsv is not None
         there = f"{self.elsewhere}/copy".removeprefix("file://")
         head, out = self.main(), self.folder / f"out {self.next()}"
-        self.insist(self.dsv, "copy", str(DATASET), "--to", there, "--create")
+        for run in self.tries():
+            copied = run(self.dsv, "copy", str(DATASET), "--to", there, "--create")
+            if copied.code == 0:
+                break
+            self.note_refusal(copied)
+            if "is expired in" in copied.err:
+                self.delete_refused(there)
         done = self.dsv("export", f"{DATASET}@{head}", str(out), "--store", there)
         if done.code:  # it is no head any more, and has expired meanwhile
             assert done.code == 3 and "was expired on" in done.err and head != self.main(), done
@@ -342,6 +348,17 @@ class Rounds:
         self.compare(out, head)
         shutil.rmtree(out)
         self.counts["copies to another store"] += 1
+
+    def delete_refused(self, url: str) -> None:
+        """Delete the branches whose commits had expired when they were copied, as their content is never copied."""
+        assert self.dsv is not None
+        there = open_raw(url, StoreOptions.from_environment(self.dsv.environ))
+        freed = read_expiry(Repository.open(there, None).refs, DATASET).freed
+        there.close()
+        for head in self.open().refs.heads(DATASET):
+            if head.commit in freed:
+                self.insist(self.dsv, "branch", "--delete", f"{DATASET}@{head.branch}", "--force")
+                self.counts["branches that could not be copied"] += 1
 
     def compare(self, folder: Path, commit_id: CommitId, *, cached: bool = False) -> None:
         """cached: a commit that was there already may have files that were erased in the last hour."""

@@ -15,7 +15,7 @@ from dsv.api.context import Context, tracking
 from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageError
 from dsv.format import keys
 from dsv.format.records import ExpiryAction, RefEntry
-from dsv.repo.expiry import append, keep_named, read_expiry
+from dsv.repo.expiry import ExpiryLog, append, keep_named, read_expiry
 from dsv.repo.format_log import has_layout
 from dsv.repo.history import CommitsAhead, is_ancestor, lacking, walk
 from dsv.repo.merge_indexes import tidy
@@ -324,17 +324,31 @@ class _Copying:
 
         Raises `Conflict` if the commit to name is expired.
         """
-        here, there = (read_expiry(one.refs, dataset).states for one in (self._source, self._there))
-        for repository, states in ((self._source, here), (self._there, there)):
-            if named in states:
-                raise Conflict(
-                    f"commit {str(named)[:12]} of {dataset} is expired in {repository.store.url}, so nothing can name "
-                    "it there",
-                    subject=str(named),
-                    hint=f"dsv log {dataset} --store {repository.store.url} shows which commits are left",
-                )
+        here, there = (read_expiry(one.refs, dataset) for one in (self._source, self._there))
+        for repository, log in ((self._source, here), (self._there, there)):
+            if named in log.states:
+                raise self._names_expired(repository, log, named)
         limited = self._request.history is not None
-        return {one for one in commits if one in here or one in there or (limited and one not in self._kept)}
+        expired = here.states.keys() | there.states.keys()
+        return {one for one in commits if one in expired or (limited and one not in self._kept)}
+
+    def _names_expired(self, repository: Repository, log: ExpiryLog, commit: CommitId) -> Conflict:
+        """Return the error for a branch or tag whose commit is expired in one of the stores."""
+        short, url = str(commit)[:12], repository.store.url
+        store = f" --store {quote(self._to)}" if repository is self._there else ""
+        hint = f"dsv expire {log.dataset} --undo {short}{store} brings it back"
+        if commit in log.freed:
+            hint = (
+                f"this can't be undone: its content was removed there, or not copied; dsv tag and dsv branch show "
+                f"what names {short}, and later commits can be copied"
+            )
+        elif log.states[commit].entry.action is ExpiryAction.DELETE:
+            hint = f"dsv datasets --undelete {log.dataset}{store} brings it back"
+        return Conflict(
+            f"commit {short} of {log.dataset} is expired in {url}, so nothing can name it there",
+            subject=str(commit),
+            hint=hint,
+        )
 
     def _named(self, dataset: DatasetName, name: str) -> tuple[list[Head], list[TagName]]:
         refs = self._source.refs

@@ -13,10 +13,11 @@ from msgspec import structs
 from dsv.api.checkout import pull, restore
 from dsv.api.clone import clone, init
 from dsv.api.datasets import cat
-from dsv.api.sync import Synced, SyncRequest, sync
+from dsv.api.sync import SyncRequest, sync
 from dsv.errors import Conflict, DsvError, IntegrityError
 from dsv.format.locator import ObjectKind
 from dsv.values.names import DatasetName, Target
+from dsv.workspace.publish import Synced
 from tests.kit.packs import verify
 from tests.kit.people import Files, Person
 

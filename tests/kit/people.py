@@ -15,7 +15,7 @@ from typing import Self
 from dsv.api.clone import init
 from dsv.api.context import Context
 from dsv.api.settings import Settings, Source
-from dsv.api.sync import Synced, SyncRequest, sync
+from dsv.api.sync import SyncRequest, sync
 from dsv.format.records import Writer
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
@@ -29,6 +29,7 @@ from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, Target
 from dsv.values.paths import sort_key
+from dsv.workspace.publish import Synced
 from tests.kit.repositories import Files, change, create, read
 
 SCANS = DatasetName.parse("scans")

@@ -17,9 +17,9 @@ from dsv.format.tree import Entry, Kind
 from dsv.repo.damage import read_damage
 from dsv.repo.tree.diff import Change
 from dsv.repo.tree.read import TreeReader, find_paths
-from dsv.transfer.file_reader import Problem, refusal
+from dsv.transfer.file_reader import refusal
 from dsv.values.ids import CommitId
-from dsv.values.names import BranchName, DatasetName, Rev, Target, clean_path
+from dsv.values.names import BranchName, Rev, Target, clean_path
 from dsv.values.paths import show, sort_key
 from dsv.values.patterns import EVERYTHING, EVERYTHING_LINE, SparsePatterns, escaped, is_pattern
 from dsv.values.progress import Progress
@@ -28,7 +28,7 @@ from dsv.workspace.baseline import Baseline, Held, check_paths, check_removals, 
 from dsv.workspace.checkout import check_out, check_tree
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.plan import Goal, Made
-from dsv.workspace.publish import Journal, Published, Publisher, Reuploaded, adopt_killed_sync, reupload
+from dsv.workspace.publish import Journal, Publisher, Reuploaded, Synced, adopt_killed_sync, reupload
 from dsv.workspace.scan.result import WorkspaceScan, detect_changes
 from dsv.workspace.workspace import Workspace
 
@@ -93,34 +93,6 @@ class SyncRequest:
     """Read contents again even if sizes and times are unchanged."""
 
 
-@dataclass(frozen=True, slots=True)
-class Synced:
-    commit: CommitId | None
-    """The workspace's base now."""
-    parent: CommitId | None
-    dataset: DatasetName
-    branch: BranchName
-    files: int
-    """Files of the whole commit; `bytes` is their size."""
-    bytes: int
-    added: int = 0
-    changed: int = 0
-    removed: int = 0
-    any_change: bool = False
-    """False if there was nothing to publish."""
-    uploaded_bytes: int = 0
-    """Bytes that this sync wrote to the store, including metadata."""
-    uploaded_objects: int = 0
-    reuploaded: int = 0
-    """Objects that the store had lost and has again."""
-    lost: tuple[str, ...] = ()
-    """Files that the store has lost and that differ from the base, or are missing, in the workspace."""
-    skipped: tuple[Problem, ...] = ()
-    """Paths left out by `skip_unsupported`."""
-    single_writer: bool = False
-    """The store can't detect concurrent writers."""
-
-
 def sync(context: Context, request: SyncRequest) -> Synced:
     """Commit the workspace (or some paths of it) and publish it on its branch.
 
@@ -149,15 +121,24 @@ def sync(context: Context, request: SyncRequest) -> Synced:
             changed = not scan.unchanged
             if not publisher.find_head():
                 raise publisher.moved(changed=changed)
-            saved = Published()
+            done = Synced.of(opened.workspace.dataset, branch, tree)
+            done.reuploaded, done.lost = reuploaded.objects, tuple(map(show, reuploaded.lost))
+            done.skipped += scan.problems
             if changed:
                 check_removals(scan, tree, allowed=request.allow_removals)
-                saved = publisher.publish(
-                    baseline, request.message, jobs=request.jobs, skip_unsupported=request.skip_unsupported
+                publisher.publish(
+                    baseline,
+                    done,
+                    request.message,
+                    jobs=request.jobs,
+                    skip_unsupported=request.skip_unsupported,
                 )
-            if saved.committed is None:
+            if not done.any_change:
                 publisher.name_base()
-            return _synced(opened, branch, tree, scan, saved, reuploaded)
+            counts = opened.counts()
+            done.uploaded_bytes, done.uploaded_objects = counts.bytes_up, counts.won
+            done.single_writer = opened.repository.format.single_writer
+            return done
 
 
 def _check_storable(scan: WorkspaceScan, request: SyncRequest, progress: Progress) -> None:
@@ -181,38 +162,6 @@ def _reupload_lost(opened: OpenWorkspace, tree: TreeReader | None, request: Sync
         return Reuploaded()
     root, progress = opened.workspace.root, opened.progress
     return reupload(repository, opened.writer, tree, root, progress, thorough=request.reupload)
-
-
-def _synced(
-    opened: OpenWorkspace,
-    branch: BranchName,
-    tree: TreeReader | None,
-    scan: WorkspaceScan,
-    saved: Published,
-    reuploaded: Reuploaded,
-) -> Synced:
-    commit_id, commit = (None, None) if tree is None else (tree.commit_id, tree.commit)
-    if saved.committed is not None:
-        commit_id, commit = saved.committed.id, saved.committed.commit
-    counts = opened.counts()
-    return Synced(
-        commit=commit_id,
-        parent=commit.parents[0] if commit is not None and commit.parents else None,
-        dataset=opened.workspace.dataset,
-        branch=branch,
-        files=0 if commit is None else commit.files,
-        bytes=0 if commit is None else commit.bytes,
-        added=saved.added,
-        changed=saved.changed,
-        removed=saved.removed,
-        any_change=saved.committed is not None,
-        uploaded_bytes=counts.bytes_up,
-        uploaded_objects=counts.won,
-        reuploaded=reuploaded.objects,
-        lost=tuple(map(show, reuploaded.lost)),
-        skipped=(*scan.problems, *saved.problems),
-        single_writer=opened.repository.format.single_writer,
-    )
 
 
 def chosen_by(tree: TreeReader | None, only: Sequence[str]) -> SparsePatterns:

@@ -24,7 +24,7 @@ import xxhash
 
 from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound, Unsupported
 from dsv.format.locator import Location, LocatorBuilder, ObjectKind, places_of
-from dsv.format.records import Writer
+from dsv.format.records import Commit, Writer
 from dsv.format.tree import Entry
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
@@ -44,7 +44,7 @@ from dsv.transfer.file_reader import Problem, refusal
 from dsv.transfer.save import FileSaver, save_file
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId, Id, NodeId, PackId, RecipeId, StoreId
-from dsv.values.names import BranchName
+from dsv.values.names import BranchName, DatasetName
 from dsv.values.paths import link_escapes, show
 from dsv.values.progress import Progress
 from dsv.values.units import format_bytes
@@ -199,16 +199,45 @@ SAVE_EVERY = 60.0
 """Seconds between two saves of the state: a killed sync reads at most this much again."""
 
 
-class Published(msgspec.Struct):
-    """The outcome of publishing the changes of a workspace."""
+class Synced(msgspec.Struct):
+    """The result of a sync."""
 
-    committed: Committed | None = None
-    """None if nothing differed from the base after all, and nothing was published."""
+    commit: CommitId | None
+    """The workspace's base now."""
+    parent: CommitId | None
+    dataset: DatasetName
+    branch: BranchName
+    files: int = 0
+    """Files of the whole commit; `bytes` is their size."""
+    bytes: int = 0
     added: int = 0
     changed: int = 0
     removed: int = 0
-    problems: list[Problem] = msgspec.field(default_factory=list)
-    """Files that could not be read, and were left out."""
+    any_change: bool = False
+    """False if there was nothing to publish."""
+    uploaded_bytes: int = 0
+    """Bytes that this sync wrote to the store, including metadata."""
+    uploaded_objects: int = 0
+    reuploaded: int = 0
+    """Objects that the store had lost and has again."""
+    lost: tuple[str, ...] = ()
+    """Files that the store has lost and that differ from the base, or are missing, in the workspace."""
+    skipped: list[Problem] = msgspec.field(default_factory=list)
+    """Paths left out by `skip_unsupported`."""
+    single_writer: bool = False
+    """The store can't detect concurrent writers."""
+
+    @classmethod
+    def of(cls, dataset: DatasetName, branch: BranchName, tree: TreeReader | None) -> Synced:
+        """Return the result before a sync that begins with this base."""
+        done = cls(None, None, dataset, branch)
+        if tree is not None:
+            done.set_base(tree.commit_id, tree.commit)
+        return done
+
+    def set_base(self, commit_id: CommitId, commit: Commit) -> None:
+        self.commit, self.files, self.bytes = commit_id, commit.files, commit.bytes
+        self.parent = next(iter(commit.parents), None)
 
 
 def adopt_killed_sync(opened: OpenWorkspace, journal: Journal) -> OpenWorkspace | None:
@@ -278,9 +307,9 @@ class Publisher:
         return self._opened.not_at_base(self._head, self._base, changed=changed)
 
     def publish(
-        self, baseline: Baseline, message: str, *, jobs: int | None, skip_unsupported: bool
-    ) -> Published:
-        """Upload changed files, and publish a commit if it differs from the base after all.
+        self, baseline: Baseline, done: Synced, message: str, *, jobs: int | None, skip_unsupported: bool
+    ) -> None:
+        """Upload changed files, and publish a commit if it differs from the base after all. Complete `done`.
 
         Without a message, the commit's message counts the changes. Raises `Conflict` if another writer moves
         the branch first, and `Unsupported` for files that can't be stored.
@@ -296,23 +325,24 @@ class Publisher:
                 check_whole(session, self._workspace.dataset, self._base)
             files = self._expect(scan)
             uploader.resume(journal.left.packs, journal.left.recipes)
-            saved = Published()
             writer = TreeWriter(uploader, tree)
             listed = _still_listed(scan, uploader) if uploader.erasures else frozenset()
             with FileSaver[Pending | Gone](uploader, scan.root, files, self._opened.progress, jobs) as saver:
-                _save_files(scan, saver, writer, saved, listed)
+                _save_files(scan, saver, writer, done, listed)
             written = writer.finish()
             self._opened.progress.finish()
-            if saved.problems and not skip_unsupported:
-                raise refusal([*scan.problems, *saved.problems], str(scan.root))
+            if done.skipped and not skip_unsupported:
+                raise refusal(done.skipped, str(scan.root))
             if tree is not None and written.root == tree.commit.root:
-                return Published(problems=saved.problems)
+                done.added, done.changed, done.removed = 0, 0, 0
+                return
             if tree is not None and written.links_moved and not baseline.held.whole:
                 self._check_links(link_escapes(links_with(tree, scan, baseline.held)))
             uploader.finish()
-            saved.committed = self._commit(session, scan, written, message or _default_message(saved))
+            committed = self._commit(session, scan, written, message or _default_message(done))
+        done.set_base(committed.id, committed.commit)
+        done.any_change = True
         tidy(self._repository, self._opened.writer)
-        return saved
 
     def _check_links(self, escaping: list[bytes]) -> None:
         """Refuse a symlink that leads out of the dataset by way of another one that is not here."""
@@ -402,21 +432,21 @@ def _save_files(
     scan: WorkspaceScan,
     saver: FileSaver[Pending | Gone],
     writer: TreeWriter,
-    counts: Published,
+    done: Synced,
     listed: frozenset[bytes],
 ) -> None:
     """Store what may differ from the base, and add it to the tree. listed: paths that stay as the base lists them."""
     state_saved = time.monotonic()
     for item, saved in saver.save(one for one in scan.work() if one.path not in listed):
         if isinstance(item, Gone):
-            counts.removed += 1
+            done.removed += 1
             writer.add(TreeChange(item.path, None))
             continue
         if time.monotonic() - state_saved > SAVE_EVERY:
             scan.state.save()
             state_saved = time.monotonic()
         if isinstance(saved, Problem):
-            counts.problems.append(saved)
+            done.skipped.append(saved)
             scan.not_stored(item)
             continue
         entry, location = item.known, None
@@ -429,15 +459,15 @@ def _save_files(
                     continue
         assert entry is not None
         if item.relation is Relation.ABSENT:
-            counts.added += 1
+            done.added += 1
         else:
-            counts.changed += 1
+            done.changed += 1
         writer.add(TreeChange(item.path, entry, location))
 
 
-def _default_message(saved: Published) -> str:
+def _default_message(done: Synced) -> str:
     """Return counts such as `2 added, 1 removed`, for a commit without a message."""
-    counts = {"added": saved.added, "changed": saved.changed, "removed": saved.removed}
+    counts = {"added": done.added, "changed": done.changed, "removed": done.removed}
     return ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "sync"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsv.api.sync import Synced, SyncRequest
+from dsv.api.sync import SyncRequest
 from dsv.api.sync import sync as publish
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
@@ -10,6 +10,7 @@ from dsv.cli.options import Author, Force, Paths, Rehash, SkipUnsupported, one_o
 from dsv.errors import IntegrityError
 from dsv.values.names import BranchName
 from dsv.values.units import format_bytes, format_count
+from dsv.workspace.publish import Synced
 
 SHOWN = 20
 """Paths in a warning."""

@@ -61,7 +61,8 @@ def prove(store: Store, *, writers: int = WRITERS, rounds: int = ROUNDS) -> Proo
     """
     with _probe_folder(store) as (folder, written):
         try:
-            raced = [_race(store, folder, written, number, writers) for number in range(rounds)]
+            with ThreadPoolExecutor(writers) as pool:
+                raced = [_race(store, pool, folder, written, number, writers) for number in range(rounds)]
         except Unsupported as error:
             return Proof(False, False, False, (error.message,), unsupported=True)
         race_keys = list(written)
@@ -118,7 +119,9 @@ def _probe_folder(store: Store) -> Iterator[tuple[str, list[str]]]:
                 store.delete(key)
 
 
-def _race(store: Store, folder: str, written: list[str], number: int, writers: int) -> tuple[str, bytes]:
+def _race(
+    store: Store, pool: ThreadPoolExecutor, folder: str, written: list[str], number: int, writers: int
+) -> tuple[str, bytes]:
     """Let many writers put one key at once, then one more. Return what went wrong, and the winner's bytes."""
     key = f"{folder}race/{number}"
     written.append(key)
@@ -130,8 +133,7 @@ def _race(store: Store, folder: str, written: list[str], number: int, writers: i
         start.wait(timeout=60)
         return store.put_if_absent(key, value)
 
-    with ThreadPoolExecutor(writers) as pool:
-        results = list(pool.map(write, values))
+    results = list(pool.map(write, values))
     winners = [value for value, put in zip(values, results, strict=True) if put is Put.WON]
     if len(winners) != 1:
         return f"of {writers} writers of one key {len(winners)} were reported as winners", b""

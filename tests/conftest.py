@@ -13,9 +13,11 @@ import faulthandler
 import gc
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +26,8 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 import dsv
+from dsv.api import store
+from dsv.store import probe
 from dsv.store.retry import Retrying, RetryPolicy
 from tests import exhaustive
 from tests.labs import dsv_image as dsv_images
@@ -45,6 +49,7 @@ hypothesis.settings.register_profile("search", BUSY, derandomize=False, print_bl
 hypothesis.settings.load_profile("dsv")
 
 Reached = TypeVar("Reached")
+TESTS = Path(__file__).parent
 OWN_SHELF = pytest.StashKey[Path]()
 KEPT = ("DSV_LABS", "DSV_LABS_CACHE", "DSV_REQUIRE_LABS", "DSV_KUEUE", exhaustive.VARIABLE)
 XDG_PLACES = {"CONFIG": ".config", "CACHE": ".cache", "DATA": ".local/share", "STATE": ".local/state"}
@@ -86,6 +91,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if not hasattr(config, "workerinput"):
         compileall.compile_dir(Path(dsv.__file__).parent, quiet=2)
+        if config.args == [str(TESTS)] or config.args == config.getini("testpaths"):
+            rewrite_asserts()
     # Started in the background or under nohup they are ignored, and what tests start inherits that.
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
@@ -101,6 +108,20 @@ def pytest_configure(config: pytest.Config) -> None:
         (folder / shelf.OWNER).write_text(str(os.getpid()))
         os.environ["DSV_LABS"] = str(folder)
         config.stash[OWN_SHELF] = folder
+
+
+def rewrite_asserts() -> None:
+    """Collect the tests of a new checkout once: each worker would else rewrite the assertions of all modules itself."""
+    if any(TESTS.glob("*/__pycache__/test_*.pyc")):
+        return
+    places = sorted(str(one) for one in (*TESTS.glob("*/"), *TESTS.glob("test_*.py")))
+    command = [sys.executable, "-m", "pytest", "-n0", "--collect-only", "-qq", "-p", "no:cacheprovider"]
+    started = [
+        subprocess.Popen([*command, *places[half::2]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for half in (0, 1)
+    ]
+    for one in started:
+        one.wait()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -120,6 +141,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    gc.collect()
+    gc.freeze()  # pytest collects five times after this
     if hasattr(session.config, "workerinput"):
         faulthandler.dump_traceback_later(END_SECONDS, exit=True, file=sys.__stderr__ or sys.stderr)
 
@@ -178,6 +201,13 @@ def _keeps_its_power() -> Iterator[None]:
         patch.setattr(os, "fsync", os.fstat)  # which still refuses a descriptor that is not open
         patch.setattr(os, "fdatasync", os.fstat)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _proven_quickly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `dsv init` race few writers for few keys: tests of the race itself, and real stores, have all of them."""
+    if request.node.get_closest_marker("real") is None:
+        monkeypatch.setattr(store, "prove", partial(probe.prove, writers=4, rounds=2))
 
 
 @pytest.fixture(scope="session")

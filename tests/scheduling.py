@@ -21,6 +21,8 @@ _LONG = re.compile(
     r"tests/(real/|test_hanging|upkeep/test_gc_rounds|counts/test_requests|cli/test_(demo|verify)"
     r"|store/test_(names_moving|winners_that_change|names_elsewhere|policies))"
 )
+_SOURCE = "tests/test_layers.py"
+"""Its tests look at the whole source, which one worker parses for all of them."""
 EXCLUSIVE = {
     "nfs_hosts": "test_nfs*.py",
     "slurm_nodes": "test_slurm*.py",
@@ -38,7 +40,7 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Each test goes to any worker that is free, but all of one set of hosts or of one cluster to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return shared_by(nodeid) or nodeid
+        return shared_by(nodeid) or (_SOURCE if nodeid.startswith(_SOURCE) else nodeid)
 
     def remove_node(self, node: WorkerController) -> str | None:
         """As the base does, but the test that ended its worker has failed, and is not begun again by the next one."""

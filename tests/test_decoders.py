@@ -65,10 +65,12 @@ def test_the_first_ones_of_a_kind_are_read_by_threads(
 
 
 def calls(name: str) -> list[tuple[Path, ast.Call]]:
+    texts = [(path, path.read_text()) for path in SOURCES.rglob("*.py")]
     return [
         (path.relative_to(SOURCES), call)
-        for path in SOURCES.rglob("*.py")
-        for call in ast.walk(ast.parse(path.read_text()))
+        for path, text in texts
+        if name in text
+        for call in ast.walk(ast.parse(text))
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == name
     ]
 

@@ -41,12 +41,8 @@ from tests.labs.slurm import SlurmNodes
 from tests.scheduling import EXCLUSIVE, Scheduling, shared_by
 from tests.store.servers_on_moto import SmallPages
 
-# A busy machine is no failure of the code; pytest's own timeout ends what hangs. And the same examples each time, as
-# what chance finds one day is no fault of the change that it would refuse; --hypothesis-profile=search looks for more.
+# A busy machine is no failure of the code; pytest's own timeout ends what hangs.
 BUSY = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.register_profile("dsv", BUSY, derandomize=True)
-hypothesis.settings.register_profile("search", BUSY, derandomize=False, print_blob=True)
-hypothesis.settings.load_profile("dsv")
 
 Reached = TypeVar("Reached")
 TESTS = Path(__file__).parent
@@ -86,6 +82,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose the folder that the labs live in, and how much is run; workers of pytest-xdist inherit both."""
     if config.getoption("exhaustive"):
         os.environ[exhaustive.VARIABLE] = "1"
+    # The same examples each time, as what chance finds one day is no fault of the change that it would refuse;
+    # --hypothesis-profile=search looks for more.
+    most = exhaustive.examples(100, 2)
+    hypothesis.settings.register_profile("dsv", BUSY, derandomize=True, max_examples=most)
+    hypothesis.settings.register_profile("search", BUSY, derandomize=False, print_blob=True)
+    hypothesis.settings.load_profile("dsv")  # that of the command line is loaded after this
     # Hundreds of processes import the package. Hosts and containers can only read it: they need it compiled before.
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -50,6 +50,6 @@ def numbers(first: int = 1, every: int = EVERY) -> Iterator[int]:
     return count(first, 1 if is_full() else every)
 
 
-def examples(most: int) -> int:
-    """Return how many examples hypothesis tries: `most` in a full run, else a fifth."""
-    return most if is_full() else max(most // 5, 5)
+def examples(most: int, part: int = 5) -> int:
+    """Return how many examples hypothesis tries: `most` in a full run, else one of `part`, and at least 5."""
+    return most if is_full() else max(most // part, 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ class Pets:
     def again(self) -> None:
         """Put the store back to how it was, and forget all local copies."""
         shutil.rmtree(self.folder / "store")
-        shutil.copytree(self.folder / "as it was", self.folder / "store", copy_function=shutil.copy2)
+        shutil.copytree(self.folder / "as it was", self.folder / "store", copy_function=os.link)
         for gone in (self.folder / "home/.cache", self.folder / "cache", self.folder / "out"):
             shutil.rmtree(gone, ignore_errors=True)
 

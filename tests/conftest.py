@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -69,7 +70,7 @@ LONGER = {"real": 900, "exhaustive": 1800}
 FULL_SECONDS = 600
 """What any test may take with `--exhaustive`, as some then try each step."""
 END_SECONDS = 300
-"""What a worker may take to end after its last test, for instance if it waits for a thread that never ends."""
+"""What a worker may take to end when no test is left, for instance if it waits for a thread that never ends."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -146,7 +147,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()  # pytest collects five times after this
     if hasattr(session.config, "workerinput"):
-        faulthandler.dump_traceback_later(END_SECONDS, exit=True, file=sys.__stderr__ or sys.stderr)
+        threading.Thread(target=_limit_end, daemon=True).start()
+
+
+def _limit_end() -> None:
+    threading.main_thread().join()  # until the tests of all workers are done, and the interpreter ends
+    faulthandler.dump_traceback_later(END_SECONDS, exit=True, file=sys.__stderr__ or sys.stderr)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks

@@ -38,7 +38,7 @@ def kept_its_head(result: Result) -> bool:
     if result.code == 0:
         return True
     refused(result, result.code)
-    return result.code in (3, 4, 6)
+    return result.code in (3, 4, 5, 6)
 
 
 def records(shared: Path) -> list[Path]:

@@ -339,8 +339,8 @@ class _Copying:
         hint = f"dsv expire {log.dataset} --undo {short}{store} brings it back"
         if commit in log.freed:
             hint = (
-                f"this can't be undone: its content was removed there, or not copied; dsv tag and dsv branch show "
-                f"what names {short}, and later commits can be copied"
+                f"this can't be undone, because its content was removed or never copied; "
+                f"dsv branch --list {log.dataset} and dsv tag --list {log.dataset} show what names it"
             )
         elif log.states[commit].entry.action is ExpiryAction.DELETE:
             hint = f"dsv datasets --undelete {log.dataset}{store} brings it back"

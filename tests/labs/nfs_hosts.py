@@ -123,17 +123,8 @@ class Host:
 
         Returns when all are gone, as the last one still holds the network card.
         """
-
-        def gone() -> bool:
-            self.kernel.poll()
-            living = _session(self.kernel.pid)
-            for pid in living:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            return not living
-
-        if not wait_until(gone, 120):
-            raise LabError(f"host {self.number} does not end: {_session(self.kernel.pid)}")
+        _end_session(self.kernel.pid)
+        self.kernel.wait()
 
     def state(self) -> str:
         """Return the state of a host that doesn't answer: its processes here, and its tasks by its kernel."""
@@ -211,6 +202,7 @@ class NfsHosts:
         """
         box = self.folder / "hosts" / str(number)
         box.mkdir(parents=True, exist_ok=True)
+        self._end_former(number, box)
         for name in ("status", "stdout", "stderr"):
             (box / name).unlink(missing_ok=True)
         settings = [f"{name}={value}" for name, value in (env or {}).items()]
@@ -253,6 +245,12 @@ class NfsHosts:
                 env=environment(_for_amx(self.folder)),
             )
         return Host(self, number, child)
+
+    def _end_former(self, number: int, box: Path) -> None:
+        """A test that failed may have left this host running, and two would write into one box."""
+        pid = _text(box / f"host{number}" / "pid").strip()
+        if pid and f"uml_dir={box}/" in _text(Path("/proc", pid, "cmdline")):
+            _end_session(int(pid))
 
     def run(self, number: int, argv: Sequence[str], *, timeout: float = 300, **how: object) -> Ended:
         """Boot a host, wait until its command is done; `how` as for `boot`."""
@@ -361,6 +359,20 @@ def _session(leader: int) -> list[int]:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     rows = (line.split() for line in done.stdout.splitlines())
     return [int(pid) for pid, state in rows if not state.startswith("Z")]
+
+
+def _end_session(leader: int) -> None:
+    """Kill all processes of a session, and wait until they are gone."""
+
+    def gone() -> bool:
+        living = _session(leader)
+        for pid in living:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not living
+
+    if not wait_until(gone, 120):
+        raise LabError(f"these processes do not end: {_session(leader)}")
 
 
 def _text(path: Path) -> str:

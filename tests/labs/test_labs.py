@@ -72,6 +72,13 @@ def test_a_host_that_loses_power_leaves_what_it_wrote(nfs_hosts: NfsHosts) -> No
     assert int(clock) - time.time() > 86_000
 
 
+def test_a_host_that_a_failed_test_left_running_is_ended_first(nfs_hosts: NfsHosts) -> None:
+    left = nfs_hosts.boot(2, ["sh", "-c", "touch left; sleep 86400; echo left"])
+    assert machine.wait_until((nfs_hosts.export / "left").exists, PATIENCE)
+    assert nfs_hosts.run(2, ["echo", "next"]).stdout == "next\n"
+    assert left.kernel.poll() is not None
+
+
 def test_an_unplugged_host_waits_and_continues(nfs_hosts: NfsHosts) -> None:
     told = nfs_hosts.out / "unplugged"  # where it reads and writes without the cable
     tries = nfs_hosts.out / "tries"

@@ -8,20 +8,28 @@ import sys
 import time
 from pathlib import Path
 
+from dsv.errors import Conflict
 from dsv.fs import lock as lock_module
+from dsv.fs.attributes import server_time
+from dsv.fs.files import replace_file
 from dsv.fs.lock import Lock
 from dsv.workspace.scan.state import State
+from tests.waiting import PATIENCE
 from tests.workspace.worlds import World
 
-# A minute in the small.
-lock_module.HEARTBEAT_EVERY, lock_module.STALE_AFTER = 0.5, 6.0
+HEARTBEAT_EVERY = 0.5
+"""Seconds, in place of dsv's 10. How long a host waits for the lock of a dead one, each test says."""
 
 
 def race(folder: Path, rounds: str) -> dict[str, object]:
-    """Takes the lock again and again, and says how often somebody else was inside as well."""
+    """Take the lock again and again, and count how often another host was inside as well.
+
+    No holder dies here, so none may be given up, even on a machine that stands still for a while.
+    """
+    lock_module.STALE_AFTER = PATIENCE
     held, crowds = 0, 0
     busy = folder / "busy"
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE
     while held < int(rounds) and time.monotonic() < deadline:
         taken = Lock.take(folder / "lock", "race")
         if not isinstance(taken, Lock):
@@ -39,25 +47,50 @@ def race(folder: Path, rounds: str) -> dict[str, object]:
     return {"held": held, "crowds": crowds}
 
 
-def hold(folder: Path, name: str, release: str) -> dict[str, object]:
-    """Until somebody makes the mark `release`."""
+def hold(folder: Path, stale_after: str, name: str, release: str) -> dict[str, object]:
+    """Hold the lock until somebody makes the mark `release`.
+
+    Reports whether the lock was kept, and whether each heartbeat followed the last one in time. On a machine that
+    stands still for too long none does, and another host is right to take over.
+    """
+    lock_module.HEARTBEAT_EVERY, lock_module.STALE_AFTER = HEARTBEAT_EVERY, float(stale_after)
+    asked, shown, in_time = [0.0], [time.monotonic()], [True]
+
+    def ask(folder: Path) -> float:
+        asked[0] = time.monotonic()
+        return server_time(folder)
+
+    def beat(path: Path, data: bytes) -> None:
+        replace_file(path, data)
+        in_time.append(time.monotonic() - shown[0] < lock_module.STALE_AFTER)
+        shown[0] = asked[0]
+
+    lock_module.server_time, lock_module.replace_file = ask, beat
     taken = Lock.take(folder / "lock", "hold")
     assert isinstance(taken, Lock)
     (Path("/mnt/out") / name).write_text("held")
     while not (Path("/mnt/out") / release).exists():
         time.sleep(0.05)
-    taken.check()
+    try:
+        taken.check()
+        kept = True
+    except Conflict:
+        kept = False
     taken.release()
-    return {}
+    in_time.append(time.monotonic() - shown[0] < lock_module.STALE_AFTER)
+    return {"kept": kept, "in_time": all(in_time)}
 
 
-def wait(folder: Path, name: str) -> dict[str, object]:
-    """Tries until it gets the lock, and makes the mark when it has tried for longer than a dead holder keeps it."""
+def wait(folder: Path, stale_after: str, name: str) -> dict[str, object]:
+    """Try until it gets the lock, and make the mark when it has tried for longer than a dead holder keeps it."""
+    lock_module.HEARTBEAT_EVERY, lock_module.STALE_AFTER = HEARTBEAT_EVERY, float(stale_after)
+    tried = Path("/mnt/out") / name
     began = time.monotonic()
     while not isinstance(taken := Lock.take(folder / "lock", "wait"), Lock):
         if time.monotonic() - began > lock_module.STALE_AFTER + 2:
-            (Path("/mnt/out") / name).touch()
+            tried.touch()
         time.sleep(0.2)
+    tried.touch()
     taken.release()
     return {}
 

@@ -98,6 +98,19 @@ def test_a_folder_of_a_commit_is_written_from_there(
     }
 
 
+def test_a_file_is_written_at_the_top_of_a_server(things: Dsv) -> None:
+    there = fsspec.filesystem("memory")
+    try:
+        things.ok("export", "things:a.txt", "memory://top.txt")
+        assert there.cat_file("/top.txt") == b"1"
+        assert things.ok("export", "things:a.txt", "memory://top.txt", "--json").json["known"] == 1
+        there.pipe_file("/top.txt", b"x")
+        done = things("export", "things:a.txt", "memory://top.txt")
+        assert done.code == 4 and "\n  /top.txt\n" in done.err, done
+    finally:
+        there.rm("/top.txt", recursive=True)
+
+
 @pytest.mark.parametrize("notes", ["with its notes", "without its notes"])
 def test_what_is_there_is_not_written_again(
     things: Dsv, tmp_path: Path, writes: list[str], monkeypatch: pytest.MonkeyPatch, notes: str

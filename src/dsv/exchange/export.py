@@ -360,14 +360,12 @@ class UrlExport:
         """Write the files that are missing or differ. Each appears when it is whole."""
         files = [each for each in selection.found if each[1].is_file]
         with self._alone(), ThreadPoolExecutor(JOBS, "dsv-export") as pool:
-            folder, _, name = self.place.root.rpartition("/")
             info: Info | None = {"type": "directory"}
-            if selection.is_one_file and folder and not self._url.endswith("/"):
+            if selection.is_one_file and "/" in self.place.root and not self._url.endswith("/"):
                 info = self._at_root()
             if info is None or info.get("type") != "directory":  # the file gets the URL's own name
-                self.place = replace(self.place, root=folder)
-                files = [(name.encode("utf-8", "surrogateescape"), *each[1:]) for each in files]
-                there, folders = ({} if info is None else {files[0][0]: info}), set[bytes]()
+                files = [(b"", *each[1:]) for each in files]
+                there, folders = ({} if info is None else {b"": info}), set[bytes]()
             else:
                 there, folders = self._list()
             write = self._plan(files, there, folders, pool)
@@ -509,10 +507,11 @@ class UrlExport:
                 raise
 
     def _key(self, name: bytes) -> str:
-        return f"{self.place.root}/{name.decode('utf-8', 'surrogateescape')}"
+        """Return the key of a file by its name relative to the URL; b"" is the file at the URL itself."""
+        return f"{self.place.root}/{name.decode('utf-8', 'surrogateescape')}" if name else self.place.root
 
     def _listed(self, names: Iterable[bytes]) -> str:
-        return format_lines([self._key(name) if name else self.place.root for name in sorted(names)], _SHOWN)
+        return format_lines([self._key(name) for name in sorted(names)], _SHOWN)
 
     def _at_root(self) -> Info | None:
         try:
@@ -567,5 +566,5 @@ def _clashes(names: set[bytes], there: Iterable[bytes], folders: set[bytes]) -> 
     """Return folders with the name of a file to write, and files and links where one needs a folder."""
     found = set(there)
     folders = folders.union(*map(folders_above, found))
-    needed = {b""}.union(*map(folders_above, names)) if names else set()
+    needed = {b""}.union(*map(folders_above, names)) if any(names) else set()
     return {name + b"/" for name in names & folders} | (needed & found)

@@ -18,6 +18,8 @@ import pytest
 from dsv.errors import Unreachable
 from dsv.exchange.export import UrlExport
 from dsv.exchange.journal import Journal
+from dsv.transfer.upload import Stored
+from dsv.values.ids import FileId
 from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.labs.s3_server import S3Server
 from tests.waiting import until
@@ -272,6 +274,15 @@ def test_two_exports_to_one_url_do_not_run_at_the_same_time(many: Dsv, tmp_path:
     assert len(folder(tmp_path / "out")) == MANY
 
 
+def test_a_journal_saves_by_itself_after_its_time(tmp_path: Path) -> None:
+    """So that a killed export knows what it has written before."""
+    stored = Stored(1, FileId.hash(b"1"), None, None)
+    Journal(tmp_path, "never").add("key", "version", stored)
+    assert Journal(tmp_path, "never").find("key", "version") is None
+    Journal(tmp_path, "at once", every=0).add("key", "version", stored)
+    assert Journal(tmp_path, "at once").find("key", "version") == stored
+
+
 def test_options_for_urls_are_refused_elsewhere(things: Dsv) -> None:
     assert things("export", "things", "folder", "--force").code == 2
 
@@ -353,12 +364,12 @@ def test_a_tar_is_written_at_a_url(things: Dsv, tmp_path: Path, ending: str) -> 
 def test_a_tar_at_a_url_replaces_nothing_without_force(things: Dsv, tmp_path: Path) -> None:
     write_files(tmp_path, {"out.tar": b"others'", "folder.tar/x": b""})
     done = things("export", "things", f"file://{tmp_path}/out.tar")
-    assert done.code == 4 and "--force replaces it" in done.err, done
+    assert done.code == 4 and "--force replaces a file" in done.err, done
     assert (tmp_path / "out.tar").read_bytes() == b"others'"
     things.ok("export", "things", f"file://{tmp_path}/out.tar", "--force")
     assert tarfile.is_tarfile(tmp_path / "out.tar")
     done = things("export", "things", f"file://{tmp_path}/folder.tar", "--force")
-    assert done.code == 4 and "is a folder" in done.err, done
+    assert done.code == 4 and "but no folder" in done.err, done
 
 
 def test_of_a_tar_that_fails_nothing_is_there(things: Dsv, tmp_path: Path) -> None:

@@ -252,12 +252,8 @@ def _put(whole: Path, path: Path, *, replace: bool = False) -> None:
         whole.replace(path)  # a file system without hard links
 
 
-def _taken(path: Path) -> Conflict:
-    return Conflict(
-        f"{show(os.fsencode(path))} already exists",
-        subject=str(path),
-        hint="choose a path that does not exist",
-    )
+def _taken(place: Path | str, hint: str = "choose a path that does not exist") -> Conflict:
+    return Conflict(f"{show(os.fsencode(place))} already exists", subject=str(place), hint=hint)
 
 
 def _write_folder(selection: Selection, root: Path) -> None:
@@ -313,7 +309,8 @@ _LEFT = 24 * 3600.0
 """Seconds after which a part that another machine was writing counts as abandoned."""
 _AROUND = 4096
 """Bytes that a tar may need for a path, beside its content."""
-_SHOWN = 10
+_NOT_OPENED = ("other", "link")
+"""Types of paths that are not read: opening a named pipe would wait for its writer."""
 
 Info = dict[str, Any]
 
@@ -332,7 +329,7 @@ class UrlExport:
         self._progress, self._force = progress, force
         self._is_store = place.protocol in OBJECT_STORES
         self._made: set[str] = set()
-        self._journal = Journal(notes, url.rstrip("/"))
+        self._journal = Journal(notes, url.rstrip("/"), SAVE_SECONDS)
         self._mark = blake3(f"{socket.gethostname()} {self._journal.path}".encode()).hexdigest(length=4)
 
     def tar(self, selection: Selection) -> Exported:
@@ -344,22 +341,24 @@ class UrlExport:
                 hint="s3://bucket/NAME.tar",
             )
         info = self._at_root()
-        is_folder = info is not None and info.get("type") == "directory"
-        if info is not None and (is_folder or not self._force):
-            raise Conflict(
-                f"{self.place.shown} {'is a folder' if is_folder else 'already exists'}",
-                subject=self.place.shown,
-                hint="choose another name; --force replaces it, if it is a file",
-            )
+        if info is not None and (not self._force or info.get("type") == "directory"):
+            raise _taken(self.place.shown, "choose another name; --force replaces a file, but no folder")
         most = sum(entry.size + _AROUND for _, entry, _ in selection.found)
         with self._writing(self.place.root, most) as out:
             write_tar(selection, out, self.place.root)
         return selection.exported()
 
     def files(self, selection: Selection) -> Exported:
-        """Write the files that are missing or differ. Each appears when it is whole."""
+        """Write the files that are missing or differ. Each appears when it is whole. Raises `Conflict` if
+        another export from this machine writes to the URL: its parts would be removed."""
         files = [each for each in selection.found if each[1].is_file]
-        with self._alone(), ThreadPoolExecutor(JOBS, "dsv-export") as pool:
+        path = self._journal.path.with_suffix(".lock")
+        with about(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        lock = Lock.take(path, "dsv export")
+        if not isinstance(lock, Lock):
+            raise lock.refusal(self.place.shown)
+        with lock, ThreadPoolExecutor(JOBS, "dsv-export") as pool:
             info: Info | None = {"type": "directory"}
             if selection.is_one_file and "/" in self.place.root and not self._url.endswith("/"):
                 info = self._at_root()
@@ -391,52 +390,49 @@ class UrlExport:
 
         A file of the right size without a journal entry is compared: a killed export may have written it.
         """
-        noted: dict[bytes, FileId] = {}
+        wanted = {name: entry for name, entry, _ in files}
+        noted: dict[bytes, FileId | None] = {}
+        compared: list[tuple[bytes, Entry]] = []
         for name, info in there.items():
+            entry = wanted.get(name)
             if (stored := self._journal.find(self._key(name), version_of(info))) is not None:
                 noted[name] = stored.file_id
-        same: dict[bytes, Future[bool]] = {}
-        for name, entry, _ in files:
-            info = there.get(name, {})
-            # Opening a named pipe would wait for its writer.
-            if name not in noted and info.get("size") == entry.size and info["type"] not in ("other", "link"):
-                same[name] = pool.submit(self._holds, self._key(name), entry)
-        for name, entry, _ in files:
-            if name in same and same[name].result() and entry.file_id is not None:
+            elif entry is not None and info.get("size") == entry.size and info["type"] not in _NOT_OPENED:
+                compared.append((name, entry))
+        for (name, entry), is_same in zip(compared, pool.map(self._holds, compared), strict=True):
+            if is_same:
                 noted[name] = entry.file_id
                 self._journal.add(self._key(name), version_of(there[name]), entry)
         self._journal.save()
         write = [each for each in files if noted.get(each[0]) != each[1].file_id]
-        clashing = () if self._is_store else _clashes({name for name, _, _ in write}, there, folders)
+        clashing = () if self._is_store else _clashes({name for name, _, _ in write}, set(there), folders)
         if clashing:
-            raise Conflict(
-                f"nothing was written: {self.place.shown} has a folder in place of a file, or a file or a link in "
-                f"place of a folder:{self._listed(clashing)}",
-                subject=self.place.shown,
-                hint="remove what is listed, or choose an empty place; --force does not replace folders",
+            raise self._refused(
+                "a folder in place of a file, or a file or a link in place of a folder",
+                clashing,
+                "remove what is listed, or choose an empty place; --force does not replace folders",
             )
         foreign = there.keys() - noted.keys()
         if foreign and not self._force:
-            raise Conflict(
-                f"nothing was written: {self.place.shown} has {format_count(len(foreign), 'file')} that no dsv export "
-                f"from here has written:{self._listed(foreign)}",
-                subject=self.place.shown,
-                hint="choose an empty place; --force replaces the files in the way, and leaves the others",
+            raise self._refused(
+                f"{format_count(len(foreign), 'file')} that no dsv export from here has written",
+                foreign,
+                "choose an empty place; --force replaces the files in the way, and leaves the others",
             )
         return sorted(write, key=lambda each: sort_key(each[1].path))
 
+    def _refused(self, what: str, names: Iterable[bytes], hint: str) -> Conflict:
+        listed = format_lines([self._key(name) for name in sorted(names)])
+        text = f"nothing was written: {self.place.shown} has {what}:{listed}"
+        return Conflict(text, subject=self.place.shown, hint=hint)
+
     def _write_all(self, selection: Selection, write: Found, pool: ThreadPoolExecutor) -> None:
         waiting: deque[tuple[str, Entry, Future[str | None]]] = deque()
-        saved = time.monotonic()
 
         def end_one() -> None:
-            nonlocal saved
             key, entry, future = waiting.popleft()
             self._journal.add(key, future.result(), entry)
             self._progress.advance(files=1, bytes=entry.size, transferred=entry.size)
-            if time.monotonic() - saved > SAVE_SECONDS:
-                self._journal.save()
-                saved = time.monotonic()
 
         try:
             for name, entry, pieces in selection.contents(write):
@@ -447,10 +443,9 @@ class UrlExport:
                         future.set_result(self._write(key, pieces, entry.size))
                     else:
                         future = pool.submit(self._write, key, list(pieces), entry.size)
+                    waiting.append((key, entry, future))
                 except IntegrityError as error:
                     selection.skip(entry, error)
-                    continue
-                waiting.append((key, entry, future))
                 while len(waiting) > 4 * JOBS or sum(one.size for _, one, _ in waiting) > AHEAD_BYTES:
                     end_one()
             while waiting:
@@ -479,12 +474,12 @@ class UrlExport:
         folder = key.rpartition("/")[0]
         draft = f"{folder}/.dsv-{self._mark}{os.urandom(4).hex()}.part"
         with self.place.at_work("written"):
-            if not self._is_store and folder not in self._made:
-                self._fs.makedirs(folder, exist_ok=True)
-                self._made.add(folder)
             if self._is_store:
                 file = self._fs.open(key, "wb", block_size=max(_PIECE, size // _PARTS + 1), autocommit=False)
             else:
+                if folder not in self._made:
+                    self._fs.makedirs(folder, exist_ok=True)
+                    self._made.add(folder)
                 file = self._fs.open(draft, "wb")
             try:
                 yield file
@@ -509,9 +504,6 @@ class UrlExport:
     def _key(self, name: bytes) -> str:
         """Return the key of a file by its name relative to the URL; b"" is the file at the URL itself."""
         return f"{self.place.root}/{name.decode('utf-8', 'surrogateescape')}" if name else self.place.root
-
-    def _listed(self, names: Iterable[bytes]) -> str:
-        return format_lines([self._key(name) for name in sorted(names)], _SHOWN)
 
     def _at_root(self) -> Info | None:
         try:
@@ -543,28 +535,16 @@ class UrlExport:
                         self._fs.rm_file(key)
         return files, folders
 
-    def _holds(self, key: str, entry: Entry) -> bool:
-        proof = blake3()
-        with self.place.at_work("read"), self._fs.open(key, "rb", block_size=_PIECE) as file:
+    def _holds(self, named: tuple[bytes, Entry]) -> bool:
+        (name, entry), proof = named, blake3()
+        with self.place.at_work("read"), self._fs.open(self._key(name), "rb", block_size=_PIECE) as file:
             while data := file.read(_PIECE):
                 proof.update(data)
         return proof.digest() == entry.file_id
 
-    def _alone(self) -> Lock:
-        """Allow only one export from this machine to the URL: it removes parts there. Raises `Conflict`."""
-        path, shown = self._journal.path, self.place.shown
-        with about(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        taken = Lock.take(path.with_suffix(".lock"), "dsv export")
-        if isinstance(taken, Lock):
-            return taken
-        who = "another dsv export" if taken.owner is None else f"dsv export (process {taken.owner.pid})"
-        raise Conflict(f"{who} writes to {shown} now", subject=shown, hint="wait for it to end")
 
-
-def _clashes(names: set[bytes], there: Iterable[bytes], folders: set[bytes]) -> set[bytes]:
+def _clashes(names: set[bytes], there: set[bytes], folders: set[bytes]) -> set[bytes]:
     """Return folders with the name of a file to write, and files and links where one needs a folder."""
-    found = set(there)
-    folders = folders.union(*map(folders_above, found))
+    folders = folders.union(*map(folders_above, there))
     needed = {b""}.union(*map(folders_above, names)) if any(names) else set()
-    return {name + b"/" for name in names & folders} | (needed & found)
+    return {name + b"/" for name in names & folders} | (needed & there)

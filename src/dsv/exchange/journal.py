@@ -7,6 +7,8 @@ Each use checks whether the store still has it: a lost journal or a restored sto
 
 from __future__ import annotations
 
+import math
+import time
 from pathlib import Path
 
 import msgspec
@@ -34,12 +36,13 @@ _DECODER = msgspec.json.Decoder(_Line, dec_hook=lambda kind, text: kind.parse(te
 
 
 class Journal:
-    """The journal of one URL and one store."""
+    """The journal of one URL and one store. every: the seconds after which `add` saves; never by default."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, url: str, every: float = math.inf) -> None:
         self.path = folder / f"{blake3(url.encode('utf-8', 'surrogateescape')).hexdigest(length=16)}.jsonl"
         self._known: dict[str, _Line] = {}
         self._new: list[_Line] = []
+        self._every, self._saved = every, time.monotonic()
         try:
             lines = self.path.read_bytes().split(b"\n")
         except OSError:
@@ -62,9 +65,12 @@ class Journal:
         """Add a line, which the next `save` writes. A name that is not UTF-8 gets none."""
         if version is not None and stored.file_id is not None and is_text(key):
             self._new.append(_Line(key, version, stored.size, stored.file_id, stored.recipe_id))
+        if time.monotonic() - self._saved > self._every:
+            self.save()
 
     def save(self) -> None:
         """Write the new lines. Everything added must be durable in the store, and in an index."""
+        self._saved = time.monotonic()
         if not self._new:
             return
         with about(self.path):

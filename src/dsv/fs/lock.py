@@ -81,13 +81,13 @@ class Held(msgspec.Struct, frozen=True):
 
     owner: Owner | None
 
-    def refusal(self, root: Path) -> Conflict:
+    def refusal(self, place: Path | str) -> Conflict:
         who = "another command"
         if self.owner is not None:
             who = f"{self.owner.action} (process {self.owner.pid} on {self.owner.host})"
         return Conflict(
-            f"{who} is at work in {root}",
-            subject=str(root),
+            f"{who} is at work in {place}",
+            subject=str(place),
             hint="wait for it to end, then run the command again",
         )
 

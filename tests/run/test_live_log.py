@@ -34,7 +34,7 @@ def test_the_end_of_what_was_written_is_there(tmp_path_factory: object, parts: l
 
 def test_secrets_are_hidden_also_one_that_is_written_in_pieces(tmp_path: Path) -> None:
     key = b"-----BEGIN PRIVATE KEY-----\nMIIx\n-----END PRIVATE KEY-----\n"
-    live = LiveLog(tmp_path / "live.log", Masker(("hunter2-hunter2",)))
+    live = LiveLog(tmp_path / "live.log", Masker((("TOKEN", "hunter2-hunter2"),)))
     keeper = LogKeeper(live=live.add)
     for data in (b"token hunter2-", b"hunter2\n", key[:20], key[20:31], key[31:], b"after\n"):
         keeper.add(data, "stdout")

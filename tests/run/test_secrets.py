@@ -169,7 +169,7 @@ def test_what_the_job_was_given_is_hidden_wherever_it_turns_up() -> None:
     )  # fmt: skip
     assert masker.data(b"key swordfish-9\n") == b"key ***\n"
     assert masker.value({"a": ["swordfish-9", 1, None], S: True}) == {"a": [HIDDEN, 1, None], HIDDEN: True}
-    assert masker.value({"a": "swordfish-9", "b": S}, surely=True) == {"a": "swordfish-9", "b": HIDDEN}
+    assert masker.by_name.value({"a": "swordfish-9", "b": S}) == {"a": "swordfish-9", "b": HIDDEN}
     assert "swordfish" not in repr(masker)
 
 
@@ -371,7 +371,7 @@ def test_parameters_are_hidden_by_their_names() -> None:
     }
     masker = Masker.of({}, {}, (), params)
     shown = {"hf_token": HIDDEN, "deep": [{"password": HIDDEN}], "lr": 0.1, "max_token": "many"}
-    assert masker.value(params, surely=True) == shown
+    assert masker.by_name.value(params) == shown
     assert masker.text("swordfish-1 swordfish-2 many") == "*** *** many"
 
 

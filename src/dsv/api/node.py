@@ -18,7 +18,6 @@ from dsv.errors import NotFound
 from dsv.periodic import Periodic
 from dsv.repo.repository import Repository
 from dsv.run.completing import (
-    KnownSecrets,
     completed,
     completed_by,
     end_of_parts,
@@ -26,6 +25,7 @@ from dsv.run.completing import (
     forget_job,
     join_logs,
     kept_log,
+    known_secrets,
 )
 from dsv.run.dirs import read_metrics
 from dsv.run.engine_list import Engines, FoundJob
@@ -112,14 +112,14 @@ def complete_left(
         left = None if engine is None else engine.left_on_node(folder, node, attempt)
         if engine is None or left is None:
             return False
-        secrets = KnownSecrets.of(start, engines.environ, on_node=True, command=read_argv(folder))
+        masker = known_secrets(start, engines.environ, on_node=True, command=read_argv(folder))
         if not engine.shares_folders:
             log = engine.log_on_node(folder) if order.log else None
-            return _complete_node(context, repository, engine, order, start, left, log, secrets)
+            return _complete_node(context, repository, engine, order, start, left, log, masker)
         if start.job is None or (start.then and not left.launched):
             return False
         job = FoundJob(engine, start.job, JobStatus(RunState.ENDED, left.exit_code, left))
-        whole, kept = completed_by(job, start, left, secrets, logged=order.log)
+        whole, kept = completed_by(job, start, left, masker, logged=order.log)
         with _seen_alive(folder), output_kept(context, order, Path(order.out)) as keep:
             whole = finish(runs, replace(whole, output=keep(repository)), kept)
         forget_job(whole, engines)
@@ -134,7 +134,7 @@ def _complete_node(
     start: RunRecord,
     left: Ended,
     log: LogKeeper | None,
-    secrets: KnownSecrets,
+    masker: Masker,
 ) -> bool:
     """Send this node's part and log, and complete the record if no other node and no other attempt follows.
 
@@ -151,7 +151,7 @@ def _complete_node(
         part = _numbered(part, (each for each, _ in earlier))
     out, lost = Path(order.out), 0
     if left.seen or part.end is EndCause.EVICTED:
-        kept = None if log is None else kept_log(start, lambda: log, secrets)
+        kept = None if log is None else kept_log(start, lambda: log, masker)
         if kept is not None:
             runs.add(order.dataset, start.run, node_log_name(part.node, part.attempt), kept.data)
             lost = kept.total - len(kept.data)
@@ -172,7 +172,7 @@ def _complete_node(
                 end_of_parts(start, parts),
                 kept=joined,
                 metrics=lambda _: read_metrics(out, None),
-                masker=secrets.masker,
+                masker=masker,
             )
             usage = joint_usage(took for _, took in of_last if took is not None)
             record = replace(record, usage=usage, output=keep(repository))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from signal import Signals as SignalName
-from typing import Final, Self, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from dsv.errors import DsvError, Unreachable
 from dsv.fs.files import replace_file
@@ -177,7 +177,7 @@ def completed_by(
     job: FoundJob,
     start: RunRecord,
     ended: Ended,
-    secrets: KnownSecrets,
+    masker: Masker,
     noticed_ms: int | None = None,
     *,
     logged: bool,
@@ -196,29 +196,27 @@ def completed_by(
                 keeper.add(data)
         return keeper
 
-    kept = kept_log(start, read, secrets) if logged else None
+    kept = kept_log(start, read, masker) if logged else None
     record = completed(
         start,
         ended,
         noticed_ms,
         kept=kept,
         metrics=lambda record: _metrics(record, job),
-        masker=secrets.masker,
+        masker=masker,
     )
     return record, None if kept is None else kept.data
 
 
-def kept_log(
-    record: RunRecord, read: Callable[[], LogKeeper | None], secrets: KnownSecrets
-) -> KeptLog | None:
+def kept_log(record: RunRecord, read: Callable[[], LogKeeper | None], masker: Masker) -> KeptLog | None:
     """Return the kept part of the log; only the reason if it may show a secret that is unknown here."""
-    if secrets.unknown:
-        names = ", ".join(secrets.unknown)
+    if masker.unknown:
+        names = ", ".join(masker.unknown)
         return no_log(f"it may show values of {names}, which only {record.host} knows")
 
     def masked() -> KeptLog | None:
         keeper = read()
-        return None if keeper is None else keeper.kept(secrets.masker)
+        return None if keeper is None else keeper.kept(masker)
 
     return salvaged(masked, no_log)
 
@@ -343,8 +341,8 @@ class Completer:
         """Return the whole record and the log. job: None if no cluster keeps what the job left"""
         if job is None:
             return completed(record, ended), None
-        secrets = KnownSecrets.of(record, self._engines.environ)
-        return completed_by(job, record, ended, secrets, now_ms(), logged=record.log is not None)
+        masker = known_secrets(record, self._engines.environ)
+        return completed_by(job, record, ended, masker, now_ms(), logged=record.log is not None)
 
     def _without_job(self, record: RunRecord, status: JobStatus) -> RunRecord:
         """Return the record of a run whose job was removed: that happens only after its completion."""
@@ -436,39 +434,29 @@ def forget_job(record: RunRecord, engines: Engines) -> None:
         remove_scratch(job_folder(pool.out, record.dataset, record.run))
 
 
-@dataclass(frozen=True, slots=True)
-class KnownSecrets:
-    """The secrets of a run that are known to the machine that completes its record."""
+def known_secrets(
+    record: RunRecord,
+    environ: Mapping[str, str],
+    *,
+    on_node: bool = False,
+    command: Sequence[str] | None = None,
+) -> Masker:
+    """Return the secrets of a run known from its record and the environment of this machine.
 
-    masker: Masker = field(repr=False)
-    unknown: tuple[str, ...]
-    """Names of variables, or other sources, of secrets that it does not know."""
-
-    @classmethod
-    def of(
-        cls,
-        record: RunRecord,
-        environ: Mapping[str, str],
-        *,
-        on_node: bool = False,
-        command: Sequence[str] | None = None,
-    ) -> Self:
-        """Return the secrets known from the record and this machine's environment.
-
-        on_node: this is a node of the run, whose environment has the values that the job was given
-        command: as it was typed, if that is known
-        """
-        prefix = PASSED if on_node else ""
-        given = {name: environ[prefix + name] for name in record.env if prefix + name in environ}
-        params: Mapping[str, Json] = record.params
-        if on_node:
-            with suppress(KeyError, ValueError):
-                params = json.loads(environ[f"{PASSED}DSV_PARAMS"])
-        typed = record.command if command is None else command
-        unknown = [name for name in record.env if name not in given]
-        texts = [record.engine_args]
-        texts += [record.command] if tuple(typed) == record.command else []
-        shown = [*texts, record.params] if params == record.params else texts
-        if HIDDEN in json.dumps(shown):
-            unknown.append("the command or the parameters")
-        return cls(Masker.of(given, environ, typed, params), tuple(unknown))
+    on_node: this is a node of the run, whose environment has the values that the job was given
+    command: as it was typed, if that is known
+    """
+    prefix = PASSED if on_node else ""
+    given = {name: environ[prefix + name] for name in record.env if prefix + name in environ}
+    params: Mapping[str, Json] = record.params
+    if on_node:
+        with suppress(KeyError, ValueError):
+            params = json.loads(environ[f"{PASSED}DSV_PARAMS"])
+    typed = record.command if command is None else command
+    unknown = [name for name in record.env if name not in given]
+    texts = [record.engine_args]
+    texts += [record.command] if tuple(typed) == record.command else []
+    shown = [*texts, record.params] if params == record.params else texts
+    if HIDDEN in json.dumps(shown):
+        unknown.append("the command or the parameters")
+    return Masker.of(given, environ, typed, params, unknown)

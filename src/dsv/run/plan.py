@@ -94,7 +94,7 @@ class Launch:
         spec, facts = self.spec, self.chosen.facts
         command = self.masker.argv(spec.command)
         options = plan.argv[: len(plan.argv) - len(spec.command)]
-        params = self.masker.value(spec.params, surely=True)
+        params = self.masker.by_name.value(spec.params)
         assert isinstance(params, dict)  # as is spec.params
         return RunRecord(
             run=self.run,

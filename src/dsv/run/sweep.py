@@ -328,7 +328,7 @@ def _going_here(view: SweepView, state: Path) -> tuple[tuple[int, RunId], ...]:
 def _check_secrets(spec: JobSpec, axes: dict[str, list[Json]], place: RunPlace) -> None:
     """Refuse parameters that are secrets: each record of the sweep shows the values of all its runs."""
     given: dict[str, Json] = {**axes}
-    if masker_of(replace(spec, params=given), place).value(given, surely=True) != given:
+    if masker_of(replace(spec, params=given), place).by_name.value(given) != given:
         raise UsageError(
             "a parameter of the sweep is a secret, which no record shows",
             subject="--param",

@@ -81,9 +81,13 @@ _QUERY = re.compile(r"(?P<head>[?&](?P<name>[A-Za-z][A-Za-z0-9_.-]{0,63})=)(?P<v
 _QUOTED = r"""(?:"(?:[^"\\\0]++|\\[^\0]?)*"?|'(?:[^'\\\0]++|\\[^\0]?)*'?)"""
 _SCHEME = r"(?:bearer|basic|token)\s+"
 _WORD = r"[A-Za-z][A-Za-z0-9_.-]*+"
+_LOGIN = r"[^\s\0\"']"
+_IDS = rf"[ =\0]{{0,4}}[\"']?[0-9]{{1,256}}:[0-9]{{1,256}}(?!{_LOGIN})"
 # The text before a value; the group is its name, or the user of a login. Only `-c` precedes a script.
 _HEADS = re.compile(
-    rf"""(?<![\w-])(?:-u|--user|--proxy-user)[ =\0]{{0,4}}["']?(?P<login>[^\s\0:/"']{{1,256}}):
+    rf"""(?<![\w-])(?:-u|--user|--proxy-user)
+        (?!{_IDS})  # of a user and a group
+        [ =\0]{{0,4}}["']?(?P<login>[^\s\0:/"']{{1,256}}):(?={_LOGIN})
     |(?<=\0)--?(?P<option>{_WORD})\0(?!--)
     |(?<=\0)(?<!-c\0)(?<!-[le]c\0)-{{0,2}}(?P<whole>{_WORD})=
     |(?<![A-Za-z0-9_.-])[0-9_.-]*+(?P<assigned>{_WORD})["']?+\s*+[=:]\s*+
@@ -91,7 +95,7 @@ _HEADS = re.compile(
     re.VERBOSE,
 )
 _VALUES: Final = {
-    "login": re.compile(r"[^\s\0\"']{1,1024}"),
+    "login": re.compile(_LOGIN + "{1,1024}"),
     "option": re.compile(r"[^\0]+"),
     "whole": re.compile(r"[^\0]+"),
 }
@@ -169,18 +173,10 @@ def _hide_in_command(argv: Sequence[str]) -> tuple[tuple[str, ...], list[Named]]
         position, kind = head.end(), str(head.lastgroup)
         name, pattern = head[kind], _VALUES.get(kind, _VALUE)
         glance = pattern.match(text, position, position + _GLANCE)
-        if glance is None:
-            position = head.start("login") if kind == "login" else position
-            continue
-        if kind == "login":
-            secret = not (name.isdigit() and glance[0].isdigit())  # else the ids of a user and a group
-            user, name = name, "password"
-        else:
-            secret, user = _is_secret(name, glance[0]), ""
-        value = pattern.match(text, position) if secret else None
-        if value is not None:
-            if value[0] != user:  # a password that equals its user is no secret elsewhere
-                found += [(name, each) for each in _meanings(value[0])]
+        secret = glance is not None and (kind == "login" or _is_secret(name, glance[0]))
+        if secret and (value := pattern.match(text, position)) is not None:
+            if value[0] != head["login"]:  # a password that equals its user is no secret elsewhere
+                found += [("password" if kind == "login" else name, each) for each in _meanings(value[0])]
             quoted = value[0][0] if value[0][0] in "\"'" else ""
             parts += [text[done:position], quoted, HIDDEN, quoted]
             done = position = value.end()
@@ -199,12 +195,11 @@ def _meanings(value: str) -> set[str]:
 class Masker:
     """Hides secrets in what will be recorded."""
 
-    known: tuple[str, ...] = field(default=(), repr=False)
-    """Values to hide wherever they occur."""
-    surely: tuple[str, ...] = field(default=(), repr=False)
-    """Those with a secret name, which not even parameters may show."""
-    named: tuple[Named, ...] = field(default=(), repr=False)
-    """Values that are too short to be hidden without their names."""
+    known: tuple[Named, ...] = field(default=(), repr=False)
+    """Secrets to hide wherever they occur, longest first. The name is empty if no name says that the value is
+    secret: it was only given with `-e`."""
+    unknown: tuple[str, ...] = ()
+    """Names of variables, or other sources, whose secrets this machine can't know."""
 
     @classmethod
     def of(
@@ -213,6 +208,7 @@ class Masker:
         environ: Mapping[str, str],
         command: Sequence[str] = (),
         params: Mapping[str, object] | None = None,
+        unknown: Sequence[str] = (),
     ) -> Masker:
         """Collect secrets from the values of `-e`, the caller's environment, the command with the engine's
         options, and the parameters."""
@@ -221,27 +217,22 @@ class Masker:
             params or {}, lambda name, each: pairs.append((name, each)) if isinstance(each, str) else None
         )
         pairs = [pair for pair in pairs if _is_secret(*pair)] + _hide_in_command(command)[1]
-        pairs = [(name, value) for name, value in pairs if _may_be_secret(value)]
-        secret = {value for _, value in pairs if len(value) >= (_GIVEN if _is_number(value) else _A_WORD)}
-        plain = {value for value in given.values() if len(value) >= _GIVEN and not _is_number(value)}
-        known = sorted(secret | plain, key=lambda value: (-len(value), value))
-        named = sorted({pair for pair in pairs if pair[1] not in secret})
-        return cls(tuple(known), tuple(value for value in known if value in secret), tuple(named))
+        pairs = [pair for pair in pairs if _may_be_secret(pair[1])]
+        pairs += [("", value) for value in given.values() if len(value) >= _GIVEN and not _is_number(value)]
+        return cls(tuple(sorted(set(pairs), key=lambda pair: (-len(pair[1]), pair))), tuple(unknown))
 
     @cached
     def _looked_for(self) -> tuple[list[str], re.Pattern[str] | None]:
-        """Texts to hide anywhere, longest first, and a pattern of words, and of values after heads in a
-        group."""
-        long = [value for value in self.known if _anywhere(value)]
-        forms = dict.fromkeys(form for value in long for form in _forms(value))
-        parts = [_word(value) for value in self.known if not _anywhere(value)]
-        parts += [_behind(*pair) for pair in self.named]
+        """Texts to hide anywhere, longest first, and a pattern of the shorter values, which may begin with a
+        group of what stays."""
+        forms = {form for _, value in self.known if _anywhere(value) for form in _forms(value)}
+        parts = dict.fromkeys(_pattern(*pair) for pair in self.known if not _anywhere(pair[1]))
         return sorted(forms, key=len, reverse=True), re.compile("|".join(parts)) if parts else None
 
     @property
     def longest(self) -> int:
         """The number of bytes of the longest text to look for."""
-        forms = [form for value in self.known for form in _forms(value)]
+        forms = [form for _, value in self.known for form in _forms(value)]
         return max((len(form.encode("utf-8", "surrogatepass")) for form in forms), default=0)
 
     def data(self, data: bytes) -> bytes:
@@ -259,23 +250,25 @@ class Masker:
             )
         return _SHAPES.sub(lambda found: (found["head"] or "") + HIDDEN, _hide_queries(text))
 
+    @property
+    def by_name(self) -> Masker:
+        """One for what is repeated or looked up later: it hides no value that was only given with `-e`."""
+        return Masker(tuple(pair for pair in self.known if pair[0]))
+
     def name(self, text: str) -> str:
         """Hide only long secrets, for a name or a path that must not change otherwise."""
-        return Masker(tuple(value for value in self.surely if len(value) >= _ANYWHERE)).text(text)
+        return Masker(tuple(pair for pair in self.by_name.known if len(pair[1]) >= _ANYWHERE)).text(text)
 
-    def value(self, value: object, *, surely: bool = False) -> object:
-        """Mask all strings and keys of a JSON value, and hide members with secret names.
+    def value(self, value: object) -> object:
+        """Mask all strings and keys of a JSON value, and hide members with secret names."""
 
-        surely: of the known values, hide only `self.surely`
-        """
-        if surely:
-            return Masker(self.surely, named=self.named).value(value)
+        numbers = {known for _, known in self.known if len(known) >= _GIVEN}
 
         def masked(name: str, each: object) -> object:
             if isinstance(each, str):
                 return HIDDEN if _may_be_secret(each) and _is_secret(name, each) else self.text(each)
             is_number = isinstance(each, int | float) and not isinstance(each, bool)
-            return HIDDEN if is_number and repr(each) in self.known else each
+            return HIDDEN if is_number and repr(each) in numbers else each
 
         return _mapped(value, masked, self.text)
 
@@ -320,18 +313,18 @@ def _forms(value: str) -> list[str]:
     ]
 
 
-def _word(value: str) -> str:
-    """Return a pattern of a value outside a longer word or number; an escape such as `\\n` may precede it."""
-    if _is_number(value):
+def _pattern(name: str, value: str) -> str:
+    """Return a pattern of a value outside a longer word or number; an escape such as `\\n` may precede it.
+
+    Of a very short one, it begins with a group: its name, however the words of that are joined.
+    """
+    number = _is_number(value)
+    if len(value) < (_GIVEN if number else _A_WORD):
+        words = "[-_. ]?".join(re.escape(word) for word in _WORDS.findall(name))
+        return rf"((?i:{words})[\"']?[ \t]{{0,4}}[=: ][ \t]{{0,4}}[\"']?){re.escape(value)}(?![A-Za-z0-9_])"
+    if number:
         return rf"(?<![A-Za-z0-9_.]){re.escape(value)}(?!\.?[A-Za-z0-9_])"
     return rf"(?:(?<![A-Za-z0-9_])|(?<=\\[nrt])){re.escape(value)}(?![A-Za-z0-9_])"
-
-
-def _behind(name: str, value: str) -> str:
-    """Return a pattern of a name, however its words are joined, in a group, and the value after it."""
-    words = "[-_. ]?".join(re.escape(word) for word in _WORDS.findall(name))
-    between = r"[\"']?[ \t]{0,4}[=: ][ \t]{0,4}[\"']?"
-    return rf"((?i:{words}){between}){re.escape(value)}(?![A-Za-z0-9_])"
 
 
 def _is_number(value: str) -> bool:

@@ -70,6 +70,8 @@ def test_names_of_nothing_secret(name: str) -> None:
         ["env", f"PGPASSWORD={S}", "psql"],
         ["curl", "-u", f"user:{S}", "http://host/"],
         ["curl", f"--user=user:{S}"],
+        ["curl", f"--user=:{S}"],
+        ["curl", "-u", f"1000:{S}"],
         ["sh", "-c", f"curl -u user:{S} http://host/"],
         ["sh", "-c", f"curl --proxy-user 'user:{S}' http://host/"],
         ["train", "--wandb-key", S],
@@ -200,6 +202,8 @@ def test_a_string_that_is_no_unicode() -> None:
 def test_one_secret_inside_another() -> None:
     masker = Masker.of({"A_TOKEN": "abcd", "B_TOKEN": "abcdefgh"}, {})
     assert masker.text("abcdefgh abcd") == f"{HIDDEN} {HIDDEN}"
+    masker = Masker.of({"A_TOKEN": "a", "B_TOKEN": "a-b", "C_TOKEN": "a-b"}, {})
+    assert masker.text("a_token: a, b_token: a-b") == f"a_token: {HIDDEN}, b_token: {HIDDEN}"
 
 
 def test_values_of_engine_variables_are_never_kept() -> None:

@@ -72,6 +72,7 @@ def test_names_of_nothing_secret(name: str) -> None:
         ["curl", f"--user=user:{S}"],
         ["curl", f"--user=:{S}"],
         ["curl", "-u", f"1000:{S}"],
+        ["tool", f"--user-token: {S}"],
         ["sh", "-c", f"curl -u user:{S} http://host/"],
         ["sh", "-c", f"curl --proxy-user 'user:{S}' http://host/"],
         ["train", "--wandb-key", S],

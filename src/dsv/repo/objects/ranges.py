@@ -38,6 +38,8 @@ class Span(msgspec.Struct, Generic[Item]):
     items: list[tuple[int, Location, Item]]
     moved: bool = False
     """The items were first looked for in another pack, which is missing."""
+    data: memoryview | None = None
+    """Its bytes, when they have been read."""
 
     @property
     def size(self) -> int:
@@ -178,17 +180,18 @@ class RangeReader:
                     held += upcoming.weight
                     upcoming = next(source, None)
                 _, place, span, future = reading[0]
-                data = self._threads.wait_for(future)
-                if data is None and not place and not span.moved and span.pack in self._gone:
-                    heappop(reading)
-                    held -= span.weight
-                    for other in _moved(span, elsewhere):
-                        first = pool.submit(self._fetch, other)
-                        heappush(reading, (other.items[0][0], 0, other, first))
-                        held += other.weight
-                    continue
                 if not place:
-                    self.fetched_bytes += 0 if data is None else span.size
+                    span.data = self._threads.wait_for(future)
+                    if span.data is None and not span.moved and span.pack in self._gone:
+                        heappop(reading)
+                        held -= span.weight
+                        for other in _moved(span, elsewhere):
+                            first = pool.submit(self._fetch, other)
+                            heappush(reading, (other.items[0][0], 0, other, first))
+                            held += other.weight
+                        continue
+                    self.fetched_bytes += 0 if span.data is None else span.size
+                data = span.data
                 _, where, item = span.items[place]
                 at = where.offset - span.start
                 yield where, item, None if data is None else data[at : at + where.stored + where.tail]
@@ -197,6 +200,7 @@ class RangeReader:
                 else:
                     heappop(reading)
                     held -= span.weight
+                    span.data = None  # `spans` may still refer to it
         finally:
             for *_, abandoned in reading:
                 abandoned.cancel()

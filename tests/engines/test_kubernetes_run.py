@@ -264,6 +264,31 @@ def test_a_node_that_begins_a_moment_later_than_another_gets_the_signal_too() ->
     assert cluster.got == {"p00": ["TERM"], "p10": ["TERM"]}
 
 
+def test_who_follows_a_job_gives_the_signal_to_the_node_that_begins_later() -> None:
+    """The loop itself passes it on: no signal is unsent, as the first node has it."""
+    cluster, _, run = begun(a_pod(0, 0, phase="Running"), a_pod(1, 0, phase="Pending"))
+    run.signal(signal.SIGTERM)
+    assert cluster.got == {"p00": ["TERM"]} and run._unsent == []
+
+    class Wake:
+        """Nothing wakes it. In its second turn the other node has begun; after that the Job is gone."""
+
+        turns = 0
+
+        def wait(self, seconds: float) -> bool:
+            self.turns += 1
+            cluster.pods = [a_pod(0, 0, phase="Running"), a_pod(1, 0, phase="Running")]
+            cluster.deleted = self.turns > 1
+            return False
+
+        def clear(self) -> None:
+            pass
+
+    run._wake = Wake()
+    run._until_end()
+    assert cluster.got == {"p00": ["TERM"], "p10": ["TERM"]}
+
+
 def test_a_signal_that_only_a_lost_machine_was_given_reaches_the_next_attempt() -> None:
     """The API takes the annotation of a pod whose kubelet is gone; nobody there reads it."""
     cluster, job, run = begun(a_pod(0, 0, phase="Running", deleted=True))

@@ -86,6 +86,22 @@ def test_a_lost_answer_and_another_writer() -> None:
     assert retrying(AnotherComesFirst(MemoryStore())).put_if_absent("k", b"mine") is Put.LOST
 
 
+def test_a_write_that_never_arrived_and_another_writer() -> None:
+    """The key was read back, and was absent; another one's put arrived before this writer's second one."""
+
+    class AnotherComesBetween(Wrapper):
+        calls = 0
+
+        def put_if_absent(self, key: str, data: Bytes) -> Put:
+            self.calls += 1
+            if self.calls == 1:
+                raise NoAnswer("nothing came back")
+            self.inner.put_if_absent(key, b"theirs")
+            return self.inner.put_if_absent(key, data)
+
+    assert retrying(AnotherComesBetween(MemoryStore())).put_if_absent("k", b"mine") is Put.LOST
+
+
 def test_a_conflict_with_a_writer_that_never_finished() -> None:
     """S3 answers 409 while another put is under way; when that came to nothing, this one is made again."""
 

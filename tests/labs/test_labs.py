@@ -81,10 +81,11 @@ def test_a_host_that_a_failed_test_left_running_is_ended_first(nfs_hosts: NfsHos
 
 def test_an_unplugged_host_waits_and_continues(nfs_hosts: NfsHosts) -> None:
     told = nfs_hosts.out / "unplugged"  # where it reads and writes without the cable
-    tries = nfs_hosts.out / "tries"
+    ready, tries = nfs_hosts.out / "ready", nfs_hosts.out / "tries"
     waits = "until [ -e /mnt/out/unplugged ]; do sleep 0.1; done"
-    host = nfs_hosts.boot(3, ["sh", "-c", f"touch ready; {waits}; touch /mnt/out/tries; touch late"])
-    assert machine.wait_until((nfs_hosts.export / "ready").exists, PATIENCE)
+    works = "touch early; touch /mnt/out/ready"  # a file is on the server before `touch` has the last answer
+    host = nfs_hosts.boot(3, ["sh", "-c", f"{works}; {waits}; touch /mnt/out/tries; touch late"])
+    assert machine.wait_until(ready.exists, PATIENCE)
     host.unplug()
     told.touch()
     assert machine.wait_until(tries.exists, PATIENCE)
@@ -93,8 +94,8 @@ def test_an_unplugged_host_waits_and_continues(nfs_hosts: NfsHosts) -> None:
     host.plug_in()
     assert host.wait().status == 0
     assert (nfs_hosts.export / "late").exists()
-    told.unlink()
-    tries.unlink()
+    for path in (told, ready, tries):
+        path.unlink()
 
 
 def test_a_lab_goes_with_its_owner(tmp_path: Path) -> None:

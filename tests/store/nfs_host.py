@@ -12,6 +12,7 @@ from pathlib import Path
 from dsv.errors import NotFound
 from dsv.store.base import Put
 from dsv.store.directory import DirectoryStore
+from dsv.store.retry import Retrying
 from tests.waiting import until
 
 
@@ -20,7 +21,7 @@ def race(root: str, me: str, hosts: str, keys: str, below: str) -> dict[str, obj
     where `below` has one; return which were won.
     """
     os.umask(0o077)
-    store = DirectoryStore(root)
+    store = Retrying(DirectoryStore(root))  # the server refuses a folder that is being replaced, now and then
     names = [f"{key}{below}" for key in range(int(keys))]
     meeting = Path("/mnt/out") / Path(root).name
     meeting.mkdir(exist_ok=True)

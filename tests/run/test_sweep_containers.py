@@ -77,7 +77,9 @@ def yard(tmp_path: Path, docker_engine: ContainerEngine) -> Iterator[Yard]:
 def test_a_sweep_whose_terminal_is_killed_is_continued(yard: Yard, tmp_path: Path) -> None:
     out = tmp_path / "out"
     terminal = yard.start(out)
-    assert yard.containers() == 2 and not (out / "3").exists()
+    # Their programs may begin before Docker lists them.
+    until(lambda: yard.containers() == 2, "two containers")
+    assert not (out / "3").exists()
     terminal.send_signal(signal.SIGKILL)
     terminal.communicate()
     assert "2 running, 1 not begun" in yard.dsv.ok("runs", yard.sweep).out

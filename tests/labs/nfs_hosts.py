@@ -362,11 +362,17 @@ def _session(leader: int) -> list[int]:
 
 
 def _end_session(leader: int) -> None:
-    """Kill all processes of a session, and wait until they are gone."""
+    """Kill all processes of a host, and wait until they are gone.
+
+    The leader is the kernel, which traces the processes of the host. It is stopped first and killed last: without
+    it they would go on as processes of this machine, and their next system call would be this machine's.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(leader, signal.SIGSTOP)
 
     def gone() -> bool:
         living = _session(leader)
-        for pid in living:
+        for pid in [pid for pid in living if pid != leader] or living:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return not living

@@ -264,8 +264,8 @@ def test_a_node_that_begins_a_moment_later_than_another_gets_the_signal_too() ->
     assert cluster.got == {"p00": ["TERM"], "p10": ["TERM"]}
 
 
-def test_who_follows_a_job_gives_the_signal_to_the_node_that_begins_later() -> None:
-    """The loop itself passes it on: no signal is unsent, as the first node has it."""
+def test_following_a_job_signals_a_node_that_begins_later() -> None:
+    """The loop itself sends it: no signal is waiting to be sent, as the first node has it."""
     cluster, _, run = begun(a_pod(0, 0, phase="Running"), a_pod(1, 0, phase="Pending"))
     run.signal(signal.SIGTERM)
     assert cluster.got == {"p00": ["TERM"]} and run._unsent == []

@@ -263,10 +263,8 @@ class Fetcher:
             yield _Piece(file), None
             return
         if entry.recipe_id is None and entry.file_id is not None and file.parts is None:
-            yield (
-                _Piece(file, ChunkId(entry.file_id), entry.size),
-                file.location,
-            )  # one chunk, like most files
+            # One chunk, like most files.
+            yield _Piece(file, ChunkId(entry.file_id), entry.size), file.location
             return
         parts = file.parts or Layout(self._objects, entry, file.location).parts(0, entry.size)
         end = entry.size if file.parts is None else file.parts[-1].start + file.parts[-1].length

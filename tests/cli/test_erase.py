@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from dsv.store.base import Bytes, Put
 from dsv.store.open import OpenStore, open_store
 from dsv.store.options import StoreOptions
 from dsv.transfer.upload import Uploader
-from dsv.values.ids import FileId
+from dsv.values.ids import ErasureId, FileId
 from tests.cli.test_delete_dataset import Interrupted, Terminal, typed
 from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.kit.packs import everything
@@ -353,6 +354,7 @@ def test_caches_remove_what_was_erased_when_they_next_ask_the_store(pets: Dsv) -
     erase(pets)
     before = pets("erase", "--status", "--json")
     assert before.json["items"][0]["caches"] == []
+    assert before.json["items"][0]["waiting"] == [f"{socket.gethostname()}:{folder}"]
     again = user.ok("cache", "pets", "--json").json["items"][0]
     assert again["erased"] == 1
     assert not (first / "p/secret").exists() and (first / "p/more").exists()
@@ -496,6 +498,40 @@ def test_status_lists_what_is_left(pets: Dsv) -> None:
     left = pets("erase", "--status")
     assert left.code == 1 and "1 pack with erased contents" in left.err
     assert "consent withdrawn" in left.out
+
+
+def test_status_looks_into_the_caches_of_this_machine(pets: Dsv) -> None:
+    """Also those that have never told the store of themselves, and says which it could not look into."""
+    user = pets.at(pets.home, DSV_CACHE=str(pets.home / "cache"))
+    other = pets.at(pets.home, DSV_CACHE=str(pets.home / "other"))
+    empty = pets.at(pets.home, DSV_CACHE=str(pets.home / "empty"))
+    first = Path(user.ok("cache", "pets@v1").lines[0])
+    other.ok("cache", "pets@v1")
+    erase(pets)
+    assert pets("gc", "--yes").code == 0
+    left = empty("erase", "--status")
+    assert left.code == 1 and "not yet from 2 caches" in left.out
+    assert (first / "p/secret").exists() and str(pets.home / "cache") in left.out
+    user.ok("cache", "pets@main")
+    (pets.home / "other").rename(pets.home / "away")
+    left = empty("erase", "--status")
+    assert left.code == 0 and "no known cache still has to remove it" in left.out
+    assert f"{pets.home / 'other'}, which is not there now" in left.err
+
+
+def test_status_ends_with_6_if_a_cache_can_not_be_looked_into(
+    pets: Dsv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = pets.home / "cache"
+    pets.at(pets.home, DSV_CACHE=str(folder)).ok("cache", "pets@v1")
+    erase(pets)
+
+    def denied(root: CacheRoot, repository: Repository) -> list[ErasureId]:
+        raise PermissionError(13, "Permission denied", str(root.path))
+
+    monkeypatch.setattr("dsv.api.verify.still_cached", denied)
+    status = pets("erase", "--status")
+    assert status.code == 6 and f"{folder} can't be looked into" in status.err
 
 
 def test_a_copy_takes_erasures_over(pets: Dsv) -> None:

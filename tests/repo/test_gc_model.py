@@ -103,7 +103,9 @@ class World(NamedTuple):
 
     @property
     def condemned(self) -> frozenset[Pack]:
-        return frozenset(pack for one in self.epochs if not one.done for pack in one.condemned)
+        """What a writer avoids: once an epoch is decided, only what it deletes."""
+        found = (one.condemned if one.final is None else one.final for one in self.epochs if not one.done)
+        return frozenset().union(*found)
 
     @property
     def state(self) -> str:

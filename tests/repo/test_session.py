@@ -8,7 +8,16 @@ from dsv.errors import Conflict, IntegrityError, NotFound, Unreachable, Unsuppor
 from dsv.format import keys
 from dsv.format.index import IndexBuilder
 from dsv.format.locator import ObjectKind
-from dsv.format.records import Commit, ExpiryAction, Feature, FeatureRule, FormatEntry, GcDone, SessionVerdict
+from dsv.format.records import (
+    Commit,
+    ExpiryAction,
+    Feature,
+    FeatureRule,
+    FormatEntry,
+    GcDecision,
+    GcDone,
+    SessionVerdict,
+)
 from dsv.repo import session as session_module
 from dsv.repo.expiry import append
 from dsv.repo.format_log import check_log
@@ -103,11 +112,39 @@ def test_the_copies_that_gc_made_are_found_beside_what_it_condemned(
     }
 
 
-def test_a_base_that_lies_in_condemned_packs_alone_is_not_called_damaged(repository: Repository) -> None:
-    commit(repository, {"f": b"content", "g": b"other"})
-    condemn(repository, 0, packs(repository))
-    with pytest.raises(Conflict, match="gc may be about to remove"):
-        commit(repository, {"h": b"new"})
+def test_a_base_that_lies_in_condemned_packs_alone_is_stored_again(repository: Repository) -> None:
+    large = random.Random(1).randbytes(3 << 20)
+    commit(repository, {"f": b"content", "g": b"other", "large": large})
+    condemned = packs(repository)
+    condemn(repository, 0, condemned)
+    second = commit(Repository.open(repository.store, None), {"h": b"new"})
+    for key in condemned:
+        repository.store.delete(key)
+    fresh = Repository.open(repository.store, None)
+    assert read(fresh, second) == {"f": b"content", "g": b"other", "h": b"new", "large": large}
+
+
+def test_what_gc_has_decided_to_keep_is_relied_on(repository: Repository) -> None:
+    commit(repository, {"f": b"content"})
+    kept, gone = PackId.random(), PackId.random()
+    condemn(repository, 0, [keys.pack_key(kept), keys.pack_key(gone)])
+    decision = GcDecision(0, (gone,), Nonce.random(), 0, "dsv")
+    repository.store.put_if_absent(keys.gc_key(0, "decision"), decision.encode())
+    with Session.open(repository, WRITER) as session:
+        assert session.condemned == frozenset({gone})
+
+
+def test_a_session_that_has_declared_nothing_is_closed_at_its_end(repository: Repository) -> None:
+    def parts() -> set[str]:
+        listed = repository.store.list(keys.session_prefix(session.id))
+        return {item.key.rpartition("/")[2] for item in listed}
+
+    with Session.open(repository, WRITER) as session:
+        pass
+    assert parts() == {"open", "closed"}
+    with pytest.raises(KeyboardInterrupt), Session.open(repository, WRITER) as session:
+        raise KeyboardInterrupt
+    assert parts() == {"open"}
 
 
 def test_what_an_index_said_before_the_session_does_not_count(repository: Repository) -> None:

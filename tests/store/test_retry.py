@@ -19,7 +19,7 @@ from dsv.errors import (
     Terminated,
     Unreachable,
 )
-from dsv.store.base import LARGEST, Busy, Bytes, Item, NoAnswer, Put, Store
+from dsv.store.base import LARGEST, Busy, Bytes, CutShortError, Item, NoAnswer, Put, Store
 from dsv.store.memory import MemoryStore
 from dsv.store.retry import Retrying, RetryPolicy
 from tests.store.faulty import Fault, Faulty, Kind, Operation
@@ -270,14 +270,29 @@ def test_a_long_transfer_that_breaks_is_made_again() -> None:
 def test_a_body_cut_short_is_read_again() -> None:
     inner = MemoryStore()
     inner.put_if_absent("k", b"0123456789")
-    store = retrying(failing(inner, Kind.TRUNCATED, Kind.TRUNCATED, only=Operation.RANGE))
+    store = retrying(failing(inner, Kind.TRUNCATED, only=Operation.RANGE))
     assert store.get_range("k", 2, 3) == b"234"
     store = retrying(failing(inner, Kind.TRUNCATED, only=Operation.GET))
     assert store.get("k") == b"0123456789"
     always = Faulty(inner, always=Fault(Kind.TRUNCATED))
     with pytest.raises(IntegrityError, match="cut short"):
-        retrying(always).get_range("k", 2, 3)
+        retrying(always).get("k")
     assert always.calls == 3
+
+
+def test_where_an_object_ends_too_soon_is_found_out_once() -> None:
+    inner = MemoryStore()
+    inner.put_if_absent("k", b"0123456789")
+    counted = Faulty(inner)
+    store = retrying(counted)
+    with pytest.raises(CutShortError) as caught:
+        store.get_range("k", 8, 3)
+    assert caught.value.end == 10 and counted.calls == 2
+    for start in (8, 9, 10, 4000):
+        with pytest.raises(CutShortError, match="cut short"):
+            store.get_range("k", start, 3)
+    assert counted.calls == 2
+    assert store.get_range("k", 7, 3) == b"789" and store.get_range("k", 10, 0) == b""
 
 
 class BreaksOff(Wrapper):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import structs
 
+from dsv.api.cache_targets import nearby_caches
 from dsv.api.context import Context, reads_outside
 from dsv.api.space import listed_epochs, read_consistently, room
-from dsv.cache.erasures import OBEYED
+from dsv.cache.erasures import OBEYED, still_cached
+from dsv.cache.root import CacheRoot
 from dsv.errors import Conflict, DsvError, IntegrityError, Unsupported, UsageError
 from dsv.format import keys
 from dsv.format.locator import ObjectKind
@@ -336,7 +339,8 @@ class ErasureItem:
     caches: tuple[str, ...]
     """`HOST:PATH` of the caches that have removed the erased files."""
     waiting: tuple[str, ...]
-    """Caches that have obeyed another erasure, but not yet this one."""
+    """Caches that have obeyed another erasure, but not yet this one, and those of this machine that may still
+    have the files."""
     deadline_ms: int
     """Caches that have not obeyed at this time are to be removed."""
 
@@ -348,6 +352,8 @@ class Status:
     items: list[ErasureItem]
     overdue: bool = False
     """A known cache has not obeyed by its deadline."""
+    cached: bool = False
+    """A cache of this machine may still have the files."""
     packs: int = 0
     """Packs that have erased contents: gc removes them."""
     unindexed: int = 0
@@ -363,7 +369,7 @@ class Status:
 
     @property
     def is_gone(self) -> bool:
-        return not self.packs and not self.unindexed and not self.versions
+        return not (self.packs or self.unindexed or self.versions or self.cached)
 
 
 def status(context: Context, *, deadline: float, purge: bool = False) -> Status:
@@ -375,6 +381,7 @@ def status(context: Context, *, deadline: float, purge: bool = False) -> Status:
         done = Status(_erasures(repository, deadline))
         if not done.items:
             return done
+        _look_at_caches(context, repository, done)
         now = repository.clock()
         done.overdue = any(one.waiting and one.deadline_ms < now for one in done.items)
         done.packs, done.unindexed = find_packs(repository, folder)
@@ -407,6 +414,26 @@ def _erasures(repository: Repository, deadline: float) -> list[ErasureItem]:
         for one, record in erasures.items()
     ]
     return sorted(found, key=lambda item: (item.time_ms, item.erasure))
+
+
+def _look_at_caches(context: Context, repository: Repository, done: Status) -> None:
+    """Look into each cache that this user has used or configured on this machine."""
+    for path in nearby_caches(context.settings):
+        name = f"{socket.gethostname()}:{path}"
+        try:
+            root = CacheRoot(path)
+            if not root.exists():
+                done.elsewhere.append(f"the cache {name}, which is not there now")
+                continue
+            left = set(still_cached(root, repository))
+        except (OSError, DsvError) as error:
+            done.unanswered.append(f"the cache {name} can't be looked into: {error}")
+            continue
+        done.cached |= bool(left)
+        done.items = [
+            replace(one, waiting=tuple(sorted({*one.waiting, name}))) if one.erasure in left else one
+            for one in done.items
+        ]
 
 
 def _cache_name(repository: Repository, key: str) -> str:

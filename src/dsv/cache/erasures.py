@@ -53,25 +53,36 @@ def obey(root: CacheRoot, repository: Repository, note: Callable[[str], None]) -
 
     What can't be removed is reported, and tried again by the next command.
     """
-    erasures = repository.objects.erasures
-    if not erasures or not root.exists():
-        return
-    folder = erasures_folder(root, repository.id)
-    done = set(list_names(folder / "obeyed"))
-    new = [one for one in erasures.known if str(one) not in done]
+    new = _not_obeyed(root, repository)
     if not new:
         return
-    failed = 0
-    for place in sorted(find_visible(root).places):
-        if bound_store(root, place.dataset_name) == repository.id:
-            failed += not obey_at(root, place, repository)
+    failed = sum(not obey_at(root, place, repository) for place in _places(root, repository))
     if failed:
         note(
             f"the cache {root.path} still has files that were erased from {repository.store.url}: "
             f"{format_count(failed, 'commit')} can't be changed by this user"
         )
     elif not _is_busy(root):
-        _tell(root, repository, folder, new)
+        _tell(root, repository, erasures_folder(root, repository.id), new)
+
+
+def still_cached(root: CacheRoot, repository: Repository) -> list[ErasureId]:
+    """Return the erasures whose files this cache may still have. Changes nothing. Raises `OSError`."""
+    new = _not_obeyed(root, repository)
+    return new if new and (_places(root, repository) or _is_busy(root)) else []
+
+
+def _not_obeyed(root: CacheRoot, repository: Repository) -> list[ErasureId]:
+    erasures = repository.objects.erasures
+    if not erasures or not root.exists():
+        return []
+    done = set(list_names(erasures_folder(root, repository.id) / "obeyed"))
+    return [one for one in erasures.known if str(one) not in done]
+
+
+def _places(root: CacheRoot, repository: Repository) -> list[Place]:
+    visible = sorted(find_visible(root).places)
+    return [one for one in visible if bound_store(root, one.dataset_name) == repository.id]
 
 
 def obey_at(root: CacheRoot, place: Place, repository: Repository) -> bool:

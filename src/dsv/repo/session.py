@@ -21,6 +21,7 @@ from dsv.format.records import (
     CONDEMNED_MAX,
     Commit,
     GcCondemned,
+    GcDecision,
     RefEntry,
     SessionBeat,
     SessionClosed,
@@ -48,7 +49,8 @@ RENEW_SECONDS = 60.0
 class Session:
     """One writer's claim on the store, from before it reads the index until its commit is published.
 
-    A context manager: it renews itself in a thread while it is open, and leaves its keys to gc.
+    A context manager: it renews itself in a thread while it is open, and leaves its keys to gc. At the end of
+    its block it is closed, unless it has declared a commit, or was interrupted.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class Session:
         self.condemned = condemned
         self._packs = repository.objects.packs
         self._heartbeats = 0
-        self._declared = False
+        self._declared = self._closed = False
         self._renewal = Periodic("dsv-session", self._renew, first=RENEW_SECONDS)
 
     @classmethod
@@ -108,8 +110,9 @@ class Session:
     def __exit__(self, *raised: object) -> None:
         self.repository.refs.proved = False
         self._renewal.stop()
-        refused = any(isinstance(one, DsvError) and not isinstance(one, Unreachable) for one in raised)
-        if refused and not self._declared:
+        error = next((one for one in raised if isinstance(one, BaseException)), None)
+        is_over = error is None or (isinstance(error, DsvError) and not isinstance(error, Unreachable))
+        if is_over and not self._declared:
             self.close()  # otherwise gc would wait for this session, although nothing will name its objects
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
@@ -189,7 +192,10 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Write that the session has ended. If this fails, gc waits until it may fence the session."""
+        """Write once that the session has ended. If this fails, gc waits until it may fence the session."""
+        if self._closed:
+            return
+        self._closed = True
         closed = SessionClosed(Nonce.random(), self.repository.clock())
         with suppress(DsvError):
             self.repository.store.put_if_absent(keys.session_key(self.id, "closed"), closed.encode())
@@ -371,14 +377,16 @@ def _is_kept(repository: Repository, dataset: DatasetName, commit_id: CommitId) 
 
 
 def _read_gc(repository: Repository) -> tuple[frozenset[PackId], bool]:
-    """Return the packs of unfinished epochs, and whether any epoch exists. Damage marks are learned too."""
+    """Return the packs that unfinished epochs may delete, and whether any epoch exists. Damage marks are learned
+    too."""
     listed = [item.key for item in repository.store.list(keys.GC_PREFIX)]
     found = {keys.parse_gc_key(key) for key in listed} - {None}
     packs: set[PackId] = set()
     for epoch in sorted(epoch for epoch, what in filter(None, found) if what == "condemned"):
         if (epoch, "done") not in found:
-            key = keys.gc_key(epoch, "condemned")
-            condemned = read_record(GcCondemned.decode, repository.store, key, CONDEMNED_MAX)
-            packs.update(condemned.packs)
+            is_decided = (epoch, "decision") in found  # then the other condemned packs stay
+            key = keys.gc_key(epoch, "decision" if is_decided else "condemned")
+            decode = GcDecision.decode if is_decided else GcCondemned.decode
+            packs.update(read_record(decode, repository.store, key, CONDEMNED_MAX).packs)
     learn_damage(repository, listed)
     return frozenset(packs), bool(found)

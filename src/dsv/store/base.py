@@ -70,7 +70,11 @@ class Busy(NoAnswer):
 
 
 class CutShortError(IntegrityError):
-    """A body that ended before it should have."""
+    """A body that ended before it should have: at offset `end` of its object, or before it."""
+
+    def __init__(self, message: str, *, subject: str, end: int) -> None:
+        super().__init__(message, subject=subject)
+        self.end = end
 
 
 class TooLargeError(IntegrityError):
@@ -235,6 +239,7 @@ def cut_short(url: str, key: str, start: int, wanted: int, got: int) -> CutShort
     return CutShortError(
         f"{key} in {url} was cut short: {wanted} bytes were asked for from offset {start}, {got} came",
         subject=key,
+        end=start + got,
     )
 
 

@@ -25,6 +25,7 @@ from dsv.store.base import (
     Put,
     Store,
     TooLargeError,
+    cut_short,
     forwarded,
 )
 
@@ -115,6 +116,8 @@ class Retrying:
         self._policy = policy
         self._clock = clock
         self._sleep = sleep
+        self._ends: dict[str, int] = {}
+        """Where objects end that are too short. What lies behind that is not asked for again."""
 
     def free_bytes(self) -> int | None:
         return self.inner.free_bytes()
@@ -126,7 +129,23 @@ class Retrying:
         return self._repeated(lambda: self.inner.get(key, limit))
 
     def get_range(self, key: str, start: int, length: int) -> memoryview:
-        return self._repeated(lambda: self.inner.get_range(key, start, length))
+        """Like the inner store's. An object that ends at the same place twice is cut short, not its answer."""
+        trial = self._trial()
+        before: int | None = None
+        while True:
+            end = self._ends.get(key)
+            if end is not None and length and start + length > end:
+                raise cut_short(self.url, key, start, length, max(0, end - start))
+            try:
+                return self.inner.get_range(key, start, length)
+            except CutShortError as error:
+                if error.end == before:
+                    self._ends[key] = min(before, self._ends.get(key, before))
+                    continue
+                before = error.end
+                trial.failed(error)
+            except NoAnswer as error:
+                trial.failed(error)
 
     def folders(self, prefix: str) -> Sequence[str]:
         return self._repeated(lambda: self.inner.folders(prefix))

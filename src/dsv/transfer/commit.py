@@ -96,7 +96,6 @@ def commit_changes(
         tree = write_tree(uploader, base, changes(uploader))
         if _same_as_parent(repository, draft, tree):
             uploader.finish()  # contents that were lost, or only referred to, may be stored now
-            session.close()
             return Unchanged(draft.parents[0] if draft.parents else None)
         uploader.finish()
         commit = new_commit(repository, writer, draft, tree)

@@ -251,7 +251,7 @@ class Uploader:
             return found.location
         objects = self._session.repository.objects
         if any(place.pack in self._session.condemned for place in objects.indexes.places(kind, object_id)):
-            raise self._condemned(kind, object_id)
+            return self._store_again(kind, object_id)
         raise IntegrityError(
             f"the content of {show(entry.path)} is not in {objects.store.url} any more, so nothing was published",
             subject=entry.path.decode("utf-8", "backslashreplace"),
@@ -429,7 +429,7 @@ class Uploader:
             if places and not any(place.pack in self._session.condemned for place in places):
                 return places[0]  # lost, and not here to be uploaded again: the base is no better
             if places:
-                raise self._condemned(kind, object_id)
+                return self._store_again(kind, object_id)
             raise IntegrityError(
                 f"{kind.name.lower()} {object_id} of the base commit is in no index of "
                 f"{self._session.repository.store.url}",
@@ -438,13 +438,20 @@ class Uploader:
             )
         return found
 
-    def _condemned(self, kind: ObjectKind, object_id: Id) -> Conflict:
-        return Conflict(
-            f"{kind.name.lower()} {object_id} of the base commit lies in packs that gc may be about to remove "
-            f"from {self._session.repository.store.url}",
-            subject=str(object_id),
-            hint="run the same command again when gc is done: it spares what a branch needs",
-        )
+    def _store_again(self, kind: ObjectKind, object_id: Id) -> Location:
+        """Store an object that only packs which gc may be about to remove have, and what it lists likewise."""
+        try:
+            data, _ = self._session.repository.objects.read_by_index(kind, object_id)
+        except IntegrityError as error:
+            raise Conflict(
+                f"gc has just removed {kind.name.lower()} {object_id} from {self._session.repository.store.url}",
+                subject=str(object_id),
+                hint="run the same command again",
+            ) from error
+        for below, one in () if kind is ObjectKind.CHUNK else _listed(kind, data):
+            if self._find(below, one, outside=True) is None:
+                self._store_again(below, one)
+        return self.put_object(kind, object_id, data)
 
     def _send_data(self, pack: SealedPack) -> None:
         self._own.add(pack.id)

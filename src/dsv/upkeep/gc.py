@@ -432,7 +432,8 @@ class Collector:
     def _report_waits(self, number: int, waits: Iterable[SessionId], waited: float) -> None:
         self.result.waited_for = tuple(self._describe(number, one, waited) for one in sorted(waits))
         for one in self.result.waited_for:
-            self._progress.note(f"waiting for {one}")
+            limit = format_duration(self._options.silent)
+            self._progress.note(f"waiting for {one}; it is shut out after {limit} without a sign of life")
 
     def _sessions(self) -> dict[SessionId, frozenset[str]]:
         found: dict[SessionId, set[str]] = {}

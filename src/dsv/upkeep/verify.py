@@ -128,6 +128,8 @@ class Verifier:
         self._marked: set[PackId] = set()
         if self.marks is not None:
             self._marked = {*self.marks.packs, *(pack for pack, _, _ in self.marks.objects)}
+        self._unreadable: set[PackId] = set()
+        """Packs with parts of trees that could not be read."""
         self.knows_erasures = True
         """Every damaged erasure has a local copy, so erased objects do not count as lost."""
         self._seen: set[CommitId] = set()
@@ -145,7 +147,7 @@ class Verifier:
     def rows(self) -> IndexRows:
         """The rows of all index files, read at the first use."""
         with self._lock:
-            return self._rows or self._read_rows()
+            return self._read_rows() if self._rows is None else self._rows
 
     def _read_rows(self) -> IndexRows:
         self._listings += 1
@@ -284,6 +286,10 @@ class Verifier:
             losses = Losses(self.objects, np.zeros(0, np.uint64), self.needed)
             for one in commits:
                 losses.of_commit(one)
+            for kind, object_id in losses.named:
+                with suppress(IntegrityError):  # of an index file: a fault of its own
+                    places = self.objects.indexes.places(kind, object_id)
+                    self._unreadable.update(where.pack for where in places if not where.pack.is_external)
         self._progress.finish()
 
     # --- packs
@@ -306,7 +312,7 @@ class Verifier:
         self._sums = np.zeros(len(rows.packs), np.uint32)
         expected = rows.expected_sizes(self._sums)
         doubtful = self._doubtful(np.flatnonzero(there < expected), expected)
-        doubtful |= self._marked
+        doubtful |= self._marked | self._unreadable
         if only_needed:
             needed = self._needed_packs()
             doubtful = {one for one in doubtful if needed[rows.packs.places([one])[0]]}

@@ -496,11 +496,9 @@ def reupload(
     """
     if thorough:
         _read_all(tree, progress)
-    with Session.open(repository, writer) as session:
-        with Uploader(session) as uploader, Descent(root) as descent:
-            done = _Reupload(tree, session, uploader, descent, thorough).run()
-            uploader.finish()
-        session.close()
+    with Session.open(repository, writer) as session, Uploader(session) as uploader, Descent(root) as descent:
+        done = _Reupload(tree, session, uploader, descent, thorough).run()
+        uploader.finish()
     if not done.lost:
         repository.objects.packs.looked_for(tree.commit_id)
     if done.objects and not done.lost:  # the next sync need not look again

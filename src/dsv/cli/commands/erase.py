@@ -198,9 +198,11 @@ def _show_status(call: Call, done: api.Status) -> None:
         call.line(
             f"  removed from {format_count(len(item.caches), 'cache')}: {', '.join(item.caches)}".rstrip(": ")
         )
+        due = local_time(item.deadline_ms)
         call.line(
-            f"  not yet from {format_count(len(item.waiting), 'known cache')}, due {local_time(item.deadline_ms)}: "
-            f"{', '.join(item.waiting)}".rstrip(": ")
+            f"  not yet from {format_count(len(item.waiting), 'cache')}, due {due}: {', '.join(item.waiting)}"
+            if item.waiting
+            else f"  no known cache still has to remove it (deadline {due})"
         )
     if not done.items:
         call.say("nothing was ever erased from this store")
@@ -214,7 +216,9 @@ def _show_status(call: Call, done: api.Status) -> None:
         call.say(
             f"{format_count(done.versions, 'old version')} of packs with erased contents: dsv erase --purge"
         )
-    if done.is_gone:
+    if done.cached:
+        call.say("caches remove erased files when they next ask the store: dsv cache TARGET")
+    if not (done.packs or done.unindexed or done.versions):
         call.say("no pack of the store has anything that was erased")
     for text_ in done.unanswered:
         call.warn(text_)

@@ -25,7 +25,7 @@ from dsv.repo.objects.externals import Externals, SourceChanged
 from dsv.repo.objects.indexes import Indexes
 from dsv.repo.objects.packs import Packs
 from dsv.repo.objects.ranges import RangeReader, ReadThreads, spans
-from dsv.store.base import Bytes, Store, StoreMissing, TooLargeError, ask_each, both, if_there
+from dsv.store.base import Bytes, Store, StoreMissing, TooLargeError, absent, ask_each, both, if_there
 from dsv.values.ids import CommitId, ErasureId, Id, NodeId, PackId, RecipeId, SegmentId
 from dsv.values.paths import MAX_TARGET
 
@@ -173,6 +173,11 @@ class Objects:
         self._stored: dict[CommitId, bytes | None] = {}
         self._gone: set[PackId] = set()
         """Packs that were missing when they were read."""
+        self._wrong: set[PackId] = set()
+        """Packs with an object that was wrong twice, when it was read with others and by itself."""
+        self._looked: set[PackId | int] = set()
+        """Packs for whose lost or damaged objects the store's indexes were read again; and how many commits
+        were open when that was done for an object that is in no index."""
         self._in_use: WeakValueDictionary[tuple[ObjectKind, Id], Located[bytes]] = WeakValueDictionary()
         self._segments = SegmentDecoder()
         self.copy_of: Callable[[Entry], Path] | None = None
@@ -370,6 +375,8 @@ class Objects:
         gone: list[PackId] = []
         for where in self._places(kind, object_id):
             try:
+                if where == tried and where.pack in self._wrong:
+                    raise damaged(kind, object_id, where)
                 return checked(kind, object_id, where, self._bytes_at(kind, object_id, where)), where
             except StoreMissing:
                 raise
@@ -380,6 +387,7 @@ class Objects:
                     gone.append(where.pack)
                 elif not where.pack.is_external:
                     self.packs.note_damaged(kind, object_id, where.pack)
+                    self._wrong.add(where.pack)
         if tried is not None and tried.pack not in gone and self.packs.is_lost(tried.pack):
             gone.append(tried.pack)
         for pack_id in gone:
@@ -393,10 +401,17 @@ class Objects:
 
     def _places(self, kind: ObjectKind, object_id: Id) -> Iterator[Location]:
         """Yield every location in an index, those outside the store last; then those that appeared since,
-        because gc may have moved the object; then those that only the store's own index files have."""
+        because gc may have moved the object; then those that only the store's own index files have.
+
+        These two are looked for once for each pack: gc stores all that is needed of a pack before it goes."""
         tried = set[Location]()
         looks: tuple[Callable[[], bool], ...] = (self.indexes.refresh, self.indexes.reload)
         for look in (None, *looks):
+            if look == self.indexes.refresh:
+                about: set[PackId | int] = {one.pack for one in tried} or {len(self.opened)}
+                if about <= self._looked:
+                    return
+                self._looked |= about
             places = self.indexes.places(kind, object_id) if look is None or look() else ()
             outside: list[Location] = []
             for where in places:
@@ -446,6 +461,8 @@ class Objects:
             raise damaged(kind, object_id, where)
         if where.pack.is_external:
             return self.externals.bytes_at(where)
+        if where.pack in self._gone:
+            raise absent(self.store.url, keys.pack_key(where.pack))
         return self.store.get_range(keys.pack_key(where.pack), where.offset, where.stored + tail)
 
     def _tail(self, kind: ObjectKind, where: Location) -> Locator | None:

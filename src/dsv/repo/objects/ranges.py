@@ -12,7 +12,7 @@ import msgspec
 from dsv.errors import IntegrityError, NotFound, Unreachable
 from dsv.format import keys
 from dsv.format.locator import Location
-from dsv.store.base import Store, StoreMissing
+from dsv.store.base import CutShortError, Store, StoreMissing
 from dsv.values.ids import PackId
 
 if TYPE_CHECKING:
@@ -193,8 +193,9 @@ class RangeReader:
                     self.fetched_bytes += 0 if span.data is None else span.size
                 data = span.data
                 _, where, item = span.items[place]
-                at = where.offset - span.start
-                yield where, item, None if data is None else data[at : at + where.stored + where.tail]
+                at, length = where.offset - span.start, where.stored + where.tail
+                is_there = data is not None and at + length <= len(data)
+                yield where, item, data[at : at + length] if data is not None and is_there else None
                 if place + 1 < len(span.items):
                     heapreplace(reading, (span.items[place + 1][0], place + 1, span, future))
                 else:
@@ -215,7 +216,7 @@ class RangeReader:
             wanted = [where for _, where, _ in span.items]
             return self._externals.span(span.pack, span.start, span.size, wanted)
         try:
-            return memoryview(self._store.get_range(keys.pack_key(span.pack), span.start, span.size))
+            return self._left_of(span)
         except StoreMissing:
             return None
         except NotFound:
@@ -227,6 +228,16 @@ class RangeReader:
             if getattr(self._store, "has_mirrors", False):
                 return None
             raise
+
+    def _left_of(self, span: Span[Item]) -> memoryview:
+        """Return the bytes of the span, up to the end of its pack if that is cut short."""
+        key = keys.pack_key(span.pack)
+        try:
+            return memoryview(self._store.get_range(key, span.start, span.size))
+        except CutShortError as error:
+            if error.end <= span.start:
+                raise
+            return memoryview(self._store.get_range(key, span.start, error.end - span.start))
 
 
 def _moved(span: Span[Item], elsewhere: Callable[[Location, Item], Location | None]) -> Iterator[Span[Item]]:

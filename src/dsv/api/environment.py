@@ -6,7 +6,6 @@ import json
 import os
 import os.path
 import stat
-import subprocess
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +29,7 @@ from dsv.api.settings import (
 )
 from dsv.errors import Denied, NotFound, UsageError
 from dsv.fs.folders import bound_folder
+from dsv.fs.git import GitError, run_git
 from dsv.fs.process import host_name, user_name
 from dsv.values.json import SHORT_MAX, Json, check_length, is_text, json_or_text
 from dsv.values.toml import BINDING, MAX_BYTES, binding, read_toml
@@ -240,20 +240,13 @@ def user_at_host() -> str:
 def _git_author(cwd: Path) -> Setting | None:
     """Return the author that `git commit` would use here; None if Git or its user.name is missing."""
     try:
-        answer = subprocess.run(
-            ["git", "config", "--null", "--get-regexp", r"^user\.(name|email)$"],
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=GIT_SECONDS,
-            check=False,
+        answer = run_git(
+            "config", "--null", "--get-regexp", r"^user\.(name|email)$", folder=cwd, seconds=GIT_SECONDS
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except GitError:
         return None
     # Each value is "key\nvalue"; the last of several values counts.
-    said = dict(
-        part.split("\n", 1) for part in answer.stdout.decode("utf-8", "replace").split("\0") if "\n" in part
-    )
+    said = dict(part.split("\n", 1) for part in answer.decode("utf-8", "replace").split("\0") if "\n" in part)
     name, email = said.get("user.name", "").strip(), said.get("user.email", "").strip()
     if not name:
         return None

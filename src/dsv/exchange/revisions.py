@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import posixpath
 import re
-import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from configparser import ConfigParser
 from configparser import Error as ConfigError
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec.structs import replace
 
-from dsv.errors import Denied, IntegrityError, NotFound, Unreachable, Unsupported, UsageError
+from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.exchange.reference import open_referred
 from dsv.exchange.remote import (
     HTTP,
@@ -34,6 +33,7 @@ from dsv.exchange.remote import (
     version_of,
 )
 from dsv.exchange.sources import JOBS, FolderSource, RemoteFile
+from dsv.fs.git import GitError, GitMissingError, GitView, run_git
 from dsv.store.options import StoreOptions
 from dsv.transfer.file_reader import Problem
 from dsv.values.paths import sort_key
@@ -43,7 +43,6 @@ DVC = "dvc+"
 HUB = "hf://datasets/"
 """Prefixes of URLs with revisions: git repositories with data in DVC, and datasets of the Hub."""
 _PATHS = (":(glob)**/*.dvc", ":(glob)**/dvc.lock", ":(glob)**/dvc.yaml")
-_NOT_FOUND = 127  # exit code of env for a missing program
 _MD5 = re.compile(r"[0-9a-f]{32}(\.dir)?")
 _OPTIONS = {
     "endpointurl": "endpoint", "profile": "profile", "region": "region", "access_key_id": "access_key",
@@ -105,26 +104,25 @@ class Git:
 
     def __init__(self, url: str) -> None:
         self.shown = hide_in_urls(url)
-        self._copy: TemporaryDirectory[str] | None = None
         self.folder = Path(url.removeprefix("file://")).resolve()
         self.is_local = self.folder.is_dir()
-        if not self.is_local:
-            self._copy = TemporaryDirectory(prefix="dsv-git-")
-            self.folder = Path(self._copy.name)
-            try:
-                self._ask("clone", "--quiet", "--bare", "--", url, self._copy.name)
-            except BaseException:
-                self.close()
-                raise
+        self._end = ExitStack()
+        try:
+            if not self.is_local:
+                self.folder = Path(self._end.enter_context(TemporaryDirectory(prefix="dsv-git-")))
+                run_git("clone", "--quiet", "--bare", "--template=", "--", url, str(self.folder))
+            self._view = self._end.enter_context(closing(GitView(self.folder)))
+        except GitError as error:
+            self.close()
+            raise self._error(error) from None
 
     def close(self) -> None:
-        if self._copy is not None:
-            self._copy.cleanup()
+        self._end.close()
 
     def log(self, *arguments: str) -> list[Revision]:
         """Return the commits that `git log` selects."""
         form = "--format=%H%n%an <%ae>%n%at%n%B"
-        said = self._ask("-c", "log.showSignature=false", "log", "-z", "--encoding=UTF-8", form, *arguments)
+        said = self._ask("log", "-z", "--encoding=UTF-8", form, *arguments)
         found = []
         for one in said.decode("utf-8", "replace").split("\0"):
             if one:
@@ -150,19 +148,16 @@ class Git:
             at = end + size + 2
         return found
 
-    def _ask(self, *arguments: str, given: bytes | None = None) -> bytes:
-        argv = ["env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "GIT_TERMINAL_PROMPT=0", "LC_ALL=C"]
-        argv += ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-c", "protocol.ext.allow=never"]
-        if arguments[0] != "clone":
-            argv += ["-C", str(self.folder)]
-        done = subprocess.run([*argv, *arguments], input=given or b"", capture_output=True, check=False)
-        if done.returncode == _NOT_FOUND:
-            raise Unsupported(f"{self.shown} needs git, which is not installed", subject=self.shown)
-        if done.returncode:
-            raise self._error(done.stderr.decode("utf-8", "replace"))
-        return done.stdout
+    def _ask(self, *arguments: str, given: bytes = b"") -> bytes:
+        try:
+            return self._view.ask(*arguments, given=given)
+        except GitError as error:
+            raise self._error(error) from None
 
-    def _error(self, text: str) -> NotFound | Denied | Unreachable:
+    def _error(self, error: GitError) -> DsvError:
+        if isinstance(error, GitMissingError):
+            return Unsupported(f"{self.shown} needs git, which is not installed", subject=self.shown)
+        text = str(error)
         lines = [one for one in text.splitlines() if one.startswith(("fatal:", "ERROR:", "error:"))]
         said = hide_in_urls((lines or [text.strip() or "git failed"])[0])
         message, hint = f"git can't read {self.shown}: {said}", "git ls-remote shows what it can read"

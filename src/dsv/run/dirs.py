@@ -7,9 +7,8 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -17,6 +16,7 @@ from typing import Final, Self
 from dsv.errors import LaunchError, UsageError
 from dsv.fs.files import replace_file
 from dsv.fs.folders import bound_folder
+from dsv.fs.git import GitError, GitView
 from dsv.fs.process import host_name, user_name
 from dsv.run.engines.base import Mount
 from dsv.run.record import CodeState, RunId
@@ -234,28 +234,13 @@ def parse_metrics(data: bytes) -> Metrics:
 
 def code_state(folder: Path, environ: Mapping[str, str]) -> CodeState:
     """Return the git commit of a folder, and whether the folder differs; neither outside a work tree."""
-    head = _git(folder, environ, "rev-parse", "--verify", "HEAD")
-    if head is None or re.fullmatch(r"[0-9a-f]{40,64}", head.strip()) is None:
-        return CodeState(str(folder))
-    changes = _git(folder, environ, "status", "--porcelain", "--untracked-files=normal", "--", ".")
-    return CodeState(str(folder), head.strip(), None if changes is None else bool(changes.strip()))
-
-
-def _git(folder: Path, environ: Mapping[str, str], *arguments: str) -> str | None:
-    """Run git without locks, and without programs that the repository's own configuration may name."""
-    argv = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]
-    try:
-        done = subprocess.run(
-            argv,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_GIT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+    found = CodeState(str(folder))
+    with suppress(GitError), closing(GitView(folder, environ, _GIT_SECONDS)) as git:
+        head = git.ask("rev-parse", "--verify", "HEAD").decode("utf-8", "replace").strip()
+        if re.fullmatch(r"[0-9a-f]{40,64}", head):
+            found = CodeState(str(folder), head)
+            found = CodeState(str(folder), head, git.is_changed())
+    return found
 
 
 def _nearest(folder: Path) -> Path:

@@ -1,0 +1,135 @@
+"""Starting git, which must not start programs that the configuration of somebody's repository names.
+
+A configuration can name programs for many occasions: filters, hooks, monitors of the work tree, transports for
+missing objects. git can't be told to ignore it. So it is shown a view in place of the repository's own
+folder, with links to all that is there but the configuration and the hooks.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+
+_NOT_FOUND = 127  # exit code of env for a missing program
+_OF_THE_CALLER = (
+    "GIT_DIR", "GIT_COMMON_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE", "GIT_SHALLOW_FILE", "GIT_EXTERNAL_DIFF",
+)  # fmt: skip
+"""Variables of a git that has started dsv, which are about its own repository."""
+_OPTIONS = (
+    "core.fsmonitor=false", "core.hooksPath=/dev/null", "protocol.ext.allow=never", "log.showSignature=false",
+    "status.submoduleSummary=false",
+)  # fmt: skip
+_LEFT_OUT = {"config", "config.worktree", "hooks", "HEAD", "commondir", "gitdir", "modules", "worktrees"}
+_OF_FILES = (
+    r"^core\.(autocrlf|eol|filemode|symlinks|ignorecase|precomposeunicode|trustctime|checkstat|excludesfile)$"
+)
+"""Settings that say how to compare files, and start nothing."""
+
+
+class GitError(Exception):
+    """git failed, and said this."""
+
+
+class GitMissingError(GitError):
+    """git is not installed."""
+
+
+def run_git(
+    *arguments: str,
+    given: bytes = b"",
+    folder: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    seconds: float | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> bytes:
+    """Return what git prints, without locks, prompts and fetching of missing objects. Raises `GitError`.
+
+    environ: None for that of this process. variables: more of them.
+    """
+    more = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C", **(variables or {})}
+    argv = ["env", *(word for name in _OF_THE_CALLER for word in ("-u", name))]
+    argv += [f"{name}={value}" for name, value in more.items()]
+    argv += ["git", "--no-optional-locks", *(word for one in _OPTIONS for word in ("-c", one)), *arguments]
+    try:
+        done = subprocess.run(
+            argv, input=given, capture_output=True, check=False, cwd=folder, env=environ, timeout=seconds
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise GitError(str(error)) from error
+    if done.returncode:
+        kind = GitMissingError if done.returncode == _NOT_FOUND else GitError
+        raise kind(done.stderr.decode("utf-8", "replace"))
+    return done.stdout
+
+
+class GitView:
+    """The local repository that a folder belongs to, without its configuration. `close` it at the end."""
+
+    def __init__(
+        self, folder: Path, environ: Mapping[str, str] | None = None, seconds: float | None = None
+    ) -> None:
+        """environ, seconds: for each git. Raises `GitError`, also if git does not trust the folder's owner."""
+        from tempfile import TemporaryDirectory  # takes a while to import
+
+        self._made_for = folder, environ, seconds
+        self._git = partial(run_git, folder=folder, environ=environ, seconds=seconds)
+        # This one reads the configuration, and starts nothing.
+        said = os.fsdecode(self._git("rev-parse", "--absolute-git-dir", "--show-object-format"))
+        own, _, objects = said.removesuffix("\n").rpartition("\n")
+        try:
+            self._view = TemporaryDirectory(prefix="dsv-git-")
+            _link(Path(own), Path(self._view.name), objects)
+        except OSError as error:
+            raise GitError(str(error)) from error
+
+    def close(self) -> None:
+        self._view.cleanup()
+
+    def ask(self, *arguments: str, given: bytes = b"", **variables: str) -> bytes:
+        """Run git with what the repository has. Raises `GitError`."""
+        return self._git(*arguments, given=given, variables={"GIT_DIR": self._view.name, **variables})
+
+    def is_changed(self, depth: int = 8) -> bool:
+        """Return whether the folder differs from HEAD, or has new files. Raises `GitError`.
+
+        depth: of submodules. Each has its own view, because git would use their configuration.
+        """
+        folder, environ, seconds = self._made_for
+        top = os.fsdecode(self._git("rev-parse", "--show-toplevel")[:-1])
+        options: list[str] = []
+        with suppress(GitError):  # none is set
+            for one in os.fsdecode(self._git("config", "--null", "--get-regexp", _OF_FILES)).split("\0")[:-1]:
+                options += ["-c", one.replace("\n", "=", 1)]
+        status = ("status", "--porcelain", "--untracked-files=normal", "--ignore-submodules=dirty", "--", ".")
+        if self.ask(*options, *status, GIT_WORK_TREE=top).strip():
+            return True
+        listed = self.ask("ls-files", "--stage", "-z", "--", ".", GIT_WORK_TREE=top) if depth else b""
+        for one in os.fsdecode(listed).split("\0"):
+            below = folder / one.partition("\t")[2]
+            if one.startswith("160000") and (below / ".git").exists():
+                with closing(GitView(below, environ, seconds)) as module:
+                    if module.is_changed(depth - 1):
+                        return True
+        return False
+
+
+def _link(own: Path, view: Path, objects: str) -> None:
+    """own: the folder of the repository, or that of one of its work trees."""
+    named = own / "commondir"
+    common = own / os.fsdecode(named.read_bytes()).strip() if named.exists() else own
+    found = {one.name: one for one in own.iterdir() if one.is_file() or common == own}
+    shared = {
+        one.name: one for one in common.iterdir() if one.is_dir() or one.name in ("packed-refs", "shallow")
+    }
+    for name, one in {**found, **shared}.items():
+        if name not in _LEFT_OUT:
+            (view / name).symlink_to(one.absolute())
+    (view / "HEAD").write_bytes((own / "HEAD").read_bytes())
+    extensions = "" if objects == "sha1" else f"\tobjectFormat = {objects}\n"
+    extensions += "\trefStorage = reftable\n" if "reftable" in shared else ""
+    (view / "config").write_text(f"[core]\n\trepositoryFormatVersion = 1\n[extensions]\n{extensions}")

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import http.server
 import json
 import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dsv.exchange.revisions import may_name
 from tests.kit.dsv import Dsv, write_files
 from tests.labs.s3_server import S3Server
 
@@ -319,3 +324,152 @@ def test_a_file_of_dvc_may_be_without_outputs_and_a_submodule_may_have_its_name(
     theirs.git("commit", "-qm", "submodule")
     lab.ok("import", theirs.url, "pets:", "--create")
     assert exported(lab, "pets", tmp_path) == {"data/x": b"new\n"}
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    handler = functools.partial(Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_configuration_of_a_repository_starts_nothing(lab: Dsv, theirs: Theirs, tmp_path: Path) -> None:
+    ran, program = tmp_path / "ran", tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {ran}\nexit 1\n")
+    program.chmod(0o755)
+    theirs.commit({"x.dvc": b"outs: []\n"})
+    lost = theirs.git("rev-parse", "HEAD:x.dvc")
+    for key, value in (
+        ("core.repositoryformatversion", "1"),
+        ("extensions.partialClone", "origin"),
+        ("remote.origin.promisor", "true"),
+        ("remote.origin.uploadpack", str(program)),
+        ("core.fsmonitor", str(program)),
+        ("core.sshCommand", str(program)),
+    ):
+        theirs.git("config", key, value)
+    (theirs.repository / ".git/objects" / lost[:2] / lost[2:]).unlink()
+    done = lab("import", theirs.url, "pets:", "--create")
+    assert done.code == 5 and f"it lacks the object {lost}" in done.err, done
+    lab.ok("import", theirs.url, "pets:", "--create", "--rev", "v1")
+    assert not ran.exists()
+
+
+def test_a_repository_from_elsewhere_names_only_places_of_its_own_kind(
+    lab: Dsv, theirs: Theirs, tmp_path: Path
+) -> None:
+    whole = theirs.expected[theirs.commits[LAST]]
+    with served(tmp_path) as here:
+        elsewhere = here.replace("127.0.0.1", "localhost")
+        for place, is_read in (
+            (str(theirs.remote), False),
+            (f"file://{theirs.remote}", False),
+            ("../../remote", False),
+            (f"{elsewhere}/theirs/remote", False),
+            (f"http://2130706433:{here.rpartition(':')[2]}/theirs/remote", False),
+            ("ssh://localhost/remote", False),
+            ("s3://lake/dvc", False),
+            ("simplecache::" + str(theirs.remote), False),
+            (f"{here}/theirs/remote", True),
+        ):
+            theirs.keep_at(place)
+            bare = tmp_path / "bare.git"
+            shutil.rmtree(bare, ignore_errors=True)
+            subprocess.run(["git", "clone", "-q", "--bare", theirs.repository, bare], check=True)
+            subprocess.run(["git", "-C", bare, "update-server-info"], check=True)
+            url = f"dvc+{here}/bare.git"
+            done = lab("import", url, "pets:", "--create")
+            assert done.code == (0 if is_read else 2), (place, done)
+            if not is_read:
+                assert "may not name" in done.err and "--dvc-remote URL" in done.err, done
+                named = lab("import", url, "pets:", "--create", "--dvc-remote", "storage")
+                assert named.code == 2 and "may not name" in named.err, named
+                lab.ok("import", url, "trusted:", "--create", "--dvc-remote", str(theirs.remote))
+        assert exported(lab, "pets", tmp_path) == exported(lab, "trusted", tmp_path) == whole
+
+
+@pytest.mark.parametrize(
+    ("git", "url", "may"),
+    [
+        ("https://example.org/a.git", "https://8.8.8.8/dvc", True),
+        ("https://example.org/a.git", "http://8.8.8.8/dvc", True),
+        ("git@example.org:a/b.git", "ssh://8.8.8.8/dvc", True),
+        ("git@example.org:a/b.git", "ssh://me@example.org/dvc", True),
+        ("git@example.org:a/b.git", "https://8.8.8.8/dvc", False),
+        ("https://example.org/a.git", "ssh://8.8.8.8/dvc", False),
+        ("https://example.org/a.git", "https://10.1.2.3/dvc", False),
+        ("https://example.org/a.git", "https://169.254.169.254/latest", False),
+        ("https://example.org/a.git", "http://[::ffff:10.0.0.1]/dvc", False),
+        ("https://example.org/a.git", "http://0/dvc", False),
+        ("https://example.org/a.git", "https://8.8.8.8::file:///etc", False),
+        ("https://example.org/a.git", "https://8.8.8.8:x/dvc", False),
+        ("https://10.1.2.3/a.git", "https://10.1.2.3/dvc", True),
+        ("https://10.1.2.3/a.git", "https://10.1.2.3:9200/dvc", False),
+        ("https://10.1.2.3/a.git", "https://10.1.2.4/dvc", False),
+        ("https://example.org/a.git", "remote://other/dvc", False),
+    ],
+)
+def test_what_a_repository_from_elsewhere_may_name(git: str, url: str, may: bool) -> None:
+    assert may_name(git, url) is may
+
+
+def output(md5: str, path: str, more: str = "") -> bytes:
+    return f"outs:\n- md5: {md5}\n  hash: md5\n  path: {path}\n{more}".encode()
+
+
+@pytest.mark.parametrize("how", [[], ["--reference"]])
+def test_an_output_is_read_from_its_own_remote_and_a_subrepository_from_its_own(
+    lab: Dsv, theirs: Theirs, tmp_path: Path, how: list[str]
+) -> None:
+    remotes = {name: tmp_path / name for name in ("first", "second", "sub")}
+    md5s = {}
+    for name, remote in remotes.items():
+        md5s[name] = hashlib.md5(name.encode()).hexdigest()
+        write_files(remote, {f"files/md5/{md5s[name][:2]}/{md5s[name][2:]}": name.encode()})
+    sections = "".join(f"['remote \"{name}\"']\n    url = {remotes[name]}\n" for name in ("first", "second"))
+    lock = f"schema: '2.0'\nstages:\n  s:\n    outs:\n    - path: out\n      hash: md5\n      md5: {md5s['second']}\n"
+    theirs.git("rm", "-rqf", ".")
+    theirs.commit(
+        {
+            ".dvc/config": f"[core]\n    remote = first\n{sections}".encode(),
+            "a.dvc": output(md5s["first"], "a"),
+            "b.dvc": output(md5s["second"], "b", "  remote: second\n"),
+            "deep/sub/.dvc/config": f"[core]\nremote = it\n['remote \"it\"']\nurl = {remotes['sub']}\n".encode(),
+            "deep/sub/data/c.dvc": output(md5s["sub"], "c"),
+            "stage/dvc.lock": lock.encode(),
+            "stage/dvc.yaml": b"stages:\n  s:\n    cmd: x\n    outs:\n    - out:\n        remote: second\n",
+        }
+    )
+    lab.ok("import", theirs.url, "pets:", "--create", *how)
+    assert exported(lab, "pets", tmp_path) == {
+        "a": b"first", "b": b"second", "deep/sub/data/c": b"sub", "stage/out": b"second",
+    }  # fmt: skip
+    [kept] = [path for path in remotes["second"].rglob("*") if path.is_file()]
+    kept.unlink()
+    done = lab("import", theirs.url, "more:", "--create", *how)
+    assert done.code == 9 and "the DVC remote second does not have" in done.err, done
+    theirs.commit({"b.dvc": output(md5s["second"], "b", "  remote: none\n")})
+    done = lab("import", theirs.url, "more:", "--create", *how)
+    assert done.code == 3 and "has no DVC remote none; it has first, second" in done.err, done
+
+
+@pytest.mark.parametrize("name", ["x.dvc", "dvc.lock", "dvc.yaml"])
+def test_yaml_that_stands_for_far_more_is_refused(lab: Dsv, theirs: Theirs, name: str) -> None:
+    bomb = ['a: &a ["x","x","x","x","x","x","x","x","x"]']
+    bomb += [f"{new}: &{new} [{','.join(['*' + old] * 9)}]" for old, new in pairwise("abcdefghi")]
+    bomb.append("outs:\n- {md5: 5d41402abc4b2a76b9719d911017c592, path: *i}")
+    beside = {} if name == "x.dvc" else {"dvc.lock": STAGE_A, "dvc.yaml": b"stages: {}"}
+    theirs.git("rm", "-rqf", "stage")
+    for text, why in (("\n".join(bomb), "an alias of YAML"), ("[" * 900 + "]" * 900, "64 nested")):
+        theirs.commit({**beside, name: text.encode()})
+        done = lab("import", theirs.url, "pets:", "--create")
+        assert done.code == 9 and why in done.err and name in done.err, done
+    theirs.commit({**beside, name: b"#" * (65 << 20)})
+    done = lab("import", theirs.url, "pets:", "--create")
+    assert done.code == 9 and "at most" in done.err, done

@@ -8,16 +8,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from functools import partial
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from dsv.api.context import Context
 from dsv.api.edits import Edited, EditRequest, PutSources, branch_to_edit, edit_in
 from dsv.errors import IntegrityError, NotFound
 from dsv.exchange.export import Exported, Pieces, Selection, UrlExport, export_path, refuse_shards, write_tar
+from dsv.exchange.hub import HubHistory, at_web
 from dsv.exchange.journal import Journal
 from dsv.exchange.reference import ReferredSource, open_referred
 from dsv.exchange.remote import absent, open_place
-from dsv.exchange.revisions import DVC, HUB, DvcHistory, History, HubHistory, Revision, at_web, no_revisions
+from dsv.exchange.revisions import DVC, HUB, DvcHistory, DvcRemotes, Revision, no_revisions
 from dsv.exchange.sources import FolderSource, RemoteFile, TarSource, open_source
 from dsv.format.locator import ObjectKind
 from dsv.format.tree import Kind
@@ -74,6 +75,9 @@ class Revisions:
         return bool(self.names) or self.every
 
 
+Remote = FolderSource | TarSource | DvcRemotes
+
+
 class _Step(NamedTuple):
     request: EditRequest
     mirror: bool
@@ -111,7 +115,8 @@ def import_url(
             revisions = place.revisions(chosen.names, every=chosen.every)
             if not revisions:
                 raise absent(place.url, "no revision with data")
-            source: FolderSource | TarSource
+            source: Remote
+            opened: Any  # of the same kind as the history
             source = opened = place.source(revisions[-1], reference=reference)
             steps = [_Step(request, mirror, partial(place.files, one, opened), one.id) for one in revisions]
         else:
@@ -143,7 +148,9 @@ def import_url(
         return Imported(edited, found, known, read, read_bytes, tuple(commits) if chosen else ())
 
 
-def _history(url: str, reach: StoreOptions, chosen: Revisions, *, reference: bool) -> History | None:
+def _history(
+    url: str, reach: StoreOptions, chosen: Revisions, *, reference: bool
+) -> DvcHistory | HubHistory | None:
     """Return the revisions at the URL; None to import its present content."""
     if url.startswith(DVC):
         return DvcHistory(url, reach, chosen.dvc_remote)
@@ -268,7 +275,7 @@ def _referred(tree: TreeReader, path: bytes, prefix: str) -> Iterator[Wanted]:
 
 
 class _Importing:
-    def __init__(self, journal: Journal, remote: FolderSource | TarSource, files: list[RemoteFile]) -> None:
+    def __init__(self, journal: Journal, remote: Remote, files: list[RemoteFile]) -> None:
         self.journal = journal
         self.known = self.read = self.read_bytes = 0
         self._remote = remote
@@ -283,13 +290,14 @@ class _Importing:
                 unknown.append(file)
             self.known += stored is not None
             size = file.size or 0 if stored is None else stored.size
+            place = remote.of(file) if isinstance(remote, DvcRemotes) else remote
             source = Source(
                 Kind.EXECUTABLE if file.executable else Kind.FILE,
                 size,
-                open=partial(remote.reader, file),
+                open=partial(place.reader, file),
                 stored=stored,
                 order=file.order,
-                reference=partial(remote.source, file) if isinstance(remote, ReferredSource) else None,
+                reference=partial(place.source, file) if isinstance(place, ReferredSource) else None,
             )
             self._of[source] = file
             self._same.setdefault(file.content_key, []).append(source)

@@ -1,4 +1,4 @@
-"""Revisions of git repositories with data in DVC, and of datasets of the Hugging Face Hub.
+"""Revisions of git repositories with data in DVC.
 
 A git repository has files that name outputs by their MD5, and a DVC remote has each content under its MD5.
 The files of a revision are read with the git command. Neither a work tree nor DVC is needed.
@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from configparser import ConfigParser
 from configparser import Error as ConfigError
 from contextlib import ExitStack, closing, suppress
+from ipaddress import ip_address
 from pathlib import Path
+from socket import getaddrinfo
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
+from typing import Any, NamedTuple, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -25,11 +26,10 @@ from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unreachable, 
 from dsv.exchange.reference import open_referred
 from dsv.exchange.remote import (
     HTTP,
-    absent,
-    converting,
-    hub_endpoint,
+    kind_of,
     missing_package,
     open_place,
+    split_url,
     version_of,
 )
 from dsv.exchange.sources import JOBS, FolderSource, RemoteFile
@@ -38,11 +38,19 @@ from dsv.store.options import StoreOptions
 from dsv.transfer.file_reader import Problem
 from dsv.values.paths import sort_key
 from dsv.values.secrets import hide_in_urls
+from dsv.values.units import format_bytes
 
 DVC = "dvc+"
 HUB = "hf://datasets/"
 """Prefixes of URLs with revisions: git repositories with data in DVC, and datasets of the Hub."""
 _PATHS = (":(glob)**/*.dvc", ":(glob)**/dvc.lock", ":(glob)**/dvc.yaml")
+_LARGEST = 64 << 20
+"""Bytes of all files of DVC in a revision."""
+_MOST_IN_FOLDER = 1 << 30
+"""Bytes of a list of the files in a folder."""
+_DEEPEST = 64
+"""Nested lists and mappings of YAML."""
+_PORTS = {"http": 80, "https": 443, "ssh": 22, "sftp": 22}
 _MD5 = re.compile(r"[0-9a-f]{32}(\.dir)?")
 _OPTIONS = {
     "endpointurl": "endpoint", "profile": "profile", "region": "region", "access_key_id": "access_key",
@@ -80,6 +88,10 @@ class Output(NamedTuple):
     before_3: bool
     """Written by DVC before 3.0, under another path of the remote, and with another hash for text."""
     executable: bool
+    remote: str
+    """The name of its own remote; empty for the default one of the repository."""
+    repository: str
+    """The folder of the DVC repository that it belongs to, within that of git."""
 
     @property
     def raw(self) -> bytes:
@@ -89,6 +101,37 @@ class Output(NamedTuple):
     def name(self) -> str:
         """Its path in the remote."""
         return ("" if self.before_3 else "files/md5/") + f"{self.md5[:2]}/{self.md5[2:]}"
+
+
+class DvcRemotes:
+    """The remotes that have the outputs of a repository, as one source. Each is opened when it is needed."""
+
+    def __init__(self, open_one: Callable[[str, StoreOptions], FolderSource]) -> None:
+        self._open, self._end = open_one, ExitStack()
+        self._sources: dict[tuple[str, StoreOptions], FolderSource] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.close()
+
+    def at(self, place: tuple[str, StoreOptions]) -> FolderSource:
+        if place not in self._sources:
+            self._sources[place] = self._end.enter_context(self._open(*place))
+        return self._sources[place]
+
+    def of(self, file: RemoteFile) -> FolderSource:
+        """Return the source of one of its files."""
+        found: FolderSource = file.info["source"]
+        return found
+
+    def read_ahead(self, files: Sequence[RemoteFile]) -> None:
+        for source in self._sources.values():
+            source.read_ahead([file for file in files if self.of(file) is source])
+
+    def check(self) -> None:
+        """Do nothing: each file is checked when it is read."""
 
 
 class _InFolder(msgspec.Struct):
@@ -103,7 +146,7 @@ class Git:
     """A git repository. `close` deletes the bare clone of a repository on another machine."""
 
     def __init__(self, url: str) -> None:
-        self.shown = hide_in_urls(url)
+        self.url, self.shown = url, hide_in_urls(url)
         self.folder = Path(url.removeprefix("file://")).resolve()
         self.is_local = self.folder.is_dir()
         self._end = ExitStack()
@@ -138,8 +181,22 @@ class Git:
         return {path: head[2] for path, head in heads if head[1] == "blob"}  # and no submodule
 
     def read(self, objects: Iterable[str]) -> list[bytes]:
+        """Raises `Unsupported` for what is too large for a file that DVC writes."""
         wanted = list(objects)
-        said = self._ask("cat-file", "--batch", given="".join(f"{one}\n" for one in wanted).encode())
+        given = "".join(f"{one}\n" for one in wanted).encode()
+        rows = [
+            row.split() for row in self._ask("cat-file", "--batch-check", given=given).decode().splitlines()
+        ]
+        if gone := next((row[0] for row in rows if len(row) < 3), None):
+            raise _damaged(f"git can't read {self.shown}: it lacks the object {gone}", self.shown)
+        size = sum(int(row[2]) for row in rows)
+        if size > _LARGEST:
+            most = format_bytes(_LARGEST)
+            raise Unsupported(
+                f"the files of DVC in {self.shown} have {format_bytes(size)}; at most {most} are read",
+                subject=self.shown,
+            )
+        said = self._ask("cat-file", "--batch", given=given)
         found, at = [], 0
         for _ in wanted:
             end = said.index(b"\n", at)
@@ -186,7 +243,8 @@ class DvcHistory:
         self.git = Git(place)
         self.url = DVC + (str(self.git.folder) if self.git.is_local else self.git.shown)
         self._options, self._remote = options, remote
-        self._objects: dict[str, dict[str, Any]] | None = None
+        self._objects: dict[FolderSource, dict[str, dict[str, Any]]] = {}
+        self._places: dict[tuple[str, str], tuple[str, StoreOptions]] = {}
         self._folders: dict[str, list[_InFolder]] = {}
         self.close = self.git.close
 
@@ -204,17 +262,22 @@ class DvcHistory:
                 found += self.git.log("--no-walk", "--end-of-options", name, "--")
         return found
 
-    def source(self, revision: Revision, *, reference: bool) -> FolderSource:
-        """Open the remote with the contents of a revision and of those before it."""
-        url, options = self._place(revision.id)
-        if reference:
-            return open_referred(url, options)
-        return FolderSource(open_place(url, options))
+    def source(self, revision: Revision, *, reference: bool) -> DvcRemotes:
+        """Return the remotes, as the configuration of this revision names them, for those before it too."""
+        self._last = self.git.tree(revision.id)
+        if not reference:
+            return DvcRemotes(lambda url, options: FolderSource(open_place(url, options)))
+        return DvcRemotes(open_referred)
 
-    def _place(self, revision: str) -> tuple[str, StoreOptions]:
-        """Return the URL of the remote, and the options to reach it."""
-        config, given = self._config(revision), self._remote
-        name = given or config.get("core", "remote", fallback="").strip("\"'")
+    def _place(self, repository: str, named: str, tree: dict[str, str]) -> tuple[str, StoreOptions]:
+        """Return the URL of a remote, and the options to reach it. named: empty for the default one."""
+        if (repository, named) not in self._places:
+            self._places[repository, named] = self._find_place(repository, named, tree)
+        return self._places[repository, named]
+
+    def _find_place(self, repository: str, named: str, tree: dict[str, str]) -> tuple[str, StoreOptions]:
+        config, given = self._config(repository, tree), None if named else self._remote
+        name = named or given or config.get("core", "remote", fallback="").strip("\"'")
         matches = [(re.fullmatch("""'?remote "(.+)"'?""", one), one) for one in config.sections()]
         remotes = {match[1]: section for match, section in matches if match}
         if name not in remotes:
@@ -234,24 +297,26 @@ class DvcHistory:
                 hint=f"dsv import {hide_in_urls(found.get('url', 'URL'))} DATASET imports what is there now",
             )
         url = found.get("url", "")
+        if not self.git.is_local and not may_name(self.git.url, url):
+            raise UsageError(
+                f"the DVC remote {name} of {self.git.shown} is {hide_in_urls(url)}, which a repository from elsewhere "
+                "may not name: it could lead to what only you can read",
+                subject=name,
+                hint="--dvc-remote URL if you trust it; for several remotes, git clone and import the clone",
+            )
         if "://" not in url and not url.startswith("/"):
-            if not self.git.is_local:
-                raise UsageError(
-                    f"the DVC remote {name} of {self.git.shown} is {url}, seen from there",
-                    subject=name,
-                    hint="--dvc-remote URL",
-                )
-            url = str((self.git.folder / ".dvc" / url).resolve())
+            url = str((self.git.folder / repository / ".dvc" / url).resolve())
         mine: dict[str, Any] = {ours: found[key] for key, ours in _OPTIONS.items() if key in found}
         return url, replace(self._options, **mine)
 
-    def _config(self, revision: str) -> ConfigParser:
+    def _config(self, repository: str, tree: dict[str, str]) -> ConfigParser:
         parser = ConfigParser(interpolation=None, strict=False, comment_prefixes=("#",), delimiters=("=",))
-        at = self.git.tree(revision).get(".dvc/config")
+        path = posixpath.join(repository, ".dvc/config")
+        at = self._last.get(path) or tree.get(path)
         texts = [one.decode("utf-8", "replace") for one in (self.git.read([at]) if at else [])]
         if self.git.is_local:
             with suppress(OSError):
-                texts.append((self.git.folder / ".dvc/config.local").read_text())
+                texts.append((self.git.folder / repository / ".dvc/config.local").read_text())
         try:
             for text in texts:
                 parser.read_string(text)
@@ -261,34 +326,39 @@ class DvcHistory:
             ) from None
         return parser
 
-    def files(self, revision: Revision, source: FolderSource) -> tuple[list[RemoteFile], list[Problem]]:
+    def files(self, revision: Revision, source: DvcRemotes) -> tuple[list[RemoteFile], list[Problem]]:
         """Return the files of a revision, in tree order, and what can't be read."""
-        outputs, skipped = self._outputs(revision.id)
+        tree = self.git.tree(revision.id)
+        outputs, skipped = self._outputs(revision.id, tree)
         wanted = [one for one in outputs if not one.md5.endswith(".dir")]
         folders = [one for one in outputs if one.md5.endswith(".dir")]
-        for one, file in self._present(source, folders, skipped):
+        for one, file in self._present(source, folders, skipped, tree):
             wanted += [
-                Output(f"{one.path}/{each.relpath}", each.md5, one.before_3, False)
-                for each in self._folder(source, file)
+                one._replace(path=f"{one.path}/{each.relpath}", md5=each.md5, executable=False)
+                for each in self._folder(source.of(file), file)
             ]
-        files = [file for _, file in self._present(source, wanted, skipped)]
+        files = [file for _, file in self._present(source, wanted, skipped, tree)]
         return sorted(files, key=lambda file: sort_key(file.path)), skipped
 
     def _present(
-        self, source: FolderSource, outputs: list[Output], skipped: list[Problem]
+        self, source: DvcRemotes, outputs: list[Output], skipped: list[Problem], tree: dict[str, str]
     ) -> list[tuple[Output, RemoteFile]]:
-        """Return the outputs that the remote has, and add the others to `skipped`."""
-        self._look_up(source, outputs)
-        found = [(one, self._file(one)) for one in outputs]
+        """Return the outputs that their remotes have, and add the others to `skipped`."""
+        found = []
+        of_remotes: dict[FolderSource, list[Output]] = {}
+        for one in outputs:
+            of_remotes.setdefault(source.at(self._place(one.repository, one.remote, tree)), []).append(one)
+        for remote, several in of_remotes.items():
+            self._look_up(remote, several)
+            found += [(one, self._file(remote, one)) for one in several]
         skipped += [
-            Problem(one.raw, f"the DVC remote does not have {one.name}")
+            Problem(one.raw, f"the DVC remote {one.remote} does not have {one.name}".replace("  ", " "))
             for one, file in found
             if file is None
         ]
         return [(one, file) for one, file in found if file is not None]
 
-    def _outputs(self, revision: str) -> tuple[list[Output], list[Problem]]:
-        tree = self.git.tree(revision)
+    def _outputs(self, revision: str, tree: dict[str, str]) -> tuple[list[Output], list[Problem]]:
         names = [
             one for one in tree if one.endswith(".dvc") or posixpath.basename(one) in ("dvc.lock", "dvc.yaml")
         ]
@@ -300,7 +370,9 @@ class DvcHistory:
                 continue
             for folder, out in self._named_by(name, texts, revision):
                 path, md5 = posixpath.normpath(posixpath.join(folder, out["path"])), out["md5"]
-                one = Output(path, md5, out.get("hash") != "md5", out.get("isexec") is True)
+                within = next((one for one in _above(name) if posixpath.join(one, ".dvc/config") in tree), "")
+                own = str(out.get("remote") or "")
+                one = Output(path, md5, out.get("hash") != "md5", out.get("isexec") is True, own, within)
                 if path in tree or out.get("cache") is False:
                     continue  # it is in git
                 if path.startswith(("../", "/")) or "://" in out["path"]:
@@ -340,13 +412,27 @@ class DvcHistory:
                 raise Unsupported(
                     f"stage {stage} of {stages_of} has a wdir with a variable: {at}", subject=name
                 )
+            listed = [one for kind in ("outs", "metrics", "plots") for one in by.get(kind) or []]
+            more = {path: each for one in listed if isinstance(one, dict) for path, each in one.items()}
             for out in said.get("outs") or []:
                 path, md5 = str(out["path"]), str(out.get("md5"))
-                yield posixpath.join(folder, at), {**out, "path": path, "md5": md5}
+                remote = out.get("remote") or (more.get(path) or {}).get("remote")
+                yield posixpath.join(folder, at), {**out, "path": path, "md5": md5, "remote": remote}
 
     def _load(self, name: str, text: bytes, revision: str) -> dict[str, Any]:
         loader = getattr(self._yaml, "CSafeLoader", self._yaml.SafeLoader)
         try:
+            depth = 0
+            for event in self._yaml.parse(text, Loader=loader):
+                depth += isinstance(event, self._yaml.CollectionStartEvent)
+                depth -= isinstance(event, self._yaml.CollectionEndEvent)
+                if isinstance(event, self._yaml.AliasEvent) or depth > _DEEPEST:
+                    what = "an alias of YAML" if depth <= _DEEPEST else f"more than {_DEEPEST} nested values"
+                    raise Unsupported(
+                        f"{name} of git commit {revision} has {what}, which may stand for far more than it has",
+                        subject=name,
+                        hint="write the values out, or import a revision that has none",
+                    )
             found = self._yaml.load(text, Loader=loader)
         except (self._yaml.YAMLError, ValueError, RecursionError) as error:
             said = str(error).splitlines()[0]
@@ -357,12 +443,12 @@ class DvcHistory:
         """Find out what the remote has: by one listing, or on a web server by one request for each name."""
         place = source.place
         if not any(name in HTTP for name in place.protocols):
-            if self._objects is None:
+            if source not in self._objects:
                 with place.at_work("read"):
                     found = place.fs.find(place.root, detail=True)
-                self._objects = {place.name(key): {**info, "key": key} for key, info in found.items()}
+                self._objects[source] = {place.name(key): {**info, "key": key} for key, info in found.items()}
             return
-        objects = self._objects = self._objects or {}
+        objects = self._objects.setdefault(source, {})
 
         def ask(name: str) -> None:
             key = f"{place.root}/{name}"
@@ -374,23 +460,25 @@ class DvcHistory:
         with ThreadPoolExecutor(JOBS, "dsv-import") as pool:
             list(pool.map(ask, {one.name for one in wanted} - objects.keys()))
 
-    def _file(self, one: Output) -> RemoteFile | None:
-        info = (self._objects or {}).get(one.name)
+    def _file(self, source: FolderSource, one: Output) -> RemoteFile | None:
+        info = self._objects[source].get(one.name)
         if not info:
             return None
         size = info.get("size")
         kind = "md5-dos2unix" if one.before_3 and not one.md5.endswith(".dir") else "md5"
         return RemoteFile(
-            one.raw, info["key"], None if size is None else int(size), version_of(info), info=info,
-            digest=f"{kind}:{one.md5.removesuffix('.dir')}", executable=one.executable,
+            one.raw, info["key"], None if size is None else int(size), version_of(info),
+            info={**info, "source": source}, digest=f"{kind}:{one.md5.removesuffix('.dir')}", executable=one.executable,
         )  # fmt: skip
 
     def _folder(self, source: FolderSource, file: RemoteFile) -> list[_InFolder]:
-        found = self._folders.get(file.key)
+        found = self._folders.get(file.digest)
         if found is None:
             text, read, buffer = bytearray(), source.reader(file), memoryview(bytearray(1 << 20))
             while count := read(buffer):
                 text += buffer[:count]
+                if len(text) > _MOST_IN_FOLDER:
+                    raise _damaged(f"{hide_in_urls(file.key)} is too large for a folder of DVC", file.key)
             try:
                 found = _FOLDER.decode(text)
             except (msgspec.DecodeError, RecursionError) as error:
@@ -399,111 +487,40 @@ class DvcHistory:
                 ) from None
             if any(_MD5.fullmatch(one.md5) is None for one in found):
                 raise _damaged(f"{hide_in_urls(file.key)} has what is not an MD5", file.key)
-            self._folders[file.key] = found
+            self._folders[file.digest] = found
         return found
+
+
+def may_name(git: str, url: str) -> bool:
+    """Return whether a git repository from another machine may name a remote: only one of the kind that it came
+    by itself, and only its own server or one on the internet. Others may be there for this machine alone."""
+    came = split_url(git if "://" in git else "ssh://" + git.replace(":", "/", 1))
+    there = split_url(url)
+    if (
+        Path(git).exists()
+        or kind_of(url) != kind_of(f"{came.scheme}://")
+        or "::" in url
+        or not there.hostname
+    ):
+        return False
+    try:
+        ports = [one.port or _PORTS.get(one.scheme) for one in (came, there)]
+        if (came.hostname, ports[0]) == (there.hostname, ports[1]):
+            return True
+        found = {ip_address(one[4][0]) for one in getaddrinfo(there.hostname, ports[1])}
+    except (OSError, ValueError):  # it is unknown here, perhaps not to a proxy
+        return False
+    return all((getattr(one, "ipv4_mapped", None) or one).is_global for one in found)
+
+
+def _above(path: str) -> Iterator[str]:
+    """Yield the folders above a path, from the nearest to the empty one."""
+    while path:
+        path = posixpath.dirname(path)
+        yield path
 
 
 def _damaged(message: str, subject: str) -> IntegrityError:
     return IntegrityError(
         message, subject=subject, hint="put the right one back, and run the same command again"
     )
-
-
-class HubHistory:
-    """The revisions of a dataset of the Hub, like `DvcHistory`. Each file of a revision has its own URL,
-    whose content never changes."""
-
-    def __init__(self, url: str, options: StoreOptions) -> None:
-        try:
-            from huggingface_hub import HfApi
-            from huggingface_hub.hf_api import RepoFile
-        except ImportError as error:
-            raise missing_package(url, error) from None
-        self._repository, self._named = _split(url)
-        if self._repository.count("/") != 1:
-            raise UsageError(
-                f"{url} is not a whole dataset of the Hub, which has revisions",
-                subject=url,
-                hint=f"{HUB}OWNER/NAME[@REVISION]",
-            )
-        self.url = f"{HUB}{self._repository}"
-        self._api, self._file, self._options = HfApi(), RepoFile, options
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def revisions(self, names: Sequence[str], *, every: bool) -> list[Revision]:
-        shown = f"{self.url}@{self._named}"
-        with converting(shown, "read"):
-            last = str(self._api.dataset_info(self._repository, revision=self._named).sha)
-        if every:
-            return self._commits(last)
-        if not names:
-            return [Revision(last, "", 0, "")]
-        chosen: list[Revision] = []
-        for name in names:
-            start, dots, end = name.partition("..")
-            found = self._commits((end or last) if dots else name)
-            if not dots:
-                chosen += found[-1:]
-                continue
-            before = {one.id for one in self._commits(start)} if start else set()
-            chosen += [one for one in found if one.id not in before]
-        return chosen
-
-    def _commits(self, revision: str) -> list[Revision]:
-        shown = f"{self.url}@{revision}"
-        with converting(shown, "read"):
-            said = self._api.list_repo_commits(self._repository, repo_type="dataset", revision=revision)
-        if not said:
-            raise absent(shown, "no commit")
-        return [
-            Revision(
-                one.commit_id,
-                ", ".join(one.authors),
-                int(one.created_at.timestamp() * 1000),
-                f"{one.title}\n\n{one.message.strip()}".strip(),
-            )
-            for one in reversed(said)
-        ]
-
-    def source(self, revision: Revision, *, reference: bool) -> FolderSource:
-        if reference:
-            return open_referred(self._web(revision), self._options)
-        return FolderSource(open_place(f"{self.url}@{revision.id}", self._options))
-
-    def _web(self, revision: Revision) -> str:
-        return f"{at_web(self.url)}/resolve/{revision.id}"
-
-    def files(self, revision: Revision, source: FolderSource) -> tuple[list[RemoteFile], list[Problem]]:
-        with converting(f"{self.url}@{revision.id}", "read"):
-            tree = list(
-                self._api.list_repo_tree(
-                    self._repository, recursive=True, revision=revision.id, repo_type="dataset"
-                )
-            )
-        by_web = source.place.protocol != "hf"
-        start = self._web(revision) if by_web else f"datasets/{self._repository}@{revision.id}"
-        files = []
-        for one in tree:
-            if isinstance(one, self._file):
-                digest = f"git:{one.blob_id}" if one.lfs is None else f"sha256:{one.lfs.sha256}"
-                path = one.path.encode("utf-8", "surrogateescape")
-                key = f"{start}/{quote(one.path) if by_web else one.path}"
-                info = {"size": one.size, "blob_id": one.blob_id}
-                files.append(RemoteFile(path, key, one.size, digest, info=info, digest=digest))
-        return sorted(files, key=lambda file: sort_key(file.path)), []
-
-
-History = DvcHistory | HubHistory
-
-
-def _split(url: str) -> tuple[str, str]:
-    """Return the name of the dataset, and the revision."""
-    name, _, revision = url.removeprefix(HUB).rstrip("/").partition("@")
-    return name, unquote(revision) or "main"
-
-
-def at_web(url: str) -> str:
-    """Return the web URL of a dataset, with which references to its files begin."""
-    return f"{hub_endpoint()}/datasets/{_split(url)[0]}"

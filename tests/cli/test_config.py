@@ -164,3 +164,35 @@ def test_the_pool_that_is_this_machine_has_no_settings(dsv: Dsv) -> None:
     assert "pools.here" not in dsv.ok("pools").out
     dsv.ok("config", "--unset", "pools.here.engine")
     assert "here" not in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("store", "https://user:hunter2XY@127.0.0.1:1", "has a secret in it"),
+        ("stores.lake.url", "s3://AKIAX:hunter2XY@lake/dsv", "has a secret in it"),
+        ("stores.lake.names", "s3://lake/names?token=hunter2XY", "has a secret in it"),
+        ("stores.lake.mirrors", "s3://one/dsv, s3://AKIAX:hunter2XY@two/dsv", "has a secret in it"),
+        ("store", "https://127.0.0.1:1", "is not a store"),
+        ("stores.lake.mirrors", "s3://one/dsv,ftp://two", "is not a store"),
+    ],
+)
+def test_what_is_no_store_or_has_a_secret_is_not_set(dsv: Dsv, key: str, value: str, why: str) -> None:
+    done = dsv("config", key, value)
+    assert done.code == 2 and why in done.err and "hint:" in done.err, done
+    assert "hunter2XY" not in done.err + done.out
+    assert "hunter2XY" not in dsv("config", "--json").out
+    if "secret" in why:
+        opened = dsv("--store", value, "datasets", "--json")
+        assert opened.code == 2 and "hunter2XY" not in opened.err + opened.out
+
+
+def test_settings_with_a_secret_are_for_their_user_alone(dsv: Dsv) -> None:
+    path = dsv.home / ".config/dsv/config.toml"
+    dsv.ok("config", "store", "s3://lake/dsv")
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o644)
+    dsv.ok("config", "store", "s3://lake/other")
+    assert path.stat().st_mode & 0o777 == 0o644
+    dsv.ok("config", "stores.lake.endpoint", "https://ann:s3cret@proxy.example")
+    assert path.stat().st_mode & 0o777 == 0o600

@@ -392,3 +392,36 @@ def test_passwords_in_urls_of_messages_are_hidden() -> None:
     )
     assert hide_in_urls("a token=hunter2 stays") == "a token=hunter2 stays"
     assert hide_in_urls("http://host:80/a@b") == "http://host:80/a@b"
+
+
+JWT = "eyJhbGciOiJSUzI1NiJ9.eyJ" + "S3CR3T" * 60 + ".sig"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (f"http://oauth2:{JWT}@host/f", "http://***@host/f"),
+        (f"http://{JWT}@host/f", "http://***@host/f"),
+        ("http://user:a@b@host/f", "http://***@host/f"),
+        ("http://user@corp.example:a@host:80/f", "http://***@host:80/f"),
+        ("http://user:it's@host/f", "http://***@host/f"),
+        ('http://user:a"b@host/f', "http://***@host/f"),
+        ("dvc+https://user:a@b@host/x.git@main", "dvc+https://***@host/x.git@main"),
+        (
+            "https://host/f?X-Amz-Signature=a&x=1#access_token=b",
+            "https://host/f?X-Amz-Signature=***&x=1#access_token=***",
+        ),
+        ("https://host/f?sig=a%2Fb&se=1", "https://host/f?sig=***&se=1"),
+        ("http://host:80/x@y", "http://host:80/x@y"),
+        ("ssh://git@host/x", "ssh://git@host/x"),
+        ("s3://bucket/a@b:c", "s3://bucket/a@b:c"),
+        ("hf://datasets/team/pets@v1", "hf://datasets/team/pets@v1"),
+        ("dsv://pets@main:img/b@2x.png", "dsv://pets@main:img/b@2x.png"),
+    ],
+)
+def test_a_url_is_shown_without_its_secrets_only(url: str, shown: str) -> None:
+    assert hide_in_urls(url) == shown
+    assert (
+        hide_in_urls(f"there is nothing at {url}: run it again")
+        == f"there is nothing at {shown}: run it again"
+    )

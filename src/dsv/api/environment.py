@@ -31,6 +31,7 @@ from dsv.errors import Denied, NotFound, UsageError
 from dsv.fs.folders import bound_folder
 from dsv.fs.git import GitError, run_git
 from dsv.fs.process import host_name, user_name
+from dsv.store.open import check_location
 from dsv.values.json import SHORT_MAX, Json, check_length, is_text, json_or_text
 from dsv.values.toml import BINDING, MAX_BYTES, binding, read_toml
 
@@ -75,6 +76,10 @@ def lasting(key: str, value: str, cwd: Path) -> str:
     if not value.strip():
         raise UsageError(f"{key} can't be empty", subject=key, hint=f"dsv config --unset {key}")
     last = key.rpartition(".")[2]
+    if key == "store" or (key.startswith("stores.") and last in ("url", "names", "mirrors")):
+        for place in value.split(","):
+            if "://" in place:
+                check_location(place.strip())
     if is_engines_key(key) or last not in ("store", "cache", "url", "path", "ca_bundle", "names", "out"):
         return value
     if key.startswith("pools.") and (is_name(value) or (":" in value and not value.startswith("."))):

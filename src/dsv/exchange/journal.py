@@ -8,6 +8,7 @@ Each use checks whether the store still has it: a lost journal or a restored sto
 from __future__ import annotations
 
 import math
+import os
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from dsv.fs.files import sync_data
 from dsv.transfer.upload import Stored
 from dsv.values.ids import FileId, RecipeId
 from dsv.values.json import is_text
+from dsv.values.secrets import hide_in_urls
 
 
 class _Line(msgspec.Struct, array_like=True, frozen=True):
@@ -35,11 +37,23 @@ _ENCODER = msgspec.json.Encoder(enc_hook=str)
 _DECODER = msgspec.json.Decoder(_Line, dec_hook=lambda kind, text: kind.parse(text))  # type: ignore[attr-defined]
 
 
+def _digest(text: str) -> str:
+    return blake3(text.encode("utf-8", "surrogateescape")).hexdigest(length=16)
+
+
+def _without_secret(key: str) -> str:
+    """Return a text that only this key has, without the secret of a URL."""
+    shown = hide_in_urls(key)
+    return key if shown == key else f"{shown} {_digest(key)}"
+
+
 class Journal:
     """The journal of one URL and one store. every: the seconds after which `add` saves; never by default."""
 
     def __init__(self, folder: Path, url: str, every: float = math.inf) -> None:
-        self.path = folder / f"{blake3(url.encode('utf-8', 'surrogateescape')).hexdigest(length=16)}.jsonl"
+        self.path = folder / f"{_digest(hide_in_urls(url))}.jsonl"
+        if hide_in_urls(url) != url:  # earlier versions have kept the secret
+            (folder / f"{_digest(url)}.jsonl").unlink(missing_ok=True)
         self._known: dict[str, _Line] = {}
         self._new: list[_Line] = []
         self._every, self._saved = every, time.monotonic()
@@ -56,7 +70,7 @@ class Journal:
 
     def find(self, key: str, version: str | None) -> Stored | None:
         """Return the content of this version of a file, or None."""
-        known = self._known.get(key)
+        known = self._known.get(_without_secret(key))
         if known is None or version is None or known.version != version:
             return None
         return Stored(known.size, known.file_id, known.recipe_id, None)
@@ -64,7 +78,9 @@ class Journal:
     def add(self, key: str, version: str | None, stored: Stored | Entry) -> None:
         """Add a line, which the next `save` writes. A name that is not UTF-8 gets none."""
         if version is not None and stored.file_id is not None and is_text(key):
-            self._new.append(_Line(key, version, stored.size, stored.file_id, stored.recipe_id))
+            self._new.append(
+                _Line(_without_secret(key), version, stored.size, stored.file_id, stored.recipe_id)
+            )
         if time.monotonic() - self._saved > self._every:
             self.save()
 
@@ -75,7 +91,7 @@ class Journal:
             return
         with about(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
+            with os.fdopen(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
                 file.write(b"\n" + b"\n".join(map(_ENCODER.encode, self._new)) + b"\n")
                 file.flush()
                 sync_data(file.fileno())

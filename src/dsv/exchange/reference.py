@@ -43,7 +43,8 @@ class SourceReader:
         if scheme == "file":
             return _read_file(source, start, length)
         if scheme not in (*S3, *HTTP):
-            raise Unsupported(f"{hide_in_urls(source.url)} can't be read", subject=source.url)
+            shown = hide_in_urls(source.url)
+            raise Unsupported(f"{shown} can't be read", subject=shown)
         place = self._place(scheme, source)
         from fsspec.asyn import sync
 
@@ -198,12 +199,12 @@ class ReferredSource(FolderSource):
         if known is None:
             tag = file.info.get("ETag")
             if found.size != file.size or (tag and found.tag and _tag(tag) != found.tag):
-                raise changed(hide_in_urls(found.url))
+                raise changed(found.url)
             self._sources[file.key] = found
             if self._scheme in HTTP and found.size > SINGLE_CHUNK_MAX:
                 self._read_source(found, found.size - 1, 1)  # readers will ask for parts
         if not (known or found).is_at(found) or len(data) != length:
-            raise changed(hide_in_urls(found.url))
+            raise changed(found.url)
         return data
 
     def _expected(self, file: RemoteFile) -> Source:

@@ -170,6 +170,7 @@ def is_same(before: dict[str, Any], now: dict[str, Any]) -> bool:
 
 def changed(shown: str) -> Conflict:
     """Return the error for a file that was written to while it was read."""
+    shown = hide_in_urls(shown)
     return Conflict(
         f"{shown} was changed while it was read; nothing was published",
         subject=shown,

@@ -257,8 +257,17 @@ def open_names(names: str, options: StoreOptions, *, create: bool = False) -> St
         return Unavailable(names, Unreachable(error.message, subject=names, hint=hint))
 
 
-def open_raw(url: str, options: StoreOptions, *, create: bool = False) -> Store:
-    """Return the store without retries, for tests and for wrappers that belong below them."""
+def check_location(url: str) -> str:
+    """Return the scheme of a store. Raises `UsageError` for the URL of no store, and for one with a secret."""
+    if "@" in url or "?" in url:
+        from dsv.values.secrets import hide_in_urls  # takes a while to import
+
+        if (shown := hide_in_urls(url)) != url:
+            raise UsageError(
+                f"{shown} has a secret in it, and others can read the URLs of stores",
+                subject=shown,
+                hint="credentials belong into the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or a profile",
+            )
     scheme = "file" if url.startswith("/") else url.partition("://")[0]
     if scheme == url or scheme not in SCHEMES:
         raise UsageError(
@@ -266,6 +275,12 @@ def open_raw(url: str, options: StoreOptions, *, create: bool = False) -> Store:
             subject=url,
             hint="name an absolute folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
         )
+    return scheme
+
+
+def open_raw(url: str, options: StoreOptions, *, create: bool = False) -> Store:
+    """Return the store without retries, for tests and for wrappers that belong below them."""
+    scheme = check_location(url)
     if (folder := local_folder(url)) is not None:
         from dsv.store.directory import DirectoryStore
 

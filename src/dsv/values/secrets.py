@@ -52,14 +52,15 @@ _RANDOM = re.compile(
     r"|(?=[0-9a-f-]*?[0-9])(?=[0-9-]*[a-f])[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
     re.IGNORECASE,
 )
-_URL_USER = (
-    r"(?<=://)(?:"
-    r"[^\s/:@\"']{0,256}:[^\s/@\"']{1,256}"  # name and password
+_URL_USER = (  # to the last @ before the path
+    r"(?<=://)(?<!\bdsv://)(?:"
+    r"[^\s\0/:\"']*+:[^\s\0/\"']+"  # name and password
     r"|[A-Za-z0-9]{1,128}:[A-Za-z0-9/+]{40}"  # a secret key of S3 may hold a slash
-    r"|[A-Za-z0-9_-]{20,256}"  # a token in place of a name
+    r"|[A-Za-z0-9_-]{20,}+|[^\s\0/:@\"']{64,}+"  # a token in place of a name
     r")(?=@)"
 )
 _IN_URLS = re.compile(_URL_USER, re.ASCII)
+_IN_A_URL = re.compile(_URL_USER.replace("\\\"'", ""), re.ASCII)  # quotes end one in a command only
 _SHAPES = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
@@ -75,7 +76,7 @@ _SHAPES = re.compile(
     rf"|{_URL_USER}",
     re.DOTALL | re.ASCII,
 )
-_QUERY = re.compile(r"(?P<head>[?&](?P<name>[A-Za-z][A-Za-z0-9_.-]{0,63})=)(?P<value>[^\s&\"'<>#]+)")
+_QUERY = re.compile(r"(?P<head>[?&#](?P<name>[A-Za-z][A-Za-z0-9_.-]{0,63})=)(?P<value>[^\s&\"'<>#]+)")
 
 # To the closing quote, which does not follow a backslash, or to the end if there is none.
 _QUOTED = r"""(?:"(?:[^"\\\0]++|\\[^\0]?)*"?|'(?:[^'\\\0]++|\\[^\0]?)*'?)"""
@@ -125,7 +126,7 @@ def _is_secret(name: str, value: str) -> bool:
 
 def hide_in_urls(text: str) -> str:
     """Return a text, such as a message with user input, without passwords and signatures in URLs."""
-    return _hide_queries(_IN_URLS.sub(HIDDEN, text)) if "://" in text else text
+    return _hide_queries(_IN_A_URL.sub(HIDDEN, text)) if "://" in text else text
 
 
 def _hide_queries(text: str) -> str:

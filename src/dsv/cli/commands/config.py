@@ -143,7 +143,8 @@ def _warn(call: Call, key: str, value: str, path: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace the file, through a symlink if the path is one, and keep its mode."""
+    """Replace the file, through a symlink if the path is one, and keep its mode. A new one, and one with a
+    secret, is for its user alone."""
     real = path.resolve()
     if real.exists() and not real.is_file():
         raise UsageError(
@@ -152,5 +153,5 @@ def _write(path: Path, text: str) -> None:
             hint="DSV_CONFIG=FILE names another file",
         )
     real.parent.mkdir(parents=True, exist_ok=True)
-    mode = real.stat().st_mode & 0o7777 if real.exists() else None
+    mode = real.stat().st_mode & 0o7777 if real.exists() and hide_in_urls(text) == text else 0o600
     replace_file(real, text.encode(), mode=mode)

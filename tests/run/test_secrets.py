@@ -421,7 +421,4 @@ JWT = "eyJhbGciOiJSUzI1NiJ9.eyJ" + "S3CR3T" * 60 + ".sig"
 )
 def test_a_url_is_shown_without_its_secrets_only(url: str, shown: str) -> None:
     assert hide_in_urls(url) == shown
-    assert (
-        hide_in_urls(f"there is nothing at {url}: run it again")
-        == f"there is nothing at {shown}: run it again"
-    )
+    assert hide_in_urls(f"{url} is not there") == f"{shown} is not there"

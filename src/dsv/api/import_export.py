@@ -115,9 +115,8 @@ def import_url(
             revisions = place.revisions(chosen.names, every=chosen.every)
             if not revisions:
                 raise absent(place.url, "no revision with data")
-            source: Remote
-            opened: Any  # of the same kind as the history
-            source = opened = place.source(revisions[-1], reference=reference)
+            opened: Any = place.source(revisions[-1], reference=reference)
+            source: Remote = opened
             steps = [_Step(request, mirror, partial(place.files, one, opened), one.id) for one in revisions]
         else:
             source = open_referred(url, reach) if reference else open_source(url, reach)

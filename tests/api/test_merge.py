@@ -204,9 +204,27 @@ def test_tables_are_merged_by_their_key_only_if_asked_to(scans: Dataset) -> None
         {"l.csv": b"id,a,b\n1,new,y\n2,x,y\n"},
         {"l.csv": b"id,a,b\n1,x,new\n2,x,y\n3,z,z\n"},
     )
-    refused(scans)
+    [conflict] = refused(scans).conflicts
+    assert conflict.reason == "both changed the same lines; --table-key COLUMN merges it by rows"
     bring(scans, table_key="id")
     assert scans.files() == {"l.csv": b"id,a,b\n1,new,new\n2,x,y\n3,z,z\n"}
+
+
+@pytest.mark.parametrize("chosen", ["ours", "theirs"])
+def test_a_table_that_has_no_rows_to_choose_from_is_a_conflict_and_not_all_of_a_side(
+    scans: Dataset, chosen: str
+) -> None:
+    table = b"id,a,b\n1,x,y\n2,x,y\n3,x,y\n"
+    theirs = table.replace(b"2,x,y", b"2,x")  # a short row
+    forked(scans, {"l.csv": table}, {"l.csv": table + b"4,mine,y\n"}, {"l.csv": theirs})
+    choices = Choices(**{chosen: PathSet()})
+    [conflict] = refused(scans, choices=choices, table_key="id").conflicts
+    assert conflict.reason == (
+        f"its row 3 has 2 cells, and its header 3; without --table-key, --{chosen} takes all of it"
+    )
+    bring(scans, choices=Choices(both=PathSet()), table_key="id", dry_run=True)
+    bring(scans, choices=choices)
+    assert scans.files()["l.csv"].endswith(b"4,mine,y\n")  # by lines
 
 
 def test_a_try_says_what_would_change_and_writes_nothing(scans: Dataset) -> None:

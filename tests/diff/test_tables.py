@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import datetime
 import io
+import struct
 from collections.abc import Sequence
 
 import pytest
@@ -83,9 +85,9 @@ def test_times_that_python_has_no_value_for() -> None:
     assert diff_tables(b"x.parquet", table(10**8 + 1), table(10**8 + 1)).rows == []
 
 
-def parquet_of(columns: dict[str, object]) -> bytes:
+def parquet_of(columns: dict[str, object], **options: object) -> bytes:
     written = io.BytesIO()
-    parquet.write_table(pyarrow.table(columns), written)
+    parquet.write_table(pyarrow.table(columns), written, **options)
     return written.getvalue()
 
 
@@ -174,3 +176,40 @@ def test_a_table_that_takes_too_much_memory_is_refused_with_the_limit(
     monkeypatch.setattr("dsv.diff.tables._gathered", lambda *_: pytest.fail("it was decoded"))
     with pytest.raises(Unsupported, match=r"in memory, and tables of up to 1\.00 MB are read"):
         diff_tables(name, written.getvalue(), b"")
+
+
+def test_times_of_int96_are_those_that_were_written() -> None:
+    def table(*times: datetime.datetime | int) -> bytes:
+        kind = pyarrow.timestamp("ns" if isinstance(times[0], int) else "us")
+        columns = {"id": [1, 2], "at": pyarrow.array(times, kind)}
+        return parquet_of(columns, use_deprecated_int96_timestamps=True)
+
+    last, first = datetime.datetime(9999, 12, 31, 23, 59, 59, 999999), datetime.datetime(1, 1, 1)
+    made = diff_tables(b"x.parquet", table(last, first), table(last, last), ["id"])
+    assert [row.cells for row in made.rows] == [{"at": (str(first), str(last))}]
+    near = datetime.datetime(2020, 1, 1)
+    made = diff_tables(b"x.parquet", table(last, near), table(near, near), ["id"])
+    assert [row.cells for row in made.rows] == [{"at": (str(last), str(near))}]
+    made = diff_tables(b"x.parquet", table(1, 2), table(1, 3), ["id"])
+    assert made.rows_changed == 1  # by a nanosecond
+
+
+def test_a_file_with_far_times_and_nanoseconds_is_refused_by_the_name_of_its_column() -> None:
+    written = parquet_of(
+        {"at": pyarrow.array([1, 2], pyarrow.timestamp("ns"))}, use_deprecated_int96_timestamps=True
+    )
+    plain = parquet_of(
+        {"at": pyarrow.array([1, 2], pyarrow.timestamp("ns"))},
+        use_deprecated_int96_timestamps=True, use_dictionary=False, compression="none",
+    )  # fmt: skip
+    day = struct.pack("<QI", 2, 2440588)  # nanoseconds, and the Julian day of 1970
+    assert plain.count(day) >= 1 and written != plain
+    far = plain.replace(day, struct.pack("<QI", 2, 5373484))  # 9999-12-31
+    assert len(parquet.read_table(io.BytesIO(far))) == 2
+    with pytest.raises(Unsupported, match="column at has times with nanoseconds"):
+        diff_tables(b"x.parquet", far, plain)
+
+
+def test_empty_lines_of_csv_are_no_rows() -> None:
+    made = diff(b"id,a\n1,2\n\n3,4\n", b"id,a\n1,2\n3,4\n\n", "id")
+    assert not made.rows

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import datetime
+import decimal
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -238,3 +241,69 @@ def test_a_table_that_takes_too_much_memory_is_refused_with_the_limit(
     merged = merge_tables(b"x.parquet", "id", base, small, small)
     assert isinstance(merged, str) and len(base) < 1_500_000
     assert merged.endswith("MB in memory, and tables of up to 1.00 MB are read")
+
+
+FAR = [datetime.datetime(2020, 1, 1), datetime.datetime(9999, 12, 31), datetime.datetime(1, 1, 1)]
+OLD_TIMES = {"use_deprecated_int96_timestamps": True}
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "why"),
+    [
+        (lambda arrow: arrow.array(FAR, arrow.timestamp("us")), OLD_TIMES, "INT96"),
+        (lambda arrow: arrow.array(FAR[:1] * 3, arrow.timestamp("us")), OLD_TIMES, "INT96"),
+        (
+            lambda arrow: arrow.array([datetime.time(1)] * 3, arrow.time64("us")),
+            {"write_time_adjusted_to_utc": True},
+            "isAdjustedToUTC=True",
+        ),
+        (
+            lambda arrow: arrow.array([decimal.Decimal("1.5")] * 3, arrow.decimal128(9, 2)),
+            {"store_decimal_as_integer": True},
+            "INT32 Decimal",
+        ),
+    ],
+)
+def test_a_parquet_column_that_would_change_its_type_is_named(
+    make: Callable[[Any], Any], options: dict[str, Any], why: str
+) -> None:
+    arrow = pytest.importorskip("pyarrow")
+
+    def table(*counts: int) -> bytes:
+        return parquet_of({"id": [1, 2, 3], "n": counts, "x": make(arrow)}, **options)
+
+    merged = merge_tables(b"x.parquet", "id", table(0, 0, 0), table(1, 0, 0), table(0, 0, 2))
+    assert isinstance(merged, str) and merged.startswith("column x can't be written as it is")
+    assert why in merged
+
+
+def test_files_whose_columns_are_of_another_type_on_disk_are_not_merged() -> None:
+    """Both are times in nanoseconds to pyarrow."""
+    arrow = pytest.importorskip("pyarrow")
+    times = arrow.array(FAR[:1] * 2, arrow.timestamp("ns"))
+
+    def table(first: int, second: int, **options: object) -> bytes:
+        return parquet_of({"id": [1, 2], "n": [first, second], "x": times}, **options)
+
+    merged = merge_tables(b"x.parquet", "id", table(0, 0), table(1, 0), table(0, 2, **OLD_TIMES))
+    assert merged == "its columns were changed"
+    merged = merge_tables(b"x.parquet", "id", table(0, 0), table(1, 0), table(0, 2))
+    assert read_back(merged).column("n").to_pylist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("base", "ours", "theirs", "merged"),
+    [
+        (b"id,a\n1,2\n\n3,4\n", b"id,a\n1,5\n\n3,4\n", b"id,a\n1,2\n\n3,6\n", b"id,a\n1,5\n\n3,6\n"),
+        (b"\nid,a\n1,2\n3,4\n\n", b"\nid,a\n1,5\n3,4\n\n", b"\nid,a\n1,2\n3,6\n\n", b"\nid,a\n1,5\n3,6\n\n"),
+        (
+            b"id,a\r\n\r\n1,2\r\n3,4",
+            b"id,a\r\n\r\n1,5\r\n3,4",
+            b"id,a\r\n1,2\r\n3,6",
+            b"id,a\r\n\r\n1,5\r\n3,6",
+        ),
+        (b"id,a\n1,2\n3,4\n", b"id,a\n1,5\n3,4\n", b"id,a\n1,2\n3,6\n\n\n", b"id,a\n1,5\n3,6\n\n\n"),
+    ],
+)
+def test_empty_lines_are_no_rows(base: bytes, ours: bytes, theirs: bytes, merged: bytes) -> None:
+    assert csv(base, ours, theirs) == merged

@@ -315,8 +315,55 @@ def read_parquet(data: bytes) -> tuple[Any, Any]:
             if form.physical_type == "BYTE_ARRAY" and form.logical_type.type in _TEXTS:
                 texts.add(column.path_in_schema)
     _check_decoded(size)
-    file = parquet.ParquetFile(pyarrow.BufferReader(data), read_dictionary=sorted(texts))
-    return _gathered(map(file.read_row_group, range(file.num_row_groups)), file.read), file
+    leaves = map(metadata.schema.column, range(metadata.num_columns))
+    of_int96 = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
+
+    def opened(unit: str) -> tuple[Any, Any]:
+        file = parquet.ParquetFile(
+            pyarrow.BufferReader(data), read_dictionary=sorted(texts), coerce_int96_timestamp_unit=unit
+        )
+        return _gathered(map(file.read_row_group, range(file.num_row_groups)), file.read), file
+
+    table, file = opened("ns")
+    return _with_far_times(table, opened("us")[0], of_int96) if of_int96 else table, file
+
+
+def _with_far_times(table: Any, coarse: Any, names: set[str]) -> Any:
+    """Return the table with times of INT96 in microseconds where nanoseconds reach too few years."""
+    import pyarrow
+    from pyarrow import compute
+
+    for at, name in enumerate(table.schema.names):
+        exact, far = table.column(at), coarse.column(at)
+        with suppress(pyarrow.ArrowInvalid):
+            if exact.type == far.type or far.cast(exact.type).cast(far.type) == far:
+                continue  # none is out of reach
+        if name not in names:
+            raise TableFault(f"column {name} has times within others that can't be read exactly")
+        more = compute.subtract(exact.cast("int64"), compute.multiply(far.cast("int64"), 1000))  # these wrap
+        if compute.any(compute.not_equal(more, 0)).as_py():
+            raise TableFault(f"column {name} has times with nanoseconds, and some too far away for these")
+        table = table.set_column(at, name, far)
+    return table
+
+
+def parquet_forms(data: bytes) -> dict[str, str]:
+    """Return the physical and the logical type of each column of a Parquet file, by its path."""
+    import pyarrow
+    from pyarrow import parquet
+
+    schema = parquet.read_metadata(pyarrow.BufferReader(data)).schema
+    found = {}
+    for leaf in map(schema.column, range(len(schema))):
+        logical = msgspec.json.decode(leaf.logical_type.to_json())
+        kind = logical.pop("Type")
+        more = [
+            f"{key}={value}" for key, value in logical.items() if not key.startswith(("is_from", "force"))
+        ]
+        levels = f"levels={leaf.max_definition_level}/{leaf.max_repetition_level}/{leaf.length}"
+        said = [leaf.physical_type, leaf.converted_type if kind == "None" else kind, *more, levels]
+        found[leaf.path] = " ".join(each for each in said if each != "NONE")
+    return found
 
 
 _TEXTS = ("STRING", "NONE", "JSON", "BSON", "ENUM")

@@ -32,6 +32,7 @@ from dsv.merge.paths import (
     MergeConflict,
     MergeContent,
     MergedContent,
+    NotByRows,
     PathConflict,
     Settled,
     merge_changes,
@@ -251,9 +252,9 @@ class ContentMerger:
                 return f"a version that takes part was erased on {when} by {erased.author}"
         largest = max(entry.size for entry in entries if entry is not None)
         if self._key(path) is None:
-            return "" if largest >= MAX_TEXT else None
+            return self._unmerged(path) if largest >= MAX_TEXT else None
         if largest > MAX_TABLE:
-            return f"it is larger than the {MAX_TABLE >> 20} MiB up to which tables are merged"
+            return NotByRows(f"it is larger than the {MAX_TABLE >> 20} MiB up to which tables are merged")
         return None
 
     def _key(self, path: bytes) -> str | None:
@@ -264,13 +265,19 @@ class ContentMerger:
     ) -> MergedContent | str:
         key = self._key(path)
         if key is not None:
-            return merge_tables(path, key, base, mine, other, choice)
+            made = merge_tables(path, key, base, mine, other, choice)
+            return NotByRows(made) if isinstance(made, str) else made
         if any(decode_text(text) is None for text in (base, mine, other)):
-            return ""
+            return self._unmerged(path)
         try:
-            return merge_text(base, mine, other, choice)
+            merged = merge_text(base, mine, other, choice)
         except TooDifferent:
-            return "its lines differ too much to be merged"
+            merged = "its lines differ too much to be merged"
+        return self._unmerged(path, merged) if isinstance(merged, str) else merged
+
+    def _unmerged(self, path: bytes, reason: str = "") -> str:
+        hint = "--table-key COLUMN merges it by rows" if is_table(path) else ""
+        return "; ".join(filter(None, (reason, hint)))
 
 
 _DEPTH = 8

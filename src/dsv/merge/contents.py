@@ -15,6 +15,7 @@ from dsv.diff.tables import (
     TableFault,
     join,
     number,
+    parquet_forms,
     read_parquet,
     require_pyarrow,
     shown,
@@ -189,7 +190,7 @@ class _Csv(NamedTuple):
     texts: list[str]
     """The text of each row, without its line end."""
     form: tuple[str, str, str, str]
-    """The header's text, the line end, the byte order mark before the header, and the last row's line end."""
+    """The header's text, the line end, the byte order mark before the header, and the line ends at the end."""
 
 
 def _merge_csv(delimiter: str, key: str, choice: Choice | None, *versions: bytes) -> MergedContent:
@@ -208,7 +209,7 @@ def _merge_csv(delimiter: str, key: str, choice: Choice | None, *versions: bytes
             lines.append(texts[row])
         else:
             lines.append(_write_row(delimiter, [column[at] for column, at in zip(columns, row, strict=True)]))
-    data = bom + line_end.join(lines) + (line_end if end else "")
+    data = bom + line_end.join(lines) + end.replace("\n", line_end)
     return MergedContent(data.encode(), taken, settled)
 
 
@@ -231,6 +232,7 @@ def _read_csv(delimiter: str, data: bytes) -> _Csv:
         raise TableFault("it is not UTF-8") from None
     except csv.Error as error:
         raise TableFault(f"it is not a table: {error}") from None
+    end = records.pop()[1] if records and not records[-1][0] else ""  # empty lines
     if not records:
         raise TableFault("it has no header")
     (names, header), *records = records
@@ -247,12 +249,13 @@ def _read_csv(delimiter: str, data: bytes) -> _Csv:
         for column, cell in zip(columns, cells, strict=True):
             column.append(cell)
         texts.append(written.removesuffix(line_end))
-    last = "\n" if text.endswith("\n") else ""
+    last = "\n" * (text.endswith("\n") + end.count("\n"))
     return _Csv(names, columns, texts, (header.removesuffix(line_end), line_end, bom, last))
 
 
 def _records(delimiter: str, text: str) -> Iterator[tuple[list[str], str]]:
-    """Yield the rows, each with its text: a quoted cell may have line ends in it."""
+    """Yield the rows, each with its text: a quoted cell may have line ends in it. Empty lines belong to the row
+    behind them, and at the end to one without cells."""
     csv.field_size_limit(MAX_TABLE)
     taken: list[str] = []
 
@@ -262,8 +265,11 @@ def _records(delimiter: str, text: str) -> Iterator[tuple[list[str], str]]:
             yield line
 
     for row in csv.reader(lines(), delimiter=delimiter, strict=True):
-        yield row, "".join(taken)
-        taken.clear()
+        if row:
+            yield row, "".join(taken)
+            taken.clear()
+    if taken:
+        yield [], "".join(taken)
 
 
 def _end(written: str) -> str:
@@ -286,7 +292,8 @@ def _merge_parquet(key: str, choice: Choice | None, *versions: bytes) -> MergedC
         if any(parquet.read_metadata(io.BytesIO(version)).num_rows > MAX_ROWS for version in versions):
             raise TableFault(f"it has more than {MAX_ROWS:,} rows")
         schemas = [parquet.read_schema(io.BytesIO(version)) for version in versions]
-        if not all(schema.equals(schemas[1]) for schema in schemas):
+        forms = [parquet_forms(version) for version in versions]
+        if not all(schema.equals(schemas[1]) for schema in schemas) or any(one != forms[1] for one in forms):
             raise TableFault("its columns were changed")
         names = _check_columns(key, schemas[1].names)
         read = [read_parquet(version) for version in versions]
@@ -327,6 +334,9 @@ def _merge_parquet(key: str, choice: Choice | None, *versions: bytes) -> MergedC
         if of_ours.num_row_groups and of_ours.num_columns:
             compression = of_ours.row_group(0).column(0).compression.replace("UNCOMPRESSED", "none").lower()
         data = _write_parquet(cells, schemas[1].with_metadata(metadata or None), compression)
+        for (name, form), other in zip(forms[1].items(), parquet_forms(data).values(), strict=True):
+            if form != other:
+                raise TableFault(f"column {name} can't be written as it is: {form} would become {other}")
     except pyarrow.ArrowException as error:
         raise TableFault(f"its columns can't be put together: {str(error).splitlines()[0]}") from None
     return MergedContent(data, taken, settled)

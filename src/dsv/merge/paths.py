@@ -195,6 +195,10 @@ class Decision(NamedTuple):
         )
 
 
+class NotByRows(str):
+    """The reason why a table can't be merged by rows, as was asked: a choice of a side is for rows, then."""
+
+
 MergeContent = Callable[[Change, Change, Choice | None], MergedContent | str]
 """Returns the content of a file that both sides changed, or why it can't be merged. The arguments are the
 changes in ours and in theirs, and the choice for rows or lines that both changed."""
@@ -312,6 +316,8 @@ def merge_path(
             return merged
         reason = merged
     choice = choices.of(pair.path)
+    if isinstance(reason, NotByRows) and choice in (Choice.OURS, Choice.THEIRS):
+        reason, choice = f"{reason}; without --table-key, --{choice.name.lower()} takes all of it", None
     if choice is Choice.OURS or (choice is Choice.BOTH and theirs.after is None):
         return _settled(_keep_ours(pair), choice)
     if choice is Choice.THEIRS:

@@ -204,4 +204,4 @@ def test_a_folder_outside_of_a_repository_has_no_view(tmp_path: Path) -> None:
     with pytest.raises(GitError, match="not a git repository"):
         GitView(tmp_path)
     with pytest.raises(GitError, match="not a git"):
-        run_git("rev-parse", "--verify", "none", folder=tmp_path)
+        run_git("rev-parse", "--verify", "none", cwd=tmp_path)

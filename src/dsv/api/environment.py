@@ -245,9 +245,8 @@ def user_at_host() -> str:
 def _git_author(cwd: Path) -> Setting | None:
     """Return the author that `git commit` would use here; None if Git or its user.name is missing."""
     try:
-        answer = run_git(
-            "config", "--null", "--get-regexp", r"^user\.(name|email)$", folder=cwd, seconds=GIT_SECONDS
-        )
+        wanted = ("--null", "--get-regexp", r"^user\.(name|email)$")
+        answer = run_git("config", *wanted, cwd=cwd, timeout=GIT_SECONDS)
     except GitError:
         return None
     # Each value is "key\nvalue"; the last of several values counts.

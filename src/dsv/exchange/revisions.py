@@ -17,7 +17,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from socket import getaddrinfo
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -103,22 +103,17 @@ class Output(NamedTuple):
         return ("" if self.before_3 else "files/md5/") + f"{self.md5[:2]}/{self.md5[2:]}"
 
 
-class DvcRemotes:
+class DvcRemotes(ExitStack):
     """The remotes that have the outputs of a repository, as one source. Each is opened when it is needed."""
 
     def __init__(self, open_one: Callable[[str, StoreOptions], FolderSource]) -> None:
-        self._open, self._end = open_one, ExitStack()
+        super().__init__()
+        self._open = open_one
         self._sources: dict[tuple[str, StoreOptions], FolderSource] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.close()
 
     def at(self, place: tuple[str, StoreOptions]) -> FolderSource:
         if place not in self._sources:
-            self._sources[place] = self._end.enter_context(self._open(*place))
+            self._sources[place] = self.enter_context(self._open(*place))
         return self._sources[place]
 
     def of(self, file: RemoteFile) -> FolderSource:
@@ -184,11 +179,9 @@ class Git:
         """Raises `Unsupported` for what is too large for a file that DVC writes."""
         wanted = list(objects)
         given = "".join(f"{one}\n" for one in wanted).encode()
-        rows = [
-            row.split() for row in self._ask("cat-file", "--batch-check", given=given).decode().splitlines()
-        ]
+        rows = [row.split() for row in self._ask("cat-file", "--batch-check", given=given).splitlines()]
         if gone := next((row[0] for row in rows if len(row) < 3), None):
-            raise _damaged(f"git can't read {self.shown}: it lacks the object {gone}", self.shown)
+            raise _damaged(f"git can't read {self.shown}: it lacks the object {gone.decode()}", self.shown)
         size = sum(int(row[2]) for row in rows)
         if size > _LARGEST:
             most = format_bytes(_LARGEST)
@@ -269,13 +262,8 @@ class DvcHistory:
             return DvcRemotes(lambda url, options: FolderSource(open_place(url, options)))
         return DvcRemotes(open_referred)
 
-    def _place(self, repository: str, named: str, tree: dict[str, str]) -> tuple[str, StoreOptions]:
-        """Return the URL of a remote, and the options to reach it. named: empty for the default one."""
-        if (repository, named) not in self._places:
-            self._places[repository, named] = self._find_place(repository, named, tree)
-        return self._places[repository, named]
-
     def _find_place(self, repository: str, named: str, tree: dict[str, str]) -> tuple[str, StoreOptions]:
+        """Return the URL of a remote, and the options to reach it. named: empty for the default one."""
         config, given = self._config(repository, tree), None if named else self._remote
         name = named or given or config.get("core", "remote", fallback="").strip("\"'")
         matches = [(re.fullmatch("""'?remote "(.+)"'?""", one), one) for one in config.sections()]
@@ -345,10 +333,13 @@ class DvcHistory:
     ) -> list[tuple[Output, RemoteFile]]:
         """Return the outputs that their remotes have, and add the others to `skipped`."""
         found = []
-        of_remotes: dict[FolderSource, list[Output]] = {}
+        of_remotes: dict[tuple[str, str], list[Output]] = {}
         for one in outputs:
-            of_remotes.setdefault(source.at(self._place(one.repository, one.remote, tree)), []).append(one)
-        for remote, several in of_remotes.items():
+            of_remotes.setdefault((one.repository, one.remote), []).append(one)
+        for key, several in of_remotes.items():
+            if key not in self._places:
+                self._places[key] = self._find_place(*key, tree)
+            remote = source.at(self._places[key])
             self._look_up(remote, several)
             found += [(one, self._file(remote, one)) for one in several]
         skipped += [

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 _NOT_FOUND = 127  # exit code of env for a missing program
 _OF_THE_CALLER = (
@@ -39,45 +40,34 @@ class GitMissingError(GitError):
     """git is not installed."""
 
 
-def run_git(
-    *arguments: str,
-    given: bytes = b"",
-    folder: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    seconds: float | None = None,
-    variables: Mapping[str, str] | None = None,
-) -> bytes:
+def run_git(*arguments: str, variables: Mapping[str, str] | None = None, **how: Any) -> bytes:
     """Return what git prints, without locks, prompts and fetching of missing objects. Raises `GitError`.
 
-    environ: None for that of this process. variables: more of them.
+    variables: more than those of the environment. how: of `subprocess.run`.
     """
     more = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C", **(variables or {})}
     argv = ["env", *(word for name in _OF_THE_CALLER for word in ("-u", name))]
     argv += [f"{name}={value}" for name, value in more.items()]
     argv += ["git", "--no-optional-locks", *(word for one in _OPTIONS for word in ("-c", one)), *arguments]
     try:
-        done = subprocess.run(
-            argv, input=given, capture_output=True, check=False, cwd=folder, env=environ, timeout=seconds
-        )
+        done = subprocess.run(argv, capture_output=True, check=False, **{"input": b"", **how})
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GitError(str(error)) from error
     if done.returncode:
         kind = GitMissingError if done.returncode == _NOT_FOUND else GitError
         raise kind(done.stderr.decode("utf-8", "replace"))
-    return done.stdout
+    return bytes(done.stdout)
 
 
 class GitView:
     """The local repository that a folder belongs to, without its configuration. `close` it at the end."""
 
-    def __init__(
-        self, folder: Path, environ: Mapping[str, str] | None = None, seconds: float | None = None
-    ) -> None:
-        """environ, seconds: for each git. Raises `GitError`, also if git does not trust the folder's owner."""
+    def __init__(self, folder: Path, **how: Any) -> None:
+        """how: of `subprocess.run`, for each git. Raises `GitError`, also if git distrusts the folder's owner."""
         from tempfile import TemporaryDirectory  # takes a while to import
 
-        self._made_for = folder, environ, seconds
-        self._git = partial(run_git, folder=folder, environ=environ, seconds=seconds)
+        self._folder, self._how = folder, how
+        self._git = partial(run_git, cwd=folder, **how)
         # This one reads the configuration, and starts nothing.
         said = os.fsdecode(self._git("rev-parse", "--absolute-git-dir", "--show-object-format"))
         own, _, objects = said.removesuffix("\n").rpartition("\n")
@@ -92,14 +82,13 @@ class GitView:
 
     def ask(self, *arguments: str, given: bytes = b"", **variables: str) -> bytes:
         """Run git with what the repository has. Raises `GitError`."""
-        return self._git(*arguments, given=given, variables={"GIT_DIR": self._view.name, **variables})
+        return self._git(*arguments, input=given, variables={"GIT_DIR": self._view.name, **variables})
 
     def is_changed(self, depth: int = 8) -> bool:
         """Return whether the folder differs from HEAD, or has new files. Raises `GitError`.
 
         depth: of submodules. Each has its own view, because git would use their configuration.
         """
-        folder, environ, seconds = self._made_for
         top = os.fsdecode(self._git("rev-parse", "--show-toplevel")[:-1])
         options: list[str] = []
         with suppress(GitError):  # none is set
@@ -110,9 +99,9 @@ class GitView:
             return True
         listed = self.ask("ls-files", "--stage", "-z", "--", ".", GIT_WORK_TREE=top) if depth else b""
         for one in os.fsdecode(listed).split("\0"):
-            below = folder / one.partition("\t")[2]
+            below = self._folder / one.partition("\t")[2]
             if one.startswith("160000") and (below / ".git").exists():
-                with closing(GitView(below, environ, seconds)) as module:
+                with closing(GitView(below, **self._how)) as module:
                     if module.is_changed(depth - 1):
                         return True
         return False

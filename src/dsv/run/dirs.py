@@ -235,7 +235,7 @@ def parse_metrics(data: bytes) -> Metrics:
 def code_state(folder: Path, environ: Mapping[str, str]) -> CodeState:
     """Return the git commit of a folder, and whether the folder differs; neither outside a work tree."""
     found = CodeState(str(folder))
-    with suppress(GitError), closing(GitView(folder, environ, _GIT_SECONDS)) as git:
+    with suppress(GitError), closing(GitView(folder, env=dict(environ), timeout=_GIT_SECONDS)) as git:
         head = git.ask("rev-parse", "--verify", "HEAD").decode("utf-8", "replace").strip()
         if re.fullmatch(r"[0-9a-f]{40,64}", head):
             found = CodeState(str(folder), head)

@@ -205,3 +205,11 @@ def test_a_folder_outside_of_a_repository_has_no_view(tmp_path: Path) -> None:
         GitView(tmp_path)
     with pytest.raises(GitError, match="not a git"):
         run_git("rev-parse", "--verify", "none", cwd=tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder to somebody else")
+def test_a_repository_of_somebody_else_has_no_view(hostile: Hostile) -> None:
+    os.chown(hostile.folder, 12345, 12345)
+    with pytest.raises(GitError, match="dubious ownership"):
+        GitView(hostile.folder)
+    assert code_state(hostile.folder, os.environ).commit is None

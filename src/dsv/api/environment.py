@@ -31,7 +31,6 @@ from dsv.errors import Denied, NotFound, UsageError
 from dsv.fs.folders import bound_folder
 from dsv.fs.git import GitError, run_git
 from dsv.fs.process import host_name, user_name
-from dsv.store.open import check_location
 from dsv.values.json import SHORT_MAX, Json, check_length, is_text, json_or_text
 from dsv.values.toml import BINDING, MAX_BYTES, binding, read_toml
 
@@ -77,6 +76,8 @@ def lasting(key: str, value: str, cwd: Path) -> str:
         raise UsageError(f"{key} can't be empty", subject=key, hint=f"dsv config --unset {key}")
     last = key.rpartition(".")[2]
     if key == "store" or (key.startswith("stores.") and last in ("url", "names", "mirrors")):
+        from dsv.store.open import check_location  # takes a while to import
+
         for place in value.split(","):
             if "://" in place:
                 check_location(place.strip())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import random
 import tarfile
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +21,6 @@ from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.labs.s3_server import S3Server
 
 fsspec = pytest.importorskip("fsspec")
-from fsspec.implementations.local import LocalFileSystem  # noqa: E402
 
 BIG = random.Random(9).randbytes(9 << 20)
 FILES = {"a.txt": b"1", "d/b.bin": b"2" * 700_000, "d/e/c": b"", "big": BIG}
@@ -129,7 +131,7 @@ def test_a_file_that_is_rewritten_in_place_while_it_is_read_is_a_conflict(
     """Its size stays the same."""
     write_files(tmp_path / "src", {"a": b"1", "z": b"a" * size})
     os.utime(tmp_path / "src/z", (1e9, 1e9))
-    opened, whole = FolderSource.open, LocalFileSystem.cat_file
+    opened, check = FolderSource.open, FolderSource._check
 
     def rewrite() -> None:
         with (tmp_path / "src/z").open("r+b") as file:
@@ -145,15 +147,14 @@ def test_a_file_that_is_rewritten_in_place_while_it_is_read_is_a_conflict(
 
         return then
 
-    def read_and_rewrite(self: LocalFileSystem, path: str) -> bytes:
-        data: bytes = whole(self, path)
-        if path.endswith("z"):
+    def rewrite_and_check(self: FolderSource, file: RemoteFile) -> None:
+        if file.path == b"z":
             rewrite()
-        return data
+        check(self, file)
 
     with monkeypatch.context() as once:
         once.setattr(FolderSource, "open", open_and_rewrite)
-        once.setattr(LocalFileSystem, "cat_file", read_and_rewrite)
+        once.setattr(FolderSource, "_check", rewrite_and_check)
         done = pets("import", f"file://{tmp_path}/src", "scans:", "--create")
     assert done.code == 4 and "z was changed while it was read" in done.err, done
     assert pets("resolve", "scans").code == 3
@@ -300,3 +301,90 @@ def test_a_bucket_is_imported_with_the_credentials_of_the_store(
         assert refused.code == 8, refused
     finally:
         ceph_s3.remove_bucket(bucket)
+
+
+@pytest.fixture
+def listings_fail(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, OSError], None]:
+    """Lets the listing of a folder of this machine fail."""
+
+    def fail(folder: str, error: OSError) -> None:
+        scan = os.scandir
+
+        def scandir(path: Any = ".") -> Any:
+            if os.fspath(path).endswith(folder):
+                raise error
+            return scan(path)
+
+        monkeypatch.setattr(os, "scandir", scandir)
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.EACCES, 8), (errno.EIO, 6), (errno.ESTALE, 6), (errno.ENOENT, 4)]
+)
+def test_a_folder_that_cant_be_listed_is_not_an_empty_one(
+    pets: Dsv, tmp_path: Path, listings_fail: Callable[[str, OSError], None], number: int, code: int
+) -> None:
+    source = tmp_path / "src"
+    write_files(source, {"a/1": b"1", "b/c/2": b"2", "b/c/3": b"3"})
+    pets.ok("import", str(source), "scans:", "--create")
+    listings_fail("src/b/c", OSError(number, os.strerror(number), f"{source}/b/c"))
+    for mirror in ([], ["--mirror", "--allow-removals", "--skip-unsupported"]):
+        done = pets("import", str(source), "scans:", *mirror)
+        assert done.code == code and f"{source}/b/c" in done.err, done
+    assert pets.ok("ls", "scans").lines == ["a/1", "b/c/2", "b/c/3"]
+
+
+def test_a_symlink_whose_target_cant_be_looked_at_ends_the_import(
+    pets: Dsv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(tmp_path, {"src/a": b"1", "private/file": b"2"})
+    (tmp_path / "src/link").symlink_to("../private/file")
+    pets.ok("import", str(tmp_path / "src"), "scans:", "--create")
+    stat = os.stat
+
+    def refuse(path: Any, *arguments: Any, follow_symlinks: bool = True, **more: Any) -> os.stat_result:
+        if follow_symlinks and isinstance(path, str) and path.endswith("src/link"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return stat(path, *arguments, follow_symlinks=follow_symlinks, **more)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    how = ("--mirror", "--allow-removals", "--skip-unsupported")
+    done = pets("import", str(tmp_path / "src"), "scans:", *how)
+    assert done.code == 8 and "link" in done.err, done
+    assert pets.ok("ls", "scans").lines == ["a", "link"]
+
+
+def test_a_question_mark_is_a_part_of_a_name_on_this_machine(pets: Dsv, tmp_path: Path) -> None:
+    write_files(tmp_path, {"what?.csv": b"1", "x.tar?y": b"2"})
+    for name in ("what?.csv", "x.tar?y"):
+        pets.ok("import", str(tmp_path / name), "pets:odd/")
+        pets.ok("import", f"file://{tmp_path}/{name}", "pets:odd2/")
+    assert pets.ok("ls", "pets:odd").lines == ["odd/what?.csv", "odd/x.tar?y"]
+    assert pets.ok("ls", "pets:odd2").lines == ["odd2/what?.csv", "odd2/x.tar?y"]
+
+
+def test_the_files_of_a_folder_of_git_are_one_problem(pets: Dsv, tmp_path: Path) -> None:
+    write_files(tmp_path / "src", {"a": b"1", **{f"sub/.git/o/{n}": b"2" for n in range(35)}})
+    refused = pets("import", str(tmp_path / "src"), "pets:src")
+    assert refused.code == 9 and refused.err.count(".git") == 1 and "35 files" in refused.err, refused
+    done = pets.ok("import", str(tmp_path / "src"), "pets:src", "--skip-unsupported")
+    assert done.err.count(".git") == 1 and pets.ok("ls", "pets:src").lines == ["src/a"], done
+
+
+def test_a_zip_is_stored_as_it_is_and_a_note_says_how_to_import_its_files(pets: Dsv, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "cats.zip", "w") as file:
+        file.writestr("a/b", "1")
+    done = pets.ok("import", str(tmp_path / "cats.zip"), "pets:zip/")
+    url = f"zip://::{tmp_path}/cats.zip"
+    assert f"dsv import {url}" in done.err and pets.ok("ls", "pets:zip").lines == ["zip/cats.zip"], done
+    pets.ok("import", url, "pets:unzipped")
+    assert content(pets, "pets:unzipped/a/b") == "1"
+
+
+def test_the_message_has_the_whole_path_of_a_folder(pets: Dsv) -> None:
+    outside = pets.at(pets.cwd.parent)
+    write_files(outside.cwd / "src", {"a": b"1"})
+    outside.ok("import", "src", "pets:src")
+    assert outside.ok("log", "pets", "--json").json["items"][0]["message"] == f"import {outside.cwd}/src"

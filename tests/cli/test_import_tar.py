@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("fsspec")
 from dsv.api import import_export as import_module
-from dsv.exchange import sources as tar_module
-from dsv.exchange.sources import _Unpacking
+from dsv.exchange import tars as tar_module
+from dsv.exchange.tars import _Unpacking
 from tests.kit.dsv import Dsv, write_files
 
 Member = tuple[str, bytes | str]
@@ -128,14 +128,14 @@ def test_a_tar_is_read_twice_whatever_the_order_of_its_members(
     members += [(f"links/{n}", f"../{n % 7}/{n}") for n in range(0, 700, 10)]
     make_tar(outside.cwd / "x.tar.gz", members, "w:gz")
     size, seen = len(gzip.decompress((outside.cwd / "x.tar.gz").read_bytes())), [0]
-    read = _Unpacking.read
+    read = _Unpacking._read
 
-    def counted(self: _Unpacking, size: int = -1, /) -> bytes:
+    def counted(self: _Unpacking, size: int) -> bytes:
         data = read(self, size)
         seen[0] += len(data)
         return data
 
-    monkeypatch.setattr(_Unpacking, "read", counted)
+    monkeypatch.setattr(_Unpacking, "_read", counted)
     done = outside.ok("import", "x.tar.gz", "pets:raw", "--json").json
     assert done["added"] == 770
     assert outside.ok("cat", "pets:raw/links/690").out == "690" * 100

@@ -19,7 +19,8 @@ from dsv.exchange.journal import Journal
 from dsv.exchange.reference import ReferredSource, open_referred
 from dsv.exchange.remote import absent, open_place
 from dsv.exchange.revisions import DVC, HUB, DvcHistory, DvcRemotes, Revision, no_revisions
-from dsv.exchange.sources import FolderSource, RemoteFile, TarSource, open_source
+from dsv.exchange.sources import FolderSource, RemoteFile
+from dsv.exchange.tars import TarSource, open_source
 from dsv.format.locator import ObjectKind
 from dsv.format.tree import Kind
 from dsv.repo.expiry import explained
@@ -100,9 +101,8 @@ def import_url(
 
     mirror: remove other files at the target's path. reference: leave the files where they are, and store only
     their location. options: how to reach an s3:// URL; None: like the store. chosen: make a commit of each of
-    these revisions, with its author, time and message, which mirrors it; those imported before are skipped,
-    and a dry run checks the last. Raises like `edits.edit`, `NotFound` if nothing is at the URL, and
-    `Unsupported` without a needed package.
+    these revisions, with its author, time and message, which mirrors it, but not again; a dry run checks the
+    last. Raises like `edits.edit`, `NotFound` if nothing is at the URL, `Unsupported` if a package is missing.
     """
     chosen = Revisions() if chosen is None else chosen
     reach = options or context.store_options(context.settings.store())
@@ -123,6 +123,7 @@ def import_url(
             steps = [_Step(request, mirror, source.files)]
         store = stack.enter_context(context.store())
         stack.enter_context(source)
+        source.say = context.progress.note
         repository = context.open_repository(store, Target(target.dataset, target.rev))
         edited = None
         commits: list[ImportedRevision] = []

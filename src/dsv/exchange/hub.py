@@ -8,11 +8,10 @@ from urllib.parse import quote, unquote
 from dsv.errors import UsageError
 from dsv.exchange.reference import open_referred
 from dsv.exchange.remote import absent, converting, hub_endpoint, missing_package, open_place
-from dsv.exchange.revisions import HUB, Revision
-from dsv.exchange.sources import FolderSource, RemoteFile
+from dsv.exchange.revisions import HUB, Revision, commit_time
+from dsv.exchange.sources import FolderSource, RemoteFile, in_order
 from dsv.store.options import StoreOptions
 from dsv.transfer.file_reader import Problem
-from dsv.values.paths import sort_key
 
 
 class HubHistory:
@@ -67,7 +66,7 @@ class HubHistory:
             Revision(
                 one.commit_id,
                 ", ".join(one.authors),
-                int(one.created_at.timestamp() * 1000),
+                commit_time(one.created_at.timestamp()),
                 f"{one.title}\n\n{one.message.strip()}".strip(),
             )
             for one in reversed(said)
@@ -98,7 +97,7 @@ class HubHistory:
                 key = f"{start}/{quote(one.path) if by_web else one.path}"
                 info = {"size": one.size, "blob_id": one.blob_id}
                 files.append(RemoteFile(path, key, one.size, digest, info=info, digest=digest))
-        return sorted(files, key=lambda file: sort_key(file.path)), []
+        return in_order(files), []
 
 
 def _split(url: str) -> tuple[str, str]:

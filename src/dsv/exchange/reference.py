@@ -15,7 +15,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from dsv.errors import NotFound, Unsupported, UsageError
-from dsv.exchange.remote import HTTP, S3, Place, changed, hub_headers, open_place, split_url
+from dsv.exchange.bodies import PIECE, at_most, encoding_of, get_object
+from dsv.exchange.remote import HTTP, S3, Place, changed, hub_headers, open_place, path_in, split_url
 from dsv.exchange.sources import TARS, FolderSource, ReadInto, RemoteFile
 from dsv.format.external import MAX_TEXT, Source
 from dsv.format.recipe import SINGLE_CHUNK_MAX
@@ -24,8 +25,6 @@ from dsv.repo.objects.externals import Found, ReadSource
 from dsv.store.options import StoreOptions
 from dsv.values.paths import show
 from dsv.values.secrets import hide_in_urls
-
-_PIECE = 8 << 20
 
 
 class SourceReader:
@@ -94,7 +93,8 @@ async def _read_s3(place: Place, source: Source, start: int, length: int) -> Fou
     if source.version:
         which["VersionId"] = source.version
     try:
-        answer = await place.fs._call_s3("get_object", Range=f"bytes={start}-{start + length - 1}", **which)
+        part = {"Range": f"bytes={start}-{start + length - 1}"}
+        answer, data = await get_object(place, {**which, **part}, length)
     except OSError as error:
         response = getattr(error.__cause__, "response", None) or {}
         if (
@@ -104,8 +104,6 @@ async def _read_s3(place: Place, source: Source, start: int, length: int) -> Fou
             raise
         answer = await place.fs._call_s3("head_object", **which)  # it has become shorter
         return b"", _seen(source, answer, int(answer["ContentLength"]))
-    async with answer["Body"] as body:
-        data: bytes = await body.read()
     total = str(answer.get("ContentRange", "")).rpartition("/")[2]
     return data, _seen(source, answer, int(total) if total.isdigit() else len(data))
 
@@ -130,11 +128,15 @@ async def _read_http(place: Place, source: Source, start: int, length: int, head
         place.fs._raise_not_found_for_status(answer, source.url)
         if answer.status != HTTPStatus.PARTIAL_CONTENT:
             size = int(answer.headers.get("Content-Length", -1))
-            if start or not 0 <= size <= _PIECE:
+            if start or not 0 <= size <= PIECE:
                 raise _unfit(place.shown, "its server does not give parts of files")
             total = str(size)
-        data: bytes = (await answer.read())[:length]
-        return data, _seen_http(source, answer, int(total) if total.isdigit() else -1)
+        if encoding := encoding_of(answer):
+            raise _unfit(place.shown, f"its server packs it by {encoding}")
+        is_part = answer.status == HTTPStatus.PARTIAL_CONTENT
+        data = await at_most(answer.content, length if is_part else size)
+        found = _seen_http(source, answer, int(total) if total.isdigit() else -1)
+        return data if is_part else data[:length], found
 
 
 def _seen_http(source: Source, answer: Any, size: int) -> Source:
@@ -179,7 +181,7 @@ class ReferredSource(FolderSource):
 
         def read(buffer: memoryview) -> int:
             nonlocal at
-            data = self._piece(file, at, min(len(buffer), _PIECE, size - at)) if at < size else b""
+            data = self._piece(file, at, min(len(buffer), PIECE, size - at)) if at < size else b""
             buffer[: len(data)] = data
             at += len(data)
             return len(data)
@@ -231,7 +233,7 @@ def open_referred(url: str, options: StoreOptions) -> ReferredSource:
     if scheme not in ("file", *S3, *HTTP) or "::" in url:
         raise _unfit(shown, "only s3://, http(s):// and files of this machine can be")
     place = open_place(url, options)
-    if url.partition("?")[0].endswith(TARS) and place.info(place.root).get("type") != "directory":
+    if path_in(url).endswith(TARS) and place.info(place.root).get("type") != "directory":
         raise _unfit(shown, "what is in a tar has no URL of its own")
     endpoint = options.endpoint or options.s3_endpoint or ""
     if place.protocol not in ("file", *S3, *HTTP):

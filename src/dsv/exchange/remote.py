@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from dsv.errors import Conflict, Denied, DsvError, NotFound, Unreachable, Unsupported, UsageError
+from dsv.errors import (
+    Conflict,
+    Denied,
+    DsvError,
+    IntegrityError,
+    NotFound,
+    Unreachable,
+    Unsupported,
+    UsageError,
+)
 from dsv.store.options import StoreOptions
 from dsv.values.secrets import hide_in_urls
 
@@ -28,6 +37,8 @@ S3 = ("s3", "s3a")
 OBJECT_STORES = (*S3, "gs", "gcs", "az", "abfs", "abfss")
 """Protocols in which files appear only when complete, and one request reads one version of a file."""
 HTTP = ("http", "https")
+_LISTED_AT_ONCE = (*OBJECT_STORES, "hf", "memory", "zip")
+"""Protocols whose file systems list all files below a path by one call, which raises if there is no answer."""
 _CAN_REFRESH = (*S3, "az", "abfs", "abfss", "hf")
 """Protocols whose file systems cache listings, and take `refresh` to ask the server."""
 _ETAGS = ("ETag", "etag", "blob_id", "md5Hash", "crc32c", "content_md5", "Content-MD5", "Digest")
@@ -97,6 +108,37 @@ class Place:
         with converting(self.shown, done), self.turn:
             yield
 
+    def find(self) -> dict[str, dict[str, Any]]:
+        """Return the files at and below the root by their keys. Raise if a folder can't be listed, which
+        `find` and `walk` of fsspec take for an empty one, below the first even with `on_error`."""
+        with self.at_work("read"):
+            if self.protocol in _LISTED_AT_ONCE:
+                at_once: dict[str, dict[str, Any]] = self.fs.find(self.root, detail=True)
+                return at_once
+            try:
+                top = self.fs.info(self.root)
+            except FileNotFoundError:
+                return {}
+            if top["type"] != "directory":
+                return {self.root: top}
+            found: dict[str, dict[str, Any]] = {}
+            folders: list[str] = [self.root]
+            while folders:
+                folder = folders.pop()
+                shown = f"{self.shown.rstrip('/')}/{self.name(folder)}".rstrip("/")
+                try:
+                    with converting(shown, "read"):
+                        listed = self.fs.ls(folder, detail=True)
+                except NotFound:
+                    raise changed(shown) from None
+                for info in listed:
+                    key = info["name"].rstrip("/")
+                    if info["type"] != "directory":
+                        found[info["name"]] = info
+                    elif key != folder:
+                        folders.append(key)
+            return found
+
     def info(self, key: str) -> dict[str, Any]:
         """Return the server's current information on a file, never from a cache."""
         with self.at_work("read"):
@@ -131,7 +173,7 @@ def open_place(url: str, options: StoreOptions) -> Place:
         raise missing_package(url, error) from None
     # paramiko mixes up the answers of two threads
     turn = threading.Lock() if protocol in BY_SSH else nullcontext()
-    return Place(fs, root.rstrip("/"), protocol, shown, turn)
+    return Place(fs, root.rstrip("/") or root[:1], protocol, shown, turn)
 
 
 def etag_and_time(info: dict[str, Any]) -> tuple[object, object]:
@@ -182,6 +224,8 @@ def storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
     """Return fsspec's options: those of dsv's stores for s3://. Other protocols find their credentials."""
     if protocol in BY_SSH:
         return _ssh_options()
+    if protocol in HTTP:  # what is packed is unpacked by `bodies`, if it should be
+        return {"client_kwargs": {"auto_decompress": False}}
     if protocol not in S3:
         return {}
     client = {"endpoint_url": options.endpoint or options.s3_endpoint, "region_name": options.region}
@@ -224,6 +268,11 @@ def kind_of(url: str) -> str:
     """Return the protocol of a URL, the same for all its aliases."""
     protocol = url.partition("://")[0].partition("::")[0].partition("+")[0]
     return _ALIASES.get(protocol, protocol)
+
+
+def path_in(url: str) -> str:
+    """Return the part of a URL that ends with the name of the file. Only URLs of HTTP have queries."""
+    return split_url(url).path if kind_of(url) == "http" else url
 
 
 def hub_endpoint() -> str:
@@ -276,8 +325,10 @@ def as_error(error: Exception, shown: str, done: str) -> DsvError:
     cause = error.__cause__
     if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):
         # fsspec raises it also if a web server is down or not trusted
-        is_away = isinstance(cause, OSError) and type(cause).__module__.startswith("aiohttp")
-        if is_away or _status(cause) not in (None, 404, 410):
+        is_away = isinstance(cause, TimeoutError) or (
+            type(cause).__module__.startswith("aiohttp") and "url" not in type(cause).__name__.lower()
+        )
+        if is_away if _status(cause) is None else _status(cause) not in (404, 410):
             return as_error(cause, shown, done)
     name, text, status = type(error).__name__, _line(error), _status(error)
     if isinstance(error, FileNotFoundError) or status in (404, 410):
@@ -286,6 +337,9 @@ def as_error(error: Exception, shown: str, done: str) -> DsvError:
         return Unsupported(f"{shown} can't be {done}: {kind_of(shown)}:// does not support it", subject=shown)
     if any(_is_expired(each) for each in _chain(error)):
         return changed(shown)
+    if name == "FlexibleChecksumError":  # botocore's
+        again = "run the same command again"
+        return IntegrityError(f"{shown} did not arrive as it is there: {text}", subject=shown, hint=again)
     if status is not None:
         phrase = next((each.phrase for each in HTTPStatus if each == status), "")
         text = f"the server answered {status} {phrase}".rstrip()

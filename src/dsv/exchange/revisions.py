@@ -32,11 +32,10 @@ from dsv.exchange.remote import (
     split_url,
     version_of,
 )
-from dsv.exchange.sources import JOBS, FolderSource, RemoteFile
+from dsv.exchange.sources import JOBS, FolderSource, RemoteFile, in_order
 from dsv.fs.git import GitError, GitMissingError, GitView, run_git
 from dsv.store.options import StoreOptions
 from dsv.transfer.file_reader import Problem
-from dsv.values.paths import sort_key
 from dsv.values.secrets import hide_in_urls
 from dsv.values.units import format_bytes
 
@@ -66,6 +65,12 @@ class Revision(NamedTuple):
     author: str
     time_ms: int
     message: str
+
+
+def commit_time(seconds: str | float) -> int:
+    """Return the time of a commit, at most the last second of 9999. One before 1970, for which git has no
+    text, becomes 0: a commit of a store has none."""
+    return int(1000 * min(max(0.0, float(seconds or 0)), 253_402_300_799))
 
 
 def no_revisions(url: str) -> UsageError:
@@ -165,7 +170,7 @@ class Git:
         for one in said.decode("utf-8", "replace").split("\0"):
             if one:
                 name, author, time, message = one.split("\n", 3)
-                found.append(Revision(name, author, 1000 * max(0, int(time)), message.strip()))
+                found.append(Revision(name, author, commit_time(time), message.strip()))
         return found
 
     def tree(self, revision: str) -> dict[str, str]:
@@ -326,7 +331,7 @@ class DvcHistory:
                 for each in self._folder(source.of(file), file)
             ]
         files = [file for _, file in self._present(source, wanted, skipped, tree)]
-        return sorted(files, key=lambda file: sort_key(file.path)), skipped
+        return in_order(files), skipped
 
     def _present(
         self, source: DvcRemotes, outputs: list[Output], skipped: list[Problem], tree: dict[str, str]
@@ -435,9 +440,8 @@ class DvcHistory:
         place = source.place
         if not any(name in HTTP for name in place.protocols):
             if source not in self._objects:
-                with place.at_work("read"):
-                    found = place.fs.find(place.root, detail=True)
-                self._objects[source] = {place.name(key): {**info, "key": key} for key, info in found.items()}
+                listed = place.find().items()
+                self._objects[source] = {place.name(key): {**info, "key": key} for key, info in listed}
             return
         objects = self._objects.setdefault(source, {})
 

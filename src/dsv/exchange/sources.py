@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
+import errno
 import hashlib
-import lzma
-import posixpath
+import mimetypes
+import re
 import stat
-import tarfile
-import zlib
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import pairwise
 from typing import Any, Final, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from dsv.errors import IntegrityError, Unsupported
+from dsv.exchange.bodies import PIECE, open_unpacked, read_object
 from dsv.exchange.remote import (
     HTTP,
     OBJECT_STORES,
+    S3,
     Place,
     changed,
     is_same,
-    open_place,
+    path_in,
     version_of,
 )
 from dsv.fs.files import what_it_is
-from dsv.store.options import StoreOptions
 from dsv.transfer.file_reader import Problem
-from dsv.values.paths import folders_above, show, sort_key
+from dsv.values.paths import show, sort_key
+from dsv.values.progress import NoProgress
 from dsv.values.secrets import hide_in_urls
-from dsv.values.units import format_bytes
+from dsv.values.units import format_count
 
 SMALL = 8 << 20
 """Maximum bytes of a file that is read or written in one piece, and ahead."""
@@ -42,9 +41,26 @@ AHEAD_BYTES = 128 << 20
 """Maximum bytes of files in flight, which bounds memory."""
 JOBS = 32
 """Small files that are read or written at the same time."""
-_PIECE = 8 << 20
 _ONE_REQUEST = (*OBJECT_STORES, *HTTP, "hf")
 """Protocols that read a small file by one request, so that all of it is of one version."""
+
+TARS: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+_KINDS: Final = mimetypes.MimeTypes()
+_DATA: Final = (
+    ".parquet",
+    ".npy",
+    ".npz",
+    ".jsonl",
+    ".arrow",
+    ".feather",
+    ".safetensors",
+    ".pt",
+    ".gz",
+    ".xz",
+    ".zst",
+)
+"""Ends of names whose kind `mimetypes` does not know."""
+_OWN_FOLDER = re.compile(rb"((?:.*?/)??\.(?:git|dsv))/", re.IGNORECASE | re.DOTALL)
 
 ReadInto = Callable[[memoryview], int]
 """Fills a buffer and returns the number of bytes, 0 at the end."""
@@ -72,6 +88,24 @@ class RemoteFile:
     def content_key(self) -> str:
         """A value that only files with the same content share, and only at this place."""
         return self.digest or self.key
+
+
+def in_order(files: list[RemoteFile]) -> list[RemoteFile]:
+    """Return the files in tree order. Raises `Unsupported` if two with different contents have one path."""
+    files.sort(key=lambda file: sort_key(file.path))
+    for one, other in pairwise(files):
+        if one.path == other.path and one.content_key != other.content_key:
+            raise same_name(one.key, other.key, one.path)
+    return files
+
+
+def same_name(one: str, other: str, path: bytes) -> Unsupported:
+    one, other = hide_in_urls(one), hide_in_urls(other)
+    return Unsupported(
+        f"{one!r} and {other!r} would both be {show(path)}, and one would be lost",
+        subject=other,
+        hint="rename one of them there, or import them to two paths",
+    )
 
 
 class _Digest:
@@ -115,6 +149,8 @@ class FolderSource:
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        self.say: Callable[[str], None] = NoProgress().note
+        """Takes a line for people."""
         self.fs, self.root = place.fs, place.root
         self._jobs = 1 if place.by_ssh else JOBS
         self._upcoming: deque[RemoteFile] = deque()
@@ -130,19 +166,25 @@ class FolderSource:
 
     def files(self) -> tuple[list[RemoteFile], list[Problem]]:
         """Return every file, in tree order, and what can't be read as one."""
-        if is_http := any(name in HTTP for name in self.place.protocols):
-            found = {self.root: self._page()}
-        else:
-            with self.place.at_work("read"):
-                found = self.fs.find(self.root, detail=True)
+        is_http = any(name in HTTP for name in self.place.protocols)
         files: list[RemoteFile] = []
         skipped: list[Problem] = []
-        for key, info in found.items():
-            if not is_http and (key.endswith("/") or info.get("type") == "directory"):
-                continue  # consoles put such objects there to show a folder
-            name = self.place.name(key) or key.rstrip("/").rpartition("/")[2].partition("?")[0]
+        kept_out: Counter[bytes] = Counter()
+        for key, info in ({self.root: self._page()} if is_http else self.place.find()).items():
+            if info.get("type") == "directory" or (key.endswith("/") and not info.get("size")):
+                continue  # consoles put empty objects there to show a folder
+            name = self.place.name(key) or key.rstrip("/").rpartition("/")[2]
             path = name.encode("utf-8", "surrogateescape")
+            if is_http:
+                path = unquote_to_bytes(path_in(key).rpartition("/")[2].encode("utf-8", "surrogateescape"))
+            if own := _OWN_FOLDER.match(path):
+                kept_out[own[1]] += 1
+                continue
             reason = self._unreadable(key, info)
+            if not is_http and key.endswith("/"):
+                reason = "its name ends with a slash, and it is not empty"
+            elif is_http and b"/" in path:
+                reason = "its name has a slash"
             if reason is not None:
                 skipped.append(Problem(path, reason))
                 continue
@@ -152,7 +194,15 @@ class FolderSource:
             files.append(
                 RemoteFile(path, key, None if size is None else int(size), version_of(info), info=info)
             )
-        return sorted(files, key=lambda file: sort_key(file.path)), skipped
+        if len(files) == 1 and files[0].key == self.root and self.root.endswith(".zip"):
+            self.say(
+                f"{self.place.shown} is stored as it is; its files: dsv import zip://::{self.place.shown}"
+            )
+        for folder, count in kept_out.items():
+            skipped.append(
+                Problem(folder, f"it is a folder of git or dsv, with {format_count(count, 'file')} in it")
+            )
+        return in_order(files), skipped
 
     def read_ahead(self, files: Sequence[RemoteFile]) -> None:
         """Announce the files that will be read, in this order."""
@@ -186,12 +236,11 @@ class FolderSource:
 
     def open(self, file: RemoteFile) -> ReadInto:
         """Read a file from its start, piece by piece."""
-        with self.place.at_work("read"):
-            opened = self.fs.open(file.key, "rb", block_size=_PIECE)
+        opened = open_unpacked(self.place, file.key, file.info, self.say)
 
         def read(buffer: memoryview) -> int:
             with self.place.at_work("read"):
-                data: bytes = opened.read(min(len(buffer), _PIECE))
+                data: bytes = opened.read(min(len(buffer), PIECE))
                 if not data:
                     opened.close()
             if not data and file.size is not None:
@@ -202,9 +251,17 @@ class FolderSource:
         return read
 
     def read(self, file: RemoteFile) -> bytes:
-        """Return all of a small file."""
-        with self.place.at_work("read"):
-            data: bytes = self.fs.cat_file(file.key)
+        """Return all of a small file; one byte more if it is longer than it was listed."""
+        size = file.size or 0
+        if self.place.protocol in S3:
+            return read_object(self.place, file.key, file.info, size)
+        if self.place.protocol in _ONE_REQUEST and self.place.protocol not in HTTP:
+            with self.place.at_work("read"):
+                data: bytes = self.fs.cat_file(file.key)
+            return data
+        opened = open_unpacked(self.place, file.key, file.info, self.say)
+        with self.place.at_work("read"), opened:
+            data = opened.read(size + 1)
         if self.place.protocol not in _ONE_REQUEST:
             self._check(file)
         return data
@@ -218,12 +275,13 @@ class FolderSource:
         with self.place.at_work("read"):
             info: dict[str, Any] = self.fs.info(self.root)
         url = self.place.shown.rpartition("::")[2]
-        if urlsplit(url).path.endswith("/") or urlsplit(str(info.get("url", ""))).path.endswith("/"):
+        if not urlsplit(url).path.rpartition("/")[2] or urlsplit(str(info.get("url", ""))).path.endswith("/"):
             raise Unsupported(
                 f"{self.place.shown} is a folder of a web server, and HTTP does not list files",
                 subject=self.place.shown,
                 hint=f"import one file or a tar of it, or wget -r -np {url} and dsv put",
             )
+        refuse_page(self.place, info)
         return info
 
     def _unreadable(self, key: str, info: dict[str, Any]) -> str | None:
@@ -234,14 +292,18 @@ class FolderSource:
             return None if mode is None or stat.S_ISREG(mode) else what_it_is(mode)
         if info.get("type") not in ("other", "link"):
             return None
+        if not info.get("islink") and info["type"] != "link":
+            return what_it_is(int(info.get("mode", 0)))
+        to = ""
         with self.place.at_work("read"):
-            if self.fs.isfile(key):
-                return None  # a link to a file is read as the file
-            if info.get("islink") or info["type"] == "link":
-                return "it is a symlink to " + (
-                    "a folder" if self.fs.isdir(key) else "something that is not a file"
-                )
-        return what_it_is(int(info.get("mode", 0)))
+            try:
+                to = self.fs.info(key)["type"]
+            except OSError as error:  # no other error says that nothing is there
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                    raise
+        if to == "file":
+            return None  # it is read as the file
+        return f"it is a symlink to {'a folder' if to == 'directory' else 'something that is not a file'}"
 
     def _open(self, file: RemoteFile) -> ReadInto:
         while self._upcoming and len(self._begun) < 4 * self._jobs and self._bytes < AHEAD_BYTES:
@@ -256,245 +318,14 @@ class FolderSource:
         return self.open(file)
 
 
-TARS: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
-UNPACKED_MIN: Final = 1 << 30
-UNPACKED_TIMES: Final = 2000
-"""A tar is refused if it unpacks to more than `UNPACKED_MIN` bytes and `UNPACKED_TIMES` times its size."""
-_READ_MAX: Final = 64 << 20
-"""Maximum bytes of a header."""
-_LINKS_MAX: Final = 40
-_NO_FILE: Final = "it is neither a file nor a link to a file of the tar, or it is below one of these"
-_COMPRESSED: Final[dict[bytes, Callable[[Any], Any]]] = {
-    b"\x1f\x8b": lambda raw: gzip.GzipFile(fileobj=raw, mode="rb"),
-    b"BZh": bz2.BZ2File,
-    b"\xfd7zXZ": lzma.LZMAFile,
-}
-
-
-class TarSource:
-    """The files below the folder `inside` of a tar at a URL. The end of the context closes the tar.
-
-    The tar is read twice from its start: to list it, and for the contents.
-    """
-
-    def __init__(self, place: Place, info: dict[str, Any], inside: str = "") -> None:
-        self.place = place
-        self._inside = _clean(inside)
-        self._info = info
-        self._raw = _Raw(place)
-        self._last: tuple[str, bytes] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._raw.close()
-
-    def files(self) -> tuple[list[RemoteFile], list[Problem]]:
-        """Return every file, in tree order, and what can't be read as one.
-
-        A later member of the same name replaces an earlier one. Raises `IntegrityError` for a damaged tar,
-        and `Unsupported` for one that unpacks to far more than its size.
-        """
-        with self._archive_errors():
-            start = self._raw.read(6)
-            self._raw.seek(0)
-            packed = next((opened for magic, opened in _COMPRESSED.items() if start.startswith(magic)), None)
-            self._unpacked = _Unpacking(self._raw, self._raw if packed is None else packed(self._raw))
-            self._tar = tarfile.TarFile(fileobj=self._unpacked)  # type: ignore[arg-type]
-            self._members = {_clean(one.name): one for one in self._tar.getmembers() if one.type != b"V"}
-            # Python takes a damaged header, and a missing end, for the end of the tar.
-            if self._unpacked.last != tarfile.NUL * tarfile.BLOCKSIZE:
-                raise tarfile.ReadError(f"no valid header at byte {self._tar.offset:,}")
-            while packed is not None and self._unpacked.read(_PIECE):
-                pass  # to the checksum, which is at the end
-        files, skipped = self._sorted_out()
-        return sorted(files, key=lambda file: sort_key(file.path)), skipped
-
-    def read_ahead(self, files: Sequence[RemoteFile]) -> None:
-        """Do nothing: a tar is read in the order of its members."""
-
-    def check(self) -> None:
-        """Raise `Conflict` if the tar was changed since it was opened."""
-        if not is_same(self._info, self.place.info(self.place.root)):
-            raise changed(self.place.shown)
-
-    def reader(self, file: RemoteFile) -> ReadInto:
-        source: ReadInto | None = None
-
-        def read(buffer: memoryview) -> int:
-            nonlocal source
-            with self._archive_errors():
-                if source is None:
-                    source = self._open(self._members[file.key])
-                return source(buffer)
-
-        return read
-
-    def _open(self, member: tarfile.TarInfo) -> ReadInto:
-        if self._last is not None and self._last[0] == member.name:  # a link, or the file that it leads to
-            return BytesIO(self._last[1]).readinto
-        opened = self._tar.extractfile(member)
-        assert opened is not None
-        if member.size > SMALL:
-            return opened.readinto  # type: ignore[attr-defined,no-any-return]
-        data = opened.read()
-        if len(data) != member.size:
-            raise tarfile.ReadError("unexpected end of data")
-        self._last = member.name, data
-        return BytesIO(data).readinto
-
-    def _sorted_out(self) -> tuple[list[RemoteFile], list[Problem]]:
-        files: list[RemoteFile] = []
-        skipped: list[Problem] = []
-        version, holes = version_of(self._info), 0
-        above = self._inside + "/" if self._inside else ""
-        for name, member in self._members.items():
-            if member.isdir() or not (name + "/").startswith(above):
-                continue
-            path = (name[len(above) :] or name.rpartition("/")[2]).encode("utf-8", "surrogateescape")
-            found, reason = self._content_of(name), _NO_FILE
-            if found is not None and found.issparse():
-                size, data = found.size, sum(size for _, size in found.sparse or ())  # type: ignore[misc,has-type]
-                holes += size - data
-                if _is_absurd(holes, self._tar.offset):
-                    holes -= size - data
-                    found = None
-                    reason = f"it is a sparse file of {format_bytes(size)} with {format_bytes(data)} of data"
-            if found is None:
-                skipped.append(Problem(path, reason))
-                continue
-            of_tar = None if version is None else f"{version} {found.offset}"
-            files.append(RemoteFile(path, _clean(found.name), found.size, of_tar, found.offset))
-        return files, skipped
-
-    def _content_of(self, name: str) -> tarfile.TarInfo | None:
-        """Return the member with the content of a member, following links; None if there is none."""
-        for folder in folders_above(name.encode("utf-8", "surrogateescape")):
-            above = self._members.get(folder.decode("utf-8", "surrogateescape"))
-            if above is not None and not above.isdir():
-                return None
-        for _ in range(_LINKS_MAX):
-            member = self._members.get(name)
-            if member is None or not (member.issym() or member.islnk()):
-                return member if member is not None and member.isreg() else None
-            folder_of = posixpath.dirname(name) if member.issym() else ""
-            name = _clean(posixpath.normpath(posixpath.join(folder_of, member.linkname)))
-            target = self._members.get(name)
-            if member.islnk() and target is not None and target.offset > member.offset:
-                return None  # when tar makes the link, it has the name's earlier content
-        return None
-
-    @contextmanager
-    def _archive_errors(self) -> Iterator[None]:
-        """Turn errors of damaged archives into `IntegrityError`. The server's errors are converted before."""
-        try:
-            yield
-        except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError) as error:
-            raise IntegrityError(
-                f"{self.place.shown} is not a whole tar: {error}",
-                subject=self.place.shown,
-                hint="compare its size and its checksum with the original, and copy it again",
-            ) from error
-
-
-class _Raw:
-    """The bytes at the URL, before unpacking. Reading them raises dsv's errors."""
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self._file: Any = None
-        self._position = 0
-
-    def read(self, size: int = -1, /) -> bytes:
-        with self.place.at_work("read"):
-            data: bytes = self._opened().read(size)
-        self._position += len(data)
-        return data
-
-    def _opened(self) -> Any:
-        if self._file is None:
-            self._file = self.place.fs.open(self.place.root, "rb", block_size=_PIECE)
-        return self._file
-
-    def seek(self, position: int, whence: int = 0, /) -> int:
-        assert whence == 0
-        if position == 0:  # a web server may not be able to seek, but it can be asked again
-            self.close()
-        elif position != self._position:
-            with self.place.at_work("read"):
-                self._opened().seek(position)
-        self._position = position
-        return position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._file = None
-
-
-class _Unpacking:
-    """The tar itself, unpacked. It is refused if it unpacks to far more than its size."""
-
-    def __init__(self, raw: _Raw, file: Any) -> None:
-        self._raw, self._file = raw, file
-        self._position = 0
-        self.last = b""
-
-    def read(self, size: int = -1, /) -> bytes:
-        if not 0 <= size <= _READ_MAX:
-            raise tarfile.ReadError(f"a header of {size:,} bytes")
-        self.last = data = self._file.read(size)
-        self._position += len(data)
-        if self._file is not self._raw and _is_absurd(self._position, self._raw.tell()):
-            raise Unsupported(
-                f"{self._raw.place.shown} unpacks to more than {UNPACKED_TIMES:,} times its size",
-                subject=self._raw.place.shown,
-                hint="if this is intended, unpack it with tar, and dsv put the folder",
-            )
-        return data  # type: ignore[no-any-return]
-
-    def seek(self, position: int, whence: int = 0, /) -> int:
-        if self._file is self._raw:
-            self._position = self._raw.seek(position)
-            return position
-        if position < self._position:
-            self._file.seek(0)
-            self._position = 0
-        while self._position < position and self.read(min(_PIECE, position - self._position)):
-            pass  # by pieces, so that the limit holds on the way too
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-
-def open_source(url: str, options: StoreOptions) -> FolderSource | TarSource:
-    """Raise `Unsupported` if a package is missing, and `UsageError` for a URL that dsv can't read."""
-    inside = ""
-    if is_tar := url.startswith("tar://"):
-        inside, _, url = url.removeprefix("tar://").partition("::")
-    place = open_place(url, options)
-    if is_tar or url.partition("?")[0].endswith(TARS):
-        info = place.info(place.root)
-        if info.get("type") != "directory":
-            return TarSource(place, info, inside)
-    return FolderSource(place)
-
-
-def _is_absurd(unpacked: int, packed: int) -> bool:
-    return unpacked > UNPACKED_MIN and unpacked > UNPACKED_TIMES * packed
-
-
-def _clean(name: str) -> str:
-    """Return a member's name without `.` and empty parts, as tar unpacks it; `..` stays, and is refused."""
-    return "/".join(part for part in name.split("/") if part not in ("", "."))
+def refuse_page(place: Place, info: dict[str, Any]) -> None:
+    """Raise `Unsupported` if a web server has a page for a file of another kind, as if to log in."""
+    name = path_in(place.shown).lower()
+    kind = _KINDS.guess_type(name)[0] or ""
+    is_data = name.endswith((*TARS, *_DATA)) or (kind and "html" not in kind)
+    if info.get("mimetype") == "text/html" and is_data:
+        raise Unsupported(
+            f"what is at {place.shown} is a web page, perhaps one to log in",
+            subject=place.shown,
+            hint=f"open it in a browser; if it is the file: curl -L {place.shown} | dsv put - DATASET:PATH",
+        )

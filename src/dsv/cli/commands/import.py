@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from msgspec.structs import replace
 
 from dsv.api.edits import EditRequest
@@ -21,9 +23,10 @@ from dsv.cli.options import (
     one_of,
     override,
 )
+from dsv.exchange.revisions import DVC
 from dsv.values.names import Target
 from dsv.values.secrets import hide_in_urls
-from dsv.values.units import format_bytes, format_count
+from dsv.values.units import format_bytes, format_count, format_lines
 
 
 @command(
@@ -71,7 +74,7 @@ def import_(
     With --reference the files of s3://, http(s)://, hf:// or a folder are read for their ids and not stored. Later they
     are read there, and refused if they are not what they were. --materialize stores them, under the same commits.
     """
-    said = f"import {hide_in_urls(url)}".encode("utf-8", "replace").decode()
+    said = f"import {hide_in_urls(_whole(url))}".encode("utf-8", "replace").decode()
     request = EditRequest(
         message=said if message is None else message,
         action="import",
@@ -99,9 +102,20 @@ def import_(
     _show(call, url, done, dry_run=dry_run)
 
 
+def _whole(url: str) -> str:
+    """Return the URL with its path on this machine, if it has one, made absolute."""
+    place = url.removeprefix(DVC)
+    last = place.rpartition("::")[2]
+    is_here = "://" not in last and (place is url or ":" not in last)  # git takes HOST:PATH
+    return url[: len(url) - len(last)] + str(Path(last).absolute()) if is_here else url
+
+
 def _show(call: Call, url: str, done: Imported, *, dry_run: bool) -> None:
     more = {"found": done.found, "known": done.known, "read": done.read, "read_bytes": done.read_bytes}
     show_edited(call, done.edited, dry_run=dry_run, more={**more, "revisions": done.revisions})
+    if len(done.revisions) > 1:
+        lines = [f"{one.revision[:12]} is {str(one.commit)[:12]}" for one in done.revisions if one.commit]
+        call.say(f"{len(done.revisions):,} revisions:{format_lines(lines)}")
     known = f", {done.known:,} known from before" if done.known else ""
     read = f"{done.read:,} read ({format_bytes(done.read_bytes)})"
     call.say(f"{format_count(done.found, 'file')} at {hide_in_urls(url)}: {read}{known}")

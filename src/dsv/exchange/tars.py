@@ -1,0 +1,324 @@
+"""Reading the files of a tar at a URL for an import."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import posixpath
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+from typing import Any, Final, Self
+
+from dsv.errors import IntegrityError, NotFound, Unsupported
+from dsv.exchange.bodies import PIECE, open_file
+from dsv.exchange.remote import Place, changed, is_same, open_place, path_in, version_of
+from dsv.exchange.sources import (
+    SMALL,
+    TARS,
+    FolderSource,
+    ReadInto,
+    RemoteFile,
+    in_order,
+    refuse_page,
+    same_name,
+)
+from dsv.store.options import StoreOptions
+from dsv.transfer.file_reader import Problem
+from dsv.values.paths import MAX_PATH, folders_above
+from dsv.values.progress import NoProgress
+from dsv.values.units import format_bytes
+
+UNPACKED_MIN: Final = 1 << 30
+UNPACKED_TIMES: Final = 2000
+"""A tar is refused if it unpacks to more than `UNPACKED_MIN` bytes and `UNPACKED_TIMES` times its size."""
+_HEADER_MAX: Final = 1 << 20
+"""Maximum bytes of the headers of one member, the map of a sparse file among them."""
+_MEMBER: Final = 4096
+"""What a member counts for, besides its bytes: Python keeps it in memory."""
+_LINKS_MAX: Final = 40
+_NO_FILE: Final = "it is neither a file nor a link to a file of the tar, or it is below one of these"
+_COMPRESSED: Final[dict[bytes, Callable[[Any], Any]]] = {
+    b"\x1f\x8b": lambda raw: gzip.GzipFile(fileobj=raw, mode="rb"),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ": lzma.LZMAFile,
+}
+
+
+class TarSource:
+    """The files below the folder `inside` of a tar at a URL. The end of the context closes the tar.
+
+    The tar is read twice from its start: to list it, and for the contents.
+    """
+
+    def __init__(self, place: Place, info: dict[str, Any], inside: str = "") -> None:
+        self.place = place
+        self.say = NoProgress().note
+        self._inside = _clean(inside)
+        self._info = info
+        self._raw = _Raw(place, info)
+        self._last: tuple[str, bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._raw.close()
+
+    def files(self) -> tuple[list[RemoteFile], list[Problem]]:
+        """Return every file, in tree order, and what can't be read as one.
+
+        A later member of the same name replaces an earlier one. Raises `IntegrityError` for a damaged tar,
+        and `Unsupported` for one that unpacks to far more than its size.
+        """
+        with self._archive_errors():
+            start = self._raw.read(6)
+            self._raw.seek(0)
+            packed = next((opened for magic, opened in _COMPRESSED.items() if start.startswith(magic)), None)
+            self._unpacked = _Unpacking(self._raw, self._raw if packed is None else packed(self._raw))
+            self._tar = tarfile.TarFile(fileobj=self._unpacked)  # type: ignore[arg-type]
+            self._members, skipped = self._listed()
+            # Python takes a damaged header, and a missing end, for the end of the tar.
+            if self._unpacked.last != tarfile.NUL * tarfile.BLOCKSIZE:
+                raise tarfile.ReadError(f"no valid header at byte {self._tar.offset:,}")
+            while packed is not None and self._unpacked.read(PIECE):
+                pass  # to the checksum, which is at the end
+        if all(member.isdir() for member in self._members.values()) and not skipped:
+            raise NotFound(
+                f"{self.place.shown} is a tar without a file",
+                subject=self.place.shown,
+                hint="tar -tvf lists what is in a tar",
+            )
+        files, unfit = self._sorted_out()
+        return in_order(files), skipped + unfit
+
+    def read_ahead(self, files: Sequence[RemoteFile]) -> None:
+        """Do nothing: a tar is read in the order of its members."""
+
+    def check(self) -> None:
+        """Raise `Conflict` if the tar was changed since it was opened."""
+        if not is_same(self._info, self.place.info(self.place.root)):
+            raise changed(self.place.shown)
+
+    def reader(self, file: RemoteFile) -> ReadInto:
+        source: ReadInto | None = None
+
+        def read(buffer: memoryview) -> int:
+            nonlocal source
+            with self._archive_errors():
+                if source is None:
+                    source = self._open(self._members[file.key])
+                return source(buffer)
+
+        return read
+
+    def _open(self, member: tarfile.TarInfo) -> ReadInto:
+        if self._last is not None and self._last[0] == member.name:  # a link, or the file that it leads to
+            return BytesIO(self._last[1]).readinto
+        opened = self._tar.extractfile(member)
+        assert opened is not None
+        if member.size > SMALL:
+            return opened.readinto  # type: ignore[attr-defined,no-any-return]
+        data = opened.read()
+        if len(data) != member.size:
+            raise tarfile.ReadError("unexpected end of data")
+        self._last = member.name, data
+        return BytesIO(data).readinto
+
+    def _listed(self) -> tuple[dict[str, tarfile.TarInfo], list[Problem]]:
+        """Return the members by name, and those with names that are too long."""
+        members: dict[str, tarfile.TarInfo] = {}
+        skipped: list[Problem] = []
+        last = -1
+        for one in self._tar:
+            if one.offset_data <= last:  # older Pythons go back by a negative size, and never end
+                raise tarfile.ReadError(f"a member at byte {one.offset:,} has no valid size")
+            last = one.offset_data
+            self._unpacked.next_member()
+            one.pax_headers = {}  # each member has a copy of those of the whole tar
+            if max(len(one.name), len(one.linkname)) > MAX_PATH:
+                path = one.name[:MAX_PATH].encode("utf-8", "surrogateescape")
+                skipped.append(Problem(path, f"its path or its target is longer than {MAX_PATH} bytes"))
+            elif one.type != b"V":
+                name = _clean(one.name)
+                before = members.get(name)
+                if before is not None and before.name != one.name and not (before.isdir() and one.isdir()):
+                    raise same_name(before.name, one.name, name.encode("utf-8", "surrogateescape"))
+                members[name] = one
+        self._unpacked.header_left = None
+        return members, skipped
+
+    def _sorted_out(self) -> tuple[list[RemoteFile], list[Problem]]:
+        files: list[RemoteFile] = []
+        skipped: list[Problem] = []
+        version, holes = version_of(self._info), 0
+        above = self._inside + "/" if self._inside else ""
+        for name, member in self._members.items():
+            if member.isdir() or not (name + "/").startswith(above):
+                continue
+            path = (name[len(above) :] or name.rpartition("/")[2]).encode("utf-8", "surrogateescape")
+            found, reason = self._content_of(name), _NO_FILE
+            if found is not None and found.issparse():
+                size, data = found.size, sum(size for _, size in found.sparse or ())  # type: ignore[misc,has-type]
+                holes += size - data
+                if data > size or _is_absurd(holes, self._raw.tell()):
+                    holes -= size - data
+                    found = None
+                    reason = f"it is a sparse file of {format_bytes(size)} with {format_bytes(data)} of data"
+            if found is None:
+                skipped.append(Problem(path, reason))
+                continue
+            of_tar = None if version is None else f"{version} {found.offset}"
+            files.append(RemoteFile(path, _clean(found.name), found.size, of_tar, found.offset))
+        return files, skipped
+
+    def _content_of(self, name: str) -> tarfile.TarInfo | None:
+        """Return the member with the content of a member, following links; None if there is none."""
+        for folder in folders_above(name.encode("utf-8", "surrogateescape")):
+            above = self._members.get(folder.decode("utf-8", "surrogateescape"))
+            if above is not None and not above.isdir():
+                return None
+        for _ in range(_LINKS_MAX):
+            member = self._members.get(name)
+            if member is None or not (member.issym() or member.islnk()):
+                return member if member is not None and member.isreg() else None
+            folder_of = posixpath.dirname(name) if member.issym() else ""
+            name = _clean(posixpath.normpath(posixpath.join(folder_of, member.linkname)))
+            target = self._members.get(name)
+            if member.islnk() and target is not None and target.offset > member.offset:
+                return None  # when tar makes the link, it has the name's earlier content
+        return None
+
+    @contextmanager
+    def _archive_errors(self) -> Iterator[None]:
+        """Turn errors of damaged archives into `IntegrityError`. The server's errors are converted before."""
+        try:
+            yield
+        except (
+            tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError, RecursionError
+        ) as error:  # fmt: skip
+            raise IntegrityError(
+                f"{self.place.shown} is not a whole tar: {error}",
+                subject=self.place.shown,
+                hint="compare its size and its checksum with the original, and copy it again",
+            ) from error
+
+
+class _Raw:
+    """The bytes at the URL, before unpacking. Reading them raises dsv's errors."""
+
+    def __init__(self, place: Place, info: dict[str, Any]) -> None:
+        self.place, self._info = place, info
+        self._file: Any = None
+        self._position = 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        with self.place.at_work("read"):
+            data: bytes = self._opened().read(size)
+        self._position += len(data)
+        return data
+
+    def _opened(self) -> Any:
+        if self._file is None:
+            self._file = open_file(self.place, self.place.root, self._info)
+        return self._file
+
+    def seek(self, position: int, whence: int = 0, /) -> int:
+        assert whence == 0
+        if position == 0:  # a web server may not be able to seek, but it can be asked again
+            self.close()
+        elif position != self._position:
+            with self.place.at_work("read"):
+                self._opened().seek(position)
+        self._position = position
+        return position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+
+class _Unpacking:
+    """The tar itself, unpacked. It is refused if it unpacks to far more than its size."""
+
+    def __init__(self, raw: _Raw, file: Any) -> None:
+        self._raw, self._file = raw, file
+        self._position = self._members = 0
+        self.header_left: int | None = _HEADER_MAX
+        """The bytes that the headers of the member may still have; None after the members were listed."""
+        self.last = b""
+
+    def next_member(self) -> None:
+        """Say that a member was read, and that the headers of the next one come."""
+        self._members += 1
+        self.header_left = _HEADER_MAX
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Raise `ReadError` for a member with too large headers."""
+        if self.header_left is not None:
+            if not 0 <= size <= self.header_left:
+                raise tarfile.ReadError(f"the headers of a member have more than {format_bytes(_HEADER_MAX)}")
+            self.header_left -= size
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        self.last = data = self._file.read(size)
+        self._position += len(data)
+        grown = self._position + _MEMBER * self._members
+        if self._file is not self._raw and _is_absurd(grown, self._raw.tell()):
+            raise Unsupported(
+                f"{self._raw.place.shown} unpacks to more than {UNPACKED_TIMES:,} times its size",
+                subject=self._raw.place.shown,
+                hint="if this is intended, unpack it with tar, and dsv put the folder",
+            )
+        return data  # type: ignore[no-any-return]
+
+    def seek(self, position: int, whence: int = 0, /) -> int:
+        if self._file is self._raw:
+            self._position = self._raw.seek(position)
+            return position
+        if position < self._position:
+            self._file.seek(0)
+            self._position = 0
+        while self._position < position and self._read(min(PIECE, position - self._position)):
+            pass  # by pieces, so that the limit holds on the way too
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+
+def open_source(url: str, options: StoreOptions) -> FolderSource | TarSource:
+    """Raise `Unsupported` if a package is missing, and `UsageError` for a URL that dsv can't read."""
+    inside = ""
+    if is_tar := url.startswith("tar://"):
+        inside, _, url = url.removeprefix("tar://").partition("::")
+    place = open_place(url, options)
+    if is_tar or path_in(url).endswith(TARS):
+        info = place.info(place.root)
+        refuse_page(place, info)
+        if info.get("type") != "directory":
+            return TarSource(place, info, inside)
+    return FolderSource(place)
+
+
+def _is_absurd(unpacked: int, packed: int) -> bool:
+    return unpacked > UNPACKED_MIN and unpacked > UNPACKED_TIMES * packed
+
+
+def _clean(name: str) -> str:
+    """Return a member's name without `.` and empty parts, as tar unpacks it; `..` stays, and is refused."""
+    return "/".join(part for part in name.split("/") if part not in ("", "."))

@@ -26,6 +26,7 @@ REPOSITORIES = Path(__file__).parent / "dvc_repositories"
 """Made by DVC itself, of the last version before 3.0 and of one since; see `make.sh` there."""
 VERSIONS = ("dvc-2.58.2", "dvc-3.67.1")
 FIRST, BIRDS, STAGE, LAST = 0, 2, 3, 4
+FIRST_TIME, LAST_TIME = "1970-01-01T00:00:00", "9999-12-3"
 CONTENTS = 6
 """How many contents all revisions have, the empty one too."""
 
@@ -473,3 +474,25 @@ def test_yaml_that_stands_for_far_more_is_refused(lab: Dsv, theirs: Theirs, name
     theirs.commit({**beside, name: b"#" * (65 << 20)})
     done = lab("import", theirs.url, "pets:", "--create")
     assert done.code == 9 and "at most" in done.err, done
+
+
+@pytest.mark.parametrize(
+    ("date", "expected"),
+    [("-86400 +0000", FIRST_TIME), ("99999999999999 +0000", LAST_TIME), ("9" * 20 + " +0000", LAST_TIME)],
+)
+def test_a_revision_of_an_impossible_date_has_the_nearest_one(
+    lab: Dsv, theirs: Theirs, date: str, expected: str
+) -> None:
+    """Before 1970, for which some versions of git have no text, and far ahead."""
+    head = theirs.git("cat-file", "commit", "HEAD")
+    lines = [
+        f"{line.rpartition('>')[0]}> {date}" if line.startswith(("author", "committer")) else line
+        for line in head.split("\n")
+    ]
+    argv = ["git", "-C", theirs.repository, "hash-object", "-t", "commit", "-w", "--stdin", "--literally"]
+    done = subprocess.run(argv, input="\n".join(lines) + "\n", check=True, capture_output=True, text=True)
+    theirs.git("update-ref", "HEAD", done.stdout.strip())
+    said = lab.ok("import", theirs.url, "pets:", "--create", "--history")
+    assert "revisions:" in said.err and done.stdout[:12] in said.err, said
+    last = lab.ok("log", "pets", "--json").json["items"][0]
+    assert last["time"].startswith(expected), last

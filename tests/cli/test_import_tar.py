@@ -182,3 +182,135 @@ def test_a_hard_link_has_what_its_name_had_then(outside: Dsv) -> None:
     assert refused.code == 9 and "h" in refused.err
     outside.ok("import", "x.tar", "pets:raw", "--skip-unsupported")
     assert imported(outside) == {"a": "2", "b": "3", "i": "3"}
+
+
+@pytest.mark.parametrize(("one", "other"), [("./a", "a"), ("d//a", "d/a"), ("d/./a", "d/a")])
+def test_two_spellings_of_one_name_are_refused_together(outside: Dsv, one: str, other: str) -> None:
+    make_tar(outside.cwd / "x.tar", [(one, b"1"), (other, b"2")])
+    done = outside("import", "x.tar", "pets:raw", "--skip-unsupported")
+    assert done.code == 9 and f"{one!r} and {other!r} would both be" in done.err, done
+    make_tar(outside.cwd / "x.tar", [("a", b"1"), ("a", b"2")])
+    outside.ok("import", "x.tar", "pets:raw")
+    assert imported(outside) == {"a": "2"}, "a tar that was appended to"
+
+
+def test_a_tar_without_a_file_is_called_so(outside: Dsv) -> None:
+    make_tar(outside.cwd / "x.tar", [])
+    done = outside("import", "x.tar", "pets:raw")
+    assert done.code == 3 and "x.tar is a tar without a file" in done.err, done
+
+
+def _raw_member(name: bytes, kind: bytes, data: bytes, size: int | None = None) -> bytes:
+    info = tarfile.TarInfo(name.decode())
+    info.type, info.size = kind, len(data) if size is None else size
+    return info.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)
+
+
+def _pax(**fields: str) -> bytes:
+    records = b""
+    for key, value in fields.items():
+        rest = f" {key.replace('_', '.')}={value}\n"
+        length = next(n for n in range(len(rest), len(rest) + 20) if len(f"{n}{rest}") == n)
+        records += f"{length}{rest}".encode()
+    return _raw_member(b"x", tarfile.XHDTYPE, records)
+
+
+END = bytes(1024)
+
+
+def test_a_path_of_very_many_folders_is_refused_at_once(
+    outside: Dsv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folders were looked at one by one, each as a copy of its path."""
+    name = b"a/" * 400_000 + b"b"
+    data = _raw_member(b"././@LongLink", tarfile.GNUTYPE_LONGNAME, name + b"\0")
+    data += _raw_member(b"a", tarfile.REGTYPE, b"deep") + _raw_member(b"ok", tarfile.REGTYPE, b"1") + END
+    (outside.cwd / "x.tar.gz").write_bytes(packed := gzip.compress(data))
+    assert len(packed) < 3000
+    looked_at: list[bytes] = []
+    above = tar_module.folders_above
+
+    def counted(path: bytes) -> Iterable[bytes]:
+        looked_at.append(path)
+        return above(path)
+
+    monkeypatch.setattr(tar_module, "folders_above", counted)
+    done = outside("import", "x.tar.gz", "pets:raw")
+    assert done.code == 9 and "its path or its target is longer than 4096 bytes" in done.err, done
+    assert looked_at == [b"ok"]
+    outside.ok("import", "x.tar.gz", "pets:raw", "--skip-unsupported")
+    assert imported(outside) == {"ok": "1"}
+
+
+@pytest.mark.parametrize("kind", ["1.0", "0.1", "pax", "old"])
+def test_a_map_of_a_sparse_file_that_takes_all_memory_is_refused(
+    outside: Dsv, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Of about 8 MB each here: they were read to their end, whatever their size."""
+    entries = 2_000_000
+    if kind == "1.0":
+        fields = {"GNU_sparse_major": "1", "GNU_sparse_minor": "0", "GNU_sparse_realsize": "1"}
+        data = _pax(**fields) + _raw_member(
+            b"s", tarfile.REGTYPE, f"{entries}\n".encode() + b"0\n" * 2 * entries
+        )
+    elif kind == "0.1":
+        data = _pax(GNU_sparse_map=",".join(["0"] * 2 * entries), GNU_sparse_size="1")
+        data += _raw_member(b"s", tarfile.REGTYPE, b"")
+    elif kind == "pax":
+        data = _pax(comment="x" * 8_000_000) + _raw_member(b"s", tarfile.REGTYPE, b"")
+    else:
+        header = bytearray(_raw_member(b"s", tarfile.GNUTYPE_SPARSE, b""))
+        header[482], header[483:495] = 1, b"00000000001\0"
+        header[148:156] = b" " * 8
+        header[148:156] = f"{sum(header):06o}\0 ".encode()
+        more = (b"00000000000\0" * 42).ljust(504, b"\0") + b"\1" + bytes(7)
+        data = bytes(header) + more * (8_000_000 // 512)
+    (outside.cwd / "x.tar.gz").write_bytes(gzip.compress(data + END))
+    read = 0
+    before = _Unpacking._read
+
+    def counted(self: _Unpacking, size: int) -> bytes:
+        nonlocal read
+        found = before(self, size)
+        read += len(found)
+        return found
+
+    monkeypatch.setattr(_Unpacking, "_read", counted)
+    done = outside("import", "x.tar.gz", "pets:raw")
+    assert done.code == 5 and "the headers of a member have more than 1.05 MB" in done.err, done
+    assert read < 3 << 20
+
+
+def test_holes_are_limited_by_the_size_of_the_archive_itself(
+    outside: Dsv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by that of what it unpacks to."""
+    monkeypatch.setattr(tar_module, "UNPACKED_MIN", 1 << 20)
+    with (outside.cwd / "some").open("wb") as file:
+        file.write(b"data")
+        file.truncate(64 << 20)
+    (outside.cwd / "zeros").write_bytes(bytes(100_000))
+    subprocess.run(["tar", "-S", "-czf", "x.tar.gz", "zeros", "some"], cwd=outside.cwd, check=True)
+    done = outside("import", "x.tar.gz", "pets:raw")
+    assert done.code == 9 and "'raw/some': it is a sparse file of 67.1 MB" in done.err, done
+
+
+@pytest.mark.parametrize("harm", ["-1536", "-2048", "-512", "chain"])
+def test_a_tar_that_would_be_read_without_end_is_damaged(outside: Dsv, harm: str) -> None:
+    if harm != "chain":
+        data = _pax(size=harm) + _raw_member(b"a", tarfile.REGTYPE, b"1" * 600)
+    else:
+        data = _pax(comment="x") * 5000 + _raw_member(b"a", tarfile.REGTYPE, b"1")
+    (outside.cwd / "x.tar").write_bytes(data + END)
+    done = outside("import", "x.tar", "pets:raw")
+    assert done.code == 5 and "x.tar is not a whole tar" in done.err, done
+
+
+def test_very_many_members_count_as_what_they_take_in_memory(
+    outside: Dsv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tar_module, "UNPACKED_MIN", 1 << 20)
+    one = _raw_member(b"a", tarfile.REGTYPE, b"")
+    (outside.cwd / "x.tar.gz").write_bytes(gzip.compress(one * 5000 + END))
+    done = outside("import", "x.tar.gz", "pets:raw")
+    assert done.code == 9 and "unpacks to more than" in done.err, done

@@ -287,6 +287,8 @@ class _Unpacking:
         return data  # type: ignore[no-any-return]
 
     def seek(self, position: int, whence: int = 0, /) -> int:
+        if position < 0:
+            raise tarfile.ReadError("a member of a negative size")
         if self._file is self._raw:
             self._position = self._raw.seek(position)
             return position

@@ -21,6 +21,8 @@ from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.labs.s3_server import S3Server
 
 fsspec = pytest.importorskip("fsspec")
+from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
+from fsspec.spec import AbstractFileSystem  # noqa: E402
 
 BIG = random.Random(9).randbytes(9 << 20)
 FILES = {"a.txt": b"1", "d/b.bin": b"2" * 700_000, "d/e/c": b"", "big": BIG}
@@ -334,6 +336,37 @@ def test_a_folder_that_cant_be_listed_is_not_an_empty_one(
         done = pets("import", str(source), "scans:", *mirror)
         assert done.code == code and f"{source}/b/c" in done.err, done
     assert pets.ok("ls", "scans").lines == ["a/1", "b/c/2", "b/c/3"]
+
+
+class Unsteady(MemoryFileSystem):  # type: ignore[misc]
+    """A file system of fsspec that lists folder by folder. Its second level does not always answer."""
+
+    protocol = "unsteady"
+    answers = True
+    find = AbstractFileSystem.find
+
+    def ls(self, path: str, detail: bool = True, **more: Any) -> Any:
+        if not self.answers and path.rstrip("/").endswith("b/c"):
+            raise TimeoutError("no answer")
+        return super().ls(path, detail=detail, **more)
+
+
+def test_a_file_system_of_fsspec_that_does_not_answer_is_not_empty(
+    pets: Dsv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsspec.register_implementation("unsteady", Unsteady, clobber=True)
+    memory = fsspec.filesystem("memory")
+    for name in ("a/1", "b/c/2", "b/c/3"):
+        memory.pipe_file(f"/unsteady/{name}", b"1")
+    try:
+        pets.ok("import", "unsteady://unsteady", "scans:", "--create")
+        monkeypatch.setattr(Unsteady, "answers", False)
+        how = ("--mirror", "--allow-removals", "--skip-unsupported")
+        done = pets("import", "unsteady://unsteady", "scans:", *how)
+        assert done.code == 6 and "unsteady/b/c could not be read" in done.err, done
+        assert pets.ok("ls", "scans").lines == ["a/1", "b/c/2", "b/c/3"]
+    finally:
+        memory.rm("/unsteady", recursive=True)
 
 
 def test_a_symlink_whose_target_cant_be_looked_at_ends_the_import(

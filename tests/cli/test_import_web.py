@@ -6,7 +6,7 @@ import gzip
 import http.server
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -235,13 +235,13 @@ def test_a_page_is_imported_where_one_may_be(pets: Dsv, web: Answers, name: str)
 
 def test_no_more_than_a_piece_is_in_memory(pets: Dsv, web: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    read: Callable[[bodies.WebFile, int], object] = bodies.WebFile._read
+    read = bodies.WebFile.read
 
-    def counted(self: bodies.WebFile, most: int) -> object:
+    def counted(self: bodies.WebFile, at: int, most: int) -> bytes:
         asked.append(most)
-        return read(self, most)
+        return read(self, at, most)
 
-    monkeypatch.setattr(bodies.WebFile, "_read", counted)
+    monkeypatch.setattr(bodies.WebFile, "read", counted)
     web.files = {"/a.bin": BIG}
     pets.ok("import", f"{web.url}/a.bin", "pets:raw/")
     assert asked and max(asked) <= bodies.PIECE

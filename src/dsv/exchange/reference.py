@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from dsv.errors import NotFound, Unsupported, UsageError
-from dsv.exchange.bodies import PIECE, at_most, encoding_of, get_object
+from dsv.exchange.bodies import PIECE, at_most, encoding_of, get_part
 from dsv.exchange.remote import HTTP, S3, Place, changed, hub_headers, open_place, path_in, split_url
 from dsv.exchange.sources import TARS, FolderSource, ReadInto, RemoteFile
 from dsv.format.external import MAX_TEXT, Source
@@ -93,8 +93,7 @@ async def _read_s3(place: Place, source: Source, start: int, length: int) -> Fou
     if source.version:
         which["VersionId"] = source.version
     try:
-        part = {"Range": f"bytes={start}-{start + length - 1}"}
-        answer, data = await get_object(place, {**which, **part}, length)
+        answer, data = await get_part(place, which, start, length)
     except OSError as error:
         response = getattr(error.__cause__, "response", None) or {}
         if (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import mimetypes
 import re
 import stat
 from collections import Counter, deque
@@ -17,7 +16,7 @@ from typing import Any, Final, Self
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from dsv.errors import IntegrityError, Unsupported
-from dsv.exchange.bodies import PIECE, open_unpacked, read_object
+from dsv.exchange.bodies import PIECE, open_unpacked
 from dsv.exchange.remote import (
     HTTP,
     OBJECT_STORES,
@@ -45,21 +44,11 @@ _ONE_REQUEST = (*OBJECT_STORES, *HTTP, "hf")
 """Protocols that read a small file by one request, so that all of it is of one version."""
 
 TARS: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
-_KINDS: Final = mimetypes.MimeTypes()
 _DATA: Final = (
-    ".parquet",
-    ".npy",
-    ".npz",
-    ".jsonl",
-    ".arrow",
-    ".feather",
-    ".safetensors",
-    ".pt",
-    ".gz",
-    ".xz",
-    ".zst",
-)
-"""Ends of names whose kind `mimetypes` does not know."""
+    *TARS, ".arrow", ".bz2", ".csv", ".gz", ".h5", ".jpg", ".json", ".jsonl", ".npy", ".npz", ".parquet", ".pdf",
+    ".png", ".pt", ".safetensors", ".tif", ".tsv", ".txt", ".xz", ".zip", ".zst",
+)  # fmt: skip
+"""Ends of names of what is no web page."""
 _OWN_FOLDER = re.compile(rb"((?:.*?/)??\.(?:git|dsv))/", re.IGNORECASE | re.DOTALL)
 
 ReadInto = Callable[[memoryview], int]
@@ -253,9 +242,7 @@ class FolderSource:
     def read(self, file: RemoteFile) -> bytes:
         """Return all of a small file; one byte more if it is longer than it was listed."""
         size = file.size or 0
-        if self.place.protocol in S3:
-            return read_object(self.place, file.key, file.info, size)
-        if self.place.protocol in _ONE_REQUEST and self.place.protocol not in HTTP:
+        if self.place.protocol in _ONE_REQUEST and self.place.protocol not in (*HTTP, *S3):
             with self.place.at_work("read"):
                 data: bytes = self.fs.cat_file(file.key)
             return data
@@ -320,10 +307,7 @@ class FolderSource:
 
 def refuse_page(place: Place, info: dict[str, Any]) -> None:
     """Raise `Unsupported` if a web server has a page for a file of another kind, as if to log in."""
-    name = path_in(place.shown).lower()
-    kind = _KINDS.guess_type(name)[0] or ""
-    is_data = name.endswith((*TARS, *_DATA)) or (kind and "html" not in kind)
-    if info.get("mimetype") == "text/html" and is_data:
+    if info.get("mimetype") == "text/html" and path_in(place.shown).lower().endswith(_DATA):
         raise Unsupported(
             f"what is at {place.shown} is a web page, perhaps one to log in",
             subject=place.shown,

@@ -211,28 +211,21 @@ class _Raw:
     """The bytes at the URL, before unpacking. Reading them raises dsv's errors."""
 
     def __init__(self, place: Place, info: dict[str, Any]) -> None:
-        self.place, self._info = place, info
-        self._file: Any = None
-        self._position = 0
+        self.place, self._position = place, 0
+        self._file = open_file(place, place.root, info)
+        self.close = self._file.close
 
     def read(self, size: int = -1, /) -> bytes:
         with self.place.at_work("read"):
-            data: bytes = self._opened().read(size)
+            data: bytes = self._file.read(size)
         self._position += len(data)
         return data
 
-    def _opened(self) -> Any:
-        if self._file is None:
-            self._file = open_file(self.place, self.place.root, self._info)
-        return self._file
-
     def seek(self, position: int, whence: int = 0, /) -> int:
         assert whence == 0
-        if position == 0:  # a web server may not be able to seek, but it can be asked again
-            self.close()
-        elif position != self._position:
+        if position != self._position:
             with self.place.at_work("read"):
-                self._opened().seek(position)
+                self._file.seek(position)
         self._position = position
         return position
 
@@ -244,11 +237,6 @@ class _Raw:
 
     def seekable(self) -> bool:
         return True
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-        self._file = None
 
 
 class _Unpacking:

@@ -345,6 +345,10 @@ class Unsteady(MemoryFileSystem):  # type: ignore[misc]
     answers = True
     find = AbstractFileSystem.find
 
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("unsteady:/")))
+
     def ls(self, path: str, detail: bool = True, **more: Any) -> Any:
         if not self.answers and path.rstrip("/").endswith("b/c"):
             raise TimeoutError("no answer")

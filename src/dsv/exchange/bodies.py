@@ -138,8 +138,8 @@ class _Object:
                     raise IntegrityError(
                         f"{self._shown} has not arrived as it is there: its {name} is another",
                         subject=self._shown,
-                        hint="run the same command again; if it says so again, the object or its server is "
-                        f"damaged: dsv put takes what 'aws s3 cp {self._shown}' reads",
+                        hint="run the same command again; if it says so again, look at what "
+                        f"'aws s3 cp {self._shown} FILE' gives, and dsv put it",
                     )
         return data
 

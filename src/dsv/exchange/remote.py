@@ -19,16 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from dsv.errors import (
-    Conflict,
-    Denied,
-    DsvError,
-    IntegrityError,
-    NotFound,
-    Unreachable,
-    Unsupported,
-    UsageError,
-)
+from dsv.errors import Conflict, Denied, DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.store.options import StoreOptions
 from dsv.values.secrets import hide_in_urls
 
@@ -337,9 +328,6 @@ def as_error(error: Exception, shown: str, done: str) -> DsvError:
         return Unsupported(f"{shown} can't be {done}: {kind_of(shown)}:// does not support it", subject=shown)
     if any(_is_expired(each) for each in _chain(error)):
         return changed(shown)
-    if name == "FlexibleChecksumError":  # botocore's
-        again = "run the same command again"
-        return IntegrityError(f"{shown} did not arrive as it is there: {text}", subject=shown, hint=again)
     if status is not None:
         phrase = next((each.phrase for each in HTTPStatus if each == status), "")
         text = f"the server answered {status} {phrase}".rstrip()

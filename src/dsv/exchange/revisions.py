@@ -36,6 +36,7 @@ from dsv.exchange.sources import JOBS, FolderSource, RemoteFile, in_order
 from dsv.fs.git import GitError, GitMissingError, GitView, run_git
 from dsv.store.options import StoreOptions
 from dsv.transfer.file_reader import Problem
+from dsv.values.progress import NoProgress
 from dsv.values.secrets import hide_in_urls
 from dsv.values.units import format_bytes
 
@@ -115,10 +116,12 @@ class DvcRemotes(ExitStack):
         super().__init__()
         self._open = open_one
         self._sources: dict[tuple[str, StoreOptions], FolderSource] = {}
+        self.say: Callable[[str], None] = NoProgress().note
 
     def at(self, place: tuple[str, StoreOptions]) -> FolderSource:
         if place not in self._sources:
             self._sources[place] = self.enter_context(self._open(*place))
+            self._sources[place].say = self.say
         return self._sources[place]
 
     def of(self, file: RemoteFile) -> FolderSource:

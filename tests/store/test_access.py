@@ -12,10 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
+from obstore.auth.boto3 import Boto3CredentialProvider
 from rich.pretty import pretty_repr
 
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, UsageError
-from dsv.store.credentials import aws_access, boto_client
+from dsv.store.credentials import aws_access, boto_client, is_reached_directly
 from dsv.store.open import SCHEMES, open_raw, open_store
 from dsv.store.options import StoreOptions
 from dsv.store.retry import Retrying
@@ -146,7 +148,7 @@ def test_credentials_that_are_about_to_expire_are_renewed(aws: Path) -> None:
     """Keys with five minutes left are not handed out again, and no key is kept without asking for long."""
     credential_process(aws, "short", 300)
     provider = aws_access("s3://bucket/p", settings(AWS_PROFILE="short")).provider
-    assert provider is not None
+    assert isinstance(provider, Boto3CredentialProvider)
     given = [provider() for _ in range(2)]
     assert given[0]["access_key_id"] != given[1]["access_key_id"]
     ends = given[1]["expires_at"]
@@ -194,16 +196,124 @@ def test_a_proxy_is_used_and_left_out_where_it_should_be() -> None:
         assert open_raw("s3://bucket/p", settings(**variables)).get("k") == b"direct"
 
 
+REACHED = ["127.0.0.1", "localhost,127.0.0.1:1, 127.0.0.1", "10.0.0.0/8, 127.0.0.0/8", "*", "x, *"]
+REACHED += ["127.0.0.1:PORT", "localhost 127.0.0.1:PORT"]
+OTHERS = ["elsewhere,10.0.0.0/8", "127.0.0.1:1", "*.0.1.invalid", "7.0.0.1", ""]
+
+
 @pytest.mark.parametrize(
-    "reached", ["127.0.0.1", "localhost,127.0.0.1:1, 127.0.0.1", "10.0.0.0/8, 127.0.0.0/8"]
+    ("no_proxy", "body"), [*((one, b"direct") for one in REACHED), *((one, b"found") for one in OTHERS)]
 )
-def test_boto_leaves_a_proxy_out_where_other_clients_do(reached: str) -> None:
+def test_both_clients_leave_a_proxy_out_where_curl_does(no_proxy: str, body: bytes) -> None:
     with serving(FOUND) as proxy, serving(answer("200 OK", b"direct")) as wire:
         variables = {**KEYS, "AWS_ENDPOINT_URL": wire.endpoint, "http_proxy": proxy.endpoint}
-        for excluded, body in (("elsewhere,10.0.0.0/8", b"found"), (reached, b"direct")):
+        for excluded in (no_proxy.replace("PORT", wire.endpoint.rpartition(":")[2]),):
             options = settings(**variables, NO_PROXY=excluded)
             assert open_raw("s3://bucket/p", options).get("k") == body
             assert read_by_boto(options) == body
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "no_proxy", "direct"),
+    [
+        ("https://s3.lab.example", ".example", True),
+        ("https://s3.lab.example", "*.lab.example", True),
+        ("https://s3.lab.example", "LAB.example:443", True),
+        ("https://s3.lab.example", "lab.example:80", False),
+        ("http://s3.lab.example", "lab.example:80", True),
+        ("https://s3.lab.example", "ab.example", False),
+        ("http://[::1]:9", "::1", True),
+        ("http://[::1]:9", "[::1]:9", True),
+        ("http://[::1]:9", "[::1]:8,fe80::/10", False),
+        ("http://[fe80::1]:9", "fe80::/10", True),
+        ("http://10.1.2.3", "10.0.0.0/8", True),
+        ("http://10.1.2.3", None, False),
+    ],
+)
+def test_the_forms_of_no_proxy(endpoint: str, no_proxy: str | None, direct: bool) -> None:
+    assert is_reached_directly(endpoint, no_proxy) is direct
+
+
+NO_ENDPOINTS = [
+    "localhost:9000",
+    "127.0.0.1:9",
+    "nonsense",
+    "//x:9",
+    "ftp://x",
+    "unix:/x",
+    "http://",
+    "http:///x",
+]
+NO_ENDPOINTS += [
+    "http://a b:9",
+    "http://[::1",
+    "http://127.0.0.1:99999",
+    "http://\u00fc.invalid",
+    "http://%zz:9",
+]
+NO_ENDPOINTS += ["http://127.0.0.1:9/a b", "http://*", "http://a\nb"]
+
+
+@pytest.mark.parametrize("endpoint", NO_ENDPOINTS)
+def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
+    """The client would panic in Rust."""
+    names = ("AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST", "AZURE_STORAGE_ENDPOINT")
+    for scheme, name in zip(("s3", "gs", "az"), names, strict=True):
+        variables = {
+            **KEYS,
+            "AZURE_STORAGE_ACCOUNT_NAME": "a",
+            "AZURE_STORAGE_ACCOUNT_KEY": "ZQ==",
+            name: endpoint,
+        }
+        with pytest.raises(UsageError, match="is no endpoint") as caught:
+            open_store(f"{scheme}://bucket/p", settings(**variables))
+        assert name in (caught.value.hint or "")
+
+
+SENT = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION"]
+
+
+def test_a_line_end_behind_a_variable_does_not_count() -> None:
+    """As a secret of Kubernetes has it that was made with echo."""
+    with serving(FOUND) as wire:
+        variables = {
+            **KEYS,
+            "AWS_SESSION_TOKEN": "t",
+            "AWS_REGION": "lab-1",
+            "AWS_ENDPOINT_URL": wire.endpoint,
+        }
+        options = settings(**{name: f"{value}\n" for name, value in variables.items()})
+        assert open_raw("s3://bucket/p", options).get("k") == b"found"
+    assert (signed_by(wire), signed_for(wire)) == ("from-the-environment", "lab-1")
+
+
+@pytest.mark.parametrize("value", ["\n", "a\nb", "a b", "\u00e9", "a\x7f"])
+@pytest.mark.parametrize("name", SENT)
+def test_what_no_header_can_carry_is_refused_with_its_name(name: str, value: str) -> None:
+    variables = {**KEYS, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", name: value}
+    with pytest.raises(UsageError, match=name) as caught:
+        open_store("s3://bucket/p", settings(**variables))
+    assert value not in caught.value.message or value == "\n" or value == "a b"
+
+
+def test_the_client_reads_nothing_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
+        monkeypatch.setenv(name, "")
+    for name in ("AWS_SESSION_TOKEN", "AWS_TOKEN", "AWS_ACCESS_KEY_ID"):
+        monkeypatch.setenv(name, "of-somebody-else\n")
+    static = StoreOptions(access_key="a", secret_key="b", region="lab-1")
+    with serving(answer("403 Forbidden")) as proxy, pytest.raises(DsvError):
+        open_raw("s3://bucket/p", replace(static, https_proxy=proxy.endpoint)).get("k")
+    assert proxy.asked[0].startswith("CONNECT bucket.s3.lab-1.amazonaws.com:443 ")
+    with serving(FOUND) as wire:
+        assert open_raw("s3://bucket/p", replace(static, endpoint=wire.endpoint)).get("k") == b"found"
+    assert signed_by(wire) == "a" and "x-amz-security-token" not in wire.asked[0].lower()
+
+
+def test_a_proxy_that_is_no_address_is_no_question_of_credentials() -> None:
+    variables = {**KEYS, "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "http_proxy": "http://a b:9"}
+    with pytest.raises(UsageError, match="a proxy or a certificate can't be used"):
+        open_store("s3://bucket/p", settings(**variables))
 
 
 def read_by_boto(options: StoreOptions) -> bytes:
@@ -296,7 +406,7 @@ def test_certificates_that_cannot_be_read(tmp_path: Path) -> None:
 
 NO_STORES = ["", "chest-xray", "relative/dir", "ftp://x/y", "://", "file:relative", "file://elsewhere/dir"]
 NO_STORES += ["s3://", "s3:///p", "s3://b/../x", "s3://b/p?x=1", "s3://k:s@b/p", "s3://b:99/p", "s3://b/p//q"]
-NO_STORES += ["s3://b/.x", "az://box/p"]
+NO_STORES += ["s3://b/.x", "az://box/p", "s3://b b/p", "s3://b<c>/p", "gs://b`c/p", "s3://\u00e9/p"]
 
 
 @pytest.mark.parametrize("url", NO_STORES)

@@ -14,6 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, NotFound, Unreachable, Unsupported
+from dsv.format.keys import PACK_PREFIX
 from dsv.store.base import Busy, CutShortError, NoAnswer, Put, Store, StoreMissing, TooLargeError
 from dsv.store.clients import ForkedS3
 from dsv.store.object_errors import as_store_error
@@ -42,6 +43,12 @@ def store_at(wire: Wire, **more: object) -> Store:
     return open_raw("s3://bucket/some/prefix", options(wire.endpoint, **more))
 
 
+def forked_at(wire: Wire) -> Store:
+    return ForkedS3("s3://bucket/some/prefix", "bucket", "some/prefix", options(wire.endpoint))
+
+
+HTML = "Content-Type: text/html; charset=utf-8\r\n"
+PAGE = b"<!DOCTYPE html>\n<html><meta charset=utf-8><body>log in to this network</body></html>"
 ERRORS = {
     "500": (s3_error("500 Internal Server Error", "InternalError"), Busy),
     "502": (answer("502 Bad Gateway", b"<html>"), Busy),
@@ -52,7 +59,10 @@ ERRORS = {
     "bad key": (s3_error("403 Forbidden", "InvalidAccessKeyId"), Denied),
     "bad signature": (s3_error("403 Forbidden", "SignatureDoesNotMatch"), Denied),
     "expired": (s3_error("400 Bad Request", "ExpiredToken"), Denied),
-    "clock": (s3_error("403 Forbidden", "RequestTimeTooSkewed"), Denied),
+    "clock": (s3_error("403 Forbidden", "RequestTimeTooSkewed"), Unreachable),
+    "archived": (s3_error("403 Forbidden", "InvalidObjectState"), Unreachable),
+    "login page": (answer("403 Forbidden", PAGE, headers=HTML), Unreachable),
+    "page of a proxy": (answer("404 Not Found", PAGE, headers=HTML), Unreachable),
     "region": (s3_error("400 Bad Request", "AuthorizationHeaderMalformed"), Denied),
     "401": (answer("401 Unauthorized"), Denied),
     "quota": (s3_error("403 Forbidden", "QuotaExceeded"), NoRoom),
@@ -84,16 +94,46 @@ def test_the_client_of_a_fork_takes_each_bad_answer_for_the_same(name: str) -> N
     body, expected = ERRORS[name]
     for call in ("get", *(("get_range", "list") if is_full() else ())):
         with serving(body) as wire, pytest.raises(DsvError) as caught:
-            CALLS[call](ForkedS3("s3://bucket/some/prefix", "bucket", "some/prefix", options(wire.endpoint)))
+            CALLS[call](forked_at(wire))
         assert type(caught.value) is expected and "secret" not in caught.value.message.replace(
             "wrong secret key", ""
         )
 
 
+@pytest.mark.parametrize("key", ["format/0000000000000000", "k"])
+def test_a_web_page_that_is_answered_to_everything_is_no_object(key: str) -> None:
+    """As a captive portal answers, with 200: neither damage nor absence. What is in a pack may be a page."""
+    with serving(answer("200 OK", PAGE, headers=HTML)) as wire:
+        for store in (store_at(wire), forked_at(wire)):
+            for read in (lambda store: store.get(key), lambda store: store.get(key, 20)):
+                with pytest.raises(Unreachable, match="not as an object store: a web page came") as caught:
+                    read(store)
+                assert caught.value.exit_code == 6 and type(caught.value) is Unreachable
+            assert store.get(f"{PACK_PREFIX}00/x") == PAGE
+    for read in (lambda store: list(store.list("")), lambda store: store.get_range(key, 0, 10)):
+        with serving(answer("200 OK", PAGE, headers=HTML)) as wire, pytest.raises(Unreachable):
+            read(store_at(wire))
+
+
+def test_an_object_of_another_kind_that_a_server_calls_html_is_read() -> None:
+    with serving(answer("200 OK", b"a record", headers=HTML)) as wire:
+        assert store_at(wire).get("k") == b"a record"
+
+
+def test_an_archived_object_says_that_it_has_to_be_restored() -> None:
+    with (
+        serving(s3_error("403 Forbidden", "InvalidObjectState")) as wire,
+        pytest.raises(Unreachable) as caught,
+    ):
+        open_store("s3://bucket/some/prefix", options(wire.endpoint)).get("k")
+    assert "k in s3://bucket/some/prefix is archived" in caught.value.message
+    assert "restore-object" in (caught.value.hint or "") and len(wire.asked) == 1
+
+
 def test_the_client_of_a_fork_does_not_ask_for_a_page_that_has_no_name() -> None:
     page = b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>"
     with serving(answer("200 OK", page)) as wire, pytest.raises(DsvError, match="does not name it"):
-        list(ForkedS3("s3://bucket/some/prefix", "bucket", "some/prefix", options(wire.endpoint)).list(""))
+        list(forked_at(wire).list(""))
 
 
 @pytest.mark.parametrize(

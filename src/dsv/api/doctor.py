@@ -40,7 +40,7 @@ CLOCK_SECONDS = 60.0
 """A larger clock difference is reported: S3 refuses requests from 15 minutes on, and record times mislead."""
 LITTLE_ROOM = 5
 """Per cent of free room in a file system below which it is reported."""
-_LIBRARIES = ("obstore", "botocore", "msgspec", "blake3", "zstandard", "typer", "rich")
+_LIBRARIES = ("obstore", "boto3", "msgspec", "blake3", "zstandard", "typer", "rich")
 
 
 class State(Enum):

@@ -294,12 +294,10 @@ def store_access(store: StoreChoice, options: StoreOptions) -> StoreAccess:
 
 def _of_profile(store: StoreChoice, options: StoreOptions) -> tuple[str | None, str | None]:
     """Return endpoint and region: of the store's own settings, or else of its profile."""
-    from dsv.store.credentials import aws_session, profile_endpoint
+    from dsv.store.credentials import aws_session
 
-    session = aws_session(store.url, options)
-    profile = session.get_scoped_config()
-    endpoint = store.endpoint or profile_endpoint(profile, session.full_config)
-    return endpoint, store.region or profile.get("region")
+    _, profile = aws_session(store.url, options)
+    return store.endpoint or profile.get("endpoint_url"), store.region or profile.get("region")
 
 
 def _certificates(store: StoreChoice, path: Path) -> str:

@@ -123,8 +123,8 @@ def run(
             return _invoke(arguments, session)
         except ReaderGone:
             return READER_GONE
-        # Catch everything, so that a script always gets an exit code and a sentence.
-        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
+        # Catch everything, so that a script always gets an exit code and a sentence, also of a panic in Rust.
+        except BaseException as error:  # noqa: BLE001
             return _fail(error, arguments, session)
 
 

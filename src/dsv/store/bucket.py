@@ -1,7 +1,7 @@
 """The meaning of a bucket's own settings for a store in it, and the old versions of packs that it keeps.
 
 This uses AWS's calls, which Ceph, MinIO and StorageGRID have too. Settings that a server does not report, or
-reports only to administrators, are ignored. botocore is imported only to create a store or to erase contents.
+reports only to administrators, are ignored. boto3 is imported only to create a store or to erase contents.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _UNKNOWN: Final = {"NotImplemented", "MethodNotAllowed", "InvalidRequest"}
 
 
 class BucketSettings(msgspec.Struct, frozen=True):
-    """The settings as botocore returns them; empty if unknown."""
+    """The settings as boto3 returns them; empty if unknown."""
 
     lifecycle: Sequence[Mapping[str, Any]] = ()
     """Rules."""

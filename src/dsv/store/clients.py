@@ -1,12 +1,13 @@
 """Building clients for s3://, gs:// and az:// from a URL and the options.
 
 All are obstore's, except for S3 in a process that was forked from one that has used obstore: its threads do
-not exist there. botocore has no threads of its own. It takes more processor time per byte, so it is used only
+not exist there. boto3 has no threads of its own. It takes more processor time per byte, so it is used only
 there.
 """
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from dsv.errors import Denied, Unsupported, UsageError
 from dsv.store.base import Bytes, Put, check_key
-from dsv.store.credentials import aws_access, boto_client
+from dsv.store.credentials import aws_access, boto_client, is_reached_directly
 from dsv.store.object_errors import login_hint
 from dsv.store.objects import ObjectStore, lost_threads
 from dsv.store.options import read_certificates
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
     from dsv.store.base import Store
-    from dsv.store.credentials import ChainProvider
     from dsv.store.options import StoreOptions
 
 
 _NO_RETRIES: Final[Any] = {"max_retries": 0}
+_HOST: Final = re.compile(r"[\w.-]+\Z", re.ASCII)
+_BUCKET: Final = re.compile(r"[\w.$-]+\Z", re.ASCII)
+_VISIBLE: Final = re.compile(r"[!-~]+\Z")
 
 
 def open_s3(url: str, options: StoreOptions) -> Store:
@@ -44,37 +47,36 @@ def open_s3(url: str, options: StoreOptions) -> Store:
     if lost_threads():
         return ForkedS3(url, bucket, prefix, options)
     access = aws_access(url, options)
-    config: dict[str, Any] = {
+    # Everything is given, because the client would read from the environment what is not.
+    endpoint = server = access.endpoint or f"https://s3.{access.region}.amazonaws.com"
+    if by_host := access.endpoint is None and "." not in bucket:
+        endpoint = f"https://{bucket}.s3.{access.region}.amazonaws.com"
+    config: Any = {
         "region": access.region,
         "skip_signature": options.anonymous,
         # One plain DELETE each: not every S3 has the bulk call.
         "disable_bulk_delete": True,
+        "endpoint": endpoint.rstrip("/"),
+        "aws_endpoint_url_s3": endpoint.rstrip("/"),
+        "virtual_hosted_style_request": by_host,
     }
-    if access.endpoint:
-        # Both names, otherwise a variable in the environment would override what was asked for.
-        endpoint = access.endpoint.rstrip("/")
-        config |= {
-            "endpoint": endpoint,
-            "aws_endpoint_url_s3": endpoint,
-            "virtual_hosted_style_request": False,
-        }
-    else:
-        endpoint = f"https://s3.{access.region}.amazonaws.com"
-        config["virtual_hosted_style_request"] = "." not in bucket
-    if access.provider is None and not options.anonymous:
-        config |= {"access_key_id": options.access_key, "secret_access_key": options.secret_key}
-        if options.session_token:
-            config["session_token"] = options.session_token
-    provider = access.provider
-
-    client = partial(S3Store, bucket, config=config, credential_provider=provider)  # type: ignore[arg-type]
-    return _store(url, endpoint, prefix, client, options, provider)
+    keys: Any = {
+        "access_key_id": options.access_key,
+        "secret_access_key": options.secret_key,
+        "token": options.session_token,
+        "expires_at": None,
+    }
+    _check(url, server, region=access.region, **(keys if access.provider is None else {}))
+    provider: Any = None if options.anonymous else access.provider or (lambda: keys)
+    client: Any = partial(S3Store, bucket, config=config, credential_provider=provider)
+    return _store(url, server.rstrip("/"), prefix, client, options)
 
 
 def open_gcs(url: str, options: StoreOptions) -> ObjectStore:
     """Open gs://bucket/prefix, with Google's application-default credentials."""
     bucket, prefix = _parts(url)
     endpoint = (options.endpoint or options.gcs_endpoint or "https://storage.googleapis.com").rstrip("/")
+    _check(url, endpoint, google_token=options.google_token)
     config: dict[str, Any] = {"base_url": endpoint, "skip_signature": options.anonymous}
     if options.service_account:
         config["application_credentials"] = options.service_account
@@ -94,25 +96,58 @@ def open_azure(url: str, options: StoreOptions) -> ObjectStore:
             subject=url,
             hint="set AZURE_STORAGE_ACCOUNT_NAME",
         )
-    endpoint = options.endpoint or options.azure_endpoint
-    config: dict[str, Any] = {"account_name": options.account, "skip_signature": options.anonymous}
+    endpoint = (
+        options.endpoint or options.azure_endpoint or f"https://{options.account}.blob.core.windows.net"
+    )
+    _check(url, endpoint, account=options.account)
+    config: dict[str, Any] = {
+        "account_name": options.account,
+        "skip_signature": options.anonymous,
+        "endpoint": endpoint.rstrip("/"),
+    }
     if options.account_key:
         config["account_key"] = options.account_key
-    if endpoint:
-        config["endpoint"] = endpoint.rstrip("/")
 
     client = partial(AzureStore, container, config=config)  # type: ignore[arg-type]
-    endpoint = endpoint or f"https://{options.account}.blob.core.windows.net"
     return _store(url, endpoint, prefix, client, options)
 
 
+_VARIABLES: Final = {
+    "access_key_id": "AWS_ACCESS_KEY_ID",
+    "secret_access_key": "AWS_SECRET_ACCESS_KEY",
+    "token": "AWS_SESSION_TOKEN",
+    "region": "AWS_REGION",
+    "google_token": "CLOUDSDK_AUTH_ACCESS_TOKEN",
+    "account": "AZURE_STORAGE_ACCOUNT_NAME",
+}
+
+
+def _check(url: str, endpoint: str, **sent: str | None) -> None:
+    """Raise `UsageError` for an endpoint or a value in headers that would make obstore panic."""
+    try:
+        split = urlsplit(endpoint)
+        host = split.hostname is not None and (":" in split.hostname or _HOST.match(split.hostname))
+        right = split.scheme in ("http", "https") and host and split.port != 0
+    except ValueError:
+        right = False
+    if not right or "%" in split.netloc or not _VISIBLE.match(endpoint):
+        raise UsageError(
+            f"{endpoint} is no endpoint for {url}: it is not http://HOST or https://HOST, with a port or without",
+            subject=endpoint,
+            hint="set AWS_ENDPOINT_URL, AZURE_STORAGE_ENDPOINT or STORAGE_EMULATOR_HOST, or: dsv config "
+            "stores.NAME.endpoint https://HOST:PORT",
+        )
+    for name, value in sent.items():
+        if value and not _VISIBLE.match(value):
+            raise UsageError(
+                f"{_VARIABLES[name]} has a space, a line end or another character that none can have",
+                subject=_VARIABLES[name],
+                hint=f'printf %s "${_VARIABLES[name]}" | od -c shows it; set it anew, for {url}',
+            )
+
+
 def _store(
-    url: str,
-    endpoint: str,
-    prefix: str,
-    client: Callable[..., Client],
-    options: StoreOptions,
-    provider: ChainProvider | None = None,
+    url: str, endpoint: str, prefix: str, client: Callable[..., Client], options: StoreOptions
 ) -> ObjectStore:
     common = _client_options(url, endpoint, options)
     try:
@@ -121,12 +156,18 @@ def _store(
         patient = client(client_options=common, retry_config=_NO_RETRIES)
     except (BaseError, ValueError) as error:
         reason = str(error).partition("\n")[0]
+        if "builder error" in reason:
+            reason, hint = (
+                "a proxy or a certificate can't be used",
+                "see HTTPS_PROXY, HTTP_PROXY and AWS_CA_BUNDLE",
+            )
+            raise UsageError(f"{url} cannot be opened: {reason}", subject=url, hint=hint) from error
         raise Denied(f"{url} cannot be opened: {reason}", subject=url, hint=login_hint(url)) from error
-    return ObjectStore(url, endpoint, prefix, quick, patient, provider=provider)
+    return ObjectStore(url, endpoint, prefix, quick, patient)
 
 
 def _client_options(url: str, endpoint: str, options: StoreOptions) -> ClientConfig:
-    plain = endpoint.startswith("http://")
+    plain = urlsplit(endpoint).scheme == "http"
     common: ClientConfig = {
         "allow_http": plain,
         "connect_timeout": f"{options.connect_timeout * 1000:.0f}ms",
@@ -137,7 +178,10 @@ def _client_options(url: str, endpoint: str, options: StoreOptions) -> ClientCon
     if proxy:
         common["proxy_url"] = proxy
         if options.no_proxy:
-            common["proxy_excludes"] = options.no_proxy
+            # The client knows no ports, and no * for addresses. It also asks others, for tokens.
+            direct = is_reached_directly(endpoint, options.no_proxy)
+            host = f",{urlsplit(endpoint).hostname}" if direct else ""
+            common["proxy_excludes"] = options.no_proxy.replace(" ", ",") + host
     if options.ca_file and not plain:
         common["root_certificate"] = read_certificates(url, Path(options.ca_file))
     return common
@@ -148,7 +192,7 @@ def _parts(url: str) -> tuple[str, str]:
     split = urlsplit(url)
     prefix = split.path.strip("/")
     try:
-        if not split.hostname or split.query or split.fragment or split.username or split.port:
+        if not _BUCKET.match(split.netloc) or split.query or split.fragment:
             raise ValueError(f"it should be {split.scheme}://bucket/prefix")
         if prefix:
             check_key(prefix)
@@ -201,7 +245,10 @@ class ForkedS3(ObjectStore):
         def read() -> tuple[bytes, bool]:
             answer = self._client.get_object(Bucket=self._bucket, Key=path, **wanted)
             with closing(answer["Body"]) as body:  # this releases the connection
-                return bytes(body.read(size)), "ContentRange" in answer
+                data = bytes(body.read(size))
+            if str(answer.get("ContentType")).startswith("text/html"):
+                self._refuse_page(path, data)
+            return data, "ContentRange" in answer
 
         return self._asked(read)
 
@@ -236,9 +283,17 @@ class ForkedS3(ObjectStore):
         try:
             return ask()
         except ClientError as error:
-            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            said = error.response.get("ResponseMetadata", {})
             code = error.response.get("Error", {}).get("Code", "")
-            raise BaseError(f"status code: {status} <Code>{code}</Code>") from error
+            is_page = said.get("HTTPHeaders", {}).get("content-type", "").startswith("text/html")
+            page = (
+                "<html"
+                if is_page and code.strip("0123456789") == "" and error.operation_name != "HeadObject"
+                else ""
+            )
+            raise BaseError(
+                f"status code: {said.get('HTTPStatusCode', 0)} <Code>{code}</Code>{page}"
+            ) from error
         except BotoCoreError as error:
             kind = _KINDS.get(type(error).__name__, "Request")
             raise BaseError(f"{error} (kind: {kind}, )") from error

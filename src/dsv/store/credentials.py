@@ -1,14 +1,15 @@
-"""The usual AWS chain (keys, profiles, SSO, roles, instance metadata), through botocore.
+"""The usual AWS chain (keys, profiles, SSO, roles, instance metadata), as boto3 has it.
 
-botocore is imported only if the options are incomplete, because that takes 150 ms.
+boto3 is imported only if the options are incomplete, because that takes 150 ms.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -16,11 +17,12 @@ from dsv.errors import Denied
 from dsv.store.object_errors import login_hint
 
 if TYPE_CHECKING:
-    from obstore.store import S3Credential
+    from boto3.session import Session
+    from obstore.auth.boto3 import Boto3CredentialProvider
 
     from dsv.store.options import StoreOptions
 
-# obstore asks again five minutes before this ends, so every minute. botocore answers from memory, and renews
+# obstore asks again five minutes before this ends, so every minute. boto3 answers from memory, and renews
 # credentials with fewer than ten minutes left.
 _TRUSTED_FOR: Final = timedelta(minutes=6)
 
@@ -30,35 +32,7 @@ class AwsAccess(msgspec.Struct, frozen=True):
 
     endpoint: str | None
     region: str
-    provider: ChainProvider | None
-
-
-class ChainProvider:
-    """Gives botocore's credentials to obstore, which calls it from its own threads.
-
-    `failure` is why the last call failed, because obstore keeps only the text of an exception.
-    """
-
-    def __init__(self, url: str, credentials: Any) -> None:
-        self._url = url
-        self._credentials = credentials
-        self.failure: Denied | None = None
-
-    def __call__(self) -> S3Credential:
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        try:
-            frozen = self._credentials.get_frozen_credentials()
-        except (BotoCoreError, ClientError) as error:
-            self.failure = _denied(self._url, error)
-            raise self.failure from error
-        self.failure = None
-        return {
-            "access_key_id": frozen.access_key,
-            "secret_access_key": frozen.secret_key,
-            "token": frozen.token,
-            "expires_at": datetime.now(UTC) + _TRUSTED_FOR,
-        }
+    provider: Boto3CredentialProvider | None
 
 
 def aws_access(url: str, options: StoreOptions) -> AwsAccess:
@@ -67,49 +41,49 @@ def aws_access(url: str, options: StoreOptions) -> AwsAccess:
     has_keys = bool(options.access_key and options.secret_key)
     if options.anonymous or (has_keys and (options.region or endpoint)):
         return AwsAccess(endpoint, options.region or "us-east-1", None)
-    session = aws_session(url, options)
-    profile = session.get_scoped_config()
-    if endpoint is None:
-        endpoint = profile_endpoint(profile, session.full_config)
-    region = options.region or session.get_config_variable("region") or "us-east-1"
-    if has_keys:
-        return AwsAccess(endpoint, region, None)
-    return AwsAccess(endpoint, region, ChainProvider(url, _credentials(url, session)))
+    session, profile = aws_session(url, options)
+    endpoint = endpoint or profile.get("endpoint_url")
+    region = session.region_name or "us-east-1"
+    return AwsAccess(endpoint, region, None if has_keys else _provider(url, session))
 
 
-def aws_session(url: str, options: StoreOptions) -> Any:
-    """Return a botocore session for the profile in effect. Raises `Denied`."""
+def aws_session(url: str, options: StoreOptions) -> tuple[Session, dict[str, Any]]:
+    """Return boto3's session, and the settings of the profile in effect, `endpoint_url` that for S3.
+
+    Raises `Denied`.
+    """
+    import boto3
     import botocore.session
     from botocore.exceptions import BotoCoreError
 
+    keys = (options.access_key, options.secret_key, options.session_token)
     try:
-        session = botocore.session.Session(profile=options.profile)
+        core = botocore.session.Session(profile=options.profile)
         if options.ca_file:
-            session.set_config_variable("ca_bundle", str(Path(options.ca_file)))
-        session.get_scoped_config()
+            core.set_config_variable("ca_bundle", str(Path(options.ca_file)))
+        profile = dict(core.get_scoped_config())
+        services = core.full_config.get("services", {}).get(profile.get("services"), {})
+        session = boto3.Session(
+            *(keys if all(keys[:2]) else ()), region_name=options.region, botocore_session=core
+        )
     except BotoCoreError as error:
         raise _denied(url, error) from error
-    return session
+    s3 = services.get("s3", {}) if isinstance(services, dict) else {}
+    if isinstance(s3, dict) and s3.get("endpoint_url"):
+        profile["endpoint_url"] = str(s3["endpoint_url"])
+    return session, profile
 
 
-def _credentials(url: str, session: Any) -> Any:
+def _provider(url: str, session: Session) -> Boto3CredentialProvider:
     from botocore.exceptions import BotoCoreError, ClientError
+    from obstore.auth.boto3 import Boto3CredentialProvider
 
     try:
-        credentials = session.get_credentials()
+        return Boto3CredentialProvider(session, ttl=_TRUSTED_FOR)
     except (BotoCoreError, ClientError) as error:
         raise _denied(url, error) from error
-    if credentials is None:
-        raise Denied(f"there are no credentials for {url}", subject=url, hint=login_hint(url))
-    return credentials
-
-
-def profile_endpoint(profile: dict[str, Any], config: dict[str, Any]) -> str | None:
-    """Return the profile's `endpoint_url`: from its `services` section for s3, or else its own."""
-    services = config.get("services", {}).get(profile.get("services"), {})
-    s3 = services.get("s3", {}) if isinstance(services, dict) else {}
-    found = (s3.get("endpoint_url") if isinstance(s3, dict) else None) or profile.get("endpoint_url")
-    return str(found) if found else None
+    except ValueError as error:  # it has none
+        raise Denied(f"there are no credentials for {url}", subject=url, hint=login_hint(url)) from error
 
 
 def _denied(url: str, error: Exception) -> Denied:
@@ -119,46 +93,47 @@ def _denied(url: str, error: Exception) -> Denied:
 def boto_client(
     url: str, options: StoreOptions, *, connect_timeout: float, read_timeout: float, attempts: int
 ) -> Any:
-    """Return botocore's client for the server of this s3:// URL. Raises `Denied`."""
-    from urllib.parse import urlsplit
-
+    """Return boto3's client for the server of this s3:// URL. Raises `Denied`."""
     from botocore import UNSIGNED
     from botocore.config import Config
 
     access = aws_access(url, options)
-    host = urlsplit(access.endpoint or "").hostname or f"s3.{access.region}.amazonaws.com"
+    session, _ = aws_session(url, options)
+    host = access.endpoint or f"https://s3.{access.region}.amazonaws.com"
     proxies = {"http": options.http_proxy, "https": options.https_proxy}
-    if options.no_proxy and _is_reached_directly(host, options.no_proxy):
-        proxies = {}
-    keys = (options.access_key, options.secret_key, options.session_token)
-    access_key, secret_key, token = keys if all(keys[:2]) else (None, None, None)
-    return aws_session(url, options).create_client(
+    direct = is_reached_directly(host, options.no_proxy)
+    return session.client(
         "s3",
         endpoint_url=access.endpoint,
         region_name=access.region,
         verify=options.ca_file,
-        aws_access_key_id=access_key,
-        aws_secret_access_key=secret_key,
-        aws_session_token=token,
         config=Config(
             connect_timeout=connect_timeout,
             read_timeout=read_timeout,
             retries={"total_max_attempts": attempts},
             s3={"addressing_style": "path"} if access.endpoint else {},
-            proxies={scheme: proxy for scheme, proxy in proxies.items() if proxy},
+            proxies={scheme: proxy for scheme, proxy in proxies.items() if proxy and not direct},
             signature_version=UNSIGNED if options.anonymous else None,
             max_pool_connections=32,
         ),
     )
 
 
-def _is_reached_directly(host: str, no_proxy: str) -> bool:
-    """Return whether these hosts, domains and networks (`10.0.0.0/8`) include the host."""
+def is_reached_directly(endpoint: str, no_proxy: str | None) -> bool:
+    """Return whether these hosts include the endpoint's: `*`, names and the domains below them, addresses and
+    networks (`10.0.0.0/8`), each with or without a port."""
     from ipaddress import ip_address, ip_network
 
-    for one in no_proxy.lower().split(","):
-        name = one.strip().lstrip(".")
-        if name == "*" or (name and f".{host}".endswith(f".{name}")):
+    split = urlsplit(endpoint.lower())
+    host, port = split.hostname or "", split.port or {"http": 80}.get(split.scheme, 443)
+    for one in (no_proxy or "").lower().replace(",", " ").split():
+        name, _, number = one.rpartition(":")
+        if not (number.isdecimal() and name.strip("[]:") and (":" not in name or name.endswith("]"))):
+            name = one  # without a port; an address of IPv6 may have colons
+        elif int(number) != port:
+            continue
+        name = name.strip("[]").removeprefix("*").lstrip(".")
+        if one == "*" or (name and f".{host}".endswith(f".{name}")):
             return True
         with suppress(ValueError):
             if ip_address(host) in ip_network(name, strict=False):

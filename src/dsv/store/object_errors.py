@@ -16,9 +16,15 @@ from dsv.store.base import Busy, NoAnswer, StoreMissing, absent
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 _CODE: Final = re.compile(r"<Code>\s*(\w+)\s*</Code>|\"code\":\s*\"(\w+)\"")
 _KIND: Final = re.compile(r"\bkind: (Connect|Timeout|Request|Interrupted|Decode|Unknown),")
+_CHAIN: Final = re.compile(
+    r"External AWS credential provider: (?:\w+: )?(.*?)\s*(?:Debug source:|\Z)", re.DOTALL
+)
+PAGE: Final = re.compile(r"<html|<!doctype html", re.IGNORECASE)
+"""The beginning of a web page."""
 
 _MISSING_BUCKET: Final = {"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted"}
 _EXPIRED: Final = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
+_ARCHIVED: Final = {"InvalidObjectState", "BlobArchived"}
 _FULL: Final = {"QuotaExceeded", "QuotaExceededException", "XMinioStorageFull", "InsufficientStorage"}
 _REFUSED_WITH_400: Final = {"InvalidToken", "AuthorizationHeaderMalformed", "InvalidAccessKeyId"}
 _WRONG_KEY: Final = {
@@ -83,6 +89,26 @@ def as_store_error(error: BaseException, url: str, endpoint: str, key: str | Non
     bucket = url.partition("://")[2].partition("/")[0]
     about = url if key is None else f"{key} in {url}"
     subject = url if key is None else key
+    if chain := _CHAIN.search(answer.text):
+        said = " ".join(chain[1].split())
+        return Denied(
+            f"the credentials for {url} can't be obtained: {said}", subject=url, hint=login_hint(url)
+        )
+    if answer.kind == "" and 300 <= answer.status < 500 and PAGE.search(answer.text):
+        return no_object_store(endpoint, ": a web page came")
+    if answer.code in _ARCHIVED:
+        return Unreachable(
+            f"{about} is archived ({answer.code}), so it can't be read before it is restored",
+            subject=subject,
+            hint="aws s3api restore-object (S3) or az storage blob set-tier (Azure) makes it readable, after hours; "
+            "the bucket's lifecycle rules must leave a store where it is",
+        )
+    if answer.code == "RequestTimeTooSkewed":
+        return Unreachable(
+            f"this machine's clock and that of {endpoint} differ too much for it to answer ({answer.said})",
+            subject=endpoint,
+            hint="timedatectl status",
+        )
     if "token request" in answer.text:
         return Denied(f"there are no credentials for {url}", subject=url, hint=login_hint(url))
     if answer.status == 404 or isinstance(error, FileNotFoundError):
@@ -112,12 +138,19 @@ def as_store_error(error: BaseException, url: str, endpoint: str, key: str | Non
     return _unanswered(answer, about, subject, endpoint, url)
 
 
+def no_object_store(endpoint: str, what: str = "") -> Unreachable:
+    """Return the error for an answer that no object store gives, such as a web page."""
+    return Unreachable(
+        f"{endpoint} answers, but not as an object store{what}",
+        subject=endpoint,
+        hint=f"is it a network's login page, a proxy, or a console's port? curl -I {endpoint}",
+    )
+
+
 def _denied(answer: Answer, about: str, subject: str, url: str) -> Denied:
     message, hint = f"{about} was refused: {answer.said}", login_hint(url)
     if answer.code in _EXPIRED:
         message = f"the credentials for {url} have expired: {answer.said}"
-    elif answer.code == "RequestTimeTooSkewed":
-        message, hint = f"{about} was refused, as this machine's clock is wrong", "timedatectl status"
     elif answer.code == "AuthorizationHeaderMalformed":
         hint = "set AWS_REGION to the bucket's region"
     elif answer.code in _WRONG_KEY:
@@ -158,9 +191,7 @@ def _unanswered(answer: Answer, about: str, subject: str, endpoint: str, url: st
             "where one writer wins, and dsv init --single-writer is for one person alone; else use another store",
         )
     if "list response" in text or "from headers" in text:  # XML or headers that no object store sends
-        return Unreachable(
-            f"{endpoint} answers, but not as an object store", subject=endpoint, hint=f"curl -I {endpoint}"
-        )
+        return no_object_store(endpoint)
     lowered = text.lower()
     if "credential" in lowered or "token" in lowered or "metadata" in lowered:
         return Denied(f"there are no credentials for {url}", subject=url, hint=login_hint(url))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotModifiedError, PreconditionError
 
-from dsv.errors import DsvError, Unsupported
-from dsv.format.keys import first_stays
+from dsv.errors import DsvError, Unreachable, Unsupported
+from dsv.format.keys import PACK_PREFIX, first_stays
 from dsv.store.base import (
     KEY_CHARACTERS,
     LARGEST,
@@ -29,14 +29,13 @@ from dsv.store.base import (
     is_component,
     too_large,
 )
-from dsv.store.object_errors import Answer, as_store_error
+from dsv.store.object_errors import PAGE, Answer, as_store_error, no_object_store
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from obstore import GetResult
 
-    from dsv.store.credentials import ChainProvider
 
 #: Uploads of at least this size use the client that is patient with a slow line.
 BULK: Final = 1 << 20
@@ -59,16 +58,7 @@ class ObjectStore:
     upload minutes. A subclass reads in another way.
     """
 
-    def __init__(
-        self,
-        url: str,
-        endpoint: str,
-        prefix: str,
-        quick: Any,
-        patient: Any,
-        *,
-        provider: ChainProvider | None = None,
-    ) -> None:
+    def __init__(self, url: str, endpoint: str, prefix: str, quick: Any, patient: Any) -> None:
         self.url = url
         self.ordered_listing = True
         self.conditional = True
@@ -76,7 +66,6 @@ class ObjectStore:
         self._prefix = f"{prefix}/" if prefix else ""
         self._quick = quick
         self._patient = patient
-        self._provider = provider
 
     def get(self, key: str, limit: int = LARGEST) -> bytes:
         path = self._path(key)
@@ -166,7 +155,11 @@ class ObjectStore:
             obstore.delete(self._quick, path)
         except FileNotFoundError as error:
             missing = self._error(error, key)
-            if Answer.of(error).code not in ("", "NoSuchKey", "BlobNotFound"):
+            if isinstance(missing, Unreachable) or Answer.of(error).code not in (
+                "",
+                "NoSuchKey",
+                "BlobNotFound",
+            ):
                 raise missing from error
         except (BaseError, OSError) as error:
             raise self._error(error, key) from error
@@ -179,7 +172,7 @@ class ObjectStore:
 
     def _whole(self, path: str, limit: int) -> bytes | None:
         """Return an object; None, or more than `limit` bytes, if it is larger, whatever its headers say."""
-        answer = obstore.get(self._quick, path)
+        answer = self._ask(path)
         return None if answer.meta["size"] > limit else _beginning(answer, limit + 1)
 
     def _part(self, path: str, start: int, length: int) -> memoryview:
@@ -189,7 +182,19 @@ class ObjectStore:
         except (BaseError, OSError) as error:
             if not Answer.of(error).ranges_unusable:
                 raise
-        return memoryview(_beginning(obstore.get(self._quick, path), start + length))[start:]
+        return memoryview(_beginning(self._ask(path), start + length))[start:]
+
+    def _ask(self, path: str) -> GetResult:
+        """Ask for an object. Raises `Unreachable` for a web page. A pack may begin as one."""
+        answer = obstore.get(self._quick, path)
+        if not str(answer.attributes.get("Content-Type")).startswith("text/html"):
+            return answer
+        self._refuse_page(path, _beginning(answer, 1024))
+        return obstore.get(self._quick, path)
+
+    def _refuse_page(self, path: str, data: bytes) -> None:
+        if PAGE.search(data[:1024].decode("latin-1")) and not path.startswith(self._prefix + PACK_PREFIX):
+            raise no_object_store(self._endpoint, ": a web page came")
 
     def _rows(self, prefix: str, after: str | None) -> Iterator[tuple[str, int]]:
         """Yield path and size of at least all objects with the prefix that are after `after`."""
@@ -221,8 +226,6 @@ class ObjectStore:
         _began_in = os.getpid()
 
     def _error(self, error: BaseException, key: str | None) -> DsvError:
-        if self._provider is not None and self._provider.failure is not None:
-            return self._provider.failure
         return as_store_error(error, self.url, self._endpoint, key)
 
 

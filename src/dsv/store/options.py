@@ -31,7 +31,7 @@ class StoreOptions(msgspec.Struct, frozen=True):
     access_key: str | None = None
     secret_key: str | None = None
     session_token: str | None = None
-    """Static AWS keys; without both of the first two, botocore's chain of providers decides."""
+    """Static AWS keys; without both of the first two, boto3's chain of providers decides."""
     anonymous: bool = False
     """Send unsigned requests, for public buckets."""
     https_proxy: str | None = None
@@ -67,7 +67,8 @@ class StoreOptions(msgspec.Struct, frozen=True):
         """Read the variables that the AWS, Google and Azure tools share, and those of proxies and CAs."""
 
         def first(*names: str) -> str | None:
-            return next((environment[name] for name in names if environment.get(name)), None)
+            found = next((environment[name] for name in names if environment.get(name)), None)
+            return None if found is None else found.strip() or found  # `echo` leaves a line end in secrets
 
         ignore = (environment.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS") or "").lower() == "true"
         everything = first("ALL_PROXY", "all_proxy")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -10,7 +12,7 @@ from threading import Thread
 import pytest
 from lightkube.core.exceptions import ConfigError
 
-from dsv.errors import UsageError
+from dsv.errors import Unsupported, UsageError
 from dsv.run.engines.kubernetes.api import KubernetesApi, KubernetesOptions, Refusal, too_old
 from dsv.run.engines.kubernetes.capacity import ask_capacity
 from dsv.run.resources import Capacity, Resources
@@ -93,6 +95,24 @@ users: [{{name: u, user: {{token: {1}}}}}]
 contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
 current-context: c
 """
+
+
+@pytest.mark.parametrize("missing", ["httpx2", "lightkube", "yaml"])
+def test_a_missing_library_is_said_with_what_installs_it(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The distribution of dsv is called dsv-data."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "dsv.run.engines.kubernetes.api.find_spec", lambda name: None if name == missing else found(name)
+    )
+    monkeypatch.setitem(sys.modules, missing, None)  # importing it fails
+    api = KubernetesApi({}, KubernetesOptions())
+    with pytest.raises(Unsupported) as caught:
+        api.get("/version")
+    with pytest.raises(Unsupported), api.stream("/version"):
+        pass
+    assert caught.value.exit_code == 9 and caught.value.hint == "pip install 'dsv-data[kubernetes]'"
 
 
 def test_whoever_logs_in_again_is_known_to_a_dsv_that_runs(tmp_path: Path) -> None:

@@ -100,6 +100,15 @@ class TestProcess(EngineConformance):
         done = bench.run(bench.job("sh", "-c", "exit 0", "x" * 3_000_000))
         assert (done.code, done.outcome.launched) == (125, False)
 
+    def test_a_refusal_in_a_folder_of_path_hides_no_later_failure(self, bench: Bench) -> None:
+        """The system refuses a file that can't be executed as it refuses a folder that can't be entered."""
+        (bench.folder / "bin").mkdir()
+        (bench.folder / "bin" / "sh").write_text("no program")
+        env = {"PATH": f"{bench.folder}/bin:{os.environ['PATH']}"}
+        done = bench.run(bench.job("sh", "-c", "exit 0", "x" * 3_000_000, env=env))
+        assert (done.code, done.outcome.launched) == (125, False)
+        assert bench.run(bench.job("sh", "-c", "exit 3", env=env)).code == 3
+
     def test_a_daemon_that_keeps_the_output_open_keeps_no_job_alive(self, bench: Bench) -> None:
         done = bench.run(bench.shell("setsid sleep 30 & exit 2"))
         assert done.code == 2

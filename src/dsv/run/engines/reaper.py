@@ -21,6 +21,7 @@ the command can't be run, its errno is written to OUT.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -132,10 +133,17 @@ def become_command(order: int, problem: int) -> None:
     argv, env = words[: int(count)], dict(each.split(b"=", 1) for each in words[int(count) :])
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python, which the command would inherit
         signal.signal(number, signal.SIG_DFL)
-    try:
-        os.execvpe(argv[0], argv, env)
-    except OSError as error:
-        os.write(problem, b"%d" % (error.errno or 0))
+    folders = [b""] if b"/" in argv[0] else env.get(b"PATH", os.fsencode(os.defpath)).split(b":")
+    failed = errno.ENOENT
+    for folder in folders:  # not by execvpe, for which a folder that can't be read hides all later failures
+        try:
+            os.execve(os.path.join(folder, argv[0]), argv, env)  # noqa: PTH118 (no import)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                failed = error.errno or 0
+                if failed != errno.EACCES:
+                    break
+    os.write(problem, b"%d" % failed)
 
 
 def reap() -> None:

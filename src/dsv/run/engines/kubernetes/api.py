@@ -100,7 +100,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 DECODER: Final = msgspec.json.Decoder(KubernetesOptions, strict=False)
-EXTRA: Final = "dsv[kubernetes]"
+EXTRA: Final = "dsv-data[kubernetes]"
 SECONDS: Final = 15.0
 PROBE_SECONDS: Final = 5.0
 OLDEST: Final = (1, 29)
@@ -277,9 +277,9 @@ class KubernetesApi:
     @contextmanager
     def stream(self, path: str, **query: str) -> Generator[Response, None, None]:
         """Yield a response to read piece by piece."""
+        response = self._send("GET", path, query=query, seconds=QUIET_SECONDS, stream=True)
         import httpx2
 
-        response = self._send("GET", path, query=query, seconds=QUIET_SECONDS, stream=True)
         try:
             yield response
         except httpx2.HTTPError as error:
@@ -298,10 +298,10 @@ class KubernetesApi:
         content_type: str = "application/json",
         stream: bool = False,
     ) -> Response:
+        client = self.connect()  # says what has to be installed, if the next modules are missing
         import httpx2
         from lightkube.core.exceptions import ConfigError
 
-        client = self.connect()
         request = client.build_request(
             method, path, params=query, timeout=_timeout(seconds),
             content=None if body is None else json.dumps(body).encode(),

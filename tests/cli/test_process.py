@@ -231,9 +231,42 @@ def test_a_full_disk_behind_stderr_changes_no_exit_code(dsv: Dsv) -> None:
 def test_closed_descriptors_are_no_place_for_other_files(dsv: Dsv) -> None:
     script = f"exec {' '.join(PROGRAM)} config author Ann >&- 2>&- <&-"
     assert (
-        subprocess.run(["sh", "-c", script], env=dict(dsv.environ), cwd=dsv.cwd, check=False).returncode == 0
+        subprocess.run(["sh", "-c", script], env=dict(dsv.environ), cwd=dsv.cwd, check=False).returncode == 7
     )
     assert (dsv.home / ".config/dsv/config.toml").read_text() == 'author = "Ann"\n'
+
+
+@pytest.mark.parametrize("arguments", ["--version", "--help", "ls --help", "config", "config --json"])
+def test_no_command_succeeds_whose_answer_went_nowhere(dsv: Dsv, arguments: str) -> None:
+    script = f"exec {' '.join(PROGRAM)} {arguments} >&-"
+    done = subprocess.run(
+        ["sh", "-c", script], env=dict(dsv.environ), cwd=dsv.cwd, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 7
+    assert done.stderr.startswith("error: stdout") and "unexpected" not in done.stderr
+
+
+def test_a_closed_stdin_is_not_an_empty_one(dsv: Dsv) -> None:
+    dsv.ok("init", "pets")
+    (dsv.cwd / "b").write_bytes(b"b")
+    dsv.ok("sync")
+    for arguments in ("put - pets:a", "rm pets --from-file -"):
+        script = f"exec {' '.join(PROGRAM)} {arguments} <&-"
+        done = subprocess.run(
+            ["sh", "-c", script],
+            env=dict(dsv.environ),
+            cwd=dsv.cwd,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stderr) == (2, "error: stdin is closed, so nothing can be read from it\n")
+    assert dsv.ok("ls", "pets").out == "b\n"
+
+
+def test_without_a_command_and_without_stderr_it_is_misuse(dsv: Dsv) -> None:
+    script = f"exec {' '.join(PROGRAM)} 2>&-"
+    assert subprocess.run(["sh", "-c", script], env=dict(dsv.environ), check=False).returncode == 2
 
 
 def test_a_missing_working_directory_is_reported(dsv: Dsv) -> None:

@@ -25,7 +25,7 @@ from dsv.cli.declare import Command, bypass_pydantic, global_options, option
 from dsv.cli.failure import READER_GONE, failure_json, failure_text, of_error, without_passwords
 from dsv.cli.output import Output, ReaderGone
 from dsv.cli.terminal import Surroundings, wrapped
-from dsv.errors import Terminated, UsageError
+from dsv.errors import NoRoom, Terminated, UsageError
 
 INTERRUPTED = (130, 143)
 RESUMED = frozenset({"sync", "pull", "clone", "cache", "sparse"})
@@ -158,7 +158,7 @@ def _fail(error: BaseException, arguments: Sequence[str], session: Session) -> i
         failure.hint = "run the same command again to continue"
     with suppress(BrokenPipeError, ReaderGone):
         if session.flags.json or "--json" in _options(arguments):
-            with suppress(OSError):  # a full stdout may be the failure
+            with suppress(NoRoom):  # a full stdout may be the failure
                 session.out.write(failure_json(failure).encode())
                 session.out.publish()
                 return failure.exit_code

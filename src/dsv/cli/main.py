@@ -30,7 +30,7 @@ def main() -> int:
     if not arguments:
         from dsv.cli.catalogue import root_help
 
-        sys.stderr.write(root_help(_columns(2)))
+        _print(root_help(_columns(2)), 2)
         return 2
     if arguments in (["--help"], ["-h"], ["help"]):
         from dsv.cli.catalogue import root_help
@@ -77,20 +77,20 @@ def _columns(stream: int) -> int:
         return 80
 
 
-def _print(text: str) -> int:
+def _print(text: str, stream: int = 1) -> int:
     try:
         data = text.encode("utf-8", "surrogateescape")
         while data:
             try:
-                data = data[os.write(1, data) :]
+                data = data[os.write(stream, data) :]
             except BlockingIOError:
                 from select import select
 
-                select([], [1], [])
+                select([], [stream], [])
     except BrokenPipeError:
         return 141
     except OSError as error:
-        if sys.stderr is not None:  # the caller may have closed it
+        if sys.stderr is not None and stream == 1:  # the caller may have closed it
             sys.stderr.write(f"error: stdout: {error.strerror}\n")
         return 7
     return 0

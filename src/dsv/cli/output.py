@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from errno import EBADF
 from functools import cache
 from select import select
 from typing import IO, TYPE_CHECKING, BinaryIO
@@ -15,6 +16,7 @@ from typing import IO, TYPE_CHECKING, BinaryIO
 import msgspec
 
 from dsv.cli.terminal import Style
+from dsv.errors import NoRoom
 from dsv.values import units
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ class Output:
         self._may_stream = True
 
     def publish(self) -> None:
-        """Send everything. Raises `ReaderGone`, or `OSError` if stdout can't take it."""
+        """Send everything. Raises `ReaderGone`, or `NoRoom` if stdout can't take it."""
         self._held.seek(0)
         while data := self._held.read(1 << 20):
             self._send(data)
@@ -104,6 +106,9 @@ class Output:
             self._raw.flush()
         except BrokenPipeError:
             raise ReaderGone from None
+        except OSError as error:
+            said = "it is closed" if error.errno == EBADF else (error.strerror or "").lower()
+            raise NoRoom(f"stdout can't be written: {said}", subject="stdout") from error
 
 
 def to_json(value: Mapping[str, object], *, indent: bool = False) -> str:

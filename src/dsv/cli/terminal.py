@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TextIO, cast
 
 import msgspec
 
+from dsv.errors import UsageError
+
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+    from _typeshed import ReadableBuffer, WriteableBuffer
 
 
 class Style:
@@ -135,6 +137,16 @@ class _Lossy(io.FileIO):
         return memoryview(data).nbytes if written is None else written
 
 
+class _ClosedInput(io.RawIOBase):
+    """Refuses to be read: what the caller has closed is not empty."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        raise UsageError("stdin is closed, so nothing can be read from it", subject="stdin")
+
+
 def of_process() -> Surroundings:
     """Return the surroundings of this process. stdout is unbuffered."""
     _occupy_closed_descriptors()
@@ -148,15 +160,18 @@ def of_process() -> Surroundings:
         stderr=sys.stderr,
         stdout_is_terminal=os.isatty(1),
         stderr_is_terminal=os.isatty(2),
+        stdin=None if sys.stdin else io.BufferedReader(_ClosedInput()),
     )
 
 
 def _occupy_closed_descriptors() -> None:
-    """Open descriptors that the caller closed: the next file would get the number, and our messages."""
-    for descriptor in (0, 1, 2):
+    """Open descriptors that the caller closed: the next file would get the number, and our messages.
+
+    What is written to stdout then fails, so no command seems to have answered."""
+    for descriptor, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)
+            os.open(os.devnull, flags)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 (lives as long as the process)

@@ -260,7 +260,10 @@ def test_a_closed_stdin_is_not_an_empty_one(dsv: Dsv) -> None:
             capture_output=True,
             text=True,
         )
-        assert (done.returncode, done.stderr) == (2, "error: stdin is closed, so nothing can be read from it\n")
+        assert (done.returncode, done.stderr) == (
+            2,
+            "error: stdin is closed, so nothing can be read from it\n",
+        )
     assert dsv.ok("ls", "pets").out == "b\n"
 
 

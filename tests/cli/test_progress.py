@@ -9,7 +9,12 @@ import threading
 import pytest
 
 from dsv.cli.progress import Bar, JsonLines, Lines, Meter
+from dsv.periodic import NEVER
+from dsv.store.retry import Retrying
 from dsv.values.progress import Progress
+from tests.kit.dsv import Dsv
+from tests.store.wire import s3_error, serving
+from tests.waiting import PATIENCE
 
 
 class Clock:
@@ -139,3 +144,26 @@ def test_a_reader_of_stderr_that_left_stops_nothing(clock: Clock) -> None:
             raise BrokenPipeError
 
     work(Lines("sync", Gone(), clock), clock, 12)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_silent_server_is_named_once(quiet: bool, dsv: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not with --quiet. The server answers when the watcher has looked often enough to say it."""
+    looked, enough = [], threading.Event()
+    look = Retrying.look
+
+    def looking(store: Retrying) -> float:
+        looked.append(look(store))
+        if looked[-1] == NEVER:
+            enough.set()
+        return 0.0 if looked[-1] != NEVER else NEVER
+
+    monkeypatch.setattr("dsv.store.retry.SILENT", 0.0)
+    monkeypatch.setattr(Retrying, "look", looking)
+    missing = s3_error("404 Not Found", "NoSuchBucket")
+    with serving(relay=lambda request: missing if enough.wait(PATIENCE) else b"") as wire:
+        keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
+        asking = Dsv(dsv.home, dsv.cwd, {**dsv.environ, **keys, "AWS_ENDPOINT_URL": wire.endpoint})
+        result = asking("datasets", "--store", "s3://lake/dsv", *(["--quiet"] if quiet else []))
+    assert result.code == 3
+    assert result.err.count("waiting for s3://lake/dsv, which has not answered") == (not quiet)

@@ -19,9 +19,11 @@ from dsv.errors import (
     Terminated,
     Unreachable,
 )
+from dsv.format.keys import PACK_PREFIX
+from dsv.periodic import NEVER, Periodic
 from dsv.store.base import LARGEST, Busy, Bytes, CutShortError, Item, NoAnswer, Put, Store
 from dsv.store.memory import MemoryStore
-from dsv.store.retry import Retrying, RetryPolicy
+from dsv.store.retry import SILENT, Retrying, RetryPolicy
 from tests.store.faulty import Fault, Faulty, Kind, Operation
 from tests.store.wrapper import Wrapper
 
@@ -358,3 +360,71 @@ def test_won_means_that_ones_own_bytes_are_there(
             continue
         assert won == (inner.get(key) == data)
         assert first.setdefault(key, data) == inner.get(key)
+
+
+class Slow(Wrapper):
+    """Passes `seconds` in each request, and lets the watcher look before and after the limit."""
+
+    def __init__(self, inner: Store, time: Time) -> None:
+        super().__init__(inner)
+        self.time = time
+        self.looked: list[float] = []
+
+    def _pass(self) -> None:
+        for seconds in (SILENT - 0.1, 0.1):
+            self.time.now += seconds
+            self.looked.append(self.watched.look())
+
+    watched: Retrying
+
+    def get(self, key: str, limit: int = LARGEST) -> bytes:
+        self._pass()
+        return self.inner.get(key, limit)
+
+    def get_range(self, key: str, start: int, length: int) -> memoryview:
+        self._pass()
+        return self.inner.get_range(key, start, length)
+
+    def put_if_absent(self, key: str, data: Bytes) -> Put:
+        self._pass()
+        return self.inner.put_if_absent(key, data)
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+        self._pass()
+        yield from self.inner.list(prefix, start_after)
+
+
+@pytest.mark.parametrize("call", ["get", "get_range", "put", "list"])
+def test_a_person_is_told_what_is_waited_for(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Periodic, "start", lambda watch: None)  # the test looks by itself
+    inner = MemoryStore()
+    inner.put_if_absent("k", bytes(9))
+    time, said = Time(), list[str]()
+    slow = Slow(inner, time)
+    store = Retrying(slow, clock=time.clock, sleep=time.sleep, notice=said.append)
+    slow.watched = store
+    assert store.look() == 1.0
+    calls = {
+        "get": lambda: store.get("k"),
+        "get_range": lambda: store.get_range("k", 0, 3),
+        "put": lambda: store.put_if_absent("new", b"x"),
+        "list": lambda: list(store.list("")),
+    }
+    calls[call]()
+    store.close()
+    assert slow.looked == [1.0, NEVER]
+    assert said == [f"waiting for {inner.url}, which has not answered for 4 s"]
+    assert store.look() == 1.0 and len(said) == 1  # nothing is under way
+
+
+def test_a_large_transfer_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Periodic, "start", lambda watch: None)
+    inner, time, said = MemoryStore(), Time(), list[str]()
+    pack = f"{PACK_PREFIX}00/x"
+    inner.put_if_absent(pack, bytes(1 << 20))
+    slow = Slow(inner, time)
+    slow.watched = store = Retrying(slow, clock=time.clock, sleep=time.sleep, notice=said.append)
+    store.get(pack)
+    store.get_range(pack, 0, 1 << 20)
+    store.put_if_absent("new", bytes(1 << 20))
+    assert set(slow.looked) == {1.0} and not said

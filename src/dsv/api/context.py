@@ -103,7 +103,9 @@ class Context(msgspec.Struct, frozen=True):
                 subject=choice.url,
                 hint="dsv config store URL names your team's; dsv init in a folder of data makes one of your own",
             )
-        return open_store(choice.url, self.store_options(choice), create=create, names=choice.names)
+        notice = None if isinstance(self.progress, NoProgress) else self.progress.note
+        options = self.store_options(choice)
+        return open_store(choice.url, options, create=create, names=choice.names, notice=notice)
 
     @contextmanager
     def repository(self, target: Target | None = None, *, mirrors: bool = False) -> Iterator[Repository]:

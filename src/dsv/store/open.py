@@ -223,11 +223,17 @@ class Unavailable:
 
 
 def open_store(
-    url: str, options: StoreOptions | None = None, *, create: bool = False, names: str | None = None
+    url: str,
+    options: StoreOptions | None = None,
+    *,
+    create: bool = False,
+    names: str | None = None,
+    notice: Callable[[str], None] | None = None,
 ) -> OpenStore:
     """Open the store that `url` names, with retries.
 
     names: where its names are kept, if elsewhere; a URL or folder like the other.
+    notice: see `Retrying`.
 
     `url` is an absolute path, `file:///path`, `s3://bucket/prefix`, `gs://…`, `az://container/prefix` or
     `memory://name`. `create` makes a directory store's folder, but not that of its names; buckets are never
@@ -237,21 +243,23 @@ def open_store(
     from dsv.store.options import StoreOptions
 
     known = options or StoreOptions()
-    data = Retrying(open_raw(url, known, create=create))
-    later = partial(open_names, options=known)
+    data = Retrying(open_raw(url, known, create=create), notice=notice)
+    later = partial(open_names, options=known, notice=notice)
     if names is None:
         return OpenStore(data, None, later)
     try:
-        return OpenStore(data, open_names(names, known), later)
+        return OpenStore(data, later(names), later)
     except BaseException:
         data.close()
         raise
 
 
-def open_names(names: str, options: StoreOptions, *, create: bool = False) -> Store:
+def open_names(
+    names: str, options: StoreOptions, *, create: bool = False, notice: Callable[[str], None] | None = None
+) -> Store:
     """Open the names, even if they can't be reached: the caller may need only the data."""
     try:
-        return Retrying(open_raw(names, options, create=create))
+        return Retrying(open_raw(names, options, create=create), notice=notice)
     except Unreachable as error:
         hint = f"is it mounted? ls -ld {names}; if it has moved: dsv config stores.NAME.names LOCATION"
         return Unavailable(names, Unreachable(error.message, subject=names, hint=hint))

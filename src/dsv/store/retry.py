@@ -10,11 +10,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from itertools import chain
+from threading import Lock
 from typing import Final, TypeVar
 
 import msgspec
 
 from dsv.errors import Denied, DsvError, NotFound, OutcomeUnknown, Unreachable, Unsupported
+from dsv.format.keys import PACK_PREFIX
+from dsv.periodic import NEVER, Periodic
 from dsv.store.base import (
     LARGEST,
     Busy,
@@ -56,6 +61,10 @@ class RetryPolicy(msgspec.Struct, frozen=True):
 
 
 PATIENT: Final = RetryPolicy()
+SILENT: Final = 4.0
+"""Seconds without an answer after which a person is told, once, what is being waited for."""
+_BULK: Final = 1 << 20
+"""From this size on, a transfer may take longer than that without anything being wrong."""
 
 
 class _Trial:
@@ -108,7 +117,9 @@ class Retrying:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        notice: Callable[[str], None] | None = None,
     ) -> None:
+        """notice: takes a line for a person, from a thread of its own."""
         self.inner = inner
         self.url = inner.url
         self.needs_condition = True
@@ -118,34 +129,65 @@ class Retrying:
         self._sleep = sleep
         self._ends: dict[str, int] = {}
         """Where objects end that are too short. What lies behind that is not asked for again."""
+        self._notice = notice
+        self._waiting: dict[object, float] = {}
+        self._watch = Periodic("dsv-silence", self.look, first=SILENT)
+        self._starting = Lock()
 
     def free_bytes(self) -> int | None:
         return self.inner.free_bytes()
 
     def close(self) -> None:
+        self._watch.stop()
         self.inner.close()
 
+    def look(self) -> float:
+        """Tell, once, that a request has no answer for long. Return the seconds until this is asked again."""
+        if self._clock() - min(list(self._waiting.values()), default=self._clock()) < SILENT:
+            return 1.0
+        if self._notice is not None:
+            self._notice(f"waiting for {self.url}, which has not answered for {SILENT:.0f} s")
+        return NEVER
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Let `look` see a request. It is in a thread, as the client's calls can't be interrupted."""
+        if self._notice is not None and self._starting.acquire(blocking=False):  # the first of all requests
+            with suppress(RuntimeError):  # the system grants no more threads
+                self._watch.start()
+        request = object()
+        self._waiting[request] = self._clock()
+        try:
+            yield
+        finally:
+            self._waiting.pop(request, None)
+
     def get(self, key: str, limit: int = LARGEST) -> bytes:
-        return self._repeated(lambda: self.inner.get(key, limit))
+        is_bulk = key.startswith(PACK_PREFIX)
+        return self._repeated(lambda: self.inner.get(key, limit), is_bulk)
 
     def get_range(self, key: str, start: int, length: int) -> memoryview:
         """Like the inner store's. An object that ends at the same place twice is cut short, not its answer."""
-        trial = self._trial()
         before: int | None = None
-        while True:
+
+        def read() -> memoryview | CutShortError:
+            nonlocal before
             end = self._ends.get(key)
             if end is not None and length and start + length > end:
-                raise cut_short(self.url, key, start, length, max(0, end - start))
+                return cut_short(self.url, key, start, length, max(0, end - start))
             try:
                 return self.inner.get_range(key, start, length)
             except CutShortError as error:
-                if error.end == before:
-                    self._ends[key] = min(before, self._ends.get(key, before))
-                    continue
-                before = error.end
-                trial.failed(error)
-            except NoAnswer as error:
-                trial.failed(error)
+                if error.end != before:
+                    before = error.end
+                    raise
+                self._ends[key] = min(before, self._ends.get(key, before))
+                return error
+
+        found = self._repeated(read, length >= _BULK)
+        if isinstance(found, CutShortError):
+            raise found
+        return found
 
     def folders(self, prefix: str) -> Sequence[str]:
         return self._repeated(lambda: self.inner.folders(prefix))
@@ -191,13 +233,14 @@ class Retrying:
                 trial.failed(Busy(f"{self.url} refused {key} for a writer that never finished", subject=key))
 
     def _put(self, key: str, data: Bytes) -> Put:
-        try:
+        with nullcontext() if len(data) >= _BULK else self._watched():
+            try:
+                return self.inner.put_if_absent(key, data)
+            except Unsupported:
+                if self.needs_condition or not self.conditional:
+                    raise
+            self.conditional = False
             return self.inner.put_if_absent(key, data)
-        except Unsupported:
-            if self.needs_condition or not self.conditional:
-                raise
-        self.conditional = False
-        return self.inner.put_if_absent(key, data)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
         """Continue an interrupted listing after the last key, or begin again if keys are unsorted."""
@@ -206,7 +249,10 @@ class Retrying:
         seen: set[str] = set()
         while True:
             try:
-                for item in self.inner.list(prefix, last if self.ordered_listing else start_after):
+                rows = self.inner.list(prefix, last if self.ordered_listing else start_after)
+                with self._watched():
+                    first = next(rows, None)
+                for item in () if first is None else chain([first], rows):
                     if self.ordered_listing:
                         last = item.key
                     elif item.key in seen:
@@ -230,13 +276,14 @@ class Retrying:
             return Put.LOST
         return Put.WON if stored == data else Put.LOST
 
-    def _repeated(self, operation: Callable[[], _T]) -> _T:
+    def _repeated(self, operation: Callable[[], _T], is_bulk: bool = False) -> _T:
         trial = self._trial()
-        while True:
-            try:
-                return operation()
-            except (NoAnswer, CutShortError) as error:
-                trial.failed(error)
+        with nullcontext() if is_bulk else self._watched():
+            while True:
+                try:
+                    return operation()
+                except (NoAnswer, CutShortError) as error:
+                    trial.failed(error)
 
     def _trial(self) -> _Trial:
         return _Trial(self._policy, self._clock, self._sleep)

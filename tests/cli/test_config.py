@@ -196,3 +196,29 @@ def test_settings_with_a_secret_are_for_their_user_alone(dsv: Dsv) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
     dsv.ok("config", "stores.lake.endpoint", "https://ann:s3cret@proxy.example")
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("typed", "kept"),
+    [
+        ('["backup"]', "backup"),
+        ('["backup", "s3://b/p"]', "backup,s3://b/p"),
+        ("backup, /mnt/copy", "backup,/mnt/copy"),
+        ('["copies/of it"]', "{cwd}/copies/of it"),
+    ],
+)
+def test_mirrors_are_a_list_as_in_json_or_with_commas(dsv: Dsv, typed: str, kept: str) -> None:
+    dsv.ok("config", "stores.lake.mirrors", typed)
+    assert dsv.ok("config", "stores.lake.mirrors").out == kept.format(cwd=dsv.cwd) + "\n"
+
+
+@pytest.mark.parametrize("typed", ["[1]", '["a"', "{}", "[[]]", ",", "5"])
+def test_what_is_no_list_of_mirrors_is_refused(dsv: Dsv, typed: str) -> None:
+    refused = dsv("config", "stores.lake.mirrors", typed)
+    assert refused.code == 2 and "stores.lake.mirrors" in refused.err
+
+
+def test_no_origin_is_cut_in_a_narrow_window(dsv: Dsv) -> None:
+    dsv.ok("config", "stores.a-store-with-a-long-name.url", "s3://a-bucket/with/a/prefix")
+    shown = dsv("config", terminal=True, width=80).out
+    assert str(dsv.home / ".config/dsv/config.toml") in shown and "…" not in shown

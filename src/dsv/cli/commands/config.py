@@ -59,7 +59,7 @@ def config(
     if call.settings.get("author") is None:
         settings.insert(0, environment.author(call.settings, None))
     call.results(map(_without_password, settings))
-    columns = ["key", "value", "origin~"]
+    columns = ["key", "value", "origin"]
     call.table(columns, [[setting.key, hide_in_urls(setting.value), setting.origin] for setting in settings])
     for origin, unknown in call.settings.unknown():
         call.warn(f"{origin} has {unknown}, which is not a setting of this version")

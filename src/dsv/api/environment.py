@@ -73,7 +73,12 @@ def lasting(key: str, value: str, cwd: Path) -> str:
     same in every working folder. Raises `UsageError` for a value that no command could use.
     """
     if key.endswith(".mirrors"):
-        value = _mirrors(key, value, cwd)
+        found = json_or_text(value)
+        places = found if isinstance(found, list) else value.split(",")
+        if not all(isinstance(one, str) and one[:1] not in ("[", "{", '"') for one in places):
+            what = f"{key} has to be a list of stores, and {value} is none"
+            raise UsageError(what, subject=key, hint=f"dsv config {key} backup,s3://bucket/prefix")
+        value = ",".join(map(str, places))
     if not value.strip():
         raise UsageError(f"{key} can't be empty", subject=key, hint=f"dsv config --unset {key}")
     last = key.rpartition(".")[2]
@@ -94,23 +99,6 @@ def lasting(key: str, value: str, cwd: Path) -> str:
     if value == "~" or value.startswith(("/", "~/")) or (key in PLAIN_KEYS and is_name(value)):
         return value
     return os.path.normpath(cwd / value)
-
-
-def _mirrors(key: str, value: str, cwd: Path) -> str:
-    """Return names, URLs and folders, with commas between them, from that or from a list in JSON."""
-    found = json_or_text(value)
-    words = value.split(",") if found == value else found if isinstance(found, list) else [found]
-    places = [word.strip() for word in words if isinstance(word, str) and word.strip()]
-    if len(places) < len(words) or any(place[0] in "[{\"'" for place in places):
-        raise UsageError(
-            f"{key} has to be a list of stores, and {value} is none",
-            subject=key,
-            hint=f"dsv config {key} backup,s3://bucket/prefix",
-        )
-    return ",".join(
-        one if is_name(one) or "://" in one or one[0] in "/~" else os.path.normpath(cwd / one)
-        for one in places
-    )
 
 
 def parse_toml(data: bytes, origin: str) -> dict[str, object]:

@@ -36,9 +36,11 @@ if TYPE_CHECKING:
 
 
 _NO_RETRIES: Final[Any] = {"max_retries": 0}
-_HOST: Final = re.compile(r"[\w.-]+\Z", re.ASCII)
+_KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _BUCKET: Final = re.compile(r"[\w.$-]+\Z", re.ASCII)
-_VISIBLE: Final = re.compile(r"[!-~]+\Z")
+_ENDPOINT: Final = re.compile(
+    r"https?://(?:[\w.-]+|\[[\da-f:.]+\])(?::(\d{1,9}))?(?:/[!-~]*)?\Z", re.ASCII | re.I
+)
 
 
 def open_s3(url: str, options: StoreOptions) -> Store:
@@ -60,14 +62,12 @@ def open_s3(url: str, options: StoreOptions) -> Store:
         "aws_endpoint_url_s3": endpoint.rstrip("/"),
         "virtual_hosted_style_request": by_host,
     }
-    keys: Any = {
-        "access_key_id": options.access_key,
-        "secret_access_key": options.secret_key,
-        "token": options.session_token,
-        "expires_at": None,
-    }
-    _check(url, server, region=access.region, **(keys if access.provider is None else {}))
-    provider: Any = None if options.anonymous else access.provider or (lambda: keys)
+    keys = options.access_key, options.secret_key, options.session_token
+    static: Any = dict(zip(("access_key_id", "secret_access_key", "token"), keys, strict=True))
+    if access.provider is not None:
+        keys = None, None, None
+    _check(url, server, AWS_REGION=access.region, **dict(zip(_KEYS, keys, strict=True)))
+    provider: Any = None if options.anonymous else access.provider or (lambda: {**static, "expires_at": None})
     client: Any = partial(S3Store, bucket, config=config, credential_provider=provider)
     return _store(url, server.rstrip("/"), prefix, client, options)
 
@@ -76,7 +76,7 @@ def open_gcs(url: str, options: StoreOptions) -> ObjectStore:
     """Open gs://bucket/prefix, with Google's application-default credentials."""
     bucket, prefix = _parts(url)
     endpoint = (options.endpoint or options.gcs_endpoint or "https://storage.googleapis.com").rstrip("/")
-    _check(url, endpoint, google_token=options.google_token)
+    _check(url, endpoint, CLOUDSDK_AUTH_ACCESS_TOKEN=options.google_token)
     config: dict[str, Any] = {"base_url": endpoint, "skip_signature": options.anonymous}
     if options.service_account:
         config["application_credentials"] = options.service_account
@@ -99,7 +99,7 @@ def open_azure(url: str, options: StoreOptions) -> ObjectStore:
     endpoint = (
         options.endpoint or options.azure_endpoint or f"https://{options.account}.blob.core.windows.net"
     )
-    _check(url, endpoint, account=options.account)
+    _check(url, endpoint, AZURE_STORAGE_ACCOUNT_NAME=options.account)
     config: dict[str, Any] = {
         "account_name": options.account,
         "skip_signature": options.anonymous,
@@ -112,37 +112,21 @@ def open_azure(url: str, options: StoreOptions) -> ObjectStore:
     return _store(url, endpoint, prefix, client, options)
 
 
-_VARIABLES: Final = {
-    "access_key_id": "AWS_ACCESS_KEY_ID",
-    "secret_access_key": "AWS_SECRET_ACCESS_KEY",
-    "token": "AWS_SESSION_TOKEN",
-    "region": "AWS_REGION",
-    "google_token": "CLOUDSDK_AUTH_ACCESS_TOKEN",
-    "account": "AZURE_STORAGE_ACCOUNT_NAME",
-}
-
-
 def _check(url: str, endpoint: str, **sent: str | None) -> None:
-    """Raise `UsageError` for an endpoint or a value in headers that would make obstore panic."""
-    try:
-        split = urlsplit(endpoint)
-        host = split.hostname is not None and (":" in split.hostname or _HOST.match(split.hostname))
-        right = split.scheme in ("http", "https") and host and split.port != 0
-    except ValueError:
-        right = False
-    if not right or "%" in split.netloc or not _VISIBLE.match(endpoint):
+    """Raise `UsageError` for an endpoint, or a variable sent in headers, that would make obstore panic."""
+    found = _ENDPOINT.match(endpoint)
+    if found is None or not 0 < int(found[1] or 80) < 65536:
         raise UsageError(
             f"{endpoint} is no endpoint for {url}: it is not http://HOST or https://HOST, with a port or without",
             subject=endpoint,
-            hint="set AWS_ENDPOINT_URL, AZURE_STORAGE_ENDPOINT or STORAGE_EMULATOR_HOST, or: dsv config "
-            "stores.NAME.endpoint https://HOST:PORT",
+            hint="set AWS_ENDPOINT_URL, AZURE_STORAGE_ENDPOINT or STORAGE_EMULATOR_HOST, or endpoint of the store",
         )
     for name, value in sent.items():
-        if value and not _VISIBLE.match(value):
+        if value and not re.fullmatch("[!-~]+", value):
             raise UsageError(
-                f"{_VARIABLES[name]} has a space, a line end or another character that none can have",
-                subject=_VARIABLES[name],
-                hint=f'printf %s "${_VARIABLES[name]}" | od -c shows it; set it anew, for {url}',
+                f"{name} has a space, a line end or another character that none can have",
+                subject=name,
+                hint=f'printf %s "${name}" | od -c shows it',
             )
 
 
@@ -157,11 +141,10 @@ def _store(
     except (BaseError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         if "builder error" in reason:
-            reason, hint = (
-                "a proxy or a certificate can't be used",
-                "see HTTPS_PROXY, HTTP_PROXY and AWS_CA_BUNDLE",
-            )
-            raise UsageError(f"{url} cannot be opened: {reason}", subject=url, hint=hint) from error
+            what = f"{url} cannot be opened: a proxy or a certificate can't be used"
+            raise UsageError(
+                what, subject=url, hint="see HTTPS_PROXY, HTTP_PROXY and AWS_CA_BUNDLE"
+            ) from error
         raise Denied(f"{url} cannot be opened: {reason}", subject=url, hint=login_hint(url)) from error
     return ObjectStore(url, endpoint, prefix, quick, patient)
 

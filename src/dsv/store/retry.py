@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
 from threading import Lock
 from typing import Final, TypeVar
@@ -143,28 +143,28 @@ class Retrying:
 
     def look(self) -> float:
         """Tell, once, that a request has no answer for long. Return the seconds until this is asked again."""
-        if self._clock() - min(list(self._waiting.values()), default=self._clock()) < SILENT:
+        now = self._clock()
+        if self._notice is None or now - min(list(self._waiting.values()), default=now) < SILENT:
             return 1.0
-        if self._notice is not None:
-            self._notice(f"waiting for {self.url}, which has not answered for {SILENT:.0f} s")
+        self._notice(f"waiting for {self.url}, which has not answered for {SILENT:.0f} s")
         return NEVER
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _watched(self, is_bulk: bool = False) -> Iterator[None]:
         """Let `look` see a request. It is in a thread, as the client's calls can't be interrupted."""
         if self._notice is not None and self._starting.acquire(blocking=False):  # the first of all requests
             with suppress(RuntimeError):  # the system grants no more threads
                 self._watch.start()
         request = object()
-        self._waiting[request] = self._clock()
+        if not is_bulk:
+            self._waiting[request] = self._clock()
         try:
             yield
         finally:
             self._waiting.pop(request, None)
 
     def get(self, key: str, limit: int = LARGEST) -> bytes:
-        is_bulk = key.startswith(PACK_PREFIX)
-        return self._repeated(lambda: self.inner.get(key, limit), is_bulk)
+        return self._repeated(lambda: self.inner.get(key, limit), key.startswith(PACK_PREFIX))
 
     def get_range(self, key: str, start: int, length: int) -> memoryview:
         """Like the inner store's. An object that ends at the same place twice is cut short, not its answer."""
@@ -233,7 +233,7 @@ class Retrying:
                 trial.failed(Busy(f"{self.url} refused {key} for a writer that never finished", subject=key))
 
     def _put(self, key: str, data: Bytes) -> Put:
-        with nullcontext() if len(data) >= _BULK else self._watched():
+        with self._watched(len(data) >= _BULK):
             try:
                 return self.inner.put_if_absent(key, data)
             except Unsupported:
@@ -278,7 +278,7 @@ class Retrying:
 
     def _repeated(self, operation: Callable[[], _T], is_bulk: bool = False) -> _T:
         trial = self._trial()
-        with nullcontext() if is_bulk else self._watched():
+        with self._watched(is_bulk):
             while True:
                 try:
                     return operation()

@@ -70,6 +70,16 @@ def test_the_unexpected_is_70_without_a_traceback(dsv: Dsv, add_command: Add) ->
     )
 
 
+def test_a_panic_in_rust_is_70_too(dsv: Dsv, add_command: Add) -> None:
+    """Its class derives from BaseException."""
+    add_command(failing(type("PanicException", (BaseException,), {})("called `Result::unwrap()`")))
+    result = dsv("fail")
+    assert (result.code, result.out) == (70, "")
+    assert result.err.startswith(
+        "error: dsv failed with an unexpected PanicException: called `Result::unwrap()`"
+    )
+
+
 def test_debug_shows_the_traceback_before_the_sentence(dsv: Dsv, add_command: Add) -> None:
     add_command(failing(Conflict("main has moved", hint="dsv pull")))
     result = dsv("fail", "--debug")

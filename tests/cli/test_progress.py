@@ -166,4 +166,4 @@ def test_a_silent_server_is_named_once(quiet: bool, dsv: Dsv, monkeypatch: pytes
         asking = Dsv(dsv.home, dsv.cwd, {**dsv.environ, **keys, "AWS_ENDPOINT_URL": wire.endpoint})
         result = asking("datasets", "--store", "s3://lake/dsv", *(["--quiet"] if quiet else []))
     assert result.code == 3
-    assert result.err.count("waiting for s3://lake/dsv, which has not answered") == (not quiet)
+    assert result.err.count("waiting for s3://lake/dsv: no usable answer") == (not quiet)

@@ -413,7 +413,7 @@ def test_a_person_is_told_what_is_waited_for(call: str, monkeypatch: pytest.Monk
     calls[call]()
     store.close()
     assert slow.looked == [1.0, NEVER]
-    assert said == [f"waiting for {inner.url}, which has not answered for 4 s"]
+    assert said == [f"waiting for {inner.url}: no usable answer for 4 s"]
     assert store.look() == 1.0 and len(said) == 1  # nothing is under way
 
 

@@ -146,7 +146,7 @@ class Retrying:
         now = self._clock()
         if self._notice is None or now - min(list(self._waiting.values()), default=now) < SILENT:
             return 1.0
-        self._notice(f"waiting for {self.url}, which has not answered for {SILENT:.0f} s")
+        self._notice(f"waiting for {self.url}: no usable answer for {SILENT:.0f} s")
         return NEVER
 
     @contextmanager

@@ -62,6 +62,12 @@ class Conflict(DsvError):
     exit_code = 4
 
 
+class Changing(Conflict):
+    """Files that another program changed while they were read; trying again may work."""
+
+    retryable = True
+
+
 class IntegrityError(DsvError):
     """Bytes that do not match their id, their format or their reference."""
 

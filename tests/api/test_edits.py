@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from dsv.api import edits as edits_module
 from dsv.api.edits import Edit, Edited, EditRequest, Move, MoveAll, PathEdit, Put, Remove, edit
-from dsv.errors import Conflict, DsvError, NotFound, Unsupported, UsageError
+from dsv.errors import Changing, Conflict, DsvError, NotFound, Unsupported, UsageError
 from dsv.repo.repository import Repository
 from dsv.store.memory import MemoryStore
+from dsv.transfer import save
 from dsv.transfer.commit import commit_changes as really_commit
+from dsv.transfer.file_reader import Problem
 from dsv.values.names import DatasetName, TagName, Target
+from dsv.values.progress import NoProgress
 from tests.kit.people import SCANS, Files, Person, every_store_is
 
 TARGET = Target(SCANS)
@@ -362,3 +366,37 @@ def test_two_who_remove_the_same_are_no_conflict(ann: Person, monkeypatch: pytes
     Race(Person(ann.home / "bob", ann.store, "bob"), monkeypatch, [Remove("a")])
     done = change(ann, Remove("a"))
     assert files(ann, done) == {"b": b"2"} and not done.any_change
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_a_lost_race_names_a_file_that_was_left_out_once(
+    ann: Person, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    begin(ann, {"a": b"1"})
+    left = [Problem(b"f", "it can't be read: Input/output error")] * fails
+    really_save = save.save_file
+    monkeypatch.setattr(save, "save_file", lambda *given: left.pop() if left else really_save(*given))
+    (tmp_path / "f").write_bytes(b"mine")
+    Race(Person(ann.home / "bob", ann.store, "bob"), monkeypatch, [Put("x", b"theirs")])
+    done = change(ann, Put("f", tmp_path / "f"), Put("g", b"1"), skip_unsupported=True)
+    assert done.attempts == 2
+    assert [each.path for each in done.skipped] == [b"f"] * (fails - 1)
+    assert ("f" in files(ann, done)) == (fails == 1)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_database_that_changes_while_it_is_put_is_refused(ann: Person, tmp_path: Path, alone: bool) -> None:
+    folder = tmp_path / "in use"
+    folder.mkdir()
+    for name in ("x.db", "x.db-wal"):
+        (folder / name).write_bytes(b"1")
+
+    class Meanwhile(NoProgress):
+        def advance(self, files: int = 0, bytes: int = 0, transferred: int = 0) -> None:  # noqa: A002
+            (folder / "x.db").write_bytes(b"22")
+
+    context = structs.replace(ann.context(), progress=Meanwhile())
+    put = Put("there", folder / "x.db" if alone else folder)
+    with pytest.raises(Changing, match=r"x\.db': it changed while what"):
+        edit(context, Target(SCANS), [put], EditRequest("put"))
+    edit(ann.context(), Target(SCANS), [put], EditRequest("put"))

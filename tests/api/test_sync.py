@@ -4,7 +4,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from msgspec import structs
 from dsv.api.checkout import restore
 from dsv.api.status import status
 from dsv.api.sync import SyncRequest, sync
-from dsv.errors import Conflict, NoRoom, NotFound, Unsupported
+from dsv.errors import Changing, Conflict, NoRoom, NotFound, Unsupported
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.values.names import BranchName, Target
@@ -324,7 +324,7 @@ def test_what_a_stopped_sync_had_stored_of_a_file_is_no_proof_that_it_is_committ
     ann.sync()
     ann.write({"read": b"read", "gone": b"gone"})
     time.sleep(0.05)
-    with pytest.raises(Unsupported):
+    with pytest.raises(Changing):
         sync(structs.replace(ann.context(), progress=Away(ann.workspace, "gone")), SyncRequest())
     (ann.workspace / ".dsv/journal").unlink()
     ann.write({"more": b"more"})
@@ -359,3 +359,99 @@ def test_init_is_refused_where_the_dataset_is(ann: Person, tmp_path: Path) -> No
         bob.init()
     assert caught.value.hint == "dsv clone scans"
     assert not (bob.workspace / ".dsv").exists()
+
+
+def test_a_file_that_grows_while_it_is_read_is_refused_until_it_rests(
+    ann: Person, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann.write({"small": b"small", "train.log": bytes(3 << 20)})
+    really_read = os.readv
+
+    def read_and_write(descriptor: int, buffers: list[memoryview]) -> int:
+        if os.lseek(descriptor, 0, os.SEEK_CUR) == 0:
+            with (ann.workspace / "train.log").open("ab") as log:
+                log.write(b"step")
+        return really_read(descriptor, buffers)
+
+    monkeypatch.setattr(os, "readv", read_and_write)
+    with pytest.raises(Changing, match=r"'train\.log': it was changed while it was read") as refused:
+        ann.sync()
+    assert refused.value.retryable and refused.value.exit_code == 4
+    assert "run the same command again" in (refused.value.hint or "")
+    monkeypatch.undo()
+    done = ann.sync()
+    assert done.commit is not None and ann.read(done.commit) == ann.files()
+
+
+class Meanwhile(NoProgress):
+    """Something happens once all is read, and before it is published. `notes` has what the user was told."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act: Callable[[], object] | None = act
+        self.notes: list[str] = []
+
+    def advance(self, files: int = 0, bytes: int = 0, transferred: int = 0) -> None:  # noqa: A002
+        if self._act is not None:
+            self._act()
+        self._act = None
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    new = path.with_name("new")
+    new.write_bytes(content)
+    new.rename(path)
+
+
+TOGETHER: dict[str, tuple[Callable[[Path], object], str]] = {
+    "the journal grows": (lambda folder: (folder / "x.db-wal").write_bytes(b"longer"), "x.db-wal"),
+    "the database changes, and was not read": (lambda folder: (folder / "x.db").write_bytes(b"two"), "x.db"),
+    "a transaction begins": (lambda folder: (folder / "x.db-journal").write_bytes(b"j"), "x.db-journal"),
+    "the journal goes": (lambda folder: (folder / "x.db-wal").unlink(), "x.db-wal"),
+    "a rename replaces one of a pair": (lambda folder: _replace(folder / "pair.idx", b"new"), "pair.idx"),
+}
+
+
+@pytest.mark.parametrize("what", TOGETHER)
+def test_files_that_belong_together_are_never_of_two_moments(ann: Person, what: str) -> None:
+    ann.write({"d/x.db": b"one", "d/pair.idx": b"old", "d/pair.bin": b"old"})
+    first = ann.sync()
+    ann.write({"d/x.db-wal": b"wal", "d/pair.bin": b"new"})
+    act, name = TOGETHER[what]
+    meanwhile = Meanwhile(lambda: act(ann.workspace / "d"))
+    with pytest.raises(Changing, match=f"'d/{name}': it changed while what") as refused:
+        sync(structs.replace(ann.context(), progress=meanwhile), SyncRequest(skip_unsupported=True))
+    assert refused.value.retryable
+    with ann.context().store() as store:
+        head = Repository.open(store, None).refs.newest(SCANS, BranchName("main"))
+    assert head is not None and head.commit == first.commit
+    done = ann.sync()
+    assert done.commit is not None and ann.read(done.commit) == ann.files()
+
+
+def test_what_else_happens_during_a_sync_does_not_stop_it(ann: Person) -> None:
+    ann.write({"d/train.log": b"1", "d/old": b"1", "d/x.db": b"1"})
+
+    def act() -> None:
+        with (ann.workspace / "d/train.log").open("ab") as log:
+            log.write(b"2")
+        (ann.workspace / "d/old").unlink()
+        ann.write({"d/another": b"1", "e/new": b"1"})
+
+    done = sync(structs.replace(ann.context(), progress=Meanwhile(act)), SyncRequest())
+    assert done.commit is not None
+    assert ann.read(done.commit) == {"d/train.log": b"1", "d/old": b"1", "d/x.db": b"1"}
+
+
+def test_a_database_in_use_is_noted_with_the_way_to_a_whole_copy(ann: Person) -> None:
+    ann.write({"d/x.db": b"1", "d/x.db-wal": b"", "d/y.db": b"1", "d/z-wal": b"1"})
+    told = Meanwhile(lambda: None)
+    sync(structs.replace(ann.context(), progress=told), SyncRequest())
+    assert told.notes == []
+    ann.write({"d/x.db-wal": b"1"})
+    sync(structs.replace(ann.context(), progress=told), SyncRequest())
+    assert [("'d/x.db-wal' is not empty" in note, "VACUUM INTO" in note) for note in told.notes] == [
+        (True, True)
+    ]

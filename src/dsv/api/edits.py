@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dsv.api.context import Context
 from dsv.api.edited_tree import EditedTree, as_text
-from dsv.errors import Conflict, NotFound, Unsupported, UsageError
+from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.format.records import Commit
 from dsv.format.tree import Kind
 from dsv.repo.refs.branches import Head, LostRace, deleted
@@ -176,13 +176,13 @@ def edit_in(
     name = f"{dataset}@{branch}"
     base = _tree(repository, head)
     plan = Plan(base, edits, name)
+    unread: list[Problem] = []  # by the last attempt
 
     def changes(uploader: Uploader) -> list[TreeChange]:
         new = [what for _, what in plan.changes if what is not None and (what.open or what.root)]
-        problems = save_sources(uploader, new, context.progress, on_stored)
-        plan.problems += problems
-        if problems and not request.skip_unsupported:
-            raise _refusal(problems, edits)
+        unread[:] = save_sources(uploader, new, context.progress, on_stored)
+        if unread and (any(one.changing for one in unread) or not request.skip_unsupported):
+            raise _refusal(unread, edits)
         found = (TreeChange(path, None) if what is None else what.change(path) for path, what in plan.changes)
         return [change for change in found if change is not None]
 
@@ -190,7 +190,7 @@ def edit_in(
         return Edited(
             dataset, branch, commit_id, None if base is None else base.commit_id, tuple(plan.path_edits()),
             None if commit is None else commit.files, None if commit is None else commit.bytes, any_change,
-            tuple(plan.problems), store.counts.bytes_up, store.counts.won, attempts,
+            (*plan.problems, *unread), store.counts.bytes_up, store.counts.won, attempts,
         )  # fmt: skip
 
     if plan.problems and not request.skip_unsupported:
@@ -220,9 +220,11 @@ def edit_in(
     return edited(done.id, done.commit, attempts, any_change=True)
 
 
-def _refusal(problems: Sequence[Problem], edits: Sequence[Edit]) -> Unsupported:
+def _refusal(problems: Sequence[Problem], edits: Sequence[Edit]) -> DsvError:
     error = refusal(problems, "what was to be put")
-    if any(isinstance(each, PutSources) for each in edits):  # an import reads no .dsvignore
+    if not error.retryable and any(
+        isinstance(each, PutSources) for each in edits
+    ):  # an import reads no .dsvignore
         error.hint = "remove them there, or leave them out with --skip-unsupported"
     return error
 

@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from dsv.api.context import Context
 from dsv.errors import (
+    Changing,
     Conflict,
     DsvError,
     IntegrityError,
@@ -165,10 +166,11 @@ def _refuse(problems: list[Problem], folder: Path) -> None:
         return
     first = problems[0]
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    raise Unsupported(
+    changing = all(each.changing for each in problems)
+    raise (Changing if changing else Unsupported)(
         f"{show(first.path)} in {folder} can't be committed: {first.reason}{more}",
         subject=first.path.decode("utf-8", "backslashreplace"),
-        hint=f"name it in {NAME}",
+        hint="run the same command again" if changing else f"name it in {NAME}",
     )
 
 

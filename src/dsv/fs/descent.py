@@ -115,3 +115,7 @@ def split(path: bytes) -> tuple[bytes, bytes]:
     """Return a path's folder, empty for the root, and its name there."""
     above, _, name = path.rpartition(b"/")
     return above, name
+
+
+def join(folder: bytes, name: bytes) -> bytes:
+    return folder + b"/" + name if folder else name

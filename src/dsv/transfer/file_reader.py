@@ -13,12 +13,12 @@ from typing import Generic, TypeVar
 import msgspec
 from blake3 import blake3
 
-from dsv.errors import Unsupported
+from dsv.errors import Changing, DsvError, Unsupported
 from dsv.fs.descent import Descent, split
 from dsv.fs.mapped import has_writers, is_old
 from dsv.values.ids import FileId
 from dsv.values.paths import show
-from dsv.values.units import format_lines
+from dsv.values.units import format_count, format_lines
 
 ROW = struct.Struct("<QQqqI")
 """A stat as it is remembered: inode, size, mtime and ctime in ns, mode."""
@@ -30,16 +30,26 @@ class Problem(msgspec.Struct, frozen=True):
 
     path: bytes
     reason: str
+    changing: bool = False
+    """Another program is changing it: trying again may work."""
+    data: bool = True
+    """False for a FIFO, a socket or a device where the base has nothing: leaving it out loses nothing."""
 
     def __str__(self) -> str:
         return f"{show(self.path)}: {self.reason}"
 
 
-def refusal(problems: Iterable[Problem], root: str) -> Unsupported:
+def refusal(problems: Iterable[Problem], root: str) -> DsvError:
     found = list(problems)
-    what = "1 path" if len(found) == 1 else f"{len(found)} paths"
+    what, lines = format_count(len(found), "path"), format_lines(list(map(str, found)), _SHOWN)
+    if all(one.changing for one in found):
+        return Changing(
+            f"{what} in {root} changed while dsv was reading:{lines}",
+            subject=root,
+            hint="run the same command again, best while nothing writes there",
+        )
     return Unsupported(
-        f"{what} in {root} can't be stored:{format_lines(list(map(str, found)), _SHOWN)}",
+        f"{what} in {root} can't be stored:{lines}",
         subject=root,
         hint="remove them, name them in .dsvignore, or leave them out with --skip-unsupported",
     )
@@ -104,8 +114,8 @@ def read_stable(
         if size == after.st_size and same_times(before, after):
             return StableRead(value, after, quiet)
     else:
-        return Problem(path, f"it was changed while it was read, {TRIES} times in a row")
-    return Problem(path, "it was removed, or became something else, while dsv was at work")
+        return Problem(path, f"it was changed while it was read, {TRIES} times in a row", changing=True)
+    return Problem(path, "it was removed, or became something else, while dsv was at work", changing=True)
 
 
 def hash_content(descriptor: int, size: int) -> tuple[FileId, int]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import compress, repeat
 from pathlib import Path
@@ -19,7 +20,7 @@ from dsv.format.external import Source as ExternalSource
 from dsv.format.locator import ObjectKind
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
-from dsv.fs.descent import Descent
+from dsv.fs.descent import Descent, join, split
 from dsv.fs.errors import about
 from dsv.fs.process import processors
 from dsv.repo.objects.erasures import naming_file
@@ -28,6 +29,7 @@ from dsv.transfer.file_reader import ROW, Problem, read_stable, row_of
 from dsv.transfer.prefetch import Item, Readers, Run, suitable
 from dsv.transfer.upload import Stored, Uploader
 from dsv.values.ids import FileId
+from dsv.values.paths import show
 from dsv.values.progress import Progress
 
 ReadInto = Callable[[memoryview], int]
@@ -36,6 +38,8 @@ T = TypeVar("T", bound=Item)
 
 # Progress is reported for several small files at a time: a report costs much, compared with one of them.
 _REPORT_FILES, _REPORT_BYTES = 16, 1 << 20
+# What SQLite keeps beside a database, and what is in no database without it. The third, x-shm, is made anew from these.
+_JOURNALS = (b"-wal", b"-journal")
 
 
 class Saved(NamedTuple):
@@ -61,7 +65,9 @@ class FileSaver(Generic[T]):
     ) -> None:
         self._uploader = uploader
         self._progress = progress
-        self._descent = Descent(root)
+        self._descent, self._ahead = Descent(root), Descent(root)
+        self._begun: dict[bytes, int] = {}
+        """Folders of items, with their mtime before the first of them was read."""
         processes = suitable(files, processors()) if jobs is None else jobs - 1
         self._readers = Readers[T](root, processes)
 
@@ -70,12 +76,13 @@ class FileSaver(Generic[T]):
 
     def __exit__(self, *_: object) -> None:
         self._readers.close()
+        self._ahead.close()
         self._descent.close()
 
     def save(self, items: Iterable[T]) -> Iterator[tuple[T, Saved | Problem | None]]:
         """Yield each item with its content stored, or None if it has no content. Call it once."""
         files = size = 0
-        for run in self._readers.over(iter(items)):
+        for run in self._readers.over(self._noting(items)):
             stored = self._store_all(run)
             for item, at in zip(run.items, run.at, strict=True):
                 saved = (stored[at] if stored and at >= 0 else None) or self._save(item)
@@ -87,6 +94,54 @@ class FileSaver(Generic[T]):
                     files = size = 0
             self._progress.advance(files=files, bytes=size)
             files = size = 0
+
+    def _noting(self, items: Iterable[T]) -> Iterator[T]:
+        for item in items:
+            folder = split(item.path)[0]
+            if folder not in self._begun:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    self._begun[folder] = os.fstat(self._ahead.at(folder)).st_mtime_ns
+            yield item
+
+    def check_together(
+        self, rows_in: Callable[[bytes], Mapping[bytes, bytes]], *, complete: bool = False
+    ) -> list[Problem]:
+        """Return files that were read at another moment than those that belong to them: a rename has replaced
+        them, as writers of pairs do it, or they are a SQLite database or its journal, and have changed.
+
+        Call it when everything is read. rows_in: returns the files of a folder by name, with the `row_of` of
+        what was read, or is known since the folder was listed; empty rows are not compared. complete: it has
+        all names that the folder had.
+        """
+        found: list[Problem] = []
+        for folder, begun in self._begun.items():
+            with suppress(FileNotFoundError, NotADirectoryError):
+                found += self._torn(folder, self._descent.at(folder), begun, rows_in(folder), complete)
+        return found
+
+    def _torn(
+        self, folder: bytes, at: int, begun: int, rows: Mapping[bytes, bytes], complete: bool
+    ) -> Iterator[Problem]:
+        renamed = os.fstat(at).st_mtime_ns != begun
+        names = rows.keys() | set(map(os.fsencode, os.listdir(at)))
+        journals = {name: base for base in rows for end in _JOURNALS if (name := base + end) in names}
+        grouped = {*journals, *journals.values()}
+        for name in sorted(grouped | rows.keys() if renamed else grouped):
+            row, now = rows.get(name), b""
+            with suppress(FileNotFoundError):
+                info = os.stat(name, dir_fd=at, follow_symlinks=False)
+                now = row_of(info)
+                if name in journals and info.st_size:
+                    self._note_journal(folder, journals[name], name)
+            same = now == row or (name not in grouped and (not now or not row or now[:8] == row[:8]))
+            if not same and row != b"" and (row is not None or (now and (renamed or complete))):
+                yield Problem(join(folder, name), "it changed while what belongs to it was read", True)
+
+    def _note_journal(self, folder: bytes, base: bytes, name: bytes) -> None:
+        self._progress.note(
+            f"{show(join(folder, name))} is not empty: a program is using the database, or has not closed it. "
+            f"sqlite3 {show(base)} \"VACUUM INTO 'copy.db'\" makes one file that is whole"
+        )
 
     def _store_all(self, run: Run[T]) -> list[Saved | None]:
         batch = run.batch
@@ -245,6 +300,7 @@ def _save_opened(uploader: Uploader, source: Source, on_stored: OnStored) -> Non
 
 def _save_folder(uploader: Uploader, root: Path, sources: list[Source], progress: Progress) -> list[Problem]:
     problems: list[Problem] = []
+    rows: dict[bytes, dict[bytes, bytes]] = {}
     with about(root), FileSaver[Source](uploader, root, len(sources), progress) as saver:
         for source, saved in saver.save(sources):
             if isinstance(saved, Problem):
@@ -253,4 +309,10 @@ def _save_folder(uploader: Uploader, root: Path, sources: list[Source], progress
                 source.stored, source.size = saved.stored, saved.stored.size
                 if saved.row:
                     source.kind = Kind.EXECUTABLE if ROW.unpack(saved.row)[4] & 0o100 else Kind.FILE
-    return problems
+                    folder, name = split(source.path)
+                    rows.setdefault(folder, {})[name] = saved.row
+        torn = {one.path: one for one in saver.check_together(lambda folder: rows.get(folder, {}))}
+        for source in sources:
+            if source.path in torn:
+                source.stored = None
+    return [*problems, *torn.values()]

@@ -463,6 +463,8 @@ def _save_files(
         else:
             done.changed += 1
         writer.add(TreeChange(item.path, entry, location))
+    if torn := saver.check_together(scan.rows_in, complete=True):
+        raise refusal(torn, str(scan.root))
 
 
 def _default_message(done: Synced) -> str:

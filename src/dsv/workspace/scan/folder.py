@@ -379,7 +379,3 @@ def _is_leftover(name: str) -> bool:
     if len(raw) != _TEMPORARY_LENGTH or not raw.startswith(TEMPORARY):
         return False
     return not raw[len(TEMPORARY) :].translate(None, b"0123456789abcdef")
-
-
-def join(folder: bytes, name: bytes) -> bytes:
-    return folder + b"/" + name if folder else name

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dsv.format.columns import cut
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
-from dsv.fs.descent import Descent
+from dsv.fs.descent import Descent, join
 from dsv.fs.errors import about
 from dsv.fs.mapped import Notice, is_old, notice
 from dsv.repo.tree.diff import What, difference, retyped
@@ -34,7 +35,6 @@ from dsv.workspace.scan.folder import (
     RELATIONS,
     TRUSTED,
     Relation,
-    join,
     with_relation,
 )
 from dsv.workspace.scan.state import relate, sync_with_tree
@@ -285,6 +285,15 @@ class WorkspaceScan:
     def keeps_ids(self) -> bool:
         """Return whether files on this file system can be known without being read."""
         return self._notices[self._device] is not Notice.NEVER
+
+    def rows_in(self, path: bytes) -> dict[bytes, bytes]:
+        """Return the stat of each file and symlink of a folder as it was listed, or read since; other names
+        have none."""
+        folder = self.state.folder(path)
+        if folder is None:
+            return {}
+        columns = zip(folder.name_list(), folder.kinds, cut(bytes(folder.rows), ROW.size), strict=True)
+        return {name: row if kind in KEPT else b"" for name, kind, row in columns}
 
     def not_stored(self, item: Pending) -> None:
         """Forget what was known of a file that could not be read to be stored: the base's entry stays, and

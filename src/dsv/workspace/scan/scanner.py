@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dsv.errors import NotFound, Unsupported
 from dsv.format.tree import Entry, Kind
 from dsv.fs.attributes import earliest_stamp
-from dsv.fs.descent import Descent, split
+from dsv.fs.descent import Descent, join, split
 from dsv.fs.errors import about
 from dsv.fs.files import what_it_is
 from dsv.transfer.file_reader import ROW, Problem
@@ -40,7 +40,6 @@ from dsv.workspace.scan.folder import (
     Relation,
     differing,
     is_utf8,
-    join,
     list_folder,
     mark,
     with_relation,

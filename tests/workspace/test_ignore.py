@@ -21,7 +21,7 @@ def test_dsvignore(world: World) -> None:
             "keep.tmp": b"k",
             "build__x": b"",
             "sub__build__x": b"y",
-            "sub__.dsvignore": b"!*.tmp\nsecret\n",
+            "sub__.dsvignore": b"!*.tmp\r\nsecret\r",  # git takes a CR off the last line too
             "sub__b.tmp": b"b",
             "sub__secret": b"",
             "secret": b"s",

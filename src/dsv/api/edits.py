@@ -28,6 +28,7 @@ from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target, clean_path
 from dsv.values.paths import check_path, folders_above, show
 from dsv.values.patterns import PathPattern, is_pattern
+from dsv.values.progress import Progress
 from dsv.workspace.baseline import MANY
 from dsv.workspace.scan.scanner import named_file, walk
 
@@ -175,7 +176,7 @@ def edit_in(
     dataset, branch, head = branch_to_edit(context, repository, target, create=request.create)
     name = f"{dataset}@{branch}"
     base = _tree(repository, head)
-    plan = Plan(base, edits, name)
+    plan = Plan(base, edits, name, context.progress)
     unread: list[Problem] = []  # by the last attempt
 
     def changes(uploader: Uploader) -> list[TreeChange]:
@@ -324,9 +325,10 @@ class Plan:
     or vice versa.
     """
 
-    def __init__(self, base: TreeReader | None, edits: Sequence[Edit], name: str) -> None:
+    def __init__(self, base: TreeReader | None, edits: Sequence[Edit], name: str, progress: Progress) -> None:
         """name: of the branch, for messages."""
         self._name = name
+        self._progress = progress
         self._tree = EditedTree(base)
         self.problems: list[Problem] = []
         self.old: dict[bytes, bytes] = {}
@@ -390,9 +392,10 @@ class Plan:
         if file is not None:
             self._place(to, file, edit.replace)
             return
-        sources, problems = walk(edit.content)
+        sources, scan = walk(edit.content)
+        scan.note_left_out(self._progress, top=True)
         found = [(_join(to, name), source) for name, source in sources]
-        self.problems += problems
+        self.problems += scan.problems
         if to and not found:
             self._place(to, Source(Kind.EMPTY_DIRECTORY), edit.replace)
         self._tree.look_up_below(to, [path for path, _ in found])

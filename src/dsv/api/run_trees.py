@@ -107,7 +107,7 @@ def commit_code(
     `UsageError` if too large or empty, `Unsupported` for files that no commit can hold, and the store's
     errors.
     """
-    found = _code_sources(folder)
+    found = _code_sources(folder, context.progress)
     size = sum(source.size for _, source in found)
     if size > LARGEST and not force:
         raise UsageError(
@@ -129,14 +129,15 @@ def commit_code(
     return commit_id, session
 
 
-def _code_sources(folder: Path) -> list[tuple[bytes, Source]]:
+def _code_sources(folder: Path, progress: Progress) -> list[tuple[bytes, Source]]:
     """Return the files of the code, in tree order, by their paths in the folder."""
     top = _work_tree(folder)
     start = b"" if top == folder else os.fsencode(folder.relative_to(top))
-    sources, problems = walk(top, start, (GITIGNORE, NAME))
+    sources, scan = walk(top, start, (GITIGNORE, NAME))
+    scan.note_left_out(progress)
     cut = len(start) + 1 if start else 0
     found = [(path[cut:], source) for path, source in sources]
-    _refuse(problems, folder)
+    _refuse(scan.problems, folder)
     links = {path: source.target for path, source in found if source.target is not None}
     escaping = link_escapes(links)
     if escaping:
@@ -178,7 +179,6 @@ OUTPUT_BRANCH: Final = BranchName("output")
 """The branch in the commit's fields. No such branch exists."""
 _NAMED: Final = 50
 """How many left out paths the record names."""
-_RESERVED: Final = (".git", ".dsv")
 
 
 def commit_output(
@@ -223,17 +223,10 @@ def commit_output(
 
 def _output_sources(folder: Path) -> tuple[Sources, list[Problem]]:
     """Return the files of the tree, and the paths that it can't hold."""
-    found, problems = walk(folder, ignoring=(), check_links=True)
-    return found, [*problems, *_reserved(folder)]
-
-
-def _reserved(folder: Path) -> Iterator[Problem]:
-    """Yield the folders of Git and dsv, which no tree has."""
-    for place, folders, files in os.walk(folder):
-        for name in [each for each in (*folders, *files) if each.lower() in _RESERVED]:
-            path = os.fsencode(Path(place, name).relative_to(folder))
-            yield Problem(path, "no commit holds that name")
-        folders[:] = [each for each in folders if each.lower() not in _RESERVED]
+    found, scan = walk(folder, ignoring=(), check_links=True)
+    reserved = [Problem(path, "no commit holds that name") for path in scan.reserved]
+    apart = [Problem(path, "it is a dsv store or cache") for path in scan.apart]
+    return found, [*scan.problems, *reserved, *apart]
 
 
 def _left_out(problems: list[Problem]) -> tuple[str, ...]:

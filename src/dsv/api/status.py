@@ -206,8 +206,8 @@ class Status(msgspec.Struct, frozen=True):
 
     @property
     def is_clean(self) -> bool:
-        """Return whether a sync would find nothing to publish or to refuse."""
-        return not self.differences and not self.problems and not self.collisions
+        """Return whether nothing differs, and nothing that can't be stored may hide a difference."""
+        return not (self.differences or self.collisions or any(one.data for one in self.problems))
 
 
 def status(

@@ -24,7 +24,15 @@ from dsv.values.paths import show, sort_key
 from dsv.values.patterns import EVERYTHING, EVERYTHING_LINE, SparsePatterns, escaped, is_pattern
 from dsv.values.progress import Progress
 from dsv.values.units import format_count, format_lines
-from dsv.workspace.baseline import Baseline, Held, check_paths, check_removals, note_let_go, open_baseline
+from dsv.workspace.baseline import (
+    Baseline,
+    Held,
+    check_paths,
+    check_removals,
+    doubts,
+    note_let_go,
+    open_baseline,
+)
 from dsv.workspace.checkout import check_out, check_tree
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.plan import Goal, Made
@@ -91,6 +99,8 @@ class SyncRequest:
     """Processes that read small files; None for a suitable number."""
     rehash: bool = False
     """Read contents again even if sizes and times are unchanged."""
+    confirm: Callable[[str, str], object] = lambda what, dataset: None
+    """Called with the `doubts` about what would be published, if any. Raises if it must not be."""
 
 
 def sync(context: Context, request: SyncRequest) -> Synced:
@@ -126,6 +136,8 @@ def sync(context: Context, request: SyncRequest) -> Synced:
             done.skipped += scan.problems
             if changed:
                 check_removals(scan, tree, allowed=request.allow_removals)
+                if what := doubts(scan, context.settings.home):
+                    request.confirm(what, str(opened.workspace.dataset))
                 publisher.publish(
                     baseline,
                     done,

@@ -246,26 +246,26 @@ class Call(typer.Context):
             )
             yield msgspec.structs.replace(made, override=override, moved=self._tell_moved)
 
-    def confirm(self, what: str, name: str, *, yes: bool) -> None:
-        """Ask the user to type a name before something is deleted, unless `yes`. what: a sentence about that.
+    def confirm(self, what: str, name: str, *, yes: bool, act: str = "delete") -> None:
+        """Ask the user to type a name before something is deleted, or another act is done, unless `yes`. what: a
+        sentence about that.
 
         Raises `UsageError` if there is no terminal to ask on, and `Conflict` if anything else is typed.
         """
         if yes:
             return
+        undone = f"nothing was {act.removesuffix('e')}ed"
         if not self.can_ask:
             raise UsageError(
-                f"{what}; nothing was deleted, as nobody can be asked here",
+                f"{what}; {undone}, as nobody can be asked here",
                 subject=name,
                 hint="the same command with --yes",
             )
         self._stderr(printable(what))
-        self._stderr(printable(f"type {name} to delete it:"))
+        self._stderr(printable(f"type {name} to {act} it:"))
         typed = self.stdin.readline().decode("utf-8", "replace").strip()
         if typed != name:
-            raise Conflict(
-                f"{typed or 'nothing'} was typed, and not {name}; nothing was deleted", subject=name
-            )
+            raise Conflict(f"{typed or 'nothing'} was typed, and not {name}; {undone}", subject=name)
 
     @property
     def can_ask(self) -> bool:

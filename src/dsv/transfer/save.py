@@ -132,16 +132,13 @@ class FileSaver(Generic[T]):
                 info = os.stat(name, dir_fd=at, follow_symlinks=False)
                 now = row_of(info)
                 if name in journals and info.st_size:
-                    self._note_journal(folder, journals[name], name)
+                    self._progress.note(
+                        f"{show(join(folder, name))} is not empty: a program uses the database, or has not closed "
+                        f"it. sqlite3 {show(journals[name])} \"VACUUM INTO 'copy.db'\" makes one whole file"
+                    )
             same = now == row or (name not in grouped and (not now or not row or now[:8] == row[:8]))
             if not same and row != b"" and (row is not None or (now and (renamed or complete))):
                 yield Problem(join(folder, name), "it changed while what belongs to it was read", True)
-
-    def _note_journal(self, folder: bytes, base: bytes, name: bytes) -> None:
-        self._progress.note(
-            f"{show(join(folder, name))} is not empty: a program is using the database, or has not closed it. "
-            f"sqlite3 {show(base)} \"VACUUM INTO 'copy.db'\" makes one file that is whole"
-        )
 
     def _store_all(self, run: Run[T]) -> list[Saved | None]:
         batch = run.batch

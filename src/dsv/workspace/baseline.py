@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import heapq
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from dsv.values.paths import Both, PathSet, folders_above, show, sort_key
 from dsv.values.patterns import EVERYTHING
 from dsv.values.units import format_count, format_lines
 from dsv.workspace.scan.folder import KEPT, OWN_SAME, Relation
-from dsv.workspace.scan.result import Pending, WorkspaceScan
+from dsv.workspace.scan.result import Pending, WorkspaceScan, pending_at
 from dsv.workspace.scan.scanner import scan_workspace
 from dsv.workspace.scan.state import State
 from dsv.workspace.workspace import BRIEF, StartedCommand, unfinished
@@ -209,8 +210,37 @@ def check_removals(scan: WorkspaceScan, base: TreeReader | None, *, allowed: boo
         raise _refused(f"everything{here} in {top.decode(errors='backslashreplace')}/", str(scan.root))
 
 
+_SECRET = re.compile(
+    rb"/(?:\.ssh/id_[^/]*(?<!\.pub)|\.aws/credentials|\.kube/config|\.docker/config\.json|\.netrc|\.pgpass|"
+    rb"\.git-credentials)\Z"
+)
+_LIKE_SECRETS = re.compile(rb"(?:\A|\0)(?:id_|credentials|config|\.netrc|\.pgpass|\.git-credentials)")
+
+
+def doubts(scan: WorkspaceScan, home: Path) -> str | None:
+    """Return what a person should confirm before the scan's new paths are published: a home folder, or files that
+    are known to have passwords and keys. None if there is nothing of that kind."""
+    root = scan.root.resolve()
+    if scan.base is None and scan.scope.whole and home.resolve().is_relative_to(root):
+        return f"all of {root}, which {'is' if root == home.resolve() else 'contains'} your home folder"
+    top = os.fsencode(root) + b"/"
+    folders = filter(None, map(scan.state.folder, scan.unsettled))
+    found = [
+        path
+        for folder in folders
+        if _LIKE_SECRETS.search(folder.names)
+        for at in folder.unclean()
+        if folder.relation(at) is Relation.ABSENT
+        and (path := pending_at(folder, at).path) in scan.scope
+        and _SECRET.search(top + path)
+    ]
+    more = f" and {format_count(len(found) - 1, 'other file')}" if len(found) > 1 else ""
+    return f"{show(found[0])}{more}, with passwords or keys" if found else None
+
+
 def note_let_go(scan: WorkspaceScan, progress: Progress) -> None:
     """Report that files deleted here, beside the patterns of a sparse workspace, remain in the dataset."""
+    scan.note_left_out(progress)
     if not scan.let_go:
         return
     first, others = show(scan.let_go[0]), len(scan.let_go) - 1

@@ -100,7 +100,7 @@ def diff(
                     call.say("dsv diff --all lists every path")
             if not (call.json or jsonl):
                 _say(call, found)
-            differs = exit_code and bool(found.found.differences or found.problems)
+            differs = exit_code and bool(found.found.differences or any(one.data for one in found.problems))
             return shown.exit_code or int(differs)
 
 

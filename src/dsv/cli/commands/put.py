@@ -34,7 +34,7 @@ FromFile = Annotated[str | None, option("--from-file LIST", "Read paths from a C
 
 EDIT_RESULT = (
     "commit parent dataset branch files bytes added changed moved removed any_change dry_run uploaded_bytes "
-    "uploaded_objects items(path change old)"
+    "uploaded_objects skipped(path reason) items(path change old)"
 )
 
 

@@ -27,7 +27,7 @@ SHOWN = 20
     """,
     result=(
         "commit parent dataset branch files bytes added changed removed any_change uploaded_bytes "
-        "uploaded_objects reuploaded lost"
+        "uploaded_objects reuploaded lost skipped(path reason)"
     ),
 )
 def sync(
@@ -43,6 +43,7 @@ def sync(
     reupload: bool = option("--reupload", "Upload again what the store has lost."),
     jobs: int | None = option("-j --jobs N", "Processes that read small files.", hidden=True),
     rehash: Rehash = False,
+    yes: bool = option("--yes", "Do not ask before publishing a home folder, or passwords and keys."),
     author: Author = None,
     force: Force = False,
 ) -> int:
@@ -67,6 +68,7 @@ def sync(
             reupload=reupload,
             jobs=jobs,
             rehash=rehash,
+            confirm=lambda what, name: call.confirm(f"this publishes {what}", name, yes=yes, act="publish"),
         )
         done = publish(context, request)
     _warn(call, done)

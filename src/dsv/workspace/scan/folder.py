@@ -311,9 +311,9 @@ _OTHERS_READ = bytes(bits for bits in range(256) if bits & 0o044 == 0o044)
 _OWNER_READS = bytes(bits for bits in range(256) if bits & 0o400 >> 8)
 
 
-def list_folder(descriptor: int, path: bytes = b"") -> tuple[Folder, list[bytes]]:
-    """Return the folder as on disk, with stats that do not follow symlinks, and the temporary files of killed
-    commands in it. Raises `OSError`.
+def list_folder(descriptor: int, path: bytes = b"") -> tuple[Folder, list[bytes], list[bytes]]:
+    """Return the folder as on disk, with stats that do not follow symlinks, the temporary files of killed
+    commands in it, and names of dsv's and git's own that are left out. Raises `OSError`.
 
     Names that vanish while this runs are left out. The rows of folders have only the type: their times change
     with their content, which their own listing shows.
@@ -325,14 +325,11 @@ def list_folder(descriptor: int, path: bytes = b"") -> tuple[Folder, list[bytes]
         names.sort(key=os.fsencode)  # the order of code points is not that of these bytes
         blob = os.fsencode("\0".join(names))
     folded = blob.lower()
-    leftovers: list[str] = []
+    leftovers, reserved = list[str](), list[str]()
     if b".dsv" in folded or b".git" in folded or _LONG_S in folded:
         leftovers = [name for name in names if _is_leftover(name)]
-        names = [
-            name
-            for name in names
-            if os.fsencode(name).lower().replace(_LONG_S, b"s") not in _RESERVED and not _is_leftover(name)
-        ]
+        reserved = [name for name in names if os.fsencode(name).lower().replace(_LONG_S, b"s") in _RESERVED]
+        names = [name for name in names if name not in reserved and name not in leftovers]
         blob = os.fsencode("\0".join(names))
     try:
         rows = bytearray().join(
@@ -344,7 +341,7 @@ def list_folder(descriptor: int, path: bytes = b"") -> tuple[Folder, list[bytes]
     folder = Folder.blank(path, blob, rows, _kinds(rows), Relation.ABSENT)
     for at in folder.positions(DIRECTORY):
         folder.blank_row(at)
-    return folder, list(map(os.fsencode, leftovers))
+    return folder, list(map(os.fsencode, leftovers)), list(map(os.fsencode, reserved))
 
 
 def is_utf8(raw: bytes) -> bool:

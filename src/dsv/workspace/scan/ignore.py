@@ -80,7 +80,7 @@ def _unfit(where: bytes, reason: str) -> UsageError:
 def _parse(folder: bytes, text: bytes, name: str) -> tuple[Pattern, ...]:
     """Return the patterns of a file, the last one first: the order in which they are tried."""
     found = []
-    for line in text.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").split(b"\n"):
+    for line in (text.removeprefix(b"\xef\xbb\xbf") + b"\n").replace(b"\r\n", b"\n").split(b"\n"):
         try:
             pattern = parse(line)
         except ValueError as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from dsv.format.columns import cut
 from dsv.format.recipe import SINGLE_CHUNK_MAX
@@ -23,8 +24,9 @@ from dsv.fs.mapped import Notice, is_old, notice
 from dsv.repo.tree.diff import What, difference, retyped
 from dsv.transfer.file_reader import ROW, Problem, hash_content, read_stable, row_of
 from dsv.values.ids import RecipeId
-from dsv.values.paths import folders_above, sort_key
+from dsv.values.paths import PathSet, folders_above, show, sort_key
 from dsv.values.progress import NoProgress
+from dsv.values.units import format_count
 from dsv.workspace.scan.folder import (
     BASE_KINDS,
     KEPT,
@@ -41,7 +43,6 @@ from dsv.workspace.scan.state import relate, sync_with_tree
 
 if TYPE_CHECKING:
     from dsv.values.ids import CommitId, FileId
-    from dsv.values.paths import PathSet
     from dsv.values.progress import Progress
     from dsv.workspace.scan.folder import Folder
     from dsv.workspace.scan.state import State
@@ -109,6 +110,10 @@ class WorkspaceScan:
         """Pairs of new names that differ only in case or Unicode normalization."""
         self.leftovers: list[bytes] = []
         """Temporary files of killed commands."""
+        self.reserved: list[bytes] = []
+        """Paths of the names of dsv and git, which no tree has, except those that the rules leave out."""
+        self.apart: list[bytes] = []
+        """Folders that are stores or caches, and are left out."""
         self.missing: list[bytes] = []
         """Paths in the base that are not on disk."""
         self.unsettled: list[bytes] = []
@@ -152,15 +157,14 @@ class WorkspaceScan:
         self.find_missing()
 
     def find_missing(self) -> None:
-        """Set `missing` from the paths that the state knows to be gone."""
-        self.missing = sorted(
-            (
-                path
-                for path in self.state.gone
-                if self.scope.touches(path) and (self.withheld is None or path not in self.withheld)
-            ),
-            key=sort_key,
-        )
+        """Set `missing` from the paths that the state knows to be gone. What can't be read, or is now what can't
+        be stored, stays as the base has it."""
+        refused = PathSet.of(one.path for one in self.problems) if self.problems else None
+        gone = [path for path in self.state.gone if self.scope.touches(path)]
+        self.missing = sorted((path for path in gone if refused is None or path not in refused), key=sort_key)
+        for at, one in enumerate(self.problems):
+            if not one.data and any(path in PathSet.of([one.path]) for path in gone):
+                self.problems[at] = replace(one, data=True)
 
     def pending(self) -> Iterator[Pending]:
         """Yield the items in tree order."""
@@ -285,6 +289,18 @@ class WorkspaceScan:
     def keeps_ids(self) -> bool:
         """Return whether files on this file system can be known without being read."""
         return self._notices[self._device] is not Notice.NEVER
+
+    def note_left_out(self, progress: Progress, *, top: bool = False) -> None:
+        """Tell a person what is left out because of its name, or as it is dsv's own. top: also in the root."""
+        for path in self.apart:
+            progress.note(f"{show(path)} is a dsv store or cache, and is left out")
+        found = [path for path in self.reserved if b"/" in path or (top and path != b".dsv")]
+        if found:
+            progress.note(
+                f"{format_count(len(found), 'path')} left out, such as {show(found[0])}: no commit can hold a .git or "
+                ".dsv, as git and dsv would obey what is in it. To keep one, pack it with tar; to end this note, "
+                "write .git or .dsv as a line in .dsvignore"
+            )
 
     def rows_in(self, path: bytes) -> dict[bytes, bytes]:
         """Return the stat of each file and symlink of a folder as it was listed, or read since; other names

@@ -171,6 +171,17 @@ def _lose(lost: list[tuple[bytes, int]], name: bytes, kind: int, relation: Relat
         lost.append((name, kind))
 
 
+def _is_of_dsv(folder: Folder, own: list[bytes], descriptor: int) -> bool:
+    """Return whether a folder is the root of a cache or of a store. Read there, a store would grow by itself."""
+    names = folder.name_list() if own or b"README.txt" in folder.names else []
+    if b".dsv" in own and b"dsv-cache.toml" in names:
+        return True
+    is_store = {b"README.txt", b"format"}.issubset(names)
+    return is_store and ignore.read(descriptor, b"README.txt", "README.txt").startswith(
+        b"This is a dsv store"
+    )
+
+
 def _name_fault(name: bytes, room: int) -> str | None:
     if not is_utf8(name):
         return "its name is not UTF-8"
@@ -301,7 +312,10 @@ class _Scanner:
         """Compare one folder with what is remembered of it; None if it can't be listed or is gone."""
         try:
             descriptor = self._descent.at(path)
-            now, leftovers = list_folder(descriptor, path)
+            now, leftovers, own = list_folder(descriptor, path)
+            if path and _is_of_dsv(now, own, descriptor):
+                self._scan.apart.append(path)
+                return None
         except (FileNotFoundError, NotADirectoryError):
             if not path:
                 raise
@@ -315,6 +329,10 @@ class _Scanner:
         rules = self._enter(above, now, descriptor)
         self._unvisited.discard(path)
         self._scan.leftovers += [join(path, name) for name in leftovers]
+        found = (join(path, name) for name in own)
+        self._scan.reserved += [
+            each for each in found if each == b".dsv" or not rules.ignores(each, directory=True)
+        ]
         old = self._remembered(path)
         compared = compare(old, now, rules)
         if old is not None and compared is None:
@@ -334,7 +352,7 @@ class _Scanner:
             self._lost.add(folder.path_of(name))
             self._links_moved |= kind == Kind.SYMLINK
         for at in folder.positions(UNSUPPORTED):
-            self._problem(folder.path_of(names[at]), what_it_is(folder.mode(at)))
+            self._problem(folder.path_of(names[at]), what_it_is(folder.mode(at)), data=False)
         self._names(compared, names)
         for at in list(folder.positions(Kind.SYMLINK)):
             if not folder.marks[at] & TRUSTED:
@@ -379,7 +397,7 @@ class _Scanner:
         try:
             target = os.readlink(name, dir_fd=descriptor)
         except OSError:  # it is gone, or became something else: the next scan will see
-            self._refuse(folder, at, name, "it changed while dsv looked at it")
+            self._refuse(folder, at, name, "it changed while dsv looked at it", changing=True)
             return
         before, relation = folder.targets.get(at), folder.relation(at)
         folder.targets[at] = target
@@ -397,17 +415,17 @@ class _Scanner:
         known = TRUSTED if self._state.vouches(folder.row(at)) else READ
         folder.marks[at] = with_relation(known, relation, base_kind)
 
-    def _refuse(self, folder: Folder, at: int, name: bytes, reason: str) -> None:
+    def _refuse(self, folder: Folder, at: int, name: bytes, reason: str, *, changing: bool = False) -> None:
         """Leave a name out of the tree."""
         path = folder.path_of(name)
-        self._problem(path, reason)
+        self._problem(path, reason, changing=changing)
         if folder.kinds[at] in KEPT and folder.relation(at) is not Relation.ABSENT:
             self._lost.add(path)
         folder.kinds[at] = UNSUPPORTED
         folder.marks[at] = 0
 
-    def _problem(self, path: bytes, reason: str) -> None:
-        self._problems.setdefault(path, Problem(path, reason))
+    def _problem(self, path: bytes, reason: str, *, changing: bool = False, data: bool = True) -> None:
+        self._problems.setdefault(path, Problem(path, reason, changing, data))
 
     def _remembered(self, path: bytes) -> Folder | None:
         """Return the folder as it was, without what is known of files that must be read again."""
@@ -482,9 +500,9 @@ class _Scanner:
 
 def walk(
     root: Path, start: bytes = b"", ignoring: tuple[str, ...] = (ignore.NAME,), *, check_links: bool = False
-) -> tuple[list[tuple[bytes, Source]], list[Problem]]:
-    """Return every path of a folder, which is no workspace, that belongs in a tree, in tree order; and those
-    that can't be stored or read. A folder is treated as by `dsv sync`.
+) -> tuple[list[tuple[bytes, Source]], WorkspaceScan]:
+    """Return every path of a folder, which is no workspace, that belongs in a tree, in tree order; and the scan,
+    with those that can't be stored or read. A folder is treated as by `dsv sync`.
 
     start: a folder below the root, to which the walk is limited; all paths are from the root. ignoring: names
     of files with ignore rules, in the folders from the root on; later ones have the last word. check_links:
@@ -505,7 +523,7 @@ def walk(
             source = Source(item.kind, item.size, root, item.path)
         if item.path != start:
             found.append((item.path, source))
-    return found, scan.problems
+    return found, scan
 
 
 def named_file(path: Path) -> Source | None:

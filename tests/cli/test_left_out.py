@@ -1,0 +1,126 @@
+"""What sync and put leave out of a folder, and say so, and what sync asks about before it publishes it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from tests.cli.test_delete_dataset import typed
+from tests.kit.dsv import Dsv, assert_documented, write_files
+
+
+def paths(dsv: Dsv, *which: str) -> list[str]:
+    return dsv.ok("ls", *which).lines
+
+
+def test_names_of_git_and_dsv_are_left_out_with_a_note_that_a_line_ends(dsv: Dsv) -> None:
+    files = {"repos/a/.git/HEAD": b"ref", "b/.GIT": b"data", "c/.dſv": b"data", "d/.dsv/x": b"", "x": b"x"}
+    write_files(dsv.cwd, {**files, ".git/HEAD": b"the project's own"})
+    dsv.ok("init", "pets")
+    for command in ("status", "sync"):
+        said = dsv.ok(command).err
+        assert said.count("left out") == 1
+        assert "4 paths left out" in said and ".dsvignore" in said and "tar" in said
+    assert paths(dsv) == ["b", "c", "d", "repos/a", "x"]
+    write_files(dsv.cwd, {".dsvignore": b".git/\n.dsv\n"})
+    assert (
+        "2 paths left out" in dsv.ok("status").err
+    )  # .git/ is about folders, and files are left out here too
+    write_files(dsv.cwd, {".dsvignore": b".[gG][iI][tT]\n.d*v\n"})
+    assert "left out" not in dsv.ok("sync").err
+
+
+def test_put_notes_git_also_at_the_top(pets: Dsv) -> None:
+    write_files(pets.cwd, {"repo/.git/HEAD": b"ref", "repo/x": b"x"})
+    assert "1 path left out, such as '.git'" in pets.ok("put", "repo", "pets:").err
+    assert paths(pets, "pets:repo") == ["repo/x"]
+
+
+def test_a_store_and_a_cache_in_the_workspace_are_left_out(dsv: Dsv) -> None:
+    write_files(dsv.cwd, {"x": b"x", "mine/README.txt": b"A dsv store is elsewhere", "mine/format/1": b"1"})
+    here = dsv.at(dsv.cwd, DSV_STORE=str(dsv.cwd / "lake"), DSV_CACHE=str(dsv.cwd / "cache"))
+    here.ok("init", "pets")
+    here.ok("sync")
+    here.ok("cache", "pets")
+    said = here.ok("sync").err
+    for left in ("lake", "cache"):
+        assert f"'{left}' is a dsv store or cache, and is left out" in said
+    assert "nothing changed here" in said
+    assert paths(here) == ["mine/README.txt", "mine/format/1", "x"]
+
+
+SECRET = (".ssh/id_rsa", ".aws/credentials", "a/.netrc", ".pgpass", ".kube/config", ".docker/config.json")
+
+
+def test_passwords_and_keys_are_asked_about(dsv: Dsv) -> None:
+    write_files(dsv.cwd, {"x": b"x", **dict.fromkeys(SECRET, b"secret"), ".git-credentials": b"secret"})
+    write_files(dsv.cwd, dict.fromkeys((".ssh/id_rsa.pub", "config", "credentials", "id_list"), b"public"))
+    dsv.ok("init", "pets")
+    refused = dsv("sync")
+    assert refused.code == 2 and "'.git-credentials' and 6 other files, with passwords or keys" in refused.err
+    assert "nothing was published" in refused.err and "--yes" in refused.err
+    assert typed(dsv, b"y\n", "sync").code == 4
+    assert dsv("ls").code != 0  # no commit yet
+    assert typed(dsv, b"pets\n", "sync").code == 0
+    write_files(dsv.cwd, {".pgpass": b"another", "y": b"y"})
+    dsv.ok("sync")  # what the dataset has already is not asked about again
+    write_files(dsv.cwd, {"new/.netrc": b"secret", "z": b"z"})
+    dsv.ok("sync", "z")
+    assert dsv("sync").code == 2
+    dsv.ok("sync", "--yes")
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_a_home_folder_is_asked_about(dsv: Dsv, above: bool) -> None:
+    here = dsv.at(dsv.home.parent if above else dsv.home)
+    write_files(here.cwd, {"x": b"x", "data/y": b"y"})
+    here.ok("init", "pets")
+    refused = here("sync")
+    assert refused.code == 2 and f"this publishes all of {here.cwd}, which" in refused.err
+    here.ok("sync", "data")
+    assert paths(here) == ["data/y"]
+    said = here.ok("sync", "--yes").err
+    assert "is a dsv store or cache, and is left out" in said
+    assert not any("store/format" in path for path in paths(here))
+
+
+def test_a_pipe_in_place_of_a_file_never_removes_it(dsv: Dsv) -> None:
+    write_files(dsv.cwd, {"a": b"a", "d/b": b"b", "c": b"c"})
+    dsv.ok("init", "pets")
+    dsv.ok("sync")
+    (dsv.cwd / "a").unlink()
+    os.mkfifo(dsv.cwd / "a")
+    shutil.rmtree(dsv.cwd / "d")
+    os.mkfifo(dsv.cwd / "d")
+    write_files(dsv.cwd, {"c": b"changed"})
+    done = dsv.ok("sync", "--skip-unsupported", "--json").json
+    assert_documented("sync", done)
+    assert [each["path"] for each in done["skipped"]] == ["a", "d"]
+    assert (done["changed"], done["removed"]) == (1, 0)
+    assert paths(dsv) == ["a", "c", "d/b"]
+    assert dsv("status", "--exit-code").code == 1  # what the pipes replace differs
+    assert not dsv.ok("status", "--json").json["clean"]
+
+
+def test_a_mere_pipe_is_no_difference(dsv: Dsv) -> None:
+    write_files(dsv.cwd, {"a": b"a"})
+    dsv.ok("init", "pets")
+    dsv.ok("sync")
+    os.mkfifo(dsv.cwd / "pipe")
+    said = dsv.ok("status", "--exit-code")
+    assert "pipe" in said.out and "would be refused" in said.err
+    assert dsv.ok("status", "--json").json["clean"]
+    dsv.ok("diff", "--exit-code")
+    (dsv.cwd / "link").symlink_to("/elsewhere")  # data that would be missing from a commit
+    assert dsv("status", "--exit-code").code == 1
+    assert dsv("diff", "--exit-code").code == 1
+
+
+def test_json_says_what_was_left_out(pets: Dsv) -> None:
+    write_files(pets.cwd, {"folder/a": b"a"})
+    os.mkfifo(pets.cwd / "folder/pipe")
+    done = pets.ok("put", "folder", "pets:", "--skip-unsupported", "--json").json
+    assert_documented("put", done, "items")
+    assert done["skipped"] == [{"path": "pipe", "reason": "it is a named pipe"}]

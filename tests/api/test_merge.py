@@ -397,7 +397,7 @@ def test_a_choice_that_leaves_nothing_of_the_other_side_changes_nothing(scans: D
     before = scans.files()
     done = bring(scans, choices=Choices(ours=PathSet()))
     assert scans.files() == before and done.counts.changed == 0
-    assert "as ours has it" in scans.repository().objects.commit(scans.head()).message
+    assert "taken from ours" in scans.repository().objects.commit(scans.head()).message
 
 
 @pytest.mark.parametrize("size", [100, 3 << 20])

@@ -53,6 +53,7 @@ def change(folder: Path) -> None:
 
 def test_each_kind_of_difference_is_shown(zoo: Dsv) -> None:
     done = zoo.ok("diff", "@v1", "@v2")
+    assert zoo.ok("diff", "@v1..v2") == done
     assert done.lines == [
         "retyped   kind  file -> symlink to link",
         "changed   labels.csv  29 B -> 41 B",

@@ -29,7 +29,7 @@ def listed(dsv: Dsv, target: str = "pets") -> list[str]:
 def test_put_prints_the_commit_and_says_what_changed(outside: Dsv) -> None:
     done = outside.ok("put", "new.csv", "imgs", "pets:train/", "-m", "more")
     assert done.out == outside.ok("resolve", "pets").out
-    assert "pets@main: 3 paths: 3 added; now 7 files, " in done.err
+    assert "pets@main: 3 added; 7 files, " in done.err
     assert listed(outside, "pets:train") == [
         "train/1.png", "train/2.png", "train/imgs/3.png", "train/imgs/deep/4.png", "train/new.csv",
     ]  # fmt: skip
@@ -74,7 +74,7 @@ def test_a_dry_run_lists_every_path(outside: Dsv) -> None:
     assert outside.ok("rm", "pets:t*/1.png", "-n").lines == ["removed  test/1.png", "removed  train/1.png"]
     done = outside.ok("mv", "pets:train", "new", "-n")
     assert done.lines == ["moved    train/1.png -> new/1.png", "moved    train/2.png -> new/2.png"]
-    assert "pets@main would change in 2 paths: 2 moved; nothing was written" in done.err
+    assert "pets@main would change: 2 moved; nothing was written" in done.err
 
 
 def test_stdin_is_put(outside: Dsv) -> None:

@@ -39,6 +39,11 @@ def pets(dsv: Dsv) -> Dsv:
         ("fsck", "dsv verify checks a store, dsv cached --check a cache"),
         ("push", "dsv sync\n"),
         ("ls val", "did you mean :val?"),
+        ("log labels.csv", "did you mean :labels.csv? For dsv log and dsv diff: -- labels.csv"),
+        ("show labels.csv", "did you mean :labels.csv?"),
+        ("diff labels.csv", "did you mean :labels.csv? For dsv log and dsv diff: -- labels.csv"),
+        ("diff HEAD~1", "write @main~1 for the commit"),
+        ("--store ./val ls pets", "dsv config store shows where it is sought"),
         ("cat labels.csv", "dsv cat :labels.csv\n"),
     ],
 )
@@ -107,7 +112,7 @@ def test_a_store_that_nobody_set_up_is_no_missing_mount(dsv: Dsv) -> None:
 def test_init_without_a_store_says_that_it_is_private_and_how_to_choose(dsv: Dsv) -> None:
     said = dsv.ok("init", "pets").err
     assert "choose another store first:\n  rm -r " in said
-    assert "nobody else sees this store" in said and f"rm -r {dsv.cwd}/.dsv; dsv init pets --store" in said
+    assert "only you can see it" in said and f"rm -r {dsv.cwd}/.dsv; dsv init pets --store" in said
     (dsv.home / "birds").mkdir()
     shared = dsv.at(dsv.home / "birds").ok("init", "--store", str(dsv.home / "shared"))
     assert "nobody else" not in shared.err

@@ -62,7 +62,12 @@ def test_a_missing_branch_is_reported_with_the_command_that_helps(pets: Dsv) -> 
     refused(
         pets("branch", "--delete", "v1"), 3, "v1 is a tag of pets, not a branch", "dsv branch NAME pets@v1"
     )
-    refused(pets("switch", "v1"), 3, "v1 is a tag of pets", "dsv branch NAME pets@v1 makes a branch there")
+    refused(
+        pets("switch", "v1"),
+        3,
+        "v1 is a tag of pets",
+        "dsv branch NAME pets@v1 makes a branch there; files: dsv restore --from @v1",
+    )
     refused(pets("switch", "nob"), 3, "no branch nob", "dsv branch pets@nob pets@main makes it")
     refused(pets("resolve", "@nob"), 3, "no branch or tag nob", "dsv tag --list pets, dsv branch --list pets")
 

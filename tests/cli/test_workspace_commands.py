@@ -130,13 +130,27 @@ def test_status_shows_a_renamed_file_as_diff_does(pets: Dsv) -> None:
     write_files(pets.cwd, {"same size": b"!" * (pets.cwd / "moved.png").stat().st_size})
     shown = pets.ok("status")
     assert shown.lines == ["renamed   train/1.png => moved.png", "added     same size"]
-    assert ": 2 paths differ" in shown.err and "will publish 1 added, 1 renamed" in shown.err
+    assert ": 2 paths differ" in shown.err and "will publish 2 added, 1 removed (1 renamed)" in shown.err
     assert "renamed   train/1.png => moved.png" in pets.ok("diff").out
     items = pets.ok("status", "--json").json["items"]
     assert {"path": "moved.png", "change": "added"} in items and {
         "path": "train/1.png",
         "change": "removed",
     } in items
+
+
+def test_the_first_sync_says_as_whom_it_signs(dsv: Dsv) -> None:
+    write_files(dsv.cwd, FILES)
+    dsv.ok("init", "pets")
+    said = dsv.ok("sync").err
+    author = dsv.ok("log", "--json").json["items"][0]["author"]
+    assert f"signed as {author}; dsv config author " in said
+    write_files(dsv.cwd, {"a.txt": b"changed"})
+    assert "signed as" not in dsv.ok("sync").err
+    named = dsv.at(dsv.cwd, DSV_AUTHOR="Ann Lee")
+    (dsv.cwd / ".dsv/config.toml").parent.rename(dsv.cwd.parent / "away")
+    named.ok("init", "others")
+    assert "signed as" not in named.ok("sync").err
 
 
 def test_a_sync_without_a_message_counts_its_changes(pets: Dsv) -> None:

@@ -247,9 +247,9 @@ class Context(msgspec.Struct, frozen=True):
             if target.rev is None and here is not None and not repository.refs.exists(dataset):
                 heads, tags = repository.refs.names(here.dataset)
                 if dataset in [*(str(head.branch) for head in heads), *(str(tag) for tag, _ in tags)]:
-                    raise NotFound(
-                        error.message, subject=error.subject, hint=f"did you mean @{dataset}?"
-                    ) from error
+                    error.hint = f"did you mean @{dataset}?"
+                elif target.path is None and os.path.lexists(here.root / dataset):
+                    error.hint = f"did you mean :{dataset}? For dsv log and dsv diff: -- {dataset}"
             raise
 
 

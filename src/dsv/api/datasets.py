@@ -74,13 +74,7 @@ def ls(context: Context, target: Target) -> Iterator[tuple[Iterator[Entry], Eras
     """Open the entry at the target's path, or all below it, in tree order; and the erasures."""
     path = clean_path(target.path)
     with context.repository(target) as repository:
-        try:
-            resolved = context.resolve(repository, target)
-        except NotFound as error:
-            near = _path_here(context, target)
-            if near is None or target.dataset is None or repository.refs.exists(target.dataset):
-                raise
-            raise NotFound(error.message, subject=error.subject, hint=f"did you mean {near}?") from error
+        resolved = context.resolve(repository, target)
         found = (entry for entry, _ in TreeReader(repository.objects, resolved.commit).below(path))
         first = next(found, None)
         if first is None and path:

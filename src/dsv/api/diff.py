@@ -24,7 +24,7 @@ from dsv.repo.objects.objects import Objects
 from dsv.repo.objects.recipes import count_chunks, read_chunks, shared_bytes
 from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import Change, Located, What, diff_trees
-from dsv.repo.tree.read import TreeReader, find_entries
+from dsv.repo.tree.read import Part, TreeReader, find_entries
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.file_reader import Problem, read_stable, refusal
 from dsv.values.ids import CommitId
@@ -384,7 +384,16 @@ def _file(before: TreeReader | None, after: TreeReader, found: Located) -> Shown
 
 
 def _folder(after: TreeReader, path: bytes) -> ShownPath | None:
-    files = size = entries = 0
-    for entry, _ in after.below(path):
-        entries, files, size = entries + 1, files + entry.is_file, size + entry.size
+    scope, files, size, entries = PathSet.of([path]), 0, 0, 0
+    partly: list[Part] = []
+    for leaf in after.leaves_of(scope):
+        one = leaf.child
+        if leaf.before is not None and leaf.before in scope and one.last in scope:  # its node has the totals
+            files, size, entries = files + one.files, size + one.bytes, entries + one.entries
+        else:
+            partly.append(leaf)
+    for located in after.segments(partly):
+        for entry, _ in located.entries():
+            if entry.path in scope:
+                entries, files, size = entries + 1, files + entry.is_file, size + entry.size
     return ShownPath(path, None, files, size) if entries else None

@@ -134,7 +134,7 @@ class MergedTree:
             return
         conflicts = tuple(sorted(self.conflicts, key=lambda one: sort_key(one.path)))
         raise MergeConflict(
-            f"nothing was written, as {format_count(len(conflicts), 'path')} can't be merged:"
+            f"the merge stopped at {format_count(len(conflicts), 'conflict')}, and changed nothing:"
             f"{format_lines(list(map(describe, conflicts)))}",
             conflicts,
             hint=f"--ours PATH, --theirs PATH or --both PATH settles one; . is every path{more}",

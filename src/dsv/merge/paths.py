@@ -161,9 +161,9 @@ class Settled(NamedTuple):
 
 
 _TAKEN = {
-    Choice.OURS: "as ours has it",
-    Choice.THEIRS: "as theirs has it",
-    Choice.BOTH: "as ours has it, and theirs beside it",
+    Choice.OURS: "taken from ours",
+    Choice.THEIRS: "taken from theirs",
+    Choice.BOTH: "taken from ours, with theirs beside it",
     Choice.RESOLVED: "from a resolved file",
 }
 

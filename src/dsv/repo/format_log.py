@@ -213,8 +213,13 @@ def _whole_log(data: Store, entries: list[FormatEntry]) -> Format:
     if not entries and has_data(data):
         entries = read_format(data) or lost_format(data)
     if not entries:
-        raise NotFound(f"there is no dsv store at {data.url}", subject=data.url, hint="dsv init makes one")
+        raise _no_store(data)
     return Format(tuple(entries))
+
+
+def _no_store(data: Store) -> NotFound:
+    hint = "dsv config store shows where it is sought, if there is a typo; dsv init makes one there"
+    return NotFound(f"there is no dsv store at {data.url}", subject=data.url, hint=hint)
 
 
 def has_layout(store: Store) -> bool:
@@ -230,7 +235,7 @@ def read_data_layout(data: Store) -> Format:
     """Return the format of a split store's data. Raises `NotFound` without one, `Conflict` if it is whole."""
     entries = read_format(data)
     if not entries:
-        raise NotFound(f"there is no dsv store at {data.url}", subject=data.url, hint="dsv init makes one")
+        raise _no_store(data)
     layout = Format(tuple(entries))
     layout.check(data.url, writing=False)
     if not layout.has(NAMES_ELSEWHERE):

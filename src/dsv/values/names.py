@@ -145,7 +145,7 @@ class Target(msgspec.Struct, frozen=True):
                 f"{dataset!r} is not a name for a dataset: 8 to 64 hex digits are read as a commit id, and a ~ "
                 "belongs to a revision, after an @",
                 subject=text,
-                hint=f"write @{dataset} for the commit",
+                hint=f"write @{dataset.replace('HEAD', 'main')} for the commit",
             )
         return cls(
             DatasetName.parse(dataset) if dataset else None,

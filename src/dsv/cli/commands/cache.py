@@ -67,7 +67,7 @@ def cache(
             )
     if link is not None:
         make_link(Path(link), found[0].path)
-        call.say(f"{link} leads to {found[0].path}")
+        call.say(f"{link} now points to {found[0].path}")
     for item in found:
         if not call.json:
             call.out.line(str(item.path))

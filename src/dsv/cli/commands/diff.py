@@ -66,15 +66,17 @@ def diff(
     """Show what differs between two commits, or in this workspace.
 
     Without A and B the workspace is compared with its base, with A alone with that commit. A and B are
-    [DATASET][@REV]. A file whose content was at another path before counts as renamed, and so does a large one that
-    shares at least half of its chunks with one that is gone. Paths are those of the dataset; in a workspace they are
-    relative to the working directory.
+    [DATASET][@REV], or together [DATASET]@REV..REV. A file whose content was at another path before counts as renamed,
+    and so does a large one that shares at least half of its chunks with one that is gone. Paths are those of the
+    dataset; in a workspace they are relative to the working directory.
     """
     one_of(stat=stat, text=text, table=table, name_only=name_only, name_status=name_status)
     one_of(json=call.json, jsonl=jsonl, name_only=name_only, name_status=name_status)
     one_of(dirs=dirs is not None, text=text, table=table, name_only=name_only, name_status=name_status)
     shown = _Shown(text=text, table=table, key=tuple(key or ()))
     shown.check()
+    if a is not None and b is None and ".." in a:
+        a, b = _range(a)
     targets = [_target(each) for each in (a, b)]
     summed = stat or dirs is not None
     with call.context(offline=offline) as context:
@@ -124,6 +126,13 @@ class _Shown:
             raise UsageError("--key is for --table", subject="--key", hint="dsv diff --table --key COLUMN")
         if self.table:
             require_pyarrow()
+
+
+def _range(text: str) -> tuple[str, str]:
+    """Return both sides of [DATASET]@A..B."""
+    names, _, revs = text.partition("@")
+    first, _, last = revs.partition("..")
+    return f"{names}@{first}", f"{names}@{last}"
 
 
 def _target(text: str | None) -> Target | None:

@@ -48,7 +48,7 @@ def init(
     call.line(f"{made.root} is bound to the new dataset {made.dataset} in {made.store}")
     if call.settings.store().origin == BUILT_IN:
         call.say(
-            "nobody else sees this store, which is in your home. To share the data, choose another store first:"
+            "this store is in your home folder, so only you can see it. To share the data, choose another store first:"
         )
         binding = shlex.quote(f"{made.root}/.dsv")
         call.say(

@@ -313,11 +313,11 @@ def _summary(done: Edited, counts: Mapping[str, int], dry_run: bool) -> str:
         at = "has no commit yet" if done.commit is None else f"is at {str(done.commit)[:12]}"
         return f"nothing {'would change' if dry_run else 'changed'}; {where} {at}"
     parts = [f"{count:,} {what}" for what, count in counts.items() if count]
-    changes = f"{format_count(len(done.paths), 'path')}: {', '.join(parts)}"
+    changes = ", ".join(parts)
     if dry_run:
-        return f"{where} would change in {changes}; nothing was written"
+        return f"{where} would change: {changes}; nothing was written"
     total = f"{format_count(done.files or 0, 'file')}, {format_bytes(done.bytes or 0)}"
-    return f"{where}: {changes}; now {total}; {format_bytes(done.uploaded_bytes)} uploaded"
+    return f"{where}: {changes}; {total} in total; {format_bytes(done.uploaded_bytes)} uploaded"
 
 
 def _item(path: PathEdit) -> dict[str, object]:

@@ -256,6 +256,6 @@ def _asked(found: Status) -> str:
 
 
 def _counts(found: Status) -> str:
-    counts = Counter(change for _, change in _joined(found))
-    kinds = ("added", "changed", "renamed", "removed", "retyped")
-    return ", ".join(f"{counts[kind]:,} {kind}" for kind in kinds if counts[kind])
+    counts = Counter(change for _, change in _changes(found))  # as sync counts them
+    renamed = f" ({len(found.renamed):,} renamed)" if found.renamed else ""
+    return ", ".join(f"{count:,} {kind}" for kind, count in counts.items()) + renamed

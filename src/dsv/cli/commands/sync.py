@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dsv.api.environment import user_at_host
 from dsv.api.sync import SyncRequest
 from dsv.api.sync import sync as publish
 from dsv.cli.call import Call
@@ -49,7 +50,7 @@ def sync(
 ) -> int:
     """Commit this folder and publish it.
 
-    There is no staging area: the folder is taken as it is, less what .dsvignore names (in gitignore's syntax).
+    There is no staging area: the whole folder is committed, except what .dsvignore excludes (in gitignore's syntax).
     Only new content is uploaded, and no file here is ever written. If the branch has new commits, nothing is published
     and the exit code is 4, even if nothing changed here: pull first, or publish with 'dsv sync --new-branch NAME'. If
     interrupted, the next sync resumes.
@@ -76,6 +77,13 @@ def sync(
     if done.commit is not None:
         call.line(str(done.commit))
     call.say(_summary(done))
+    if (
+        done.any_change
+        and done.parent is None
+        and call.author() == (who := user_at_host())
+        and author is None
+    ):
+        call.say(f"signed as {who}; dsv config author 'NAME <EMAIL>' sets another name")
     return IntegrityError.exit_code if done.lost else 0
 
 
@@ -103,4 +111,4 @@ def _summary(done: Synced) -> str:
     # Symlinks and empty folders are paths, and no files.
     changes = f"{format_count(done.added, 'path')} added, {done.changed:,} changed, {done.removed:,} removed"
     total = f"{format_count(done.files, 'file')}, {format_bytes(done.bytes)}"
-    return f"{where}: {changes}; now {total}; {format_bytes(done.uploaded_bytes)} uploaded"
+    return f"{where}: {changes}; {total} in total; {format_bytes(done.uploaded_bytes)} uploaded"

@@ -89,7 +89,7 @@ class RefusedContent(Conflict):
             f"{what} has content that was erased from the store on {when} by {erasure.author}, so nothing was "
             f"published: {erasure.reason}",
             subject=what,
-            hint="delete the file, or have it ignored, and run the same command again",
+            hint="delete the file or add it to .dsvignore, and run the same command again",
         )
         self.erasure = erasure
 

@@ -204,7 +204,7 @@ class Tags:
             return NotFound(
                 f"{name} is a tag of {dataset}, not a branch",
                 subject=name,
-                hint=f"dsv branch NAME {dataset}@{name} makes a branch there",
+                hint=f"dsv branch NAME {dataset}@{name} makes a branch there; files: dsv restore --from @{name}",
             )
         gone = self.deletion(dataset, tag)
         if gone is not None:

@@ -126,6 +126,27 @@ def test_a_file_that_changes_while_it_is_read_is_a_conflict(
     assert pets("resolve", "scans").code == 3
 
 
+@pytest.mark.parametrize("changes", ["x.db", "x.db-wal"])
+def test_a_database_that_changes_while_its_journal_is_read_is_a_conflict(
+    pets: Dsv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: str
+) -> None:
+    write_files(tmp_path / "src", {"a": b"a", "d/x.db": b"1", "d/x.db-wal": b"1", "z": b"z"})
+    stored = import_module._Importing.stored
+
+    def change(self: Any, *given: Any) -> None:
+        if self.read + 1 == 4:  # all is read
+            (tmp_path / "src/d" / changes).write_bytes(b"another")
+        stored(self, *given)
+
+    with monkeypatch.context() as once:
+        once.setattr(import_module._Importing, "stored", change)
+        done = pets("import", f"{tmp_path}/src", "scans:", "--create", "--json")
+    assert done.code == 4 and f"{changes} was changed while it was read" in done.json["error"]["message"]
+    assert done.json["error"]["retryable"]
+    assert pets("resolve", "scans").code == 3
+    pets.ok("import", f"{tmp_path}/src", "scans:", "--create")
+
+
 @pytest.mark.parametrize("size", [1000, 20 << 20], ids=["small", "large"])
 def test_a_file_that_is_rewritten_in_place_while_it_is_read_is_a_conflict(
     pets: Dsv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from dsv.errors import Conflict, Denied, DsvError, NotFound, Unreachable, Unsupported, UsageError
+from dsv.errors import Changing, Denied, DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.store.options import StoreOptions
 from dsv.values.secrets import hide_in_urls
 
@@ -201,10 +201,10 @@ def is_same(before: dict[str, Any], now: dict[str, Any]) -> bool:
     return time == time_now and all(before[name] == now[name] for name in local)
 
 
-def changed(shown: str) -> Conflict:
+def changed(shown: str) -> Changing:
     """Return the error for a file that was written to while it was read."""
     shown = hide_in_urls(shown)
-    return Conflict(
+    return Changing(
         f"{shown} was changed while it was read; nothing was published",
         subject=shown,
         hint="run the same command again: what was read is not read again",

@@ -29,6 +29,7 @@ from dsv.exchange.remote import (
 )
 from dsv.fs.files import what_it_is
 from dsv.transfer.file_reader import Problem
+from dsv.transfer.save import JOURNALS
 from dsv.values.paths import show, sort_key
 from dsv.values.progress import NoProgress
 from dsv.values.secrets import hide_in_urls
@@ -145,6 +146,7 @@ class FolderSource:
         self._upcoming: deque[RemoteFile] = deque()
         self._begun: deque[tuple[RemoteFile, Future[bytes]]] = deque()
         self._bytes = 0
+        self._together: list[RemoteFile] = []
         self._pool = ThreadPoolExecutor(self._jobs, "dsv-import")
 
     def __enter__(self) -> Self:
@@ -191,6 +193,9 @@ class FolderSource:
             skipped.append(
                 Problem(folder, f"it is a folder of git or dsv, with {format_count(count, 'file')} in it")
             )
+        by_path = {file.path: file for file in files}
+        pairs = ((path, path + end) for path in by_path for end in JOURNALS if path + end in by_path)
+        self._together = [by_path[path] for pair in pairs for path in pair]
         return in_order(files), skipped
 
     def read_ahead(self, files: Sequence[RemoteFile]) -> None:
@@ -198,7 +203,9 @@ class FolderSource:
         self._upcoming = deque(file for file in files if file.size is not None and file.size <= SMALL)
 
     def check(self) -> None:
-        """Do nothing: each file is checked when it is read."""
+        """Raise `Conflict` if a SQLite database or its journal has changed, which each file's own check can't see."""
+        for file in self._together:
+            self._check(file)
 
     def reader(self, file: RemoteFile) -> ReadInto:
         """Return a function that opens the file at its first call and reads it. It raises `Conflict` if the

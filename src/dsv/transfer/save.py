@@ -39,7 +39,7 @@ T = TypeVar("T", bound=Item)
 # Progress is reported for several small files at a time: a report costs much, compared with one of them.
 _REPORT_FILES, _REPORT_BYTES = 16, 1 << 20
 # What SQLite keeps beside a database, and what is in no database without it. The third, x-shm, is made anew from these.
-_JOURNALS = (b"-wal", b"-journal")
+JOURNALS = (b"-wal", b"-journal")
 
 
 class Saved(NamedTuple):
@@ -124,7 +124,7 @@ class FileSaver(Generic[T]):
     ) -> Iterator[Problem]:
         renamed = os.fstat(at).st_mtime_ns != begun
         names = rows.keys() | set(map(os.fsencode, os.listdir(at)))
-        journals = {name: base for base in rows for end in _JOURNALS if (name := base + end) in names}
+        journals = {name: base for base in rows for end in JOURNALS if (name := base + end) in names}
         grouped = {*journals, *journals.values()}
         for name in sorted(grouped | rows.keys() if renamed else grouped):
             row, now = rows.get(name), b""

@@ -99,7 +99,7 @@ class FileSaver(Generic[T]):
         for item in items:
             folder = split(item.path)[0]
             if folder not in self._begun:
-                with suppress(FileNotFoundError, NotADirectoryError):
+                with suppress(OSError):  # whoever reads a file there says what is wrong
                     self._begun[folder] = os.fstat(self._ahead.at(folder)).st_mtime_ns
             yield item
 
@@ -124,7 +124,8 @@ class FileSaver(Generic[T]):
     ) -> Iterator[Problem]:
         renamed = os.fstat(at).st_mtime_ns != begun
         names = rows.keys() | set(map(os.fsencode, os.listdir(at)))
-        journals = {name: base for base in rows for end in JOURNALS if (name := base + end) in names}
+        found = (name for name in names if name.endswith(JOURNALS))
+        journals = {name: base for name in found if (base := name.rpartition(b"-")[0]) in rows}
         grouped = {*journals, *journals.values()}
         for name in sorted(grouped | rows.keys() if renamed else grouped):
             row, now = rows.get(name), b""
@@ -136,8 +137,10 @@ class FileSaver(Generic[T]):
                         f"{show(join(folder, name))} is not empty: a program uses the database, or has not closed "
                         f"it. sqlite3 {show(journals[name])} \"VACUUM INTO 'copy.db'\" makes one whole file"
                     )
-            same = now == row or (name not in grouped and (not now or not row or now[:8] == row[:8]))
-            if not same and row != b"" and (row is not None or (now and (renamed or complete))):
+            if name not in grouped and not (now and row and now[:8] != row[:8]):
+                continue  # not replaced; some file systems give inodes new numbers
+            came = row is None and now and (renamed or complete)
+            if came or (row and now[8:] != row[8:]):
                 yield Problem(join(folder, name), "it changed while what belongs to it was read", True)
 
     def _store_all(self, run: Run[T]) -> list[Saved | None]:

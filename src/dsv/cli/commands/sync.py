@@ -77,13 +77,9 @@ def sync(
     if done.commit is not None:
         call.line(str(done.commit))
     call.say(_summary(done))
-    if (
-        done.any_change
-        and done.parent is None
-        and call.author() == (who := user_at_host())
-        and author is None
-    ):
-        call.say(f"signed as {who}; dsv config author 'NAME <EMAIL>' sets another name")
+    is_first = done.any_change and done.parent is None and author is None
+    if is_first and call.author() == user_at_host():
+        call.say(f"signed as {user_at_host()}; dsv config author 'NAME <EMAIL>' sets another name")
     return IntegrityError.exit_code if done.lost else 0
 
 

@@ -163,7 +163,7 @@ class WorkspaceScan:
         gone = [path for path in self.state.gone if self.scope.touches(path)]
         self.missing = sorted((path for path in gone if refused is None or path not in refused), key=sort_key)
         for at, one in enumerate(self.problems):
-            if not one.data and any(path in PathSet.of([one.path]) for path in gone):
+            if not one.data and any(map(PathSet.of([one.path]).__contains__, gone)):
                 self.problems[at] = replace(one, data=True)
 
     def pending(self) -> Iterator[Pending]:

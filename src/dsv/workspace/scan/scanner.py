@@ -14,7 +14,7 @@ from dsv.fs.attributes import earliest_stamp
 from dsv.fs.descent import Descent, join, split
 from dsv.fs.errors import about
 from dsv.fs.files import what_it_is
-from dsv.transfer.file_reader import ROW, Problem
+from dsv.transfer.file_reader import OPEN_FLAGS, ROW, Problem
 from dsv.values.paths import (
     MAX_COMPONENT,
     MAX_PATH,
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from dsv.values.ids import CommitId
 
 LEAVES = "it is a symlink that leads out of the dataset"
+_STORE = b"This is a dsv store"
+"""The first words of the `README.txt` of each store."""
 _FORGET = 0xFF & ~(TRUSTED | READ)
 
 
@@ -174,12 +176,16 @@ def _lose(lost: list[tuple[bytes, int]], name: bytes, kind: int, relation: Relat
 def _is_of_dsv(folder: Folder, own: list[bytes], descriptor: int) -> bool:
     """Return whether a folder is the root of a cache or of a store. Read there, a store would grow by itself."""
     names = folder.name_list() if own or b"README.txt" in folder.names else []
-    if b".dsv" in own and b"dsv-cache.toml" in names:
-        return True
-    is_store = {b"README.txt", b"format"}.issubset(names)
-    return is_store and ignore.read(descriptor, b"README.txt", "README.txt").startswith(
-        b"This is a dsv store"
-    )
+    if b"README.txt" not in names or b"format" not in names:
+        return b".dsv" in own and b"dsv-cache.toml" in names
+    try:
+        readme = os.open("README.txt", OPEN_FLAGS, dir_fd=descriptor)
+    except OSError:
+        return False
+    try:
+        return stat.S_ISREG(os.fstat(readme).st_mode) and os.read(readme, len(_STORE)) == _STORE
+    finally:
+        os.close(readme)
 
 
 def _name_fault(name: bytes, room: int) -> str | None:

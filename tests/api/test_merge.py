@@ -188,7 +188,9 @@ def test_texts_are_merged_line_by_line(scans: Dataset) -> None:
 def test_the_same_line_changed_by_both_is_a_conflict(scans: Dataset) -> None:
     forked(scans, {"t": TEXT}, {"t": TEXT.replace(b"3", b"x")}, {"t": TEXT.replace(b"3", b"y")})
     [conflict] = refused(scans).conflicts
-    assert conflict.reason == "both changed the same lines"
+    assert (
+        conflict.reason == "both changed the same lines: line 4 is 'line x' in ours, and 'line y' in theirs"
+    )
 
 
 @pytest.mark.parametrize("content", [b"a\n" * (1 << 19), b"\0\n" + TEXT, b"\xff\n" + TEXT])
@@ -378,11 +380,11 @@ def test_a_choice_settles_the_rows_and_lines_in_conflict_and_the_others_are_merg
     assert rows is not None and (str(rows.taken), str(rows.settled)) == ("row id=3, row id=4", "row id=1")
     assert lines is not None and (str(lines.taken), str(lines.settled)) == ("line 18", "line 3")
     message = scans.repository().objects.commit(scans.head()).message
-    whose = {"ours": "ours has it", "theirs": "theirs has it", "both": "ours has it, and theirs beside it"}
+    whose = {"ours": "ours", "theirs": "theirs", "both": "ours, with theirs beside it"}
     assert message == (
         "merge side into main\n\nConflicts were settled:\n"
-        f"  'l.csv': row id=3, row id=4 from theirs; row id=1 as {whose[chosen]}\n"
-        f"  't.txt': line 18 from theirs; line 3 as {whose[chosen]}"
+        f"  'l.csv': row id=3, row id=4 from theirs; row id=1 taken from {whose[chosen]}\n"
+        f"  't.txt': line 18 from theirs; line 3 taken from {whose[chosen]}"
     )
     assert done.without_effect == ()
 

@@ -22,6 +22,7 @@ from dsv.diff.tables import (
     table_format,
 )
 from dsv.merge.paths import Choice, MergedContent, Places, winner
+from dsv.values.paths import show
 
 
 class Piece(NamedTuple):
@@ -44,7 +45,8 @@ def merge_text(base: bytes, ours: bytes, theirs: bytes, choice: Choice | None) -
     for piece in merge_lines(base, ours, theirs):
         side = piece.taken or choice
         if side is None:
-            return "both changed the same lines"
+            mine, other = map(_first_line, (piece.ours, piece.theirs))
+            return f"both changed the same lines: line {line} is {mine} in ours, and {other} in theirs"
         text = piece.theirs if side is Choice.THEIRS else piece.ours
         if piece.taken is not Choice.OURS:
             count = max(len(split_lines(text)), 1)
@@ -53,6 +55,10 @@ def merge_text(base: bytes, ours: bytes, theirs: bytes, choice: Choice | None) -
         merged.append(text)
         line += text.count(b"\n")
     return MergedContent(b"".join(merged), taken, settled)
+
+
+def _first_line(text: bytes) -> str:
+    return show(text.split(b"\n", 1)[0][:_SHOWN]) if text else "gone"
 
 
 def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> Iterator[Piece]:
@@ -78,6 +84,7 @@ def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> Iterator[Piece]:
     yield Piece(same, same, Choice.OURS)
 
 
+_SHOWN = 60  # bytes of a line in a message
 MAX_TABLE = 64 << 20  # bytes of one version
 MAX_ROWS = 1_000_000
 

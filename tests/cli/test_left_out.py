@@ -51,6 +51,18 @@ def test_a_store_and_a_cache_in_the_workspace_are_left_out(dsv: Dsv) -> None:
     assert paths(here) == ["mine/README.txt", "mine/format/1", "x"]
 
 
+def test_no_commit_writes_into_a_store_in_the_workspace(dsv: Dsv) -> None:
+    """An older dsv has committed a part of it."""
+    other = dsv.at(dsv.cwd.parent / "other", DSV_STORE=str(dsv.cwd / "lake"))
+    write_files(other.cwd, {"x": b"x", "lake/format/new": b"not the store's"})
+    other.ok("init", "pets")
+    other.ok("sync")
+    here = dsv.at(dsv.cwd, DSV_STORE=str(dsv.cwd / "lake"))
+    refused = here("clone", "pets", ".")
+    assert refused.code == 4 and "'lake' is a dsv store or cache, and is in the way" in refused.err
+    assert not (dsv.cwd / "lake/format/new").exists()
+
+
 SECRET = (".ssh/id_rsa", ".aws/credentials", "a/.netrc", ".pgpass", ".kube/config", ".docker/config.json")
 
 

@@ -448,6 +448,8 @@ class Disk:
                 return way, "is left out by .dsvignore"
             if self._scan.withheld is not None and way in self._scan.withheld:
                 return way, "can't be read"
+            if way in self._scan.apart:
+                return way, "is a dsv store or cache"
         return None
 
     def foreign_above(self, path: bytes) -> bytes | None:

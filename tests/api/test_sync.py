@@ -447,6 +447,7 @@ def test_what_else_happens_during_a_sync_does_not_stop_it(ann: Person) -> None:
 
 def test_a_database_in_use_is_noted_with_the_way_to_a_whole_copy(ann: Person) -> None:
     ann.write({"d/x.db": b"1", "d/x.db-wal": b"", "d/y.db": b"1", "d/z-wal": b"1"})
+    ann.write({"d/folder/x": b"1", "d/folder-journal": b"1"})
     told = Meanwhile(lambda: None)
     sync(structs.replace(ann.context(), progress=told), SyncRequest())
     assert told.notes == []

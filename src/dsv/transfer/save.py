@@ -125,7 +125,7 @@ class FileSaver(Generic[T]):
         renamed = os.fstat(at).st_mtime_ns != begun
         names = rows.keys() | set(map(os.fsencode, os.listdir(at)))
         found = (name for name in names if name.endswith(JOURNALS))
-        journals = {name: base for name in found if (base := name.rpartition(b"-")[0]) in rows}
+        journals = {name: base for name in found if rows.get(base := name.rpartition(b"-")[0])}
         grouped = {*journals, *journals.values()}
         for name in sorted(grouped | rows.keys() if renamed else grouped):
             row, now = rows.get(name), b""

@@ -267,7 +267,7 @@ def test_trees_whose_names_overwrite_each_other_are_refused_where_they_would(
 ) -> None:
     paths = [b"A/x", b"a/x", b"b"]
     check_folding(world.root, world.root / ".dsv", paths)  # this file system distinguishes them
-    monkeypatch.setattr("dsv.fs.folders._folds", lambda _: True)
+    monkeypatch.setattr("dsv.fs.folders.how_folded", lambda _: (True, False))
     with pytest.raises(Unsupported, match="one name"):
         check_folding(world.root, world.root / ".dsv", paths)
     check_folding(world.root, world.root / ".dsv", [b"a", b"b"])

@@ -111,6 +111,8 @@ class EditRequest:
     skip_unsupported: bool = False
     dry_run: bool = False
     """Write nothing, not even to the store."""
+    apart: bool = False
+    """Raise `UsageError` if two edits put or move different files to one path, of which the last would stay."""
     author: str | None = None
     """The author and the time of the commit; None: the writer, and now."""
     time_ms: int | None = None
@@ -176,7 +178,7 @@ def edit_in(
     dataset, branch, head = branch_to_edit(context, repository, target, create=request.create)
     name = f"{dataset}@{branch}"
     base = _tree(repository, head)
-    plan = Plan(base, edits, name, context.progress)
+    plan = Plan(base, edits, name, context.progress, apart=request.apart)
     unread: list[Problem] = []  # by the last attempt
 
     def changes(uploader: Uploader) -> list[TreeChange]:
@@ -325,10 +327,20 @@ class Plan:
     or vice versa.
     """
 
-    def __init__(self, base: TreeReader | None, edits: Sequence[Edit], name: str, progress: Progress) -> None:
-        """name: of the branch, for messages."""
+    def __init__(
+        self,
+        base: TreeReader | None,
+        edits: Sequence[Edit],
+        name: str,
+        progress: Progress,
+        *,
+        apart: bool = False,
+    ) -> None:
+        """name: of the branch, for messages. apart: as in `EditRequest`."""
         self._name = name
         self._progress = progress
+        self._apart = apart
+        self._from: dict[bytes, bytes] = {}
         self._tree = EditedTree(base)
         self.problems: list[Problem] = []
         self.old: dict[bytes, bytes] = {}
@@ -390,11 +402,16 @@ class Plan:
             name = b""
         to = _join(path, name) if into else path
         if file is not None:
+            self._claim(to, os.fsencode(edit.content))
             self._place(to, file, edit.replace)
             return
         sources, scan = walk(edit.content)
         scan.note_left_out(self._progress, top=True)
         found = [(_join(to, name), source) for name, source in sources]
+        top = os.fsencode(edit.content)
+        for name, source in sources:
+            if source.kind is not Kind.EMPTY_DIRECTORY:
+                self._claim(_join(to, name), _join(top, name))
         self.problems += scan.problems
         if to and not found:
             self._place(to, Source(Kind.EMPTY_DIRECTORY), edit.replace)
@@ -426,6 +443,15 @@ class Plan:
                 if same and source.kind is here.kind:
                     continue
             self._place(path, source, replace=True)
+
+    def _claim(self, path: bytes, source: bytes) -> None:
+        """Note where a path's new content is from. Raises `UsageError`: see `EditRequest.apart`."""
+        if self._apart and (other := self._from.setdefault(path, source)) != source:
+            raise UsageError(
+                f"{show(other)} and {show(source)} would both be {show(path)}; nothing was published",
+                subject=as_text(path),
+                hint="give one of them another name, or another folder",
+            )
 
     def _place(self, path: bytes, source: Source, replace: bool) -> None:
         if replace or self._tree.find(path) is None:
@@ -485,6 +511,7 @@ class Plan:
             if new in placed:
                 raise Conflict(f"two paths are moved to {show(new)}", subject=as_text(new))
             placed.add(new)
+            self._claim(new, old)
             self._tree.place(new, what, replace=replace)
             self.old[new] = old
 

@@ -22,13 +22,14 @@ from typing import IO, Any
 
 from blake3 import blake3
 
-from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageError
+from dsv.errors import Conflict, IntegrityError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.exchange.journal import Journal
 from dsv.exchange.remote import HTTP, OBJECT_STORES, Place, etag_and_time, version_of
 from dsv.exchange.sources import AHEAD_BYTES, JOBS, SMALL, TARS
 from dsv.format.locator import Location
 from dsv.format.tree import Child, Entry, Kind
 from dsv.fs.errors import about
+from dsv.fs.folders import check_folding, refuse_clashes
 from dsv.fs.lock import Lock
 from dsv.repo.objects.erasures import erased_error, lacks_erased
 from dsv.repo.objects.objects import Objects
@@ -36,7 +37,7 @@ from dsv.repo.tree.read import TreeReader
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.values.ids import CommitId, FileId
 from dsv.values.names import Target, clean_path
-from dsv.values.paths import folders_above, show, sort_key
+from dsv.values.paths import fold_clashes, folders_above, other_spellings, show, sort_key
 from dsv.values.progress import Progress
 from dsv.values.units import format_count, format_lines
 
@@ -227,6 +228,7 @@ def export_path(selection: Selection, to: str) -> None:
                     os.fsync(file.fileno())
                 _put(temporary / "tar", path, replace=True)
             else:
+                check_folding(path.parent, temporary, (name for name, _, _ in selection.found))
                 whole = temporary / "folder"
                 whole.mkdir()
                 _write_folder(selection, whole)
@@ -304,7 +306,7 @@ SAVE_SECONDS = 10.0
 _PIECE = 8 << 20
 _PARTS = 9000
 """Maximum parts of a large object; S3 takes 10,000."""
-_PART = re.compile(r"\.dsv-([0-9a-f]{8})[0-9a-f]{8}\.part")
+_PART = re.compile(r"\.dsv-([0-9a-f]{8})[0-9a-f]{8}(?:-a\xe9)?\.part")
 _LEFT = 24 * 3600.0
 """Seconds after which a part that another machine was writing counts as abandoned."""
 _AROUND = 4096
@@ -368,10 +370,13 @@ class UrlExport:
             else:
                 there, folders = self._list()
             write = self._plan(files, there, folders, pool)
+            self._check_names({*there, *(name for name, _, _ in files)})
             self._progress.start(len(write), sum(entry.size for _, entry, _ in write))
             self._write_all(selection, write, pool)
             self._progress.finish()
-        written = [entry for _, entry, _ in write if entry.path not in selection.damaged]
+        done_with = [(name, entry) for name, entry, _ in write if entry.path not in selection.damaged]
+        self._check_written(name for name, _ in done_with)
+        written = [entry for _, entry in done_with]
         done = selection.exported()
         return replace(
             done,
@@ -505,6 +510,9 @@ class UrlExport:
         """Return the key of a file by its name relative to the URL; b"" is the file at the URL itself."""
         return f"{self.place.root}/{name.decode('utf-8', 'surrogateescape')}" if name else self.place.root
 
+    def _name(self, key: str) -> bytes:
+        return self.place.name(key).encode("utf-8", "surrogateescape")
+
     def _at_root(self) -> Info | None:
         try:
             return self.place.info(self.place.root)
@@ -513,15 +521,22 @@ class UrlExport:
 
     def _list(self) -> tuple[dict[bytes, Info], set[bytes]]:
         """Return all files and folders there. Remove the parts that killed exports have left."""
-        with self.place.at_work("listed"):
-            self._fs.invalidate_cache()
-            listed: dict[str, Info] = {}
-            with suppress(FileNotFoundError):
-                listed = self._fs.find(self.place.root, detail=True, withdirs=not self._is_store)
+        listed: dict[str, Info] = {}
+        if self._is_store:
+            with self.place.at_work("listed"), suppress(FileNotFoundError):
+                self._fs.invalidate_cache()
+                listed = self._fs.find(self.place.root, detail=True)
+        elif (info := self._at_root()) is not None:
+            waiting = [self.place.root] if info.get("type") == "directory" else []
+            listed = {} if waiting else {self.place.root: info}
+            while waiting:
+                below = {one["name"]: one for one in self._list_folder(waiting.pop())}
+                waiting += [name for name, one in below.items() if one.get("type") == "directory"]
+                listed |= below
         files: dict[bytes, Info] = {}
         folders: set[bytes] = set()
         for key, info in listed.items():
-            name = self.place.name(key).encode("utf-8", "surrogateescape")
+            name = self._name(key)
             part = _PART.fullmatch(key.rpartition("/")[2])
             if key.endswith("/") or info.get("type") == "directory":
                 folders.add(name)
@@ -534,6 +549,55 @@ class UrlExport:
                     with suppress(OSError):
                         self._fs.rm_file(key)
         return files, folders
+
+    def _list_folder(self, folder: str) -> list[Info]:
+        """Return what is in a folder. An error is raised, as it says nothing; fsspec's `find` would leave it out."""
+        with self.place.at_work("listed"):
+            self._fs.invalidate_cache(folder)
+            found: list[Info] = self._fs.ls(folder or "/", detail=True)
+        return [one for one in found if one["name"].rstrip("/") != folder]
+
+    def _check_names(self, names: set[bytes]) -> None:
+        """Raise `Unsupported` if files would have one name there. Only where names are similar, it is tried."""
+        ordered = sorted(names, key=sort_key)
+        if self._is_store or not fold_clashes(ordered, ends=True):
+            return
+        was_there = self._at_root() is not None
+        probe = f"{self.place.root}/.dsv-{self._mark}{os.urandom(4).hex()}-a\xe9.part"
+        try:
+            with self._writing(probe, 0):
+                pass
+            folder, _, name = probe.rpartition("/")
+            folded, ended = ([f"{folder}/{one}" for one in some] for some in other_spellings(name))
+            found = any(map(self._is_there, folded)), any(map(self._is_there, ended))
+        finally:
+            with suppress(Exception):
+                self._fs.rm_file(probe)
+                if not was_there:
+                    self._fs.rmdir(self.place.root)
+        refuse_clashes(self.place.shown, found, ordered)
+
+    def _check_written(self, written: Iterable[bytes]) -> None:
+        """Raise `IntegrityError` if files do not have their names there: some servers change names."""
+        if self._is_store:
+            return
+        keys = {self._key(name) for name in written}
+        for folder in {key.rpartition("/")[0] for key in keys}:
+            keys -= {self._key(self._name(one["name"])) for one in self._list_folder(folder)}
+        if keys:
+            raise IntegrityError(
+                f"{format_count(len(keys), 'file')} at {self.place.shown} did not keep the name:"
+                f"{format_lines(sorted(keys))}",
+                subject=self.place.shown,
+                hint="export to a tar, or to a place that takes all names",
+            )
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            self.place.info(key)
+        except (NotFound, Unreachable):  # some servers answer with an error to a name that they can't have
+            return False
+        return True
 
     def _holds(self, named: tuple[bytes, Entry]) -> bool:
         (name, entry), proof = named, blake3()

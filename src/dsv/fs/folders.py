@@ -16,7 +16,7 @@ import msgspec
 from dsv.errors import Denied, Unsupported
 from dsv.fs.attributes import ask_again
 from dsv.fs.errors import as_error
-from dsv.values.paths import fold_clashes, show
+from dsv.values.paths import fold_clashes, other_spellings, show
 from dsv.values.toml import BINDING
 
 TAKEN: Final = (errno.ENOTEMPTY, errno.EEXIST)
@@ -165,25 +165,37 @@ def umask() -> int:
 def check_folding(folder: Path, drafts: Path, paths: Iterable[bytes]) -> None:
     """Raise `Unsupported` if paths of a tree would overwrite each other in this folder. `drafts` is a folder
     on the same file system, for the trial. Raises `OSError`."""
-    if not _folds(drafts):
-        return
-    clashes = fold_clashes(paths)
+    refuse_clashes(str(folder), how_folded(drafts), paths)
+
+
+def refuse_clashes(place: str, folded: tuple[bool, bool], paths: Iterable[bytes]) -> None:
+    """Raise `Unsupported` if paths, in tree order, would have one name at a place. folded: as `how_folded`."""
+    clashes = fold_clashes(paths, spelling=folded[0], ends=folded[1]) if any(folded) else ()
     if clashes:
         one, other = clashes[0]
         more = f", and {len(clashes) - 1} more pairs" if len(clashes) > 1 else ""
         raise Unsupported(
-            f"{show(one)} and {show(other)} are one name in {folder}{more}",
-            subject=str(folder),
-            hint="use a folder on a file system that tells upper and lower case apart",
+            f"{show(one)} and {show(other)} are one name in {place}{more}; nothing was written",
+            subject=place,
+            hint="use a folder on a file system that tells all names apart, or rename one: dsv mv",
         )
 
 
-def _folds(folder: Path) -> bool:
-    """Return whether a folder in `folder` is found by another spelling of its name. Raises `OSError`."""
-    probe = folder / f".dsv-fold-{os.urandom(8).hex()}-aé"
+def how_folded(folder: Path) -> tuple[bool, bool]:
+    """Return whether names in a folder are found by other spellings, and with a dot or a space at their end.
+    Tries it with a folder in it. Raises `OSError`."""
+    probe = folder / f".dsv-fold-{os.urandom(8).hex()}-a\xe9"
     probe.mkdir(0o700)
     try:
-        spellings = (probe.name.upper(), probe.name.replace("é", "é"))
-        return any((folder / spelling).is_dir() for spelling in spellings)
+        folded, ended = other_spellings(probe.name)
+        return any(_exists(folder / one) for one in folded), any(_exists(folder / one) for one in ended)
     finally:
         probe.rmdir()
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.lstat()
+    except OSError:  # also of a file system that refuses such names
+        return False
+    return True

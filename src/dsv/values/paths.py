@@ -157,8 +157,11 @@ def _escapes(path: bytes, target: bytes, links: Mapping[bytes, bytes]) -> bool:
     return False
 
 
-def fold_clashes(paths: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
-    """Return pairs of paths that have one name on a file system that folds case or Unicode.
+def fold_clashes(
+    paths: Iterable[bytes], *, spelling: bool = True, ends: bool = False
+) -> list[tuple[bytes, bytes]]:
+    """Return pairs of paths that have one name on a file system that folds case or Unicode (`spelling`), or
+    drops dots and spaces at the end of a name (`ends`; what it would be called there counts as the other).
 
     The paths must be in tree order (`sort_key`). Folders count: if two folders clash, they are the pair, and
     the paths below them are not compared. Memory holds the names of one folder for each level.
@@ -175,7 +178,8 @@ def fold_clashes(paths: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
         for level in range(depth, len(now)):
             if level == len(names):
                 names.append({})
-            first = names[level].setdefault(_fold_key(now[level]), now[level])
+            kept = now[level].rstrip(b". ") if ends else now[level]
+            first = names[level].setdefault(_fold_key(kept) if spelling else kept, kept)
             if first != now[level]:
                 above = b"".join(part + b"/" for part in now[:level])
                 clashes.append((above + first, above + now[level]))
@@ -183,11 +187,19 @@ def fold_clashes(paths: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
     return clashes
 
 
-def _fold_key(path: bytes) -> str:
+def _fold_key(path: bytes) -> str | bytes:
     text = path.decode("utf-8", "surrogateescape")
     if text.isascii():
         return text.lower()
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).casefold())
+    seen = (one for one in unicodedata.normalize("NFD", text) if unicodedata.category(one) != "Cf")
+    return unicodedata.normalize("NFC", "".join(seen).casefold())
+
+
+def other_spellings(name: str) -> tuple[list[str], list[str]]:
+    """Return other names for a name with `a` and `\xe9` in it: those that a file system takes for the same if it
+    folds case or Unicode, and if it drops dots and spaces at the end."""
+    folded = [name.upper(), name.replace("\xe9", "e\u0301"), name.replace("a", "a\u200d")]
+    return folded, [name + ".", name + " "]
 
 
 def sort_key(path: bytes) -> bytes:

@@ -85,7 +85,7 @@ def put(
         for source in sources
     ]
     text = _message(message, "put", list(map(_source_name, sources)))
-    request = EditRequest(text, "put", create=create, skip_unsupported=skip_unsupported, dry_run=dry_run)
+    request = EditRequest(text, "put", create=create, skip_unsupported=skip_unsupported, dry_run=dry_run, apart=len(edits) > 1)
     _commit(call, target, edits, request, author, override(force, message))
 
 
@@ -174,7 +174,7 @@ def mv(
             new_path += b"/"
         edits = [Move(path, new_path, replace) for path in paths]
         names = [f"{os.fsdecode(path)} to {os.fsdecode(new_path)}" for path in paths]
-    request = EditRequest(_message(message, "move", names), "mv", dry_run=dry_run)
+    request = EditRequest(_message(message, "move", names), "mv", dry_run=dry_run, apart=len(edits) > 1)
     _commit(call, target, edits, request, author, override(force, message))
 
 

@@ -14,7 +14,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from dsv.cache.root import CacheRoot, folder_name
 from dsv.errors import DsvError
 from dsv.format.tree import Entry
 from dsv.fs import system
-from dsv.fs.files import write_all
+from dsv.fs.files import write_sparse
 from dsv.fs.folders import FOLDER_FLAGS
 from dsv.repo.objects.metadata import LocalStore, MetadataCache
 from dsv.repo.objects.objects import Objects
@@ -199,7 +199,7 @@ class Loan:
         if found is None:
             return False
         if isinstance(found, bytes):
-            write_all(target, found)
+            write_sparse(target, (found,))
             return True
         try:
             return self._copy(shelf, found, target, entry)
@@ -221,10 +221,15 @@ class Loan:
                 return False
             shelf.clones = False
         digest, size = blake3(), 0
-        while data := self._read(shelf, source, size):
-            digest.update(data)
-            size += len(data)
-            write_all(target, data)
+
+        def pieces() -> Iterator[bytes]:
+            nonlocal size
+            while data := self._read(shelf, source, size):
+                digest.update(data)
+                size += len(data)
+                yield data
+
+        write_sparse(target, pieces())
         if size == entry.size and digest.digest() == entry.file_id:
             return True
         _empty(target)

@@ -7,7 +7,6 @@ import errno
 import io
 import os
 import re
-import shutil
 import socket
 import tarfile
 import tempfile
@@ -28,7 +27,9 @@ from dsv.exchange.remote import HTTP, OBJECT_STORES, Place, etag_and_time, versi
 from dsv.exchange.sources import AHEAD_BYTES, JOBS, SMALL, TARS
 from dsv.format.locator import Location
 from dsv.format.tree import Child, Entry, Kind
+from dsv.fs.descent import Descent, remove_tree, split
 from dsv.fs.errors import about
+from dsv.fs.files import write_sparse
 from dsv.fs.folders import check_folding, refuse_clashes
 from dsv.fs.lock import Lock
 from dsv.repo.objects.erasures import erased_error, lacks_erased
@@ -236,7 +237,8 @@ def export_path(selection: Selection, to: str) -> None:
                     return
                 _put(whole / os.fsdecode(selection.found[0][0]) if selection.is_one_file else whole, path)
         finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            with suppress(OSError):
+                remove_tree(temporary)
 
 
 def _put(whole: Path, path: Path, *, replace: bool = False) -> None:
@@ -262,26 +264,28 @@ def _write_folder(selection: Selection, root: Path) -> None:
     links: list[tuple[bytes, bytes]] = []
     if any(entry.kind is Kind.SYMLINK for _, entry, _ in selection.found):
         selection.tree.check_links(selection.tree.links())
-    for name, entry, pieces in selection.contents():
-        whole = root / os.fsdecode(name)
-        if entry.kind is Kind.SYMLINK:
-            links.append((name, entry.target or b""))
-        elif entry.kind is Kind.EMPTY_DIRECTORY:
-            whole.mkdir(parents=True, exist_ok=True)
-        else:
-            whole.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with Descent(root) as descent:
+        for path, entry, pieces in selection.contents():
+            above, name = split(path)
+            if entry.kind is Kind.SYMLINK:
+                links.append((path, entry.target or b""))
+                continue
+            if entry.kind is Kind.EMPTY_DIRECTORY:
+                descent.at(path, make=True)
+                continue
             mode = 0o755 if entry.kind is Kind.EXECUTABLE else 0o644
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            descriptor = os.open(name, flags, mode, dir_fd=descent.at(above, make=True))
             try:
-                with os.fdopen(os.open(whole, flags, mode), "wb") as file:
-                    file.writelines(pieces)
+                write_sparse(descriptor, pieces)
             except IntegrityError as error:
                 selection.skip(entry, error)
-                whole.unlink()
-    for name, link in links:  # last, so that no file is written through one
-        link_path = root / os.fsdecode(name)
-        link_path.parent.mkdir(parents=True, exist_ok=True)
-        link_path.symlink_to(os.fsdecode(link))
+                os.unlink(name, dir_fd=descent.at(above))
+            finally:
+                os.close(descriptor)
+        for path, link in links:  # last, so that no file is written through one
+            above, name = split(path)
+            os.symlink(link, name, dir_fd=descent.at(above, make=True))
     root.chmod(0o755)
 
 
@@ -482,9 +486,7 @@ class UrlExport:
             if self._is_store:
                 file = self._fs.open(key, "wb", block_size=max(_PIECE, size // _PARTS + 1), autocommit=False)
             else:
-                if folder not in self._made:
-                    self._fs.makedirs(folder, exist_ok=True)
-                    self._made.add(folder)
+                self._make(folder)
                 file = self._fs.open(draft, "wb")
             try:
                 yield file
@@ -505,6 +507,16 @@ class UrlExport:
                     with suppress(Exception):
                         self._fs.rm_file(draft)
                 raise
+
+    def _make(self, folder: str) -> None:
+        """Make a folder. Those below the root are made one by one, because `makedirs` recurses."""
+        missing, top = [folder], min(folder, self.place.root, key=len)
+        while missing[-1] != top and missing[-1] not in self._made:
+            missing.append(missing[-1].rpartition("/")[0])
+        for one in reversed(missing):
+            if one not in self._made:
+                self._fs.makedirs(one, exist_ok=True)
+                self._made.add(one)
 
     def _key(self, name: bytes) -> str:
         """Return the key of a file by its name relative to the URL; b"" is the file at the URL itself."""

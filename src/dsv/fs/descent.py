@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -20,9 +21,10 @@ _MAX_OPEN = 64
 class Descent:
     """Opens each folder once if folders are requested in tree order. Not thread-safe."""
 
-    def __init__(self, root: Path) -> None:
-        """Open the root, which may be reached by symlinks. Raise `OSError` if that fails."""
-        self._root = os.open(root, FOLDER_FLAGS & ~os.O_NOFOLLOW)
+    def __init__(self, root: Path | bytes, dir_fd: int | None = None) -> None:
+        """Open the root, which may be reached by symlinks if it is a `Path`. Raise `OSError` if that fails."""
+        flags = FOLDER_FLAGS & ~os.O_NOFOLLOW if isinstance(root, Path) else FOLDER_FLAGS
+        self._root = os.open(root, flags, dir_fd=dir_fd)
         self._path = b""
         self._parts: list[bytes] = []
         self._open: list[int] = []  # of each part; -1 for one that was closed to save descriptors
@@ -55,6 +57,19 @@ class Descent:
             self._push(self._last(), part, make)
         return self._last()
 
+    def walk(self) -> Iterator[tuple[bytes, int, list[os.DirEntry[str]]]]:
+        """Yield each folder, from the root on: its path, its descriptor, valid until the next one, and what is
+        in it. Raises `OSError`."""
+        waiting = [b""]
+        while waiting:
+            path = waiting.pop()
+            folder = self.at(path)
+            with os.scandir(folder) as found:
+                entries = list(found)
+            below = [os.fsencode(one.name) for one in entries if one.is_dir(follow_symlinks=False)]
+            yield path, folder, entries
+            waiting += [path + b"/" + name if path else name for name in below]
+
     def forget(self) -> None:
         """Close all folders except the root, after folders were moved or removed."""
         self._cut(0)
@@ -85,13 +100,14 @@ class Descent:
         return self._open[-1]
 
     def _reopen(self) -> None:
-        here = self._root
-        for part in self._parts:
+        here, kept = self._root, max(0, len(self._parts) - _MAX_OPEN // 2)
+        for at, part in enumerate(self._parts):
             below = _enter(here, part)
-            if here != self._root:
+            if 0 < at <= kept:
                 os.close(here)
             here = below
-        self._open[-1] = here
+            if at >= kept:
+                self._open[at] = here
 
     def _cut(self, length: int) -> None:
         for descriptor in self._open[length:]:
@@ -109,6 +125,20 @@ def _enter(above: int, part: bytes) -> int:
         if error.errno == errno.ELOOP:  # the error of O_NOFOLLOW for a symlink on some systems
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), part) from None
         raise
+
+
+def remove_tree(root: Path | bytes, dir_fd: int | None = None) -> None:
+    """Remove a folder with all that is in it, however deep it is. Raises `OSError`."""
+    folders: list[bytes] = []
+    with Descent(root, dir_fd) as descent:
+        for path, folder, entries in descent.walk():
+            folders.append(path)
+            for one in entries:
+                if not one.is_dir(follow_symlinks=False):
+                    os.unlink(one.name, dir_fd=folder)
+        for above, name in map(split, reversed(folders[1:])):
+            os.rmdir(name, dir_fd=descent.at(above))
+    os.rmdir(root, dir_fd=dir_fd)
 
 
 def split(path: bytes) -> tuple[bytes, bytes]:

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
@@ -17,6 +18,7 @@ from dsv.fs.folders import sync_folder
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _STALE_TRIES = 3
 _TRIES = 20
+_ZEROS: Final = bytes(64 << 10)
 _T = TypeVar("_T")
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 GONE: Final = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
@@ -79,6 +81,22 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def write_sparse(descriptor: int, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
+    """Write the pieces to an empty file, but leave holes where blocks of them are zero: they take no room."""
+    ends_in_hole = False
+    for piece in pieces:
+        view, begin = memoryview(piece), 0
+        for at in range(0, len(view) - len(_ZEROS) + 1, len(_ZEROS)):
+            if not view[at] and _ZEROS.startswith(view[at : at + len(_ZEROS)]):  # mostly one look says no
+                write_all(descriptor, view[begin:at])
+                begin = at + len(_ZEROS)
+                os.lseek(descriptor, len(_ZEROS), os.SEEK_CUR)
+        write_all(descriptor, view[begin:])
+        ends_in_hole = begin == len(view) and (begin > 0 or ends_in_hole)
+    if ends_in_hole:
+        os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR))
 
 
 def sync_data(descriptor: int) -> None:

@@ -168,7 +168,7 @@ def fold_clashes(
     """
     clashes: list[tuple[bytes, bytes]] = []
     parts: list[bytes] = []  # of the path before
-    names: list[dict[str, bytes]] = [{}]  # the names in each of its folders, the top one first
+    names: list[dict[str | bytes, bytes]] = [{}]  # the names in each of its folders, the top one first
     for path in paths:
         now = path.split(b"/")
         depth = 0
@@ -187,7 +187,7 @@ def fold_clashes(
     return clashes
 
 
-def _fold_key(path: bytes) -> str | bytes:
+def _fold_key(path: bytes) -> str:
     text = path.decode("utf-8", "surrogateescape")
     if text.isascii():
         return text.lower()

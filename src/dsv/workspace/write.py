@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -21,9 +20,9 @@ from typing import Self
 from dsv.format.locator import Location
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
-from dsv.fs.descent import Descent, split
+from dsv.fs.descent import Descent, remove_tree, split
 from dsv.fs.errors import about
-from dsv.fs.files import write_all
+from dsv.fs.files import write_sparse
 from dsv.repo.tree.diff import Change
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.file_reader import OPEN_FLAGS, ROW, row_of
@@ -100,11 +99,7 @@ class Contents:
 def fill_from(pieces: Iterable[bytes]) -> Fill:
     """Return a function that writes these pieces."""
 
-    def fill(descriptor: int) -> None:
-        for piece in pieces:
-            write_all(descriptor, piece)
-
-    return fill
+    return partial(write_sparse, pieces=pieces)
 
 
 def _next_run(asked: Iterator[Asked]) -> list[Asked]:
@@ -502,7 +497,7 @@ class Writer:
                 try:
                     os.unlink(name, dir_fd=folder)
                 except (IsADirectoryError, PermissionError):  # macOS raises the latter for a folder
-                    shutil.rmtree(name, dir_fd=folder)
+                    remove_tree(name, folder)
             except FileNotFoundError:
                 return True
             except OSError:

@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dsv.cache.fill.directory import FillDirectory, end_unpublished
 from dsv.cache.fill.parts import DonorPlan
@@ -24,7 +24,7 @@ from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
 from dsv.fs import system
 from dsv.fs.attributes import refresh
-from dsv.fs.files import FULL, write_all
+from dsv.fs.files import FULL, write_sparse
 from dsv.fs.folders import FOLDER_FLAGS, make_folder, umask
 from dsv.fs.folders import Rights as FolderRights
 from dsv.fs.syncer import Syncer
@@ -122,23 +122,27 @@ class Folders:
         raise AssertionError("unreachable")
 
     def _find(self, folder: bytes, *, anew: bool = False) -> int:
-        if not folder:
-            return self._top
-        known = self._open.pop(folder, None)
-        if known is None:
-            parent, _, name = folder.rpartition(b"/")
-            above = self._find(parent, anew=anew)
+        missing: list[bytes] = []
+        while folder and folder not in self._open:
+            missing.append(folder)
+            folder = folder.rpartition(b"/")[0]
+        known = self._top
+        if folder:
+            known = self._open[folder] = self._open.pop(folder)  # the last one to be closed
+        while missing:
+            folder = missing.pop()
+            name = folder.rpartition(b"/")[2]
             if anew:
-                refresh(above)
+                refresh(known)
             if self._drafts >= 0:
-                self._make(above, name)
-            known = os.open(name, FOLDER_FLAGS, dir_fd=above)
+                self._make(known, name)
+            known = os.open(name, FOLDER_FLAGS, dir_fd=known)
             if len(self._open) >= _OPEN_FOLDERS:
                 oldest = next(iter(self._open))
                 self._close(self._open.pop(oldest))
                 if self._last[0] == oldest:
                     self._last = (b"", self._top)
-        self._open[folder] = known
+            self._open[folder] = known
         return known
 
     def forget(self, path: bytes) -> None:
@@ -187,18 +191,22 @@ def new_file(folder: int, name: bytes | str, rights: Rights, *, executable: bool
 
 def fill_file(descriptor: int, pieces: Iterable[Buffer]) -> int:
     """Write the pieces to a new file; return its descriptor, or close it on failure. Raises `OSError`."""
-    at = 0
     try:
-        for piece in pieces:
-            size = len(piece)
-            write_all(descriptor, piece)
-            if size >= LARGE_PIECE:
-                begin_write_back(descriptor, at, size)
-            at += size
+        write_sparse(descriptor, _written_back(descriptor, pieces))
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _written_back(descriptor: int, pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+    """Yield the pieces, and let the disk begin with each large one after it was written."""
+    at = 0
+    for piece in pieces:
+        yield piece
+        if len(piece) >= LARGE_PIECE:
+            begin_write_back(descriptor, at, len(piece))
+        at += len(piece)
 
 
 def finish_file(descriptor: int, rights: Rights, *, executable: bool) -> None:

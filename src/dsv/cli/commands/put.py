@@ -85,7 +85,10 @@ def put(
         for source in sources
     ]
     text = _message(message, "put", list(map(_source_name, sources)))
-    request = EditRequest(text, "put", create=create, skip_unsupported=skip_unsupported, dry_run=dry_run, apart=len(edits) > 1)
+    apart = len(edits) > 1
+    request = EditRequest(
+        text, "put", create=create, skip_unsupported=skip_unsupported, dry_run=dry_run, apart=apart
+    )
     _commit(call, target, edits, request, author, override(force, message))
 
 

@@ -25,7 +25,7 @@ from dsv.fs.errors import about
 from dsv.fs.files import write_sparse
 from dsv.repo.tree.diff import Change
 from dsv.transfer.download import Fetcher, Wanted
-from dsv.transfer.file_reader import OPEN_FLAGS, ROW, row_of
+from dsv.transfer.file_reader import OPEN_FLAGS, ROW, hash_content, row_of
 from dsv.values.ids import CommitId
 from dsv.values.progress import Progress
 from dsv.values.units import format_count
@@ -398,7 +398,7 @@ class Writer:
                 written.st_size,
                 written.st_mtime_ns,
             )
-            return row_of(now) if same else None
+            return row_of(now) if same or _holds(folder, name, entry) else None
 
     def chmod(self, entry: Entry, expected: bytes | None) -> bool:
         """Let all users who may read a file execute it too, or none; False if it is not as expected."""
@@ -557,6 +557,15 @@ def _put(folder: int, temporary: bytes, name: bytes) -> bool:
         return True
     os.unlink(temporary, dir_fd=folder)
     return True
+
+
+def _holds(folder: int, name: bytes, entry: Entry) -> bool:
+    """Read a file that may be ours with another inode: sshfs gives each name of a file one of its own."""
+    descriptor = os.open(name, OPEN_FLAGS, dir_fd=folder)
+    try:
+        return hash_content(descriptor, entry.size) == (entry.file_id, entry.size)
+    finally:
+        os.close(descriptor)
 
 
 def _is_there(folder: int, name: bytes) -> bool:

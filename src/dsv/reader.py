@@ -836,9 +836,13 @@ def write_tree(objects: Objects, entries: Iterator[Entry], folder: Path) -> None
     for entry in entries:
         place = folder / os.fsdecode(entry.path)
         above = place if entry.kind == EMPTY_DIRECTORY else place.parent
-        if above not in made:
-            above.mkdir(parents=True, exist_ok=True)
+        missing = []
+        while above not in made:
+            missing.append(above)
             made.add(above)
+            above = above.parent
+        for one in reversed(missing):
+            one.mkdir()
         if entry.kind == SYMLINK:
             links.append(entry)
         elif entry.kind in (FILE, EXECUTABLE):

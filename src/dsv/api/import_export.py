@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 from dsv.api.context import Context
 from dsv.api.edits import Edited, EditRequest, PutSources, branch_to_edit, edit_in
 from dsv.errors import IntegrityError, NotFound
-from dsv.exchange.export import Exported, Pieces, Selection, UrlExport, export_path, refuse_shards, write_tar
+from dsv.exchange.export import Exported, Pieces, Selection, UrlExport, export_path, write_out
 from dsv.exchange.hub import HubHistory, at_web
 from dsv.exchange.journal import Journal
 from dsv.exchange.reference import ReferredSource, open_referred
@@ -336,21 +336,19 @@ def export(
 ) -> Exported:
     """Write a tar if the path or URL has such a name, else the target's file or folder.
 
-    A path appears only when complete. At a URL, correct files are not written again. out: write a tar to it
-    instead, with names relative to the target's path. skip_damaged: leave out unreadable files, and name them
-    in the result; else raise `IntegrityError`. strict: raise `Conflict` if files of the target were erased;
-    else write the rest. force: replace files at the URL that dsv did not write. options: how to reach an
-    s3:// URL; None: like the store.
+    A path appears only when complete. At a URL, correct files are not written again. out: write to it
+    instead: one file's content, else a tar with names relative to the target's path. skip_damaged: leave out
+    unreadable files, and name them in the result; else raise `IntegrityError`. strict: raise `Conflict` if files
+    of the target were erased; else write the rest. force: replace files at the URL that dsv did not write.
+    options: how to reach an s3:// URL; None: like the store.
 
     Raises `Conflict`, with nothing written, if something that dsv did not write is in the way, a folder is at
     a file's path or vice versa, or another export writes to the URL; `Unsupported` for names of shards,
     missing packages, and read-only servers.
     """
     place = None
-    if out is None:
-        refuse_shards(to)
-        if "://" in to:
-            place = open_place(to, options or context.store_options(context.settings.store()))
+    if out is None and "://" in to:
+        place = open_place(to, options or context.store_options(context.settings.store()))
     with context.repository(target, mirrors=True) as repository:
         commit = context.resolve(repository, target).commit
         selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged, strict=strict)
@@ -360,7 +358,7 @@ def export(
             done = at_url.tar(selection) if selection.becomes_tar(to) else at_url.files(selection)
         else:
             if out is not None:
-                write_tar(selection, out)
+                write_out(selection, out)
             else:
                 export_path(selection, to)
             done = selection.exported()

@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -29,8 +29,10 @@ from dsv.errors import (
 )
 from dsv.format.records import Commit
 from dsv.format.tree import Kind
+from dsv.fs.descent import Descent, remove_tree, split
 from dsv.fs.errors import about, as_error
-from dsv.fs.folders import sync_folder
+from dsv.fs.files import write_sparse
+from dsv.fs.folders import check_folding, sync_folder
 from dsv.fs.process import host_name
 from dsv.periodic import now_ms
 from dsv.repo.objects.objects import Objects
@@ -41,12 +43,12 @@ from dsv.repo.tree.write import write_tree
 from dsv.run.active_runs import this_machine
 from dsv.run.record import CODE_OF_A_RUN, OUTPUT_OF_RUN, TREE_AUTHOR, RunId, RunOutput, RunRecord
 from dsv.transfer.download import Fetcher, Wanted
-from dsv.transfer.file_reader import Problem
+from dsv.transfer.file_reader import Problem, hash_content
 from dsv.transfer.save import Source, save_sources
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, Rev, Target
-from dsv.values.paths import folders_above, link_escapes, show
+from dsv.values.paths import folders_above, link_escapes, show, sort_key
 from dsv.values.progress import Progress
 from dsv.values.units import format_bytes
 from dsv.workspace.scan.ignore import NAME
@@ -323,15 +325,15 @@ class Output:
         draft: path of an incomplete file, on the same file system. Raises `NoRoom` before a file is written.
         """
         missing = []
-        for item in self.items:
-            path = item.at(folder)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if item.kind is Kind.EMPTY_DIRECTORY:
-                path.mkdir(exist_ok=True)
-            elif item.is_file and not self._has(folder, item):
-                missing.append(item)
-                continue
-            progress.advance(files=1, bytes=item.size)
+        check_folding(folder, folder.parent, sorted((item.path for item in self.items), key=sort_key))
+        with Descent(folder) as descent:
+            for item in self.items:
+                is_folder = item.kind is Kind.EMPTY_DIRECTORY
+                descent.at(item.path if is_folder else split(item.path)[0], make=True)
+                if item.is_file and not self._has(folder, item):
+                    missing.append(item)
+                else:
+                    progress.advance(files=1, bytes=item.size)
         needed, free = sum(item.size for item in missing), shutil.disk_usage(folder).free
         if needed > free:
             raise NoRoom(
@@ -398,36 +400,38 @@ def _list(folder: Path) -> tuple[list[_Item], tuple[str, ...]]:
     items: list[_Item] = []
     left_out: list[str] = []
 
-    def fail(error: OSError) -> None:
-        raise error
-
-    top = os.fsencode(folder)
-    for place, folders, files in os.walk(top, onerror=fail):
-        if not folders and not files and place != top:
-            items.append(_Item(os.path.relpath(place, top), Kind.EMPTY_DIRECTORY))
-        for name in (*folders, *files):
-            path = os.path.join(place, name)  # noqa: PTH118 (bytes: a name need not be text)
-            info, relative = os.lstat(path), os.path.relpath(path, top)
-            if stat.S_ISLNK(info.st_mode):
-                items.append(_Item(relative, Kind.SYMLINK, target=os.readlink(path)))  # noqa: PTH115
-            elif stat.S_ISREG(info.st_mode):
-                mode = stat.S_IMODE(info.st_mode) & 0o777
-                kind = Kind.EXECUTABLE if mode & stat.S_IXUSR else Kind.FILE
-                items.append(_Item(relative, kind, info.st_size, None, mode | 0o600, info.st_mtime_ns))
-            elif not stat.S_ISDIR(info.st_mode):
-                left_out.append(f"{show(relative)}: it is not a file, folder or symlink")
+    with Descent(folder) as descent:
+        for place, descriptor, entries in descent.walk():
+            if not entries and place:
+                items.append(_Item(place, Kind.EMPTY_DIRECTORY))
+            for one in entries:
+                name, info = os.fsencode(one.name), one.stat(follow_symlinks=False)
+                relative = place + b"/" + name if place else name
+                if stat.S_ISLNK(info.st_mode):
+                    target = os.readlink(name, dir_fd=descriptor)
+                    items.append(_Item(relative, Kind.SYMLINK, target=target))
+                elif stat.S_ISREG(info.st_mode):
+                    mode = stat.S_IMODE(info.st_mode) & 0o777
+                    kind = Kind.EXECUTABLE if mode & stat.S_IXUSR else Kind.FILE
+                    items.append(_Item(relative, kind, info.st_size, None, mode | 0o600, info.st_mtime_ns))
+                elif not stat.S_ISDIR(info.st_mode):
+                    left_out.append(f"{show(relative)}: it is not a file, folder or symlink")
     return sorted(items, key=lambda item: item.path), tuple(left_out)
 
 
 def _write(path: Path, draft: Path, item: _Item, pieces: Iterable[bytes]) -> None:
     """Write a file; it gets its name when it is complete, on disk, and was read back."""
     hasher, size = blake3(), 0
-    with draft.open("wb") as file:
+
+    def hashed() -> Iterator[bytes]:
+        nonlocal size
         for piece in pieces:
-            file.write(piece)
             hasher.update(piece)
             size += len(piece)
-        file.flush()
+            yield piece
+
+    with draft.open("wb", buffering=0) as file:
+        write_sparse(file.fileno(), hashed())
         os.fsync(file.fileno())
     if size != item.size or _hash(draft) != hasher.digest():
         raise IntegrityError(f"{show(item.path)} was not written as it was read", subject=str(path))
@@ -438,11 +442,8 @@ def _write(path: Path, draft: Path, item: _Item, pieces: Iterable[bytes]) -> Non
 
 
 def _hash(path: Path) -> bytes:
-    hasher = blake3()
     with _open(path) as file:
-        while piece := file.read(_PIECE):
-            hasher.update(piece)
-    return hasher.digest()
+        return hash_content(file.fileno(), os.fstat(file.fileno()).st_size)[0]
 
 
 def _open(path: Path) -> BinaryIO:
@@ -470,7 +471,8 @@ def copy_output(repository: Repository, record: RunRecord, to: Path, progress: P
         if _has_anything(whole):
             if whole.parent == whole or not source.is_same(whole):
                 raise _in_the_way(to)
-            shutil.rmtree(partial, ignore_errors=True)  # of a copy that was killed right at its end
+            with suppress(OSError):
+                remove_tree(partial)  # of a copy that was killed right at its end
             return source.copied(known=True)
         # The copy replaces an empty folder, which then no longer exists.
         if whole.is_dir() and whole.samefile("."):
@@ -484,14 +486,14 @@ def copy_output(repository: Repository, record: RunRecord, to: Path, progress: P
         with _alone(partial, record):
             tree = partial / "tree"
             if tree.exists() and not source.is_begun(tree):
-                shutil.rmtree(tree)
+                remove_tree(tree)
             tree.mkdir(exist_ok=True)
             progress.start(len(source.items), sum(item.size for item in source.items))
             source.write(tree, partial / "draft", progress)
             progress.finish()
             known = _put_in_place(tree, whole, source, to)
             sync_folder(whole.parent)
-            shutil.rmtree(partial)
+            remove_tree(partial)
     return source.copied(known=known)
 
 

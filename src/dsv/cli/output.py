@@ -66,6 +66,9 @@ class Output:
             self._held = TemporaryFile()  # noqa: SIM115 (closed by discard)
             self._held.write(held)
 
+    def isatty(self) -> bool:
+        return self._raw.isatty()
+
     def stream(self) -> None:
         """Send what is held, and from now on send everything at once."""
         self.publish()

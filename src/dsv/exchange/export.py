@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from blake3 import blake3
 
-from dsv.errors import Conflict, IntegrityError, NotFound, Unreachable, Unsupported, UsageError
+from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageError
 from dsv.exchange.journal import Journal
 from dsv.exchange.remote import HTTP, OBJECT_STORES, Place, etag_and_time, version_of
 from dsv.exchange.sources import AHEAD_BYTES, JOBS, SMALL, TARS
@@ -38,11 +38,16 @@ from dsv.repo.tree.read import TreeReader
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.values.ids import CommitId, FileId
 from dsv.values.names import Target, clean_path
-from dsv.values.paths import fold_clashes, folders_above, other_spellings, show, sort_key
+from dsv.values.paths import fold_clashes, folders_above, found_otherwise, show, sort_key
 from dsv.values.progress import Progress
+from dsv.values.secrets import hide_in_urls
 from dsv.values.units import format_count, format_lines
 
 _COMPRESSED = {".gz": "gz", ".tgz": "gz", ".bz2": "bz2", ".xz": "xz"}
+_OF_FILES = re.compile(
+    r"\.(7z|rar|zip|zst|lz4|parquet|csv|tsv|jsonl?|h5|np[yz])$|(?<!\.tar)\.(gz|bz2|xz)$", re.I
+)
+"""Endings of files that are neither folders nor the tars of `TARS`."""
 _SHARDS = re.compile(r"%(?:0[0-9]+)?d")
 _IN_MEMORY = 8 << 20
 """Maximum bytes of a file that is kept in memory before it is written to a tar; larger files go to disk."""
@@ -160,20 +165,20 @@ class Selection:
                 yield name, entry, iter(())
 
     def becomes_tar(self, to: str) -> bool:
-        """Return whether to write a tar: the name of `to` says so, and the target is not a tar to copy."""
-        copied = self.is_one_file and self.found[0][0].endswith(tuple(one.encode() for one in TARS))
-        return to.endswith(TARS) and not copied
-
-
-def refuse_shards(to: str) -> None:
-    """Raise `Unsupported` for a name such as `shards-%05d.tar`, which other tools replace by numbered
-    ones."""
-    if _SHARDS.search(to.rpartition("/")[2]):
-        raise Unsupported(
-            f"shards are not supported: {to} would be one file of that name",
-            subject=to,
-            hint="export each folder as a tar of its own: dsv export DATASET:FOLDER NAME.tar",
-        )
+        """Return whether to write a tar: the name of `to` says so, and the target is not a tar to copy. Raises
+        `UsageError` for the name of another kind of file, which would become a folder, and `Unsupported` for one
+        such as `shards-%05d.tar`, which other tools replace by numbered ones."""
+        name, shown = to.rpartition("/")[2], hide_in_urls(to)
+        if _SHARDS.search(name):
+            hint = "export each folder as a tar of its own: dsv export DATASET:FOLDER NAME.tar"
+            text = f"shards are not supported: {shown} would be one file of that name"
+            raise Unsupported(text, subject=shown, hint=hint)
+        copied = self.is_one_file and self.found[0][0].lower().endswith(tuple(one.encode() for one in TARS))
+        if not self.is_one_file and (ending := _OF_FILES.search(name)):
+            hint = "NAME.tar, .tar.gz, .tar.bz2 or .tar.xz makes a tar; NAME/ a folder, whatever its name"
+            text = f"{shown} would be a folder: dsv export makes no {ending[0]} files"
+            raise UsageError(text, subject=shown, hint=hint)
+        return to.lower().endswith(TARS) and not copied
 
 
 def write_tar(selection: Selection, out: IO[bytes], name: str = "", folder: Path | None = None) -> None:
@@ -181,7 +186,7 @@ def write_tar(selection: Selection, out: IO[bytes], name: str = "", folder: Path
 
     folder: for large files before they are written, with `skip_damaged`; None: the folder of temporary files.
     """
-    mode: Any = f"w|{_COMPRESSED.get(Path(name).suffix, '')}"
+    mode: Any = f"w|{_COMPRESSED.get(Path(name).suffix.lower(), '')}"
     with tarfile.open(fileobj=out, mode=mode, format=tarfile.PAX_FORMAT) as tar:
         for path, entry, pieces in selection.contents():
             info = tarfile.TarInfo(path.decode("utf-8", "surrogateescape"))
@@ -205,6 +210,20 @@ def write_tar(selection: Selection, out: IO[bytes], name: str = "", folder: Path
                     tar.addfile(info, io.BufferedReader(Pieces(pieces), 1 << 20))
             except IntegrityError as error:
                 selection.skip(entry, error)
+
+
+def write_out(selection: Selection, out: IO[bytes]) -> None:
+    """Write a tar, or the content of the one file of the target. Raises `UsageError` for a tar on a terminal."""
+    if selection.is_one_file and selection.found[0][1].is_file:
+        for _, _, pieces in selection.contents():
+            for piece in pieces:
+                out.write(piece)
+    elif out.isatty():
+        raise UsageError(
+            "a tar can't be shown on a terminal", hint="dsv export TARGET - > FILE.tar, or | tar tv"
+        )
+    else:
+        write_tar(selection, out)
 
 
 def export_path(selection: Selection, to: str) -> None:
@@ -346,7 +365,7 @@ class UrlExport:
                 subject=self.place.shown,
                 hint="s3://bucket/NAME.tar",
             )
-        info = self._at_root()
+        info = self.place.root_info()
         if info is not None and (not self._force or info.get("type") == "directory"):
             raise _taken(self.place.shown, "choose another name; --force replaces a file, but no folder")
         most = sum(entry.size + _AROUND for _, entry, _ in selection.found)
@@ -367,27 +386,27 @@ class UrlExport:
         with lock, ThreadPoolExecutor(JOBS, "dsv-export") as pool:
             info: Info | None = {"type": "directory"}
             if selection.is_one_file and "/" in self.place.root and not self._url.endswith("/"):
-                info = self._at_root()
+                info = self.place.root_info()
             if info is None or info.get("type") != "directory":  # the file gets the URL's own name
                 files = [(b"", *each[1:]) for each in files]
                 there, folders = ({} if info is None else {b"": info}), set[bytes]()
             else:
                 there, folders = self._list()
             write = self._plan(files, there, folders, pool)
+            known = len(files) - len(write)
             self._check_names({*there, *(name for name, _, _ in files)})
             self._progress.start(len(write), sum(entry.size for _, entry, _ in write))
             self._write_all(selection, write, pool)
             self._progress.finish()
-        done_with = [(name, entry) for name, entry, _ in write if entry.path not in selection.damaged]
-        self._check_written(name for name, _ in done_with)
-        written = [entry for _, entry in done_with]
+        write = [each for each in write if each[1].path not in selection.damaged]
+        self._check_written(name for name, _, _ in write)
         done = selection.exported()
         return replace(
             done,
             paths=done.files,
-            known=len(files) - len(write),
-            written=len(written),
-            written_bytes=sum(entry.size for entry in written),
+            known=known,
+            written=len(write),
+            written_bytes=sum(entry.size for _, entry, _ in write),
             left_out=len(selection.found) - len(files),
             stays=len(there.keys() - {name for name, _, _ in files}),
         )
@@ -510,8 +529,8 @@ class UrlExport:
 
     def _make(self, folder: str) -> None:
         """Make a folder. Those below the root are made one by one, because `makedirs` recurses."""
-        missing, top = [folder], min(folder, self.place.root, key=len)
-        while missing[-1] != top and missing[-1] not in self._made:
+        missing = [folder]
+        while len(missing[-1]) > len(self.place.root) and missing[-1] not in self._made:
             missing.append(missing[-1].rpartition("/")[0])
         for one in reversed(missing):
             if one not in self._made:
@@ -525,12 +544,6 @@ class UrlExport:
     def _name(self, key: str) -> bytes:
         return self.place.name(key).encode("utf-8", "surrogateescape")
 
-    def _at_root(self) -> Info | None:
-        try:
-            return self.place.info(self.place.root)
-        except NotFound:
-            return None
-
     def _list(self) -> tuple[dict[bytes, Info], set[bytes]]:
         """Return all files and folders there. Remove the parts that killed exports have left."""
         listed: dict[str, Info] = {}
@@ -538,11 +551,11 @@ class UrlExport:
             with self.place.at_work("listed"), suppress(FileNotFoundError):
                 self._fs.invalidate_cache()
                 listed = self._fs.find(self.place.root, detail=True)
-        elif (info := self._at_root()) is not None:
+        elif (info := self.place.root_info()) is not None:
             waiting = [self.place.root] if info.get("type") == "directory" else []
             listed = {} if waiting else {self.place.root: info}
             while waiting:
-                below = {one["name"]: one for one in self._list_folder(waiting.pop())}
+                below = {one["name"]: one for one in self.place.list_folder(waiting.pop())}
                 waiting += [name for name, one in below.items() if one.get("type") == "directory"]
                 listed |= below
         files: dict[bytes, Info] = {}
@@ -562,31 +575,21 @@ class UrlExport:
                         self._fs.rm_file(key)
         return files, folders
 
-    def _list_folder(self, folder: str) -> list[Info]:
-        """Return what is in a folder. An error is raised, as it says nothing; fsspec's `find` would leave it out."""
-        with self.place.at_work("listed"):
-            self._fs.invalidate_cache(folder)
-            found: list[Info] = self._fs.ls(folder or "/", detail=True)
-        return [one for one in found if one["name"].rstrip("/") != folder]
-
     def _check_names(self, names: set[bytes]) -> None:
         """Raise `Unsupported` if files would have one name there. Only where names are similar, it is tried."""
         ordered = sorted(names, key=sort_key)
         if self._is_store or not fold_clashes(ordered, ends=True):
             return
-        was_there = self._at_root() is not None
         probe = f"{self.place.root}/.dsv-{self._mark}{os.urandom(4).hex()}-a\xe9.part"
         try:
             with self._writing(probe, 0):
                 pass
-            folder, _, name = probe.rpartition("/")
-            folded, ended = ([f"{folder}/{one}" for one in some] for some in other_spellings(name))
-            found = any(map(self._is_there, folded)), any(map(self._is_there, ended))
+            with self.place.at_work("read"):
+                self._fs.invalidate_cache()
+                found = found_otherwise(probe, self._fs.exists)
         finally:
             with suppress(Exception):
                 self._fs.rm_file(probe)
-                if not was_there:
-                    self._fs.rmdir(self.place.root)
         refuse_clashes(self.place.shown, found, ordered)
 
     def _check_written(self, written: Iterable[bytes]) -> None:
@@ -595,21 +598,11 @@ class UrlExport:
             return
         keys = {self._key(name) for name in written}
         for folder in {key.rpartition("/")[0] for key in keys}:
-            keys -= {self._key(self._name(one["name"])) for one in self._list_folder(folder)}
+            keys -= {self._key(self._name(one["name"])) for one in self.place.list_folder(folder)}
         if keys:
-            raise IntegrityError(
-                f"{format_count(len(keys), 'file')} at {self.place.shown} did not keep the name:"
-                f"{format_lines(sorted(keys))}",
-                subject=self.place.shown,
-                hint="export to a tar, or to a place that takes all names",
-            )
-
-    def _is_there(self, key: str) -> bool:
-        try:
-            self.place.info(key)
-        except (NotFound, Unreachable):  # some servers answer with an error to a name that they can't have
-            return False
-        return True
+            text = f"{self.place.shown} has changed the names of {format_count(len(keys), 'file')}:"
+            hint = "export to a tar, or to a place that takes all names"
+            raise IntegrityError(text + format_lines(sorted(keys)), subject=self.place.shown, hint=hint)
 
     def _holds(self, named: tuple[bytes, Entry]) -> bool:
         (name, entry), proof = named, blake3()

@@ -140,6 +140,21 @@ class Place:
                 found = self.fs.info(key)
             return found
 
+    def root_info(self) -> dict[str, Any] | None:
+        """Return the information on what is at the root; None if nothing is."""
+        try:
+            return self.info(self.root)
+        except NotFound:
+            return None
+
+    def list_folder(self, folder: str) -> list[dict[str, Any]]:
+        """Return what is in a folder, as the server has it. Raise if it can't be listed: fsspec's `find` and `walk`
+        would take that for an empty folder."""
+        with self.at_work("listed"):
+            self.fs.invalidate_cache(folder)
+            found: list[dict[str, Any]] = self.fs.ls(folder or "/", detail=True)
+        return [one for one in found if one["name"].rstrip("/") != folder]
+
 
 def open_place(url: str, options: StoreOptions) -> Place:
     """Raise `Unsupported` if a package is missing, `UsageError` for an unknown URL or a missing host."""

@@ -16,7 +16,7 @@ import msgspec
 from dsv.errors import Denied, Unsupported
 from dsv.fs.attributes import ask_again
 from dsv.fs.errors import as_error
-from dsv.values.paths import fold_clashes, other_spellings, show
+from dsv.values.paths import fold_clashes, found_otherwise, show
 from dsv.values.toml import BINDING
 
 TAKEN: Final = (errno.ENOTEMPTY, errno.EEXIST)
@@ -187,15 +187,16 @@ def how_folded(folder: Path) -> tuple[bool, bool]:
     probe = folder / f".dsv-fold-{os.urandom(8).hex()}-a\xe9"
     probe.mkdir(0o700)
     try:
-        folded, ended = other_spellings(probe.name)
-        return any(_exists(folder / one) for one in folded), any(_exists(folder / one) for one in ended)
+        return found_otherwise(str(probe), os.path.lexists)
     finally:
         probe.rmdir()
 
 
-def _exists(path: Path) -> bool:
-    try:
-        path.lstat()
-    except OSError:  # also of a file system that refuses such names
-        return False
-    return True
+def is_listed(folder: int, name: bytes) -> bool:
+    """Return whether an open folder has this very name; False if it has only one that its file system takes for
+    the same. Raises `OSError`, `FileNotFoundError` too."""
+    ask_again(folder)
+    if name in map(os.fsencode, os.listdir(folder)):
+        return True
+    os.stat(name, dir_fd=folder, follow_symlinks=False)
+    return False

@@ -6,7 +6,7 @@ import bisect
 import operator
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import msgspec
@@ -195,11 +195,12 @@ def _fold_key(path: bytes) -> str:
     return unicodedata.normalize("NFC", "".join(seen).casefold())
 
 
-def other_spellings(name: str) -> tuple[list[str], list[str]]:
-    """Return other names for a name with `a` and `\xe9` in it: those that a file system takes for the same if it
-    folds case or Unicode, and if it drops dots and spaces at the end."""
-    folded = [name.upper(), name.replace("\xe9", "e\u0301"), name.replace("a", "a\u200d")]
-    return folded, [name + ".", name + " "]
+def found_otherwise(name: str, exists: Callable[[str], bool]) -> tuple[bool, bool]:
+    """Return whether a file, with `a` and `\xe9` in its name, is found by other spellings of that, as by a file system
+    that folds case or Unicode, and with a dot or a space at the end. name: its name, or its whole path."""
+    folder, slash, last = name.rpartition("/")
+    folded = last.upper(), last.replace("\xe9", "e\u0301"), last.replace("a", "a\u200d")
+    return any(exists(folder + slash + one) for one in folded), exists(name + ".") or exists(name + " ")
 
 
 def sort_key(path: bytes) -> bytes:

@@ -27,9 +27,12 @@ from dsv.cache.fill.files import (
 )
 from dsv.cache.fill.parts import Claim, draft_name
 from dsv.cache.fill.source import Item, LinkRun
+from dsv.errors import Unsupported
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
 from dsv.fs import system
+from dsv.fs.folders import is_listed
+from dsv.values.paths import show
 
 _REMOTE_THREADS = 16
 _LINKS_EACH = 32  # by one thread at a time
@@ -245,6 +248,12 @@ class PartWriter:
                     finish_file(begun, self._rights, executable=executable)
                 return
             target = self._arriving.of(entry.path)
+            if not is_listed(*target):
+                raise Unsupported(
+                    f"{show(entry.path)} has the name of another file in {self._directory.root.path}",
+                    subject=show(entry.path),
+                    hint="use a cache on a file system that tells all names apart",
+                )
             drafts, draft = self._draft_folder(job), os.urandom(8).hex().encode()
             begun = fill_file(new_file(drafts, draft, self._rights, executable=executable), pieces)
 

@@ -42,8 +42,9 @@ def export(
 
     TARGET is [DATASET][@REV][:PATH]; names in the tar begin below PATH. A name that ends with .tar, .tar.gz, .tgz,
     .tar.bz2 or .tar.xz makes a tar, - a tar on stdout, and any other a folder, which must not exist. If PATH is a
-    file, it is written as that file, or into a folder if that exists or its name ends with a slash. Every byte is
-    checked against its id. A file or a folder appears when it is whole; for a tar on stdout see the exit code.
+    file, it is written as that file, with - to stdout, or into a folder if that exists or its name ends with a
+    slash. Every byte is checked against its id. A file or a folder appears when it is whole; for stdout see the exit
+    code.
 
     A URL that fsspec knows (s3://, gs://, sftp://) is written to in the same way, many files at a time, each to appear
     when it is whole. After a kill the same command writes only what is missing. If others have files there, nothing is
@@ -85,7 +86,7 @@ def _show_exported(call: Call, done: Exported, to: str) -> int:
             f"{format_count(done.left_out, 'path')} left out: a URL has no symlinks and no empty folders"
         )
     if done.stays:
-        call.say(f"{format_count(done.stays, 'file')} more there, which the target does not have")
+        call.say(f"{format_count(done.stays, 'extra file')} at the destination left alone")
     return _left_out(call, done)
 
 

@@ -8,7 +8,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 from dsv.api.edits import Edit, Edited, EditRequest, Move, MoveAll, PathEdit, Put, Remove, edit
 from dsv.cli.call import Call
@@ -79,8 +79,8 @@ def put(
     if len(sources) > 1 and path and not path.endswith(b"/"):
         path += b"/"
     edits: list[Edit] = [
-        Put(path, call.stdin.readinto, not no_clobber)  # type: ignore[attr-defined]
-        if source == "-"
+        Put(path, stream.readinto, not no_clobber)  # type: ignore[attr-defined]
+        if (stream := _stream(call, source)) is not None
         else Put(path, Path(source), not no_clobber, source.endswith(("/.", "/..")))
         for source in sources
     ]
@@ -92,8 +92,19 @@ def put(
     _commit(call, target, edits, request, author, override(force, message))
 
 
+def _stream(call: Call, source: str) -> BinaryIO | None:
+    """Return stdin, or a pipe that the shell has made for `<(COMMAND)`; None for other sources."""
+    if source == "-":
+        return call.stdin
+    if not source.startswith(("/dev/fd/", "/proc/self/fd/")):
+        return None
+    with about(source):
+        return open(source, "rb", buffering=0)  # noqa: PTH123 (the process has it open anyway)
+
+
 def _source_name(source: str) -> str:
-    return "stdin" if source == "-" else Path(os.path.normpath(Path.cwd() / source)).name or source
+    is_stream = source == "-" or source.startswith("/dev/fd/")
+    return "stdin" if is_stream else Path(os.path.normpath(Path.cwd() / source)).name or source
 
 
 @command(

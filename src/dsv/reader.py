@@ -26,6 +26,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -823,7 +824,8 @@ def restore(store_dir: Path, target: str, out: Path, names: Path | None = None) 
         write_tree(objects, kept, partial)
         partial.rename(out)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        with suppress(RecursionError):  # of a folder that is very deep, which stays
+            shutil.rmtree(partial, ignore_errors=True)
         raise
     if outside:
         raise StoreError(f"{outside} files lie outside the store and were left out; the rest is in {out}")

@@ -15,8 +15,8 @@ from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest, make_plan
 from dsv.cache.policy import Need
 from dsv.cache.record import Cached, read_record, record_path
-from dsv.cache.root import FILE_TIME, CacheRoot
-from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound, Unreachable
+from dsv.cache.root import FILE_TIME, CacheRoot, Place
+from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound, Unreachable, Unsupported
 from dsv.format import tree as cutting
 from dsv.format.tree import Kind
 from dsv.fs import system
@@ -147,6 +147,42 @@ def test_on_other_file_servers_a_part_that_was_lost_ends_the_fill(
     result = cache_it(root, world, commit)
     world.check(commit, result.path)
     assert sum(size for _, size in world.fetched()) == sum(one.size for one in ALL_KINDS)
+
+
+@pytest.mark.parametrize(("one", "other"), [("d/A", "d/a"), ("b", "b.")])
+def test_a_file_system_that_takes_two_names_for_one_gets_no_wrong_file(
+    root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch, one: str, other: str
+) -> None:
+    """Although the trial before the fill has not noticed it."""
+
+    def there(folder: int, name: Any) -> Any:
+        """Return the name that the file system takes this one for."""
+        same = [each for each in map(os.fsencode, os.listdir(folder)) if _folded(each) == _folded(name)]
+        return same[0] if same else name
+
+    def folding(real: Any) -> Any:
+        def call(folder: int, name: bytes, *rest: Any, **options: Any) -> Any:
+            return real(folder, there(folder, name), *rest, **options)
+
+        return call
+
+    for module, names in ((place_files, ("new_file", "examine")), (files, ("new_file",))):
+        for name in names:
+            monkeypatch.setattr(module, name, folding(getattr(module, name)))
+    real = os.stat
+
+    def stat(path: Any, **options: Any) -> os.stat_result:
+        return real(there(options["dir_fd"], path) if isinstance(path, bytes) else path, **options)
+
+    monkeypatch.setattr("dsv.fs.folders.os.stat", stat)
+    commit = world.commit([File(one, 20, "a"), File(other, 30, "b"), File("z", 5, "c")])
+    with pytest.raises(Unsupported, match="has the name of another file"):
+        cache_it(root, world, commit)
+    assert not root.visible(Place("xrays", str(commit))).exists()
+
+
+def _folded(name: bytes) -> bytes:
+    return name.lower().rstrip(b".")
 
 
 def test_an_empty_commit_is_a_folder(root: CacheRoot, world: World) -> None:

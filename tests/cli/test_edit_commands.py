@@ -39,6 +39,46 @@ def test_put_prints_the_commit_and_says_what_changed(outside: Dsv) -> None:
     assert again.out == done.out and "nothing changed; pets@main is at" in again.err
 
 
+def test_two_sources_never_get_one_path(outside: Dsv) -> None:
+    write_files(
+        outside.cwd,
+        {"a/x.csv": b"from a", "b/x.csv": b"from b", "a/img/1": b"A", "b/img/1": b"B", "b/img/2": b""},
+    )
+    before = outside.ok("resolve", "pets").out
+    for first, second, name in (
+        ("a/x.csv", "b/x.csv", ""),
+        ("a/img", "b/img", "/1"),
+        ("a/.", "b/x.csv", "/x.csv"),
+    ):
+        for more in ((), ("--no-clobber",), ("-n",)):
+            done = outside("put", first, second, "pets:new/", *more)
+            assert done.code == 2 and second in done.err and name in done.err, done
+            assert "would both be new/" in done.err
+    assert outside.ok("resolve", "pets").out == before
+    outside.ok("put", "a/x.csv", "./a/../a/x.csv", "b/img", "pets:new/")
+    assert listed(outside, "pets:new") == ["new/img/1", "new/img/2", "new/x.csv"]
+
+
+def test_two_paths_are_never_moved_to_one(outside: Dsv) -> None:
+    outside.ok("put", "new.csv", "pets:a/x")
+    outside.ok("put", "imgs/3.png", "pets:b/x")
+    done = outside("mv", "pets:a/x", "pets:b/x", "c/", "--replace")
+    assert done.code == 2 and "a/x and b/x would both be c/x" in done.err, done
+    assert outside.ok("cat", "pets:a/x").out == "1,2\n" and outside.ok("cat", "pets:b/x").out == "3"
+
+
+def test_a_pipe_of_the_shell_is_put(outside: Dsv) -> None:
+    for name, code in (("new.txt", 0), ("", 2)):
+        reading, writing = os.pipe()
+        os.write(writing, b"of a command")
+        os.close(writing)
+        done = outside("put", f"/dev/fd/{reading}", f"pets:{name}")
+        os.close(reading)
+        assert done.code == code, done
+    assert outside.ok("cat", "pets:new.txt").out == "of a command"
+    assert "pets:NAME" in done.err or "NAME" in done.err, done
+
+
 def test_a_message_is_made_of_what_was_done(outside: Dsv) -> None:
     outside.ok("put", "new.csv", "pets:")
     outside.ok("put", "new.csv", "imgs/.", "pets:x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pty
 import random
 import tarfile
 from pathlib import Path
@@ -248,3 +249,72 @@ def test_what_a_gc_removes_meanwhile_is_expired_and_not_damaged(
     monkeypatch.setattr(export_module.Selection, "contents", late)
     done = mixed("export", f"pets@{old}", "folder", "--skip-damaged")
     assert done.code == 3 and "was expired on" in done.err
+
+
+@pytest.mark.parametrize(
+    "name", ["p.zip", "out.parquet", "out.tar.zst", "OUT.Zip", "s3://bucket/x/out.csv", "o.gz"]
+)
+def test_the_name_of_another_kind_of_file_makes_no_folder(mixed: Dsv, name: str) -> None:
+    done = mixed("export", "pets", name)
+    assert done.code == 2 and "would be a folder" in done.err and "NAME.tar" in done.err, done
+    assert not (mixed.cwd / name).exists()
+
+
+def test_capital_letters_and_a_slash_in_a_name(mixed: Dsv) -> None:
+    mixed.ok("export", "pets", "OUT.TAR.GZ")
+    with tarfile.open(mixed.cwd / "OUT.TAR.GZ", "r:gz") as tar:
+        assert "train/big" in tar.getnames()
+    mixed.ok("export", "pets", "p.zip/")
+    assert (mixed.cwd / "p.zip/train/big").read_bytes() == BIG
+    mixed.ok("export", "pets:run.sh", "run.csv")
+    assert (mixed.cwd / "run.csv").read_bytes() == b"#!/bin/sh\n"
+
+
+def test_stdout_gets_the_content_of_a_file_and_a_terminal_no_tar(mixed: Dsv) -> None:
+    assert mixed.process("export", "pets:run.sh", "-").out == "#!/bin/sh\n"
+    assert mixed.ok("export", "pets:zero", "-").out == ""
+    leader, terminal = pty.openpty()
+    with mixed.start("export", "pets", "-", stdout=terminal) as process:
+        _, err = process.communicate()
+    os.close(terminal)
+    os.close(leader)
+    assert process.returncode == 2 and b"can't be shown on a terminal" in err, err
+
+
+def test_zeros_of_a_sparse_file_take_no_room(mixed: Dsv, tmp_path: Path) -> None:
+    """Wherever a file is written: a clone, a cache, from there into a clone, pull, restore, an export."""
+    size, data = 64 << 20, os.urandom(3 << 20)
+    work = tmp_path / "sparse"
+    write_sparse_file(work / "s", size, data)
+    at = mixed.at(work)
+    at.ok("init", "sparse")
+    at.ok("sync")
+    here = mixed.at(tmp_path)
+    here.ok("export", "sparse", "exported")
+    here.ok("clone", "sparse", "cloned")
+    here.ok("cache", "sparse")
+    here.ok("clone", "sparse", "from-cache")
+    cached = next(path for path in mixed.home.rglob("sparse/*/s"))
+    write_sparse_file(work / "s", size, data[::-1])
+    at.ok("sync")
+    here.at(tmp_path / "cloned").ok("pull")
+    (tmp_path / "from-cache/s").unlink()
+    here.at(tmp_path / "from-cache").ok("restore", "s")
+    for path, expected in (
+        ("exported/s", data), (cached, data), ("cloned/s", data[::-1]), ("from-cache/s", data),
+    ):  # fmt: skip
+        found = tmp_path / path
+        assert found.stat().st_blocks * 512 < 8 << 20, path
+        with found.open("rb") as file:
+            assert file.read(1 << 20) == bytes(1 << 20)
+            file.seek(size // 2)
+            assert file.read(len(expected)) == expected
+            assert not any(file.read()) and file.tell() == size
+
+
+def write_sparse_file(path: Path, size: int, data: bytes) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(size)
+        file.seek(size // 2)
+        file.write(data)

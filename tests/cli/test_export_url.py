@@ -10,8 +10,11 @@ import signal
 import subprocess
 import sys
 import tarfile
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -22,6 +25,7 @@ from dsv.transfer.upload import Stored
 from dsv.values.ids import FileId
 from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.labs.s3_server import S3Server
+from tests.privileges import modes_count
 from tests.waiting import until
 
 fsspec = pytest.importorskip("fsspec")
@@ -432,3 +436,105 @@ def test_a_large_file_is_in_a_bucket_whole_or_not_at_all(things: Dsv, ceph_s3: S
         assert not client.list_multipart_uploads(Bucket=bucket).get("Uploads")
     finally:
         ceph_s3.remove_bucket(bucket)
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "denied"), OSError(5, "I/O"), TimeoutError("slow")])
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(
+    things: Dsv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    local = fsspec.get_filesystem_class("file")
+    real = local.ls
+
+    def ls(self: object, path: str, *rest: object, **options: object) -> object:
+        if str(path).endswith("/out/d"):
+            raise error
+        return real(self, path, *rest, **options)
+
+    write_files(tmp_path / "out/d", {"b.bin": b"of others"})
+    monkeypatch.setattr(local, "ls", ls)
+    done = things("export", "things", f"file://{tmp_path}/out")
+    assert done.code == 6 and f"file://{tmp_path}/out" in done.err, done
+    assert folder(tmp_path / "out") == {"d/b.bin": b"of others"}
+
+
+@pytest.mark.skipif(not modes_count(), reason="this user may list every folder")
+def test_a_folder_without_the_right_to_list_it_is_refused(things: Dsv, tmp_path: Path) -> None:
+    write_files(tmp_path / "out/d", {"b.bin": b"of others"})
+    (tmp_path / "out/d").chmod(0o300)
+    try:
+        assert things("export", "things", f"file://{tmp_path}/out").code == 6
+    finally:
+        (tmp_path / "out/d").chmod(0o700)
+    assert folder(tmp_path / "out") == {"d/b.bin": b"of others"}
+
+
+class Renaming(fsspec.get_filesystem_class("file")):  # type: ignore[misc]
+    """A folder on a server that gives some names to its files itself: `change` has it for each part of a path."""
+
+    protocol = "renaming"
+    top: ClassVar[str] = ""
+    change: ClassVar[Callable[[str], str]] = staticmethod(str)
+
+    @classmethod
+    def _strip_protocol(cls, path: object) -> str:
+        text = os.fspath(path).removeprefix("renaming://").rstrip("/")  # type: ignore[call-overload]
+        below = text.removeprefix(cls.top)
+        return cls.top + "/".join(map(cls.change, below.split("/"))) if below != text else str(text)
+
+
+def _kept(name: str) -> str:
+    return name.rstrip(". ")
+
+
+@pytest.fixture
+def renaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    fsspec.register_implementation("renaming", Renaming, clobber=True)
+    monkeypatch.setattr(Renaming, "top", f"{tmp_path}/server")
+    return f"renaming://{tmp_path}/server/out"
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (str.lower, ("A.txt", "a.txt")),
+        (str.upper, ("Img/x", "img/y")),
+        (partial(unicodedata.normalize, "NFD"), ("caf\u00e9", "cafe\u0301")),
+        (_kept, ("a", "a.")),
+        (_kept, ("b ", "c")),
+        (_kept, ("d./x", "d/y")),
+    ],
+)
+def test_names_that_a_server_takes_for_one_are_refused_before_anything_is_written(
+    dsv: Dsv,
+    tmp_path: Path,
+    renaming: str,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[str], str],
+    names: tuple[str, str],
+) -> None:
+    monkeypatch.setattr(Renaming, "change", staticmethod(change))
+    write_files(dsv.cwd, {name: name.encode() for name in names})
+    dsv.ok("init", "named")
+    dsv.ok("sync")
+    done = dsv("export", "named", renaming)
+    assert done.code == 8 and names[0].partition("/")[0] in done.err and "are one name in" in done.err, done
+    assert folder(tmp_path / "server") == {}
+    dsv.ok("export", "named", f"file://{tmp_path}/plain")  # this machine tells them apart
+    assert folder(tmp_path / "plain") == {name: name.encode() for name in names}
+
+
+def test_names_that_a_server_has_changed_are_reported(
+    dsv: Dsv, tmp_path: Path, renaming: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Renaming, "change", staticmethod(lambda name: name.replace("?", "_")))
+    write_files(dsv.cwd, {"d/what?": b"1", "d/what_": b"2", "e": b"3"})
+    dsv.ok("init", "named")
+    dsv.ok("sync")
+    done = dsv("export", "named", renaming)
+    assert done.code == 5 and "has changed the names of 1 file:" in done.err and "/d/what?" in done.err, done
+
+
+def test_what_is_beside_at_the_url_is_left_alone(things: Dsv, tmp_path: Path) -> None:
+    write_files(tmp_path / "out", {"x": b"mine", "y": b"mine"})
+    done = things.ok("export", "things", f"file://{tmp_path}/out", "--force")
+    assert "2 extra files at the destination left alone" in done.err

@@ -5,11 +5,14 @@ import os
 import stat
 import threading
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dsv.fs import files
-from dsv.fs.files import replace_file, write_once
+from dsv.fs.files import replace_file, write_once, write_sparse
 
 
 @pytest.mark.parametrize("mode", [None, 0o444, 0o660])
@@ -114,3 +117,22 @@ def test_what_is_no_file_is_no_small_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert files.read_small(tmp_path / "pipe") is None
     assert files.read_small(tmp_path) is None
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.sampled_from([0, 1, 5, 65535, 65536, 65537, 200_000])), max_size=6)
+)
+def test_a_sparse_file_reads_as_what_was_written(pieces: list[tuple[bool, int]]) -> None:
+    content = [(b"x" * size if full else bytes(size)) for full, size in pieces]
+    with TemporaryFile(buffering=0) as file:
+        write_sparse(file.fileno(), [memoryview(one) for one in content])
+        assert os.fstat(file.fileno()).st_size == sum(map(len, content))
+        file.seek(0)
+        assert file.read() == b"".join(content)
+
+
+def test_blocks_of_zeros_take_no_room(tmp_path: Path) -> None:
+    with (tmp_path / "a").open("wb", buffering=0) as file:
+        write_sparse(file.fileno(), [b"x", bytes(5 << 20), b"y", bytes(5 << 20)])
+    assert (tmp_path / "a").stat().st_size == (10 << 20) + 2
+    assert (tmp_path / "a").stat().st_blocks * 512 < 1 << 20

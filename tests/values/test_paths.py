@@ -214,12 +214,22 @@ def test_no_link_of_a_real_tree_leads_out_unseen(
         (["STRASSE", "stra\u00dfe"], [("STRASSE", "stra\u00dfe")]),
         (["a", "b", "c/a", "c/b"], []),
         (["A/B/x", "A/b/x", "a/b/x"], [("A/B", "A/b"), ("A", "a")]),
+        (["ab", "a\u200db"], [("ab", "a\u200db")]),
         ([], []),
     ],
 )
 def test_clashes(found: list[str], clashes: list[tuple[str, str]]) -> None:
     ordered = sorted((path.encode() for path in found), key=sort_key)
     assert fold_clashes(ordered) == [(one.encode(), other.encode()) for one, other in clashes]
+
+
+def test_clashes_where_dots_and_spaces_at_the_end_are_dropped() -> None:
+    found = [b"a", b"a.", b"b /x", b"c..d", b"e.", b"e..", b"f", b"f.g/."]
+    ordered = sorted(found, key=sort_key)
+    assert fold_clashes(ordered, spelling=False, ends=True) == [
+        (b"a", b"a."), (b"b", b"b "), (b"e", b"e."), (b"e", b"e.."), (b"f.g/", b"f.g/."),
+    ]  # fmt: skip
+    assert fold_clashes(ordered) == []
 
 
 @given(st.sets(st.lists(components, min_size=1, max_size=3).map(lambda parts: "/".join(parts)), max_size=8))

@@ -18,6 +18,7 @@ from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
 from dsv.fs.folders import check_folding
 from dsv.repo.tree.diff import Change
+from dsv.transfer.file_reader import row_of
 from dsv.values.ids import CommitId, FileId
 from dsv.values.progress import NoProgress
 from dsv.workspace.baseline import scan_clean_workspace
@@ -260,6 +261,27 @@ def test_a_file_system_without_hard_links(world: World, monkeypatch: pytest.Monk
     with Writer(world.root) as writer:
         assert writer.file(file("a/one", b"two"), fill_from([b"two"]), None, replace=False) is None
     assert (world.root / "a/one").read_bytes() == b"one"
+
+
+@pytest.mark.parametrize(("theirs", "is_ours"), [(None, True), (b"two", False), (b"three", False)])
+def test_where_each_name_of_a_file_has_an_inode_of_its_own(
+    world: World, monkeypatch: pytest.MonkeyPatch, theirs: bytes | None, is_ours: bool
+) -> None:
+    """As on sshfs; theirs: what another process has put there in this moment."""
+
+    def link(old: bytes, new: bytes, *, src_dir_fd: int, dst_dir_fd: int, follow_symlinks: bool) -> None:
+        source = os.open(old, os.O_RDONLY, dir_fd=src_dir_fd)
+        copy = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=dst_dir_fd)
+        os.write(copy, os.read(source, 100) if theirs is None else theirs)
+        os.utime(copy, ns=(0, os.fstat(source).st_mtime_ns))
+        os.close(copy)
+        os.close(source)
+
+    monkeypatch.setattr("dsv.workspace.write.os.link", link)
+    with Writer(world.root) as writer:
+        row = writer.file(file("a", b"one"), fill_from([b"one"]), None, replace=False)
+    assert row == (row_of((world.root / "a").stat()) if is_ours else None)
+    assert (world.root / "a").read_bytes() == theirs or b"one"
 
 
 def test_trees_whose_names_overwrite_each_other_are_refused_where_they_would(

@@ -64,8 +64,7 @@ class Descent:
         while waiting:
             path = waiting.pop()
             folder = self.at(path)
-            with os.scandir(folder) as found:
-                entries = list(found)
+            entries = _entries(folder)
             below = [os.fsencode(one.name) for one in entries if one.is_dir(follow_symlinks=False)]
             yield path, folder, entries
             waiting += [path + b"/" + name if path else name for name in below]
@@ -125,6 +124,11 @@ def _enter(above: int, part: bytes) -> int:
         if error.errno == errno.ELOOP:  # the error of O_NOFOLLOW for a symlink on some systems
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), part) from None
         raise
+
+
+def _entries(folder: int) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as found:
+        return list(found)
 
 
 def remove_tree(root: Path | bytes, dir_fd: int | None = None) -> None:

@@ -481,7 +481,6 @@ class Writer:
             above, name = split(path)
             with contextlib.suppress(OSError):  # not empty, or gone
                 os.rmdir(name, dir_fd=self._descent.at(above))
-                self._descent.forget()
                 waiting.append(above)
                 waiting.sort(key=lambda each: each.count(b"/"))
 

@@ -53,7 +53,7 @@ def test_two_sources_never_get_one_path(outside: Dsv) -> None:
         for more in ((), ("--no-clobber",), ("-n",)):
             done = outside("put", first, second, "pets:new/", *more)
             assert done.code == 2 and second in done.err and name in done.err, done
-            assert "would both be new/" in done.err
+            assert "would both be 'new/" in done.err
     assert outside.ok("resolve", "pets").out == before
     outside.ok("put", "a/x.csv", "./a/../a/x.csv", "b/img", "pets:new/")
     assert listed(outside, "pets:new") == ["new/img/1", "new/img/2", "new/x.csv"]
@@ -63,7 +63,7 @@ def test_two_paths_are_never_moved_to_one(outside: Dsv) -> None:
     outside.ok("put", "new.csv", "pets:a/x")
     outside.ok("put", "imgs/3.png", "pets:b/x")
     done = outside("mv", "pets:a/x", "pets:b/x", "c/", "--replace")
-    assert done.code == 2 and "a/x and b/x would both be c/x" in done.err, done
+    assert done.code == 2 and "'a/x' and 'b/x' would both be 'c/x'" in done.err, done
     assert outside.ok("cat", "pets:a/x").out == "1,2\n" and outside.ok("cat", "pets:b/x").out == "3"
 
 

@@ -517,7 +517,7 @@ def test_names_that_a_server_takes_for_one_are_refused_before_anything_is_writte
     dsv.ok("init", "named")
     dsv.ok("sync")
     done = dsv("export", "named", renaming)
-    assert done.code == 8 and names[0].partition("/")[0] in done.err and "are one name in" in done.err, done
+    assert done.code == 9 and names[0].partition("/")[0] in done.err and "are one name in" in done.err, done
     assert folder(tmp_path / "server") == {}
     dsv.ok("export", "named", f"file://{tmp_path}/plain")  # this machine tells them apart
     assert folder(tmp_path / "plain") == {name: name.encode() for name in names}

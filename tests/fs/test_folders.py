@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from dsv.errors import Unsupported
 from dsv.fs import folders
 from dsv.fs.folders import Rights, make_durable, make_folder
 
@@ -102,3 +104,29 @@ def test_missing_parents_are_made(tmp_path: Path) -> None:
     make_durable(tmp_path / "a/b/c")
     make_durable(tmp_path / "a/b/c")
     assert (tmp_path / "a/b/c").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (str, (False, False)),
+        (str.lower, (True, False)),
+        (lambda name: unicodedata.normalize("NFC", name), (True, False)),
+        (lambda name: name.replace("\u200d", ""), (True, False)),
+        (lambda name: name.rstrip(". "), (False, True)),
+        (lambda name: name.rstrip(".").lower(), (True, True)),
+    ],
+)
+def test_it_is_tried_how_a_file_system_changes_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str], expected: tuple[bool, bool]
+) -> None:
+    def is_there(path: str) -> bool:
+        folder, _, name = path.rpartition("/")
+        return change(name) in map(change, os.listdir(folder))
+
+    monkeypatch.setattr("dsv.fs.folders.os.path.lexists", is_there)
+    assert folders.how_folded(tmp_path) == expected
+    assert os.listdir(tmp_path) == []
+    if expected == (False, True):
+        with pytest.raises(Unsupported, match="are one name in"):
+            folders.check_folding(tmp_path, tmp_path, [b"A", b"a", b"a."])

@@ -139,13 +139,15 @@ class Repair:
             self._recipes.update((Id(one), made.encode()) for one, made in build_recipe(bytes(ids), lengths))
 
     def _files(self) -> Iterator[Path]:
-        for folder in self._folders:
-            for above, names, files in os.walk(folder):
-                names[:] = [name for name in names if name != ".dsv"]
-                for name in files:
-                    path = Path(above, name)
-                    if path.is_file() and not path.is_symlink():
-                        yield path
+        waiting = [*self._folders]
+        while waiting:
+            found: list[Path] = []
+            with suppress(OSError):  # what can't be listed gives nothing
+                found = [
+                    one for one in waiting.pop().iterdir() if one.name != ".dsv" and not one.is_symlink()
+                ]
+            waiting += [one for one in found if one.is_dir()]
+            yield from (one for one in found if one.is_file())
 
     # --- commits
 

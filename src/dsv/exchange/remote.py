@@ -150,7 +150,7 @@ class Place:
     def list_folder(self, folder: str) -> list[dict[str, Any]]:
         """Return what is in a folder, as the server has it. Raise if it can't be listed: fsspec's `find` and `walk`
         would take that for an empty folder."""
-        with self.at_work("listed"):
+        with converting(f"{self.shown.rstrip('/')}{folder[len(self.root) :]}", "listed"), self.turn:
             self.fs.invalidate_cache(folder)
             found: list[dict[str, Any]] = self.fs.ls(folder or "/", detail=True)
         return [one for one in found if one["name"].rstrip("/") != folder]

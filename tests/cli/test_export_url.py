@@ -534,6 +534,17 @@ def test_names_that_a_server_has_changed_are_reported(
     assert done.code == 5 and "has changed the names of 1 file:" in done.err and "/d/what?" in done.err, done
 
 
+def test_a_name_with_the_signs_of_a_pattern_is_only_a_name(
+    dsv: Dsv, memory: Callable[[], dict[str, bytes]]
+) -> None:
+    files = {"[ab]/x*": b"1", "[ab]/xy": b"2", "a/xq": b"3", "a/x?": b"4"}
+    write_files(dsv.cwd, files)
+    dsv.ok("init", "named")
+    dsv.ok("sync")
+    dsv.ok("export", "named", "memory://lab/out")
+    assert {name.removeprefix("/lab/out/"): data for name, data in memory().items()} == files
+
+
 def test_what_is_beside_at_the_url_is_left_alone(things: Dsv, tmp_path: Path) -> None:
     write_files(tmp_path / "out", {"x": b"mine", "y": b"mine"})
     done = things.ok("export", "things", f"file://{tmp_path}/out", "--force")

@@ -512,10 +512,8 @@ class UrlExport:
                 file.close()
                 if self._is_store:
                     file.commit()
-                elif "file" in self.place.protocols:
-                    os.replace(draft, key)  # noqa: PTH105 (names, no paths)
                 else:
-                    self._fs.mv(draft, key)
+                    self.place.rename(draft, key)
             except BaseException:
                 with suppress(Exception):
                     file.discard() if self._is_store else file.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -146,6 +147,18 @@ class Place:
             return self.info(self.root)
         except NotFound:
             return None
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file. The `mv` of fsspec itself takes names for patterns, and copies too."""
+        from fsspec import AbstractFileSystem
+
+        if "file" in self.protocols:
+            os.replace(old, new)  # noqa: PTH105 (names, no paths)
+        elif type(self.fs).mv is AbstractFileSystem.mv:
+            self.fs.cp_file(old, new)
+            self.fs.rm_file(old)
+        else:
+            self.fs.mv(old, new)
 
     def list_folder(self, folder: str) -> list[dict[str, Any]]:
         """Return what is in a folder, as the server has it. Raise if it can't be listed: fsspec's `find` and `walk`

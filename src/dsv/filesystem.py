@@ -13,21 +13,30 @@ import asyncio
 import errno
 import io
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from functools import partial
 from glob import has_magic
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from fsspec.asyn import AsyncFileSystem, get_loop
+from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.compression import compr
+from fsspec.core import get_compression
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractFileSystem
 from fsspec.transaction import Transaction
 from fsspec.utils import stringify_path
 
 import dsv
+from dsv.api.edits import MoveAll, Put, Remove
 from dsv.api.program import IsFolder
 from dsv.errors import Conflict, Denied, IntegrityError, NotFound, UsageError
 from dsv.values.names import MAIN, Target
@@ -35,7 +44,8 @@ from dsv.values.names import MAIN, Target
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from dsv.api.program import Commit, Edits, Info, Store
+    from dsv.api.edits import Edit
+    from dsv.api.program import Commit, Info, Store
 
 _SCHEME = "dsv://"
 _BUFFER = 1 << 17
@@ -45,62 +55,90 @@ Row = dict[str, Any]
 """A path in fsspec's form: name, size, type; for a file also `checksum` and `ETag`, both its content's id."""
 
 
-class _Batch:
-    """Changes to one branch that become one commit. Until then, written data is in temporary files."""
-
-    def __init__(self, fs: DsvFileSystem) -> None:
-        self._fs = fs
-        self.key: _Key | None = None
-        self._changes: list[Callable[[Edits], None]] = []
-        self._files: list[str] = []
-
-    def add(self, key: _Key, change: Callable[[Edits], None]) -> None:
-        if self.key not in (None, key):
-            raise Conflict(
-                f"this transaction writes to {self.key and self.key[1]}, and so not to {key[1]}",
-                subject=key[1],
-                hint="one transaction is one commit of one branch",
-            )
-        self.key = key
-        self._changes.append(change)
-
-    def put(self, key: _Key, path: str, file: str, replace: bool) -> None:
-        """Put a temporary file. The batch owns it and removes it at the end."""
-        self._files.append(file)
-        self.add(key, lambda edits: edits._put_exactly(path, Path(file), replace))
-
-    def end(self, publish: bool) -> None:
-        try:
-            if publish and self.key is not None:
-                self._fs._publish(self.key, self._changes)
-        finally:
-            for file in self._files:
-                _remove(file)
-
-
 class _Transaction(Transaction):  # type: ignore[misc]
-    """Publishes everything written in it as one commit at its end, with `message`."""
+    """Changes to one branch that become one commit at its end, with `message`, or join the transaction around it.
+
+    Only the thread or the task that began it is in it, and those that run in a copy of its context. Until the
+    end, written data is in temporary files.
+    """
 
     def __init__(self, fs: DsvFileSystem, **options: Any) -> None:
         super().__init__(fs, **options)
-        self.fs: DsvFileSystem | None = fs
-        self.batch = _Batch(fs)
         self.message: str | None = None
+        self.published = False
+        self._ended = False
+        self._outer: _Transaction | None = None
+        self._key: _Key | None = None
+        self._changes: list[Edit] = []
+        self._temporary: list[str] = []
+        self._lock = threading.Lock()
+
+    @property
+    def any_change(self) -> bool:
+        return bool(self._changes) or (self._outer is not None and self._outer.any_change)
+
+    def add(self, key: _Key, changes: Sequence[Edit], temporary: Sequence[str] = ()) -> None:
+        """Add changes, and their temporary files, which this owns and removes at its end."""
+        with self._lock:
+            self._temporary += temporary
+            if self._ended or self._key not in (None, key):
+                what = "has ended" if self._ended else f"writes to {self._key and self._key[1]}"
+                raise Conflict(
+                    f"this transaction {what}, and so not to {key[1]}",
+                    subject=key[1],
+                    hint="one transaction is one commit of one branch",
+                )
+            self._key = key
+            self._changes += changes
+
+    def __enter__(self) -> _Transaction:
+        self.start()
+        return self.fs._running() or self
+
+    def start(self) -> None:
+        """Begin; if it runs already, as `fs.transaction` does within a transaction, begin another within it."""
+        begun = type(self)(self.fs) if self in _RUNNING.get() else self
+        begun._outer = self.fs._running()
+        _RUNNING.set((*_RUNNING.get(), begun))
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        (self.fs._running() or self).complete(kind is None)
 
     def complete(self, commit: bool = True) -> None:
-        fs, files, ended = self.fs, list(self.files), False
-        assert fs is not None
+        files, kept = [*self.files], False
         try:
             for file in files:
                 file.commit() if commit else file.discard()
-            ended = True
+            with self._lock:
+                self._ended, first = True, not self._ended
+            if commit and first and self._key is not None:
+                if self._outer is not None:
+                    self._outer.message = self._outer.message or self.message
+                    self._outer.add(self._key, self._changes, self._temporary)
+                    kept = True
+                else:
+                    self.fs._publish(self._key, self._changes, self.message)
+            self.published = commit and first
         finally:
-            try:
-                self.batch.end(commit and ended)
-            finally:
-                fs._intrans, fs._transaction, self.fs = False, None, None
-                for file in files:
-                    file.discard()
+            self._ended = True
+            _RUNNING.set(tuple(one for one in _RUNNING.get() if one is not self))
+            for file in files:
+                file.discard()
+            for name in () if kept else self._temporary:
+                _remove(name)
+
+
+_RUNNING: ContextVar[tuple[_Transaction, ...]] = ContextVar("dsv_transactions", default=())
+"""The transactions of all file systems that run here, the innermost last."""
+
+
+def _walk(self: Any, path: str, *arguments: Any, on_error: Any = "omit", **options: Any) -> Iterator[Any]:
+    """As in fsspec, but only what is missing is left out: any other error is raised."""
+    yield from AbstractFileSystem.walk(self, path, *arguments, on_error=_unless_missing(on_error), **options)
+
+
+class _Local(LocalFileSystem):  # type: ignore[misc]
+    walk = _walk
 
 
 class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
@@ -111,6 +149,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
     """
 
     protocol = "dsv"
+    walk = _walk
     mirror_sync_methods = False
     transaction_type = _Transaction
 
@@ -144,7 +183,6 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         self._create, self._allow_removals, self._message = create, allow_removals, message
         self._commits: dict[_Key, Commit] = {}
         self._branches: set[_Key] = set()
-        self._calls = threading.local()
         self._publishing = os.getpid(), threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -204,6 +242,25 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
                 top = path.removesuffix(below)
                 rows = [_row(commit, top.rstrip("/") + "/" + one.path, one) for one in commit.ls(below)]
         return rows if detail else [row["name"] for row in rows]
+
+    async def _walk(self, path: str, *arguments: Any, on_error: Any = "omit", **options: Any) -> Any:
+        async for row in super()._walk(path, *arguments, on_error=_unless_missing(on_error), **options):
+            yield row
+
+    def expand_path(
+        self, path: Any, recursive: bool = False, maxdepth: int | None = None, **options: Any
+    ) -> list[str]:
+        """As in fsspec, but a path that exists is no pattern."""
+        paths = self._strip_protocol([path] if isinstance(path, str | os.PathLike) else [*path])
+        exact = [one for one in paths if has_magic(one) and self.exists(one)]
+        found = {*exact}
+        for one in exact if recursive else ():
+            found.update(self.find(one, maxdepth, withdirs=True))
+        if not exact or len(exact) < len(paths):
+            others = [one for one in paths if one not in found]
+            with suppress(FileNotFoundError) if found else nullcontext():
+                found.update(super().expand_path(others, recursive, maxdepth, **options))
+        return sorted(found)
 
     def find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **_: Any
@@ -292,6 +349,19 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         middle = len(asked) // 2
         return [one for part in (asked[:middle], asked[middle:]) for one in self._ranges(top, part, True)]
 
+    def open(
+        self, path: str, mode: str = "rb", *arguments: Any, compression: Any = None, **options: Any
+    ) -> Any:
+        """As in fsspec. A file that is written is published when it is closed, but not if an error ends its
+        `with` block, or if it is forgotten."""
+        if "r" in mode:
+            return super().open(path, mode, *arguments, compression=compression, **options)
+        names = ("encoding", "errors", "newline")
+        text = {name: options.pop(name) for name in names if name in options and "b" not in mode}
+        options["packing"] = get_compression(self._strip_protocol(path), compression)
+        file = super().open(path, mode.replace("t", "").replace("b", "") + "b", *arguments, **options)
+        return file if "b" in mode else _Text(file, **text)
+
     def _open(
         self,
         path: str,
@@ -299,26 +369,26 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         block_size: int | None = None,
         autocommit: bool = True,
         cache_options: Any = None,
+        packing: str | None = None,
         **_: Any,
     ) -> Any:
         if mode == "rb":
             with _as_os_errors(path):
                 commit, below = self._at(path)
-                file: Any = commit.open(
-                    below, buffer_size=block_size if isinstance(block_size, int) else _BUFFER
-                )
+                held = block_size if isinstance(block_size, int) and block_size > 0 else _BUFFER
+                file: Any = commit.open(below, buffer_size=held)
                 file.fs, file.path, file.details = self, path, self.info(path)
                 file.size = file.details["size"]
             return file
         if mode not in ("wb", "xb"):
             raise NotImplementedError(f"a file of a dataset is read or written anew, not opened by {mode!r}")
-        if not self._intrans and self.isdir(path):
-            raise IsADirectoryError(errno.EISDIR, "it is a folder", path)
-        if mode == "xb" and self.exists(path):
-            raise FileExistsError(errno.EEXIST, "it already exists", path)
-        return _Written(
-            self, path, self._place(path), mode == "wb", None if autocommit else self.transaction.batch
-        )
+        within = self._running()
+        if within is None or not within.any_change:  # else the changes decide, at the end
+            if self.isdir(path):
+                raise IsADirectoryError(errno.EISDIR, "it is a folder", path)
+            if mode == "xb" and self.exists(path):
+                raise FileExistsError(errno.EEXIST, "it already exists", path)
+        return _Written(self, path, self._place(path), mode == "wb", within, packing)
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
         """Do nothing: a folder exists as long as a file is in it."""
@@ -326,26 +396,62 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """As `mkdir`."""
 
-    def mv(
-        self, path1: str, path2: str, recursive: bool = False, maxdepth: int | None = None, **_: Any
+    def put(
+        self,
+        lpath: Any,
+        rpath: Any,
+        recursive: bool = False,
+        callback: Any = DEFAULT_CALLBACK,
+        maxdepth: int | None = None,
+        **options: Any,
     ) -> None:
-        """As in fsspec. Within a branch, one path moves with its modes, links and empty folders."""
-        with self._batch() as batch:
-            plain = isinstance(path1, str) and isinstance(path2, str) and maxdepth is None
-            into = plain and self._parts(self._strip_protocol(path2))[2]  # not a dataset itself
-            if into and not has_magic(path1) and not path1.endswith("/"):
-                (key, old), (to, new) = (self._place(self._strip_protocol(one)) for one in (path1, path2))
-                if key == to and old == new:
-                    return
-                if key == to:
-                    if self.info(path1)["type"] == "directory" and not recursive:
-                        raise IsADirectoryError(errno.EISDIR, "a folder moves with recursive=True", path1)
-                    new += "/" if path2.endswith("/") else ""
-                    batch.add(key, lambda edits: edits.move(old, new, replace=True))
-                    return
-            super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth)
+        """As in fsspec, but a local folder that can't be listed is an error."""
+        if not isinstance(rpath, list):
+            _Local().expand_path(lpath, recursive, maxdepth)  # raises it
+        with _Transaction(self):
+            super().put(lpath, rpath, recursive, callback, maxdepth, **options)
+
+    def mv(
+        self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **_: Any
+    ) -> None:
+        """As in fsspec, within one branch. A whole folder moves with its modes, links and empty folders."""
+        pairs: list[tuple[str, str]] = []
+        plain = isinstance(path1, str) and isinstance(path2, str) and maxdepth is None
+        if plain and (not has_magic(path1) or self.exists(path1)):
+            into = not path1.endswith("/") and (path2.endswith("/") or self.isdir(path2))
+            pairs.append((path1, f"{path2.rstrip('/')}/{path1.rpartition('/')[2]}" if into else path2))
+        else:
+            asked = SimpleNamespace(isdir=self.isdir, expand_path=self.expand_path)
+            asked.cp_file = lambda *pair, **_: pairs.append(pair)
+            AbstractFileSystem.copy(asked, path1, path2, recursive, maxdepth, on_error="raise")
+            if not pairs:
+                raise IsADirectoryError(errno.EISDIR, "a folder moves with recursive=True", path1)
+        moved: dict[str, str] = {}
+        with _Transaction(self) as batch:
+            for old, new in sorted(
+                (self._strip_protocol(old), self._strip_protocol(new)) for old, new in pairs
+            ):
+                folder = self.info(old)["type"] == "directory"
+                if folder and not recursive:
+                    raise IsADirectoryError(errno.EISDIR, "a folder moves with recursive=True", old)
+                above = (old[:at] for at, sign in enumerate(old) if sign == "/")
+                if old == new or any(one in moved and moved[one] + old[len(one) :] == new for one in above):
+                    continue
+                if folder and not plain:
+                    continue
+                if new.startswith(f"{old}/"):
+                    raise OSError(errno.EINVAL, "a folder can't be moved into itself", old)
+                (key, source), (to, target) = self._place(old), self._place(new)
+                if key != to:
+                    raise Conflict(
+                        f"{old} can't be moved to another branch", subject=old, hint="copy it, then remove it"
+                    )
+                moved[old] = new
+                batch.add(key, [MoveAll([(source, target)], replace=True)])
 
     def rm_file(self, path: str) -> None:
+        """Remove a file. `path` is no pattern."""
+        self.info(path)
         self.rm(path)
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
@@ -353,7 +459,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         limited = recursive and maxdepth is not None
         paths = self.expand_path(path, recursive=limited, maxdepth=maxdepth)
         chosen = {self._strip_protocol(one): self.info(one)["type"] == "directory" for one in paths}
-        with self._batch() as batch:
+        with _Transaction(self) as batch:
             for one, is_folder in chosen.items():
                 if is_folder and not recursive:
                     raise IsADirectoryError(
@@ -364,42 +470,52 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
                     limited or not any(chosen.get(above) for above in parents)
                 ):
                     key, below = self._place(one)
-                    batch.add(key, lambda edits, below=below: edits.remove(below))  # type: ignore[misc]
+                    batch.add(key, [Remove(below, literal=True)])
 
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
         if self.isdir(path1):
             return
-        with self._batch(), self.open(path1) as source, self.open(path2, "wb") as copy:
+        with _Transaction(self), self.open(path1) as source, self.open(path2, "wb") as copy:
             while piece := source.read(1 << 22):
                 copy.write(piece)
 
-    @contextmanager
-    def _batch(self) -> Iterator[_Batch]:
-        """Yield the batch of the transaction or of the outer call, else a new one, published at the end."""
-        outer = self.transaction.batch if self._intrans else getattr(self._calls, "batch", None)
-        if outer is not None:
-            yield outer
-            return
-        batch = self._calls.batch = _Batch(self)
-        ended = False
-        try:
-            yield batch
-            ended = True
-        finally:
-            self._calls.batch = None
-            batch.end(ended)
+    @property
+    def transaction(self) -> _Transaction:
+        """The transaction that runs here, else a new one, to begin."""
+        return self._running() or _Transaction(self)
 
-    def _publish(self, key: _Key, changes: list[Callable[[Edits], None]]) -> None:
+    def start_transaction(self) -> _Transaction:
+        return _Transaction(self).__enter__()
+
+    def end_transaction(self) -> None:
+        """End the transaction that runs here."""
+        running = self._running()
+        if running is None:
+            raise Conflict("no transaction runs here", hint="the thread or task that began it ends it")
+        running.complete()
+
+    @property
+    def _intrans(self) -> bool:
+        return self._running() is not None
+
+    @_intrans.setter
+    def _intrans(self, _: bool) -> None:
+        """fsspec sets it."""
+
+    def _running(self) -> _Transaction | None:
+        """Return the innermost transaction that runs here; a failed one stays for what was begun in it."""
+        here = (one for one in reversed(_RUNNING.get()) if one.fs is self and not one.published)
+        return next(here, None)
+
+    def _publish(self, key: _Key, changes: list[Edit], message: str | None = None) -> None:
         if self._publishing[0] != os.getpid():  # forked: a thread of the parent may have held the lock
             self._publishing = os.getpid(), threading.Lock()
-        message = getattr(self._transaction, "message", None) or self._message
         edits = self._store(key[0]).edit(
-            key[1], message=message, create=self._create, allow_removals=self._allow_removals
+            key[1], message=message or self._message, create=self._create, allow_removals=self._allow_removals
         )
         with self._publishing[1], _as_os_errors(key[1]):
             with edits:
-                for change in changes:
-                    change(edits)
+                edits._edits += changes
             self._commits[key] = edits.commit
             self._branches.add(key)
 
@@ -440,28 +556,52 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
 
 class _Written(io.BufferedWriter):
-    """A file open for writing. Closing it adds it to a commit, unless its `with` block raised."""
+    """A file open for writing. Closing it adds it to a commit, unless an error ends its `with` block."""
 
     mode = "wb"
 
     def __init__(
-        self, fs: DsvFileSystem, path: str, place: tuple[_Key, str], replace: bool, batch: _Batch | None
+        self,
+        fs: DsvFileSystem,
+        path: str,
+        place: tuple[_Key, str],
+        replace: bool,
+        batch: _Transaction | None,
+        packing: str | None,
     ) -> None:
-        """place: see `_place`. batch: of the transaction."""
+        """place: see `_place`. batch: the transaction that it was opened in. packing: see fsspec.compression."""
         descriptor, self._temporary = tempfile.mkstemp(prefix="dsv-")
-        super().__init__(io.FileIO(descriptor, "wb"))
+        raw: io.RawIOBase = io.FileIO(descriptor, "wb")
+        super().__init__(raw if packing is None else _Packed(raw, packing))
         self.fs, self.path = fs, path
         self._place, self._replace, self._batch = place, replace, batch
+        self._handled = sys.exception()
 
     def close(self) -> None:
-        if not self.closed:
-            try:
-                super().close()
-            except OSError:  # no room for the buffered rest
-                _remove(self._temporary)
-                raise
-            with self.fs._batch() if self._batch is None else nullcontext(self._batch) as batch:
-                batch.put(*self._place, self._temporary, self._replace)
+        if self.closed:
+            return
+        if self._is_left_by_error():
+            self.discard()
+            return
+        try:
+            super().close()
+        except OSError:  # no room for the buffered rest
+            _remove(self._temporary)
+            raise
+        key, path = self._place
+        change = Put(path, Path(self._temporary), self._replace, exactly=True)
+        with _Transaction(self.fs) if self._batch is None else nullcontext(self._batch) as batch:
+            batch.add(key, [change], [self._temporary])
+
+    def _is_left_by_error(self) -> bool:
+        """Return whether an error is ending a `with` block of others, such as `fsspec.open`, pandas, `closing`,
+        which only call `close`."""
+        if sys.exception() in (None, self._handled):
+            return False
+        frame: Any = sys._getframe(2)
+        while frame is not None and frame.f_code.co_name != "__exit__":
+            frame = frame.f_back
+        return frame is not None
 
     def commit(self) -> None:
         """Close the file at the end of a transaction."""
@@ -481,6 +621,38 @@ class _Written(io.BufferedWriter):
             self.discard()
 
 
+class _Packed(io.RawIOBase):
+    """What is written goes to a file, compressed."""
+
+    def __init__(self, file: io.RawIOBase, kind: str) -> None:
+        self._file, self._packer = file, compr[kind](file, mode="w")
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        self._packer.write(data)
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            try:
+                self._packer.close()
+            finally:
+                self._file.close()
+                super().close()
+
+
+class _Text(io.TextIOWrapper):
+    """The same of text."""
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close() if kind is None else self.__del__()
+
+    def __del__(self) -> None:
+        self.buffer.discard()  # type: ignore[attr-defined]
+
+
 def _awaited(name: str) -> Callable[..., Any]:
     async def call(self: DsvFileSystem, *arguments: Any, **options: Any) -> Any:
         return await asyncio.to_thread(getattr(self, name), *arguments, **options)
@@ -490,13 +662,13 @@ def _awaited(name: str) -> Callable[..., Any]:
 
 def _batched(name: str) -> Callable[..., None]:
     def call(self: DsvFileSystem, *arguments: Any, **options: Any) -> None:
-        with self._batch():
+        with _Transaction(self):
             getattr(AsyncFileSystem, name)(self, *arguments, **options)
 
     return call
 
 
-for _call in ("copy", "put", "pipe"):  # one commit for all files of a call
+for _call in ("copy", "pipe"):  # one commit for all files of a call
     setattr(DsvFileSystem, _call, _batched(_call))
 _CALLS = """
     cat cat_file cat_ranges copy cp_file du exists expand_path find get get_file glob info isdir isfile ls makedirs
@@ -554,6 +726,16 @@ def _as_os_errors(path: str) -> Iterator[None]:
         raise IsADirectoryError(errno.EISDIR, error.message, path) from error
     except Denied as error:
         raise PermissionError(errno.EACCES, error.message, path) from error
+
+
+def _unless_missing(asked: Any) -> Any:
+    """Return the `on_error` of a walk that leaves out only what is missing, if fsspec would omit all errors."""
+
+    def raise_others(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise error
+
+    return raise_others if asked == "omit" else asked
 
 
 def _remove(file: str) -> None:

@@ -22,6 +22,7 @@ import pytest
 from blake3 import blake3
 
 import dsv
+from dsv.api.edits import Put
 from dsv.filesystem import DsvFileSystem
 from tests.api.pets_in_python import BIG, SMALL, close_all, environ_of, make_home, of
 
@@ -357,7 +358,7 @@ def test_what_moves_keeps_its_mode_and_links_and_empty_folders(
     (source / "link").symlink_to("run.sh")
     (source / "dangling").symlink_to("nowhere")
     fs = DsvFileSystem(create=True, allow_removals=True, **options)
-    fs._publish(("", "moved"), [lambda edits: edits.put("d", source)])
+    fs._publish(("", "moved"), [Put("d", source)])
     before = [(one.path, one.kind) for one in of(folder).open("moved").ls("d")]
     with pytest.raises(IsADirectoryError):
         fs.mv("moved/d", "moved/e")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, cast
 
 from dsv.api.connection import Connection
 from dsv.errors import Conflict, NotFound, UsageError
@@ -308,14 +308,12 @@ class Commit:
     def open(self, path: str, *, buffer_size: int = 1 << 17) -> io.BufferedReader:
         """Open a seekable file to read its bytes; symlinks within the commit are followed. Only needed chunks
         (about 1 MiB) are fetched, some MB ahead if sequential. Raises `NotFound`, and `UsageError` for a
-        folder.
+        folder. A pickle of the file has its commit, path and position.
         """
         from dsv.api.reading import FileReader
 
-        layout = self._layout(path)
-        return io.BufferedReader(
-            FileReader(path, layout.entry.size, partial(self._chunks, path)), buffer_size
-        )
+        size = self._layout(path).entry.size
+        return _File(FileReader(path, size, partial(self._chunks, path)), (self, path, buffer_size))
 
     def read_bytes(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         """Return a file's bytes `[start:stop]`; negative numbers count from the end. Raises like `open`."""
@@ -441,6 +439,24 @@ class Commit:
         return self._resolved.no_path(show(path), _text(path))
 
 
+class _File(io.BufferedReader):
+    """An open file of a commit."""
+
+    def __init__(self, raw: io.RawIOBase, opened_by: tuple[Commit, str, int]) -> None:
+        """opened_by: its commit, path and buffer size."""
+        super().__init__(raw, opened_by[2])
+        self._opened_by = opened_by
+
+    def __reduce_ex__(self, _: object) -> tuple[Any, ...]:
+        return _reopened, (*self._opened_by, self.tell()), self.__dict__
+
+
+def _reopened(commit: Commit, path: str, buffer_size: int, position: int) -> io.BufferedReader:
+    file = commit.open(path, buffer_size=buffer_size)
+    file.seek(position)
+    return file
+
+
 class Edits:
     """Changes of a dataset without its files. Each sees the results of those before it.
 
@@ -456,12 +472,6 @@ class Edits:
         self._edits: list[Edit] = []
         self._done: Edited | None = None
         self._ended = False
-
-    def _put_exactly(self, path: str, file: Path, replace: bool) -> None:
-        """Put a file at a path that is no folder. Without `replace`, the path may not exist."""
-        from dsv.api.edits import Put
-
-        self._edits.append(Put(path, file, replace, exactly=True))
 
     def put(self, path: str, content: bytes | os.PathLike[str] | BinaryIO, *, replace: bool = True) -> None:
         """Put bytes, a local file, an open file, or a local folder, which is merged into an existing one.

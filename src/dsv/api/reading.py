@@ -167,6 +167,8 @@ _FIRST, _MOST = 1 << 20, 32 << 20
 class FileReader(io.RawIOBase):
     """A file of a commit, read in ranges of whole chunks; keeps the last range. Not thread-safe."""
 
+    mode = "rb"
+
     def __init__(self, name: str, size: int, read: Callable[[int, int], tuple[int, bytes]]) -> None:
         """read: returns the chunks that have these bytes, and the offset of the first chunk."""
         self.name = name

@@ -9,13 +9,14 @@ import io
 import os
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, cast
 
 from dsv.api.connection import Connection
-from dsv.errors import Conflict, NotFound, UsageError
+from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.format.tree import Entry, Kind
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Rev, Target, clean_path
@@ -153,7 +154,12 @@ class Commit:
             self._found = found
 
     def __repr__(self) -> str:
-        return f"<dsv.Commit {self._target}>"
+        if "_found" not in self.__dict__:  # showing it asks no store
+            return f"<dsv.Commit {self._target}>"
+        with suppress(DsvError, OSError):
+            subject = self.message.partition("\n")[0]
+            return f"<dsv.Commit {self.dataset}@{self.id[:12]} {self.time:%Y-%m-%d %H:%M} UTC {subject!r}>"
+        return f"<dsv.Commit {self.dataset}@{self.id[:12]}>"
 
     def __eq__(self, other: object) -> bool:
         return self.id == other.id if isinstance(other, Commit) else NotImplemented

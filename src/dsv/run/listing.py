@@ -23,7 +23,7 @@ from dsv.run.record_store import SPOOLS, RunStore, Spool, SpooledPart, StoredRun
 from dsv.values.ids import StoreId
 from dsv.values.json import Json, json_or_text
 from dsv.values.names import DatasetName
-from dsv.values.units import rfc3339
+from dsv.values.units import format_duration, rfc3339
 
 _T = TypeVar("_T")
 
@@ -58,6 +58,12 @@ class RunView:
     """The reason why this dsv could not send its record; the next run sends it."""
     out: Path | None = None
     """The folder of its output, if this dsv has run it: the record hides secrets in the name."""
+
+    def __repr__(self) -> str:
+        run, took = self.record, self.took_seconds
+        after = "" if took is None else f" after {format_duration(took)}"
+        shown = "".join(f", {name}={value}" for name, value in list((run.metrics or {}).items())[:4])
+        return f"<run {run.run} of {run.target}: {run.state}{after}, begun {rfc3339(run.started_ms)}{shown}>"
 
     @property
     def exit_code(self) -> int:

@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import io
 import os
-import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from contextvars import ContextVar
 from functools import partial
 from glob import has_magic
 from pathlib import Path
@@ -28,17 +24,16 @@ from urllib.parse import quote, unquote
 
 from fsspec.asyn import AsyncFileSystem, get_loop
 from fsspec.callbacks import DEFAULT_CALLBACK
-from fsspec.compression import compr
 from fsspec.core import get_compression
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
-from fsspec.transaction import Transaction
 from fsspec.utils import stringify_path
 
 import dsv
-from dsv.api.edits import MoveAll, Put, Remove
+from dsv.api.edits import MoveAll, Remove
 from dsv.api.program import IsFolder
 from dsv.errors import Conflict, Denied, IntegrityError, NotFound, UsageError
+from dsv.filesystem.writing import Key, Text, Transaction, Written, running
 from dsv.values.names import MAIN, Target
 
 if TYPE_CHECKING:
@@ -49,87 +44,8 @@ if TYPE_CHECKING:
 
 _SCHEME = "dsv://"
 _BUFFER = 1 << 17
-_Key = tuple[str, str]
-"""A store as a path names it, empty for the store in effect; and DATASET@REV."""
 Row = dict[str, Any]
 """A path in fsspec's form: name, size, type; for a file also `checksum` and `ETag`, both its content's id."""
-
-
-class _Transaction(Transaction):  # type: ignore[misc]
-    """Changes to one branch that become one commit at its end, with `message`, or join the transaction around it.
-
-    Only the thread or the task that began it is in it, and those that run in a copy of its context. Until the
-    end, written data is in temporary files.
-    """
-
-    def __init__(self, fs: DsvFileSystem, **options: Any) -> None:
-        super().__init__(fs, **options)
-        self.message: str | None = None
-        self.published = False
-        self._ended = False
-        self._outer: _Transaction | None = None
-        self._key: _Key | None = None
-        self._changes: list[Edit] = []
-        self._temporary: list[str] = []
-        self._lock = threading.Lock()
-
-    @property
-    def any_change(self) -> bool:
-        return bool(self._changes) or (self._outer is not None and self._outer.any_change)
-
-    def add(self, key: _Key, changes: Sequence[Edit], temporary: Sequence[str] = ()) -> None:
-        """Add changes, and their temporary files, which this owns and removes at its end."""
-        with self._lock:
-            self._temporary += temporary
-            if self._ended or self._key not in (None, key):
-                what = "has ended" if self._ended else f"writes to {self._key and self._key[1]}"
-                raise Conflict(
-                    f"this transaction {what}, and so not to {key[1]}",
-                    subject=key[1],
-                    hint="one transaction is one commit of one branch",
-                )
-            self._key = key
-            self._changes += changes
-
-    def __enter__(self) -> _Transaction:
-        self.start()
-        return self.fs._running() or self
-
-    def start(self) -> None:
-        """Begin; if it runs already, as `fs.transaction` does within a transaction, begin another within it."""
-        begun = type(self)(self.fs) if self in _RUNNING.get() else self
-        begun._outer = self.fs._running()
-        _RUNNING.set((*_RUNNING.get(), begun))
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        (self.fs._running() or self).complete(kind is None)
-
-    def complete(self, commit: bool = True) -> None:
-        files, kept = [*self.files], False
-        try:
-            for file in files:
-                file.commit() if commit else file.discard()
-            with self._lock:
-                self._ended, first = True, not self._ended
-            if commit and first and self._key is not None:
-                if self._outer is not None:
-                    self._outer.message = self._outer.message or self.message
-                    self._outer.add(self._key, self._changes, self._temporary)
-                    kept = True
-                else:
-                    self.fs._publish(self._key, self._changes, self.message)
-            self.published = commit and first
-        finally:
-            self._ended = True
-            _RUNNING.set(tuple(one for one in _RUNNING.get() if one is not self))
-            for file in files:
-                file.discard()
-            for name in () if kept else self._temporary:
-                _remove(name)
-
-
-_RUNNING: ContextVar[tuple[_Transaction, ...]] = ContextVar("dsv_transactions", default=())
-"""The transactions of all file systems that run here, the innermost last."""
 
 
 def _walk(self: Any, path: str, *arguments: Any, on_error: Any = "omit", **options: Any) -> Iterator[Any]:
@@ -151,7 +67,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
     protocol = "dsv"
     walk = _walk
     mirror_sync_methods = False
-    transaction_type = _Transaction
+    transaction_type = Transaction
 
     def __init__(
         self,
@@ -181,8 +97,8 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         )
         self._stores = {"": self._open_store(store, names=names)}
         self._create, self._allow_removals, self._message = create, allow_removals, message
-        self._commits: dict[_Key, Commit] = {}
-        self._branches: set[_Key] = set()
+        self._commits: dict[Key, Commit] = {}
+        self._branches: set[Key] = set()
         self._publishing = os.getpid(), threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -360,7 +276,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         text = {name: options.pop(name) for name in names if name in options and "b" not in mode}
         options["packing"] = get_compression(self._strip_protocol(path), compression)
         file = super().open(path, mode.replace("t", "").replace("b", "") + "b", *arguments, **options)
-        return file if "b" in mode else _Text(file, **text)
+        return file if "b" in mode else Text(file, **text)
 
     def _open(
         self,
@@ -382,13 +298,13 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
             return file
         if mode not in ("wb", "xb"):
             raise NotImplementedError(f"a file of a dataset is read or written anew, not opened by {mode!r}")
-        within = self._running()
+        within = running(self)
         if within is None or not within.any_change:  # else the changes decide, at the end
             if self.isdir(path):
                 raise IsADirectoryError(errno.EISDIR, "it is a folder", path)
             if mode == "xb" and self.exists(path):
                 raise FileExistsError(errno.EEXIST, "it already exists", path)
-        return _Written(self, path, self._place(path), mode == "wb", within, packing)
+        return Written(self, path, self._place(path), mode == "wb", within, packing)
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
         """Do nothing: a folder exists as long as a file is in it."""
@@ -408,7 +324,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         """As in fsspec, but a local folder that can't be listed is an error."""
         if not isinstance(rpath, list):
             _Local().expand_path(lpath, recursive, maxdepth)  # raises it
-        with _Transaction(self):
+        with Transaction(self, of_one_call=True):
             super().put(lpath, rpath, recursive, callback, maxdepth, **options)
 
     def mv(
@@ -417,37 +333,38 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         """As in fsspec, within one branch. A whole folder moves with its modes, links and empty folders."""
         pairs: list[tuple[str, str]] = []
         plain = isinstance(path1, str) and isinstance(path2, str) and maxdepth is None
-        if plain and (not has_magic(path1) or self.exists(path1)):
+        if plain and self._strip_protocol(path1) == self._strip_protocol(path2):
+            pairs.append((path1, path1))
+        elif plain and (not has_magic(path1) or self.exists(path1)):
             into = not path1.endswith("/") and (path2.endswith("/") or self.isdir(path2))
             pairs.append((path1, f"{path2.rstrip('/')}/{path1.rpartition('/')[2]}" if into else path2))
         else:
+            plain = False
             asked = SimpleNamespace(isdir=self.isdir, expand_path=self.expand_path)
             asked.cp_file = lambda *pair, **_: pairs.append(pair)
             AbstractFileSystem.copy(asked, path1, path2, recursive, maxdepth, on_error="raise")
-            if not pairs:
+            if not recursive and any(map(self.isdir, self.expand_path(path1))):
                 raise IsADirectoryError(errno.EISDIR, "a folder moves with recursive=True", path1)
+        whole = maxdepth is None and not (isinstance(path1, list) and isinstance(path2, str))
         moved: dict[str, str] = {}
-        with _Transaction(self) as batch:
-            for old, new in sorted(
-                (self._strip_protocol(old), self._strip_protocol(new)) for old, new in pairs
-            ):
-                folder = self.info(old)["type"] == "directory"
-                if folder and not recursive:
-                    raise IsADirectoryError(errno.EISDIR, "a folder moves with recursive=True", old)
-                above = (old[:at] for at, sign in enumerate(old) if sign == "/")
-                if old == new or any(one in moved and moved[one] + old[len(one) :] == new for one in above):
-                    continue
-                if folder and not plain:
-                    continue
-                if new.startswith(f"{old}/"):
-                    raise OSError(errno.EINVAL, "a folder can't be moved into itself", old)
-                (key, source), (to, target) = self._place(old), self._place(new)
-                if key != to:
-                    raise Conflict(
-                        f"{old} can't be moved to another branch", subject=old, hint="copy it, then remove it"
-                    )
+        for old, new in sorted(tuple(map(self._strip_protocol, pair)) for pair in pairs):
+            folder = self.info(old)["type"] == "directory"
+            above = (old[:at] for at, sign in enumerate(old) if sign == "/")
+            if old == new or any(one in moved and moved[one] + old[len(one) :] == new for one in above):
+                continue
+            if folder and (plain or whole) and not recursive:
+                raise IsADirectoryError(errno.EISDIR, "a folder moves with recursive=True", old)
+            if new.startswith(f"{old}/"):
+                raise OSError(errno.EINVAL, "a folder can't be moved into itself", old)
+            if plain or not folder or (whole and self._parts(new)[2]):
                 moved[old] = new
-                batch.add(key, [MoveAll([(source, target)], replace=True)])
+        places = [(self._place(old), self._place(new)) for old, new in moved.items()]
+        keys = {place[0] for pair in places for place in pair}
+        if len(keys) > 1:
+            raise Conflict(f"{path1} can't be moved to another branch", hint="copy it, then remove it")
+        with Transaction(self, of_one_call=True) as batch:
+            for key in keys:
+                batch.add(key, [MoveAll([(old[1], new[1]) for old, new in places], replace=True)])
 
     def rm_file(self, path: str) -> None:
         """Remove a file. `path` is no pattern."""
@@ -459,7 +376,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         limited = recursive and maxdepth is not None
         paths = self.expand_path(path, recursive=limited, maxdepth=maxdepth)
         chosen = {self._strip_protocol(one): self.info(one)["type"] == "directory" for one in paths}
-        with _Transaction(self) as batch:
+        with Transaction(self, of_one_call=True) as batch:
             for one, is_folder in chosen.items():
                 if is_folder and not recursive:
                     raise IsADirectoryError(
@@ -471,43 +388,40 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
                 ):
                     key, below = self._place(one)
                     batch.add(key, [Remove(below, literal=True)])
+            if not batch.any_change:
+                raise OSError(errno.ENOTEMPTY, "maxdepth reaches no file", path)
 
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
         if self.isdir(path1):
             return
-        with _Transaction(self), self.open(path1) as source, self.open(path2, "wb") as copy:
+        with Transaction(self, of_one_call=True), self.open(path1) as source, self.open(path2, "wb") as copy:
             while piece := source.read(1 << 22):
                 copy.write(piece)
 
     @property
-    def transaction(self) -> _Transaction:
+    def transaction(self) -> Transaction:
         """The transaction that runs here, else a new one, to begin."""
-        return self._running() or _Transaction(self)
+        return running(self) or Transaction(self)
 
-    def start_transaction(self) -> _Transaction:
-        return _Transaction(self).__enter__()
+    def start_transaction(self) -> Transaction:
+        return Transaction(self).__enter__()
 
     def end_transaction(self) -> None:
         """End the transaction that runs here."""
-        running = self._running()
-        if running is None:
+        here = running(self)
+        if here is None:
             raise Conflict("no transaction runs here", hint="the thread or task that began it ends it")
-        running.complete()
+        here.complete()
 
     @property
     def _intrans(self) -> bool:
-        return self._running() is not None
+        return running(self) is not None
 
     @_intrans.setter
     def _intrans(self, _: bool) -> None:
         """fsspec sets it."""
 
-    def _running(self) -> _Transaction | None:
-        """Return the innermost transaction that runs here; a failed one stays for what was begun in it."""
-        here = (one for one in reversed(_RUNNING.get()) if one.fs is self and not one.published)
-        return next(here, None)
-
-    def _publish(self, key: _Key, changes: list[Edit], message: str | None = None) -> None:
+    def _publish(self, key: Key, changes: list[Edit], message: str | None = None) -> None:
         if self._publishing[0] != os.getpid():  # forked: a thread of the parent may have held the lock
             self._publishing = os.getpid(), threading.Lock()
         edits = self._store(key[0]).edit(
@@ -537,7 +451,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         key = store, _name(top)
         return self._commits.get(key) or self._commits.setdefault(key, self._store(store).open(key[1])), below
 
-    def _place(self, path: str) -> tuple[_Key, str]:
+    def _place(self, path: str) -> tuple[Key, str]:
         """Return the branch that a path is in, and the path in it. Raises `UsageError` for a tag or an id."""
         store, top, below = self._parts(path)
         key = store, _name(top)
@@ -555,104 +469,6 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         return key, below
 
 
-class _Written(io.BufferedWriter):
-    """A file open for writing. Closing it adds it to a commit, unless an error ends its `with` block."""
-
-    mode = "wb"
-
-    def __init__(
-        self,
-        fs: DsvFileSystem,
-        path: str,
-        place: tuple[_Key, str],
-        replace: bool,
-        batch: _Transaction | None,
-        packing: str | None,
-    ) -> None:
-        """place: see `_place`. batch: the transaction that it was opened in. packing: see fsspec.compression."""
-        descriptor, self._temporary = tempfile.mkstemp(prefix="dsv-")
-        raw: io.RawIOBase = io.FileIO(descriptor, "wb")
-        super().__init__(raw if packing is None else _Packed(raw, packing))
-        self.fs, self.path = fs, path
-        self._place, self._replace, self._batch = place, replace, batch
-        self._handled = sys.exception()
-
-    def close(self) -> None:
-        if self.closed:
-            return
-        if self._is_left_by_error():
-            self.discard()
-            return
-        try:
-            super().close()
-        except OSError:  # no room for the buffered rest
-            _remove(self._temporary)
-            raise
-        key, path = self._place
-        change = Put(path, Path(self._temporary), self._replace, exactly=True)
-        with _Transaction(self.fs) if self._batch is None else nullcontext(self._batch) as batch:
-            batch.add(key, [change], [self._temporary])
-
-    def _is_left_by_error(self) -> bool:
-        """Return whether an error is ending a `with` block of others, such as `fsspec.open`, pandas, `closing`,
-        which only call `close`."""
-        if sys.exception() in (None, self._handled):
-            return False
-        frame: Any = sys._getframe(2)
-        while frame is not None and frame.f_code.co_name != "__exit__":
-            frame = frame.f_back
-        return frame is not None
-
-    def commit(self) -> None:
-        """Close the file at the end of a transaction."""
-        self.close()
-
-    def discard(self) -> None:
-        """Close it without effect."""
-        if not self.closed:
-            self.raw.close()
-            _remove(self._temporary)
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self.close() if kind is None else self.discard()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_batch"):
-            self.discard()
-
-
-class _Packed(io.RawIOBase):
-    """What is written goes to a file, compressed."""
-
-    def __init__(self, file: io.RawIOBase, kind: str) -> None:
-        self._file, self._packer = file, compr[kind](file, mode="w")
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any, /) -> int:
-        self._packer.write(data)
-        return len(data)
-
-    def close(self) -> None:
-        if not self.closed:
-            try:
-                self._packer.close()
-            finally:
-                self._file.close()
-                super().close()
-
-
-class _Text(io.TextIOWrapper):
-    """The same of text."""
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self.close() if kind is None else self.__del__()
-
-    def __del__(self) -> None:
-        self.buffer.discard()  # type: ignore[attr-defined]
-
-
 def _awaited(name: str) -> Callable[..., Any]:
     async def call(self: DsvFileSystem, *arguments: Any, **options: Any) -> Any:
         return await asyncio.to_thread(getattr(self, name), *arguments, **options)
@@ -662,7 +478,7 @@ def _awaited(name: str) -> Callable[..., Any]:
 
 def _batched(name: str) -> Callable[..., None]:
     def call(self: DsvFileSystem, *arguments: Any, **options: Any) -> None:
-        with _Transaction(self):
+        with Transaction(self, of_one_call=True):
             getattr(AsyncFileSystem, name)(self, *arguments, **options)
 
     return call
@@ -736,8 +552,3 @@ def _unless_missing(asked: Any) -> Any:
             raise error
 
     return raise_others if asked == "omit" else asked
-
-
-def _remove(file: str) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(file)  # noqa: PTH108

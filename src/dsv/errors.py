@@ -51,6 +51,10 @@ class NotFound(DsvError):
     exit_code = 3
 
 
+class NoStore(NotFound):
+    """No store where one is looked for: nothing is known of what it might hold."""
+
+
 class Erased(NotFound):
     """Content that was permanently erased from its store."""
 

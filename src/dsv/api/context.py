@@ -23,7 +23,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from dsv.api.settings import BUILT_IN
-from dsv.errors import Conflict, Denied, DsvError, IntegrityError, NotFound, Unreachable, UsageError
+from dsv.errors import Conflict, Denied, DsvError, IntegrityError, NoStore, NotFound, Unreachable, UsageError
 from dsv.fs.files import read_small, replace_file
 from dsv.fs.folders import bound_folder, make_shared_folder
 from dsv.periodic import now_ms
@@ -98,7 +98,7 @@ class Context(msgspec.Struct, frozen=True):
 
         choice = self.settings.store(text)
         if choice.origin == BUILT_IN and not create and not Path(choice.url).exists():
-            raise NotFound(
+            raise NoStore(
                 "no store is set up for you yet",
                 subject=choice.url,
                 hint="dsv config store URL names your team's; dsv init in a folder of data makes one of your own",

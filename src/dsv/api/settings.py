@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from dsv.errors import NotFound, UsageError
+from dsv.errors import NoStore, UsageError
 from dsv.values.json import Json, is_text
 from dsv.values.names import HERE
 
@@ -250,7 +250,7 @@ class Settings(msgspec.Struct, frozen=True):
         # Not resolved: a symlink in the path is the user's name for the folder, and may be moved on purpose.
         return os.path.normpath(self.cwd / text)
 
-    def _no_such(self, table: str, part: str, setting: Setting) -> NotFound:
+    def _no_such(self, table: str, part: str, setting: Setting) -> NoStore:
         names = self.names(table)
         close = get_close_matches(setting.value, names, 1)
         what = table.removesuffix("s")
@@ -260,7 +260,7 @@ class Settings(msgspec.Struct, frozen=True):
             else f"dsv config {table}.{setting.value}.{part} {'URL' if part == 'url' else 'DIR'}, "
             f"or --{what} ./{setting.value} for a folder of that name"
         )
-        return NotFound(
+        return NoStore(
             f"no {what} named {setting.value} is configured (requested by {setting.origin})",
             subject=setting.value,
             hint=hint,

@@ -32,7 +32,7 @@ from fsspec.utils import stringify_path
 import dsv
 from dsv.api.edits import MoveAll, Remove
 from dsv.api.program import IsFolder
-from dsv.errors import Conflict, Denied, IntegrityError, NotFound, UsageError
+from dsv.errors import Conflict, Denied, Erased, IntegrityError, NoStore, NotFound, UsageError
 from dsv.filesystem.writing import Key, Text, Transaction, Written, running
 from dsv.values.names import MAIN, Target
 
@@ -149,11 +149,11 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         """Return the entries of a folder, or the one entry of a file."""
         path = self._strip_protocol(path)
         store, top, _below = self._parts(path)
-        if not top:
-            found = self._store(store).datasets()
-            rows = [_folder(f"{path}/{item.dataset.component}".lstrip("/")) for item in found]
-        else:
-            with _as_os_errors(path):
+        with _as_os_errors(path):
+            if not top:
+                found = self._store(store).datasets()
+                rows = [_folder(f"{path}/{item.dataset.component}".lstrip("/")) for item in found]
+            else:
                 commit, below = self._at(path)
                 top = path.removesuffix(below)
                 rows = [_row(commit, top.rstrip("/") + "/" + one.path, one) for one in commit.ls(below)]
@@ -259,7 +259,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         except Exception as error:
             if not errors_too:
                 raise
-            kinds = FileNotFoundError | IsADirectoryError | IntegrityError
+            kinds = FileNotFoundError | IsADirectoryError | IntegrityError | Erased
             if len(asked) == 1 or not isinstance(error, kinds):
                 return [error] * len(asked)
         middle = len(asked) // 2
@@ -299,7 +299,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         if mode not in ("wb", "xb"):
             raise NotImplementedError(f"a file of a dataset is read or written anew, not opened by {mode!r}")
         within = running(self)
-        if within is None or not within.any_change:  # else the changes decide, at the end
+        if within is None or not within.has_removals:  # else its end decides
             if self.isdir(path):
                 raise IsADirectoryError(errno.EISDIR, "it is a folder", path)
             if mode == "xb" and self.exists(path):
@@ -379,16 +379,12 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         with Transaction(self, of_one_call=True) as batch:
             for one, is_folder in chosen.items():
                 if is_folder and not recursive:
-                    raise IsADirectoryError(
-                        errno.EISDIR, "it is a folder, which goes with recursive=True", one
-                    )
-                parents = (one[:at] for at, sign in enumerate(one) if sign == "/")
-                if not (is_folder and limited) and (
-                    limited or not any(chosen.get(above) for above in parents)
-                ):
+                    raise IsADirectoryError(errno.EISDIR, "a folder is removed with recursive=True", one)
+                above = (one[:at] for at, sign in enumerate(one) if sign == "/")
+                if not (is_folder and limited) and (limited or not any(map(chosen.get, above))):
                     key, below = self._place(one)
                     batch.add(key, [Remove(below, literal=True)])
-            if not batch.any_change:
+            if not batch.has_removals:
                 raise OSError(errno.ENOTEMPTY, "maxdepth reaches no file", path)
 
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
@@ -536,6 +532,8 @@ def _as_os_errors(path: str) -> Iterator[None]:
     """Raise the OSErrors that callers expect of a file system; dsv's own error is the cause."""
     try:
         yield
+    except (NoStore, Erased):  # the path may be there
+        raise
     except NotFound as error:
         raise FileNotFoundError(errno.ENOENT, error.message, path) from error
     except IsFolder as error:

@@ -42,12 +42,13 @@ class Transaction(fsspec.transaction.Transaction):  # type: ignore[misc]
         self._outer: Transaction | None = None
         self._key: Key | None = None
         self._changes: list[Edit] = []
+        self._has_removals = False
         self._temporary: list[str] = []
         self._lock = threading.Lock()
 
     @property
-    def any_change(self) -> bool:
-        return bool(self._changes) or (self._outer is not None and self._outer.any_change)
+    def has_removals(self) -> bool:
+        return self._has_removals or (self._outer is not None and self._outer.has_removals)
 
     def add(self, key: Key, changes: Sequence[Edit], temporary: Sequence[str] = ()) -> None:
         """Add changes, and their temporary files, which this owns and removes at its end."""
@@ -63,6 +64,7 @@ class Transaction(fsspec.transaction.Transaction):  # type: ignore[misc]
                 )
             self._key = key
             self._changes += changes
+            self._has_removals |= any(not isinstance(one, Put) for one in changes)
 
     def __enter__(self) -> Transaction:
         self.start()

@@ -11,7 +11,17 @@ from typing import NoReturn
 import msgspec
 from msgspec.structs import replace
 
-from dsv.errors import UPGRADE, Conflict, Denied, DsvError, IntegrityError, NotFound, Unreachable, Unsupported
+from dsv.errors import (
+    UPGRADE,
+    Conflict,
+    Denied,
+    DsvError,
+    IntegrityError,
+    NoStore,
+    NotFound,
+    Unreachable,
+    Unsupported,
+)
 from dsv.format import keys
 from dsv.format.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
 from dsv.repo.errors import broken, record_or_none
@@ -193,14 +203,14 @@ def read_layout(store: Store) -> Format:
     places = store if isinstance(store, OpenStore) else None
     if layout.has(NAMES_ELSEWHERE):
         if places is None or layout.entries[-1].names is None:
-            raise NotFound(
+            raise NoStore(
                 f"{store.url} holds the data of a store whose names are elsewhere, and no place is configured for them",
                 subject=store.url,
                 hint="ask whoever made it where they are, then: dsv config stores.NAME.names LOCATION",
             )
         return _read_split(places, None, layout)
     if layout.has(DATA_ELSEWHERE):
-        raise NotFound(
+        raise NoStore(
             f"{store.url} holds the names of a store whose data is elsewhere",
             subject=store.url,
             hint=f"dsv config stores.NAME.url URL, then dsv config stores.NAME.names {store.url}",
@@ -217,9 +227,9 @@ def _whole_log(data: Store, entries: list[FormatEntry]) -> Format:
     return Format(tuple(entries))
 
 
-def _no_store(data: Store) -> NotFound:
+def _no_store(data: Store) -> NoStore:
     hint = "dsv config store shows where it is sought, if there is a typo; dsv init makes one there"
-    return NotFound(f"there is no dsv store at {data.url}", subject=data.url, hint=hint)
+    return NoStore(f"there is no dsv store at {data.url}", subject=data.url, hint=hint)
 
 
 def has_layout(store: Store) -> bool:
@@ -309,7 +319,7 @@ def _read_split(split: OpenStore, entries: list[FormatEntry] | None, data: Forma
         return data  # asking for a name reports it
     names_url = split.names.url
     if not entries:
-        raise NotFound(
+        raise NoStore(
             f"there are no names of {data_url} at {names_url}",
             subject=names_url,
             hint="dsv config stores.NAME.names LOCATION, with the place where they are; if they are lost: "

@@ -185,9 +185,15 @@ class FileReader(io.RawIOBase):
         return True
 
     def tell(self) -> int:
+        self._check_open()
         return self._at
 
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError(f"{self.name} is closed")
+
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._check_open()
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}.get(whence)
         if base is None:
             raise ValueError(f"{self.name} can't seek with whence {whence}")
@@ -197,8 +203,7 @@ class FileReader(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        if self.closed:
-            raise ValueError(f"{self.name} is closed")
+        self._check_open()
         into = memoryview(buffer).cast("B")
         count = min(len(into), self._size - self._at)
         if count <= 0:
@@ -214,8 +219,7 @@ class FileReader(io.RawIOBase):
         return len(piece)
 
     def readall(self) -> bytes:
-        if self.closed:
-            raise ValueError(f"{self.name} is closed")
+        self._check_open()
         at, self._at = self._at, max(self._at, self._size)
         if at >= self._size:
             return b""

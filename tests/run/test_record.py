@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.errors import IntegrityError, Unsupported, UsageError
+from dsv.run.listing import RunView
 from dsv.run.record import (
     MAX_RECORD,
     CodeState,
@@ -64,6 +65,16 @@ def test_a_record_comes_back_as_it_was(params: dict[str, object], command: list[
         and type(back.commit) is CommitId
         and type(back.data[1].dataset) is DatasetName
     )
+
+
+def test_a_run_is_shown_in_a_line() -> None:
+    record = replace(
+        RECORD, started_ms=1_795_937_696_000, ended_ms=1_795_937_881_000, metrics={"acc": 0.9, "x": ["y"]}
+    )
+    shown = "<run 20261120-132145-1f2e3d4c of team/scans@v1: {}, begun 2026-11-29T07:34:56Z, acc=0.9>"
+    assert repr(RunView(record, True)) == shown.format("exit 0 after 3m 5s")
+    under_way = replace(record, state=RunState.RUNNING, ended_ms=None, exit_code=None)
+    assert repr(RunView(under_way, True)) == shown.format("running")
 
 
 def test_a_record_keeps_its_commits_alive() -> None:

@@ -61,9 +61,12 @@ class RunView:
 
     def __repr__(self) -> str:
         run, took = self.record, self.took_seconds
-        after = "" if took is None else f" after {format_duration(took)}"
-        shown = "".join(f", {name}={value}" for name, value in list((run.metrics or {}).items())[:4])
-        return f"<run {run.run} of {run.target}: {run.state}{after}, begun {rfc3339(run.started_ms)}{shown}>"
+        how = run.state if took is None else f"exit {run.exit_code} after {format_duration(took)}"
+        numbers = [
+            (name, value) for name, value in (run.metrics or {}).items() if isinstance(value, int | float)
+        ]
+        shown = "".join(f", {name}={value}" for name, value in numbers[:4])
+        return f"<run {run.run} of {run.target}: {how}, begun {rfc3339(run.started_ms)}{shown}>"
 
     @property
     def exit_code(self) -> int:

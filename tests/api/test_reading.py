@@ -298,6 +298,47 @@ def test_edits_are_published_together_or_not_at_all(folder: Path, tmp_path: Path
     assert edits.commit.glob("*") == ["b"]
 
 
+def test_edits_outside_of_their_block_are_refused(folder: Path) -> None:
+    store = of(folder)
+    with store.edit("blocks", create=True) as edits:
+        edits.put("a", b"a")
+    with pytest.raises(dsv.Conflict, match="are made in its `with` block"):
+        edits.put("b", b"b")
+    with pytest.raises(dsv.Conflict, match="are made in its `with` block"):
+        store.edit("blocks").remove("a")
+    with pytest.raises(dsv.Conflict, match="was begun"), edits:
+        pass
+    failed = store.edit("blocks")
+    with pytest.raises(dsv.NotFound), failed:
+        failed.remove("nothing")
+    with pytest.raises(dsv.Conflict, match="no commit of blocks"):
+        failed.commit  # noqa: B018 (and not the one before)
+    with pytest.raises(dsv.UsageError, match="is read once"), store.edit("blocks") as edits:
+        file = io.BytesIO(b"x")
+        edits.put("x", file)
+        edits.put("y", file)
+    for target in ("blocks:sub", ""):  # not at the top, without a word
+        with pytest.raises(dsv.UsageError, match=r"names a path|is empty"):
+            store.edit(target)
+        with pytest.raises(dsv.UsageError, match=r"names a path|is empty"):
+            store.open("blocks").diff(target)
+    assert store.open("blocks").glob("**") == ["a"] and len(store.open("blocks").log()) == 1
+
+
+def test_a_path_that_exists_is_no_pattern_of_samples(folder: Path) -> None:
+    pytest.importorskip("numpy")
+    with of(folder).edit("brackets", create=True) as edits:
+        for name in ("a[1].txt", "a1.txt", "data[1]/x", "data1/y", "b2"):
+            edits.put(name, name.encode())
+    for pattern, chosen in {
+        "a[1].txt": ["a[1].txt"], "data[1]": ["data[1]/x"], "b[2]": ["b2"], "a*": ["a1.txt", "a[1].txt"],
+    }.items():  # fmt: skip
+        samples = edits.commit.samples(pattern)
+        assert [samples[number] for number in range(len(samples))] == [
+            (name, name.encode()) for name in chosen
+        ]
+
+
 def test_a_branch_that_moves_changes_no_commit_that_was_read(folder: Path) -> None:
     store = of(folder)
     with store.edit("moving", create=True) as edits:

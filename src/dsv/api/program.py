@@ -94,15 +94,7 @@ class Store:
 
         The store is asked once, at the first read: later moves of a branch change nothing.
         """
-        parsed = Target.parse(target)
-        if parsed.path is not None or not target:
-            what = "names a path" if target else "is empty"
-            raise UsageError(
-                f"a commit is opened, and {target!r} {what}",
-                subject=target,
-                hint="DATASET@REV without a path",
-            )
-        return Commit(self._connection, parsed)
+        return Commit(self._connection, _target(target))
 
     def edit(
         self, target: str, *, message: str = "", create: bool = False, allow_removals: bool = False
@@ -111,7 +103,7 @@ class Store:
 
         create: make a missing dataset. allow_removals: allow removing more than half of its files.
         """
-        return Edits(self._connection, Target.parse(target), message, create, allow_removals)
+        return Edits(self._connection, _target(target), message, create, allow_removals)
 
     def datasets(self) -> list[DatasetItem]:
         """Return every dataset, by name, with the commit of its `main`."""
@@ -222,7 +214,7 @@ class Commit:
         """
         from dsv.api.diff import diff
 
-        after = other._pinned() if isinstance(other, Commit) else Target.parse(other)
+        after = other._pinned() if isinstance(other, Commit) else _target(other)
         after = after if after.dataset is not None else Target(self._resolved.dataset, after.rev)
         with diff(self._connection.reading, self._pinned(), after, [*map(_raw, paths)]) as compared:
             return [
@@ -476,8 +468,15 @@ class Edits:
         self._target = target
         self._message, self._create, self._allow_removals = message, create, allow_removals
         self._edits: list[Edit] = []
+        self._streams: set[int] = set()
         self._done: Edited | None = None
+        self._runs: bool | None = None
         self._ended = False
+
+    def _add(self, *edits: Edit) -> None:
+        if not self._runs:
+            raise Conflict(f"edits of {self._target} are made in its `with` block", subject=str(self._target))
+        self._edits += edits
 
     def put(self, path: str, content: bytes | os.PathLike[str] | BinaryIO, *, replace: bool = True) -> None:
         """Put bytes, a local file, an open file, or a local folder, which is merged into an existing one.
@@ -488,11 +487,14 @@ class Edits:
         from dsv.api.edits import Put
 
         if isinstance(content, bytes):
-            self._edits.append(Put(path, content, replace))
+            self._add(Put(path, content, replace))
         elif isinstance(content, os.PathLike):
-            self._edits.append(Put(path, Path(content), replace))
+            self._add(Put(path, Path(content), replace))
         elif hasattr(content, "readinto"):
-            self._edits.append(Put(path, content.readinto, replace))
+            if id(content) in self._streams:
+                raise UsageError("an open file is read once, and so put once", subject=path)
+            self._streams.add(id(content))
+            self._add(Put(path, content.readinto, replace))
         else:
             raise TypeError(
                 f"bytes, a Path or a file opened to read bytes can be put, not {type(content).__name__}"
@@ -502,13 +504,13 @@ class Edits:
         """Remove files, folders with all below them, and paths that match patterns."""
         from dsv.api.edits import Remove
 
-        self._edits.append(Remove(paths))
+        self._add(Remove(paths))
 
     def move(self, path: str, to: str, *, replace: bool = False) -> None:
         """Move a file or folder, or paths that match a pattern. replace: replace existing files."""
         from dsv.api.edits import Move
 
-        self._edits.append(Move(path, to, replace))
+        self._add(Move(path, to, replace))
 
     @property
     def commit(self) -> Commit:
@@ -523,17 +525,30 @@ class Edits:
         return Commit(self._connection, Target(found.dataset, Rev(str(found.commit))), found)
 
     def __enter__(self) -> Self:
+        if self._runs is not None:
+            raise Conflict(f"the block of these edits of {self._target} was begun", subject=str(self._target))
+        self._runs = True
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._ended = kind is None
-        if self._ended and self._edits:
+        self._runs = False
+        if kind is None and self._edits:
             from dsv.api.edits import EditRequest, edit
 
             request = EditRequest(
                 message=self._message, create=self._create, allow_removals=self._allow_removals
             )
             self._done = edit(self._connection.context, self._target, self._edits, request)
+        self._ended = kind is None
+
+
+def _target(text: str) -> Target:
+    parsed = Target.parse(text)
+    if parsed.path is not None or not text:
+        what = "names a path" if text else "is empty"
+        hint = "DATASET@REV without a path"
+        raise UsageError(f"a commit or a branch is needed, and {text!r} {what}", subject=text, hint=hint)
+    return parsed
 
 
 def _matching(tree: KeptTree, pattern: PathPattern, folder: bytes) -> Iterator[bytes]:

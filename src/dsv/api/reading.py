@@ -260,7 +260,7 @@ class CommitSource:
             chosen = [self.id, *sorted(patterns), "", *sorted(map(str, erasures.known))]
             name = blake3("\n".join(chosen).encode("utf-8", "surrogateescape")).hexdigest()
             folder = self._connection.reading.metadata_folder(opened.repository.id)
-            return open_index(folder, name, tree.segments, _accepting(patterns), erasures)
+            return open_index(folder, name, tree.segments, _accepting(patterns, tree), erasures)
 
     def read(self, rows: Sequence[tuple[Entry, Location | None]]) -> list[bytes]:
         """Read like `Source`. Errors also name the commit."""
@@ -308,14 +308,14 @@ def open_samples(
     return Samples(source, index, window, cache)
 
 
-def _accepting(patterns: Sequence[str]) -> Callable[[bytes], bool] | None:
-    """Return a test for the paths that are samples; None if all are."""
+def _accepting(patterns: Sequence[str], tree: TreeReader) -> Callable[[bytes], bool] | None:
+    """Return a test for the paths that are samples; None if all are. A path that exists is no pattern."""
     if not patterns:
         return None
     raw = [clean_path(one.encode("utf-8", "surrogateescape")) for one in patterns]
-    below = tuple(one + b"/" for one in raw if not is_pattern(one))
-    exactly = {one for one in raw if not is_pattern(one)}
-    matching = [PathPattern(one) for one in raw if is_pattern(one)]
+    exactly = {one for one in raw if not is_pattern(one) or tree.entry(one) or next(tree.below(one), None)}
+    below = tuple(one + b"/" for one in exactly)
+    matching = [PathPattern(one) for one in raw if one not in exactly]
     if b"" in exactly:
         return None
 

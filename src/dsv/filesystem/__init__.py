@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from fsspec.asyn import AsyncFileSystem, get_loop
-from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.core import get_compression
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
@@ -48,9 +47,16 @@ Row = dict[str, Any]
 """A path in fsspec's form: name, size, type; for a file also `checksum` and `ETag`, both its content's id."""
 
 
+def _omit_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def _walk(self: Any, path: str, *arguments: Any, on_error: Any = "omit", **options: Any) -> Iterator[Any]:
     """As in fsspec, but only what is missing is left out: any other error is raised."""
-    yield from AbstractFileSystem.walk(self, path, *arguments, on_error=_unless_missing(on_error), **options)
+    yield from AbstractFileSystem.walk(
+        self, path, *arguments, on_error=_omit_missing if on_error == "omit" else on_error, **options
+    )
 
 
 class _Local(LocalFileSystem):  # type: ignore[misc]
@@ -160,7 +166,9 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         return rows if detail else [row["name"] for row in rows]
 
     async def _walk(self, path: str, *arguments: Any, on_error: Any = "omit", **options: Any) -> Any:
-        async for row in super()._walk(path, *arguments, on_error=_unless_missing(on_error), **options):
+        async for row in super()._walk(
+            path, *arguments, on_error=_omit_missing if on_error == "omit" else on_error, **options
+        ):
             yield row
 
     def expand_path(
@@ -312,20 +320,12 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """As `mkdir`."""
 
-    def put(
-        self,
-        lpath: Any,
-        rpath: Any,
-        recursive: bool = False,
-        callback: Any = DEFAULT_CALLBACK,
-        maxdepth: int | None = None,
-        **options: Any,
-    ) -> None:
+    def put(self, lpath: Any, rpath: Any, recursive: bool = False, *arguments: Any, **options: Any) -> None:
         """As in fsspec, but a local folder that can't be listed is an error."""
         if not isinstance(rpath, list):
-            _Local().expand_path(lpath, recursive, maxdepth)  # raises it
+            _Local().expand_path(lpath, recursive, options.get("maxdepth"))
         with Transaction(self, of_one_call=True):
-            super().put(lpath, rpath, recursive, callback, maxdepth, **options)
+            super().put(lpath, rpath, recursive, *arguments, **options)
 
     def mv(
         self, path1: Any, path2: Any, recursive: bool = False, maxdepth: int | None = None, **_: Any
@@ -409,13 +409,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
             raise Conflict("no transaction runs here", hint="the thread or task that began it ends it")
         here.complete()
 
-    @property
-    def _intrans(self) -> bool:
-        return running(self) is not None
-
-    @_intrans.setter
-    def _intrans(self, _: bool) -> None:
-        """fsspec sets it."""
+    _intrans = property(lambda self: running(self) is not None, lambda self, _: None)  # fsspec sets it too
 
     def _publish(self, key: Key, changes: list[Edit], message: str | None = None) -> None:
         if self._publishing[0] != os.getpid():  # forked: a thread of the parent may have held the lock
@@ -425,7 +419,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         )
         with self._publishing[1], _as_os_errors(key[1]):
             with edits:
-                edits._edits += changes
+                edits._add(*changes)
             self._commits[key] = edits.commit
             self._branches.add(key)
 
@@ -540,13 +534,3 @@ def _as_os_errors(path: str) -> Iterator[None]:
         raise IsADirectoryError(errno.EISDIR, error.message, path) from error
     except Denied as error:
         raise PermissionError(errno.EACCES, error.message, path) from error
-
-
-def _unless_missing(asked: Any) -> Any:
-    """Return the `on_error` of a walk that leaves out only what is missing, if fsspec would omit all errors."""
-
-    def raise_others(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):
-            raise error
-
-    return raise_others if asked == "omit" else asked

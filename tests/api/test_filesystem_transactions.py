@@ -250,7 +250,18 @@ def test_a_file_that_is_closed_is_published_also_where_an_error_is_handled(
     except Left:
         file.write(b"failed")
         file.close()
-    assert files(home, top) == {"log": b"failed"}
+    binary, text, stack = fs.open(f"{top}/binary", "wb"), fs.open(f"{top}/text", "w"), contextlib.ExitStack()
+    stack.enter_context(fs.transaction)
+    within = fs.open(f"{top}/within", "wb")
+    try:
+        raise Left
+    except Left:
+        stack.close()
+        with binary, text:
+            binary.write(b"b")
+            text.write("t")
+    assert within.closed and text.closed
+    assert files(home, top) == {"log": b"failed", "binary": b"b", "text": b"t", "within": b""}
 
 
 @pytest.mark.parametrize("mode", ["wb", "w", "xb"])

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,21 +154,18 @@ class Written(io.BufferedWriter):
         self._handled = sys.exception()
 
     def close(self) -> None:
+        self.discard() if self._is_left_by_error() else self.commit()
+
+    def commit(self) -> None:
+        """Close it; also at the end of a transaction."""
         if self.closed:
-            return
-        if self._is_left_by_error():
-            self.discard()
             return
         key, path = self._place
         change = Put(path, Path(self._temporary), self._replace, exactly=True)
         try:
             super().close()  # there may be no room for the buffered rest
-            with (
-                Transaction(self.fs, of_one_call=True)
-                if self._batch is None
-                else nullcontext(self._batch) as batch
-            ):
-                batch.add(key, [change], [self._temporary])
+            with Transaction(self.fs, of_one_call=True) as call:
+                (self._batch or call).add(key, [change], [self._temporary])
         except BaseException:
             _remove(self._temporary)
             raise
@@ -183,10 +180,6 @@ class Written(io.BufferedWriter):
             frame = frame.f_back
         return frame is not None
 
-    def commit(self) -> None:
-        """Close the file at the end of a transaction."""
-        self.close()
-
     def discard(self) -> None:
         """Close it without effect."""
         if not self.closed:
@@ -196,7 +189,7 @@ class Written(io.BufferedWriter):
                 _remove(self._temporary)
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self.close() if kind is None else self.discard()
+        self.commit() if kind is None else self.discard()
 
     def __del__(self) -> None:
         if hasattr(self, "_batch"):
@@ -229,7 +222,10 @@ class Text(io.TextIOWrapper):
     """The same of text."""
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self.close() if kind is None else self.__del__()
+        if kind is None:
+            self.flush()
+            self.buffer.commit()  # type: ignore[attr-defined]
+        self.__del__()
 
     def __del__(self) -> None:
         with suppress(ValueError):  # it was detached

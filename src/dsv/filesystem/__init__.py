@@ -274,16 +274,17 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         return [one for part in (asked[:middle], asked[middle:]) for one in self._ranges(top, part, True)]
 
     def open(
-        self, path: str, mode: str = "rb", *arguments: Any, compression: Any = None, **options: Any
-    ) -> Any:
+        self, path: str, mode: str = "rb", block_size: Any = None, cache_options: Any = None,
+        compression: Any = None, **options: Any,
+    ) -> Any:  # fmt: skip
         """As in fsspec. A file that is written is published when it is closed, but not if an error ends its
         `with` block, or if it is forgotten."""
         if "r" in mode:
-            return super().open(path, mode, *arguments, compression=compression, **options)
+            return super().open(path, mode, block_size, cache_options, compression, **options)
         names = ("encoding", "errors", "newline")
         text = {name: options.pop(name) for name in names if name in options and "b" not in mode}
         options["packing"] = get_compression(self._strip_protocol(path), compression)
-        file = super().open(path, mode.replace("t", "").replace("b", "") + "b", *arguments, **options)
+        file = super().open(path, mode.replace("t", "").replace("b", "") + "b", **options)
         return file if "b" in mode else Text(file, **text)
 
     def _open(

@@ -32,6 +32,7 @@ REASONS = {
     "by a pattern or a list": "file:// moves one path. memory:// removes what it does not copy; dsv moves it, or "
     "refuses.",
     "a call that fails": "It publishes nothing; file:// and memory:// keep what they have written or removed by then.",
+    "two sources": "Two files with one new name in a call are refused; file:// and memory:// keep the last.",
     "to itself": "What moves to where it is stays, and a folder into itself is refused; memory:// removes both.",
 }
 
@@ -40,6 +41,8 @@ def reason(call: Call, results: list[Any]) -> str | None:
     """Return why dsv may differ from both. results: what the three returned."""
     if results[2] is Exception and Exception in results[:2]:
         return "a call that fails"
+    if results[2] is Exception and call.name in ("cp", "put") and isinstance(call.arguments[0], list):
+        return "two sources"
     if call.name in ("mv", "rm") and "maxdepth" in call.options:
         return "maxdepth"
     if call.name != "mv":

@@ -119,6 +119,23 @@ def test_a_pattern_moves_links_and_empty_folders_of_whole_folders(
     assert fs.ls(f"{top}/n/sub", detail=False) == [f"{top}/n/sub/dangling", f"{top}/n/sub/empty"]
 
 
+def test_two_sources_of_one_name_are_refused(fs: DsvFileSystem, top: str, tmp_path: Path) -> None:
+    for name in ("a/x", "b/x"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(name.encode())
+    with pytest.raises(dsv.Conflict, match="two files of one call"):
+        fs.put([str(tmp_path / "a/x"), str(tmp_path / "b/x")], f"{top}/n/")
+    with pytest.raises(dsv.Conflict, match="two files of one call"):
+        fs.cp([f"{top}/m/a", f"{top}/q/a"], f"{top}/n/")
+    with pytest.raises(dsv.Conflict, match="two files of one call"):
+        fs.pipe({f"{top}/n": b"1", f"dsv://{top}/n": b"2"})
+    assert files(fs, top) == TREE
+    with fs.transaction:  # one after the other
+        fs.pipe(f"{top}/n", b"1")
+        fs.pipe(f"{top}/n", b"2")
+    assert files(fs, top) == TREE | {"n": b"2"}
+
+
 def test_other_branches_get_no_moves(fs: DsvFileSystem, top: str) -> None:
     with pytest.raises(dsv.Conflict, match="to another branch"):
         fs.mv(f"{top}/m/a", f"{top}2/a")

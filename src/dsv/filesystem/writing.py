@@ -42,6 +42,7 @@ class Transaction(fsspec.transaction.Transaction):  # type: ignore[misc]
         self._outer: Transaction | None = None
         self._key: Key | None = None
         self._changes: list[Edit] = []
+        self._put: set[str | bytes] = set()
         self._has_removals = False
         self._temporary: list[str] = []
         self._lock = threading.Lock()
@@ -63,6 +64,10 @@ class Transaction(fsspec.transaction.Transaction):  # type: ignore[misc]
                     hint="one transaction is one commit of one branch",
                 )
             self._key = key
+            for path in [one.path for one in changes if isinstance(one, Put)] if self._of_one_call else ():
+                if path in self._put:
+                    raise Conflict(f"two files of one call would be written to {path!r}", subject=str(path))
+                self._put.add(path)
             self._changes += changes
             self._has_removals |= any(not isinstance(one, Put) for one in changes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,6 @@ from msgspec import structs
 
 from dsv.api.branches import tag
 from dsv.api.copy import Copied, CopyRequest, copy
-from dsv.api.settings import Settings, Source
-from dsv.api.verify import VerifyRequest, verify
 from dsv.errors import (
     Conflict,
     Denied,
@@ -28,20 +26,18 @@ from dsv.errors import (
     UsageError,
 )
 from dsv.format import keys
-from dsv.format.records import ExpiryAction, RefEntry, TagValue
-from dsv.repo.expiry import append, read_expiry
+from dsv.format.records import RefEntry, TagValue
 from dsv.repo.history import walk
 from dsv.repo.repository import Repository
-from dsv.repo.resolve import resolve
 from dsv.repo.session import Session
 from dsv.store import open as opening
 from dsv.store.base import Bytes, Put, Store
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId, Nonce
-from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName, Target
+from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target
 from tests.exhaustive import some
 from tests.kit.people import SCANS, Dataset, Kept, Person, read_commit
-from tests.kit.repositories import WRITER, condemn, create, packs
+from tests.kit.repositories import condemn, create, packs
 from tests.store.faulty import Crash, Fault, Faulty, Kind
 from tests.store.wrapper import ReadOnly, Watched, Wrapper
 
@@ -388,81 +384,6 @@ def test_what_gc_is_about_to_remove_there_is_sent_again(tmp_path: Path) -> None:
             assert read_commit(made.there, commit) == read_commit(made.here, commit)
 
 
-def expire_here(made: World, commits: list[CommitId], *actions: ExpiryAction) -> None:
-    repository = Repository.open(made.here, None)
-    for action in actions:
-        append(repository, WRITER, SCANS, action, lambda _: commits)
-
-
-def linear(made: World, count: int) -> list[CommitId]:
-    return [made.data.commit({f"f{n}": RNG.randbytes(2000), "same": b"same"}) for n in range(count)]
-
-
-def check_verified(made: World) -> None:
-    """An independent look at the other store finds every byte that its names need."""
-    context = structs.replace(
-        made.data.context,
-        settings=Settings([Source("test", {"store": THERE})], made.home, made.home, made.home),
-    )
-    found = verify(context, VerifyRequest(full=True))
-    assert found.is_whole and not found.unasked and found.packs_read, found
-
-
-def test_expired_commits_come_without_their_content(tmp_path: Path) -> None:
-    with world(tmp_path) as made:
-        commits = linear(made, 6)
-        expire_here(made, commits[1:3], ExpiryAction.EXPIRE, ExpiryAction.FREE)
-        expire_here(made, commits[3:4], ExpiryAction.EXPIRE)
-        [done] = made.copy().names
-        assert (done.commits, done.expired) == (3, 3)
-        there = Repository.open(made.there, None)
-        assert [one for one, _ in walk(there.objects, [commits[-1]])] == commits[::-1]
-        assert read_expiry(there.refs, SCANS).freed == set(commits[1:4])
-        for commit in (commits[0], *commits[4:]):
-            assert read_commit(made.there, commit) == read_commit(made.here, commit)
-        with pytest.raises(NotFound, match="expired"):
-            resolve(there.refs, there.objects, SCANS, Rev(str(commits[2])))
-        check_verified(made)
-        commits.append(made.data.commit({"new": b"1"}))
-        assert made.copy().names[0].commits == 1
-        check_verified(made)
-
-
-def test_a_limited_history_has_the_content_of_the_last_commits_and_of_tags(tmp_path: Path) -> None:
-    with world(tmp_path) as made:
-        commits = linear(made, 8)
-        side = made.data.commit({"side": b"x"}, "dev", commits[2])
-        tag(made.data.context, TagName.parse("v1"), made.data.target("main~5"))
-        planned = made.copy(tags=True, history=2, dry_run=True)
-        done = made.copy(tags=True, history=2)
-        assert [(one.name, one.commits, one.expired) for one in done.names] == [
-            ("main", 3, 5), ("dev", 1, 0), ("v1", 0, 0),
-        ]  # fmt: skip
-        assert planned.commits == done.commits == 4
-        there = Repository.open(made.there, None)
-        whole = [side, commits[7], commits[6], commits[2]]
-        for commit in whole:
-            assert read_commit(made.there, commit) == read_commit(made.here, commit)
-        assert read_expiry(there.refs, SCANS).freed == set(commits) - set(whole)
-        check_verified(made)
-        linear(made, 3)
-        assert [one.commits for one in made.copy(tags=True, history=2).names] == [2, 0]
-        check_verified(made)
-
-
-def test_an_expired_commit_gets_no_name_there(tmp_path: Path) -> None:
-    with world(tmp_path) as made:
-        commits = linear(made, 4)
-        made.copy(history=1)
-        tag(made.data.context, TagName.parse("old"), made.data.target("main~2"))
-        with pytest.raises(
-            Conflict, match=f"commit {str(commits[1])[:12]} of scans is expired in memory://"
-        ) as no:
-            made.copy(tags=True)
-        assert no.value.hint is not None and "can't be undone" in no.value.hint
-        assert Repository.open(made.there, None).refs.tag(SCANS, TagName.parse("old")) is None
-
-
 # --- ends in the middle
 
 
@@ -480,32 +401,6 @@ def small_history(made: World) -> None:
     )
     made.data.commit({"c": b"2"}, "dev", made.data.head())
     made.data.commit({"a": b"3"})
-
-
-def test_a_limited_copy_that_dies_at_any_call_is_continued(tmp_path: Path) -> None:
-    def prepare(folder: Path) -> World:
-        return stack.enter_context(world(folder))
-
-    with ExitStack() as stack:
-        made = prepare(tmp_path / "count")
-        linear(made, 4)
-        made.stores[THERE] = counting = Faulty(made.there)
-        made.copy(history=2)
-    for number in some(range(1, counting.calls + 1)):
-        with ExitStack() as stack:
-            made = prepare(tmp_path / str(number))
-            commits = linear(made, 4)
-            whole = made.there
-            made.stores[THERE] = Faulty(whole, {number: Fault(Kind.CRASH_AFTER)})
-            with suppress(Crash):
-                made.copy(history=2)
-            made.stores[THERE] = whole
-            if Repository.open(whole, None).refs.datasets():
-                check_verified(made)
-            made.copy(history=2)
-            for commit in commits[2:]:
-                assert read_commit(whole, commit) == read_commit(made.here, commit)
-            check_verified(made)
 
 
 @pytest.mark.parametrize("kind", [Kind.CRASH_BEFORE, Kind.CRASH_AFTER])

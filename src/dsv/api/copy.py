@@ -15,7 +15,7 @@ from dsv.api.context import Context, tracking
 from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageError
 from dsv.format import keys
 from dsv.format.records import ExpiryAction, RefEntry
-from dsv.repo.expiry import ExpiryLog, append, keep_named, read_expiry
+from dsv.repo.expiry import ExpiryLog, keep_named, read_expiry
 from dsv.repo.format_log import has_layout
 from dsv.repo.history import CommitsAhead, is_ancestor, lacking, walk
 from dsv.repo.merge_indexes import tidy
@@ -31,7 +31,8 @@ from dsv.repo.tree.read import TreeReader
 from dsv.store.base import NoAnswer, both, together
 from dsv.store.memory import MemoryStore
 from dsv.store.open import local_folder
-from dsv.upkeep.copy import CommitCopy, Plan, Receiver, TreeCopy
+from dsv.upkeep.copy import CommitCopy, Plan, Receiver, TreeCopy, expire_without_content, unnamed
+from dsv.upkeep.roots import read_names
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target
 from dsv.values.units import format_count
@@ -104,7 +105,7 @@ def copy(context: Context, target: Target, to: str, request: CopyRequest | None 
     ):
         _check_kinds(source, there)
         began = _requests(source, there)
-        failures: list[Conflict | IntegrityError] = []
+        failures: list[Conflict | IntegrityError | NotFound] = []
         erasures = source.objects.erasures.known.keys() - there.objects.erasures.known.keys()
         if erasures and not request.dry_run:
             from dsv.upkeep.erase import adopt  # imports numpy, which few copies need
@@ -114,10 +115,14 @@ def copy(context: Context, target: Target, to: str, request: CopyRequest | None 
         for dataset in _datasets(context, source, target, request):
             try:
                 copying.dataset(dataset, target.rev.text if target.rev is not None else None)
-            except (Conflict, IntegrityError) as error:
+            except (Conflict, IntegrityError, NotFound) as error:
                 if not request.every:
                     raise
-                failures.append(error)
+                main = source.refs.newest(dataset, MAIN)
+                if main is None or main.entry.deleted:  # since the datasets were listed
+                    context.progress.note(f"{dataset} was deleted or renamed meanwhile, and is not copied")
+                else:
+                    failures.append(error)
         if not request.dry_run and copying.moved:
             tidy(there, context.writer)
         done = copying.result(_requests(source, there) - began, len(erasures))
@@ -258,6 +263,10 @@ class _Copying:
         self._planned: set[CommitId] = set()
         self._kept: set[CommitId] = set()
         """With a limited history, the commits of the dataset whose content is copied."""
+        self._is_new = False
+        """The other store does not have the dataset."""
+        self._lacks_main = False
+        """The dataset is new there, and `main` is not copied: it gets an empty one with the first name."""
 
     @property
     def moved(self) -> bool:
@@ -288,8 +297,8 @@ class _Copying:
             known = both(lambda: None, partial(there.heads, dataset))[1]
         else:
             heads, known = both(partial(source.heads, dataset), partial(there.heads, dataset))
-            if not heads:
-                source.require(dataset)
+            if all(head.branch != MAIN for head in heads):
+                source.head(dataset, MAIN)  # raises: a deletion begins with `main`
             tags = self._new_tags(dataset) if self._request.tags else []
         if self._request.history is not None:
             self._kept = self._recent(dataset, heads, tags, self._request.history)
@@ -297,8 +306,8 @@ class _Copying:
         found = {head.branch: head for head in known}
         if not known and (heads or tags):
             there.check_new_dataset(dataset)
-        if MAIN not in found and all(head.branch != MAIN for head in heads):
-            self._first_move(dataset)
+        self._is_new = not known
+        self._lacks_main = MAIN not in found and all(head.branch != MAIN for head in heads)
         whole = [head.commit for head in known if head.commit is not None]
         for head in heads:
             self._branch(head, found.get(head.branch), whole)
@@ -412,6 +421,7 @@ class _Copying:
         done = partial(CopiedName, dataset, str(branch), "branch", commit=head.commit, before=before)
         if head.commit is None or head.commit == before:
             if head.commit is None and known is None:
+                self._make_main(dataset)
                 self._first_move(dataset, branch)
             self._names.append(done(state="up to date"))
             return
@@ -482,6 +492,10 @@ class _Copying:
         """
         objects, there, writer = self._source.objects, self._there, self._context.writer
         expired = self._expired(dataset, commits, named)
+        if not self._is_new and any(there.objects.stored_commit(one) is not None for one in expired):
+            names = (one.commit for one in read_names(there, dataset))
+            commits = unnamed(objects, there.objects, named, commits, names)
+            expired.intersection_update(commits)
         counts = len(commits) - len(expired), len(expired)
         if self._plan is not None:
             self._count(commits, expired, base)
@@ -496,14 +510,14 @@ class _Copying:
                     self._bytes += receiver.uploaded_bytes
                 if named not in commits:
                     check_whole(session, dataset, named)
-                # Mark those without content as expired before any name leads to them.
-                for action in (ExpiryAction.EXPIRE, ExpiryAction.FREE) if expired else ():
-                    append(there, writer, dataset, action, lambda _: expired, "not copied")
+                if expired:
+                    expire_without_content(objects, there, writer, (dataset, named), expired)
             except BaseException:
                 session.close()  # nothing is named, so gc need not wait
                 raise
             session.declare(named, after)
             with session.ending():
+                self._make_main(dataset)
                 write()
                 keep_named(there, writer, dataset, named, name)
         return counts
@@ -518,6 +532,10 @@ class _Copying:
             if commit not in self._planned and commit not in expired:
                 trees.copy(commit)
                 self._planned.add(commit)
+
+    def _make_main(self, dataset: DatasetName) -> None:
+        if self._lacks_main:
+            self._first_move(dataset)
 
     def _first_move(self, dataset: DatasetName, branch: BranchName = MAIN) -> None:
         if self._plan is None and self._there.refs.newest(dataset, branch) is None:

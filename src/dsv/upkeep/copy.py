@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -22,11 +23,11 @@ from dsv.errors import Conflict, IntegrityError, NotFound
 from dsv.format.codec import Codec, Compressor
 from dsv.format.locator import Location, Locator, ObjectKind, places_of
 from dsv.format.recipe import Recipe
-from dsv.format.records import Commit, RefEntry, Writer
+from dsv.format.records import Commit, ExpiryAction, RefEntry, Writer
 from dsv.format.tree import Entry, Node
 from dsv.repo.errors import NOT_OURS
-from dsv.repo.expiry import read_expiry
-from dsv.repo.history import KeptParents, walk
+from dsv.repo.expiry import ExpiryLog, append, read_expiry
+from dsv.repo.history import KeptParents, lacking, walk
 from dsv.repo.merge_indexes import tidy
 from dsv.repo.objects.erasures import NOWHERE, Erasures
 from dsv.repo.objects.objects import Located, Objects, checked
@@ -194,7 +195,7 @@ class TreeCopy:
                 chunks: Iterable[tuple[Id, Location | None]] = ((content, where),)
             else:
                 parts: list[Recipe] = []
-                chunks = self._chunks(next(read), parts)
+                chunks = self._chunks(next(read), parts, set())
                 recipes.append((content, parts))
             for one, place in chunks:
                 chunk = ChunkId(one)
@@ -208,13 +209,18 @@ class TreeCopy:
                         place = self._source.find(ObjectKind.CHUNK, chunk)
                     yield place, Piece(chunk, entry.path)
 
-    def _chunks(self, found: Located[Recipe], parts: list[Recipe]) -> Iterator[tuple[Id, Location | None]]:
+    def _chunks(
+        self, found: Located[Recipe], parts: list[Recipe], seen: set[Id]
+    ) -> Iterator[tuple[Id, Location | None]]:
+        """Yield the chunks of a recipe; those of a recipe that is listed often only once."""
         recipe = found.value
         for (child, length), place in zip(recipe.rows(), places_of(found.locator), strict=False):
-            if recipe.level:
+            if recipe.level and child not in seen:
+                seen.add(child)
                 said = recipe.level - 1, length
-                yield from self._chunks(Located(*self._source.recipe(RecipeId(child), place, said)), parts)
-            else:
+                below = Located(*self._source.recipe(RecipeId(child), place, said))
+                yield from self._chunks(below, parts, seen)
+            elif not recipe.level:
                 yield child, place
         parts.append(recipe)
 
@@ -340,6 +346,57 @@ class CommitCopy:
             _check_same(self._session.put_commit(commit, locator), commit_id)
             self._session.repository.objects.stored(commit_id, commit.encode())
         self._waiting.clear()
+
+
+class _Either:
+    """Reads commits of two stores."""
+
+    def __init__(self, first: Objects, second: Objects) -> None:
+        self._first, self._second = first, second
+
+    def commit(self, commit_id: CommitId) -> Commit:
+        return self._first.commit_or_none(commit_id) or self._second.commit(commit_id)
+
+
+def unnamed(
+    source: Objects, there: Objects, named: CommitId, commits: Iterable[CommitId], names: Iterable[CommitId]
+) -> list[CommitId]:
+    """Return those of a commit's ancestors to which none of these names of the other store leads. What a name
+    leads to is whole there, or expired by somebody: a copy takes no content away."""
+    found = set(lacking(_Either(source, there), named, set(names))[0])
+    return [one for one in commits if one in found]
+
+
+_NOT_COPIED = "not copied"
+"""The message of the expiry of commits that come without content."""
+
+
+def expire_without_content(
+    source: Objects,
+    there: Repository,
+    writer: Writer,
+    name: tuple[DatasetName, CommitId],
+    commits: set[CommitId],
+) -> None:
+    """Free ancestors of a commit that come without content, before any name leads to them.
+
+    One that got a name meanwhile stays: who writes a name reads the log after it, and this reads the names
+    after its entry in the log.
+    """
+    dataset, named = name
+
+    def mine(log: ExpiryLog) -> set[CommitId]:
+        return {one for one in commits & log.expired.keys() if log.states[one].entry.message == _NOT_COPIED}
+
+    def kept(log: ExpiryLog) -> set[CommitId]:
+        heads, tags = there.refs.names(dataset)
+        names = [*(one.commit for one in heads if one.commit), *(value.commit for _, value in tags)]
+        return mine(log).difference(unnamed(source, there.objects, named, commits, names))
+
+    write = partial(append, there, writer, dataset)
+    write(ExpiryAction.EXPIRE, lambda _: commits, _NOT_COPIED)
+    write(ExpiryAction.UNDO, kept, "a name leads to it")
+    write(ExpiryAction.FREE, mine, _NOT_COPIED)
 
 
 class Plan:

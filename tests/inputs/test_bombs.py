@@ -10,6 +10,7 @@ import resource
 import struct
 import subprocess
 import sys
+from array import array
 from functools import partial
 from pathlib import Path
 
@@ -21,17 +22,24 @@ from dsv.errors import IntegrityError
 from dsv.format import keys
 from dsv.format.codec import Codec
 from dsv.format.locator import Location, Locator, ObjectKind
+from dsv.format.recipe import Recipe
+from dsv.format.records import Commit, RefEntry, Writer
+from dsv.format.tree import Entry, Kind
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import FRAME_SLACK, OBJECT_LIMITS, Objects, is_possible
+from dsv.repo.repository import Repository
+from dsv.repo.session import Session
+from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore
-from dsv.values.ids import ChunkId, NodeId, SegmentId
-from dsv.values.names import MAIN
+from dsv.transfer.upload import Uploader
+from dsv.values.ids import ChunkId, FileId, Id, NodeId, RecipeId, SegmentId
+from dsv.values.names import MAIN, DatasetName
 from tests import exhaustive
 from tests.golden.building import name_of
 from tests.inputs.hostile import SET, Below, Maker, file, node_bytes, segment_bytes
 from tests.inputs.scene import Scene, refused
-from tests.kit.dsv import Dsv, Result
+from tests.kit.dsv import Dsv, Result, write_files
 
 MEMORY = 1 << 30
 """Bytes of address space: dsv takes half of it by itself, and what is tried here took four times as much."""
@@ -121,6 +129,47 @@ def test_nodes_that_list_segments_that_nobody_made(scene: Scene) -> None:
             "node",
             "is damaged",
         )
+
+
+def forge_large_file(store: Path) -> None:
+    """Dataset `bomb` with a file of 4 TB in 10 kB: recipes that list one below them 65,536 times."""
+    repository = Repository.open(DirectoryStore(store), None)
+    writer, dataset = Writer("mallory", "lab", "test"), DatasetName.parse("bomb")
+    with Session.open(repository, writer) as session:
+        with Uploader(session) as uploader:
+            below: Id = ChunkId.hash(b"z")
+            uploader.put_object(ObjectKind.CHUNK, below, b"z")
+            size = 1
+            for level, rows in ((0, 65536), (1, 65536), (2, 1000)):
+                recipe = Recipe(level, bytes(below) * rows, array("Q" if level else "I", [size] * rows))
+                below = RecipeId.hash(recipe.encode())
+                uploader.put_object(ObjectKind.RECIPE, below, recipe.encode())
+                size = recipe.size
+            entry = Entry(b"big", Kind.FILE, size, FileId.hash(b"nothing"), RecipeId(below))
+            data = segment_bytes([entry])
+            uploader.put_object(ObjectKind.SEGMENT, SegmentId.hash(data), data)
+            node = node_bytes(1, [Below(b"big", SegmentId.hash(data), 1, 1, size)])
+            uploader.put_object(ObjectKind.NODE, NodeId.hash(node), node)
+            uploader.finish()
+        commit = Commit(NodeId.hash(node), 1, (), "mallory", 0, "", 1, size, 1)
+        head = repository.refs.move(dataset, MAIN, None, RefEntry.of(writer, 0, None, "init"))
+        named = session.put_commit(repository.named(commit, dataset, MAIN), None)
+        session.publish(dataset, MAIN, head, RefEntry.of(writer, 0, named, "sync"))
+
+
+def test_recipes_that_list_one_below_them_often(scene: Scene) -> None:
+    """An erasure reads each recipe of the store once, a copy too, and neither counts 4 * 10^12 chunks."""
+    ann = scene.newcomer()
+    write_files(ann.cwd, {"secret": b"secret"})
+    ann.ok("init", "ds")
+    ann.ok("sync")
+    forge_large_file(scene.store)
+    done = little(ann, "erase", "ds:secret", "--reason", "asked", "--yes", "-q")
+    assert done.code == 0, done
+    done = little(ann, "copy", "bomb", "--to", str(scene.folder / "there"), "--create", "-q")
+    assert done.code == 0, done
+    done = little(ann, "show", "bomb:big", "--json")
+    assert done.code == 0 and str(65536 * 65536 * 1000) in done.out, done
 
 
 def test_totals_beyond_what_a_tree_can_have(scene: Scene) -> None:

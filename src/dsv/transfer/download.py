@@ -99,8 +99,9 @@ class _Rows:
     def size(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def parts(self, start: int, stop: int, at: int = 0) -> Iterator[Part]:
-        """Do what `Layout.parts` does; `at` is where this recipe's content begins in the file."""
+    def parts(self, start: int, stop: int, at: int = 0, seen: set[bytes] | None = None) -> Iterator[Part]:
+        """Do what `Layout.parts` does; `at` is where this recipe's content begins in the file. seen: recipes
+        to leave out, to which those opened are added."""
         row = bisect_right(self._ends, start - at)
         while row < len(self._ends):
             first = at + (self._ends[row - 1] if row else 0)
@@ -109,8 +110,10 @@ class _Rows:
             child, length = self._recipe.ids[32 * row : 32 * row + 32], at + self._ends[row] - first
             if self._recipe.level == 0:
                 yield Part(first, length, ChunkId(child), place_at(self._locator, row))
-            else:
-                yield from self._at(row, RecipeId(child), length).parts(start, stop, first)
+            elif seen is None or child not in seen:
+                if seen is not None:
+                    seen.add(child)
+                yield from self._at(row, RecipeId(child), length).parts(start, stop, first, seen)
             row += 1
 
     def _at(self, row: int, child: RecipeId, length: int) -> _Rows:
@@ -367,7 +370,7 @@ def donor_chunks(
     """Return where each chunk is in a file with this recipe: id -> (offset, length), for a `Donor`."""
     rows = _Rows(objects, recipe_id, where)
     found: dict[ChunkId, tuple[int, int]] = {}
-    for part in rows.parts(0, rows.size):
+    for part in rows.parts(0, rows.size, seen=set()):
         found.setdefault(part.chunk, (part.start, part.length))
     return found
 

@@ -247,14 +247,23 @@ class Eraser:
                 parts.update(self._below(*recipe, found.sizes[one]))
         return parts
 
-    def _below(self, recipe_id: RecipeId, where: Location | None, size: int) -> Iterator[tuple[Named, int]]:
-        yield (ObjectKind.RECIPE, Id(recipe_id)), size
-        recipe, locator = self._objects.recipe(recipe_id, where)
-        for (child, length), place in zip(recipe.rows(), places_of(locator), strict=False):
-            if recipe.level:
-                yield from self._below(RecipeId(child), place, length)
-            else:
-                yield (ObjectKind.CHUNK, Id(child)), length
+    def _below(self, recipe_id: RecipeId, where: Location | None, size: int) -> dict[Named, int]:
+        """Return a recipe and all below it, with the bytes of each. Each recipe is read once, however often
+        it is listed."""
+        parts: dict[Named, int] = {}
+        waiting: list[tuple[RecipeId, Location | None, int, int | None]] = [(recipe_id, where, size, None)]
+        while waiting:
+            one, where, size, level = waiting.pop()
+            if (ObjectKind.RECIPE, Id(one)) in parts:
+                continue
+            parts[ObjectKind.RECIPE, Id(one)] = size
+            recipe, locator = self._objects.recipe(one, where, None if level is None else (level, size))
+            for (child, length), place in zip(recipe.rows(), places_of(locator), strict=False):
+                if recipe.level:
+                    waiting.append((RecipeId(child), place, length, recipe.level - 1))
+                else:
+                    parts[ObjectKind.CHUNK, Id(child)] = length
+        return parts
 
     def _sharing(
         self, by_dataset: dict[str, list[CommitId]], files: set[FileId], parts: dict[Named, int]
@@ -295,7 +304,7 @@ class Eraser:
             return {chunk} & parts.keys()
         if entry.recipe_id not in looked:
             below = self._below(entry.recipe_id, where, entry.size)
-            looked[entry.recipe_id] = {named for named, _ in below} & parts.keys()
+            looked[entry.recipe_id] = below.keys() & parts.keys()
         return looked[entry.recipe_id]
 
     def carry_out(self, plan: Plan, writer: Writer, reason: str) -> list[ErasureId]:

@@ -45,10 +45,16 @@ def count_chunks(objects: Objects, entry: Entry, location: Location | None = Non
         return 0
     if entry.recipe_id is None:
         return 1 if entry.is_file and entry.size else 0
+    times = Counter[Id]({entry.recipe_id: 1})  # how often each recipe is listed
     level = _read(objects, [entry.recipe_id], location)
     while level[0].level:
-        level = _read(objects, [RecipeId(child) for recipe in level for child in recipe.children()])
-    return sum(map(len, level))
+        below = Counter[Id]()
+        for recipe, count in zip(level, times.values(), strict=True):
+            for child, number in Counter(recipe.children()).items():
+                below[child] += count * number
+        times = below
+        level = _read(objects, [RecipeId(one) for one in times])
+    return sum(len(recipe) * count for recipe, count in zip(level, times.values(), strict=True))
 
 
 def _shared(objects: Objects, old: list[Recipe], new: list[Recipe]) -> int:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.errors import IntegrityError
-from dsv.format.codec import Codec, Compressor, compress, unpack, unpack_frame
+from dsv.format.codec import Codec, Compressor, carried, carrying, compress, unpack, unpack_frame
 
 TEXT = b"a training set is a sequential read; " * 30_000
 NOISE = os.urandom(1 << 20)
@@ -25,6 +25,16 @@ def test_round_trip(data: bytes) -> None:
     assert unpack(codec, memoryview(stored), len(data)) == data
     if codec is Codec.ZSTD:
         assert len(stored) * 10 <= len(data) * 9
+
+
+@given(st.binary(max_size=3000), st.binary(min_size=1, max_size=3000))
+def test_a_frame_carries_other_data_and_unpacks_to_the_same(data: bytes, other: bytes) -> None:
+    frame = carrying(compress(data), other)
+    assert unpack_frame(frame, 0, len(data)) == data
+    assert carried(frame, len(other)) == other
+    assert carried(frame, len(other) - 1) is None  # more than the reader allows
+    assert carried(compress(data), len(other)) is None
+    assert carried(frame[:12], len(other)) is None and carried(b"", 1) is None
 
 
 def test_text_is_compressed_and_noise_is_not() -> None:

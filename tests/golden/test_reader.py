@@ -26,6 +26,7 @@ from tests.golden import make
 from tests.golden.building import StoreMaker, name_of
 from tests.golden.stores import named, refused, stored
 from tests.golden.test_golden import GOLDEN, files_of
+from tests.kit.people import Person, read_folder
 
 PACK = name_of("pack").pack
 
@@ -256,3 +257,16 @@ def test_an_index_that_claims_what_its_pack_lacks(tmp_path: Path) -> None:
 def test_no_index_at_all(tmp_path: Path) -> None:
     found = {key: data for key, data in GOLDEN.items() if not key.startswith("index/")}
     refused(tmp_path, found, "is in no index", "demo/letters")
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_commit_that_is_lost_or_damaged_is_read_from_its_locator(tmp_path: Path, gone: bool) -> None:
+    ann = Person.who_synced(tmp_path, {"a": b"1", "b": b"2"})
+    [path] = (tmp_path / "store" / "commits").iterdir()
+    data = path.read_bytes()
+    path.unlink()
+    if not gone:
+        path.write_bytes(data[:-1] + b"?")
+    out = tmp_path / "out"
+    reader.restore(tmp_path / "store", "scans", out)
+    assert read_folder(out) == ann.files()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -60,7 +61,8 @@ def resolve(
     if commit != found.commit:
         found = Resolved(dataset, commit)
     if found.branch is None and not expired_too:
-        check_not_expired(refs, refs.home(dataset), commit)
+        with suppress(IntegrityError):  # if `main` or the log is damaged, the commit can be read all the same
+            check_not_expired(refs, refs.home(dataset), commit)
     return found
 
 
@@ -76,8 +78,9 @@ def _named(refs: Refs, objects: Objects, dataset: DatasetName, rev: Rev) -> Reso
     if isinstance(meant, Head):
         return _branch_head(meant)
     if meant is not None:
-        if refs.home(dataset) != dataset:
-            refs.require(dataset)
+        with suppress(IntegrityError):
+            if refs.home(dataset) != dataset:
+                refs.require(dataset)
         return Resolved(dataset, meant.commit, tag=TagName.parse(text))
     gone = refs.newest(dataset, BranchName.parse(text))
     if gone is not None and gone.entry.deleted:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from dsv.errors import Conflict, DsvError, IntegrityError, Unreachable
 from dsv.format import keys
+from dsv.format.codec import carrying
 from dsv.format.index import Index, encode_filter
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.records import (
@@ -145,7 +146,7 @@ class Session:
         return put_index(self.repository, encoded)
 
     def put_commit(self, commit: Commit, locator: Locator | None) -> CommitId:
-        """Store the commit together with its locator, if known.
+        """Store the commit together with its locator, if known, which has a second copy of the commit.
 
         Packs and indexes must have what it refers to. Raises `IntegrityError` if the store lacks a parent.
         """
@@ -153,11 +154,12 @@ class Session:
         store, encoded = self.repository.store, commit.encode()
         commit_id = CommitId.hash(encoded)
         puts = [partial(store.put_if_absent, keys.commit_key(commit_id), encoded)]
-        if locator is not None:
-            puts.append(partial(store.put_if_absent, keys.locator_key(commit_id), locator.encode()))
+        frame = None if locator is None else carrying(locator.encode(), encoded)
+        if frame is not None:
+            puts.append(partial(store.put_if_absent, keys.locator_key(commit_id), frame))
         together(puts)
-        if locator is not None:
-            self.repository.objects.remember_commit(commit_id, encoded, locator.encode())
+        if frame is not None:
+            self.repository.objects.remember_commit(commit_id, encoded, frame)
         return commit_id
 
     def publish(

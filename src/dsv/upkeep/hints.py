@@ -10,6 +10,7 @@ import msgspec
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.format import index, keys
+from dsv.format.codec import carrying
 from dsv.format.index import FILTER_MAX, Index, encode_filter
 from dsv.format.locator import MAX_ROWS, Location, Locator, ObjectKind, largest
 from dsv.repo.objects import indexes
@@ -86,7 +87,9 @@ def _locator(repository: Repository, rows: IndexRows, commit_id: CommitId) -> Hi
     if found is not None and _fits(found, good):
         return None
     is_damaged = there is not None and (found is None or not _did_fit(rows, found, known))
-    right = Locator.of(places[0] for places in good).encode()
+    right = carrying(
+        Locator.of(places[0] for places in good).encode(), repository.objects.commit(commit_id).encode()
+    )
     return Hint("locator", str(commit_id), key, there is not None, is_damaged, right)
 
 

@@ -154,7 +154,7 @@ class Repair:
     def _commit(self, commit_id: CommitId) -> None:
         """Store a lost commit again, or replace its damaged bytes."""
         store, key = self._repository.store, keys.commit_key(commit_id)
-        commit = self._objects.local_commit(commit_id)
+        commit = self._objects.local_commit(commit_id) or self._objects.copied_commit(commit_id)
         for objects in self._stores:
             with suppress(*_READ):
                 commit = commit or objects.commit(commit_id)

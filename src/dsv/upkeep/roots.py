@@ -108,7 +108,7 @@ def read_names(
 ) -> list[Name]:
     """Return everything that names a commit, as for `read_roots`, the moves of a branch from the last one on.
     only: a dataset, whose names are returned, without sessions."""
-    found = list(_of_sessions(repository)) if only is None else []
+    found = list(names_of_sessions(repository)) if only is None else []
     found += names_of_refs(repository, only, known)
     found += names_of_runs(repository, only, known)
     return found
@@ -319,7 +319,7 @@ def readable_names(
             yield Name(of, commit_id, f"{what} {name}", holds=what == "tag")
 
 
-def _of_sessions(repository: Repository) -> Iterator[Name]:
+def names_of_sessions(repository: Repository) -> Iterator[Name]:
     """Yield what the verdicts of sessions that are not closed name."""
     listed = list(parsed(keys.parse_session_key, list_all(repository.store, keys.SESSIONS_PREFIX, 1)))
     known, closed = {one for one, _ in listed}, {one for one, part in listed if part == "closed"}

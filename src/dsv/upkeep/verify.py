@@ -33,9 +33,9 @@ from dsv.upkeep.ids import Heads, IdSet, Seen, is_in
 from dsv.upkeep.index_rows import IndexRows, are_external, row_sums
 from dsv.upkeep.packs import CheckedPack, Schedule, check_packs
 from dsv.upkeep.reach import Losses, Part, reach
-from dsv.upkeep.roots import Name, read_names, readable_names
+from dsv.upkeep.roots import Name, names_of_sessions, read_names, readable_names
 from dsv.values.ids import CommitId, Id, IndexId, Nonce, PackId
-from dsv.values.names import DatasetName
+from dsv.values.names import BranchName, DatasetName
 from dsv.values.progress import NoProgress, Progress
 
 _NOTE_SECONDS = 60.0
@@ -61,6 +61,19 @@ class Lost(msgspec.Struct, frozen=True):
     commits: tuple[CommitId, ...]
 
 
+class Unnamed(msgspec.Struct, frozen=True):
+    """A commit whose content is there, to which no name leads, and which would be the next one of its branch:
+    a sync was interrupted or refused before it moved the branch, or that move is lost."""
+
+    commit: CommitId
+    dataset: DatasetName
+    branch: BranchName
+    author: str
+    time_ms: int
+    newer: int
+    """Milliseconds after the branch's head, by the clocks of those who made them."""
+
+
 class Verification(msgspec.Struct):
     """The result. Nothing is lost if `lost` and `faults` are empty, for sure if `unasked` is empty too."""
 
@@ -70,6 +83,7 @@ class Verification(msgspec.Struct):
     packs: list[CheckedPack] = []
     """The damaged ones."""
     lost: list[Lost] = []
+    unnamed: list[Unnamed] = []
     lost_objects: int = 0
     at_risk: int = 0
     """Readable objects that are only in packs whose own tables are damaged."""
@@ -245,10 +259,32 @@ class Verifier:
             return freed_at_least(refs, home)
 
     def look_at_unnamed_commits(self) -> None:
-        """Find damaged commits that no name leads to: a garbage collection that reads them fails."""
+        """Look at commits that no name leads to: a garbage collection fails at damaged ones, and one that is
+        the next of its branch may be a lost version."""
         listed = parsed(keys.parse_commit_key, self.repository.store.list(keys.COMMIT_PREFIX))
-        for _ in ask_each(partial(self._commit, named=False), sorted(set(listed) - self._seen)):
-            pass
+        found = dict(ask_each(partial(self._commit, named=False), sorted(set(listed) - self._seen)))
+        following = [one for one, commit in found.items() if commit is not None and self._is_next(commit)]
+        at_work = {name.commit for name in names_of_sessions(self.repository)} if following else set()
+        for one in following:
+            commit = found[one]
+            assert commit is not None and commit.dataset is not None and commit.branch is not None
+            if one not in at_work and self.objects.indexes.find(ObjectKind.NODE, commit.root) is not None:
+                before = max((self.objects.commit(parent).time_ms for parent in commit.parents), default=0)
+                home = self.repository.refs.home(commit.dataset)
+                newer = commit.time_ms - (before or commit.time_ms)
+                self.result.unnamed.append(
+                    Unnamed(one, home, commit.branch, commit.author, commit.time_ms, newer)
+                )
+
+    def _is_next(self, commit: Commit) -> bool:
+        """Return whether a commit follows the head of its branch."""
+        refs = self.repository.refs
+        if commit.dataset is None or commit.branch is None:
+            return False
+        with suppress(IntegrityError):  # of the branch, which is reported
+            head = refs.head_or_none(refs.home(commit.dataset), commit.branch)
+            return head is not None and head.commit in (commit.parents or (None,))
+        return False
 
     def _commit(self, commit_id: CommitId, *, named: bool = True) -> Commit | None:
         """Return the store's commit if it is whole, else note the fault and return a local copy. Freed ones
@@ -263,12 +299,15 @@ class Verifier:
         except IntegrityError as raised:
             error = raised
         text = f"commit {commit_id} is gone" if error is None else error.message
-        if not named:
+        copy = self.objects.copied_commit(commit_id)
+        if copy is not None:
+            text += "; its locator has a copy"
+        elif not named:
             text += f", and nothing names it: delete {keys.commit_key(commit_id)} if there is no copy of it"
         self.result.faults.append(
             Fault("commit", str(commit_id), text, "dsv verify --repair, on a machine that has a copy of it")
         )
-        return self.objects.local_commit(commit_id)
+        return copy or self.objects.local_commit(commit_id)
 
     # --- what commits refer to
 

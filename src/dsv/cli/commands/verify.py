@@ -13,7 +13,7 @@ from dsv.errors import IntegrityError, Unreachable, UsageError
 from dsv.upkeep.verify import Lost, Verification
 from dsv.values.names import Target
 from dsv.values.paths import show
-from dsv.values.units import format_bytes, format_count, parse_duration, rfc3339
+from dsv.values.units import format_bytes, format_count, format_duration, parse_duration, rfc3339
 
 _PATHS = 10
 """Paths of a commit that are shown."""
@@ -32,7 +32,7 @@ _COMMITS = 20
     """,
     result=(
         "whole commits packs packs_read bytes_read lost_objects at_risk repaired oldest_unverified "
-        "damaged_packs faults unasked items(path upto entries commits names)"
+        "damaged_packs faults unasked unnamed(commit dataset branch author time) items(path upto entries commits names)"
     ),
 )
 def verify(
@@ -130,7 +130,14 @@ def _show(call: Call, done: Verification) -> None:
         lines = [line for one in by_commit[commit] for line in _lines(one)]
         for line in first(lines, _PATHS):
             call.line(f"  {line}")
-    for left in (len(done.faults) - _COMMITS, len(by_commit) - _COMMITS):
+    for lost in done.unnamed[:_COMMITS]:
+        where, what = f"{lost.dataset}@{lost.branch}", f"{lost.dataset}@{str(lost.commit)[:12]}"
+        newer = f", {format_duration(lost.newer // 1000)} newer" if lost.newer >= 1000 else ""
+        call.line(
+            f"{what}: no name leads to this child of the head of {where}, by {lost.author}{newer}: a sync was "
+            f"interrupted or refused, or the move to it is lost; dsv branch {where} {what} --reset names it again"
+        )
+    for left in (len(done.unnamed) - _COMMITS, len(done.faults) - _COMMITS, len(by_commit) - _COMMITS):
         if left > 0:
             call.line(f"and {left:,} more; --json lists all")
     for pack in done.packs[:_COMMITS]:

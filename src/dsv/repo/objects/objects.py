@@ -217,22 +217,39 @@ class Objects:
 
     def commit(self, commit_id: CommitId) -> Commit:
         """Return a commit that is named somewhere. Raises `IntegrityError` if it is missing or damaged."""
-        try:
-            found = self.commit_or_none(commit_id)
-            if found is None:
-                raise missing_commit(commit_id, self.store.url)
-        except (IntegrityError, Unreachable) as error:
-            found = None if self.mirrors is None else self.mirrors.commit(commit_id, error)
-            if found is None:
-                raise
+        found = self.commit_or_none(commit_id)
+        if found is None:
+            raise missing_commit(commit_id, self.store.url)
         if self._answers is not None:
             self._answers.add_commit(commit_id, found)
         return found
 
     def commit_or_none(self, commit_id: CommitId) -> Commit | None:
-        """Return the commit of an id that may be invented; None if it does not exist."""
+        """Return the commit of an id that may be invented; None if it does not exist. What the store has lost
+        is taken from the copy in the commit's locator, or from a mirror."""
         found = self.local_commit(commit_id)
-        return found if found is not None else self.stored_commit(commit_id)
+        if found is not None:
+            return found
+        damage: IntegrityError | Unreachable | None = None
+        try:
+            found = self.stored_commit(commit_id) or self.copied_commit(commit_id)
+        except (IntegrityError, Unreachable) as error:
+            damage = error
+            found = self.copied_commit(commit_id) if isinstance(error, IntegrityError) else None
+        if found is None and self.mirrors is not None:
+            found = self.mirrors.commit(commit_id, damage or missing_commit(commit_id, self.store.url))
+        if found is None and damage is not None:
+            raise damage
+        return found
+
+    def copied_commit(self, commit_id: CommitId) -> Commit | None:
+        """Return a commit from the copy in its locator; None if there is none."""
+        with suppress(NotFound, IntegrityError):
+            data = codec.carried(bytes(self.store.get(keys.locator_key(commit_id), _LOCATOR_MAX)), RECORD_MAX)
+            if data is not None and CommitId.hash(data) == commit_id:
+                self._metadata.put("commit", str(commit_id), data)
+                return decoded(Commit.decode, data, "commit", commit_id)
+        return None
 
     def stored_commit(self, commit_id: CommitId) -> Commit | None:
         """Return the commit, if the store itself has it. A local copy does not count, because the store may

@@ -1,0 +1,175 @@
+"""Each object of a small store outside of its packs is lost or damaged in turn: no version is lost with it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from dsv.api.branches import BranchPath, reset_branch, tag
+from dsv.api.verify import VerifyRequest, verify
+from dsv.errors import DsvError
+from dsv.format import keys
+from dsv.format.codec import carried
+from dsv.format.records import ExpiryAction
+from dsv.repo.expiry import append
+from dsv.repo.repository import Repository
+from dsv.repo.resolve import resolve
+from dsv.repo.session import Session
+from dsv.store.memory import MemoryStore
+from dsv.upkeep.verify import Verification
+from dsv.values.names import MAIN, BranchName, Rev, TagName, Target
+from tests.kit.people import SCANS, Dataset, Files, Person, dataset, every_store_is, read_commit
+from tests.kit.repositories import WRITER
+
+DEV = BranchName.parse("dev")
+MISSING, FLIPPED, SHORT = "missing", "flipped", "short"
+
+
+class Lab:
+    """The store as it was, what its versions are, and people who have seen nothing of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.people = folder, 0
+        rng = random.Random(11)
+        with dataset(folder / "maker") as made:
+            self.commits = [
+                made.commit({f"f{n}": rng.randbytes(300), "large": rng.randbytes(2 << 20)}) for n in range(3)
+            ]
+            self.commits.append(made.commit({"side": b"side"}, "dev", self.commits[1], message="x" * 3000))
+            tag(made.context, TagName.parse("v1"), made.target("main~1"))
+            self.expired = made.commit({"dev": b"more"}, "dev")
+            self.commits.append(made.commit({"dev": b"again"}, "dev"))
+            append(made.repository(), WRITER, SCANS, ExpiryAction.EXPIRE, lambda _: [self.expired])
+            self.contents = {item.key: bytes(made.store.get(item.key)) for item in made.store.list("")}
+            self.files = {one: read_commit(made.store, one) for one in self.commits}
+
+    def store(self, key: str, how: str) -> MemoryStore:
+        store = MemoryStore()
+        for one, data in self.contents.items():
+            if one != key:
+                store.put_if_absent(one, data)
+            elif how != MISSING:
+                half = len(data) // 2
+                wrong = data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
+                store.put_if_absent(one, wrong if how == FLIPPED else data[:half])
+        return store
+
+    def newcomer(self, store: MemoryStore) -> Dataset:
+        self.people += 1
+        folder = self.folder / f"person-{self.people}"
+        folder.mkdir()
+        return Dataset(store, Person(folder, "/nowhere").context(folder))
+
+    def verify(self, store: MemoryStore, *, repair: bool = False, full: bool = False) -> Verification:
+        with every_store_is(store):
+            return verify(self.newcomer(store).context, VerifyRequest(repair=repair, full=full))
+
+    def read(self, store: MemoryStore, name: str) -> Files:
+        repository = Repository.open(store, None)
+        found = resolve(repository.refs, repository.objects, SCANS, Rev(name))
+        return read_commit(store, found.commit)
+
+    def lost(self, store: MemoryStore) -> list[str]:
+        """The versions that nobody can read by their ids, and the tag if it can't be read."""
+        found = []
+        for name, one in [*((str(one), one) for one in self.commits), ("v1", self.commits[1])]:
+            try:
+                if self.read(store, name) != self.files[one]:
+                    found.append(name)
+            except DsvError:
+                found.append(name)
+        return found
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    return Lab(tmp_path_factory.mktemp("losses"))
+
+
+APART = (keys.PACK_PREFIX, keys.FORMAT_PREFIX, keys.README_KEY)
+"""Packs are another matter, and without its format log a store is read from a mirror."""
+
+
+def of_key(lab: Lab, prefix: str) -> list[str]:
+    found = [key for key in sorted(lab.contents) if key.startswith(prefix) and not key.startswith(APART)]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("how", [MISSING, FLIPPED, SHORT])
+def test_no_version_is_lost_with_any_object_outside_of_packs(lab: Lab, how: str) -> None:
+    for key in of_key(lab, ""):
+        store = lab.store(key, how)
+        if keys.parse_tag_key(key) is not None:  # a tag's record exists once
+            assert lab.lost(store) == ["v1"]
+        elif lab.lost(store):
+            assert key.startswith(keys.INDEX_PREFIX), key  # all else is read without a repair
+            lab.verify(store, repair=True)
+            assert not lab.lost(store), key
+
+
+@pytest.mark.parametrize("how", [MISSING, FLIPPED, SHORT])
+def test_a_commit_whose_record_is_lost_is_read_by_every_name_and_repaired(lab: Lab, how: str) -> None:
+    for key in of_key(lab, keys.COMMIT_PREFIX):
+        store = lab.store(key, how)
+        for branch in (MAIN, DEV):
+            assert Repository.open(store, None).refs.head(SCANS, branch).commit in lab.commits
+        found = lab.verify(store)
+        [fault] = [fault for fault in found.faults if fault.what == "commit"]
+        assert "its locator has a copy" in fault.text
+        assert lab.verify(store, repair=True).repaired == 1
+        assert bytes(store.get(key)) == lab.contents[key]
+        assert lab.verify(store, full=True).is_whole
+
+
+def test_a_locator_is_made_again_with_its_copy_of_the_commit(lab: Lab) -> None:
+    for key in of_key(lab, keys.LOCATOR_PREFIX):
+        commit_id = keys.parse_locator_key(key)
+        assert commit_id is not None
+        for how in (MISSING, SHORT):
+            store = lab.store(key, how)
+            lab.verify(store, repair=True)
+            made = bytes(store.get(key))
+            assert made == lab.contents[key]
+            assert carried(made, 1 << 20) == lab.contents[keys.commit_key(commit_id)]
+
+
+@pytest.mark.parametrize("branch", [MAIN, DEV])
+def test_a_commit_of_a_lost_newest_move_is_listed_and_named_again(lab: Lab, branch: BranchName) -> None:
+    key = of_key(lab, keys.branch_prefix(SCANS, branch))[0]
+    store = lab.store(key, MISSING)
+    found = lab.verify(store)
+    newest = lab.commits[2] if branch == MAIN else lab.commits[-1]
+    [one] = found.unnamed
+    assert (one.commit, one.dataset, one.branch) == (newest, SCANS, branch) and found.is_whole
+    with every_store_is(store):
+        made = lab.newcomer(store)
+        target = Target.parse(f"scans@{str(newest)[:12]}")
+        reset_branch(made.context, BranchPath.parse(f"scans@{branch}"), target)
+        assert made.head(str(branch)) == newest
+    assert not lab.verify(store).unnamed
+
+
+def test_what_older_moves_name_lost_a_race_or_is_being_written_is_not_listed(lab: Lab) -> None:
+    store = lab.store("", MISSING)
+    with every_store_is(store):
+        made = lab.newcomer(store)
+        base = made.head()
+        made.commit({"a": b"1"})
+        reset_branch(made.context, BranchPath.parse("scans@main"), made.target(str(base)[:12]))
+        repository = made.repository()
+        commit = repository.objects.commit(base)
+        late = replace(commit, message="late", parents=(lab.commits[0],))  # as of who lost a race
+        with Session.open(repository, WRITER) as session:
+            session.put_commit(late, repository.objects.commit_locator(base))
+            session.close()
+        assert not lab.verify(store).unnamed
+        under_way = replace(commit, message="under way", parents=(base,))
+        with Session.open(repository, WRITER) as session:
+            session.declare(session.put_commit(under_way, repository.objects.commit_locator(base)))
+        assert not lab.verify(store).unnamed
+        session.close()
+        assert [one.commit for one in lab.verify(store).unnamed] == [under_way.id]

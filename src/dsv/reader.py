@@ -562,17 +562,13 @@ def read_commit(store: Store, commit_id: bytes) -> list[Any]:
 def copied_commit(store: Store, commit_id: bytes) -> bytes:
     """Return the copy of a commit in the empty blocks of its locator's frame, unchecked; b"" without one."""
     frame = store.get(f"locators/{commit_id.hex()}", OBJECT_MAX[NODE] << 6) or b""
-    packed = bytearray()
     try:
-        at = zstandard.frame_header_size(frame)
-        while frame[at : at + 3] == b"\x02\0\0":
-            packed += frame[at + 3 : at + 4]
-            at += 4
-        length = zstandard.frame_content_size(bytes(packed))
+        blocks = re.match(rb"(?:\x02\0\0.)*", frame[zstandard.frame_header_size(frame) :], re.DOTALL)
+        packed = blocks[0][3::4] if blocks else b""
+        length = zstandard.frame_content_size(packed)
     except zstandard.ZstdError:
         return b""
-    fits_record = 0 < length <= RECORD_MAX
-    return (unpacked(1, bytes(packed), len(packed), length) if fits_record else None) or b""
+    return unpacked(1, packed, len(packed), length) or b"" if 0 < length <= RECORD_MAX else b""
 
 
 # --- trees

@@ -59,7 +59,7 @@ def test_one_that_can_not_be_read_is_deleted_too(pets: Dsv) -> None:
 
 
 def test_runs_that_ended_long_ago_are_deleted(pets: Dsv) -> None:
-    assert "no run is so old" in pets.ok("runs", "--delete", "--older-than", "1y", "--yes").err
+    assert "no runs are that old" in pets.ok("runs", "--delete", "--older-than", "1y", "--yes").err
     done = pets.ok("runs", "--delete", "--older-than", "0s", "--dataset", "pets", "--yes", "--json").json
     assert len(done["deleted"]) == 2 and ids(pets) == []
 

@@ -45,6 +45,12 @@ def test_all_is_well(pets: Dsv) -> None:
     assert not [*store.glob("probe/*/**/*")]  # what it wrote is gone
 
 
+def test_a_name_that_was_renamed_is_no_dataset(pets: Dsv) -> None:
+    pets.ok("datasets", "--rename", "pets", "cats")
+    found = findings(pets.at(pets.home))
+    assert "1 dataset," in found["read"]["text"]
+
+
 def test_pools_are_asked_and_clusters_without_one_are_not(pets: Dsv) -> None:
     assert not {"engine slurm", "engine kubernetes"} & set(findings(pets))
     pets.ok("config", "pools.desk.engine", "process")

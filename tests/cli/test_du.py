@@ -91,6 +91,24 @@ def test_the_text_names_each_part(pets: Dsv) -> None:
     assert [line for line in pets.ok("du", "--unused").lines if line.startswith("pets")] == []
 
 
+def test_what_runs_have_left_is_no_version(pets: Dsv) -> None:
+    """Their code and output take space, and are commits that no history has."""
+    before = pets.ok("du", "--json").json["items"][0]
+    pets.ok(
+        "run",
+        "pets",
+        "--engine",
+        "process",
+        "--keep-output",
+        "--",
+        "sh",
+        "-c",
+        'echo much > "$DSV_OUT/model"',
+    )
+    after = pets.ok("du", "--json").json["items"][0]
+    assert after["commits"] == before["commits"] == 2 and after["stored"] > before["stored"]
+
+
 def test_what_a_killed_sync_left_is_unused(pets: Dsv) -> None:
     root = Path(pets.ok("du", "--json").json["url"])
     (root / "packs" / "ab").mkdir(exist_ok=True)

@@ -493,7 +493,7 @@ def test_names_that_are_made_anew_know_that_something_was_erased(dsv: Dsv) -> No
 
 
 def test_status_lists_what_is_left(pets: Dsv) -> None:
-    assert "nothing was ever erased" in pets.ok("erase", "--status").err
+    assert "nothing has been erased" in pets.ok("erase", "--status").err
     erase(pets)
     left = pets("erase", "--status")
     assert left.code == 1 and "1 pack with erased contents" in left.err
@@ -510,7 +510,7 @@ def test_status_looks_into_the_caches_of_this_machine(pets: Dsv) -> None:
     erase(pets)
     assert pets("gc", "--yes").code == 0
     left = empty("erase", "--status")
-    assert left.code == 1 and "not yet from 2 caches" in left.out
+    assert left.code == 1 and "still to be removed by 2 caches" in left.out
     assert (first / "p/secret").exists() and str(pets.home / "cache") in left.out
     user.ok("cache", "pets@main")
     (pets.home / "other").rename(pets.home / "away")

@@ -87,7 +87,7 @@ def test_what_expires_is_marked_and_comes_back(old: Dsv) -> None:
     )
     again = old.ok("expire", "pets", "--keep-last", "1")
     assert again.lines == [] and "0 commits expired" in again.err
-    assert old.ok("expire", "pets", "--undo", first[:10]).lines[0].split()[2] == first[:12]
+    assert old.ok("expire", "pets", "--undo", first[:10]).lines[0].split()[1] == first[:12]
     assert expired(old) == [3]
     old.ok("expire", "pets", "--undo")
     assert expired(old) == []
@@ -143,10 +143,10 @@ def test_what_gc_has_freed_does_not_come_back(old: Dsv) -> None:
     old.ok("expire", "pets", "--keep-last", "1")
     free(old, first)
     result = old("cat", f"pets@{first}:a.txt")
-    assert result.code == 3 and "gc has removed its content" in result.err
+    assert result.code == 3 and "gc has freed its content" in result.err
     result = old("expire", "pets", "--undo")
     assert result.code == 4 and "gc has removed the content of 1 commit of pets" in result.err
-    assert "1 other commit kept again" in result.err
+    assert "1 other commit restored" in result.err
     assert expired(old) == [0]
     assert old.ok("log", "pets", "--json").json["items"][-1]["expired"]["freed"] is True
     assert old.ok("log", "pets", "--stat").code == 0
@@ -161,7 +161,11 @@ def test_a_workspace_whose_base_was_freed_pulls_or_gets_a_hint(old: Dsv, tmp_pat
     write_files(tmp_path / "other", {"mine.txt": b"mine\n"})
     write_files(tmp_path / "third", {"mine.txt": b"mine\n"})
     old.ok("expire", "pets", "--keep-last", "1")
+    hint = other("cat", f"@{first}:a.txt").err  # nothing has gone yet
+    assert f"dsv expire pets --undo {first[:12]}" in hint and "dsv pull" in hint
     free(old, first)
+    hint = other("cat", f"@{first}:a.txt").err
+    assert "gc has freed its content" in hint and "dsv pull" in hint and "--undo" not in hint
     store = store_of(old)
     kept = Repository.open(store, None)
     _remove_packs_of(kept, CommitId.parse(first))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +116,7 @@ def test_it_frees_what_the_dry_run_said(old: Dsv) -> None:
     check(old)
     first = ids(old)[0]
     result = old("cat", f"pets@{first}:shared.bin")
-    assert result.code == 3 and "gc has removed its content" in result.err
+    assert result.code == 3 and "gc has freed its content" in result.err
     assert old("expire", "pets", "--undo").code == 4
     told = old.ok("gc", "--dry-run", *NOW, "--json").json
     assert_near(told, old.ok("gc", "--yes", *NOW, "--json").json)
@@ -175,6 +177,40 @@ def test_a_gc_that_was_interrupted_is_continued(old: Dsv, at: str) -> None:
     check(old)
 
 
+def test_what_has_its_grace_says_from_when_it_can_be_freed(old: Dsv) -> None:
+    day = rf"from {datetime.now() + timedelta(days=14):%Y-%m-}(\d\d) on"  # midnight may lie between
+    found = old.ok("gc", "--dry-run")
+    assert re.fullmatch(rf"2 expired commits can be freed {day} \(--grace\)", found.lines[0])
+    assert found.lines[1:] == ["nothing to free"]
+    assert re.search(rf"of expired commits can be freed {day}", old.ok("du").out)
+    assert old.ok("gc", "--dry-run", "--grace", "0").out == old.ok("gc", "--dry-run", *NOW).out
+    said = old.ok("expire", "pets", "--keep-last", "1").err
+    assert re.search(rf"until gc frees the content: {day}", said)
+
+
+def test_a_line_of_cron_prints_nothing_when_all_is_well(old: Dsv, tmp_path: Path) -> None:
+    old.ok("cache", "pets@main")
+    there = str(tmp_path / "there")
+    for line in (
+        ["verify", "--budget", "1s"],
+        ["verify", "--full"],
+        ["expire", "pets", "--keep-last", "1", "--older-than", "0"],
+        ["gc", "--yes", "--budget", "2h", *NOW],
+        ["copy", "--all", "--tags", "--to", there, "--create"],
+        ["copy", "--all", "--tags", "--to", there],
+        ["evict", "--all"],
+    ):
+        quiet = old.ok(*line, "--quiet")
+        assert quiet.out == quiet.err == "", line
+    assert old.ok("log", "pets", "--store", there).out
+
+
+def test_with_quiet_a_result_that_was_asked_for_is_still_printed(old: Dsv, tmp_path: Path) -> None:
+    assert old.ok("gc", "--dry-run", *NOW, "-q").out
+    assert old.ok("expire", "pets", "--keep-last", "1", "--dry-run", "-q").out
+    assert old.ok("copy", "--all", "--to", str(tmp_path / "there"), "--create", "--dry-run", "-q").out
+
+
 def test_without_a_terminal_it_takes_yes(old: Dsv) -> None:
     before = everything(old)
     result = old("gc", *NOW)
@@ -194,7 +230,7 @@ def test_at_a_terminal_it_shows_what_goes_and_asks(old: Dsv) -> None:
     assert result.code == 0 and "freed 2 expired commits of pets" in result.out
     check(old)
     again = typed(old, b"", "gc", *NOW)
-    assert again.code == 0 and "would free 0 B" in again.out, "nothing is asked if nothing goes"
+    assert again.code == 0 and "nothing to free" in again.out, "nothing is asked if nothing goes"
 
 
 def test_open_sessions_are_named_and_nothing_is_deleted(old: Dsv) -> None:

@@ -93,8 +93,28 @@ def test_a_repair_from_a_folder(pets: Dsv, store: Path, tmp_path: Path) -> None:
     assert pets("verify", "--full").code == 5
     done = pets.ok("verify", "--repair", "--from", str(tmp_path / "old"), "--json")
     assert done.json["whole"] and done.json["repaired"]
+    after = pets.ok("verify", "--full")
+    assert "no data is lost: there are intact copies of everything in 2 damaged or missing packs" in after.err
     assert pets("verify", "--from", str(tmp_path)).code == 2
     assert pets("verify", "--repair", "--from", str(tmp_path / "nothing")).code == 6
+
+
+def test_a_commit_that_no_name_leads_to_any_more_is_listed(pets: Dsv, store: Path) -> None:
+    write_files(pets.cwd, {"a.txt": b"gamma\n"})
+    pets.ok("sync")
+    newest = pets.ok("resolve", "pets").out.strip()
+    min((store / "refs/pets/branches/main").iterdir()).unlink()
+    bob = pets.at(pets.home, HOME=str(pets.home / "bob"), XDG_CACHE_HOME=str(pets.home / "bob"))
+    done = bob.ok("verify", "--store", str(store))
+    line = done.lines[0]
+    assert "the move to it is lost" in line and line.startswith(f"pets@{newest[:12]}: no name leads to")
+    found = bob.ok("verify", "--store", str(store), "--json").json
+    assert [one["commit"] for one in found["unnamed"]] == [newest] and found["whole"]
+    assert_documented("verify", found)
+    words = line.partition("dsv branch ")[2].split()[:3]
+    bob.ok("branch", *words, "--store", str(store))
+    assert bob.ok("resolve", "pets", "--store", str(store)).out.strip() == newest
+    assert not bob.ok("verify", "--store", str(store), "--json").json["unnamed"]
 
 
 def damage(path: Path) -> None:

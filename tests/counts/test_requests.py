@@ -71,8 +71,8 @@ WORKS = {
     "log": Most(11, 5, 0, SMALL),
     # Format 2, tag 4, head 3, both commits and their locators 4, a node each 2, the segments that one has alone 3.
     "diff": Most(18, 10, 0, 2 * SEGMENTS + SMALL),
-    # Format 2, head 3, names as for a log 5, and the same two commits.
-    "show": Most(19, 10, 0, 2 * SEGMENTS + SMALL),
+    # Format 2, head 3, names as for a log 5, and the same two commits, of which each locator has a copy.
+    "show": Most(19, 10, 0, 2 * SEGMENTS + SMALL + 1_200),
     # Format 2, head 3, names 5; of each of three commits itself, its locator, its node, and the folder's segment.
     # Two that look at one commit at the same time may both ask for its locator.
     "log of a folder": Most(25, 16, 0, 4 * SEGMENT + SMALL),

@@ -69,7 +69,7 @@ def test_alone_with_a_folder(tmp_path: Path) -> None:
     assert "cat\ndog\n" in use and "evicted " in use
     assert '{"epochs": 3}' in run
     assert re.search(r"^RUN .* epochs\n.* 3$", run, re.MULTILINE), run
-    assert "expired " in free and "kept again " in free, free
+    assert "expired " in free and "restored " in free, free
     assert "no damage" in check, check
     assert "sent 3 commits" in copy, copy
 

@@ -148,7 +148,7 @@ def test_the_error_says_when_and_by_whom(repository: Repository) -> None:
     )
     assert "dsv expire scans --undo 000000000000" in str(error.hint)
     error = expired(put(repository, FREE, IDS[0]), IDS[0])
-    assert error is not None and "gc has removed its content" in str(error.hint)
+    assert error is not None and "gc has freed its content" in str(error.hint)
     log = put(repository, DELETE, IDS[1])
     error = expired(log, IDS[1])
     assert error is not None and "was deleted on" in error.message and "--undelete scans" in str(error.hint)

@@ -135,7 +135,8 @@ def _reading(context: Context, store: OpenStore) -> Generator[Finding, None, boo
     first = time.monotonic() - began
     try:
         repository = context.open_repository(store)
-        datasets = len(repository.refs.datasets())
+        refs = repository.refs
+        datasets = sum(refs.dataset_tombstone(one) is None for one in refs.datasets())
     except DsvError as error:
         yield _failed("store", error)
         return False

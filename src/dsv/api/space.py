@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,12 +18,21 @@ from dsv.errors import Conflict, IntegrityError, NotFound, UsageError
 from dsv.format import keys
 from dsv.format.pack import PACK_TARGET
 from dsv.format.records import ExpiryAction
-from dsv.repo.expiry import read_expiry
+from dsv.repo.expiry import ExpiryLog, read_expiry
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
-from dsv.store.base import Store, StoreMissing
+from dsv.store.base import Store, StoreMissing, ask_each
 from dsv.store.open import Counts, OpenStore
-from dsv.upkeep.expire import Expiry, ExpiryItem, Rules, expire, last_expiry, plan_expiry, undo_expiry
+from dsv.upkeep.expire import (
+    GRACE_SECONDS,
+    Expiry,
+    ExpiryItem,
+    Rules,
+    expire,
+    last_expiry,
+    plan_expiry,
+    undo_expiry,
+)
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Rev, Target
 from dsv.values.units import format_count, format_duration, format_lines, rfc3339
@@ -102,6 +111,13 @@ class Used:
     shared_original: int
 
 
+def _free_from(repository: Repository, logs: Iterable[ExpiryLog], grace: float) -> int | None:
+    """Return when the grace of the first of these expired commits ends, in milliseconds since 1970."""
+    entries = {(log.dataset, state.entry.number) for log in logs for state in log.expired.values()}
+    times = ask_each(lambda one: repository.store.modified(keys.expiry_key(*one)), sorted(entries))
+    return min((int(1000 * (made + grace)) for _, made in times), default=None)
+
+
 @dataclass(frozen=True, slots=True)
 class StoreUsed:
     total: int
@@ -110,6 +126,8 @@ class StoreUsed:
     """Objects that a commit has."""
     expired: Used
     """Expired commits whose content gc has not freed yet; it will free their `alone` bytes."""
+    free_from_ms: int | None
+    """When gc may free the first of these, with its usual grace."""
     unused: Sum
     """Objects that no commit has."""
     duplicates: Sum
@@ -190,9 +208,10 @@ def _usage(
         found = measuring.measure(
             repository, roots, [*groups, expired], folder, context.progress, packs=not texts
         )
-        items = [
-            _used(one.name, one.kind, len(group), part)
-            for one, group, part in zip(wanted, groups, found.groups[:-1], strict=True)
+        versions = [name for name in names if not name.why.startswith("run ")]
+        items = [  # the commits of what runs have left count in bytes alone
+            _used(one.name, one.kind, len(one.commits(parents, versions, roots)), part)
+            for one, part in zip(wanted, found.groups[:-1], strict=True)
         ]
         store = None
         if found.packs is not None:
@@ -202,6 +221,7 @@ def _usage(
             total = found.packs.bytes + sum(shown)
             store = StoreUsed(
                 total, found.reached, _used("", "expired", len(expired), found.groups[-1]),
+                _free_from(repository, logs.values(), GRACE_SECONDS),
                 found.unused, found.duplicates, found.packs, *shown,
             )  # fmt: skip
         return Usage(repository.store.url, items, found.unlisted + found.gone, store)
@@ -325,9 +345,9 @@ def undo_expire(
         if not wanted and not log.entries:
             raise Conflict(f"no commit of {dataset} ever expired", subject=dataset)
         kept, freed = undo_expiry(repository, context.writer, dataset, wanted or last_expiry(log), message)
-        items = [ExpiryItem.of(one, objects.commit(one), ["kept again"]) for one in kept]
+        items = [ExpiryItem.of(one, objects.commit(one), ["restored"]) for one in kept]
         if freed:
-            also = f"; {format_count(len(items), 'other commit')} kept again" if items else ""
+            also = f"; {format_count(len(items), 'other commit')} restored" if items else ""
             raise Conflict(
                 f"gc has removed the content of {format_count(len(freed), 'commit')} of {dataset}, among them "
                 f"{str(freed[0])[:12]}{also}",
@@ -395,6 +415,10 @@ class Forecast:
     """Packs that are worth rewriting, but are too much for one collection."""
     unfinished: bool
     """An earlier garbage collection was not finished."""
+    waiting: int
+    """Expired commits whose grace is not over."""
+    free_from_ms: int | None
+    """When the grace of the first of these ends."""
     requests: Requests
 
     @property
@@ -428,9 +452,12 @@ def _forecast(context: Context, options: Options, repository: Repository) -> For
         context.progress.start(None, None)
         now = time.time()
         going: dict[DatasetName, set[CommitId]] = {}
-        for dataset in expiring(repository):
-            if chosen := due(repository, read_expiry(repository.refs, dataset), now, options.grace):
-                going[dataset] = set(chosen)
+        logs = [read_expiry(repository.refs, dataset) for dataset in expiring(repository)]
+        for log in logs:
+            if chosen := due(repository, log, now, options.grace):
+                going[log.dataset] = set(chosen)
+        waiting = sum(len(log.expired) for log in logs) - sum(map(len, going.values()))
+        free_from = _free_from(repository, logs, options.grace) if waiting and not going else None
         freed = {one: {*read_expiry(repository.refs, one).freed, *commits} for one, commits in going.items()}
         known = known_moves(repository, read_notes(_notes(context, repository))[0])
         roots = read_roots(
@@ -459,7 +486,7 @@ def _forecast(context: Context, options: Options, repository: Repository) -> For
         return Forecast(
             store.url, datasets, shared, found.unused.stored + found.packs.unindexed_bytes, found.packs,
             found.plan.copied, found.plan.left,
-            epochs["condemned"] > epochs["done"], requests,
+            epochs["condemned"] > epochs["done"], waiting, free_from, requests,
         )  # fmt: skip
 
 

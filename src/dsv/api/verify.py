@@ -231,6 +231,7 @@ def erase(
         )  # fmt: skip
         if request.dry_run or not (plan.files or plan.kept):
             return done
+        context.progress.finish()  # its line would stay above what is shown
         show(done)
         refuse_shared(plan, request.shared)
         if not plan.files:

@@ -152,6 +152,11 @@ class Call(typer.Context):
         if not self.json:
             self.out.line(printable(text))
 
+    def routine(self, text: str) -> None:
+        """Print a line of the result that says that all went well: nothing with --quiet, as cron mails it."""
+        if not self.quiet:
+            self.line(text)
+
     def table(
         self,
         columns: Sequence[Column | str],
@@ -257,7 +262,7 @@ class Call(typer.Context):
         undone = f"nothing was {act.removesuffix('e')}ed"
         if not self.can_ask:
             raise UsageError(
-                f"{what}; {undone}, as nobody can be asked here",
+                f"{what}. There is no terminal to confirm on, so {undone}",
                 subject=name,
                 hint="the same command with --yes",
             )
@@ -265,7 +270,7 @@ class Call(typer.Context):
         self._stderr(printable(f"type {name} to {act} it:"))
         typed = self.stdin.readline().decode("utf-8", "replace").strip()
         if typed != name:
-            raise Conflict(f"{typed or 'nothing'} was typed, and not {name}; {undone}", subject=name)
+            raise Conflict(f'expected "{name}", got "{typed}"; {undone}', subject=name)
 
     @property
     def can_ask(self) -> bool:
@@ -314,12 +319,13 @@ class Call(typer.Context):
         stream = self.around.stderr
         if mode == "none" or (self.quiet and self.flags.progress is None):
             return progress.Meter(self.session.command)
+        what = "looking through" if self.session.command == "erase" else self.session.command
         if mode == "json":
             return progress.JsonLines(self.session.command, stream)
         drawable = self.around.stderr_is_terminal and not self.around.is_dumb
         if mode == "bar" or (mode == "auto" and drawable):
-            return progress.Bar(self.session.command, stream, self.around.columns(), self.around.colour)
-        return progress.Lines(self.session.command, stream)
+            return progress.Bar(what, stream, self.around.columns(), self.around.colour)
+        return progress.Lines(what, stream)
 
     def _stderr(self, text: str) -> None:
         from dsv.cli.failure import without_passwords

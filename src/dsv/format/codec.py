@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 import threading
 
 import zstandard
@@ -76,28 +77,22 @@ def compress(data: Buffer) -> bytes:
     )
 
 
-_EMPTY = b"\x02\0\0"
-"""The header of a block of a frame that repeats the byte behind it no times."""
+_EMPTY = re.compile(rb"(?:\x02\0\0.)*", re.DOTALL)
+"""Blocks of a frame that repeat their byte no times."""
 
 
 def carrying(frame: bytes, data: bytes) -> bytes:
     """Return a zstd frame that unpacks to the same bytes, with other data in empty blocks before its own: each
     holds a byte of the data, compressed, which unpacking passes over."""
     at, packed = zstandard.frame_header_size(frame), compress(data)
-    blocks = bytearray(4 * len(packed))
-    blocks[0::4], blocks[3::4] = _EMPTY[:1] * len(packed), packed
-    return frame[:at] + blocks + frame[at:]
+    return frame[:at] + b"".join(b"\x02\0\0%c" % one for one in packed) + frame[at:]
 
 
 def carried(frame: bytes, largest: int) -> bytes | None:
     """Return the data that `carrying` has put into a frame; None if there is none that is whole."""
-    packed = bytearray()
     try:
-        at = zstandard.frame_header_size(frame)
-        while frame[at : at + 3] == _EMPTY:
-            packed += frame[at + 3 : at + 4]
-            at += 4
-        return unpack_frame(packed, 1, largest)
+        blocks = _EMPTY.match(frame, zstandard.frame_header_size(frame))
+        return None if blocks is None else unpack_frame(blocks[0][3::4], 1, largest)
     except (IntegrityError, zstandard.ZstdError):
         return None
 

@@ -69,7 +69,8 @@ def missing_commit(commit_id: CommitId, url: str) -> IntegrityError:
     return IntegrityError(
         f"commit {commit_id} is named, but not in {url}",
         subject=str(commit_id),
-        hint=f"{put_back(keys.commit_key(commit_id))}; or dsv sync in a workspace that has its files",
+        hint=f"dsv verify --repair looks for a copy; or {put_back(keys.commit_key(commit_id))}; or dsv sync in a "
+        "workspace that has its files",
     )
 
 
@@ -77,7 +78,7 @@ def damaged_commit(commit_id: CommitId, url: str) -> IntegrityError:
     return IntegrityError(
         f"commit {commit_id} in {url} is damaged",
         subject=str(commit_id),
-        hint=put_back(keys.commit_key(commit_id)),
+        hint=f"dsv verify --repair looks for a copy; or {put_back(keys.commit_key(commit_id))}",
     )
 
 

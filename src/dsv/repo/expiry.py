@@ -155,10 +155,13 @@ def expired(log: ExpiryLog, commit: CommitId) -> NotFound | None:
         undo = f"dsv datasets --undelete {dataset} brings it back, until gc removes its content"
     else:
         message = f"commit {short} of {dataset} was expired on {when} by {entry.author}"
-        undo = f"dsv expire {dataset} --undo {short} brings it back, until gc removes its content"
+        undo = (
+            f"dsv expire {dataset} --undo {short} brings it back, until gc removes its content; in a workspace "
+            "of it, dsv pull fetches the newest commit"
+        )
     gone = (
-        f"gc has removed its content; dsv log {dataset} shows which commits are left; if it is the base of a "
-        f"workspace: dsv clone {dataset} DIR, and copy there what you changed"
+        f"gc has freed its content; dsv log {dataset} shows which commits are left; in a workspace of it, dsv pull "
+        f"works while the content is still there, and else dsv clone {dataset} DIR: copy there what you changed"
     )
     return NotFound(message, subject=str(commit), hint=gone if state.freed else undo)
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from dsv.repo.repository import Repository
     from dsv.values.ids import CommitId
 
+GRACE_SECONDS: Final = 14 * 24 * 3600.0
+"""Seconds from a commit's expiry until gc frees its content, unless the user says otherwise."""
 RUNS_KEEP: Final = 365 * 86400
 """Seconds for which the record of a run keeps its commits."""
 

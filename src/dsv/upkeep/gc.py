@@ -39,6 +39,7 @@ from dsv.repo.refs.tags import named_parts
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.base import Put, StoreMissing, ask_each, batches, if_there, listed_size, parsed, together
+from dsv.upkeep.expire import GRACE_SECONDS
 from dsv.upkeep.gc_packs import (
     AT_ONCE,
     MAX_REPACK,
@@ -70,7 +71,6 @@ from dsv.values.units import format_count, format_duration
 
 SILENT_SECONDS = 3600.0
 """A session without a new beat for so many seconds is fenced."""
-GRACE_SECONDS = 14 * 24 * 3600.0
 _POLL_SECONDS = 10.0
 _NOTE_SECONDS = 600.0
 """Seconds between two messages about the sessions that it waits for."""
@@ -468,7 +468,7 @@ class Collector:
         self._put(keys.session_key(session_id, "verdict"), verdict.encode())
 
     def _choose(self, condemned: GcCondemned, needed: IdSet) -> tuple[tuple[PackId, ...], ListedPacks]:
-        self._progress.note("looking again at what is needed")
+        self._progress.note("rechecking what is still in use")
         self._reach(needed)
         with self._rows() as rows:
             listed = list_packs(self._store)

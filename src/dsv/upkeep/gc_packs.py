@@ -121,10 +121,11 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        return (
-            f"{format_bytes(self.freed)} in {format_count(len(self.whole) + len(self.rewrite), 'pack')} to delete, "
-            f"{format_bytes(self.copied)} of it to copy before, out of {format_count(len(self.rewrite), 'pack')}"
-        )
+        packs = format_count(len(self.whole) + len(self.rewrite), "pack")
+        copied = "nothing to copy first"
+        if self.rewrite:
+            copied = f"{format_bytes(self.copied)} of {format_count(len(self.rewrite), 'pack')} to copy first"
+        return f"{packs} ({format_bytes(self.freed)}) to delete, {copied}"
 
 
 class Marked:

@@ -24,6 +24,8 @@ _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 def parse_duration(text: str) -> int:
     """Return the seconds of `30s`, `30m`, `12h`, `1d`, `2w`, `1y` (365 days) or `1.5h`, at most a century.
     Raises `UsageError`."""
+    if text.strip() == "0":
+        return 0
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise UsageError(

@@ -72,8 +72,10 @@ def _show(call: Call, done: Copied, *, dry_run: bool) -> None:
             f"{one.commits:,}",
         ]
         for one in done.names
+        if dry_run or not call.quiet or one.state not in ("copied", "up to date")
     ]
-    call.table(["name", "commit", "state", "commits>"], rows)
+    if rows or not call.quiet:
+        call.table(["name", "commit", "state", "commits>"], rows)
     size = f"{format_count(done.commits, 'commit')}, {format_bytes(done.bytes)}"
     if dry_run:
         objects = format_count(done.objects or 0, "object")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsv.api.space import StoreUsed, Usage, usage
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
-from dsv.cli.output import printable
+from dsv.cli.output import local_time, printable
 from dsv.errors import IntegrityError
 from dsv.values.units import format_bytes, format_count
 
@@ -106,6 +106,11 @@ def _write_store(call: Call, store: StoreUsed, url: str, lost: int) -> None:
     )
     none = "nothing, as something that is needed is lost" if lost else "nothing"
     call.line(f"gc would free {none if lost else freed or none}")
+    if expired.alone and store.free_from_ms is not None:
+        day = local_time(store.free_from_ms)[:10]
+        call.line(
+            f"{format_bytes(expired.alone)} of expired commits can be freed from {day} on (dsv gc --grace)"
+        )
     if packs.partly:
         call.line(
             f"it would leave {format_bytes(packs.partly_unused_bytes)} unused in "

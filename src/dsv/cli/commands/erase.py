@@ -97,7 +97,7 @@ def erase(
 def _confirm(call: Call, request: api.EraseRequest, yes: bool, done: api.Done) -> None:
     gone = [item.dataset for item in done.items if item.state == "erased"]
     name = gone[0] if gone else str(request.ids[0])[:12]
-    call.confirm("nobody will be able to bring it back", name, yes=yes)
+    call.confirm("this can't be undone", name, yes=yes)
 
 
 def _request(
@@ -200,12 +200,12 @@ def _show_status(call: Call, done: api.Status) -> None:
         )
         due = local_time(item.deadline_ms)
         call.line(
-            f"  not yet from {format_count(len(item.waiting), 'cache')}, due {due}: {', '.join(item.waiting)}"
+            f"  still to be removed by {format_count(len(item.waiting), 'cache')} until {due}: {', '.join(item.waiting)}"
             if item.waiting
             else f"  no known cache still has to remove it (deadline {due})"
         )
     if not done.items:
-        call.say("nothing was ever erased from this store")
+        call.say("nothing has been erased from this store")
         return
     if done.packs or done.unindexed:
         unindexed = f", and {done.unindexed:,} in no index may have them" if done.unindexed else ""

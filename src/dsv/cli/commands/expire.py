@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 from dsv.api.space import expire_commits, undo_expire
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.options import Author, DryRun
 from dsv.cli.output import local_time
 from dsv.errors import UsageError
-from dsv.upkeep.expire import Expiry, ExpiryItem, Rules
+from dsv.upkeep.expire import GRACE_SECONDS, Expiry, ExpiryItem, Rules
 from dsv.values.names import DatasetName, Rev
 from dsv.values.units import format_count, parse_duration
 
@@ -76,7 +78,7 @@ def expire(
 def _tell_undone(call: Call, dataset: DatasetName, kept: list[ExpiryItem]) -> None:
     call.results(kept, dataset=dataset, dry_run=False)
     for item in kept:
-        call.line(f"kept again {_row(item)}")
+        call.line(f"restored {_row(item)}")
     if not kept:
         call.say(f"none of these commits of {dataset} is expired")
 
@@ -86,7 +88,9 @@ def _tell_expired(call: Call, done: Expiry) -> None:
     gone = [item for item in done.items if item.expired]
     for item in done.items:
         if item.expired:
-            call.line(f"{'would expire' if done.dry_run else 'expired'} {_row(item)}")
+            (call.line if done.dry_run else call.routine)(
+                f"{'would expire' if done.dry_run else 'expired'} {_row(item)}"
+            )
         elif done.dry_run:
             call.line(f"stays {_row(item)}: {'; '.join(item.reasons)}")
     stay = format_count(len(done.items) - len(gone), "commit")
@@ -96,7 +100,8 @@ def _tell_expired(call: Call, done: Expiry) -> None:
     else:
         call.say(
             f"{format_count(len(gone), 'commit')} expired, {stay} of {done.dataset} stay; "
-            f"dsv expire {done.dataset} --undo takes this back, until gc removes the content"
+            f"dsv expire {done.dataset} --undo takes this back, until gc frees the content: from "
+            f"{local_time(1000 * (time.time() + GRACE_SECONDS))[:10]} on, or as its --grace says"
         )
 
 

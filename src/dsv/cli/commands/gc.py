@@ -8,6 +8,7 @@ from dsv.api.space import PRICES, Collection, Forecast, Requests, collect, forec
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options import Author, DryRun
+from dsv.cli.output import local_time
 from dsv.errors import UsageError
 from dsv.values.units import format_bytes, format_count
 
@@ -55,7 +56,7 @@ def gc(
         raise UsageError("--dry-run deletes nothing, and --yes is about deleting", hint="dsv gc --dry-run")
     if not (dry_run or yes or call.can_ask):
         raise UsageError(
-            "dsv gc deletes for good; nothing was deleted, as nobody can be asked here",
+            "dsv gc deletes for good; there is no terminal to confirm on, so nothing was deleted",
             hint="dsv gc --yes; dsv gc --dry-run shows what it would delete",
         )
     with call.context(writes=not dry_run, author=author) as context:
@@ -94,10 +95,17 @@ def _lines(found: Forecast) -> Iterator[str]:
     if found.unused:
         yield f"of no commit: {format_bytes(found.unused)}"
     packs = found.packs
-    yield (
-        f"would delete {format_count(packs.free, 'pack')} with {format_bytes(packs.free_bytes)}, and "
-        f"{format_count(packs.rewritten, 'pack')} after copying {format_bytes(found.copied)} out of them"
-    )
+    if found.free_from_ms is not None:
+        yield (
+            f"{format_count(found.waiting, 'expired commit')} can be freed from {local_time(found.free_from_ms)[:10]} "
+            "on (--grace)"
+        )
+    if not (found.deleted or found.unfinished):
+        yield "nothing to free"
+        return
+    copied = f" after copying {format_bytes(found.copied)} out of them"
+    rewritten = f", and {format_count(packs.rewritten, 'pack')}{copied}" if packs.rewritten else ""
+    yield f"would delete {format_count(packs.free, 'pack')} with {format_bytes(packs.free_bytes)}{rewritten}"
     yield f"would free {format_bytes(found.freed)} of {format_bytes(packs.bytes)}"
     if packs.partly:
         yield (
@@ -120,9 +128,9 @@ def _tell(call: Call, collected: Collection) -> None:
     freed = ({"dataset": one, "commits": count, "stored": None} for one, count in done.freed.items())
     call.items(freed, head)
     for dataset, count in done.freed.items():
-        call.line(f"freed {format_count(count, 'expired commit')} of {dataset}")
+        call.routine(f"freed {format_count(count, 'expired commit')} of {dataset}")
     copied = f", after copying {format_bytes(done.copied_bytes)} out of {format_count(rewritten, 'pack')}"
-    call.line(
+    call.routine(
         f"deleted {format_count(done.deleted, 'pack')} with {format_bytes(done.deleted_bytes)}"
         f"{copied if rewritten else ''}"
     )

@@ -199,7 +199,7 @@ def _delete(
     for one in chosen:
         call.line(f"deleted run {one.run} of {one.dataset}")
     if not chosen:
-        call.say("no run is so old")
+        call.say("no runs are that old")
 
 
 @contextmanager

@@ -81,7 +81,9 @@ def verify(
     call.items(_items(done), _head(call, done, oldest))
     _show(call, done)
     if done.oldest is not None:
-        call.line(f"oldest unverified: {oldest or 'some packs were never read'}")
+        (call.routine if done.is_whole and not done.unasked else call.line)(
+            f"oldest unverified: {oldest or 'some packs were never read'}"
+        )
     if not done.is_whole:
         return IntegrityError.exit_code
     return Unreachable.exit_code if done.unasked else 0
@@ -175,7 +177,8 @@ def _verdict(done: Verification) -> str:
     elif done.faults:
         text = f"{format_count(len(done.faults), 'fault')} in names or index files"
     elif done.packs:
-        text = f"{format_count(len(done.packs), 'pack')} damaged, with nothing that is not elsewhere too"
+        packs = format_count(len(done.packs), "damaged or missing pack")
+        text = f"no data is lost: there are intact copies of everything in {packs}"
     else:
         text = "no damage"
     return text if not done.unasked else f"{text} in what could be read"

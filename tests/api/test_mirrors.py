@@ -76,8 +76,8 @@ class World:
     def go_away(self) -> None:
         (self.base / "lake").rename(self.base / "away")
 
-    def read(self, machine: str, path: str = "f/0007") -> bytes:
-        with cat(self.context(machine), Target.parse(f"scans:{path}")) as pieces:
+    def read(self, machine: str, path: str = "f/0007", at: str = "") -> bytes:
+        with cat(self.context(machine), Target.parse(f"scans{at}:{path}")) as pieces:
             return b"".join(pieces)
 
     def check_all(self, machine: str) -> None:
@@ -126,6 +126,18 @@ def test_a_lost_commit_is_read_from_the_mirror(world: World) -> None:
         for item in list(store.list(prefix)):
             store.delete(item.key)
     assert world.read("bob") == world.files["f/0007"]
+
+
+@pytest.mark.parametrize(("digits", "flipped"), [(64, False), (64, True), (12, True)])
+def test_a_commit_of_which_the_store_has_nothing_whole_is_read_from_the_mirror_by_its_id(
+    world: World, digits: int, flipped: bool
+) -> None:
+    """A short id is looked up among the commits that are there."""
+    [item] = world.lake().list(keys.COMMIT_PREFIX)
+    commit = item.key.removeprefix(keys.COMMIT_PREFIX)
+    for prefix in (keys.COMMIT_PREFIX, keys.LOCATOR_PREFIX):
+        world.damage(prefix, flipped=flipped)
+    assert world.read("bob", at=f"@{commit[:digits]}") == world.files["f/0007"]
 
 
 @pytest.mark.parametrize("flipped", [False, True])

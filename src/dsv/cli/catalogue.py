@@ -36,11 +36,11 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Store": {
         "store": "Check a store, compact its index, move or repair refs",
         "verify": "Look for damage in a store, and say what was lost",
-        "du": "Show what takes the space of a store",
+        "du": "Show what uses space in a store",
         "copy": "Copy datasets to another store, with their history",
         "erase": "Erase the contents of files for good",
         "expire": "Let old commits of a dataset expire, or keep them again",
-        "gc": "Delete what nothing in a store needs any more",
+        "gc": "Delete unreferenced data from a store",
     },
     "Cache": {
         "cache": "Make commits appear as files in the cache",

@@ -28,8 +28,9 @@ _STYLES = {State.OK: Style.ADDED, State.WARN: Style.WARNING, State.FAIL: Style.E
 def doctor(call: Call) -> int:
     """Check the settings, store, cache and engines in effect here.
 
-    Each line is ok, warn or fail, with what mends it. The store is proved by writing: small objects under probe/ are
-    made by many writers at once, listed, and removed. Nothing else is changed. The exit code is 1 if something fails.
+    Each check reports ok, warn or fail, and how to fix it. The store is proved by writing: small objects under probe/
+    are made by many writers at once, listed, and removed. Nothing else is changed. The exit code is 1 if something
+    fails.
     """
     with call.context(writes=True) as context, ExitStack() as opened:
         return show_findings(call, examine(context, call.around.environ, opened))

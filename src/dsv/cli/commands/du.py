@@ -32,7 +32,7 @@ def du(
     ),
     unused: bool = option("--unused", "Show the store alone, and what gc would free."),
 ) -> int:
-    """Show what takes the space of a store.
+    """Show what uses space in a store.
 
     STORED is what lies in the store: compressed, and each content once. ALONE is the part that nothing else in the
     store has, so it would be freed if only this were removed. SHARED is the rest. ORIGINAL is STORED before it was

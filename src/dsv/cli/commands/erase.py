@@ -30,7 +30,7 @@ _TITLES = {
     examples="""
         dsv erase scans:patients/4711 --reason "consent withdrawn" --dry-run  # what would go
         dsv erase scans:patients/4711 --reason "consent withdrawn"  # asks for the name of the dataset first
-        dsv erase --status  # what is left, and which caches have obeyed
+        dsv erase --status  # what is left, and which caches have removed it
     """,
     result=(
         "dry_run reason erasures files bytes kept_bytes packs unindexed versions removed_versions overdue "

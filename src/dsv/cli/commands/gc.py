@@ -37,7 +37,7 @@ def gc(
     yes: bool = option("--yes", "Do not ask."),
     author: Author = None,
 ) -> None:
-    """Delete what nothing in a store needs any more.
+    """Delete unreferenced data from a store.
 
     That is the content of commits that expired two weeks ago or earlier, and what syncs that were killed have
     left. Everybody can keep working meanwhile. Packs of which nothing is needed are deleted. If less than

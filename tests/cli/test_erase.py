@@ -492,6 +492,12 @@ def test_names_that_are_made_anew_know_that_something_was_erased(dsv: Dsv) -> No
     assert refused.code == 3 and "order 17" in refused.err
 
 
+def test_while_it_looks_it_says_so(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsv.cli.progress.Lines.every", 0.0)
+    done = pets.ok("erase", "pets:p/secret", "--reason", "asked", "--yes").err
+    assert "looking through: " in done and "erase: " not in done
+
+
 def test_status_lists_what_is_left(pets: Dsv) -> None:
     assert "nothing has been erased" in pets.ok("erase", "--status").err
     erase(pets)

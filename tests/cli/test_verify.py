@@ -117,6 +117,24 @@ def test_a_commit_that_no_name_leads_to_any_more_is_listed(pets: Dsv, store: Pat
     assert not bob.ok("verify", "--store", str(store), "--json").json["unnamed"]
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_lost_or_damaged_commit_is_read_from_its_copy_with_a_note(
+    pets: Dsv, store: Path, gone: bool
+) -> None:
+    newest = pets.ok("resolve", "pets").out.strip()
+    if gone:
+        (store / "commits" / newest).unlink()
+    else:
+        damage(store / "commits" / newest)
+    for number, name in enumerate(("pets", f"pets@{newest}")):
+        bob = pets.at(pets.home, XDG_CACHE_HOME=str(pets.home / f"bob{number}"))
+        read = bob.ok("cat", f"{name}:a.txt", "--store", str(store))
+        assert read.out == "beta\n"
+        assert (
+            f"commit {newest[:12]} is {'gone' if gone else 'damaged'}, and was read from the copy" in read.err
+        )
+
+
 def damage(path: Path) -> None:
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-3] + b"???")

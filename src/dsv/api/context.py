@@ -167,6 +167,7 @@ class Context(msgspec.Struct, frozen=True):
             lambda: self.store_options(self.settings.store())
         )
         store.before_close.append(repository.objects.threads.close)
+        repository.objects.tell = self.progress.note
         repository.refs.override = self.override
         left, split = repository.format.left, split_of(store)
         if left is not None and split is not None:

@@ -186,6 +186,8 @@ class Objects:
         self.read_erasures: Callable[[MetadataCache], Erasures] = local_erasures
         self.mirrors: Mirror | None = None
         """Read for what the store has lost, or once it does not answer. A writer has none."""
+        self.tell: Callable[[str], None] = lambda text: None
+        """Receives a line when something damaged was read from a copy."""
 
     def also_read(self, copies: MetadataCache) -> None:
         """Look for metadata in these copies too, before the store is asked."""
@@ -232,10 +234,16 @@ class Objects:
             return found
         damage: IntegrityError | Unreachable | None = None
         try:
-            found = self.stored_commit(commit_id) or self.copied_commit(commit_id)
+            found = self.stored_commit(commit_id)
         except (IntegrityError, Unreachable) as error:
             damage = error
-            found = self.copied_commit(commit_id) if isinstance(error, IntegrityError) else None
+        if found is None and not isinstance(damage, Unreachable):
+            found = self.copied_commit(commit_id)
+            if found is not None:
+                what = f"commit {str(commit_id)[:12]} is {'gone' if damage is None else 'damaged'}"
+                self.tell(
+                    f"{what}, and was read from the copy in its locator; dsv verify --repair puts it back"
+                )
         if found is None and self.mirrors is not None:
             found = self.mirrors.commit(commit_id, damage or missing_commit(commit_id, self.store.url))
         if found is None and damage is not None:

@@ -39,11 +39,17 @@ def history(scene: Scene) -> History:
     return History(ann, (made[0], made[1], made[2]))
 
 
+def lose(scene: Scene, commit: str) -> None:
+    """Both copies of a commit's record."""
+    scene.remove(f"commits/{commit}")
+    scene.remove(f"locators/{commit}")
+
+
 def test_a_commit_whose_parent_is_missing(scene: Scene, history: History) -> None:
     """It is whole, and everything but its history works."""
     first, parent, head = history.commits
     whole = scene.contents()
-    scene.remove(f"commits/{parent}")
+    lose(scene, parent)
     person = scene.newcomer()
     refused(person("log", "set"), 5, parent)
     refused(person("log", "set", "--oneline"), 5, parent)
@@ -73,7 +79,7 @@ def test_a_commit_whose_parent_is_missing(scene: Scene, history: History) -> Non
 def test_a_branch_that_names_no_commit_of_the_store(scene: Scene, history: History) -> None:
     _, parent, head = history.commits
     whole = scene.contents()
-    scene.remove(f"commits/{head}")
+    lose(scene, head)
     damaged = scene.contents()
     person = scene.newcomer()
     for arguments in READS:
@@ -104,7 +110,7 @@ READS: Sequence[Sequence[str]] = (
 
 def test_a_tag_that_names_no_commit_of_the_store(scene: Scene, history: History) -> None:
     first = history.commits[0]
-    scene.remove(f"commits/{first}")
+    lose(scene, first)
     person = scene.newcomer()
     for arguments in (["ls", "set@v1"], ["cat", "set@v1:a"], ["log", "set@v1"], ["resolve", "set@v1"]):
         refused(person(*arguments), 5, first)
@@ -173,6 +179,7 @@ def test_a_ref_that_is_damaged(scene: Scene, history: History, damage: Callable[
 def test_a_commit_that_is_damaged(scene: Scene, history: History) -> None:
     head = history.commits[2]
     whole = scene.contents()[f"commits/{head}"]
+    scene.remove(f"locators/{head}")  # it has a copy
     for damaged in (b"", whole[:-1], whole[:40] + b"x" + whole[41:], whole + b"\0"):
         scene.put(f"commits/{head}", damaged)
         person = scene.newcomer()
@@ -293,7 +300,7 @@ def test_a_commit_that_is_cached_needs_no_store_and_belongs_to_its_dataset(
     person = scene.newcomer()
     head = history.commits[2]
     path = person.ok("cache", f"set@{head}").out.strip()
-    scene.remove(f"commits/{head}")
+    lose(scene, head)
     for rev in (head, head[:12]):
         assert person.ok("cache", "--offline", f"set@{rev}").out.strip() == path
         refused(person("cache", "--offline", f"other@{rev}"), 6, "not known to the cache")

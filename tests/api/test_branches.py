@@ -347,6 +347,7 @@ def test_a_branch_to_a_commit_that_the_store_has_lost(world: World, tmp_path: Pa
     """It is listed by somebody who has no local copy, and can be deleted."""
     world.create("x", 0)
     world.store.delete(keys.commit_key(world.commits[0]))
+    world.store.delete(keys.locator_key(world.commits[0]))  # it has a copy
     world.context = Person(tmp_path, str(tmp_path / "unused")).context(tmp_path)
     item = next(item for item in branches(world.context, DATASET) if item.branch == "x")
     assert (item.author, item.ahead) == (None, None)

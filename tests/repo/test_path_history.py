@@ -200,6 +200,7 @@ def test_a_history_is_read_up_to_a_damaged_commit() -> None:
     bad = made[33]
     store.delete(keys.commit_key(bad))
     store.put_if_absent(keys.commit_key(bad), b"damaged")
+    store.delete(keys.locator_key(bad))  # it has a copy
     repository = Repository.open(store, None, writer.clock)
     ahead = CommitsAhead(repository.objects, repository.refs, DATASET, repository.refs.head(DATASET, MAIN))
     for commit_id in reversed(made[34:]):

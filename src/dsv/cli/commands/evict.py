@@ -73,7 +73,7 @@ def evict(
 
 def _tell(call: Call, report: EvictionResult, *, dry_run: bool, say_kept: bool) -> None:
     for item in report.evicted:
-        (call.line if dry_run else call.routine)(_line(item, dry_run=dry_run))
+        (call.line if dry_run or report.exit_code else call.routine)(_line(item, dry_run=dry_run))
     for item in report.evicted:
         if item.foreign:
             named = ", ".join(item.foreign_paths)

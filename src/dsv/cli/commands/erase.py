@@ -200,7 +200,8 @@ def _show_status(call: Call, done: api.Status) -> None:
         )
         due = local_time(item.deadline_ms)
         call.line(
-            f"  still to be removed by {format_count(len(item.waiting), 'cache')} until {due}: {', '.join(item.waiting)}"
+            f"  still to be removed by {format_count(len(item.waiting), 'cache')} until {due}: "
+            f"{', '.join(item.waiting)}"
             if item.waiting
             else f"  no known cache still has to remove it (deadline {due})"
         )

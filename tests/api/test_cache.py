@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import time
 from pathlib import Path
@@ -14,7 +15,9 @@ from dsv.api.cache import Stager, cache
 from dsv.api.cached import cached
 from dsv.api.evict import evict
 from dsv.api.holds import hold, release
-from dsv.cache.root import FILE_TIME, CacheRoot
+from dsv.cache.leases import Lease
+from dsv.cache.names import bound_store
+from dsv.cache.root import FILE_TIME, CacheRoot, Place
 from dsv.errors import Conflict, Denied, NoRoom, NotFound, Unreachable, UsageError
 from dsv.run.record import RunId
 from dsv.values.ids import CommitId
@@ -147,7 +150,7 @@ def test_everything_evicted_leaves_nothing_behind(ann: Person, folder: Path) -> 
     ]
     root = CacheRoot(folder)
     for name in ("claims", "fill", "room"):
-        assert list((root.dot / name).iterdir()) == []
+        assert list((root.dot.path / name).iterdir()) == []
     assert evict(ann.context(), folder, everything=True).evicted == []
 
 
@@ -206,6 +209,47 @@ def test_another_stores_dataset_of_the_same_name_is_refused(
         with pytest.raises(Conflict, match="another store's dataset scans") as failure:
             one(bob, folder, target)
         assert "--cache" in (failure.value.hint or "")
+        assert f"dsv evict scans@{str(head(ann))[:12]}" in (failure.value.hint or "")
+
+
+@pytest.mark.parametrize("freed", ["evicted", "deleted by hand"])
+def test_a_name_passes_to_another_store_when_nothing_of_it_is_cached(
+    ann: Person, folder: Path, tmp_path: Path, freed: str
+) -> None:
+    cached = one(ann, folder, "scans")
+    bob = Person(tmp_path / "bob", str(tmp_path / "other-store"), "bob")
+    bob.init()
+    bob.write({"x": b"other"})
+    bob.sync()
+    with pytest.raises(Conflict, match="another store's dataset scans") as failure:
+        one(bob, folder, "scans")
+    command = (failure.value.hint or "").partition(" frees")[0].split()
+    assert command[:2] == ["dsv", "evict"]
+    if freed == "evicted":
+        evict(bob.context(), folder, [Target.parse(text) for text in command[2:]])
+    else:
+        shutil.rmtree(cached.path.parent)
+    assert (one(bob, folder, "scans").path / "x").read_bytes() == b"other"
+    with pytest.raises(Conflict, match="another store's dataset scans"):
+        one(ann, folder, "scans")
+
+
+def test_a_name_stays_with_a_store_whose_command_is_about_to_fill(
+    ann: Person, folder: Path, tmp_path: Path
+) -> None:
+    """It has its claim, and has read whose the name is; the commit is not there yet."""
+    cached = one(ann, folder, "scans")
+    evict(ann.context(), folder, [Target.parse("scans")])
+    root = CacheRoot(folder)
+    bob = Person(tmp_path / "bob", str(tmp_path / "other-store"), "bob")
+    bob.init()
+    bob.write({"x": b"other"})
+    bob.sync()
+    with Lease.take(root, Place("scans", cached.path.name), "stage"):
+        with pytest.raises(Conflict, match="another store's dataset scans"):
+            one(bob, folder, "scans")
+        assert bound_store(root, DatasetName.parse("scans")) is not None
+    assert one(bob, folder, "scans").path.exists()
 
 
 def test_room_is_made_within_the_owners_limits_or_refused_with_figures(ann: Person, folder: Path) -> None:

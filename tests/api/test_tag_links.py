@@ -249,4 +249,4 @@ def test_many_processes_lead_a_link_to_one_commit(ann: Person) -> None:
     for thread in threads:
         thread.join()
     assert not failures
-    assert list(root.temporary.iterdir()) == []
+    assert list(root.temporary.path.iterdir()) == []

@@ -25,6 +25,7 @@ from dsv.format.locator import Location
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.segment import Segment
 from dsv.format.tree import Child, Cutter, Entry, Kind
+from dsv.fs.shared_path import open_at
 from dsv.repo.objects.erasures import NONE
 from dsv.repo.tree.read import LocatedSegment, Part
 from dsv.transfer.download import Wanted
@@ -265,7 +266,7 @@ class FakeSource:
         known = None if wanted.donor is None else wanted.donor.chunks.get(ChunkId.hash(chunk))
         if wanted.donor is None or known is None:
             return None
-        with wanted.donor.path.open("rb") as file:
+        with os.fdopen(open_at(wanted.donor.path, os.O_RDONLY), "rb") as file:
             file.seek(known[0])
             data = file.read(known[1])
         return data if ChunkId.hash(data) == ChunkId.hash(chunk) else None

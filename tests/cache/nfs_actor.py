@@ -106,7 +106,7 @@ def slow_evictor(line: Line) -> None:
 def taker(line: Line) -> None:
     """Wait until the commit is visible, and take a lease when the test asks for it."""
     root = CacheRoot(ROOT)
-    while not (root.visible(place()) / "a").exists():
+    while not (root.visible(place()).path / "a").exists():
         time.sleep(0.1)
     line.say("seen")
     line.wait()
@@ -159,7 +159,7 @@ def _take(root: CacheRoot) -> tuple[int, int]:
             except OSError:
                 return 0, 0  # another published first
             torn += not lease.confirm()
-        return 1, torn + sum(not (root.visible(place()) / "b/c").exists() for _ in range(3))
+        return 1, torn + sum(not (root.visible(place()).path / "b/c").exists() for _ in range(3))
 
 
 ROLES: dict[str, Callable[..., None]] = {

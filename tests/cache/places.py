@@ -49,8 +49,8 @@ def publish(
     root.make_directory(draft)
     own_bytes = own_files = 0
     for name, content in files.items():
-        path = draft / name
-        root.make_directory(path.parent)
+        root.make_directory((draft / name).parent)
+        path = (draft / name).path
         if links is not None and (links / name).exists():
             os.link(links / name, path)
             continue
@@ -68,7 +68,7 @@ def publish(
         user="ann", host="gpu1", time=root.now() - age,
     )  # fmt: skip
     write_record(root, where, record)
-    return visible
+    return visible.path
 
 
 def everything_below(path: Path) -> list[str]:

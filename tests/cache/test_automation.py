@@ -78,8 +78,8 @@ def test_evict_in_cron_prints_only_what_it_evicted(root: CacheRoot) -> None:
 
 def test_a_limit_that_stays_exceeded_ends_with_exit_7(root: CacheRoot) -> None:
     visible = publish(root, place(1), {"a": bytes(100_000)})
-    root.settings_file.chmod(0o644)
-    root.settings_file.write_text('max_size = "50K"\nprotected = ["xrays"]\n')
+    root.settings_file.path.chmod(0o644)
+    root.settings_file.path.write_text('max_size = "50K"\nprotected = ["xrays"]\n')
     done = run(root, "evict")
     assert done.returncode == 7 and "max_size is 50.0 kB" in done.stderr and visible.exists()
 

@@ -176,7 +176,7 @@ class Claims(RuleBasedStateMachine):
         if not hasattr(self, "root"):
             return
         for number, model in self.model.items():
-            assert (self.root.visible(place(number)) / "a").exists() is model.visible, number
+            assert (self.root.visible(place(number)).path / "a").exists() is model.visible, number
             claims = read_claims(self.root, place(number))
             assert len(claims.leases) == model.leases + model.holds and len(claims.pins) == model.pins
 

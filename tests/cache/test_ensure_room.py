@@ -89,8 +89,8 @@ def fill_looking_all_the_time(
 def test_a_fill_takes_no_inventory_if_the_owner_limits_no_content(
     root: CacheRoot, tmp_path: Path, looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root.settings_file.chmod(0o644)
-    root.settings_file.write_text('unused_for = "1d"\nmin_free = "1k"\n')
+    root.settings_file.path.chmod(0o644)
+    root.settings_file.path.write_text('unused_for = "1d"\nmin_free = "1k"\n')
     publish(root, place(1), {"a": b"1"}, age=1e6)
     asked = fill_looking_all_the_time(root, World(tmp_path / "world"), RoomMaker(root), monkeypatch)
     assert asked > 3
@@ -100,8 +100,8 @@ def test_a_fill_takes_no_inventory_if_the_owner_limits_no_content(
 def test_a_fill_takes_one_inventory_if_the_owner_limits_the_content(
     root: CacheRoot, tmp_path: Path, looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root.settings_file.chmod(0o644)
-    root.settings_file.write_text('max_size = "1T"\n')
+    root.settings_file.path.chmod(0o644)
+    root.settings_file.path.write_text('max_size = "1T"\n')
     maker = RoomMaker(root, looks.clock)
     assert fill_looking_all_the_time(root, World(tmp_path / "world"), maker, monkeypatch) > 3
     assert looks.inventories == 1
@@ -113,8 +113,8 @@ def test_a_fill_takes_one_inventory_if_the_owner_limits_the_content(
 def test_an_inventory_takes_at_most_a_hundredth_of_the_time(
     root: CacheRoot, looks: Looks, limit: str
 ) -> None:
-    root.settings_file.chmod(0o644)
-    root.settings_file.write_text(limit + "\n")
+    root.settings_file.path.chmod(0o644)
+    root.settings_file.path.write_text(limit + "\n")
     maker = RoomMaker(root, looks.clock)
     maker(SMALL)
     looks.time += 199.0
@@ -127,14 +127,14 @@ def test_an_inventory_takes_at_most_a_hundredth_of_the_time(
 
 def test_limits_that_change_during_a_fill_are_kept(root: CacheRoot, looks: Looks) -> None:
     old = publish(root, place(1), {"a": bytes(100_000)}, age=5)
-    root.settings_file.chmod(0o644)
-    root.settings_file.write_text('max_size = "1T"\n')
+    root.settings_file.path.chmod(0o644)
+    root.settings_file.path.write_text('max_size = "1T"\n')
     maker = RoomMaker(root, looks.clock)
     maker(SMALL)
-    root.settings_file.write_text('max_size = "150k"\n')
+    root.settings_file.path.write_text('max_size = "150k"\n')
     maker(SMALL)
     assert not old.exists()
-    root.settings_file.write_text('max_size = "50k"\n')
+    root.settings_file.path.write_text('max_size = "50k"\n')
     with pytest.raises(NoRoom, match="max_size is 50"):
         maker(SMALL)
 
@@ -142,8 +142,8 @@ def test_limits_that_change_during_a_fill_are_kept(root: CacheRoot, looks: Looks
 def test_a_limit_that_is_exceeded_is_acted_upon_at_once(root: CacheRoot, looks: Looks) -> None:
     """Though what is known of the cache is not too old yet, and the limits are the same."""
     old = publish(root, place(1), {"a": bytes(100_000)}, age=5)
-    root.settings_file.chmod(0o644)
-    root.settings_file.write_text('max_size = "300k"\n')
+    root.settings_file.path.chmod(0o644)
+    root.settings_file.path.write_text('max_size = "300k"\n')
     maker = RoomMaker(root, looks.clock)
     maker(SMALL)
     maker(SMALL)
@@ -185,14 +185,14 @@ def test_places_are_cleared_by_several_threads_without_losing_count(root: CacheR
     for number in range(60):
         folder = root.trash / f"{number:032x}"
         root.make_directory(folder)
-        (folder / "file").write_bytes(bytes(8192))
+        (folder / "file").path.write_bytes(bytes(8192))
         for other in range(20):
-            shared = root.trash / f"{0:032x}/{other}"
+            shared = root.trash.path / f"{0:032x}/{other}"
             shared.touch()
-            (folder / f"shared-{other}").hardlink_to(shared)
+            (folder / f"shared-{other}").path.hardlink_to(shared)
     swept = evict(root, CacheSettings(), EvictionRequest(everything=True))
     assert swept.leftovers.files == 60 + 20
-    assert [one for one in root.trash.iterdir() if one != root.spare_folder] == []
+    assert [one for one in root.trash.path.iterdir() if one != root.spare_folder.path] == []
 
 
 def test_an_expired_lease_is_removed_and_the_place_is_read_again(root: CacheRoot) -> None:

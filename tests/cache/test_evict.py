@@ -31,6 +31,7 @@ from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, Limits, load_settings, prepare_cache
 from dsv.errors import Denied, NoRoom, NotFound, Unreachable, Unsupported, UsageError
+from dsv.fs.shared_path import SharedPath
 
 ALL = EvictionRequest(everything=True)
 
@@ -51,11 +52,11 @@ def open_folder() -> Iterator[Path]:
 
 def nothing_is_left(root: CacheRoot) -> bool:
     here = sorted(one.name for one in root.path.iterdir())
-    parts = [list((root.dot / name).iterdir()) for name in ("claims", "fill", "room", "tmp")]
+    parts = [list((root.dot.path / name).iterdir()) for name in ("claims", "fill", "room", "tmp")]
     return (
         here == [".dsv", "dsv-cache.toml"]
         and not any(parts)
-        and list(root.trash.iterdir()) == [root.spare_folder]
+        and list(root.trash.path.iterdir()) == [root.spare_folder.path]
     )
 
 
@@ -97,7 +98,9 @@ def test_a_dry_run_says_exactly_what_evicting_frees(root: CacheRoot) -> None:
     assert frees[0] == Extent(12288, 1) and frees[1].files == 16
     kept = take_inventory(root).visible
     assert [item.room.files for item in kept] == [6], "what stays on disk is on the account of what stays"
-    on_disk = sum(path.stat().st_blocks * 512 for path in root.visible(place(3)).rglob("*") if path.is_file())
+    on_disk = sum(
+        path.stat().st_blocks * 512 for path in root.visible(place(3)).path.rglob("*") if path.is_file()
+    )
     assert kept[0].room.bytes == on_disk
     dry = preview(root, CacheSettings(), ALL)
     result = evict(root, CacheSettings(), ALL)
@@ -117,7 +120,7 @@ def test_the_sum_of_all_accounts_is_what_the_disk_holds(
         donor = data.draw(st.sampled_from([None, *visible]))
         publish(
             root, place(number), {name: contents[name] for name in names}, age=number,
-            links=None if donor is None else root.visible(donor),
+            links=None if donor is None else root.visible(donor).path,
         )  # fmt: skip
     order = data.draw(st.permutations([item.place for item in take_inventory(root).visible]))
     for chosen in order:
@@ -148,10 +151,10 @@ if {last!r} == "fired":
 os._exit(9)
 """
         assert subprocess.run([sys.executable, "-c", script], cwd=Path.cwd()).returncode == 9
-    assert root.visible(place(1)).exists() and not root.visible(place(2)).exists()
+    assert root.visible(place(1)).path.exists() and not root.visible(place(2)).path.exists()
     result = evict(root, CacheSettings(), EvictionRequest())
     assert result.evicted == [] and result.leftovers == Extent(8192 + 4096, 2)
-    assert list(root.trash.iterdir()) == [root.spare_folder]
+    assert list(root.trash.path.iterdir()) == [root.spare_folder.path]
     assert [item.place for item in take_inventory(root).items] == [place(1)]
     evict(root, CacheSettings(), ALL)
     assert nothing_is_left(root)
@@ -185,6 +188,7 @@ from dsv.cache.evict import evict
 from dsv.cache.root import CacheRoot
 from dsv.cache.policy import CachedCommit, EvictionRequest
 from dsv.cache.settings import CacheSettings
+from dsv.fs.shared_path import SharedPath
 result = evict(CacheRoot(Path({str(root.path)!r})), CacheSettings(), EvictionRequest(everything=True))
 assert not result.failed, result.failed
 print(len(result.evicted), result.freed.bytes)
@@ -238,7 +242,7 @@ def test_nothing_is_due_of_50_commits(root: CacheRoot) -> None:
 
 def test_an_older_dsv_reads_a_newer_cache_but_does_not_write_it(root: CacheRoot) -> None:
     publish(root, place(1), {"a": b"1"}, age=1e6)
-    root.settings_file.write_text('protocol = 2\nsomething_new = "x"\n')
+    root.settings_file.path.write_text('protocol = 2\nsomething_new = "x"\n')
     found = load_settings(root)
     assert preview(root, found, EvictionRequest()).evicted != []
     with pytest.raises(Unsupported, match="protocol 2"):
@@ -261,30 +265,30 @@ def test_an_older_dsv_reads_a_newer_cache_but_does_not_write_it(root: CacheRoot)
     ],
 )
 def test_settings_that_cannot_be_meant_are_named(root: CacheRoot, text: str) -> None:
-    root.settings_file.write_text(text)
+    root.settings_file.path.write_text(text)
     with pytest.raises(UsageError, match=r"dsv-cache\.toml"):
         load_settings(root)
 
 
 def test_settings_that_cannot_be_read_are_an_error_and_never_no_limits(root: CacheRoot) -> None:
     comment = "# " + "x" * 78 + "\n"
-    root.settings_file.write_text('max_size = "1G"\n' + comment * 14_000)  # more than 1 MiB
+    root.settings_file.path.write_text('max_size = "1G"\n' + comment * 14_000)  # more than 1 MiB
     with pytest.raises(UsageError, match=r"dsv-cache\.toml is not a file of at most"):
         load_settings(root)
-    root.settings_file.unlink()
+    root.settings_file.path.unlink()
     assert load_settings(root).limits.max_size is None
-    for make in (root.settings_file.mkdir, lambda: root.settings_file.symlink_to("nowhere")):
+    for make in (root.settings_file.path.mkdir, lambda: root.settings_file.path.symlink_to("nowhere")):
         make()
         with pytest.raises(UsageError, match=r"dsv-cache\.toml is not a file of at most"):
             prepare_cache(root)
-        if root.settings_file.is_symlink():
-            root.settings_file.unlink()
+        if root.settings_file.path.is_symlink():
+            root.settings_file.path.unlink()
         else:
-            root.settings_file.rmdir()
+            root.settings_file.path.rmdir()
 
 
 def test_settings_as_documented(root: CacheRoot) -> None:
-    root.settings_file.write_text(
+    root.settings_file.path.write_text(
         'unused_for = "never"\nmax_size = "20T"\nmax_files = 50_000_000\nmin_free = "5%"\nprotected = ["team-a/*"]\n'
         '[datasets."scratch/*"]\nunused_for = "6h"\nmax_size = "500G"\n[datasets."team-a/tmp"]\nprotected = false\n'
     )
@@ -308,9 +312,9 @@ class TestRemoval:
         os.link(tree / "d0" / "f", tree / "d1" / "twice")
         (tree / "link").symlink_to("../outside")
         (tree / "d2" / "link").symlink_to("../../outside")
-        dry = Remover(dry=True).remove(tree)
+        dry = Remover(dry=True).remove(SharedPath(tree.parent) / tree.name)
         assert (tree / "d0" / "f").exists()
-        removed = Remover().remove(tree)
+        removed = Remover().remove(SharedPath(tree.parent) / tree.name)
         assert not tree.exists() and (outside / "precious").read_bytes() == bytes(5000)
         assert removed.room == dry.room and removed.files == dry.files == 24
         assert removed.room.files == 22 and removed.room.bytes == 20 * 8192
@@ -326,8 +330,8 @@ class TestRemoval:
             folder = deeper
         os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=folder))
         os.close(folder)
-        Remover(dry=True).remove(top)
-        assert Remover().remove(top).files == 1
+        Remover(dry=True).remove(SharedPath(top.parent) / top.name)
+        assert Remover().remove(SharedPath(top.parent) / top.name).files == 1
         assert list(tmp_path.iterdir()) == []
 
     def test_a_folder_that_is_still_written_to_is_removed_in_the_end(self, tmp_path: Path) -> None:
@@ -346,7 +350,7 @@ for n in range(50):
         writer = subprocess.Popen([sys.executable, "-c", script])
         while not any((top / "d").iterdir()):
             time.sleep(0.01)
-        Remover().remove(top)
+        Remover().remove(SharedPath(top.parent) / top.name)
         assert not top.exists()
         writer.wait()
 
@@ -387,7 +391,7 @@ for n in range(50):
         monkeypatch.setattr(os, "close", close)
         monkeypatch.setattr(removal, "wait", wait)
         with pytest.raises(PermissionError):
-            Remover().remove(top)
+            Remover().remove(SharedPath(top.parent) / top.name)
         assert [one.name for one in top.iterdir()] == ["stuck"]
 
     def test_what_threads_still_empty_stays_open_if_no_further_thread_starts(
@@ -436,12 +440,12 @@ for n in range(50):
         monkeypatch.setattr(os, "open", open_below)
         monkeypatch.setattr(os, "close", close)
         with pytest.raises(RuntimeError):
-            Remover().remove(top)
+            Remover().remove(SharedPath(top.parent) / top.name)
         assert lost == []
 
     def test_what_is_missing_is_no_error(self, tmp_path: Path) -> None:
-        assert Remover().remove(tmp_path / "no").files == 0
-        assert Remover().remove(tmp_path / "no" / "deeper").files == 0
+        assert Remover().remove(SharedPath(tmp_path) / "no").files == 0
+        assert Remover().remove(SharedPath(tmp_path) / "no/deeper").files == 0
 
 
 def test_a_full_disk_does_not_keep_from_evicting(tmp_path: Path) -> None:
@@ -466,9 +470,9 @@ def test_a_full_disk_does_not_keep_from_evicting(tmp_path: Path) -> None:
                 continue
         with pytest.raises(OSError, match="No space"):
             (mount / "one-more").touch()
-        before = set(root.claims(place(2)).glob("lease-*"))
+        before = set(root.claims(place(2)).path.glob("lease-*"))
         lease.renew()
-        assert before.isdisjoint(root.claims(place(2)).glob("lease-*"))
+        assert before.isdisjoint(root.claims(place(2)).path.glob("lease-*"))
         result = evict(root, CacheSettings(), ALL)
         assert result.failed == [] and [one.place for one in result.evicted] == [place(1)]
         assert "in use by run" in result.kept[0].reason
@@ -499,9 +503,9 @@ def test_a_cache_that_may_only_be_read_says_so(open_folder: Path) -> None:
 
 
 def test_a_file_in_place_of_one_of_dsvs_own_folders_is_not_an_absent_cache(root: CacheRoot) -> None:
-    (root.dot / "claims").rmdir()
-    (root.dot / "claims").touch()
+    (root.dot.path / "claims").rmdir()
+    (root.dot.path / "claims").touch()
     with pytest.raises(Unreachable, match="Not a directory"):
         evict(root, CacheSettings(), ALL)
     with pytest.raises(NotFound, match="Not a directory"):
-        prepare_cache(CacheRoot(root.settings_file / "cache"))
+        prepare_cache(CacheRoot(root.settings_file.path / "cache"))

@@ -65,8 +65,8 @@ def test_what_is_evicted_for_a_fill_is_counted_in_inodes_too(
     commit = world.commit(small_files(OLD + 40))
     disk.limit(files=FEW)
     world.check(commit, cache_it(root, world, commit).path)
-    assert not root.visible(place(1)).exists()
-    assert not root.visible(place(2)).exists(), "one of the two was not enough"
+    assert not root.visible(place(1)).path.exists()
+    assert not root.visible(place(2)).path.exists(), "one of the two was not enough"
     assert reservations.reservations(root) == []
 
 
@@ -74,8 +74,8 @@ def test_no_more_is_evicted_than_the_inodes_need(disk: SmallDisk, root: CacheRoo
     commit = world.commit(small_files(OLD - 10))
     disk.limit(files=FEW)
     world.check(commit, cache_it(root, world, commit).path)
-    assert root.visible(place(2)).is_dir()
-    assert not root.visible(place(1)).exists()
+    assert root.visible(place(2)).path.is_dir()
+    assert not root.visible(place(1)).path.exists()
 
 
 def test_a_fill_that_has_too_few_inodes_is_refused_before_anything_is_evicted(
@@ -90,7 +90,7 @@ def test_a_fill_that_has_too_few_inodes_is_refused_before_anything_is_evicted(
         ) as caught:
             cache_it(root, world, commit)
         assert caught.value.exit_code == 7
-        assert len(list(root.visible(place(2)).iterdir())) == OLD, "it would not have been enough"
+        assert len(list(root.visible(place(2)).path.iterdir())) == OLD, "it would not have been enough"
     assert world.fetched() == []
     assert reservations.reservations(root) == []
 
@@ -126,7 +126,7 @@ def test_folders_are_counted_before_anything_is_fetched(
     assert reservations.reservations(root) == []
     disk.limit(files=200)
     world.check(commit, cache_it(root, world, commit).path)
-    assert not root.visible(place(1)).exists() and not root.visible(place(2)).exists()
+    assert not root.visible(place(1)).path.exists() and not root.visible(place(2)).path.exists()
 
 
 def test_a_fill_that_lacks_inodes_alone_asks_for_no_bytes(

@@ -41,7 +41,7 @@ def reporter(tmp_path: Path, notes: Notes) -> Reporter:
     plan = Plan(
         1, "f" * 32, "00" * 16, "a" * 64, [], 2, 10, 2, 4096, 2, [Part(0, 0, 0, 1, 1, 5)] * 2, [], False
     )
-    directory = FillDirectory(root, Place("xrays", "a" * 64), "f" * 32, root.temporary, plan)
+    directory = FillDirectory(root, Place("xrays", "a" * 64), "f" * 32, root.temporary.path, plan)
     return Reporter(notes, directory, Heartbeat(root, system.kind_of(root.path)))
 
 

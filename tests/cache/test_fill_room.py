@@ -64,7 +64,7 @@ def test_a_fill_that_does_not_fit_ends_without_a_trace(small_disk: Path, world: 
     with pytest.raises(NoRoom, match="still to come") as caught:
         fill(root, request_for(commit), source, ensure_room=plenty)
     assert caught.value.exit_code == 7
-    assert not root.visible(request_for(commit).place).exists()
+    assert not root.visible(request_for(commit).place).path.exists()
     assert reservations.reservations(root) == []
     free = os.statvfs(small_disk)
     assert free.f_bavail * free.f_bsize > 15 * MB
@@ -144,9 +144,9 @@ def test_limits_are_looked_at_while_filling(
     with pytest.raises(NoRoom, match="owner's limit"):
         fill(root, request_for(commit), FakeSource(world.folder, str(commit), pause=0.01), ensure_room=limit)
     assert calls[0].bytes >= calls[1].bytes >= calls[2].bytes
-    assert not root.visible(request_for(commit).place).exists()
+    assert not root.visible(request_for(commit).place).path.exists()
     assert reservations.reservations(root) == []
-    assert not list(root.fill(request_for(commit).place).parent.glob("*"))
+    assert not list(root.fill(request_for(commit).place).path.parent.glob("*"))
 
 
 def test_limits_are_looked_at_while_files_that_could_not_be_linked_are_fetched(
@@ -158,7 +158,7 @@ def test_limits_are_looked_at_while_files_that_could_not_be_linked_are_fetched(
     files = [File(f"f/{number:03d}", 100, str(number)) for number in range(640)]
     first, second = world.commit(files), world.commit([*files, File("new", 10, "n")])
     fill(root, request_for(first), FakeSource(world.folder, str(first)), ensure_room=plenty)
-    for file in (root.visible(request_for(first).place) / "f").iterdir():
+    for file in (root.visible(request_for(first).place).path / "f").iterdir():
         os.utime(file)
     calls: list[Need] = []
     source = FakeSource(world.folder, str(second), pause=0.002)
@@ -183,7 +183,7 @@ def test_of_two_that_run_out_of_room_at_the_same_moment_the_last_gives_the_fill_
         stop(heartbeat)
 
     def limit(need: Need) -> None:
-        if root.fill(place).is_dir():
+        if root.fill(place).path.is_dir():
             refused.wait(PATIENCE)
             raise NoRoom("others fill the disk")
 
@@ -195,13 +195,13 @@ def test_of_two_that_run_out_of_room_at_the_same_moment_the_last_gives_the_fill_
 
     with ThreadPoolExecutor(2) as pool:
         one = pool.submit(fill_it)
-        until(lambda: root.fill(place).is_dir())
+        until(lambda: root.fill(place).path.is_dir())
         other = pool.submit(fill_it)
         for ended in (one, other):
             with pytest.raises(NoRoom, match="others fill the disk"):
                 ended.result()
-    assert list(root.room.iterdir()) == []
-    assert not root.fill(place).exists()
+    assert list(root.room.path.iterdir()) == []
+    assert not root.fill(place).path.exists()
 
 
 def test_a_worker_can_leave_on_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_a_commit_that_fits_only_without_its_donor_takes_nothing_from_it(
     most = 100 * 102_400  # 60 are there, 50 would have to come beside them, and 80 are all of the new one
     result = fill(root, request_for(new), FakeSource(world.folder, str(new)), ensure_room=Owner(root, most))
     world.check(new, result.path)
-    assert not root.visible(old).exists()
+    assert not root.visible(old).path.exists()
     assert (result.linked_files, len(world.fetched())) == (0, 80)
     assert reservations.reservations(root) == []
 
@@ -275,8 +275,8 @@ def test_of_several_donors_only_those_go_that_have_to(tmp_path: Path, world: Wor
         root, request_for(new), FakeSource(world.folder, str(new)), ensure_room=Owner(root, 80 * 102_400)
     )
     world.check(new, result.path)
-    assert not root.visible(oldest).exists()
-    assert root.visible(newer).exists()
+    assert not root.visible(oldest).path.exists()
+    assert root.visible(newer).path.exists()
     assert result.linked_files == 10
 
 
@@ -291,7 +291,7 @@ def test_nothing_is_evicted_if_that_would_not_make_enough_room(tmp_path: Path, w
     source = FakeSource(world.folder, str(new))
     with pytest.raises(NoRoom, match="max_size"):
         fill(root, request_for(new), source, ensure_room=Owner(root, 80 * 102_400))
-    assert all(root.visible(place).exists() for place in there)
+    assert all(root.visible(place).path.exists() for place in there)
     assert reservations.reservations(root) == []
 
 
@@ -307,8 +307,8 @@ def test_a_donor_in_use_is_taken_from_for_all_that(tmp_path: Path, world: World)
             root, request_for(new), FakeSource(world.folder, str(new)), ensure_room=Owner(root, 95 * 102_400)
         )
     world.check(new, result.path)
-    assert root.visible(used).exists()
-    assert not root.visible(spare).exists()
+    assert root.visible(used).path.exists()
+    assert not root.visible(spare).path.exists()
     assert result.linked_files == 35
 
 

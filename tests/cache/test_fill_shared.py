@@ -88,7 +88,7 @@ def test_whoever_shares_a_fill_names_all_that_is_damaged(
 
 
 def pids_at_work(root: CacheRoot, commit: CommitId) -> set[int]:
-    sites = root.fill(FillRequest("xrays", commit, STORE).place).glob("at-*")
+    sites = root.fill(FillRequest("xrays", commit, STORE).place).path.glob("at-*")
     return {worker.owner.pid for site in sites for worker in read_workers(site / "workers").values()}
 
 
@@ -227,12 +227,12 @@ def test_nor_when_the_commit_was_evicted_and_filled_again_meanwhile(
     commit = world.commit(LARGE)
     process = held_writer(root, world, commit)
     visible = fill_here(root, world, commit)
-    visible.rename(root.trash / "evicted")
-    for record in root.claims(FillRequest("xrays", commit, STORE).place).glob("entry-*"):
+    visible.rename(root.trash.path / "evicted")
+    for record in root.claims(FillRequest("xrays", commit, STORE).place).path.glob("entry-*"):
         record.unlink()
     Remover().remove(root.trash / "evicted")
     second = filler.start(root, world.folder, commit, wait_after=3)  # until the first is let go
-    until(lambda: len(list(root.fill(FillRequest("xrays", commit, STORE).place).glob("at-*"))) == 1)
+    until(lambda: len(list(root.fill(FillRequest("xrays", commit, STORE).place).path.glob("at-*"))) == 1)
     let_go(process, world)
     assert filler.finish(second)["path"] == str(visible)
     assert filler.finish(process)["path"] == str(visible)  # type: ignore[arg-type]
@@ -246,7 +246,7 @@ def test_what_an_earlier_claimer_left_torn_is_replaced(root: CacheRoot, world: W
     until(lambda: len(world.fetched()) > 40)
     process.kill()
     process.communicate()
-    (site,) = root.fill(FillRequest("xrays", commit, STORE).place).glob("at-*")
+    (site,) = root.fill(FillRequest("xrays", commit, STORE).place).path.glob("at-*")
     done = list((site / "parts").glob("*.done.*"))
     assert done
     for mark in done:  # made under another boot: what it says may not have reached the disk
@@ -270,7 +270,7 @@ def test_what_an_earlier_claimer_linked_is_not_read(
     until(lambda: len(world.fetched()) - before > 40)
     process.kill()
     process.communicate()
-    (site,) = root.fill(FillRequest("xrays", commit, STORE).place).glob("at-*")
+    (site,) = root.fill(FillRequest("xrays", commit, STORE).place).path.glob("at-*")
     for mark in list((site / "parts").glob("*.done.*")):  # as after a power cut
         mark.rename(mark.with_suffix(".00000000"))
     read, hash_content = list[int](), files.hash_content

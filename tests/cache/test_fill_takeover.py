@@ -17,13 +17,23 @@ from tests.waiting import PATIENCE
 from dsv.cache.fill.files import Folders, Rights, State, examine
 from dsv.cache.fill.parts import Claim, ClaimTable, block_drafts, draft_name
 from dsv.cache.root import FILE_TIME
+from dsv.fs.attributes import server_time
+from dsv.fs.shared_path import Listed, SharedPath
 from dsv.fs.system import FileSystem
 
 LOCAL, REMOTE = FileSystem(remote=False, sync_each=False), FileSystem(remote=True, sync_each=True)
 
 
+def listed(names: list[str]) -> list[Listed]:
+    return [Listed(name, False, True) for name in names]
+
+
+def table(folder: Path, parts: int, owner: str, kind: FileSystem) -> ClaimTable:
+    return ClaimTable(SharedPath(folder), parts, owner, kind, lambda asked: server_time(asked.path))
+
+
 def claim_table(folder: Path, owner: str, parts: int = 4, kind: FileSystem = LOCAL) -> ClaimTable:
-    made = ClaimTable(folder, parts, owner, kind)
+    made = table(folder, parts, owner, kind)
     made.refresh()
     return made
 
@@ -48,7 +58,7 @@ def test_a_listing_that_misses_its_own_claims_gives_no_part_to_a_process_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over NFS a folder that others change meanwhile is sometimes listed without its first names."""
-    mine, other = (ClaimTable(tmp_path, 4, owner, LOCAL) for owner in ("mine", "other"))
+    mine, other = (table(tmp_path, 4, owner, LOCAL) for owner in ("mine", "other"))
     claims = [mine.claim_free() for _ in range(2)]
     mine.finish(Claim(0, 1))
     assert [claim and claim.part for claim in claims] == [0, 1]
@@ -56,7 +66,7 @@ def test_a_listing_that_misses_its_own_claims_gives_no_part_to_a_process_twice(
     other.begin_at(2)
     assert other.claim_free() == Claim(2, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "listdir", lambda folder: ["2.1"])
+        patch.setattr(SharedPath, "entries", lambda folder: listed(["2.1"]))
         mine.refresh()
         assert mine.done == 1
         assert mine.claim_free() == Claim(3, 1)
@@ -68,7 +78,7 @@ def test_a_listing_that_misses_its_own_claims_gives_no_part_to_a_process_twice(
 def test_a_listing_that_lacks_a_further_claim_or_its_end_misleads_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = (ClaimTable(tmp_path, 1, owner, REMOTE) for owner in ("first", "second"))
+    first, second = (table(tmp_path, 1, owner, REMOTE) for owner in ("first", "second"))
     old = first.claim_free()
     assert old is not None
     second.refresh()
@@ -76,14 +86,14 @@ def test_a_listing_that_lacks_a_further_claim_or_its_end_misleads_nobody(
     assert new == Claim(0, 2)
     first.finish(old)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "listdir", lambda folder: ["0.1", "0.1.done"])
+        patch.setattr(SharedPath, "entries", lambda folder: listed(["0.1", "0.1.done"]))
         first.refresh()
         assert first.all_done and not first.confirm_done()
-    third = ClaimTable(tmp_path, 1, "third", REMOTE)
+    third = table(tmp_path, 1, "third", REMOTE)
     third.refresh()
     second.finish(new)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "listdir", lambda folder: ["0.1"])
+        patch.setattr(SharedPath, "entries", lambda folder: listed(["0.1"]))
         taken = third.claim_abandoned(lambda owner: True)
     assert taken == Claim(0, 3, done=True)
 
@@ -183,8 +193,8 @@ def test_drafts_that_were_barred_can_neither_be_used_nor_made(tmp_path: Path, ma
         old.mkdir()
         (old / "half").write_bytes(b"...")
         handle = os.open(old, os.O_RDONLY)
-    block_drafts(tmp_path, 7, 3)
-    block_drafts(tmp_path, 7, 3)
+    block_drafts(SharedPath(tmp_path), 7, 3)
+    block_drafts(SharedPath(tmp_path), 7, 3)
     with pytest.raises(OSError):
         old.mkdir()
     with pytest.raises(OSError):
@@ -237,7 +247,7 @@ def test_drafts_are_barred_against_a_process_that_keeps_adding_to_them(tmp_path:
         ended.set()
 
     threading.Thread(target=add, daemon=True).start()
-    block_drafts(tmp_path, 0, 2)
+    block_drafts(SharedPath(tmp_path), 0, 2)
     assert ended.wait(PATIENCE)
     assert old.is_symlink()
     os.close(handle)
@@ -257,7 +267,7 @@ def test_a_file_that_comes_between_the_listing_and_the_removal_is_removed_too(
         remove(path, **how)
 
     monkeypatch.setattr(os, "rmdir", add_and_remove)
-    block_drafts(tmp_path, 0, 2)
+    block_drafts(SharedPath(tmp_path), 0, 2)
     assert old.is_symlink()
 
 
@@ -273,4 +283,4 @@ def test_a_process_that_never_stops_adding_drafts_is_an_error(
 
     monkeypatch.setattr(os, "rmdir", refuse)
     with pytest.raises(OSError, match="not empty"):
-        block_drafts(tmp_path, 0, 2)
+        block_drafts(SharedPath(tmp_path), 0, 2)

@@ -94,7 +94,8 @@ from pathlib import Path
 from dsv.cache.root import CacheRoot
 import os, sys
 sys.stdin.read()
-won = CacheRoot(Path({str(root.path)!r})).write_once(Path({str(path)!r}), str(os.getpid()).encode() * 1000)
+root = CacheRoot(Path({str(root.path)!r}))
+won = root.write_once(root.top / {path.below!r}, str(os.getpid()).encode() * 1000)
 print(os.getpid() if won else "")
 """
     running = [
@@ -109,8 +110,8 @@ print(os.getpid() if won else "")
     winners = [text for one in running if (text := (one.stdout.read() if one.stdout else "").strip())]
     for one in running:
         one.wait()
-    assert len(winners) == 1 and path.read_bytes() == winners[0].encode() * 1000
-    assert everything_below(root.temporary) == []
+    assert len(winners) == 1 and path.path.read_bytes() == winners[0].encode() * 1000
+    assert everything_below(root.temporary.path) == []
 
 
 def test_writing_survives_folders_that_are_removed_meanwhile(root: CacheRoot) -> None:
@@ -145,7 +146,7 @@ def test_the_servers_time_is_the_time_of_a_change_and_never_goes_back(root: Cach
         time.sleep(0.002)
     assert times == sorted(times)
     assert before - 1 < times[0] and times[-1] < time.time() + 1
-    assert everything_below(root.temporary) == []
+    assert everything_below(root.temporary.path) == []
 
 
 def test_small_files(tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ def test_a_root_that_becomes_a_groups_later_passes_it_on_all_the_same(tmp_path: 
     later = CacheRoot(root.path)
     before = os.umask(0)  # else mkdir alone would not do for other reasons
     try:
-        for path in (later.claims(place()), later.path / "xrays"):
+        for path in (later.claims(place()), later.top / "xrays"):
             later.make_directory(path)
             found = path.stat()
             assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o2775, root.path.stat().st_gid)
@@ -246,7 +247,7 @@ class TestSeveralUsers:
 
         as_user(ANN, 0o077, ann)
         as_user(BOB, 0o027, bob)
-        for path in [shared.dot, *shared.dot.rglob("*")]:
+        for path in [shared.dot.path, *shared.dot.path.rglob("*")]:
             found = path.lstat()
             assert found.st_gid == TEAM, path
             if stat.S_ISDIR(found.st_mode):
@@ -264,7 +265,7 @@ class TestSeveralUsers:
             publish(shared, place(1), {"a": b"1"}, age=1e6)
 
         as_user(BOB, 0o022, make)
-        assert {path.lstat().st_gid for path in shared.dot.rglob("*") if path.is_dir()} == {TEAM}
+        assert {path.lstat().st_gid for path in shared.dot.path.rglob("*") if path.is_dir()} == {TEAM}
         as_user(ANN, 0o022, lambda: _evicts(shared, 1))
 
     def test_a_private_cache_stays_private(self, shared: CacheRoot) -> None:

@@ -30,6 +30,7 @@ from dsv.cache.settings import CacheSettings, load_settings
 from dsv.errors import Conflict, DsvError
 from dsv.fs import system
 from dsv.fs.files import list_names
+from dsv.fs.shared_path import SharedPath
 from dsv.fs.system import FileSystem
 
 ALL = EvictionRequest(everything=True)
@@ -53,7 +54,7 @@ def test_a_lease_keeps_a_commit_until_it_is_released(root: CacheRoot) -> None:
         kept = evict(root, CacheSettings(), ALL).kept
         assert [one.reason for one in kept] == [lease.record.describe()] and "run r1" in kept[0].reason
     assert len(evict(root, CacheSettings(), ALL).evicted) == 1
-    assert not root.visible(place()).exists()
+    assert not root.visible(place()).path.exists()
 
 
 def test_the_file_server_decides_between_a_taker_and_an_evictor(root: CacheRoot) -> None:
@@ -61,35 +62,35 @@ def test_the_file_server_decides_between_a_taker_and_an_evictor(root: CacheRoot)
     intent = Intent.declare(root, place(), root.now())
     lease = Lease.take(root, place(), "run")
     assert lease.confirm()
-    assert not intent.rename_to_trash(visible)
+    assert not intent.rename_to_trash(root.visible(place()))
     assert (visible / "a").read_bytes() == b"1"
     intent.withdraw()
     lease.release()
-    assert [one.name for one in root.trash.iterdir()] == ["spare"]
+    assert [one.name for one in root.trash.path.iterdir()] == ["spare"]
 
 
 def test_a_taker_that_comes_too_late_knows_it(root: CacheRoot) -> None:
-    visible = publish(root, place(), {"a": b"1"})
+    publish(root, place(), {"a": b"1"})
     intent = Intent.declare(root, place(), root.now())
-    assert intent.rename_to_trash(visible)
+    assert intent.rename_to_trash(root.visible(place()))
     with Lease.take(root, place(), "run") as lease:
         assert not lease.confirm()
 
 
 def test_the_intent_of_a_dead_evictor_delays_no_lease_and_evicts_nothing(root: CacheRoot) -> None:
-    visible = publish(root, place(), {"a": b"1"})
+    publish(root, place(), {"a": b"1"})
     old = Intent.declare(root, place(), root.now() - 1e6)
     with Lease.take(root, place(), "run") as lease:
         assert lease.confirm()
-        assert not old.rename_to_trash(visible), "it comes back after hours and goes on"
+        assert not old.rename_to_trash(root.visible(place())), "it comes back after hours and goes on"
 
 
 def test_two_evictors_of_one_commit(root: CacheRoot) -> None:
-    visible = publish(root, place(), {"a": b"1"})
+    publish(root, place(), {"a": b"1"})
     first = Intent.declare(root, place(), root.now())
     second = Intent.declare(root, place(), root.now())
-    assert first.rename_to_trash(visible)
-    assert not second.rename_to_trash(visible)
+    assert first.rename_to_trash(root.visible(place()))
+    assert not second.rename_to_trash(root.visible(place()))
 
 
 def test_renewing_keeps_it_valid_and_the_folder_small(
@@ -143,10 +144,10 @@ def test_clearing_expired_leases_never_hits_a_renewed_one(root: CacheRoot, clock
     names = [name for name in read_claims(root, place()).names if name.startswith("lease-")]
     lease.renew()
     for name in names:
-        (root.claims(place()) / name).unlink(missing_ok=True)
+        (root.claims(place()).path / name).unlink(missing_ok=True)
     assert [one.owner for one in read_claims(root, place()).leases] == [lease.record.owner]
     for name in read_claims(root, place()).names:  # and where all of it was cleared, it is written anew
-        (root.claims(place()) / name).unlink()
+        (root.claims(place()).path / name).unlink()
     lease.renew()
     assert len(read_claims(root, place()).leases) == 1
     lease.release()
@@ -196,7 +197,7 @@ def test_a_full_disk_after_one_of_the_two_names_was_cleared_away(disk: SmallDisk
     publish(root, place(), {"a": b"1"})
     lease = Lease.take(root, place(), "run")
     lease.renew()
-    (root.claims(place()) / names_of(lease)[0]).unlink()
+    (root.claims(place()).path / names_of(lease)[0]).unlink()
     disk.limit(files=0)
     for _ in range(3):
         before = names_of(lease)
@@ -213,16 +214,15 @@ def test_a_renewal_that_fails_after_all_costs_no_name_and_leaves_none(
     publish(root, place(), {"a": b"1"})
     lease = Lease.take(root, place(), "run")
     lease.renew()
-    rename = Path.rename
+    rename = SharedPath.rename
 
-    def done_and_failed(self: Path, target: Path) -> Path:
+    def done_and_failed(self: SharedPath, target: SharedPath) -> None:
+        rename(self, target)
         if self.name.startswith("lease-"):
-            rename(self, target)
             raise OSError(errno.EIO, "the server did it, but its answer was lost")
-        return rename(self, target)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", done_and_failed)
+        patched.setattr(SharedPath, "rename", done_and_failed)
         with pytest.raises(OSError, match="lost"):
             lease.renew()
     seen = names_of(lease)
@@ -307,7 +307,7 @@ def test_a_hold_that_failed_leaves_nothing_behind(root: CacheRoot, monkeypatch: 
 
 def test_a_claim_of_a_newer_dsv_is_respected_for_a_day(root: CacheRoot) -> None:
     publish(root, place(), {"a": b"1"}, age=1e6)
-    path = root.claims(place()) / "lease-in a newer way"
+    path = root.claims(place()).path / "lease-in a newer way"
     path.write_text("whatever")
     assert "does not understand" in evict(root, CacheSettings(), ALL).kept[0].reason
     os.utime(path, (1, 1))
@@ -333,7 +333,7 @@ def _taker(path: str, over: Event, torn: multiprocessing.Queue[str]) -> None:
                 if not lease.confirm():
                     torn.put("a commit went that was published under a lease")
             for _ in range(5):
-                if not (root.visible(place()) / "b/c").exists():
+                if not (root.visible(place()).path / "b/c").exists():
                     torn.put("a leased file is missing")
                 time.sleep(0.001)
 
@@ -361,8 +361,10 @@ def test_takers_and_evictors_in_many_processes(root: CacheRoot) -> None:
     assert [job.exitcode for job in (*takers, *evictors)] == [0] * 4
     assert torn.empty(), torn.get()
     evict(root, CacheSettings(), ALL)
-    assert not root.visible(place()).exists() and [one.name for one in root.trash.iterdir()] == ["spare"]
-    assert list((root.dot / "claims").iterdir()) == []
+    assert not root.visible(place()).path.exists() and [one.name for one in root.trash.path.iterdir()] == [
+        "spare"
+    ]
+    assert list((root.dot.path / "claims").iterdir()) == []
 
 
 def test_the_renewing_thread_survives_what_it_cannot_write(
@@ -408,7 +410,7 @@ def test_the_renewing_thread_survives_a_symlink_in_place_of_the_claims(
                 raise
 
         monkeypatch.setattr(lease, "renew", noted)
-        folder = root.claims(place()).parent
+        folder = root.claims(place()).path.parent
         away = folder.rename(root.path / "away")
         folder.symlink_to("nowhere")
         until(lambda: len(errors) > 1)
@@ -417,7 +419,7 @@ def test_the_renewing_thread_survives_a_symlink_in_place_of_the_claims(
         clock.move(3601)
         assert not lease.secure and not lease.lost.is_set()
         if evicted:
-            visible.rename(root.trash / "gone")
+            visible.rename(root.trash.path / "gone")
         folder.unlink()
         away.rename(folder)
         until(lambda: lease.secure or lease.lost.is_set())
@@ -429,8 +431,8 @@ def test_a_lease_is_released_though_its_use_cannot_be_recorded(root: CacheRoot) 
     publish(root, place(), {"a": b"1"})
     lease = Lease.take(root, place(), "run")
     assert lease.confirm()
-    shutil.rmtree(root.temporary)
-    root.temporary.symlink_to("nowhere")
+    shutil.rmtree(root.temporary.path)
+    root.temporary.path.symlink_to("nowhere")
     lease.release()
     assert names_of(lease) == []
 
@@ -504,7 +506,7 @@ def test_an_evictor_respects_a_lease_that_one_listing_lacks(
 
     monkeypatch.setattr(Intent, "declare", declared)
     result = evict_from(root, CacheSettings(), ALL, stock)
-    assert not result.evicted and root.visible(place()).is_dir()
+    assert not result.evicted and root.visible(place()).path.is_dir()
     assert [one.reason for one in result.kept] == [lease.record.describe()]
     lease.release()
 

@@ -52,7 +52,7 @@ _COUNT = itertools.count()
 
 def settle(root: CacheRoot, number: int, seconds: float = 2 * SETTLED) -> None:
     """As if the claims of a place had last changed so long ago, at a moment when nothing else did."""
-    folder = root.claims(place(number))
+    folder = root.claims(place(number)).path
     moment = folder.stat().st_mtime_ns - round(seconds * 1e9) - next(_COUNT)
     os.utime(folder, ns=(moment, moment))
 
@@ -106,10 +106,10 @@ def test_a_folder_that_changed_just_now_is_read_again_though_its_time_is_the_sam
 ) -> None:
     """A file system may count whole seconds: two changes within one then leave the same time."""
     settle(root, 0, -2 * SETTLED)
-    changed = root.claims(place(0)).stat().st_mtime_ns
+    changed = root.claims(place(0)).path.stat().st_mtime_ns
     evict_nothing(root)
     hold(root, place(0))
-    os.utime(root.claims(place(0)), ns=(changed, changed))
+    os.utime(root.claims(place(0)).path, ns=(changed, changed))
     reads.clear()
     item = next(one for one in take_inventory(root).visible if one.place == place(0))
     assert item.claims.pins and reads == [place(0)]
@@ -121,13 +121,13 @@ def test_a_preview_writes_nothing_and_few_places_are_not_worth_a_file(tmp_path: 
         publish(root, place(number), {"a": b"1"})
         settle(root, number)
     evict_nothing(root)
-    assert not root.inventory.exists()
+    assert not root.inventory.path.exists()
     publish(root, place(WORTH_KEEPING), {"a": b"1"})
     settle(root, WORTH_KEEPING)
     preview(root, CacheSettings(), EvictionRequest())
-    assert not root.inventory.exists()
+    assert not root.inventory.path.exists()
     evict_nothing(root)
-    assert root.inventory.exists()
+    assert root.inventory.path.exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"[", b"\xff" * 100, b'{"version":2,"places":{}}', b"[" * 100_000])
@@ -135,13 +135,13 @@ def test_a_file_that_means_nothing_counts_as_missing(
     root: CacheRoot, reads: list[Place], content: bytes
 ) -> None:
     evict_nothing(root)
-    root.inventory.chmod(0o600)
-    root.inventory.write_bytes(content)
+    root.inventory.path.chmod(0o600)
+    root.inventory.path.write_bytes(content)
     reads.clear()
     evict_nothing(root)
     assert len(reads) == MANY
-    root.inventory.unlink()
-    root.inventory.mkdir()  # it can't be replaced either
+    root.inventory.path.unlink()
+    root.inventory.path.mkdir()  # it can't be replaced either
     evict_nothing(root)
 
 
@@ -152,8 +152,8 @@ def test_what_has_gone_is_forgotten(root: CacheRoot) -> None:
         publish(root, place(number), {"a": b"1"})
         settle(root, number)
     evict_nothing(root)
-    assert place(0).name not in root.inventory.read_text()
-    assert place(2000).name in root.inventory.read_text()
+    assert place(0).name not in root.inventory.path.read_text()
+    assert place(2000).name in root.inventory.path.read_text()
 
 
 ACTIONS = st.lists(
@@ -172,7 +172,7 @@ def test_an_inventory_equals_one_that_remembers_nothing(
         patch.setattr(inventory, "WORTH_KEEPING", 1)
         for what, number in actions:
             act(root, what, number)
-            if root.claims(place(number)).is_dir():
+            if root.claims(place(number)).path.is_dir():
                 settle(root, number)
             anew = take_inventory(root, Remembered(root, root.now(), {}))
             assert said(take_inventory(root)) == said(anew), what
@@ -180,7 +180,7 @@ def test_an_inventory_equals_one_that_remembers_nothing(
 
 def act(root: CacheRoot, what: str, number: int) -> None:
     one = place(number)
-    there = root.visible(one).exists()
+    there = root.visible(one).path.exists()
     if what == "fill" and not there:
         publish(root, one, {"a": b"1"})
     elif what == "evict":
@@ -202,7 +202,7 @@ def act(root: CacheRoot, what: str, number: int) -> None:
 
 
 def next_fill(root: CacheRoot, number: int) -> str:
-    (name,) = (one.name for one in root.claims(place(number)).iterdir() if one.name.startswith("entry-"))
+    (name,) = (one.name for one in root.claims(place(number)).path.iterdir() if one.name.startswith("entry-"))
     return name.removeprefix("entry-")
 
 

@@ -38,7 +38,7 @@ def elsewhere(pid: int = 7) -> Owner:
 
 def reserve_from(root: CacheRoot, owner: Owner) -> None:
     reservations.reserve(root, place(), FILL, 100, 1)
-    record = msgspec.json.decode((root.room / FILL).read_bytes())
+    record = msgspec.json.decode((root.room.path / FILL).read_bytes())
     root.replace(root.room / FILL, msgspec.json.encode({**record, "owner": msgspec.to_builtins(owner)}))
 
 
@@ -75,7 +75,7 @@ def test_it_counts_while_its_host_renews_its_lease(root: CacheRoot, clock: Clock
     assert (one.left.bytes, one.live) == (100, True)
     clock.move(2 * LONG)
     assert reservations.reservations(root) == []
-    assert list(root.room.iterdir()) == []
+    assert list(root.room.path.iterdir()) == []
 
 
 @pytest.mark.parametrize("purpose", [None, "hold", "another's"])

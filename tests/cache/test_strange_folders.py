@@ -115,7 +115,7 @@ def test_a_dataset_whose_owner_closed_it_counts_and_stays(root: CacheRoot, world
     make_root(root.path)
     bind(root, DatasetName.parse("theirs"), STORE)
     path = publish(root, place(1, "theirs"), {"a": bytes(50_000)}, age=1e6)
-    (root.claims(place(2, "theirs"))).mkdir()
+    (root.claims(place(2, "theirs")).path).mkdir()
     path.parent.chmod(0o700)
     commit = world.commit(FILES)
     opened = take_inventory(root).items

@@ -22,7 +22,13 @@ def test_the_leftovers_of_a_process_that_died_asking_for_the_time_are_removed(
 ) -> None:
     root = make_root(tmp_path / "cache")
     root.write_once(root.binding("d"), b"")
-    folders = [root.path, root.room, root.path / "d", root.dot / "fill/d", root.dot / "claims/d"]
+    folders = [
+        root.path,
+        root.room.path,
+        root.path / "d",
+        root.dot.path / "fill/d",
+        root.dot.path / "claims/d",
+    ]
     for folder in folders:
         folder.mkdir(exist_ok=True)
         (folder / f"{PROBE}0123").touch()
@@ -39,9 +45,9 @@ def test_a_fills_folder_with_nothing_but_such_leftovers_is_removed(tmp_path: Pat
     root = make_root(tmp_path / "cache")
     home = root.fill(place())
     root.make_directory(home)
-    (home / f"{PROBE}0123").touch()
+    (home / f"{PROBE}0123").path.touch()
     evict(root, CacheSettings(), EvictionRequest())
-    assert list((root.dot / "fill").iterdir()) == []
+    assert list((root.dot.path / "fill").iterdir()) == []
 
 
 @pytest.mark.parametrize("plan", [b"a plan of a newer dsv", b'{"version": 2}'])
@@ -52,5 +58,5 @@ def test_a_fill_of_a_newer_dsv_is_left_to_it(tmp_path: Path, plan: bytes) -> Non
     root.make_directory(folder / "tree")
     root.write_once(folder / "plan", plan)
     assert [one.place for one in evict(root, CacheSettings(), ALL).evicted] == [place(1)]
-    assert (folder / "plan").read_bytes() == plan
+    assert (folder / "plan").path.read_bytes() == plan
     assert (folder / "tree").is_dir()

@@ -55,7 +55,7 @@ def _disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 def remove_empty_folders(root: CacheRoot) -> None:
     """Remove empty folders, as an evictor or the end of a fill may do at any moment."""
-    for top in (root.dot / "claims", root.dot / "fill", root.path):
+    for top in (root.dot.path / "claims", root.dot.path / "fill", root.path):
         for dataset in top.iterdir():
             if dataset.is_dir() and not dataset.name.startswith("."):
                 for folder in (*dataset.iterdir(), dataset):
@@ -65,9 +65,9 @@ def remove_empty_folders(root: CacheRoot) -> None:
 
 def replace_empty_folders(root: CacheRoot) -> None:
     """Replace empty folders of a fill's tree, as another host does that renames its own into place at the same time."""
-    for here, folders, names in os.walk(root.dot / "fill", topdown=False):
+    for here, folders, names in os.walk(root.dot.path / "fill", topdown=False):
         if not folders and not names and "/tree/" in here:
-            draft = root.temporary / os.urandom(8).hex()
+            draft = root.temporary.path / os.urandom(8).hex()
             draft.mkdir(0o755)
             with contextlib.suppress(OSError):
                 draft.rename(here)

@@ -32,7 +32,7 @@ class Scene:
         self.commit: CommitId = self.world.commit(FILES)
         (folder / "cache").mkdir(mode=0o755)
         self.root = CacheRoot(folder / "cache")
-        self.visible = self.root.visible(FillRequest("xrays", self.commit, STORE).place)
+        self.visible = self.root.visible(FillRequest("xrays", self.commit, STORE).place).path
         self._report = folder / "strace"
 
     def fill(self, *upset: str, **options: Any) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Scene:
         return answer
 
     def begin(self, *upset: str, **options: Any) -> subprocess.Popen[bytes]:
-        under = ["strace", "-f", "-o", str(self._report), "-e", "trace=syncfs,rename,execve", *upset]
+        under = ["strace", "-f", "-o", str(self._report), "-e", "trace=syncfs,renameat,execve", *upset]
         return filler.start(self.root, self.world.folder, self.commit, under=under, **options)
 
     def rows(self) -> list[list[str]]:
@@ -56,7 +56,7 @@ class Scene:
         """The syncs, and the rename that makes the commit visible: whether the filling process did it, and the line."""
         rows = self.rows()
         main = rows[0][0] if rows else ""
-        shown = re.compile(rf'syncfs\(|resumed>.*|rename\(.*"{re.escape(str(self.visible))}"')
+        shown = re.compile(rf'syncfs\(|resumed>.*|renameat\(\d+, "tree", \d+, "{self.visible.name}"')
         return [(who == main, what) for who, what in rows if shown.match(what)]
 
 
@@ -69,7 +69,7 @@ def test_the_last_thing_before_it_is_visible_is_a_sync(scene: Scene) -> None:
     assert "error" not in scene.fill()
     assert [(main, what.partition("(")[0]) for main, what in scene.calls()] == [
         (False, "syncfs"),
-        (True, "rename"),
+        (True, "renameat"),
     ]
 
 
@@ -77,7 +77,7 @@ def test_the_disk_is_kept_busy_meanwhile(scene: Scene) -> None:
     assert "error" not in scene.fill(sync_step=1 << 20)
     calls = [what.partition("(")[0] for _, what in scene.calls() if "resumed" not in what]
     assert calls.count("syncfs") > 1
-    assert calls[-2:] == ["syncfs", "rename"]
+    assert calls[-2:] == ["syncfs", "renameat"]
     scene.world.check(scene.commit, scene.visible)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dsv.cache.claims import Owner
+from dsv.cache.claims import Owner, at
 from dsv.cli.app import load
 from dsv.format.locator import ObjectKind
 from tests.api.test_damage_marks import flip
@@ -270,6 +270,34 @@ def test_evict_by_age_says_what_it_does(pets: Dsv) -> None:
     assert report["evicted"][0]["path"] == path
     assert report["freed_bytes"] > 0
     assert not Path(path).exists()
+
+
+def test_evict_says_that_the_owners_shorter_age_applies(pets: Dsv) -> None:
+    pets.ok("cache", "pets@v1")
+    assert "unused_for of 1d" in pets.ok("evict", "--unused-for", "3d").err
+    assert "unused_for" not in pets.ok("evict", "--unused-for", "12h").err
+
+
+def test_small_files_take_at_least_a_block_each(dsv: Dsv) -> None:
+    write_files(dsv.cwd, {f"{number}": b"x" for number in range(200)})
+    dsv.ok("init", "small")
+    dsv.ok("sync", "-q")
+    folder = Path(dsv.ok("cache", "small").lines[0])
+    taken = sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+    room = dsv.ok("cached", "--json").json["items"][0]["own_bytes"]
+    assert taken <= room <= taken + 8192
+
+
+def test_times_are_printed_in_the_time_zone_of_the_process(
+    pets: Dsv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert at(1_764_400_000.0) == "2025-11-29 16:06"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_limit_that_stays_exceeded_is_seven_with_results(pets: Dsv) -> None:

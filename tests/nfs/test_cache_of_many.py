@@ -28,7 +28,7 @@ def fill_with_many(folder: Path) -> None:
         publish(root, place(number), files, links=first)
     for number in range(COMMITS):
         used_until(root, place(number), root.now())
-        os.utime(root.claims(place(number)), (number, number))  # as if that was long ago
+        os.utime(root.claims(place(number)).path, (number, number))  # as if that was long ago
 
 
 def requests(member: Member) -> int:

@@ -286,6 +286,54 @@ def test_samples_whose_blocks_are_here_are_not_read_by_themselves(home: Path) ->
         assert answer().block == other
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+@pytest.mark.parametrize("listens", [True, False])
+def test_another_user_who_has_the_address_stops_no_reading(shared: Samples, listens: bool) -> None:
+    """He may have seen it while it was in use."""
+    ready, told = os.pipe()
+    name = window.address(shared)
+    pid = os.fork()
+    if pid == 0:
+        os.setuid(65534)
+        taken = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        taken.bind(name)
+        if listens:
+            taken.listen(9)
+        os.write(told, b"x")
+        signal.pause()
+    try:
+        os.read(ready, 1)
+        assert [len(data) for data in shared.read_ahead([0, 1])] == shared.sizes[:2].tolist()
+        assert window.address(shared) != name
+        assert shared._window is not None and shared._window._connection is not None
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_without_a_folder_of_ones_own_each_process_reads_alone(
+    shared: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    (tmp_path / "dsv-window-0").mkdir()
+    os.chown(tmp_path / "dsv-window-0", 65534, 65534)
+    before = len(window._started)
+    assert [len(data) for data in shared.read_ahead([0, 1])] == shared.sizes[:2].tolist()
+    assert len(window._started) == before
+
+
+def test_blocks_are_dropped_before_the_limit_of_open_files_is_reached(shared: Samples) -> None:
+    blocks = _Blocks(shared)
+    blocks._most = 2
+    few = range(min(4, len(shared.shape.starts) - 1))
+    for block in few:
+        blocks._waiting[block] = []
+        blocks._read_block(block)
+    assert len(blocks._held) == min(2, len(few))
+    assert window.resource.getrlimit(window.resource.RLIMIT_NOFILE)[0] // 2 == _Blocks(shared)._most
+
+
 def test_the_process_of_a_window_ends_when_nobody_is_connected(shared: Samples) -> None:
     before = len(window._started)  # by tests that ran in this process
     shared.read_ahead([0])

@@ -113,7 +113,7 @@ class Stager:
         found = self.targets.find(target)
         with explaining(self.root.path):
             there = lookup(self.root, found.place)
-        path = self.root.visible(found.place)
+        path = self.root.visible(found.place).path
         if there is not None:
             record = there.record
             return Staged(path, found.dataset, found.commit, record.files, record.bytes, hit=True)
@@ -140,8 +140,8 @@ class Stager:
     def _fill(self, found: Found, lease: Lease | NoLease) -> Cached:
         """Fill if needed. With a lease, the commit is kept from the moment it is seen."""
         writable = isinstance(lease, Lease)
-        if writable:
-            self.targets.bind(found)
+        if isinstance(lease, Lease):
+            self.targets.bind(found, lease.record.id)
             self.targets.remember(found)
         for _ in range(_TRIES):
             there = lookup(self.root, found.place, fresh=self._offline and writable)

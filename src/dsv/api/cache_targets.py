@@ -148,7 +148,7 @@ class Targets:
 
     def __init__(self, context: Context, root: CacheRoot, *, offline: bool = False) -> None:
         self.root = root
-        self._context = replace(context, metadata=root.dot)
+        self._context = replace(context, shared=root.dot)
         self._offline = offline or context.offline
         self._stack = ExitStack()
         self._repository: Repository | None = None
@@ -244,10 +244,10 @@ class Targets:
         place = choice.url, choice.names, self._context.store_options(choice)
         return partial(open_source, self.root, place, mirror_places(self._context))
 
-    def bind(self, found: Found) -> None:
+    def bind(self, found: Found, lease: str) -> None:
         """Bind the dataset's visible paths to this store. Raises `Conflict` if another store has them."""
         with explaining(self.root.path):
-            bind(self.root, found.dataset, found.store)
+            bind(self.root, found.dataset, found.store, lease)
 
     def _known(self, target: Target, selection: PathSet, *, branches: bool = False) -> Found | None:
         """Return what the cache alone knows; None if the store has to be asked."""

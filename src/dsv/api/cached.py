@@ -25,6 +25,7 @@ from dsv.cache.record import Filled, local_commit, read_record
 from dsv.cache.root import CacheRoot, Place, explaining, refuse_symlinks
 from dsv.cache.settings import CacheSettings, load_settings
 from dsv.errors import Conflict, UsageError
+from dsv.fs.shared_path import SharedPath
 from dsv.run.record import tree_of_run
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName, Target
@@ -263,7 +264,7 @@ def check(
     """
     root = CacheRoot(folder)
     refuse_symlinks(root)
-    known: dict[object, Path] = {}
+    known: dict[object, SharedPath] = {}
     with explaining(root.path, "check"), Targets(context, root) as finder:
         if targets:
             places = [place for target in targets for place in finder.find_cached(target)]
@@ -280,7 +281,7 @@ def _check(
     context: Context,
     finder: Targets,
     place: Place,
-    known: dict[object, Path],
+    known: dict[object, SharedPath],
     *,
     repair: bool,
     remove_foreign: bool,
@@ -293,7 +294,7 @@ def _check(
     record, there = _look(root, place, dataset)
     if record is None:
         problem = "its record is missing or unreadable, so it was not checked"
-        return Checked(root.visible(place), place, problem=problem) if there else None
+        return Checked(root.visible(place).path, place, problem=problem) if there else None
     _check_store(finder, place, record)
     context.progress.note(f"reading {place}")
     context.progress.start(record.entries, record.bytes)

@@ -17,6 +17,8 @@ from dsv.api.connection import make_context
 from dsv.api.environment import gather
 from dsv.cache.root import CacheRoot, Place, dataset_of, folder_name, is_dataset
 from dsv.fs.files import list_names
+from dsv.fs.folders import open_folder
+from dsv.fs.shared_path import AnyPath
 from dsv.repo.refs.branches import Refs
 from dsv.repo.tracking import Tracking, file_of, read, tracked_datasets
 from dsv.values.names import DatasetName
@@ -68,7 +70,7 @@ class Names:
             yield str(self._workspace.dataset), ""
         for folder in self._store_folders:
             yield from _rows(map(str, _listed(tracked_datasets, folder)), "")
-        names = _listed(list_names, CacheRoot(self._cache).binding(""))
+        names = _listed(list_names, self._cache.dot / "datasets")
         yield from _rows((str(dataset_of(name)) for name in names if is_dataset(name)), "")
         yield from _rows(map(str, self._ask(lambda refs: refs.datasets()) or ()), "")
 
@@ -118,14 +120,14 @@ class Names:
             yield name, "" if setting is None else setting.value
 
     @property
-    def _cache(self) -> Path:
-        return self._settings.cache().path
+    def _cache(self) -> CacheRoot:
+        return CacheRoot(self._settings.cache().path)
 
     @property
-    def _store_folders(self) -> list[Path]:
+    def _store_folders(self) -> list[AnyPath]:
         """The folders with past answers, here and in the cache: of the workspace's store, or else of all."""
         own = None if self._workspace is None else [str(self._workspace.store_id)]
-        above = (self._context().metadata / "stores", self._cache / ".dsv/stores")
+        above: list[AnyPath] = [self._context().metadata / "stores", self._cache.dot / "stores"]
         return [folder / each for folder in above for each in own or _listed(list_names, folder)]
 
     def _dataset(self, text: str) -> DatasetName:
@@ -163,10 +165,10 @@ class Names:
 
     def _places(self, dataset: DatasetName) -> list[Place]:
         name = folder_name(dataset)
-        found = (Place.parse(name, each) for each in _listed(list_names, self._cache / name))
+        found = (Place.parse(name, each) for each in _listed(list_names, self._cache.top / name))
         return [place for place in found if place is not None]
 
-    def _trees(self, text: str, revision: str) -> Iterator[Path]:
+    def _trees(self, text: str, revision: str) -> Iterator[AnyPath]:
         """Yield folders that hold the files of a commit, the likeliest first."""
         dataset = self._dataset(text)
         if text or revision:
@@ -175,7 +177,7 @@ class Names:
             commit = name if tracked is None or tracked.commit is None else tracked.commit
             for place in self._places(dataset):
                 if len(commit) >= 8 and place.name.startswith(commit):
-                    yield self._cache / place.dataset / place.name
+                    yield self._cache.visible(place)
         if self._workspace is not None and dataset == self._workspace.dataset:
             yield self._workspace.root
 
@@ -184,14 +186,14 @@ def _rows(names: Iterable[str], about: str) -> Rows:
     return ((name, about) for name in names)
 
 
-def _listed(read: Callable[[Path], list[_T]], folder: Path) -> list[_T]:
+def _listed(read: Callable[[AnyPath], list[_T]], folder: AnyPath) -> list[_T]:
     """Return the entries of a folder; none if it can't be read."""
     with suppress(Exception):
         return read(folder)
     return []
 
 
-def _entries(folder: Path) -> list[str]:
+def _entries(folder: AnyPath) -> list[str]:
     """Return the sorted names in a folder; names of folders end with a slash."""
-    with os.scandir(folder) as found:
+    with open_folder(folder) as descriptor, os.scandir(descriptor) as found:
         return sorted(f"{each.name}/" if each.is_dir() else each.name for each in found)

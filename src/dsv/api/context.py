@@ -26,6 +26,7 @@ from dsv.api.settings import BUILT_IN
 from dsv.errors import Conflict, Denied, DsvError, IntegrityError, NoStore, NotFound, Unreachable, UsageError
 from dsv.fs.files import read_small, replace_file
 from dsv.fs.folders import bound_folder, make_shared_folder
+from dsv.fs.shared_path import AnyPath, SharedPath
 from dsv.periodic import now_ms
 from dsv.values.ids import StoreId
 from dsv.values.names import Target, clean_path
@@ -61,6 +62,8 @@ class Context(msgspec.Struct, frozen=True):
     metadata: Path
     """The folder of local copies of immutable metadata, with one folder for each store."""
     cwd: Path
+    shared: SharedPath | None = None
+    """The folder of a cache that is used in place of `metadata`."""
     progress: Progress = msgspec.field(default_factory=NoProgress)
     clock: Clock = now_ms
     offline: bool = False
@@ -76,6 +79,10 @@ class Context(msgspec.Struct, frozen=True):
 
     def metadata_folder(self, store_id: StoreId) -> Path:
         return self.metadata / "stores" / str(store_id) / "objects"
+
+    def copies_folder(self, store_id: StoreId) -> AnyPath:
+        """Return the folder that copies are added to: the cache's, if it has them for its users."""
+        return (self.shared or self.metadata) / "stores" / str(store_id) / "objects"
 
     def store_options(self, choice: StoreChoice) -> StoreOptions:
         """Return the environment's options, overridden by the configuration of this store."""
@@ -162,7 +169,7 @@ class Context(msgspec.Struct, frozen=True):
         from dsv.store.open import split_of
 
         ahead = self._expecting(target)
-        repository = Repository.open(store, self.metadata_folder, self.clock, ahead=ahead, commit=commit)
+        repository = Repository.open(store, self.copies_folder, self.clock, ahead=ahead, commit=commit)
         repository.objects.externals.read_source = reads_outside(
             lambda: self.store_options(self.settings.store())
         )
@@ -296,7 +303,7 @@ def tracking(context: Context, repository: Repository) -> Iterator[None]:
 def write_tracking(context: Context, repository: Repository) -> None:
     """Write the store's answers to the tracking files. Failures are ignored: nothing depends on them."""
     answers, names, now_ms = repository.refs.answers, repository.names_url, repository.clock()
-    answers.write_all(context.metadata_folder(repository.id).parent, names, now_ms)
+    answers.write_all(context.copies_folder(repository.id).parent, names, now_ms)
     with suppress(DsvError, OSError):
         workspace = context.workspace_or_none()
         if workspace is not None and workspace.store_id == repository.id:
@@ -422,7 +429,7 @@ def open_to_read(
     """
     url = context.settings.store().url
     places = mirror_places(context) if mirrors else []
-    found = Mirrors(url, places, context.metadata_folder, context.progress.note)
+    found = Mirrors(url, places, context.copies_folder, context.progress.note)
     closing.callback(found.close)
     try:
         store = context.open_store()
@@ -451,13 +458,15 @@ def use_mirrors(repository: Repository, mirrors: Mirrors) -> None:
         repository.store.has_mirrors = True
 
 
-def _notes(context: Context, url: str) -> list[Path]:
+def _notes(context: Context, url: str) -> list[AnyPath]:
     """Return the files that hold the id of the store with this URL: this user's, and the cache's."""
     name = blake3(os.fsencode(url)).hexdigest()[:32]
-    return [folder / "addresses" / name for folder in (context.settings.state, context.metadata)]
+    return [
+        folder / "addresses" / name for folder in (context.settings.state, context.shared or context.metadata)
+    ]
 
 
-def _stand_in(context: Context, mirrors: Mirrors, notes: list[Path], away: DsvError) -> Repository:
+def _stand_in(context: Context, mirrors: Mirrors, notes: list[AnyPath], away: DsvError) -> Repository:
     known = None
     for note in notes:
         with suppress(DsvError, OSError):

@@ -14,6 +14,7 @@ from dsv.cache.root import CacheRoot
 from dsv.cache.settings import Amount, Limits, check_writable, load_settings
 from dsv.errors import Conflict, UsageError
 from dsv.values.names import Target
+from dsv.values.units import format_duration
 
 
 def evict(
@@ -43,7 +44,9 @@ def evict(
     free = () if min_free is None else (Amount.parse(min_free),)
     limits = Limits(unused_for=unused_for, max_size=max_size, max_files=max_files, min_free=free)
     with opened_cache(context, folder) as (root, finder):
-        settings = load_settings(root).tightened(limits)
+        owners = load_settings(root)
+        settings = owners.tightened(limits)
+        _note_tighter(context, root, owners.limits.unused_for, unused_for)
         request = EvictionRequest(everything=everything)
         if targets:
             check_writable(root, settings)
@@ -58,6 +61,14 @@ def evict(
         if targets and not result.evicted and not result.failed:
             _refuse(root, result.kept)
     return result
+
+
+def _note_tighter(context: Context, root: CacheRoot, owners: float | None, asked: float | None) -> None:
+    if asked is not None and owners is not None and owners < asked:
+        context.progress.note(
+            f"the owner's unused_for of {format_duration(owners)} in {root.settings_file} applies, as it is shorter "
+            f"than {format_duration(asked)}"
+        )
 
 
 def _refuse(root: CacheRoot, kept: Sequence[CachedCommit]) -> None:

@@ -191,4 +191,4 @@ def _by_id(*holds: Hold) -> dict[str, Hold]:
 def _item(
     root: CacheRoot, place: Place, ids: Sequence[str], until: float | None = None, why: str = ""
 ) -> HoldItem:
-    return HoldItem(root.visible(place), place.dataset_name, place.commit, tuple(ids), until, why)
+    return HoldItem(root.visible(place).path, place.dataset_name, place.commit, tuple(ids), until, why)

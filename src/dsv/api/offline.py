@@ -9,7 +9,6 @@ import os
 import stat
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import NoReturn
 
 from dsv.api.cache_targets import note_branch_age, store_in_effect, tracked
@@ -20,6 +19,7 @@ from dsv.cache.root import CacheRoot, explaining
 from dsv.errors import Unreachable
 from dsv.format.records import FormatEntry, RefEntry, TagValue
 from dsv.format.tree import Entry
+from dsv.fs.shared_path import SharedPath
 from dsv.repo.format_log import Format
 from dsv.repo.objects.metadata import LocalStore, MetadataCache
 from dsv.repo.refs.branches import Head, Refs
@@ -105,18 +105,18 @@ class LastKnownRefs(Refs):
         return tracked(self._root, self._id, dataset, self._context.workspace_or_none())
 
 
-def cached_files(root: CacheRoot, dataset: DatasetName) -> Callable[[Entry], Path]:
+def cached_files(root: CacheRoot, dataset: DatasetName) -> Callable[[Entry], SharedPath]:
     """Return a function that finds an entry's file in the dataset's cached commits, by path and size, and by
     content if several differ. The reader verifies it. Raises `Unreachable` if there is none.
     """
     folders = cache(lambda: [root.visible(place) for place in find_places(root, dataset)])
 
-    def find(entry: Entry) -> Path:
-        found: dict[tuple[int, int], Path] = {}
+    def find(entry: Entry) -> SharedPath:
+        found: dict[tuple[int, int], SharedPath] = {}
         for folder in folders():
             path = folder / os.fsdecode(entry.path)
             try:
-                status = path.lstat()
+                status = path.stat()
             except OSError:  # not in this commit, or not readable for this user
                 continue
             if stat.S_ISREG(status.st_mode) and status.st_size == entry.size:
@@ -135,9 +135,9 @@ def cached_files(root: CacheRoot, dataset: DatasetName) -> Callable[[Entry], Pat
     return find
 
 
-def _holds(path: Path, entry: Entry) -> bool:
+def _holds(path: SharedPath, entry: Entry) -> bool:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(path.descriptor(os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             return hash_content(file.fileno(), entry.size) == (entry.file_id, entry.size)
     except OSError:
         return False

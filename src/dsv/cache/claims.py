@@ -14,8 +14,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterable
-from datetime import UTC, datetime
-from pathlib import Path
+from datetime import datetime
 from typing import ClassVar, Literal
 
 import msgspec
@@ -27,6 +26,7 @@ from dsv.fs.attributes import GONE
 from dsv.fs.files import FULL, list_names, read_json, read_small
 from dsv.fs.folders import TAKEN
 from dsv.fs.process import Fate, Process, host_name, user_name
+from dsv.fs.shared_path import SharedPath
 
 
 class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
@@ -94,11 +94,11 @@ class Intent(msgspec.Struct, frozen=True):
         return intent
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> SharedPath:
         return self.root.trash / self.owner.id
 
     @property
-    def file(self) -> Path:
+    def file(self) -> SharedPath:
         return self.root.claims(self.place) / f"{INTENT}{self.owner.id}"
 
     def _make_folder(self) -> None:
@@ -118,7 +118,7 @@ class Intent(msgspec.Struct, frozen=True):
                 raise
             self.root.put_name(self.file)  # the name alone is enough
 
-    def rename_to_trash(self, source: Path) -> bool:
+    def rename_to_trash(self, source: SharedPath) -> bool:
         """Rename `source` into the trash; False if a taker or other evictor was faster. Raises `OSError`."""
         try:
             source.rename(self.folder / source.name)
@@ -161,7 +161,7 @@ def read_intent(root: CacheRoot, place: Place, name: str) -> IntentRecord | None
     return read_json(root.claims(place) / name, _INTENT)
 
 
-def _remove_folder(folder: Path) -> bool:
+def _remove_folder(folder: SharedPath) -> bool:
     """Return False if it is not empty. A missing one was removed by its evictor or by another taker."""
     try:
         folder.rmdir()
@@ -351,13 +351,13 @@ def list_claims(root: CacheRoot, place: Place, known: Collection[str]) -> list[s
             root.time_in(folder)
         names = list_names(folder)
         seen.update(names)
-        wanted -= all(name in names or not os.path.lexists(folder / name) for name in known)
+        wanted -= all(name in names or not (folder / name).exists() for name in known)
         if not wanted:
             return sorted(seen)
     raise OSError(errno.EAGAIN, "the file server leaves out names", str(folder))
 
 
-def _read(folder: Path, names: list[str]) -> Claims | None:
+def _read(folder: SharedPath, names: list[str]) -> Claims | None:
     """Read these claims. None if a lease has vanished, released or renewed: the caller lists again."""
     latest: dict[str, LeaseName] = {}
     pins: list[PinRecord] = []
@@ -404,8 +404,8 @@ class LeaseName(msgspec.Struct, frozen=True):
 
 
 def at(moment: float) -> str:
-    """Format a time for people to read, to the minute."""
+    """Format a time for people to read, to the minute, in the time zone of the process."""
     try:
-        return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        return datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M")
     except (OverflowError, ValueError, OSError):
         return "past the year 9999"

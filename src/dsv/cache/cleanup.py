@@ -33,11 +33,13 @@ from dsv.cache.names import remove_dangling
 from dsv.cache.policy import EvictionRequest
 from dsv.cache.record import ENTRY, SHARE, USED, Extent, used_until
 from dsv.cache.removal import Remover
-from dsv.cache.root import CacheRoot, Place, explain
+from dsv.cache.root import CacheRoot, Place, explain, remove_probes
 from dsv.cache.settings import DEFAULT_UNUSED_FOR, CacheSettings
 from dsv.errors import DsvError, Unsupported
-from dsv.fs.attributes import PROBE, remove_probes
+from dsv.fs.attributes import PROBE, unless_gone
 from dsv.fs.files import list_names
+from dsv.fs.folders import open_folder
+from dsv.fs.shared_path import SharedPath
 from dsv.values.units import format_bytes, format_count
 
 # Seconds after which any process may finish what another one should have finished long ago.
@@ -65,7 +67,7 @@ def find_trash(root: CacheRoot) -> list[Trash]:
     found = []
     for name in list_names(root.trash):
         folder = root.trash / name
-        if folder == root.spare_folder or folder.is_symlink() or not folder.is_dir():
+        if folder == root.spare_folder or not folder.is_dir():
             continue
         trash = measure(folder)
         if trash is not None:
@@ -73,33 +75,48 @@ def find_trash(root: CacheRoot) -> list[Trash]:
     return found
 
 
-def measure(folder: Path) -> Trash | None:
+def measure(folder: SharedPath) -> Trash | None:
     """Measure the room of a folder, up to `_MOST` files; None if it is empty or missing. Raises `OSError`."""
     room, seen = Extent(), 0
     links: set[tuple[int, int]] = set()
-    empty = True
-    for below, folders, files in os.walk(folder):
-        empty = empty and not folders and not files
-        for name in files:
+    left, empty, counted = [folder], True, True
+    while left:
+        try:
+            found, folders = _inside(left[-1])
+        except PermissionError:  # another user's
+            found, folders, empty, counted = [], [], False, False
+        left[-1:] = folders
+        empty = empty and not found and not folders
+        for status in found:
             seen += 1
             if seen > _MOST:
-                return Trash(folder, room.bytes, room.files, counted=False)
-            try:
-                status = (Path(below) / name).lstat()
-            except FileNotFoundError:
-                continue  # just deleted
+                return Trash(folder.path, room.bytes, room.files, counted=False)
             if (status.st_dev, status.st_ino) not in links:
                 links.add((status.st_dev, status.st_ino))
                 room += Extent(status.st_blocks * 512, 1)
-    return None if empty else Trash(folder, room.bytes, room.files)
+    return None if empty else Trash(folder.path, room.bytes, room.files, counted=counted)
 
 
-def _stuck(folder: Path, place: Place | None, error: OSError) -> Trash:
+def _inside(folder: SharedPath) -> tuple[list[os.stat_result], list[SharedPath]]:
+    """Return the attributes of a folder's files, and its folders. Without what was just deleted."""
+    files: list[os.stat_result] = []
+    folders: list[SharedPath] = []
+    with unless_gone(), open_folder(folder) as descriptor, os.scandir(descriptor) as found:
+        for one in found:
+            if one.is_dir(follow_symlinks=False):
+                folders.append(folder / one.name)
+            else:
+                with unless_gone():
+                    files.append(one.stat(follow_symlinks=False))
+    return files, folders
+
+
+def _stuck(folder: SharedPath, place: Place | None, error: OSError) -> Trash:
     """Return a folder in the trash that neither an earlier eviction nor this one could delete."""
     found = None
     with contextlib.suppress(OSError):
         found = measure(folder)
-    found = found or Trash(folder)
+    found = found or Trash(folder.path)
     cause = explain(error, folder, "delete")
     earlier = "an earlier eviction" + (f" of {place}" if place else "")
     size = f"{format_bytes(found.bytes)} in {format_count(found.files, 'file')}"
@@ -223,7 +240,7 @@ class Sweeper:
         if record is not None:
             return record.owner.surely_dead() or self._now - record.at > ABANDONED
         with contextlib.suppress(FileNotFoundError):
-            return self._now - (self._root.claims(place) / name).lstat().st_ctime > ABANDONED
+            return self._now - (self._root.claims(place) / name).stat().st_ctime > ABANDONED
         return False
 
     def _trash(self, name: str) -> None:
@@ -231,17 +248,17 @@ class Sweeper:
         folder = self._root.trash / name
         if folder == self._root.spare_folder:
             return
-        if folder.is_symlink() or not folder.is_dir():  # moved here by a check
+        if not folder.is_dir():  # moved here by a check
             folder.unlink()
             return
-        empty = next(folder.iterdir(), None) is None
+        empty = not folder.entries()
         young = _recent(folder, self._now)
         if young and (empty or not self._hurry or name in self._busy):
             return
-        if folder not in {one.path for one in self._stuck}:  # already reported with its place
+        if folder.path not in {one.path for one in self._stuck}:  # already reported with its place
             self._remove(folder, None)
 
-    def _remove(self, folder: Path, place: Place | None) -> None:
+    def _remove(self, folder: SharedPath, place: Place | None) -> None:
         remover = Remover()
         try:
             with self._deleting:
@@ -254,26 +271,26 @@ class Sweeper:
         finally:
             self._free(remover.removed.room)
 
-    def _draft(self, path: Path) -> None:
-        if self._now - path.lstat().st_ctime > _OLD_DRAFT:
-            if path.is_dir() and not path.is_symlink():
+    def _draft(self, path: SharedPath) -> None:
+        if self._now - path.stat().st_ctime > _OLD_DRAFT:
+            if path.is_dir():
                 Remover().remove(path)
             else:
                 path.unlink()
 
-    def _folders_of_probes(self) -> list[Path]:
+    def _folders_of_probes(self) -> list[SharedPath]:
         root = self._root
-        above = (root.path, root.dot / "fill", root.dot / "claims")
+        above = (root.top, root.dot / "fill", root.dot / "claims")
         datasets = list_names(root.dot / "datasets")
-        return [root.path, root.room, *(folder / dataset for dataset in datasets for folder in above)]
+        return [root.top, root.room, *(folder / dataset for dataset in datasets for folder in above)]
 
-    def _remove_probes(self, folder: Path) -> None:
+    def _remove_probes(self, folder: SharedPath) -> None:
         """Remove probes of processes that died while asking for the time: they keep a dataset's folders."""
         found = [path for path in folder.iterdir() if path.name.startswith(PROBE)]
         for path in found:
             if not _recent(path, self._now):
                 path.unlink(missing_ok=True)
-        if found and folder not in (self._root.path, self._root.room):
+        if found and folder not in (self._root.top, self._root.room):
             folder.rmdir()  # if nothing else is in it
 
     def _unlink(self, place: Place, name: str) -> None:
@@ -289,5 +306,5 @@ def remove_empty(root: CacheRoot, place: Place) -> None:
             folder.rmdir()
 
 
-def _recent(path: Path, now: float) -> bool:
-    return now - path.lstat().st_ctime < ABANDONED
+def _recent(path: SharedPath, now: float) -> bool:
+    return now - path.stat().st_ctime < ABANDONED

@@ -21,14 +21,13 @@ from dsv.errors import Denied, DsvError, Unsupported
 from dsv.format import keys
 from dsv.fs.descent import Descent, split
 from dsv.fs.files import list_names, read_small
+from dsv.fs.shared_path import SharedPath
 from dsv.repo.tree.read import TreeReader
 from dsv.values.ids import Nonce
 from dsv.values.paths import PathSet
 from dsv.values.units import format_count
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from dsv.cache.root import CacheRoot, Place
     from dsv.repo.repository import Repository
     from dsv.values.ids import ErasureId
@@ -81,8 +80,14 @@ def _not_obeyed(root: CacheRoot, repository: Repository) -> list[ErasureId]:
 
 
 def _places(root: CacheRoot, repository: Repository) -> list[Place]:
-    visible = sorted(find_visible(root).places)
-    return [one for one in visible if bound_store(root, one.dataset_name) == repository.id]
+    """Return the cached commits of the store, by their records: a name may have passed to another store."""
+    found = []
+    for place in sorted(find_visible(root).places):
+        record = read_record(root, place)
+        store = str(bound_store(root, place.dataset_name)) if record is None else record.store
+        if store == str(repository.id):
+            found.append(place)
+    return found
 
 
 def obey_at(root: CacheRoot, place: Place, repository: Repository) -> bool:
@@ -120,7 +125,7 @@ def _is_busy(root: CacheRoot) -> bool:
     )
 
 
-def _tell(root: CacheRoot, repository: Repository, folder: Path, new: list[ErasureId]) -> None:
+def _tell(root: CacheRoot, repository: Repository, folder: SharedPath, new: list[ErasureId]) -> None:
     root.make_directory(folder / "obeyed")
     root.write_once(folder / _ID, Nonce.random().hex().encode())
     known = read_small(folder / _ID)

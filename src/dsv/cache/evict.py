@@ -152,7 +152,7 @@ def preview(
         if not exact:
             return replace(due, freed=due.room)
         try:
-            return _evicted(due, remover.remove(due.path))
+            return _evicted(due, remover.remove(root.visible(due.place)))
         except OSError as error:
             return _failed(due, error)
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 
@@ -33,6 +31,7 @@ from dsv.cache.root import (
 )
 from dsv.fs.attributes import refresh
 from dsv.fs.files import GONE, list_names, read_json
+from dsv.fs.shared_path import Listed, SharedPath
 from dsv.values.names import DatasetName
 
 SETTLED = 10.0
@@ -186,7 +185,7 @@ def _candidate(
         room=facts.room,
         last_use=max(uses),
         claim=facts.claims.protecting(now) or ("in a folder that this user can't read" if closed else None),
-        path=path,
+        path=path.path,
         record=record,
         claims=facts.claims,
         visible=visible or closed,
@@ -208,9 +207,9 @@ def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
     if not root.exists():
         return []
     with contextlib.suppress(FileNotFoundError):
-        refresh(root.path)  # the dataset's folder may be new
+        refresh(root.top)  # the dataset's folder may be new
     folder = folder_name(dataset)
-    return places_in(root.path / folder) if own_folder(root.path / folder) else []
+    return places_in(root.top / folder) if own_folder(root.top / folder) else []
 
 
 class Visible(msgspec.Struct, frozen=True):
@@ -226,15 +225,15 @@ def find_visible(root: CacheRoot) -> Visible:
     closed: set[str] = set()
     foreign: list[str] = []
     links: list[tuple[str, str]] = []
-    for folder in _entries(root.path):
+    for folder in _entries(root.top):
         if folder.name == SETTINGS_FILE or folder.name.startswith("."):
             continue
-        if not folder.is_dir(follow_symlinks=False) or not is_dataset(folder.name):
+        if not folder.is_dir or not is_dataset(folder.name):
             foreign.append(folder.name)
             continue
         ours = root.binding(folder.name).exists()
         try:
-            inside = _entries(Path(folder.path))
+            inside = _entries(root.top / folder.name)
         except PermissionError:  # its owner does not want it read
             inside = []
             if ours:
@@ -244,34 +243,33 @@ def find_visible(root: CacheRoot) -> Visible:
             continue
         for one in inside:
             place = Place.parse(folder.name, one.name)
-            if place is not None and one.is_dir(follow_symlinks=False):
+            if place is not None and one.is_dir:
                 places.add(place)
-            elif one.name.startswith(PREFIX) and is_tag_link(Path(one.path)):
+            elif one.name.startswith(PREFIX) and is_tag_link(root.top / folder.name / one.name):
                 links.append((folder.name, one.name))
             elif not one.name.startswith("."):
                 foreign.append(f"{folder.name}/{one.name}")
     return Visible(places, closed, sorted(foreign), links)
 
 
-def find_all(folder: Path) -> list[Place]:
+def find_all(folder: SharedPath) -> list[Place]:
     """Return the places with a folder below `folder`, one of the dot folder's. Raises `OSError`."""
     datasets = [dataset for dataset in list_names(folder) if is_dataset(dataset)]
     return [place for dataset in datasets for place in places_in(folder / dataset)]
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def _entries(folder: SharedPath) -> list[Listed]:
     """List a folder as the file server has it now, with what another host has just cached."""
     try:
         refresh(folder)
-        with os.scandir(folder) as found:
-            return list(found)
+        return folder.entries()
     except OSError as error:
         if error.errno not in GONE:
             raise
         return []
 
 
-def _changed(path: Path) -> float:
+def _changed(path: SharedPath) -> float:
     try:
         return path.stat().st_ctime
     except (FileNotFoundError, PermissionError):

@@ -14,7 +14,6 @@ import stat
 import threading
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Literal, Self
 
 import msgspec
@@ -36,6 +35,7 @@ from dsv.cache.root import CacheRoot, Place, own_folder
 from dsv.errors import Conflict, DsvError
 from dsv.fs.files import FULL, list_names
 from dsv.fs.process import user_name
+from dsv.fs.shared_path import SharedPath
 from dsv.periodic import NEVER, Periodic
 
 TTL = 900.0
@@ -62,7 +62,7 @@ class Lease:
         self.lost = threading.Event()
         self.reason = ""
         self._name = LeaseName(record.owner.id, 0, record.renewed)
-        self._older: Path | None = None
+        self._older: SharedPath | None = None
         self._tried = 0  # the number of the last name that was requested, successfully or not
         self._strays = False  # whether a name may exist although its request failed
         self._identity: tuple[int, int] | None = None
@@ -176,10 +176,10 @@ class Lease:
         self.release()
 
     @property
-    def _path(self) -> Path:
+    def _path(self) -> SharedPath:
         return self.root.claims(self.place) / str(self._name)
 
-    def _rename(self, new: Path) -> Path | None:
+    def _rename(self, new: SharedPath) -> SharedPath | None:
         """Give the lease this name; return its other name. After an `OSError` the names are unchanged."""
         older, current = self._older, self._path
         try:
@@ -195,11 +195,11 @@ class Lease:
             self._strays |= error.errno not in FULL  # a server may still do later what failed here
             raise
 
-    def _put(self, older: Path | None, current: Path, new: Path) -> None:
+    def _put(self, older: SharedPath | None, current: SharedPath, new: SharedPath) -> None:
         """Add the new name; write the file again if an evictor, or a person, has removed the old names."""
         try:
             if older is None:
-                os.link(current, new)
+                new.hardlink_to(current)
             else:
                 older.rename(new)
         except FileExistsError:
@@ -237,7 +237,7 @@ class Lease:
         if self._identity is None:
             return True
         claims = self.root.claims(self.place)
-        same = not self._entries or any(os.path.lexists(claims / name) for name in self._entries)
+        same = not self._entries or any((claims / name).exists() for name in self._entries)
         return same and visible_identity(self.root, self.place) == self._identity
 
     def _renew_in_time(self) -> float:
@@ -278,10 +278,10 @@ def visible_identity(root: CacheRoot, place: Place) -> tuple[int, int] | None:
     path = root.visible(place)
     try:
         if not own_folder(path.parent):
-            root.now(root.path)
+            root.now(root.top)
         if own_folder(path.parent):
             root.now(path.parent)
-        found = path.lstat()
+        found = path.stat()
     except (Conflict, FileNotFoundError, NotADirectoryError):
         return None
     return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None

@@ -117,7 +117,7 @@ class LendingCache(msgspec.Struct, eq=False):
             for place, record in newest(of_dataset(root, folder_name(dataset), store)):
                 with contextlib.suppress(OSError):  # evicted, or not readable by this user
                     lenders.append(
-                        Lender(place.commit, record.paths, os.open(root.visible(place), FOLDER_FLAGS))
+                        Lender(place.commit, record.paths, root.visible(place).descriptor(FOLDER_FLAGS))
                     )
             threads = _REMOTE_THREADS if system.kind_of(root.path).remote else 1
         except (OSError, DsvError):
@@ -278,7 +278,7 @@ class Lenders(MetadataCache):
 
     def get(self, kind: str, name: str, limit: int) -> bytes | None:
         for shelf in list(self._shelves()):
-            if shelf.root.metadata(self._store) != self._own:
+            if shelf.root.metadata(self._store).path != self._own:
                 data = self._answer(shelf, partial(shelf.copies.get, kind, name, limit))
                 if data is not None:
                     return data

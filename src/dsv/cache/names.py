@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 
 import msgspec
 from blake3 import blake3
 
-from dsv.cache.root import CacheRoot, Place, folder_name
+from dsv.cache.root import CacheRoot, Place, folder_name, places_in
 from dsv.errors import Conflict, IntegrityError, UsageError
-from dsv.fs.files import list_names, read_json
+from dsv.fs.files import list_names, read_json, read_small
+from dsv.fs.shared_path import SharedPath
 from dsv.values.ids import StoreId
 from dsv.values.names import DatasetName, TagName
 
@@ -27,21 +27,21 @@ def show_tag(root: CacheRoot, place: Place, tag: TagName) -> None:
     found = _target(link)
     if found == place.name:
         return
-    if found is None and os.path.lexists(link):  # a foreign file
+    if found is None and link.exists():  # a foreign file
         return
     draft = root.temporary / os.urandom(12).hex()
     draft.symlink_to(place.name)
     try:
         if found is None:
             with contextlib.suppress(FileExistsError):  # another process made it
-                os.link(draft, link, follow_symlinks=False)
+                link.hardlink_to(draft)
         else:
             draft.rename(link)
     finally:
         draft.unlink(missing_ok=True)
 
 
-def is_tag_link(path: Path) -> bool:
+def is_tag_link(path: SharedPath) -> bool:
     """Return whether a name beside the commits of a dataset is a tag's link, dangling or not."""
     return path.name.startswith(PREFIX) and _target(path) is not None
 
@@ -52,7 +52,7 @@ def hide_tags(root: CacheRoot, place: Place, known: dict[str, dict[str, str]]) -
     known: the links of each dataset as first listed, filled and kept up to date here.
     """
     if place.dataset not in known:
-        names = [name for name in list_names(root.path / place.dataset) if name.startswith(PREFIX)]
+        names = [name for name in list_names(root.top / place.dataset) if name.startswith(PREFIX)]
         targets = ((name, _target(_path(root, place.dataset, name))) for name in names)
         known[place.dataset] = {name: target for name, target in targets if target is not None}
     links = known[place.dataset]
@@ -74,20 +74,20 @@ def remove_dangling(root: CacheRoot, dataset: str, name: str) -> None:
     """Remove a link whose commit is gone, and the dataset's folder if it is then empty. Raises `OSError`."""
     link = _path(root, dataset, name)
     target = _target(link)
-    if target is not None and not os.path.lexists(link.parent / target):
+    if target is not None and not (link.parent / target).exists():
         link.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             link.parent.rmdir()
 
 
-def _path(root: CacheRoot, dataset: str, name: str) -> Path:
-    return root.path / dataset / name
+def _path(root: CacheRoot, dataset: str, name: str) -> SharedPath:
+    return root.top / dataset / name
 
 
-def _target(link: Path) -> str | None:
+def _target(link: SharedPath) -> str | None:
     """Return the name of the commit that a link is for, or None if the link is not dsv's."""
     try:
-        target = os.readlink(link)  # noqa: PTH115 (the text as it is)
+        target = link.readlink()
     except OSError:
         return None
     place = Place.parse(link.parent.name, target)
@@ -95,6 +95,7 @@ def _target(link: Path) -> str | None:
 
 
 _ADDRESS = "address-"
+_IN_USE = ("lease-", "pin-", "intent-")
 
 
 class _Binding(msgspec.Struct, frozen=True):
@@ -105,9 +106,14 @@ class _Binding(msgspec.Struct, frozen=True):
 _BINDING = msgspec.json.Decoder(_Binding)
 
 
-def bind(root: CacheRoot, dataset: DatasetName, store: StoreId) -> None:
-    """Give the dataset's paths to this store. Raises `Conflict` if another store has them; `OSError`."""
+def bind(root: CacheRoot, dataset: DatasetName, store: StoreId, lease: str = "") -> None:
+    """Give the dataset's paths to this store. Raises `Conflict` if another store has something there; `OSError`.
+
+    lease: the id of the caller's lease of the dataset, taken before: see rule N7 of the cache protocol.
+    """
     owner = bound_store(root, dataset)
+    if owner not in (None, store) and _release(root, dataset, lease):
+        owner = None
     if owner is None:
         data = msgspec.json.encode(_Binding(1, str(store)))
         if root.write_once(root.binding(folder_name(dataset)), data):
@@ -124,8 +130,45 @@ def bind(root: CacheRoot, dataset: DatasetName, store: StoreId) -> None:
         raise Conflict(
             f"{root.path} holds another store's dataset {dataset}",
             subject=str(dataset),
-            hint="use a cache of its own: --cache DIR",
+            hint=f"{_how_to_free(root, dataset)}; or use a cache of its own: --cache DIR",
         )
+
+
+def _release(root: CacheRoot, dataset: DatasetName, lease: str) -> bool:
+    """Remove the note of the store whose dataset it is, if nothing of it is cached or in use any more."""
+    note = root.binding(folder_name(dataset))
+    if _is_used(root, dataset, lease):
+        return False
+    away = root.temporary / os.urandom(12).hex()
+    try:
+        note.rename(away)
+        if not _is_used(root, dataset, lease):
+            return True
+        root.write_once(note, read_small(away) or b"")  # a command of that store has come meanwhile
+        return False
+    except FileNotFoundError:  # another command of this kind was faster
+        return True
+    finally:
+        away.unlink(missing_ok=True)
+
+
+def _is_used(root: CacheRoot, dataset: DatasetName, lease: str) -> bool:
+    folder = folder_name(dataset)
+    claims = root.dot / "claims" / folder
+    root.reach(root.top / folder)
+    root.reach(claims)
+    names = [name for place in list_names(claims) for name in list_names(claims / place)]
+    return (
+        bool(places_in(root.top / folder))
+        or bool(list_names(root.dot / "fill" / folder))
+        or any(name.startswith(_IN_USE) and not name.startswith(f"lease-{lease}.") for name in names)
+    )
+
+
+def _how_to_free(root: CacheRoot, dataset: DatasetName) -> str:
+    commits = dict.fromkeys(str(place.commit)[:12] for place in places_in(root.top / folder_name(dataset)))
+    targets = " ".join(f"{dataset}@{commit}" for commit in commits)
+    return f"dsv evict {targets} frees the name" if targets else "dsv cached shows who uses it"
 
 
 def bound_store(root: CacheRoot, dataset: DatasetName) -> StoreId | None:

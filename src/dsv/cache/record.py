@@ -20,6 +20,7 @@ from dsv.format.envelope import RECORD_MAX
 from dsv.format.records import Commit
 from dsv.fs.files import list_names, read_json, read_small
 from dsv.fs.process import user_name
+from dsv.fs.shared_path import SharedPath
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.paths import PathSet
@@ -134,7 +135,7 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fa
 _FILLED = msgspec.json.Decoder(Filled)
 
 
-def record_path(root: CacheRoot, place: Place, fill: str) -> Path:
+def record_path(root: CacheRoot, place: Place, fill: str) -> SharedPath:
     return root.claims(place) / f"{ENTRY}{fill}"
 
 
@@ -175,7 +176,7 @@ def lookup(root: CacheRoot, place: Place, *, fresh: bool = False) -> Cached | No
         root.reach(root.claims(place))
     path = root.visible(place)
     record = read_record(root, place) if own_folder(path.parent) and own_folder(path) else None
-    return None if record is None else Cached(path, record)
+    return None if record is None else Cached(path.path, record)
 
 
 def local_commit(root: CacheRoot, place: Place) -> Commit | None:
@@ -190,12 +191,12 @@ def local_commit(root: CacheRoot, place: Place) -> Commit | None:
     return None
 
 
-def erasures_folder(root: CacheRoot, store: StoreId) -> Path:
+def erasures_folder(root: CacheRoot, store: StoreId) -> SharedPath:
     """Return the folder that records which of a store's erasures the cache has obeyed."""
     return root.store(store) / "erasures"
 
 
-def erased_count(root: CacheRoot, place: Place, store: StoreId) -> Path:
+def erased_count(root: CacheRoot, place: Place, store: StoreId) -> SharedPath:
     """Return the file that has the number of erased files that a cached commit lacks."""
     return erasures_folder(root, store) / "files" / f"{place.dataset}-{place.name}"
 

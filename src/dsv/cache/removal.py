@@ -19,7 +19,6 @@ import stat
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
 
 import msgspec
 
@@ -27,6 +26,7 @@ from dsv.cache.record import Extent
 from dsv.cache.root import FILE_TIME
 from dsv.fs.attributes import GONE, unless_gone
 from dsv.fs.folders import FOLDER_FLAGS
+from dsv.fs.shared_path import SharedPath
 
 _THREADS = 8
 _BATCH = 512
@@ -54,13 +54,13 @@ class Remover:
         self._deep: list[str] = []
         self._top = -1  # descriptor of the parent of the removed folder
 
-    def remove(self, path: Path) -> Removed:
+    def remove(self, path: SharedPath) -> Removed:
         """Remove a folder, if it exists. Files open on NFS by this host stay in it. Raises `OSError`."""
         self.removed = Removed()
         if not self._dry:
             self._links = {}  # earlier removals have changed the link counts themselves
         try:
-            parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            parent = path.parent.descriptor(os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             return self.removed
         self._deep, self._top = [path.name], parent

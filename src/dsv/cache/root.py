@@ -22,6 +22,7 @@ from dsv.errors import Conflict, Denied, DsvError, NoRoom, NotFound, Unreachable
 from dsv.fs.attributes import PROBE, refresh
 from dsv.fs.files import FORGOTTEN, FULL, GONE, link_once, list_names, read_small, write_new
 from dsv.fs.folders import Rights, make_folder, open_folder, umask
+from dsv.fs.shared_path import AnyPath, SharedPath
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName
 from dsv.values.units import format_bytes
@@ -99,13 +100,13 @@ class Place(msgspec.Struct, frozen=True, order=True):
         return dataset_of(self.dataset)
 
 
-def places_in(folder: Path) -> list[Place]:
+def places_in(folder: SharedPath) -> list[Place]:
     """Return the places in a dataset's folder. Raises `OSError`."""
     places = (Place.parse(folder.name, name) for name in list_names(folder))
     return [place for place in places if place is not None]
 
 
-def explain(error: OSError, path: Path | str, doing: str = "use") -> DsvError:
+def explain(error: OSError, path: AnyPath | str, doing: str = "use") -> DsvError:
     """Return dsv's error for an error of the operating system at `path` in a cache."""
     what, subject = f"cannot {doing} {path}: {error.strerror or error}", str(path)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -113,7 +114,7 @@ def explain(error: OSError, path: Path | str, doing: str = "use") -> DsvError:
         return Denied(what, subject=subject, hint=hint)
     if error.errno in FULL:
         return NoRoom(f"{what}; {free_room(path)}", subject=subject, hint="dsv evict --dry-run")
-    if error.errno == errno.ENOTDIR and not nearest_folder(Path(path)).is_dir():  # below a file
+    if error.errno == errno.ENOTDIR and not nearest_folder(path).is_dir():  # below a file
         return NotFound(what, subject=subject)
     if error.errno in GONE:  # others remove folders while they are empty
         return Unreachable(what, subject=subject, hint="the cache is being changed by others: try again")
@@ -121,7 +122,7 @@ def explain(error: OSError, path: Path | str, doing: str = "use") -> DsvError:
 
 
 @contextlib.contextmanager
-def explaining(path: Path | str, doing: str = "use") -> Iterator[None]:
+def explaining(path: AnyPath | str, doing: str = "use") -> Iterator[None]:
     """Raise dsv's error for an error of the operating system at `path` in a cache: see `explain`."""
     try:
         yield
@@ -129,33 +130,31 @@ def explaining(path: Path | str, doing: str = "use") -> Iterator[None]:
         raise explain(error, path, doing) from error
 
 
-def free_room(path: Path | str) -> str:
+def free_room(path: AnyPath | str) -> str:
     """Describe the free bytes and inodes of the file system of `path`, or of the nearest folder above it."""
     try:
-        found = os.statvfs(nearest_folder(Path(path)))
+        found = os.statvfs(nearest_folder(path))
     except OSError as error:
         return f"how much is free is unknown ({error.strerror})"
     free = f"{format_bytes(found.f_bavail * found.f_frsize)} are free"
     return f"{free} and {found.f_favail} inodes are free" if found.f_files else free
 
 
-def nearest_folder(path: Path) -> Path:
-    """Return `path`, or the nearest folder above it that exists: `path` will be on that file system."""
-    return next((one for one in (path, *path.parents) if one.exists()), path)
+def nearest_folder(path: AnyPath | str) -> Path:
+    """Return the nearest existing folder above a path, or it, on whose file system it will be. In a cache: its root."""
+    outer = path.root if isinstance(path, SharedPath) else Path(path)
+    return next((one for one in (outer, *outer.parents) if one.exists()), outer)
 
 
-def own_folder(path: Path) -> bool:
+def own_folder(path: SharedPath) -> bool:
     """Return whether `path` is a folder. Raises `Conflict` if it is a symlink; `OSError`."""
-    try:
-        mode = path.lstat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+    mode = path.mode()
     if stat.S_ISLNK(mode):
         raise no_symlink(path)
     return stat.S_ISDIR(mode)
 
 
-def no_symlink(path: Path) -> Conflict:
+def no_symlink(path: SharedPath) -> Conflict:
     """Return the error for a symlink as an own folder: dsv would fill uncounted, or delete others' files."""
     return Conflict(
         f"{path} is a symlink, and dsv follows none in place of its own folders",
@@ -175,35 +174,36 @@ class CacheRoot:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow the site's own links)
-        self.dot = self.path / DOT
+        self.top = SharedPath(self.path)
+        self.dot = self.top / DOT
         self.room = self.dot / "room"
         self.trash = self.dot / "trash"
         self.temporary = self.dot / "tmp"
         self.inventory = self.dot / "inventory"
         self.spares = self.dot / "spare"
         self.spare_folder = self.trash / "spare"
-        self.settings_file = self.path / SETTINGS_FILE
+        self.settings_file = self.top / SETTINGS_FILE
 
     def __repr__(self) -> str:
         return f"CacheRoot({str(self.path)!r})"
 
-    def visible(self, place: Place) -> Path:
-        return self.path / place.dataset / place.name
+    def visible(self, place: Place) -> SharedPath:
+        return self.top / place.dataset / place.name
 
-    def claims(self, place: Place) -> Path:
+    def claims(self, place: Place) -> SharedPath:
         return self.dot / "claims" / place.dataset / place.name
 
-    def fill(self, place: Place) -> Path:
+    def fill(self, place: Place) -> SharedPath:
         return self.dot / "fill" / place.dataset / place.name
 
-    def store(self, store: StoreId) -> Path:
+    def store(self, store: StoreId) -> SharedPath:
         return self.dot / "stores" / str(store)
 
-    def metadata(self, store: StoreId) -> Path:
+    def metadata(self, store: StoreId) -> SharedPath:
         """Return the folder of copies of immutable objects, for `Repository.open(metadata=…)`."""
         return self.store(store) / "objects"
 
-    def binding(self, dataset: str) -> Path:
+    def binding(self, dataset: str) -> SharedPath:
         return self.dot / "datasets" / dataset
 
     @property
@@ -215,6 +215,11 @@ class CacheRoot:
     def file_mode(self) -> int:
         """Mode of every cached file: read-only for those who may read the root."""
         return self._rights[1]
+
+    @property
+    def group(self) -> int:
+        """The root's group."""
+        return self._rights[2]
 
     @functools.cached_property
     def _rights(self) -> tuple[int, int, int]:
@@ -233,7 +238,7 @@ class CacheRoot:
         """Return whether the cache exists. Raise `Denied` or `Unreachable` if that can't be found out."""
         with explaining(self.path):
             if not self.dot.is_dir():  # another host may have made it since an NFS client found it missing
-                for folder in (self.path.parent, self.path):
+                for folder in (self.path.parent, self.top):
                     with contextlib.suppress(FileNotFoundError):
                         refresh(folder)
             return self.dot.is_dir()
@@ -254,10 +259,10 @@ class CacheRoot:
         """Make spare names, so that an eviction works on a disk without a free block or inode."""
         self.make_directory(self.spare_folder)
         self.make_directory(self.spares)
-        for _ in range(_SPARES - sum(1 for _ in self.spares.iterdir())):
+        for _ in range(_SPARES - len(self.spares.entries())):
             self.write_once(self.spares / os.urandom(8).hex(), b"")
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: SharedPath) -> None:
         """Make `path`, below the root, and its missing parents, with the root's rights, unless it exists.
 
         It appears with its final mode: otherwise a process with a narrow umask that dies between mkdir and
@@ -271,10 +276,10 @@ class CacheRoot:
             except OSError as error:
                 self._pause_after(error, path.parent, attempt)
 
-    def _make_directory(self, path: Path) -> None:
+    def _make_directory(self, path: SharedPath) -> None:
         if own_folder(path):
             return
-        if path.parent != self.path:
+        if path.parent != self.top:
             self._make_directory(path.parent)
         with contextlib.ExitStack() as opened:
             parent = opened.enter_context(open_folder(path.parent))
@@ -294,25 +299,25 @@ class CacheRoot:
         plain = born_in == group and passed_on == mode & stat.S_ISGID and not mode & umask()
         return Rights(given=mode, free=0, group=group if mode & 0o070 else None, plain=plain)
 
-    def write_once(self, path: Path, data: bytes) -> bool:
+    def write_once(self, path: SharedPath, data: bytes, *, writable: bool = False) -> bool:
         """Create `path` with exactly this content, atomically and durably; False if the name was taken.
 
         If several write one name, exactly one wins, over NFS too (link(2)). A missing folder is made. Raises
         `OSError`; `Unsupported` if the file system has no hard links.
         """
-        with self.drafted(data) as draft:
+        with self.drafted(data, writable=writable) as draft:
             return self.link_once(draft, path)
 
     @contextlib.contextmanager
-    def drafted(self, data: bytes) -> Iterator[Path]:
+    def drafted(self, data: bytes, *, writable: bool = False) -> Iterator[SharedPath]:
         """Write a file for `link_once` in advance, while there is room for it; delete it at the end."""
-        draft = self._draft(data)
+        draft = self._draft(data, self.file_mode | (0o200 if writable else 0))
         try:
             yield draft
         finally:
             draft.unlink(missing_ok=True)
 
-    def link_once(self, draft: Path, path: Path) -> bool:
+    def link_once(self, draft: SharedPath, path: SharedPath) -> bool:
         """Do what `write_once` does, with a file from `drafted`."""
         for attempt in range(_TRIES):
             try:
@@ -324,12 +329,12 @@ class CacheRoot:
                 self._look_again(error, path.parent, attempt)
         raise AssertionError("unreachable")
 
-    def replace(self, path: Path, data: bytes) -> None:
+    def replace(self, path: SharedPath, data: bytes) -> None:
         """Replace the content of `path` atomically: readers see the old or the new. For a file of one's own.
 
         A reader over NFS may get ESTALE during the rename: use `read_small`. Raises `OSError`.
         """
-        draft = self._draft(data)
+        draft = self._draft(data, self.file_mode)
         try:
             for attempt in range(_TRIES):
                 try:
@@ -343,12 +348,12 @@ class CacheRoot:
             draft.unlink(missing_ok=True)
             raise
 
-    def _draft(self, data: bytes) -> Path:
-        """Write and sync a file in tmp/ with this content and the cache's rights."""
+    def _draft(self, data: bytes, mode: int) -> SharedPath:
+        """Write and sync a file in tmp/ with this content."""
         for attempt in range(_TRIES):
             path = self.temporary / os.urandom(12).hex()
             try:
-                write_new(path, data, mode=self.file_mode)
+                write_new(path, data, mode=mode)
                 return path
             except OSError as error:
                 with contextlib.suppress(OSError):
@@ -357,7 +362,7 @@ class CacheRoot:
                     self._look_again(error, self.temporary, attempt)
         raise AssertionError("unreachable")
 
-    def _look_again(self, error: OSError, folder: Path, attempt: int) -> None:
+    def _look_again(self, error: OSError, folder: SharedPath, attempt: int) -> None:
         """Make the folder again if another process removed it; raise `error` if that does not help."""
         self._pause_after(error, folder, attempt)
         try:
@@ -366,22 +371,17 @@ class CacheRoot:
             if failure.errno not in _LOOK_AGAIN:
                 raise
 
-    def _pause_after(self, error: OSError, folder: Path, attempt: int) -> None:
+    def _pause_after(self, error: OSError, folder: SharedPath, attempt: int) -> None:
         """Wait for the next try if `error` is of a vanished folder. Raise others, and the last try's."""
         if error.errno not in _LOOK_AGAIN or attempt == _TRIES - 1:
+            while error.errno == errno.ENOTDIR and own_folder(folder) is False and folder.below:
+                folder = folder.parent  # a symlink in place of one of these is the better error
             raise error
         if attempt > 2:
             time.sleep(random.random() * min(0.01 * attempt, 0.1))
-        self.look_up_anew(folder)
+        folder.look_up_anew()
 
-    def look_up_anew(self, folder: Path) -> None:
-        """Have an NFS client look up a folder and its parents: it shows removed ones for half a minute."""
-        for above in [*reversed(folder.parents), folder]:
-            if above.is_relative_to(self.path):
-                with contextlib.suppress(OSError):
-                    refresh(above)
-
-    def now(self, folder: Path | None = None) -> float:
+    def now(self, folder: SharedPath | None = None) -> float:
         """Return seconds since 1970 by the file server's clock, which all hosts share; never by this host's.
 
         Like `server_time`, but it makes a missing `folder` (default: tmp/) and works on a full disk.
@@ -394,7 +394,7 @@ class CacheRoot:
                 self._look_again(error, folder, attempt)
         raise AssertionError("unreachable")
 
-    def time_in(self, folder: Path) -> float:
+    def time_in(self, folder: SharedPath) -> float:
         """Do what `now` does, but never make the folder. Raises `OSError`: ENOENT or ESTALE if it is gone."""
         probe = folder / f"{PROBE}{os.urandom(8).hex()}"
         spare = self.put_name(probe)
@@ -406,7 +406,7 @@ class CacheRoot:
             else:
                 probe.unlink(missing_ok=True)
 
-    def reach(self, folder: Path) -> None:
+    def reach(self, folder: SharedPath) -> None:
         """Make a folder if it is missing, and make sure that this host sees its current state.
 
         An NFS client forgets what it remembers of a folder's names when its own host changes the folder. If
@@ -415,14 +415,14 @@ class CacheRoot:
         self.make_directory(folder)
         self.now(folder)
 
-    def put_name(self, path: Path) -> bool:
+    def put_name(self, path: SharedPath) -> bool:
         """Create an empty file; on a full disk rename a spare one, which needs no block and no inode.
 
         Return True if it used a spare file (not a link, which some file systems count as a file): the caller
         renames it back when the name is no longer needed. Raises `OSError`.
         """
         try:
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            os.close(path.descriptor(os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             return False
         except OSError as error:
             if error.errno not in FULL:
@@ -445,7 +445,7 @@ _LEVELS = {"claims": 2, "fill": 4}
 def refuse_symlinks(root: CacheRoot) -> None:
     """Raise `Conflict` if one of dsv's own folders is a symlink; `Denied`, `Unreachable`.
 
-    This lists a folder per dataset. It does not detect later links: users are trusted not to race.
+    This lists a folder per dataset. A later link is not followed either; what meets it fails.
     """
     with explaining(root.dot, "look into"):
         if root.dot.is_symlink():
@@ -454,20 +454,28 @@ def refuse_symlinks(root: CacheRoot) -> None:
         for name, levels in _LEVELS.items():
             _check(root.dot / name, levels)
         for store in list_names(root.dot / "stores"):
-            for folder in (".", "objects", "tracking"):  # beside the last one are records
-                own_folder(root.dot / "stores" / store / folder)
+            own = root.dot / "stores" / store
+            for folder in (own, own / "objects", own / "tracking"):  # beside the last one are records
+                own_folder(folder)
 
 
-def _check(folder: Path, levels: int) -> None:
+def _check(folder: SharedPath, levels: int) -> None:
     try:
-        with os.scandir(folder) as entries:
-            found = list(entries)
+        found = folder.entries()
     except OSError as error:
         if error.errno not in GONE:
             raise
         return
     for entry in found:
-        if entry.is_symlink():
-            raise no_symlink(Path(entry.path))
-        if levels > 1 and entry.is_dir(follow_symlinks=False):
-            _check(Path(entry.path), levels - 1)
+        if entry.is_symlink:
+            raise no_symlink(folder / entry.name)
+        if levels > 1 and entry.is_dir:
+            _check(folder / entry.name, levels - 1)
+
+
+def remove_probes(folder: SharedPath) -> None:
+    """Remove the files of processes that died while they asked for the time. Ignore errors."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.name.startswith(PROBE):
+                path.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import math
-import os
 from collections.abc import Mapping
 from typing import Annotated, TypeVar
 
@@ -150,7 +149,7 @@ def load_settings(root: CacheRoot) -> CacheSettings:
     path = root.settings_file
     with explaining(path, "read"):
         data = read_small(path, _LONGEST)
-        if data is None and os.path.lexists(path):  # another host may have just made it
+        if data is None and path.exists():  # another host may have just made it
             data = read_small(path, _LONGEST)
             if data is None:  # the owner's limits are unknown, so nothing may be filled or evicted
                 raise UsageError(
@@ -236,13 +235,13 @@ def prepare_cache(root: CacheRoot) -> CacheSettings:
     """
     settings = load_settings(root)
     check_writable(root, settings)
-    if not root.settings_file.exists() and (root.path / "format").is_dir() and (root.path / "refs").is_dir():
+    if not root.settings_file.exists() and (root.top / "format").is_dir() and (root.top / "refs").is_dir():
         raise Conflict(f"{root.path} is a store, so it can't be a cache too", subject=str(root.path))
     refuse_symlinks(root)
     root.prepare()
     with explaining(root.path):
-        if not root.settings_file.exists() and root.write_once(root.settings_file, _TEMPLATE.encode()):
-            root.settings_file.chmod(root.file_mode | 0o200)
+        if not root.settings_file.exists():
+            root.write_once(root.settings_file, _TEMPLATE.encode(), writable=True)
     return settings
 
 

@@ -13,15 +13,16 @@ import errno
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 PROBE: Final = ".now-"
 """Prefix of the files of `server_time`, which any process may remove."""
 
 _AT_FDCWD: Final = -100
+_AT_SYMLINK_NOFOLLOW: Final = 0x100
 _AT_EMPTY_PATH: Final = 0x1000
 _AT_STATX_FORCE_SYNC: Final = 0x2000
 _STATX_BASIC_STATS: Final = 0x7FF
@@ -43,25 +44,40 @@ def _statx() -> Any:
     return function
 
 
-def refresh(what: int | Path) -> int:
+class Below(Protocol):
+    """A path that is reached from an open folder: `fs.shared_path.SharedPath`."""
+
+    def above(self) -> AbstractContextManager[tuple[str, int]]: ...
+
+
+def refresh(what: int | Path | Below) -> int:
     """Ask the server about an open file or folder, or a path, and return its mtime in ns. Raises `OSError`.
 
     One request, for which the right to reach it is enough. Without statx(2) an NFS client may use its cache.
     """
+    if isinstance(what, int):
+        return _mtime(what, "", _AT_EMPTY_PATH)
+    if isinstance(what, Path):
+        return _mtime(_AT_FDCWD, str(what), 0)
+    with what.above() as (name, folder):
+        return _mtime(folder, name, _AT_SYMLINK_NOFOLLOW)
+
+
+def _mtime(folder: int, name: str, flags: int) -> int:
     function = _statx()
     if function is not None:
         buffer = ctypes.create_string_buffer(_STATX_SIZE)
-        if isinstance(what, int):
-            arguments = (what, b"", _AT_EMPTY_PATH | _AT_STATX_FORCE_SYNC)
-        else:
-            arguments = (_AT_FDCWD, os.fsencode(what), _AT_STATX_FORCE_SYNC)
-        if function(*arguments, _STATX_BASIC_STATS, buffer) == 0:
+        where = (folder, os.fsencode(name), flags | _AT_STATX_FORCE_SYNC)
+        if function(*where, _STATX_BASIC_STATS, buffer) == 0:
             seconds, nanoseconds = _MTIME.unpack_from(buffer.raw, _MTIME_AT)
             return int(seconds) * 10**9 + int(nanoseconds)
         number = ctypes.get_errno()
         if number != errno.ENOSYS:
-            raise OSError(number, os.strerror(number), None if isinstance(what, int) else str(what))
-    return os.stat(what).st_mtime_ns  # noqa: PTH116 (a descriptor, or a path)
+            raise OSError(number, os.strerror(number), name or None)
+    if not name:
+        return os.fstat(folder).st_mtime_ns
+    above = None if folder == _AT_FDCWD else folder
+    return os.stat(name, dir_fd=above, follow_symlinks=not flags).st_mtime_ns
 
 
 def ask_again(descriptor: int) -> None:
@@ -122,11 +138,3 @@ def unless_gone() -> Iterator[None]:
     except OSError as error:
         if error.errno not in GONE:
             raise
-
-
-def remove_probes(folder: Path) -> None:
-    """Remove the files of processes that died while they asked for the time. Ignore errors."""
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            if path.name.startswith(PROBE):
-                path.unlink(missing_ok=True)

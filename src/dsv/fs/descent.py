@@ -9,10 +9,10 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Self
 
 from dsv.fs.folders import FOLDER_FLAGS
+from dsv.fs.shared_path import AnyPath, open_at
 
 # Maximum open folders of the current path. The upper folders of a deeper path are opened again when needed.
 _MAX_OPEN = 64
@@ -21,10 +21,12 @@ _MAX_OPEN = 64
 class Descent:
     """Opens each folder once if folders are requested in tree order. Not thread-safe."""
 
-    def __init__(self, root: Path | bytes, dir_fd: int | None = None) -> None:
-        """Open the root, which may be reached by symlinks if it is a `Path`. Raise `OSError` if that fails."""
-        flags = FOLDER_FLAGS & ~os.O_NOFOLLOW if isinstance(root, Path) else FOLDER_FLAGS
-        self._root = os.open(root, flags, dir_fd=dir_fd)
+    def __init__(self, root: AnyPath | bytes, dir_fd: int | None = None) -> None:
+        """Open the root, which symlinks may lead to if it is a `Path`. Raise `OSError` if that fails."""
+        if isinstance(root, bytes):
+            self._root = os.open(root, FOLDER_FLAGS, dir_fd=dir_fd)
+        else:
+            self._root = open_at(root, FOLDER_FLAGS & ~os.O_NOFOLLOW)
         self._path = b""
         self._parts: list[bytes] = []
         self._open: list[int] = []  # of each part; -1 for one that was closed to save descriptors
@@ -131,7 +133,7 @@ def _entries(folder: int) -> list[os.DirEntry[str]]:
         return list(found)
 
 
-def remove_tree(root: Path | bytes, dir_fd: int | None = None) -> None:
+def remove_tree(root: AnyPath | bytes, dir_fd: int | None = None) -> None:
     """Remove a folder with all that is in it, however deep it is. Raises `OSError`."""
     folders: list[bytes] = []
     with Descent(root, dir_fd) as descent:

@@ -8,18 +8,20 @@ import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 import msgspec
 
 from dsv.fs.attributes import refresh
 from dsv.fs.folders import sync_folder
+from dsv.fs.shared_path import AnyPath, SharedPath, open_at
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _STALE_TRIES = 3
 _TRIES = 20
 _ZEROS: Final = bytes(64 << 10)
 _T = TypeVar("_T")
+_P = TypeVar("_P", Path, SharedPath)
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 GONE: Final = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 """Errors for a path that another process removed; ESTALE for an open file on NFS."""
@@ -30,17 +32,17 @@ descriptor is lost. The file can be opened again by its name if it still has one
 
 
 def replace_file(
-    path: Path, *pieces: bytes | bytearray | memoryview, mode: int | None = None, sync: bool = True
+    path: AnyPath, *pieces: bytes | bytearray | memoryview, mode: int | None = None, sync: bool = True
 ) -> None:
     """Replace the file, which may be missing, by these pieces. A symlink at `path` is replaced too.
 
     mode: set whatever the umask; None for 0666 minus the umask. sync: after a crash, the whole old or new
     file is there; without it, a power cut may leave the new file empty. Raises `OSError`.
     """
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
+    temporary: Any = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     try:
         write_new(temporary, *pieces, mode=mode, sync=sync)
-        temporary.replace(path)
+        temporary.rename(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -49,10 +51,10 @@ def replace_file(
 
 
 def write_new(
-    path: Path, *pieces: bytes | bytearray | memoryview, mode: int | None = None, sync: bool = True
+    path: AnyPath, *pieces: bytes | bytearray | memoryview, mode: int | None = None, sync: bool = True
 ) -> None:
     """Make a new file. mode, sync: as for `replace_file`. Raises `FileExistsError`, `OSError`."""
-    descriptor = os.open(path, _CREATE, 0o666 if mode is None else 0o600)
+    descriptor = open_at(path, _CREATE, 0o666 if mode is None else 0o600)
     with open(descriptor, "wb") as file:  # noqa: PTH123 (a descriptor, no path)
         if mode is not None:
             os.fchmod(descriptor, mode)
@@ -104,15 +106,16 @@ def sync_data(descriptor: int) -> None:
     getattr(os, "fdatasync", os.fsync)(descriptor)  # macOS has no fdatasync
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: AnyPath) -> bytes:
     """Return the file's content. Try again if an NFS client finds it replaced (ESTALE). Raises `OSError`."""
-    for _ in range(_STALE_TRIES):
+    for attempt in range(_STALE_TRIES):
         try:
-            return path.read_bytes()
+            with os.fdopen(open_at(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+                return file.read()
         except OSError as error:
-            if error.errno != errno.ESTALE:
+            if error.errno != errno.ESTALE or attempt == _STALE_TRIES - 1:
                 raise
-    return path.read_bytes()
+    raise AssertionError("unreachable")
 
 
 def write_once(path: Path, data: bytes) -> bool:
@@ -136,7 +139,7 @@ def write_once(path: Path, data: bytes) -> bool:
         temporary.unlink(missing_ok=True)
 
 
-def read_small(path: Path, limit: int = 1 << 20) -> bytes | None:
+def read_small(path: AnyPath, limit: int = 1 << 20) -> bytes | None:
     """Return the content of a small file; None if it is missing, longer than `limit`, or not a regular file.
     Raises `OSError`.
 
@@ -146,7 +149,7 @@ def read_small(path: Path, limit: int = 1 << 20) -> bytes | None:
     for attempt in range(_TRIES):
         try:
             # Another user may have put a pipe there, and opening that must not hang.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = open_at(path, os.O_RDONLY | os.O_NONBLOCK)
             try:
                 return _read_up_to(descriptor, limit)
             finally:
@@ -154,6 +157,8 @@ def read_small(path: Path, limit: int = 1 << 20) -> bytes | None:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                return None
             if error.errno not in (errno.ESTALE, *FORGOTTEN) or attempt == _TRIES - 1:
                 raise
             time.sleep(0.01 * attempt)
@@ -169,7 +174,7 @@ def open_plain(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def read_json(path: Path, decoder: msgspec.json.Decoder[_T], limit: int = 1 << 20) -> _T | None:
+def read_json(path: AnyPath, decoder: msgspec.json.Decoder[_T], limit: int = 1 << 20) -> _T | None:
     """Return a small file decoded; None if it can't be read or decoded as such. Raises `OSError`."""
     data = read_small(path, limit)
     try:
@@ -193,7 +198,7 @@ def _read_up_to(descriptor: int, limit: int) -> bytes | None:
     return data
 
 
-def list_names(folder: Path, *, asked: bool = False) -> list[str]:
+def list_names(folder: AnyPath, *, asked: bool = False) -> list[str]:
     """Return the sorted names in a folder without the hidden ones; empty if it is missing. Raises `OSError`.
 
     The server is asked, unless the caller has `asked` it just now by `refresh`. Only the answer that the
@@ -213,21 +218,21 @@ def list_names(folder: Path, *, asked: bool = False) -> list[str]:
     return []
 
 
-def link_once(draft: Path, path: Path) -> bool:
+def link_once(draft: _P, path: _P) -> bool:
     """Give a new file its name if that is free; False if it is taken. Raises `OSError`.
 
     A LINK that is sent again because its answer was lost finds its own work; the link count shows this.
     """
     try:
-        os.link(draft, path)
+        path.hardlink_to(draft)
         return True
     except FileExistsError:
         return link_count(draft) > 1
 
 
-def link_count(path: Path) -> int:
+def link_count(path: AnyPath) -> int:
     """Return the link count of a file, as the server has it now."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_at(path, os.O_RDONLY)
     try:
         return os.fstat(descriptor).st_nlink
     finally:

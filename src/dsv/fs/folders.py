@@ -16,6 +16,7 @@ import msgspec
 from dsv.errors import Denied, Unsupported
 from dsv.fs.attributes import ask_again
 from dsv.fs.errors import as_error
+from dsv.fs.shared_path import AnyPath, open_at
 from dsv.values.paths import fold_clashes, found_otherwise, show
 from dsv.values.toml import BINDING
 
@@ -79,11 +80,7 @@ def make_folder(parent: int, name: str | bytes, rights: Rights, drafts: int | No
     draft = f".{os.urandom(16).hex()}"
     os.mkdir(draft, 0o777 if rights.free else 0o700, dir_fd=above)
     try:
-        if rights.group is not None:
-            with suppress(PermissionError):  # this user is not a member: the mode alone must do
-                os.chown(draft, -1, rights.group, dir_fd=above)
-        born = stat.S_IMODE(os.stat(draft, dir_fd=above, follow_symlinks=False).st_mode)
-        os.chmod(draft, rights.mode(born), dir_fd=above)
+        _give_rights(above, draft, rights)
         os.rename(draft, name, src_dir_fd=above, dst_dir_fd=parent)
     except BaseException as error:
         with suppress(FileNotFoundError):
@@ -91,6 +88,19 @@ def make_folder(parent: int, name: str | bytes, rights: Rights, drafts: int | No
         if not isinstance(error, OSError) or not (error.errno in TAKEN or _is_there(parent, name)):
             raise
         ask_again(parent)  # else an NFS client may still believe that it is missing
+
+
+def _give_rights(above: int, draft: str, rights: Rights) -> None:
+    """Set group and mode of a new folder, by its descriptor: in a shared folder, its name may lead elsewhere by
+    now. Raises `OSError`."""
+    folder = os.open(draft, FOLDER_FLAGS, dir_fd=above)
+    try:
+        if rights.group is not None:
+            with suppress(PermissionError):  # this user is not a member: the mode alone must do
+                os.fchown(folder, -1, rights.group)
+        os.fchmod(folder, rights.mode(stat.S_IMODE(os.fstat(folder).st_mode)))
+    finally:
+        os.close(folder)
 
 
 def _is_there(parent: int, name: str | bytes) -> bool:
@@ -103,7 +113,7 @@ def _is_there(parent: int, name: str | bytes) -> bool:
     return True
 
 
-def make_shared_folder(folder: Path) -> int:
+def make_shared_folder(folder: AnyPath) -> int:
     """Make the folder with its parent's rights, whatever the umask: a cache is shared. Return its mode."""
     try:
         return folder.stat().st_mode
@@ -115,23 +125,24 @@ def make_shared_folder(folder: Path) -> int:
 
 
 @contextmanager
-def open_folder(folder: Path) -> Iterator[int]:
+def open_folder(folder: AnyPath) -> Iterator[int]:
     """Yield a descriptor of a folder, and close it. Raises `OSError`."""
-    descriptor = os.open(folder, _READABLE)
+    descriptor = open_at(folder, _READABLE)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def sync_folder(folder: int | Path) -> None:
+def sync_folder(folder: int | AnyPath) -> None:
     """Make the names in a folder survive a power cut. Skip a folder that can't be read or synced.
 
     folder: its path, or any descriptor of it. Raises `OSError`.
     """
     try:
-        path, above = (".", folder) if isinstance(folder, int) else (folder, None)
-        readable = os.open(path, _READABLE, dir_fd=above)
+        readable = (
+            os.open(".", _READABLE, dir_fd=folder) if isinstance(folder, int) else open_at(folder, _READABLE)
+        )
     except PermissionError:
         return
     try:
@@ -162,7 +173,7 @@ def umask() -> int:
     return 0o777  # unknown: assume that it clears all bits
 
 
-def check_folding(folder: Path, drafts: Path, paths: Iterable[bytes]) -> None:
+def check_folding(folder: Path, drafts: AnyPath, paths: Iterable[bytes]) -> None:
     """Raise `Unsupported` if paths of a tree would overwrite each other in this folder. `drafts` is a folder
     on the same file system, for the trial. Raises `OSError`."""
     refuse_clashes(str(folder), how_folded(drafts), paths)
@@ -181,13 +192,13 @@ def refuse_clashes(place: str, folded: tuple[bool, bool], paths: Iterable[bytes]
         )
 
 
-def how_folded(folder: Path) -> tuple[bool, bool]:
+def how_folded(folder: AnyPath) -> tuple[bool, bool]:
     """Return whether names in a folder are found by other spellings, and with a dot or a space at their end.
     Tries it with a folder in it. Raises `OSError`."""
     probe = folder / f".dsv-fold-{os.urandom(8).hex()}-a\xe9"
     probe.mkdir(0o700)
     try:
-        return found_otherwise(str(probe), os.path.lexists)
+        return found_otherwise(probe.name, lambda name: (folder / name).is_dir())
     finally:
         probe.rmdir()
 

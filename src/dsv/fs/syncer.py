@@ -7,40 +7,45 @@ import os
 import select
 import subprocess
 import sys
-from pathlib import Path
 
 from dsv.fs import sync_process, system
+from dsv.fs.shared_path import AnyPath, open_at
 
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _left_behind: list[subprocess.Popen[bytes]] = []  # kept so that Popen does not warn of them
 
 
 class Syncer:
-    """Syncs the file system of the folder `tree`, and renames `tree` to `dead` if data was lost. Not
+    """Syncs the file system of the folder `tree`, and renames it to `dead`, beside it, if data was lost. Not
     thread-safe.
 
     The kernel reports a failed write once to each open descriptor. A second process has a descriptor of its
     own. If it dies, this process syncs, so that no failure is missed. `close` the object afterwards.
     """
 
-    def __init__(self, tree: Path, dead: Path) -> None:
+    def __init__(self, tree: AnyPath, dead: str) -> None:
         """Start the second process if possible. Lost data is noticed from now on. Raise `OSError` if `tree`
         is missing or can't be opened."""
         self.busy = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._descriptor = _open(tree)
+        self._descriptor = open_at(tree, _FOLDER)
         if sys.platform != "linux":
             return
+        others: list[int] = []
         try:
-            others = _open(tree)
+            others.append(open_at(tree, _FOLDER))
+            others.append(open_at(tree.parent, _FOLDER))
         except OSError:
-            os.close(self._descriptor)
+            for each in (self._descriptor, *others):
+                os.close(each)
             raise
         try:
-            self._process = _start(others, tree, dead)
+            self._process = _start(others, tree.name, dead)
         except OSError:  # no process could be started
             self._process = None
         finally:
-            os.close(others)
+            for one in others:
+                os.close(one)
 
     def begin(self) -> None:
         """Make the second process begin to sync."""
@@ -94,19 +99,15 @@ class Syncer:
             self._descriptor = -1
 
 
-def _open(folder: Path) -> int:
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-
-def _start(descriptor: int, tree: Path, dead: Path) -> subprocess.Popen[bytes]:
+def _start(folders: list[int], tree: str, dead: str) -> subprocess.Popen[bytes]:
     """Start it in its own session, because Ctrl-C is for its starter, and without the starter's streams."""
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", sync_process.__file__, str(descriptor), str(tree), str(dead)],
+        [sys.executable, "-I", "-S", sync_process.__file__, *map(str, folders), tree, dead],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         bufsize=0,
         cwd="/",
-        pass_fds=(descriptor,),
+        pass_fds=folders,
         start_new_session=True,
     )

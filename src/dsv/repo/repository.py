@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -12,6 +11,7 @@ from msgspec.structs import replace
 from dsv.errors import Unreachable
 from dsv.format import keys
 from dsv.format.records import Commit, Feature, FormatEntry, Limits, RefEntry, Writer, signed
+from dsv.fs.shared_path import AnyPath
 from dsv.periodic import Clock, now_ms
 from dsv.repo.errors import explain_denied_write
 from dsv.repo.format_log import (
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dsv.repo.tracking import Tracked
     from dsv.values.names import BranchName, DatasetName
 
-MetadataFolder = Callable[[StoreId], Path]
+MetadataFolder = Callable[[StoreId], AnyPath]
 
 
 class Repository:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -21,6 +20,7 @@ from dsv.errors import UsageError
 from dsv.format.records import Commit, Limits, RefEntry
 from dsv.fs.files import list_names, read_json, replace_file
 from dsv.fs.folders import make_shared_folder
+from dsv.fs.shared_path import AnyPath
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, TagName
 
@@ -156,7 +156,7 @@ class Answers:
             if len(rows) < _COMMITS:
                 rows.setdefault(str(commit_id), commit.message.partition("\n")[0][:_MESSAGE])
 
-    def write_all(self, folder: Path, names: str, now_ms: int) -> None:
+    def write_all(self, folder: AnyPath, names: str, now_ms: int) -> None:
         """Add the answers to the files in the folder of a store, if it exists.
 
         names: the URL of the names' location. Failures are ignored, because nothing depends on these files.
@@ -178,7 +178,7 @@ class Answers:
 
     def write(
         self,
-        path: Path,
+        path: AnyPath,
         dataset: DatasetName,
         names: str,
         now_ms: int,
@@ -234,12 +234,12 @@ def _has_news(before: Tracking, after: Tracking, renewed_ms: int) -> bool:
     return False
 
 
-def file_of(folder: Path, dataset: DatasetName) -> Path:
+def file_of(folder: AnyPath, dataset: DatasetName) -> AnyPath:
     """Return the path of a dataset's file in the folder of its store."""
     return folder / "tracking" / f"{dataset.component}{_SUFFIX}"
 
 
-def tracked_datasets(folder: Path) -> list[DatasetName]:
+def tracked_datasets(folder: AnyPath) -> list[DatasetName]:
     """Return the datasets that have a file in the folder of a store. Raises `OSError`."""
     found: list[DatasetName] = []
     for name in list_names(folder / "tracking"):
@@ -251,7 +251,7 @@ def tracked_datasets(folder: Path) -> list[DatasetName]:
 _TRACKING = msgspec.json.Decoder(Tracking)
 
 
-def read(path: Path) -> Tracking:
+def read(path: AnyPath) -> Tracking:
     """Return the content of a file; an empty one if it is missing or invalid. Raises `OSError`.
 
     If a cache has no such file, the files of an older dsv are read: one for each branch and tag.
@@ -262,7 +262,7 @@ def read(path: Path) -> Tracking:
     return found or Tracking()
 
 
-def set_seen(path: Path, branch: BranchName, commit: CommitId) -> None:
+def set_seen(path: AnyPath, branch: BranchName, commit: CommitId) -> None:
     """Note where the user of a workspace last saw its branch. Durable when it returns. Raises `OSError`."""
     before = read(path)
     if before.seen != (str(branch), str(commit)):
@@ -280,7 +280,7 @@ class _Known(msgspec.Struct, frozen=True):
 _KNOWN = msgspec.json.Decoder(_Known)
 
 
-def _of_older_cache(folder: Path) -> Tracking:
+def _of_older_cache(folder: AnyPath) -> Tracking:
     branches: dict[str, Tracked] = {}
     tags: dict[str, Tracked] = {}
     for kind, names in (("branches", branches), ("tags", tags)):

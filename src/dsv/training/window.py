@@ -3,7 +3,8 @@
 A separate process (`main`) owns it. The first process that needs it binds an abstract Linux socket, whose
 name only one process can have, and starts the owner with it; processes that start at the same time only
 connect. Each block is passed as a file in memory (memfd), so killed processes leave nothing behind. If the
-owner is killed, the next reader starts another. It ends when no process has been connected for a while.
+owner is killed, the next reader starts another. No other user can guess the name, and where one has taken
+it all the same, the processes agree on another, or read alone. It ends when no process has been connected for a while.
 Another process may fill the cache at the same time.
 """
 
@@ -14,14 +15,17 @@ import os
 import resource
 import selectors
 import socket
+import stat
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -29,7 +33,7 @@ import numpy as np
 from blake3 import blake3
 
 from dsv.errors import DsvError, Unreachable, made
-from dsv.fs.files import write_all
+from dsv.fs.files import replace_file, write_all, write_once
 from dsv.fs.process import read_order, start_program
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ _AT_ONCE = 64
 _MOST = 4096
 """Numbers in one packet."""
 _TRIES = 5
+_CONNECT_WITHIN = 10.0  # seconds
 _WAITING = 4096
 """Processes that may connect before the window's process accepts connections."""
 _PEER = struct.Struct("3i")
@@ -99,10 +104,30 @@ def can_share() -> bool:
     return sys.platform == "linux" and hasattr(os, "memfd_create")
 
 
-def address(samples: Stored) -> bytes:
-    """Return the name of the socket, the same for the same samples in all processes of a user."""
-    key = f"{os.geteuid()} {samples.name} {samples.window}"
-    return b"\0dsv-window-" + blake3(key.encode()).hexdigest(length=16).encode()
+class _Unshared(Exception):
+    """No address is this user's alone."""
+
+
+def address(samples: Stored, *, anew: bool = False) -> bytes:
+    """Return the name of the socket, the same for the same samples in all processes of a user.
+
+    Nobody else can guess it, as it follows from a secret in a folder of this user. anew: make another secret.
+    """
+    folder = Path(tempfile.gettempdir()) / f"dsv-window-{os.geteuid()}"
+    try:
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise _Unshared(f"{folder} is not this user's alone")
+        secret = folder / "secret"
+        if anew or not secret.exists():
+            fresh = replace_file if anew else write_once
+            fresh(secret, os.urandom(16))
+        key = secret.read_bytes() + f"{os.geteuid()} {samples.name} {samples.window}".encode()
+    except OSError as error:
+        raise _Unshared(str(error)) from error
+    return b"\0dsv-window-" + blake3(key).hexdigest(length=16).encode()
 
 
 def is_own(connection: socket.socket) -> bool:
@@ -145,6 +170,8 @@ class Window:
                     self._take(wanted, blocks, set(part), found)
                 self._has_read = True
                 return found
+            except _Unshared:
+                return self._samples.read_stored(numbers)
             except (OSError, EOFError) as error:  # the window's process was killed, or ended just now
                 self.close()
                 if attempt == _TRIES - 1:
@@ -193,7 +220,8 @@ class Window:
 
     def open(self) -> None:
         """Connect, as reading does, without waiting for the window's process to begin."""
-        self._connected()
+        with suppress(_Unshared):
+            self._connected()
 
     def _connected(self) -> socket.socket:
         if self._pid != os.getpid():  # forked: the connection is the parent's
@@ -224,9 +252,25 @@ def start(samples: Stored, listening: socket.socket | None) -> None:
 
 
 def _connect(samples: Stored) -> socket.socket:
-    """Return a connection to the window. Start the window if it is not running."""
-    name = address(samples)
+    """Return a connection to the window. Start the window if it is not running. Raises `_Unshared`."""
+    taken = False  # another user may have seen the name while it was in use, and taken it
+    for attempt in range(2 * _TRIES):
+        try:
+            connection = _connect_to(samples, address(samples, anew=taken))
+        except (ConnectionRefusedError, TimeoutError):  # it is bound, but nobody listens
+            taken = attempt >= _TRIES
+            time.sleep(0.01 * attempt)
+            continue
+        if is_own(connection):
+            return connection
+        connection.close()
+        taken = True
+    raise _Unshared("another user takes each address")
+
+
+def _connect_to(samples: Stored, name: bytes) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(_CONNECT_WITHIN)
     try:
         try:
             connection.connect(name)
@@ -241,8 +285,7 @@ def _connect(samples: Stored) -> socket.socket:
                     listening.listen(_WAITING)
                     start(samples, listening)
                 connection.connect(name)
-        if not is_own(connection):
-            raise ConnectionRefusedError("another user has its address")
+        connection.settimeout(None)
     except BaseException:
         connection.close()
         raise
@@ -283,6 +326,8 @@ class _Blocks:
 
     def __init__(self, samples: Stored) -> None:
         self._samples, self._budget = samples, samples.window
+        self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        """Blocks that are held at most, as each is an open file."""
         self.lock = threading.Condition()
         self._held: OrderedDict[int, _Block] = OrderedDict()
         """In the order of their last use, the latest at the end."""
@@ -374,7 +419,7 @@ class _Blocks:
             self._bytes += size
             for client, count in self._waiting.pop(block):
                 self._give(block, client, count)
-            while self._bytes > self._budget and len(self._held) > 1:
+            while len(self._held) > 1 and (self._bytes > self._budget or len(self._held) > self._most):
                 oldest = next(iter(self._done or self._held))
                 self._done.pop(oldest, None)
                 gone = self._held.pop(oldest)

@@ -7,13 +7,13 @@ part of a file only its chunks are read.
 
 from __future__ import annotations
 
+import errno
 import os
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
-from pathlib import Path
 
 import msgspec
 from blake3 import blake3
@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from dsv.errors import IntegrityError
 from dsv.format.locator import Location, ObjectKind, place_at
 from dsv.format.tree import Entry
+from dsv.fs.shared_path import AnyPath, open_at
 from dsv.repo.errors import NOT_OURS
 from dsv.repo.objects.erasures import erased_error
 from dsv.repo.objects.objects import Objects, checked
@@ -42,7 +43,7 @@ class Donor(msgspec.Struct, frozen=True):
     It is only a hint: what is read from it is verified like everything else.
     """
 
-    path: Path
+    path: AnyPath
     chunks: Mapping[ChunkId, tuple[int, int]]
 
 
@@ -351,17 +352,14 @@ def _read_donor(piece: _Piece) -> bytes | None:
     donor = piece.wanted.donor
     assert donor is not None and piece.chunk is not None
     offset, length = donor.chunks[piece.chunk]
-    try:
-        with open(donor.path, "rb", buffering=0, opener=_at_once) as file:
+    try:  # at once: where others write, opening anything but a file must not hang
+        with os.fdopen(open_at(donor.path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
             file.seek(offset)
             return file.read(length)
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # says nothing about the donor
+            raise
         return None
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Open a donor, which may be where others write: opening anything but a file must not hang."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def donor_chunks(

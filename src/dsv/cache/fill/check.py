@@ -20,6 +20,7 @@ from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
 from dsv.fs.attributes import refresh
 from dsv.fs.folders import open_folder
+from dsv.fs.shared_path import SharedPath
 from dsv.repo.tree.read import TreeReader
 from dsv.transfer.download import Wanted
 from dsv.values.ids import CommitId
@@ -83,7 +84,7 @@ class Checked(msgspec.Struct):
 
 def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, progress: Progress) -> Checked:
     """Read every file of a visible commit, which a lease keeps. Raises `OSError`."""
-    result = Checked(root.visible(place), place)
+    result = Checked(root.visible(place).path, place)
     jobs: deque[Future[Entry | Wrong]] = deque()
 
     def drain() -> None:
@@ -98,7 +99,7 @@ def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, p
         result.bytes += entry.size
         progress.advance(1, entry.size)
 
-    top = os.open(root.visible(place), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    top = root.visible(place).descriptor(os.O_RDONLY | os.O_DIRECTORY)
     try:
         with (
             ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-check") as pool,
@@ -126,7 +127,7 @@ def repair(
     place: Place,
     source: StoreSource,
     result: Checked,
-    known: dict[object, Path],
+    known: dict[object, SharedPath],
     *,
     remove_foreign: bool,
 ) -> None:
@@ -151,9 +152,9 @@ def repair(
                 continue
         elif entry.kind is Kind.SYMLINK:
             with _replacing(root, path) as draft:
-                draft.symlink_to(os.fsdecode(entry.target or b""))
+                draft.symlink_to(entry.target or b"")
         else:
-            if os.path.lexists(path):
+            if path.exists():
                 _put_away(root, path)
             root.make_directory(path)
         result.repaired += 1
@@ -217,41 +218,40 @@ def _read(root: CacheRoot, folder: int, name: bytes, entry: Entry) -> str | None
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            refresh(root.path)
+            refresh(root.top)
             if last:
                 return f"can't be read: {error.strerror}"
     raise AssertionError("unreachable")
 
 
-def _find_foreign(visible: Path, expected: set[bytes]) -> list[bytes]:
+def _find_foreign(visible: SharedPath, expected: set[bytes]) -> list[bytes]:
     """Return every path that is neither an entry nor a folder of one, in order."""
-    top = os.fsencode(visible)
     inner = _folders_of(expected)
     strange: list[bytes] = []
-    for folder, names, files in os.walk(top):
-        below = folder[len(top) + 1 :]
+    left = [b""]
+    while left:
+        below = left.pop()
+        found = _at(visible, below).entries() if below else visible.entries()
         here = below + b"/" if below else b""
-        strange += [here + name for name in files if here + name not in expected]
-        if not names and not files and below and below not in expected and below not in inner:
+        paths = [(here + os.fsencode(one.name), one.is_dir) for one in found]
+        strange += [path for path, is_dir in paths if not is_dir and path not in expected]
+        left += [path for path, is_dir in paths if is_dir]
+        if not found and below and below not in expected and below not in inner:
             strange.append(below)
-        links = (here + name for name in names if _at(visible, here + name).is_symlink())
-        strange += [path for path in links if path not in expected]
     return sorted(strange)
 
 
-def _remove_foreign(visible: Path, result: Checked) -> None:
+def _remove_foreign(visible: SharedPath, result: Checked) -> None:
     """Delete these paths, and the folders above them that no entry needs. Raises `OSError`."""
     needed = _folders_of(result.expected) | result.expected
     for path in _find_foreign(visible, result.expected):
         place = _at(visible, path)
-        if place.is_dir() and not place.is_symlink():
+        if place.is_dir():
             place.rmdir()
         else:
             place.unlink(missing_ok=True)
-        for above in place.relative_to(visible).parents[:-1]:
-            if os.fsencode(above) in needed or os.listdir(visible / above):  # noqa: PTH208
-                break
-            (visible / above).rmdir()
+        while (path := path.rpartition(b"/")[0]) and path not in needed and not _at(visible, path).entries():
+            _at(visible, path).rmdir()
 
 
 def _folders_of(paths: set[bytes]) -> set[bytes]:
@@ -262,26 +262,27 @@ def _folders_of(paths: set[bytes]) -> set[bytes]:
     return folders
 
 
-def _at(visible: Path, path: bytes) -> Path:
+def _at(visible: SharedPath, path: bytes) -> SharedPath:
     return visible / os.fsdecode(path)
 
 
-def _make_way(root: CacheRoot, visible: Path, path: Path) -> None:
+def _make_way(root: CacheRoot, visible: SharedPath, path: SharedPath) -> None:
     """Make the folders above the path; move away files in their place, and a folder in the path's place."""
-    for folder in reversed(path.relative_to(visible).parents[:-1]):
-        above = visible / folder
-        if above.is_symlink() or (above.exists() and not above.is_dir()):
+    parts = path.below.removeprefix(f"{visible.below}/").split("/")
+    for count in range(1, len(parts)):
+        above = visible / "/".join(parts[:count])
+        if above.exists() and not above.is_dir():
             _put_away(root, above)
     root.make_directory(path.parent)
-    if path.is_dir() and not path.is_symlink():
+    if path.is_dir():
         _put_away(root, path)
 
 
-def _put_away(root: CacheRoot, path: Path) -> None:
+def _put_away(root: CacheRoot, path: SharedPath) -> None:
     path.rename(root.trash / f"wrong-{os.urandom(8).hex()}")
 
 
-def _replace_by_link(root: CacheRoot, twin: Path, path: Path) -> bool:
+def _replace_by_link(root: CacheRoot, twin: SharedPath, path: SharedPath) -> bool:
     try:
         with _replacing(root, path) as draft:
             draft.hardlink_to(twin)
@@ -291,12 +292,12 @@ def _replace_by_link(root: CacheRoot, twin: Path, path: Path) -> bool:
 
 
 @contextmanager
-def _replacing(root: CacheRoot, path: Path) -> Iterator[Path]:
+def _replacing(root: CacheRoot, path: SharedPath) -> Iterator[SharedPath]:
     """Yield a temporary name; rename it to the path when the block has made it."""
     draft = root.temporary / os.urandom(8).hex()
     try:
         yield draft
-        draft.replace(path)
+        draft.rename(path)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise

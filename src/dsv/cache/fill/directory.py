@@ -12,9 +12,7 @@ import contextlib
 import errno
 import os
 import shlex
-import shutil
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -22,10 +20,10 @@ from dsv.cache.claims import Owner
 from dsv.cache.fill.parts import PLAN, VERSION, Plan
 from dsv.cache.record import Filled, lookup, record_path, write_record
 from dsv.cache.removal import Remover
-from dsv.cache.root import CacheRoot, Place
+from dsv.cache.root import CacheRoot, Place, remove_probes
 from dsv.errors import UPGRADE, Conflict, Unsupported
-from dsv.fs.attributes import remove_probes
 from dsv.fs.files import FULL, GONE, list_names, read_small
+from dsv.fs.shared_path import SharedPath
 
 PREFIX = "at-"
 _FOLDERS = ("parts", "workers", "drafts", "tree")
@@ -37,7 +35,7 @@ _TRIES = 10
 class FillDirectory:
     """The folders of one fill. They disappear when another process ends the fill."""
 
-    def __init__(self, root: CacheRoot, place: Place, fill: str, folder: Path, plan: Plan) -> None:
+    def __init__(self, root: CacheRoot, place: Place, fill: str, folder: SharedPath, plan: Plan) -> None:
         self.root = root
         self.place = place
         self.fill = fill
@@ -50,14 +48,14 @@ class FillDirectory:
         self.links = folder / "links"
         self.drafts = folder / "drafts"
 
-    def make_folder(self, path: Path) -> None:
+    def make_folder(self, path: SharedPath) -> None:
         """Make a folder of the fill, with the cache's rights. Raises `OSError`; ENOENT if the fill ended."""
         self.tree.stat()
         self.root.make_directory(path)
 
     def is_open(self) -> bool:
         """Ask the file server whether it was neither published nor given up. Raises `OSError`."""
-        self.root.look_up_anew(self.folder)
+        self.folder.look_up_anew()
         return self.tree.is_dir()
 
 
@@ -67,7 +65,7 @@ def start(
     plan: Plan,
     source_map: bytes,
     moves: Mapping[int, bytes],
-    enlist: Callable[[Path], None],
+    enlist: Callable[[SharedPath], None],
 ) -> FillDirectory | None:
     """Begin a fill; None if another was faster. Raises `OSError`. After both the caller calls `discard`.
 
@@ -92,10 +90,11 @@ def start(
 
 def discard(root: CacheRoot, fill: str) -> None:
     """Remove what `start` has made of a fill that did not begin. The worker's file must be closed before."""
-    shutil.rmtree(root.temporary / f".fill-{fill}", ignore_errors=True)
+    with contextlib.suppress(OSError):
+        Remover().remove(root.temporary / f".fill-{fill}")
 
 
-def _appear(root: CacheRoot, draft: Path, target: Path) -> bool:
+def _appear(root: CacheRoot, draft: SharedPath, target: SharedPath) -> bool:
     for attempt in range(_TRIES):
         root.reach(target.parent)
         try:
@@ -149,7 +148,7 @@ def _newer(place: Place) -> Unsupported:
     )
 
 
-def _remove_stray(root: CacheRoot, folder: Path) -> None:
+def _remove_stray(root: CacheRoot, folder: SharedPath) -> None:
     """Remove an incomplete fill, which a late process made: a fill appears and disappears as a whole."""
     with contextlib.suppress(OSError):
         trash = root.trash / f"stray-{os.urandom(8).hex()}"
@@ -177,7 +176,7 @@ def publish(directory: FillDirectory, owner: Owner) -> bool:
     return False
 
 
-def _write_entry(directory: FillDirectory, draft: Path, name: Path) -> None:
+def _write_entry(directory: FillDirectory, draft: SharedPath, name: SharedPath) -> None:
     """Name the record; on a full disk by a rename, which needs no block and no inode. All write the same."""
     try:
         directory.root.link_once(draft, name)

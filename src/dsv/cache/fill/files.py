@@ -53,7 +53,7 @@ class Rights(FolderRights, frozen=True):
     def of(cls, root: CacheRoot, *, sync: bool = False) -> Rights:
         """Return the rights that give this process's files those of the cache's root. Raises `OSError`."""
         mode, file = root.directory_mode, root.file_mode
-        group = root.path.stat().st_gid
+        group = root.group
         born = (
             mode & stat.S_ISGID or os.getegid() == group or not mode & 0o070
         )  # right, or it does not matter
@@ -132,6 +132,8 @@ class Folders:
         while missing:
             folder = missing.pop()
             name = folder.rpartition(b"/")[2]
+            if name == b"..":  # another user has put it into a plan
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), name)
             if anew:
                 refresh(known)
             if self._drafts >= 0:
@@ -344,10 +346,7 @@ class Links:
     def _open(self, donor: int) -> Folders | None:
         plan = self._donors[donor]
         try:
-            top = os.open(
-                self._root.visible(Place(plan.dataset, plan.name)),
-                os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC,
-            )
+            top = self._root.visible(Place(plan.dataset, plan.name)).descriptor(os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             if error.errno not in _NO_DONOR:
                 raise
@@ -470,7 +469,7 @@ class WriteBack:
     def __init__(self, directory: FillDirectory) -> None:
         """Start the syncer. Raise `OSError` if that fails."""
         self._directory = directory
-        self._syncer = Syncer(directory.tree, directory.dead)
+        self._syncer = Syncer(directory.tree, directory.dead.name)
         self._begun_at = 0
         self._error: DsvError | None = None
 

@@ -236,7 +236,7 @@ class Fill(msgspec.Struct):
                 ) from error
             time.sleep(min(_LONGEST_PAUSE, 0.01 * self.vanished**2))
             for folder in (root.fill(place), root.claims(place), root.visible(place)):
-                root.look_up_anew(folder)
+                folder.look_up_anew()
         elif error.errno in FULL:
             self._make_room(error)
         elif error.errno in FORGOTTEN and self.kind.sync_each:
@@ -463,7 +463,7 @@ class FillParticipant:
 
 def _check_links(directory: FillDirectory) -> None:
     links: dict[bytes, bytes] = {}
-    directory.root.look_up_anew(directory.folder)
+    directory.folder.look_up_anew()
     if directory.links.is_dir():
         directory.root.time_in(directory.links)
         for part in range(len(directory.plan.parts)):  # by name, because over NFS a listing may lack some

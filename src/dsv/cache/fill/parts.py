@@ -11,17 +11,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
 from dsv.cache.removal import is_held
-from dsv.fs.attributes import server_time
+from dsv.fs.shared_path import SharedPath
 from dsv.fs.system import FileSystem, boot
 from dsv.repo.objects.ranges import ITEM
 
@@ -186,8 +184,9 @@ def blocks(size: int) -> int:
 
 
 def estimated_room(files: int, size: int) -> int:
-    """Estimate the bytes of disk for files by their number and total size: half a block more for each."""
-    return size + files * BLOCK // 2 + BLOCK
+    """Estimate the bytes of disk for files by their number and total size: at least a block for each, and half a
+    block more than they have."""
+    return max(files * BLOCK, size + files * BLOCK // 2 + BLOCK)
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -203,13 +202,13 @@ class ClaimTable:
 
     def __init__(
         self,
-        folder: Path,
+        folder: SharedPath,
         parts: int,
         owner: str,
         kind: FileSystem,
-        clock: Callable[[Path], float] = server_time,
+        clock: Callable[[SharedPath], float],
     ) -> None:
-        """clock: like `server_time`; `CacheRoot.time_in` also works on a full disk."""
+        """clock: `CacheRoot.time_in`."""
         self._folder = folder
         self._clock = clock
         self._owner = owner
@@ -242,7 +241,7 @@ class ClaimTable:
         """
         if self.all_done and self._remote:
             for part, generation in list(self._newest.items()):
-                if os.path.lexists(self._folder / f"{part}.{generation + 1}"):
+                if (self._folder / f"{part}.{generation + 1}").exists():
                     self._saw_claim(part, generation + 1)
         return self.all_done
 
@@ -258,7 +257,8 @@ class ClaimTable:
         """
         now = self._clock(self._folder)
         lost: set[int] = set()
-        for name in os.listdir(self._folder):  # noqa: PTH208 (names, not paths)
+        for one in self._folder.entries():
+            name = one.name
             number, _, rest = name.partition(".")
             if not number.isdigit():
                 continue
@@ -301,7 +301,7 @@ class ClaimTable:
             claim = self._claim(part, generation + 1)
             self.refresh()
             for earlier in range(1, generation + 1):  # each by its name: a listing may lack some
-                if os.path.lexists(self._folder / f"{part}.{earlier}.{self._mark}"):
+                if (self._folder / f"{part}.{earlier}.{self._mark}").exists():
                     self._saw_done(part, earlier)
             if claim is not None and not self.overtaken(claim):
                 return replace(claim, done=part in self._finished)
@@ -339,7 +339,7 @@ class ClaimTable:
     def _owner_of(self, part: int, generation: int) -> str:
         """Return the id of a claimer, or "" if the fill has ended."""
         try:
-            return str((self._folder / f"{part}.{generation}").readlink())
+            return (self._folder / f"{part}.{generation}").readlink()
         except FileNotFoundError:
             return ""
 
@@ -349,7 +349,7 @@ class ClaimTable:
 _BAR_SECONDS = 10.0
 
 
-def block_drafts(folder: Path, part: int, below: int) -> None:
+def block_drafts(folder: SharedPath, part: int, below: int) -> None:
     """Replace the private folders of this part's generations under `below` by symlinks, permanently.
 
     Rule W3 of docs/internals/cache-protocol.md: nothing that these generations do later can replace a file of
@@ -363,7 +363,7 @@ def draft_name(part: int, generation: int) -> str:
     return f"{part}.{generation}"
 
 
-def _bar(folder: Path) -> None:
+def _bar(folder: SharedPath) -> None:
     """Put a symlink to nowhere in place of the folder, which may exist or be made later."""
     deadline = time.monotonic() + _BAR_SECONDS
     while True:
@@ -374,7 +374,7 @@ def _bar(folder: Path) -> None:
             if folder.is_symlink():
                 return
         try:
-            names = os.listdir(folder)  # noqa: PTH208 (names, not paths)
+            names = [one.name for one in folder.entries()]
             for name in names:
                 try:
                     (folder / name).unlink()

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
@@ -32,6 +31,7 @@ from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
 from dsv.fs import system
 from dsv.fs.folders import is_listed
+from dsv.fs.shared_path import SharedPath
 from dsv.values.paths import show
 
 _REMOTE_THREADS = 16
@@ -331,11 +331,11 @@ class PartWriter:
         if job.drafts < 0:
             path = self._directory.drafts / draft_name(job.claim.part, job.claim.generation)
             self._directory.make_folder(path)
-            job.drafts = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            job.drafts = path.descriptor(os.O_RDONLY | os.O_DIRECTORY)
         return job.drafts
 
-    def _open(self, path: Path) -> int:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    def _open(self, path: SharedPath) -> int:
+        descriptor = path.descriptor(os.O_RDONLY | os.O_DIRECTORY)
         self._stack.callback(os.close, descriptor)
         return descriptor
 

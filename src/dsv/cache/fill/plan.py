@@ -39,6 +39,7 @@ from dsv.format.tree import Kind
 from dsv.fs import system
 from dsv.fs.files import list_names
 from dsv.fs.folders import check_folding
+from dsv.fs.shared_path import SharedPath
 from dsv.repo.tree.read import Part, TreeReader
 from dsv.values.ids import CommitId, SegmentId, StoreId
 from dsv.values.paths import PathSet, show, sort_key
@@ -239,34 +240,33 @@ def _copied(code: int, donors: Sequence[DonorPlan]) -> bool:
 
 def _donor(root: CacheRoot, place: Place, samples: Sequence[bytes]) -> DonorPlan:
     """Try on some files how they can be shared, because that decides how much room the fill needs."""
-    top = os.fsencode(root.visible(place))
-    ways = [way for way in (_try(root, top + b"/" + path) for path in samples) if way is not None]
+    top = root.visible(place)
+    ways = [way for way in (_try(root, top / os.fsdecode(path)) for path in samples) if way is not None]
     way = max(ways, key=("link", "reflink", "copy").index, default="link")
     return DonorPlan(place.dataset, place.name, way)
 
 
-def _try(root: CacheRoot, path: bytes) -> str | None:
+def _try(root: CacheRoot, path: SharedPath) -> str | None:
     """Return how a file can be shared; None if an error concerns only this file."""
-    draft = os.fsencode(root.temporary / f".try-{os.urandom(8).hex()}")
+    draft = root.temporary / f".try-{os.urandom(8).hex()}"
     try:
-        os.link(path, draft, follow_symlinks=False)
+        draft.hardlink_to(path)
     except OSError as error:
         if error.errno not in NO_LINK:
             return None
         return "reflink" if _clones(path, draft) else "copy"
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(draft)  # noqa: PTH108 (bytes)
+        draft.unlink(missing_ok=True)
     return "link"
 
 
-def _clones(path: bytes, draft: bytes) -> bool:
+def _clones(path: SharedPath, draft: SharedPath) -> bool:
     try:
-        source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        source = path.descriptor(os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
     try:
-        copy = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        copy = draft.descriptor(os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         try:
             return system.clone(source, copy)
         finally:
@@ -302,7 +302,7 @@ def candidates(root: CacheRoot, place: Place, store: StoreId) -> list[Candidate]
     own = of_dataset(root, place.dataset, store)
     others = [
         one
-        for dataset in list_names(root.path)
+        for dataset in list_names(root.top)
         if dataset != place.dataset and is_dataset(dataset)
         for one in of_dataset(root, dataset, store)
     ]
@@ -313,7 +313,7 @@ def candidates(root: CacheRoot, place: Place, store: StoreId) -> list[Candidate]
 def of_dataset(root: CacheRoot, dataset: str, store: StoreId) -> Iterator[Candidate]:
     """Yield the visible commits of one dataset, given as its folder's name. Raises `OSError`."""
     with contextlib.suppress(NotADirectoryError, PermissionError):
-        for place in places_in(root.path / dataset):
+        for place in places_in(root.top / dataset):
             record = read_record(root, place)
             if record is not None and record.store == str(store):
                 yield place, record

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate, islice
-from pathlib import Path
 
 import msgspec
 
@@ -17,6 +16,8 @@ from dsv.cache.root import Place
 from dsv.errors import IntegrityError
 from dsv.format.locator import Location
 from dsv.format.tree import Entry
+from dsv.fs.files import read_file
+from dsv.fs.shared_path import SharedPath
 from dsv.repo.objects.erasures import Erasures
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import LocatedSegment, TreeReader
@@ -116,7 +117,7 @@ class Contents:
         self._selection = PathSet.of(path.encode() for path in directory.plan.selection)
         self._donor_trees: dict[int, TreeReader] = {}
         has_map = directory.plan.has_source_map
-        self._source_map = (directory.folder / "sheet").read_bytes() if has_map else None
+        self._source_map = read_file(directory.folder / "sheet") if has_map else None
         if self._source_map is not None and len(self._source_map) < self._starts[-1]:
             raise IntegrityError(f"the plan of {directory.place} is cut short", subject=str(directory.place))
 
@@ -188,18 +189,18 @@ class Contents:
             return None
         return self._donor(self.donor_file(item.older, item.entry.path), found[0].recipe_id, found[1])
 
-    def same_version(self, item: Item, path: Path) -> Donor | None:
+    def same_version(self, item: Item, path: SharedPath) -> Donor | None:
         """Return the chunks of the file itself, some of which `path` may hold."""
         if item.entry.recipe_id is None:
             return None
         return self._donor(path, item.entry.recipe_id, item.where)
 
-    def _donor(self, path: Path, recipe: RecipeId, where: Location | None) -> Donor | None:
+    def _donor(self, path: SharedPath, recipe: RecipeId, where: Location | None) -> Donor | None:
         with suppress(IntegrityError):  # a damaged recipe: without it the chunks are unknown
             return Donor(path, self._source.chunks(recipe, where))
         return None
 
-    def donor_file(self, donor: int, path: bytes) -> Path:
+    def donor_file(self, donor: int, path: bytes) -> SharedPath:
         plan = self._directory.plan.donors[donor]
         return self._directory.root.visible(Place(plan.dataset, plan.name)) / os.fsdecode(path)
 
@@ -227,7 +228,7 @@ class Contents:
     def _moves(self, number: int, codes: bytes, start: int) -> Iterator[bytes]:
         """Yield the donors' paths of the moved files of a segment, from its entry `start` on."""
         if codes.translate(None, _UNMOVED):
-            paths = (self._directory.folder / "moves" / str(number)).read_bytes().split(b"\0")
+            paths = read_file(self._directory.folder / "moves" / str(number)).split(b"\0")
             yield from paths[len(codes[:start].translate(None, _UNMOVED)) :]
 
 

@@ -7,7 +7,6 @@ import errno
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -16,6 +15,7 @@ from dsv.cache.fill.directory import FillDirectory
 from dsv.cache.leases import SILENCE
 from dsv.cache.root import CacheRoot
 from dsv.fs.files import FORGOTTEN, list_names, read_small
+from dsv.fs.shared_path import SharedPath
 from dsv.fs.system import FileSystem
 from dsv.periodic import Periodic
 from dsv.values.progress import Progress
@@ -69,12 +69,12 @@ class Heartbeat:
         self._descriptor = -1
         self._periodic = Periodic("dsv-heartbeat", self._say_alive, first=self._period)
 
-    def enlist(self, folder: Path) -> None:
+    def enlist(self, folder: SharedPath) -> None:
         """Put the record into a `workers` folder, before the fill appears or a claim. Raises `OSError`."""
         self._folder = folder
         # It appears with its content and its rights, because others read it as soon as it has a name.
         draft = self._root.temporary / f".worker-{self.owner.id}"
-        self._descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        self._descriptor = draft.descriptor(os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         try:
             os.fchmod(self._descriptor, self._root.file_mode | 0o200)  # so that it can be opened again
             self._write(left=False)
@@ -83,7 +83,7 @@ class Heartbeat:
             draft.unlink(missing_ok=True)
             raise
 
-    def start(self, folder: Path) -> None:
+    def start(self, folder: SharedPath) -> None:
         """Start the heartbeat; `folder` is where the record is now."""
         self._folder = folder
         self._periodic.start()
@@ -114,9 +114,7 @@ class Heartbeat:
             if error.errno not in (*FORGOTTEN, errno.ESTALE):
                 raise
             lost = self._descriptor
-            self._descriptor = os.open(
-                self._folder / self.owner.id, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-            )
+            self._descriptor = (self._folder / self.owner.id).descriptor(os.O_WRONLY)
             with contextlib.suppress(OSError):  # it may report a known loss again
                 os.close(lost)
             self._put(data)
@@ -127,7 +125,7 @@ class Heartbeat:
             os.fsync(self._descriptor)
 
 
-def read_worker(folder: Path, owner: str) -> Worker | None:
+def read_worker(folder: SharedPath, owner: str) -> Worker | None:
     """Return a worker; None if it is missing or can't be decoded. Raises `OSError`."""
     for _ in range(3):  # it may be read while it is written
         data = read_small(folder / owner)
@@ -138,7 +136,7 @@ def read_worker(folder: Path, owner: str) -> Worker | None:
     return None
 
 
-def read_workers(folder: Path) -> dict[str, Worker]:
+def read_workers(folder: SharedPath) -> dict[str, Worker]:
     """Return all of a fill's workers, by owner id. Raises `OSError`."""
     found = {name: read_worker(folder, name) for name in list_names(folder)}
     return {name: worker for name, worker in found.items() if worker is not None}

@@ -30,7 +30,10 @@ from dsv.values.units import format_bytes, format_count, parse_duration, parse_s
 def evict(
     call: Call,
     targets: Targets = None,
-    unused_for: str | None = option("--unused-for DURATION", "Evict what was not used for this long."),
+    unused_for: str | None = option(
+        "--unused-for DURATION",
+        "Evict what was not used for this long, or for the owner's unused_for (1d by default) if that is shorter.",
+    ),
     max_size: str | None = option("--max-size SIZE", "Evict until the cache is no larger than this."),
     max_files: int | None = option("--max-files N", "Evict until it has no more files.", parser=whole(0)),
     min_free: str | None = option("--min-free SIZE|PERCENT", "Evict until this much of the disk is free."),

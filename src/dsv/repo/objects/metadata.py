@@ -17,8 +17,9 @@ from typing import TypeVar
 from dsv.errors import IntegrityError, Unreachable, Unsupported
 from dsv.format import keys
 from dsv.format.envelope import RECORD_MAX
-from dsv.fs.files import replace_file
+from dsv.fs.files import list_names, replace_file
 from dsv.fs.folders import make_shared_folder
+from dsv.fs.shared_path import AnyPath, open_at
 from dsv.repo.errors import read_record
 from dsv.store.base import LARGEST, Item, Store, absent
 from dsv.store.open import Unavailable
@@ -30,7 +31,7 @@ T = TypeVar("T")
 class MetadataCache:
     """A folder (None: no copies) of immutable copies, safe to share between processes, users and hosts."""
 
-    def __init__(self, folder: Path | None, behind: MetadataCache | None = None) -> None:
+    def __init__(self, folder: AnyPath | None, behind: MetadataCache | None = None) -> None:
         """behind: searched for copies that are not in this folder."""
         self._folder = folder
         self._behind = behind
@@ -51,7 +52,7 @@ class MetadataCache:
         if self._folder is None:
             return None
         try:
-            file = _at_once(self._text(kind, name), os.O_RDONLY)
+            file = self._open(kind, name)
             try:
                 found = os.fstat(file)
                 if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
@@ -89,8 +90,11 @@ class MetadataCache:
         if self._folder is None:
             return None
         try:
-            with open(self._path(kind, name), "rb", opener=_at_once) as file:
-                return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            file = self._open(kind, name)
+            try:
+                return memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ))
+            finally:
+                os.close(file)
         except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
             return None
 
@@ -99,8 +103,12 @@ class MetadataCache:
         if self._folder is None:
             return
         with contextlib.suppress(OSError):
-            if os.stat(self._text(kind, name)).st_size == len(data):  # noqa: PTH116 (see `_text`)
-                return
+            file = self._open(kind, name)
+            try:
+                if os.fstat(file).st_size == len(data):
+                    return
+            finally:
+                os.close(file)
         path = self._path(kind, name)
         with contextlib.suppress(OSError):
             mode = make_shared_folder(path.parent)
@@ -110,7 +118,7 @@ class MetadataCache:
         found = set() if self._behind is None else set(self._behind.names(kind))
         if self._folder is not None:
             with contextlib.suppress(OSError):
-                found.update(path.name for path in (self._folder / kind).glob("*/[!.]*"))
+                found.update(path.name for path in self._copies(kind))
         return list(found)
 
     def drop(self, kind: str, name: str) -> None:
@@ -124,29 +132,38 @@ class MetadataCache:
         if self._folder is None:
             return
         with contextlib.suppress(OSError):
-            os.utime(self._text(kind, name))
-            now = self._path(kind, name).stat().st_mtime
-            for path in (self._folder / kind).glob("*/[!.]*"):
+            file = self._open(kind, name)
+            try:
+                os.utime(file)
+                now = os.fstat(file).st_mtime
+            finally:
+                os.close(file)
+            for path in self._copies(kind):
                 if path.stat().st_mtime < now - 86_400 * days:
                     path.unlink()
 
-    def _path(self, kind: str, name: str) -> Path:
-        return Path(self._text(kind, name))
+    def _path(self, kind: str, name: str) -> AnyPath:
+        assert self._folder is not None
+        return self._folder / f"{kind}/{name[:2]}/{name}"
 
-    def _text(self, kind: str, name: str) -> str:
-        """Return the path as text: millions are needed, and to make a `Path` takes longer than to open it."""
-        return f"{self._folder}/{kind}/{name[:2]}/{name}"
+    def _copies(self, kind: str) -> list[AnyPath]:
+        assert self._folder is not None
+        above = self._folder / kind
+        folders = [above / name for name in list_names(above)]
+        return [folder / name for folder in folders if folder.is_dir() for name in list_names(folder)]
+
+    def _open(self, kind: str, name: str) -> int:
+        """Open a copy without waiting: in a shared folder another user may have put a pipe there."""
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        if isinstance(self._folder, Path):  # millions are opened, and to make a `Path` takes longer than that
+            return os.open(f"{self._folder}/{kind}/{name[:2]}/{name}", flags)
+        return open_at(self._path(kind, name), flags)
 
 
 def release(view: memoryview) -> None:
     """Release the pages of a mapped file, which count as this process's memory. They can be read again."""
     if isinstance(view.obj, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         view.obj.madvise(mmap.MADV_DONTNEED)
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Open a file without waiting: in a shared folder another user may have put a pipe there."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 class LocalStore(Unavailable):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
@@ -19,6 +18,7 @@ from dsv.format.recipe import MAX_CHUNK, Recipe
 from dsv.format.records import Commit
 from dsv.format.segment import Segment
 from dsv.format.tree import Entry, Node, PathColumns
+from dsv.fs.shared_path import AnyPath
 from dsv.repo.errors import NOT_OURS, damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable
 from dsv.repo.objects.erasures import NOWHERE, Erasures, checked_erasures, erased_error, local_erasures
 from dsv.repo.objects.externals import Externals, SourceChanged
@@ -180,7 +180,7 @@ class Objects:
         were open when that was done for an object that is in no index."""
         self._in_use: WeakValueDictionary[tuple[ObjectKind, Id], Located[bytes]] = WeakValueDictionary()
         self._segments = SegmentDecoder()
-        self.copy_of: Callable[[Entry], Path] | None = None
+        self.copy_of: Callable[[Entry], AnyPath] | None = None
         """Finds a file's content on this machine, if the store must not be asked. Raises `Unreachable`."""
         self._erasures: Erasures | None = None
         self.read_erasures: Callable[[MetadataCache], Erasures] = local_erasures

@@ -110,7 +110,7 @@ def lending(context: Context, repository: Repository, dataset: DatasetName) -> I
     if not roots:
         yield None
         return
-    own = context.metadata_folder(repository.id)
+    own = context.copies_folder(repository.id)
     lenders = Lenders(roots, repository.id, dataset, own, context.progress.note)
     repository.objects.also_read(lenders)
     try:

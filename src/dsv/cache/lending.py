@@ -31,6 +31,7 @@ from dsv.format.tree import Entry
 from dsv.fs import system
 from dsv.fs.files import write_sparse
 from dsv.fs.folders import FOLDER_FLAGS
+from dsv.fs.shared_path import AnyPath
 from dsv.repo.objects.metadata import LocalStore, MetadataCache
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.read import TreeReader
@@ -109,7 +110,7 @@ class LendingCache(msgspec.Struct, eq=False):
 
     @classmethod
     def open(
-        cls, root: CacheRoot, store: StoreId, dataset: DatasetName, own: Path, looking: TimeoutThreads
+        cls, root: CacheRoot, store: StoreId, dataset: DatasetName, own: AnyPath, looking: TimeoutThreads
     ) -> LendingCache | None:
         """Open a cache. Return None if it has nothing of the dataset, or may not be read."""
         lenders: list[Lender] = []
@@ -251,7 +252,7 @@ class Lenders(MetadataCache):
         roots: Sequence[Path],
         store: StoreId,
         dataset: DatasetName,
-        own: Path,
+        own: AnyPath,
         note: Callable[[str], None],
     ) -> None:
         """own: the caller's folder of copies of the store's metadata. note: reports a cache left out."""
@@ -278,7 +279,7 @@ class Lenders(MetadataCache):
 
     def get(self, kind: str, name: str, limit: int) -> bytes | None:
         for shelf in list(self._shelves()):
-            if shelf.root.metadata(self._store).path != self._own:
+            if str(shelf.root.metadata(self._store)) != str(self._own):
                 data = self._answer(shelf, partial(shelf.copies.get, kind, name, limit))
                 if data is not None:
                     return data

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Self
 
 from dsv.fs.folders import FOLDER_FLAGS
@@ -133,7 +134,7 @@ def _entries(folder: int) -> list[os.DirEntry[str]]:
         return list(found)
 
 
-def remove_tree(root: AnyPath | bytes, dir_fd: int | None = None) -> None:
+def remove_tree(root: Path | bytes, dir_fd: int | None = None) -> None:
     """Remove a folder with all that is in it, however deep it is. Raises `OSError`."""
     folders: list[bytes] = []
     with Descent(root, dir_fd) as descent:

@@ -16,7 +16,7 @@ import msgspec
 from dsv.errors import Denied, Unsupported
 from dsv.fs.attributes import ask_again
 from dsv.fs.errors import as_error
-from dsv.fs.shared_path import AnyPath, open_at
+from dsv.fs.shared_path import AnyPath, SharedPath, open_at
 from dsv.values.paths import fold_clashes, found_otherwise, show
 from dsv.values.toml import BINDING
 
@@ -115,6 +115,8 @@ def _is_there(parent: int, name: str | bytes) -> bool:
 
 def make_shared_folder(folder: AnyPath) -> int:
     """Make the folder with its parent's rights, whatever the umask: a cache is shared. Return its mode."""
+    if isinstance(folder, SharedPath) and not folder.below:
+        return make_shared_folder(folder.root)
     try:
         return folder.stat().st_mode
     except FileNotFoundError:

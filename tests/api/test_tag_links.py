@@ -17,6 +17,7 @@ from dsv.cache.claims import Intent
 from dsv.cache.evict import EvictionResult
 from dsv.cache.names import show_tag
 from dsv.cache.root import CacheRoot, Place
+from dsv.fs.shared_path import SharedPath
 from dsv.values.ids import CommitId
 from dsv.values.names import TagName, Target
 from tests.kit.people import Files, Person, read_folder
@@ -162,17 +163,17 @@ def test_a_link_that_cannot_be_removed_keeps_the_others(
     path = fill(ann)
     tag(ann, "v2")
     fill(ann, "scans@v2")
-    unlink = Path.unlink
-    removed: list[Path] = []
+    unlink = SharedPath.unlink
+    removed: list[SharedPath] = []
 
-    def once(self: Path, missing_ok: bool = False) -> None:
+    def once(self: SharedPath, missing_ok: bool = False) -> None:
         if self.name.startswith("@"):
             if removed:
                 raise error
             removed.append(self)
         unlink(self, missing_ok)
 
-    monkeypatch.setattr(Path, "unlink", once)
+    monkeypatch.setattr(SharedPath, "unlink", once)
     if isinstance(error, OSError):
         assert len(evict_all(ann).failed) == 1
     else:

@@ -75,7 +75,7 @@ def test_an_id_names_only_a_hold_of_ones_own(pets: Dsv) -> None:
         refused = pets("release", "--id", run.record.owner.id)
         assert refused.code == 4 and "in use by run r1" in refused.err
     other = Lease.take(root, place, "hold", ttl=60)
-    path = root.claims(place).path / str(LeaseName(other.record.owner.id, 0, other.record.renewed))
+    path = root.claims(place) / str(LeaseName(other.record.owner.id, 0, other.record.renewed))
     owner = structs.replace(other.record.owner, user="somebody")
     root.replace(path, msgspec.json.encode(structs.replace(other.record, owner=owner)))
     refused = pets("release", "--id", other.record.owner.id)

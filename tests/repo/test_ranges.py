@@ -59,6 +59,27 @@ def test_small_things_still_come_in_large_ranges() -> None:
     assert [len(span.items) for span in found] == [4144, 4144, 1712]
 
 
+def test_packs_that_are_used_by_turns_are_still_read_at_the_same_time() -> None:
+    """As after many small edits: each range is needed until the end, so many are read before the first is done."""
+    together = threading.Barrier(2)
+
+    class Paired(MemoryStore):
+        def get_range(self, key: str, start: int, length: int) -> memoryview:
+            together.wait(
+                PATIENCE
+            )  # for another one: of requests that are made one by one none ever has an answer
+            return super().get_range(key, start, length)
+
+    store, packs = Paired(), [PackId(bytes([number]) * 16) for number in range(60)]
+    for pack in packs:
+        store.put_if_absent(keys.pack_key(pack), bytes(pack[:1]) * 3)
+    wanted = [(Location(pack, at, 1, 1, Codec.RAW), pack) for at in range(3) for pack in packs]
+    threads = ReadThreads()
+    got = [(item, data) for _, item, data in RangeReader(store, threads).read(spans(wanted, LIMIT))]
+    threads.close()
+    assert got == [(pack, bytes(pack[:1])) for _ in range(3) for pack in packs]
+
+
 def test_a_signal_ends_it_at_once_while_the_store_is_silent() -> None:
     answer = threading.Event()
 

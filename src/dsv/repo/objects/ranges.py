@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush, heapreplace
 from threading import Lock
@@ -130,7 +131,11 @@ class ReadThreads:
 
 
 class RangeReader:
-    """Reads spans over several connections, with about `budget` bytes in memory."""
+    """Reads spans over several connections, with about `budget` bytes in memory.
+
+    Packs of edited files are used by turns, so a span may be read long before its last item is due. Only what
+    is not read yet counts as a request.
+    """
 
     def __init__(
         self,
@@ -163,6 +168,7 @@ class RangeReader:
         pack are then read together again.
         """
         reading: list[tuple[int, int, Span[Item], Future[memoryview | None]]] = []  # a heap, by turn
+        pending: deque[Future[memoryview | None]] = deque()
         held = 0
         source = iter(wanted)
         upcoming = next(source, None)
@@ -171,12 +177,15 @@ class RangeReader:
         pool = self._threads.pool(self._connections)
         try:
             while upcoming is not None or reading:
+                while pending and pending[0].done():
+                    pending.popleft()
                 while upcoming is not None and (
                     not reading
                     or upcoming.items[0][0] < reading[0][0]
-                    or self._has_room(len(reading), held, upcoming.weight)
+                    or (len(pending) < 2 * self._connections and held + upcoming.weight <= self._budget)
                 ):
-                    heappush(reading, (upcoming.items[0][0], 0, upcoming, pool.submit(self._fetch, upcoming)))
+                    pending.append(pool.submit(self._fetch, upcoming))
+                    heappush(reading, (upcoming.items[0][0], 0, upcoming, pending[-1]))
                     held += upcoming.weight
                     upcoming = next(source, None)
                 _, place, span, future = reading[0]
@@ -205,9 +214,6 @@ class RangeReader:
         finally:
             for *_, abandoned in reading:
                 abandoned.cancel()
-
-    def _has_room(self, queued: int, held: int, weight: int) -> bool:
-        return queued < 2 * self._connections and held + weight <= self._budget
 
     def _fetch(self, span: Span[Item]) -> memoryview | None:
         if span.pack in self._gone:

@@ -40,10 +40,16 @@ def place(number: int = 0, dataset: str = "xrays") -> Place:
 
 
 def publish(
-    root: CacheRoot, where: Place, files: dict[str, bytes], *, age: float = 0.0, links: Path | None = None
+    root: CacheRoot,
+    where: Place,
+    files: dict[str, bytes],
+    *,
+    age: float = 0.0,
+    links: Path | None = None,
+    error: int = 0,
 ) -> Path:
     """Makes a commit appear as a fill does, used `age` seconds ago; files that `links` has are linked from
-    there.
+    there. error: bytes by which the account is wrong.
     """
     draft = root.temporary / os.urandom(8).hex()
     root.make_directory(draft)
@@ -64,7 +70,7 @@ def publish(
     draft.rename(visible)
     record = Filled(
         fill=os.urandom(16).hex(), store="00" * 16, commit=str(where.commit), files=len(files),
-        bytes=sum(map(len, files.values())), entries=len(files), own_files=own_files, own_bytes=own_bytes,
+        bytes=sum(map(len, files.values())), entries=len(files), own_files=own_files, own_bytes=own_bytes + error,
         user="ann", host="gpu1", time=root.now() - age,
     )  # fmt: skip
     write_record(root, where, record)

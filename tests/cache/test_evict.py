@@ -85,6 +85,19 @@ def test_what_an_heir_inherited_counts_for_the_next_heir(root: CacheRoot) -> Non
     assert kept.room == before - result.freed == Extent(20 * 8192, 20)
 
 
+@pytest.mark.parametrize("error", [-20_000, 20_000])
+def test_the_error_of_an_account_goes_to_no_other_commit(root: CacheRoot, error: int) -> None:
+    """A fill estimates what its files take."""
+    publish(root, place(1), {"a": os.urandom(50_000)})
+    hold(root, place(1))
+    (before,) = take_inventory(root).visible
+    for _ in range(3):
+        publish(root, place(2), {str(number): os.urandom(8192) for number in range(9)}, error=error)
+        assert [one.place for one in evict(root, CacheSettings(), ALL).evicted] == [place(2)]
+        (after,) = take_inventory(root).visible
+        assert after.room == before.room
+
+
 def test_a_dry_run_says_exactly_what_evicting_frees(root: CacheRoot) -> None:
     """Three commits that share files pairwise: the order decides what each frees."""
     shared = {f"s/{n}": os.urandom(5000 + n) for n in range(20)}

@@ -61,7 +61,8 @@ def plan_eviction(
     originals = {one.place: one for one in candidates}
 
     def act(one: CachedCommit, _: CachedCommit | None) -> CachedCommit:
-        return replace(one, freed=measure(originals[one.place]))
+        freed = measure(originals[one.place])
+        return replace(one, freed=freed, passed_on=one.room - freed)
 
     def due(one: CachedCommit) -> Due:
         return Due(originals[one.place], one.reason)

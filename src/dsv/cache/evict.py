@@ -217,10 +217,11 @@ class _Executor:
         except OSError as error:  # the intent stays, so that the next evict finds the rest
             failure = _half_removed(place, error)
             return replace(due, freed=self._remover.removed.room, error=failure, half_removed=True)
-        self._pass_on(due.room - removed.room, successor)
+        evicted = _evicted(due, removed)
+        self._pass_on(evicted.passed_on, successor)
         intent.withdraw()
         remove_empty(root, place)
-        return _evicted(due, removed)
+        return evicted
 
     def _show(self, tags: list[TagName], place: Place) -> bool:
         """Bring back hidden tags, unless the commit is gone. Return whether it is there."""
@@ -271,9 +272,26 @@ def forget(root: CacheRoot, place: Place, claims: Claims) -> None:
     (root.claims(place) / USED).unlink(missing_ok=True)
 
 
+def _passed_on(due: CachedCommit, removed: Removed) -> Extent:
+    """Return what goes over from its account to another's. What its own fill took is an estimate, whose error must
+    not: more goes over only for files that stay or that it inherited, and less than nothing only if it had linked
+    files, which may be on another account."""
+    record, rest = due.record, due.room - removed.room
+    if record is None:
+        return rest
+    own = Extent(record.own_bytes, record.own_files)
+    found = rest.at_most((due.room - own).at_most(due.room) + removed.shared)
+    has_links = record.linked or record.own_files < record.files
+    return Extent(min(rest.bytes, found.bytes), min(rest.files, found.files)) if has_links else found
+
+
 def _evicted(due: CachedCommit, removed: Removed) -> CachedCommit:
     return replace(
-        due, freed=removed.room, foreign=removed.foreign, foreign_paths=tuple(removed.foreign_paths)
+        due,
+        freed=removed.room,
+        passed_on=_passed_on(due, removed),
+        foreign=removed.foreign,
+        foreign_paths=tuple(removed.foreign_paths),
     )
 
 

@@ -44,6 +44,8 @@ class CachedCommit(msgspec.Struct, frozen=True):
     # The result of an eviction:
     reason: str = ""  # why it is evicted, or stays
     freed: Extent = _NOTHING
+    passed_on: Extent = _NOTHING
+    """Room on its account that stays in use, because others link its files."""
     foreign: int = 0  # files in it that no fill wrote
     foreign_paths: tuple[str, ...] = ()  # some of these
     error: DsvError | None = None  # why it could not be evicted, or not be deleted
@@ -154,7 +156,7 @@ class Planner:
                 if outcome.error is None:
                     evicted.append(outcome)
                     if successor is not None:
-                        rest = one.room - outcome.freed
+                        rest = outcome.passed_on
                         self._there[successor.place] = replace(successor, room=successor.room + rest)
                         self._account(successor, rest)
         for one in self._waiting:

@@ -64,6 +64,10 @@ class Extent(msgspec.Struct, frozen=True):
     def __sub__(self, other: Extent) -> Extent:
         return Extent(self.bytes - other.bytes, self.files - other.files)
 
+    def at_most(self, other: Extent) -> Extent:
+        """Return the smaller numbers of both, at least 0."""
+        return Extent(max(0, min(self.bytes, other.bytes)), max(0, min(self.files, other.files)))
+
 
 def mark_used(root: CacheRoot, place: Place) -> None:
     """Record that the commit was used now, at most once a minute. Raises `OSError`."""

@@ -38,6 +38,7 @@ _SHOWN = 5  # names of foreign files that are kept for the report
 class Removed(msgspec.Struct):
     files: int = 0
     room: Extent = msgspec.field(default_factory=Extent)  # freed
+    shared: Extent = msgspec.field(default_factory=Extent)  # of files that others still link
     foreign: int = 0  # files that no fill wrote
     foreign_paths: list[str] = msgspec.field(default_factory=list)  # the first few
 
@@ -49,6 +50,7 @@ class Remover:
         self._dry = dry
         self._turn = threading.Lock()
         self._links: dict[tuple[int, int], int] = {}
+        self._shared: dict[tuple[int, int], int] = {}  # blocks in bytes, of files with further links
         self.removed = Removed()
         """The result of the last `remove`, even if it failed."""
         self._deep: list[str] = []
@@ -57,6 +59,7 @@ class Remover:
     def remove(self, path: SharedPath) -> Removed:
         """Remove a folder, if it exists. Files open on NFS by this host stay in it. Raises `OSError`."""
         self.removed = Removed()
+        self._shared.clear()
         if not self._dry:
             self._links = {}  # earlier removals have changed the link counts themselves
         try:
@@ -70,6 +73,7 @@ class Remover:
                     self._folder(parent, self._deep.pop(), "", pool)
         finally:
             os.close(parent)
+        self.removed.shared = Extent(sum(self._shared.values()), len(self._shared))
         return self.removed
 
     def _folder(self, parent: int, last: str, shown: str, pool: ThreadPoolExecutor | None) -> bool:
@@ -178,8 +182,9 @@ class Remover:
         with self._turn:
             left = self._links.get(key, found.st_nlink) - 1
             self._links[key] = left
+            self._shared[key] = found.st_blocks * 512
             if left == 0:
-                del self._links[key]
+                del self._links[key], self._shared[key]
             return left == 0
 
 

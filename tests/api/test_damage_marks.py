@@ -198,7 +198,8 @@ def test_a_complete_verification_writes_damaged_marks_anew(ann: Person, damaged:
         mark_damage(repository, ann.context().writer, lambda _: some)
     path = Path(ann.store) / "gc" / "damage-0000000000000000"
     path.chmod(0o644)
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     for short in (VerifyRequest(), VerifyRequest(budget=60.0)):
         with pytest.raises(IntegrityError) as refused:
             verify_store(ann.context(), short)
@@ -218,7 +219,8 @@ def test_a_damaged_mark_ends_a_sync_and_is_written_anew(ann: Person) -> None:
         mark_damage(repository, ann.context().writer, mark_packs)
     (path,) = (Path(ann.store) / "gc").glob("damage-*")
     path.chmod(0o644)
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     ann.write({"new": b"new"})
     with pytest.raises(IntegrityError, match="damage-") as raised:
         ann.sync()

@@ -207,7 +207,8 @@ def test_tables_are_merged_by_their_key_only_if_asked_to(scans: Dataset) -> None
         {"l.csv": b"id,a,b\n1,x,new\n2,x,y\n3,z,z\n"},
     )
     [conflict] = refused(scans).conflicts
-    assert conflict.reason == "both changed the same lines; --table-key COLUMN merges it by rows"
+    lines = "line 2 is '1,new,y' in ours, and '1,x,new' in theirs"
+    assert conflict.reason == f"both changed the same lines: {lines}; --table-key COLUMN merges it by rows"
     bring(scans, table_key="id")
     assert scans.files() == {"l.csv": b"id,a,b\n1,new,new\n2,x,y\n3,z,z\n"}
 

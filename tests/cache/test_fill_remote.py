@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from dsv.cache.policy import Need
 from dsv.cache.record import Cached
 from dsv.cache.root import CacheRoot
 from dsv.fs import system
-from dsv.fs.files import write_all
+from dsv.fs.files import write_sparse
 from dsv.fs.system import FileSystem
 from dsv.values.ids import CommitId
 
@@ -88,14 +88,14 @@ class Disk:
         self._turn = threading.Lock()
         self.asked = -1  # once before anything is written
 
-    def write(self, descriptor: int, data: bytes) -> None:
+    def write(self, descriptor: int, pieces: Iterable[bytes]) -> None:
         with self._turn:
             self._left -= 1
             full = self._left < 0 and self.asked < self._times
         if full:
             time.sleep(0.005)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write_all(descriptor, data)
+        write_sparse(descriptor, pieces)
 
     def make_room(self, need: Need) -> None:
         with self._turn:
@@ -118,7 +118,7 @@ def test_a_disk_that_is_full_again_and_again_loses_no_part(
     monkeypatch.setattr(parts, "PART_BYTES", 80_000)  # 40 files: more than are in flight at a time
     monkeypatch.setattr(parts, "LEAST_BYTES", 80_000)
     disk = Disk(full_from, times)
-    monkeypatch.setattr(files, "write_all", disk.write)
+    monkeypatch.setattr(files, "write_sparse", disk.write)
     commit = world.commit(File(f"{number:03d}", 2000, str(number)) for number in range(400))
     world.check(commit, cache(root, world, commit, disk.make_room).path)
     assert disk.asked == times

@@ -86,7 +86,7 @@ def test_sync_says_that_it_counts_paths_and_then_files(pets: Dsv) -> None:
     (pets.cwd / "empty").mkdir()
     (pets.cwd / "new.txt").write_bytes(b"new\n")
     said = pets.ok("sync").err
-    assert f"pets@main: 3 paths added, 0 changed, 0 removed; now {files + 1} files, " in said
+    assert f"pets@main: 3 paths added, 0 changed, 0 removed; {files + 1} files, " in said
 
 
 def test_sync_prints_the_commit_id_and_nothing_else(pets: Dsv) -> None:

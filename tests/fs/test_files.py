@@ -54,7 +54,7 @@ def test_the_content_is_on_disk_before_the_name_and_the_name_before_the_return(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
-    sync, rename = os.fsync, Path.replace
+    sync, rename = os.fsync, Path.rename
 
     def note_sync(descriptor: int) -> None:
         steps.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
@@ -65,7 +65,7 @@ def test_the_content_is_on_disk_before_the_name_and_the_name_before_the_return(
         return rename(self, target)
 
     monkeypatch.setattr(os, "fsync", note_sync)
-    monkeypatch.setattr(Path, "replace", note_rename)
+    monkeypatch.setattr(Path, "rename", note_rename)
     replace_file(tmp_path / "f", b"new")
     assert steps == ["file", "rename", "folder"]
 

@@ -47,7 +47,7 @@ def test_a_failure_leaves_no_draft(tmp_path: Path, parent: int, monkeypatch: pyt
     def fail(*_: object, **__: object) -> None:
         raise PermissionError("chmod")
 
-    monkeypatch.setattr(folders.os, "chmod", fail)
+    monkeypatch.setattr(folders.os, "fchmod", fail)
     with pytest.raises(PermissionError):
         make_folder(parent, "a", Rights(given=0o770))
     assert os.listdir(tmp_path) == []
@@ -66,13 +66,13 @@ def test_a_draft_is_made_in_the_given_folder_and_is_only_its_makers(
         assert os.listdir(tmp_path) == ["drafts"]
         rename(draft, name, **where)
 
-    def chmod(draft: str, mode: int, **where: int) -> None:
-        seen.append(stat.S_IMODE(os.stat(draft, **where).st_mode))
-        real(draft, mode, **where)
+    def fchmod(draft: int, mode: int) -> None:
+        seen.append(stat.S_IMODE(os.fstat(draft).st_mode))
+        real(draft, mode)
 
-    real = os.chmod
+    real = os.fchmod
     monkeypatch.setattr(folders.os, "rename", look)
-    monkeypatch.setattr(folders.os, "chmod", chmod)
+    monkeypatch.setattr(folders.os, "fchmod", fchmod)
     make_folder(parent, "a", Rights(given=0o775, free=0, group=os.getegid()), drafts)
     os.close(drafts)
     assert seen == [0o700]
@@ -120,11 +120,10 @@ def test_missing_parents_are_made(tmp_path: Path) -> None:
 def test_it_is_tried_how_a_file_system_changes_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str], expected: tuple[bool, bool]
 ) -> None:
-    def is_there(path: str) -> bool:
-        folder, _, name = path.rpartition("/")
-        return change(name) in map(change, os.listdir(folder))
+    def is_there(path: Path) -> bool:
+        return change(path.name) in map(change, os.listdir(path.parent))
 
-    monkeypatch.setattr("dsv.fs.folders.os.path.lexists", is_there)
+    monkeypatch.setattr(Path, "is_dir", is_there)
     assert folders.how_folded(tmp_path) == expected
     assert os.listdir(tmp_path) == []
     if expected == (False, True):

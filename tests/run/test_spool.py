@@ -35,7 +35,7 @@ def test_what_is_kept_is_on_the_disk_with_its_name(tmp_path: Path, monkeypatch: 
         real_rename(*names, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "replace", rename)
+    monkeypatch.setattr(os, "rename", rename)
     spool = Spool(tmp_path / "state/dsv", STORE)
     place = f"state/dsv/unsent-runs/{STORE}"
     for folders in (["state/dsv", "state", "."], []):

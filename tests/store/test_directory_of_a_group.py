@@ -108,10 +108,10 @@ def test_a_groups_folder_that_cannot_be_made(
 ) -> None:
     store = opened(DirectoryStore(root))
 
-    def chmod(*_: object, **__: object) -> None:
+    def fchmod(*_: object, **__: object) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
-    monkeypatch.setattr(os, "chmod", chmod)
+    monkeypatch.setattr(os, "fchmod", fchmod)
     with pytest.raises(Denied):
         store.put_if_absent("a/k", b"x")
     assert list(root.iterdir()) == []

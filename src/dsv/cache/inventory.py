@@ -272,5 +272,5 @@ def _entries(folder: SharedPath) -> list[Listed]:
 def _changed(path: SharedPath) -> float:
     try:
         return path.stat().st_ctime
-    except (FileNotFoundError, PermissionError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return 0.0

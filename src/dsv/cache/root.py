@@ -108,6 +108,9 @@ def places_in(folder: SharedPath) -> list[Place]:
 
 def explain(error: OSError, path: AnyPath | str, doing: str = "use") -> DsvError:
     """Return dsv's error for an error of the operating system at `path` in a cache."""
+    link = _symlink_in(path, error)
+    if link is not None:
+        return no_symlink(link)
     what, subject = f"cannot {doing} {path}: {error.strerror or error}", str(path)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         hint = "ask the cache's owner for the right to write, or use --cache DIR"
@@ -154,7 +157,16 @@ def own_folder(path: SharedPath) -> bool:
     return stat.S_ISDIR(mode)
 
 
-def no_symlink(path: SharedPath) -> Conflict:
+def _symlink_in(path: AnyPath | str, error: OSError) -> Path | None:
+    """Return the symlink in place of a folder below `path` that may be why an operation failed."""
+    if error.errno not in (errno.ENOTDIR, errno.ELOOP) or not isinstance(error.filename, str):
+        return None
+    failed = Path(error.filename)
+    below = [one for one in (failed, *failed.parents) if Path(str(path)) in one.parents]
+    return next((one for one in reversed(below) if one.is_symlink()), None)
+
+
+def no_symlink(path: AnyPath) -> Conflict:
     """Return the error for a symlink as an own folder: dsv would fill uncounted, or delete others' files."""
     return Conflict(
         f"{path} is a symlink, and dsv follows none in place of its own folders",

@@ -100,15 +100,16 @@ class SharedPath(msgspec.Struct, frozen=True, order=True):
     def _at(self, act: Callable[..., _T], *arguments: object, **options: object) -> _T:
         """Call a function of `os` with the name, and the descriptor of its folder as `dir_fd`. After ESTALE look
         the path up anew and call it again, as the kernel does for a path."""
-        try:
-            with self.above() as (name, folder):
-                return act(name, *arguments, dir_fd=folder, **options)
-        except OSError as error:
-            if error.errno != errno.ESTALE:
-                raise
-        self.look_up_anew()
-        with self.above() as (name, folder):
-            return act(name, *arguments, dir_fd=folder, **options)
+        for attempt in range(2):
+            try:
+                with self.above() as (name, folder):
+                    return act(name, *arguments, dir_fd=folder, **options)
+            except OSError as error:
+                error.filename = str(self)
+                if error.errno != errno.ESTALE or attempt:
+                    raise
+            self.look_up_anew()
+        raise AssertionError("unreachable")
 
     def descriptor(self, flags: int, mode: int = 0o777) -> int:
         """Open a file or folder. A symlink is an `OSError`."""
@@ -238,8 +239,11 @@ def _openat2() -> Callable[[int, str], int] | None:
             if number != errno.EINTR:
                 raise _no_folder(number, below)
 
+    root = os.open("/", _FOLDER)
     try:
-        os.close(enter(os.open("/", _FOLDER), "."))
+        os.close(enter(root, "."))
     except OSError:
         return None
+    finally:
+        os.close(root)
     return enter

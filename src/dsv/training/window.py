@@ -253,18 +253,23 @@ def start(samples: Stored, listening: socket.socket | None) -> None:
 
 def _connect(samples: Stored) -> socket.socket:
     """Return a connection to the window. Start the window if it is not running. Raises `_Unshared`."""
-    taken = False  # another user may have seen the name while it was in use, and taken it
-    for attempt in range(2 * _TRIES):
-        try:
-            connection = _connect_to(samples, address(samples, anew=taken))
-        except (ConnectionRefusedError, TimeoutError):  # it is bound, but nobody listens
-            taken = attempt >= _TRIES
-            time.sleep(0.01 * attempt)
-            continue
-        if is_own(connection):
-            return connection
-        connection.close()
-        taken = True
+    anew = False
+    for _ in range(_TRIES):
+        until = time.monotonic() + _CONNECT_WITHIN
+        while True:
+            try:
+                connection = _connect_to(samples, address(samples, anew=anew))
+            except (ConnectionRefusedError, TimeoutError):  # it is bound, and nobody listens yet
+                anew = False
+                if time.monotonic() > until:
+                    break
+                time.sleep(0.01)
+                continue
+            if is_own(connection):
+                return connection
+            connection.close()
+            break
+        anew = True  # another user may have seen the name while it was in use, and taken it
     raise _Unshared("another user takes each address")
 
 

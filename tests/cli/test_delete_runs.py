@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dsv.errors import Denied
@@ -125,3 +126,73 @@ def test_killed_between_two_deletes_the_run_is_still_listed(pets: Dsv) -> None:
         assert half.parts == {last}
         RunStore(store(pets)).delete(half)
     assert RunStore(store(pets)).listing(PETS) == []
+
+
+def folder(dsv: Dsv, run: str) -> Path:
+    """The run's own folder."""
+    return dsv.home / ".local/state/dsv/runs/pets" / run
+
+
+def test_the_own_folder_of_a_deleted_run_goes_too(pets: Dsv) -> None:
+    out = pets.home / "results"
+    assert pets.process("run", "pets", "--out", str(out), "--", "sh", "-c", "echo 1 >$DSV_OUT/m").code == 0
+    script = "mkdir -p $DSV_OUT/a/b; echo 1 >$DSV_OUT/a/b/m; ln -s $HOME/keep $DSV_OUT/link"
+    (pets.home / "keep").write_text("kept")
+    assert pets.process("run", "pets", "-e", f"HOME={pets.home}", "--", "sh", "-c", script).code == 0
+    detached = pets.ok("run", "--detach", "pets", "--engine", "process", "--", "true").out.strip()
+    assert pets("wait", detached).code == 0 and (folder(pets, detached) / "dsv.log").exists()
+    kept, *gone = ids(pets)
+    pets.ok("runs", "--delete", *gone, "--yes")
+    assert [folder(pets, run).exists() for run in (kept, *gone)] == [True] + 4 * [False]
+    assert (out / "m").exists() and (pets.home / "keep").read_text() == "kept"
+
+
+def test_runs_of_a_deleted_dataset_are_deleted_with_their_folders(pets: Dsv) -> None:
+    runs = ids(pets)
+    pets.at(pets.home).ok("datasets", "--delete", "pets", "--yes")
+    assert all(folder(pets, run).exists() for run in runs), "it can be taken back"
+    pets.ok("runs", "--delete", runs[0], "--dataset", "pets", "--yes")
+    pets.at(pets.home).ok("runs", "--delete", "--older-than", "0s", "--yes")
+    assert not any(folder(pets, run).exists() for run in runs)
+
+
+def test_nothing_behind_a_symlink_is_deleted(pets: Dsv) -> None:
+    newest, oldest = ids(pets)
+    own = folder(pets, newest)
+    elsewhere = pets.home / "elsewhere"
+    own.rename(elsewhere)
+    own.symlink_to(elsewhere)
+    done = pets.ok("runs", "--delete", newest, "--yes")
+    assert str(own) in done.err and (elsewhere / "out").is_dir() and own.is_symlink()
+    datasets = own.parent
+    datasets.rename(pets.home / "moved")
+    datasets.symlink_to(pets.home / "moved")
+    done = pets.ok("runs", "--delete", oldest, "--yes")
+    assert f"{folder(pets, oldest)} can't be deleted" in done.err and ids(pets) == []
+    assert (pets.home / "moved" / oldest / "out").is_dir()
+
+
+def test_the_folder_of_a_run_that_may_still_write_there_stays(pets: Dsv) -> None:
+    newest, oldest = ids(pets)
+    next((pets.home / ".local/share/dsv/store/runs").rglob(f"{newest}/record")).unlink()
+    done = pets.ok("runs", "--delete", newest, "--yes", "--force")
+    assert f"{folder(pets, newest)} stays" in done.err and folder(pets, newest).is_dir()
+    marks = pets.home / ".local/state/dsv/running"
+    script = "touch ready; until [ -e go ]; do sleep 0.05; done"
+    run = pets.ok("run", "--detach", "pets", "--engine", "process", "--", "sh", "-c", script).out.strip()
+    mark = marks / run
+    record = msgspec.json.decode(mark.read_bytes())
+    record["record"] = record["record"].replace(run, oldest)
+    (marks / oldest).write_bytes(msgspec.json.encode(record))  # as if its record had been sent already
+    pets.ok("runs", "--delete", oldest, "--yes")
+    assert folder(pets, oldest).is_dir() and folder(pets, run).is_dir()
+    (pets.cwd / "go").touch()
+    assert pets("wait", run).code == 0
+
+
+def test_a_run_can_t_write_into_the_folder_of_another_run(pets: Dsv) -> None:
+    """It would be deleted with that."""
+    (pets.home / "link").symlink_to(folder(pets, ids(pets)[0]))
+    for out in (folder(pets, ids(pets)[0]) / "out", pets.home / "link" / "new"):
+        refused = pets("run", "pets", "--out", str(out), "--engine", "process", "--", "true")
+        assert refused.code == 2 and "are deleted with their records" in refused.err

@@ -14,9 +14,9 @@ from dsv.api.pools import engines_of
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.format.keys import run_key
 from dsv.repo.repository import Repository
-from dsv.run.active_runs import Marks
+from dsv.run.active_runs import Marks, under_way
 from dsv.run.completing import Completer
-from dsv.run.dirs import ANSWERS, LIVE_LOG, run_folder
+from dsv.run.dirs import ANSWERS, LIVE_LOG, remove_run_folder, run_folder
 from dsv.run.engine_list import Engines
 from dsv.run.engines.output import PART_SIZE, READ_SIZE, read_live
 from dsv.run.listing import Query, RunView, list_runs, run_log, show_run
@@ -127,19 +127,37 @@ class Runs:
         now = store_time(self.repository) if ended else 0
         return [one for one, when in zip(ended, made, strict=True) if now - when > seconds]
 
-    def delete(self, chosen: Sequence[StoredRun], *, force: bool = False) -> None:
-        """Delete runs permanently; gc then removes their code and output.
+    def delete(
+        self, chosen: Sequence[StoredRun], warn: Callable[[str], None], *, force: bool = False
+    ) -> None:
+        """Delete runs permanently, with their own folders on this machine; gc then removes their code and output.
 
-        Raises `Conflict`, with nothing deleted, for a run that has not ended in the store, unless `force`.
+        Raises `Conflict`, with nothing deleted, for a run that has not ended in the store, unless `force`. The
+        folder of such a run stays. warn: called for each folder that stays
         """
         alive = [one.run for one in chosen if RECORD not in one.parts]
         if alive and not force:
             raise Conflict(
-                f"run {alive[0]} is under way, or the machine that would have written its end is gone",
+                f"run {alive[0]} has not ended, or its machine went down before it could record the end",
                 subject=alive[0],
                 hint=f"dsv stop {alive[0]} first; --force deletes its record all the same",
             )
-        together([partial(self.runs.delete, one) for one in chosen])
+        running = {each.run for each in under_way(self.state)} | set(alive)
+
+        def delete(one: StoredRun) -> str | None:
+            self.runs.delete(one)
+            folder = run_folder(self.state, one.dataset, one.run)
+            if one.run in running:
+                return f"{folder} stays: the run may still write there" if folder.exists() else None
+            try:
+                remove_run_folder(self.state, one.dataset, one.run)
+            except OSError as error:
+                return f"{folder} can't be deleted: {error.strerror}"
+            return None
+
+        for problem in together([partial(delete, one) for one in chosen]):
+            if problem is not None:
+                warn(problem)
 
     def log(self, record: RunRecord) -> bytes | None:
         """Read the kept log of a run that has ended; if the run was cut off, this machine's live log."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from dsv.errors import LaunchError, UsageError
+from dsv.fs.descent import Descent, remove_tree
 from dsv.fs.files import replace_file
 from dsv.fs.folders import bound_folder
 from dsv.fs.git import GitError, GitView
@@ -26,6 +27,8 @@ from dsv.values.names import DatasetName
 MAX_METRICS: Final = 1 << 20
 MAX_BESIDE: Final = 256
 """Entries at the top of a commit that can be mounted one by one, beside further data."""
+RUNS: Final = "runs"
+"""The folder, in the user's state, with the runs' own folders."""
 ANSWERS: Final = "last-answers"
 """The folder, in the user's state, with the last known states of runs on clusters, in one file for each."""
 LIVE_LOG: Final = "live.log"
@@ -87,7 +90,13 @@ def leave_terminal(folder: Path, terminals: Iterable[int]) -> None:
 
 
 def run_folder(state: Path, dataset: DatasetName, run: RunId) -> Path:
-    return state / "runs" / dataset.component / run
+    return state / RUNS / dataset.component / run
+
+
+def remove_run_folder(state: Path, dataset: DatasetName, run: RunId) -> None:
+    """Remove the folder of a run, if there is one, following no symlink below `state`. Raises `OSError`."""
+    with suppress(FileNotFoundError), Descent(state) as descent:
+        remove_tree(os.fsencode(run), descent.at(f"{RUNS}/{dataset.component}".encode()))
 
 
 def job_folder(out: str, dataset: DatasetName, run: RunId) -> Path:
@@ -96,10 +105,17 @@ def job_folder(out: str, dataset: DatasetName, run: RunId) -> Path:
 
 
 def output_folder(place: RunPlace, asked: Path | None, otherwise: Path) -> Path:
-    """Return the output folder. Raise `UsageError` if it is in a workspace: a sync would take the output."""
+    """Return the output folder. Raise `UsageError` if it is in a workspace, whose sync would take the output, or
+    in the folder of another run, with which it would be deleted."""
     if asked is None:
         return otherwise
     folder = Path(os.path.abspath(place.cwd / asked))  # noqa: PTH100 (a symlink is the caller's to resolve)
+    if folder.resolve().is_relative_to((place.state / RUNS).resolve()):
+        raise UsageError(
+            f"{folder} is where dsv keeps the runs' own folders, which are deleted with their records",
+            subject=str(folder),
+            hint="leave out --out, or name a folder elsewhere",
+        )
     workspace = bound_folder(_nearest(folder).resolve(), unreadable=True)
     if workspace is not None:
         raise UsageError(

@@ -56,17 +56,17 @@ def runs(
     as_csv: bool = option("--csv", "Write it as CSV, exact and with all columns."),
     log: bool = option("--log", "Print the log of the run ID; of a very long one head and tail."),
     out: str | None = option("--out DIR", "Copy the output of the run ID to a new folder."),
-    delete: bool = option("--delete", "Delete the records, logs and outputs of these runs for good."),
+    delete: bool = option("--delete", "Delete these runs for good, with their own folders here."),
     older_than: str | None = option("--older-than DURATION", "With --delete: all that ended longer ago."),
     yes: bool = option("--yes", "With --delete: do not ask."),
     force: bool = option("--force", "With --delete: even if a run has not ended."),
 ) -> None:
     """Show, search, sort and compare the records of runs.
 
-    ID is a run's id, four characters or more that only its id begins or ends with, or its --name. A KEY is a path into
-    what --json shows: params.lr, metrics.acc, exit_code, host. OP is one of = != < <= > >= and ~ (contains). A run that
-    lacks KEY matches KEY=null alone. Records are in the store, beside the dataset; one that could not be sent yet is
-    shown too.
+    ID is a run's --name, or a unique prefix or suffix, of at least 4 characters, of its full or short id. A KEY is a
+    path into what --json shows: params.lr, metrics.acc, exit_code, host. OP is one of = != < <= > >= and ~ (contains).
+    A run without KEY matches only KEY=null. Records are in the store, beside the dataset, or here until they are sent.
+    --delete keeps folders that --out or a pool names.
     """
     ids, of_dataset = run or [], None if dataset is None else DatasetName.parse(dataset)
     if delete or older_than is not None or yes or force:
@@ -192,7 +192,7 @@ def _delete(
             name = chosen[0].run if len(chosen) == 1 else format_count(len(chosen), "run")
             datasets = ", ".join(sorted({str(one.dataset) for one in chosen}))
             call.confirm(f"nothing brings back {name} of {datasets} once deleted", name, yes=yes)
-            found.delete(chosen, force=force)
+            found.delete(chosen, call.warn, force=force)
     if call.json:
         call.document({"deleted": [{"run": one.run, "dataset": one.dataset} for one in chosen]})
         return

@@ -72,9 +72,11 @@ def test_cache_prints_as_json_what_it_cost(pets: Dsv) -> None:
         "linked_files",
         "erased",
         "hit",
+        "seconds",
         "hold",
         "held_until",
     }
+    assert item["seconds"] > 0
     assert (item["files"], item["bytes"], item["fetched_bytes"], item["hit"]) == (4, 9, 9, False)
     again = pets.ok("cache", "@v1", "--json").json["items"][0]
     assert (again["hit"], again["fetched_bytes"]) == (True, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -108,6 +109,20 @@ def test_the_record_has_all_that_the_job_left(either: Left) -> None:
     either.complete()
     check(either)
     assert "left to others" in either.complete(), "again it does nothing"
+
+
+def test_the_record_says_how_long_the_node_took_to_get_the_data(either: Left) -> None:
+    """As `dsv with` reports it there."""
+    either.begin()
+    staged = either.folder / ("stage.1.0" if either.engine == "slurm" else "staged.json")
+    either.dsv.process("with", "pets", "--json-file", str(staged), "--", "true")
+    said = json.loads(staged.read_text())
+    assert said["items"][0].pop("seconds") >= 0
+    said["items"] = [{**said["items"][0], "seconds": seconds} for seconds in (2.5, 1.2504)]
+    staged.write_text(json.dumps(said))
+    either.complete()
+    whole = either.record()
+    assert [part.stage_seconds for part in whole.parts] == [3.75] and whole.stage_seconds == 3.75
 
 
 def test_killed_at_any_step_it_is_completed_by_the_next(either: Left) -> None:

@@ -230,9 +230,13 @@ def test_without_times_of_the_job_those_of_whoever_looked_count() -> None:
 
 
 def test_a_run_says_what_its_nodes_say_of_the_cache() -> None:
-    parts = (RunPart(node=0, cache_hit=True, stage_bytes=0), RunPart(node=1, cache_hit=False, stage_bytes=7))
+    parts = (
+        RunPart(node=0, cache_hit=True, stage_seconds=0.5, stage_bytes=0),
+        RunPart(node=1, cache_hit=False, stage_seconds=9.5, stage_bytes=7),
+        RunPart(node=1, attempt=2, cache_hit=True, stage_seconds=12.0, stage_bytes=0),
+    )
     record = completed(started(cache_hit=True), replace(OVER, parts=parts))
-    assert (record.cache_hit, record.stage_bytes) == (False, 7)
+    assert (record.cache_hit, record.stage_seconds, record.stage_bytes) == (False, 9.5, 7)
 
 
 def test_a_job_that_was_certainly_lost_is_completed_as_cut_off(shop: Shop) -> None:

@@ -130,6 +130,7 @@ def test_a_training_on_two_nodes_fetches_its_data_once_and_holds_it(site: Site) 
     assert {part["host"] for part in parts} == {"node1", "node2"}
     stored = sum(path.stat().st_size for path in (site.folder / "store").rglob("*") if path.is_file())
     assert stored / 2 < sum(part["stage_bytes"] for part in parts) <= stored
+    assert record["stage_seconds"] == max(part["stage_seconds"] for part in parts) > 0
     assert json.loads((site.out() / "params.json").read_text()) == {"steps": 120}
     assert "node 1 has" in site.dsv("logs", record["run"])
     until(lambda: not site.held(), "the end of the lease")

@@ -55,6 +55,7 @@ def test_a_training_on_two_nodes_loses_one_and_is_finished_by_its_retry(site: Si
     fetched = [part["stage_bytes"] for part in parts if part["attempt"] == 1]
     assert 0 < sum(fetched) <= size + 10_000
     assert [part["cache_hit"] for part in parts[2:]] == [True, True]
+    assert record["stage_seconds"] == max(part["stage_seconds"] for part in parts if part["attempt"] == 1) > 0
 
 
 def test_a_cancelled_job_ends_its_run_and_its_leases(site: Site) -> None:

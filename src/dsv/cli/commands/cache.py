@@ -26,7 +26,9 @@ from dsv.values.units import LONGEST, format_bytes, format_count, format_duratio
         dsv cache chest-xray@v1:train chest-xray@v1:labels.csv  # parts of a commit, with their full paths
         dsv cache chest-xray@v2 --link data --hold 3d  # data/ is that commit from now on
     """,
-    result=("items(path dataset commit files bytes fetched_bytes linked_files erased hit hold held_until)"),
+    result=(
+        "items(path dataset commit files bytes fetched_bytes linked_files erased hit seconds hold held_until)"
+    ),
 )
 def cache(
     call: Call,

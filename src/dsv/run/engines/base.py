@@ -45,7 +45,7 @@ from dsv.run.resources import (
     parse_yes,
     setting,
 )
-from dsv.values.json import Json
+from dsv.values.json import Json, finite_number
 from dsv.values.units import parse_size
 
 CANNOT_LAUNCH: Final = 125
@@ -451,12 +451,13 @@ class Engine(ABC):
 def stage_facts(text: str) -> dict[str, Any]:
     """Return fields of a `RunPart` from the JSON of `dsv cache` or `dsv with`; none if it is incomplete."""
     try:
-        items = json.loads(text)["items"]
+        items = json.loads(text, parse_float=finite_number, parse_constant=finite_number)["items"]
         return {
             "cache_hit": all(bool(each["hit"]) for each in items),
+            "stage_seconds": round(float(sum(each.get("seconds", 0) for each in items)), 3) or None,
             "stage_bytes": sum(int(each["fetched_bytes"]) for each in items),
         }
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return {}
 
 
@@ -491,7 +492,7 @@ def check_given(engine: Engine | type[Engine], wanted: Resources) -> None:
         asked = getattr(wanted, each.name, getattr(nothing, each.name)) != getattr(nothing, each.name)
         if asked and option is not None and each.name not in engine.gives | DONE_BY_DSV:
             raise UsageError(
-                f"the {engine.name} engine can't give a job {option.flag}",
+                f"the {engine.name} engine doesn't support {option.flag}",
                 subject=option.flag,
                 hint=f"leave out {option.flag}, or name a pool that has it by --on (dsv pools lists them)",
             )

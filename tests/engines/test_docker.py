@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ class TestDocker(ContainerConformance):
     name = "docker"
 
     def test_gpus_without_the_toolkit_are_125(self, bench: Bench) -> None:
+        bench.facts = replace(bench.facts, machine=replace(bench.facts.machine, gpus=1))
         done = bench.run(bench.job("sh", "-c", "exit 0", gpus=1))
         assert (done.code, done.outcome.launched) == (125, False)
         assert "could not select device driver" in (done.outcome.reason or "")

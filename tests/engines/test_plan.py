@@ -128,6 +128,13 @@ def test_gpus_are_those_that_the_caller_was_given(
     ]
 
 
+@pytest.mark.parametrize(("wanted", "here"), [(3, 2), (1, 0), (ALL_GPUS, 0)])
+def test_more_gpus_than_the_machine_has(wanted: int, here: int) -> None:
+    for engine in (Docker({}), Podman({})):
+        with pytest.raises(LaunchError, match=f"there are {here} for this job"):
+            engine.plan(replace(JOB, gpus=wanted), facts(replace(ADA, gpus=here)))
+
+
 @pytest.mark.parametrize(("wanted", "granted"), [(3, ("0", "1")), (1, ()), (ALL_GPUS, ())])
 def test_more_gpus_than_granted(wanted: int, granted: tuple[str, ...]) -> None:
     for engine in (Docker({}), Podman({})):

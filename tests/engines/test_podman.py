@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,11 +86,13 @@ class TestPodman(ContainerConformance):
             **bench.engine.environ,
             "PATH": f"{shim.parent}:{bench.engine.environ['PATH']}",
         }
+        bench.facts = replace(bench.facts, machine=replace(bench.facts.machine, gpus=2))
         done = bench.run(bench.shell("echo $GPU_0 $GPU_1 $GPU_all", gpus=wanted))
         assert (done.code, done.stdout) == (0, seen)
 
     def test_gpus_without_a_specification_are_125(self, bench: Bench) -> None:
         if Path("/etc/cdi").is_dir():
             pytest.skip("this machine has real device specifications")
+        bench.facts = replace(bench.facts, machine=replace(bench.facts.machine, gpus=1))
         done = bench.run(bench.job("sh", "-c", "exit 0", gpus=1))
         assert (done.code, done.outcome.launched) == (125, False)

@@ -14,6 +14,7 @@ from dsv.periodic import now_ms
 from dsv.run.engines.attach import supervise
 from dsv.run.engines.base import Ended
 from dsv.run.engines.containers import container as container_run
+from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import LogKeeper
 from dsv.run.listing import run_log
 from dsv.run.record import RECORD, EndCause, RunPart, RunState
@@ -77,8 +78,10 @@ def test_a_job_whose_end_another_dsv_recorded_ends_as_recorded(
     ],
 )
 def test_the_gpus_are_pointed_to_only_if_they_are_why_a_job_did_not_start(
-    tmp_path: Path, refused: str, command: str
+    tmp_path: Path, refused: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    machine = replace(Machine.read({}), gpus=1)
+    monkeypatch.setattr(Machine, "read", classmethod(lambda cls, environ: machine))
     docker = FakeDocker.make(tmp_path / "docker")
     docker.set("refused", refused)
     result = Shop(tmp_path, docker.environ).run("train", image="busybox", engine="docker", gpus=ALL_GPUS)

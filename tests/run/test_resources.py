@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from signal import SIGTERM
 
 import pytest
@@ -13,6 +14,8 @@ from dsv.errors import LaunchError, UsageError
 from dsv.run.engines.attach import Signals
 from dsv.run.engines.machine import Gpu, Machine
 from dsv.run.record import EndCause, RunRecord, RunState
+from dsv.run.resources import ALL_GPUS
+from tests.engines.fake_docker import FakeDocker
 from tests.run.shop import Shop
 from tests.waiting import until
 
@@ -140,7 +143,7 @@ def test_a_job_that_somebody_ended_is_not_tried_again(shop: Shop) -> None:
 def test_what_no_machine_can_give_is_refused_before_anything_is_fetched(
     shop: Shop, asked: dict[str, object], flag: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"the process engine can't give a job {flag}") as error:
+    with pytest.raises(UsageError, match=f"the process engine doesn't support {flag}") as error:
         shop.run("true", **asked)
     assert "--on" in (error.value.hint or "")
     assert shop.data.staged == []
@@ -155,6 +158,20 @@ def test_more_than_the_machine_has_is_refused_before_anything_is_fetched(
     with pytest.raises(LaunchError, match="were asked for"):
         shop.run("true", **asked)
     assert shop.data.staged == []
+
+
+@pytest.mark.parametrize("wanted", [2, ALL_GPUS])
+def test_gpus_that_the_machine_lacks_are_refused_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: int
+) -> None:
+    here = 1 if wanted == 2 else 0
+    machine = replace(Machine.read({}), gpus=here, visible_gpus=None)
+    monkeypatch.setattr(Machine, "read", classmethod(lambda cls, environ: machine))
+    docker = FakeDocker.make(tmp_path / "docker")
+    shop = Shop(tmp_path, docker.environ)
+    with pytest.raises(LaunchError, match=f"GPUs were asked for, and there are {here}"):
+        shop.run("train", image="busybox", engine="docker", gpus=wanted)
+    assert shop.data.staged == [] and docker.calls("create") == 0
 
 
 def test_a_process_has_whole_cpus(shop: Shop) -> None:

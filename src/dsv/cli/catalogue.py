@@ -115,7 +115,7 @@ def root_help(width: int = 80) -> str:
         "  cd xrays && dsv init chest-xray --store s3://lake/dsv",
         '  dsv sync -m "NIH release, 15 classes"',
         "  DATA=$(dsv cache chest-xray@v1 --hold 3d)",
-        "  dsv run chest-xray@v1 --image team/resnet -- python train.py",
+        "  dsv run chest-xray@v1 --image ghcr.io/team/resnet -- python train.py",
         "",
         "'dsv COMMAND --help' has more, with examples.",
     ]

@@ -22,7 +22,7 @@ _NAMED: dict[str, Any] = {
     "run",
     words=COMMAND,
     examples="""
-        dsv run chest-xray@v1 --image team/resnet --code . --gpus 2 -p lr=0.1 -- python train.py
+        dsv run chest-xray@v1 --image ghcr.io/team/resnet --code . --gpus 2 -p lr=0.1 -- python train.py
         dsv run chest-xray@v1 -- sh -c 'ls $DSV_DATA'  # without an image: a plain process
         dsv run chest-xray@v1 -p lr=0.1,0.01 --sweep --code . -- python train.py  # a run for each value
         dsv run --detach chest-xray@v1 -- python train.py  # then: dsv logs, dsv stop, dsv wait

@@ -213,7 +213,7 @@ def choose_gpus(
     """Return the indices or UUIDs of a job's GPUs: the first of those given to the caller, or of this type.
 
     None for all GPUs of the machine. by_index: no UUIDs of GPUs of a type. Raise `LaunchError` if the caller
-    has too few.
+    or the machine has too few.
     """
     if gpu_type is not None:
         here = [each for each in machine.models if each.is_among(machine.visible_gpus)]
@@ -223,6 +223,8 @@ def choose_gpus(
     elif machine.visible_gpus is not None:
         names, of_type = machine.visible_gpus, ""
         hint = "ask for fewer with --gpus, or have more allocated, as CUDA_VISIBLE_DEVICES says"
+    elif machine.gpus is not None and machine.gpus < (1 if wanted == ALL_GPUS else wanted):
+        raise too_few_gpus(wanted, "", machine.gpus, "nvidia-smi -L lists the GPUs")
     else:
         return None if wanted == ALL_GPUS else tuple(str(index) for index in range(wanted))
     count = max(len(names), 1) if wanted == ALL_GPUS else wanted

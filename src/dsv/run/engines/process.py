@@ -35,7 +35,6 @@ from dsv.run.engines.machine import (
     choose_cpus,
     choose_gpus,
     session_memory,
-    too_few_gpus,
 )
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import COMMAND, Guard, end_groups, marked, processes_of
@@ -143,14 +142,8 @@ class Process(LocalEngine):
 
     def _visible(self, wanted: int, gpu_type: str | None, machine: Machine) -> str:
         """Choose GPUs for the job: of those that the caller was given, or of all. Raise `LaunchError`."""
-        here = machine.gpus or 0
         names = choose_gpus(wanted, machine, gpu_type)
-        if names is None:
-            names = tuple(str(index) for index in range(here))
-        is_counted = machine.visible_gpus is None and gpu_type is None
-        if is_counted and (not names or len(names) > here):
-            raise too_few_gpus(wanted, "", here, self.gpu_hint)
-        return ",".join(names)
+        return ",".join(map(str, range(machine.gpus or 0)) if names is None else names)
 
 
 class _ProcessRun(FollowedJob):

@@ -206,8 +206,12 @@ def create(
     if code != 0 or not said or not is_id(said[-1]):
         reason = why(output.last_line()) or f"{engine.name} ended with {code}"
         missing = plan.image is not None and engine.find_image(plan.image) is None
+        if missing:
+            fuller = f"--image REGISTRY/{plan.image}, such as docker.io/{plan.image}"
+            pull = f"see why this fails: {engine.name} pull {plan.image}"
+            raise ImageNotPulled(reason, hint=fuller if "short-name" in reason else pull)
         hint = "choose another --name, or remove that container" if "is already in use" in reason else None
-        raise ImageNotPulled(reason) if missing else LaunchError(reason, hint=hint)
+        raise LaunchError(reason, hint=hint)
     return said[-1]
 
 

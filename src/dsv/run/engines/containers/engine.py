@@ -274,8 +274,8 @@ class Docker(ContainerEngine):
 
     def gpu_options(self, wanted: int, gpu_type: str | None, facts: Facts) -> list[str]:
         anyone = gpu_type is None and facts.machine.visible_gpus is None
-        names = None if anyone else choose_gpus(wanted, facts.machine, gpu_type)
-        if names is None:
+        names = choose_gpus(wanted, facts.machine, gpu_type)
+        if anyone or names is None:
             return ["--gpus", "all" if wanted == ALL_GPUS else str(wanted)]
         return ["--gpus", f'"device={",".join(names)}"']  # the value is CSV: the quotes are docker's
 

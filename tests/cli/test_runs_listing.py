@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -172,7 +173,7 @@ def test_a_run_is_found_by_any_unique_part_of_its_id_and_by_its_name(dsv: Dsv) -
     trained = train(dsv)
     items = trained.ok("runs", "--json").json["items"]
     first = next(item for item in items if item["name"] == "base1")
-    for text in (first["run"], first["run"][-8:], first["run"][-7:], first["name"]):
+    for text in (first["run"], first["run"][-8:], first["run"][-7:], first["run"][-8:-2], first["name"]):
         assert trained.ok("runs", text, "--json").json["items"] == [first]
     assert trained.process("run", "--again", first["name"], "-q").code == 0
     short, many = trained("runs", first["run"][-3:]), trained("runs", first["run"][:4])
@@ -256,6 +257,55 @@ def test_runs_are_compared(trained: Dsv) -> None:
     compared = trained.ok("runs", "--compare", "base1", "base3", "--json").json["compare"]
     assert compared["differences"][0] == {"key": "params.n", "values": [1, 3]} and len(compared["runs"]) == 2
     assert trained.ok("runs", "--compare", "base1", "base3", "--csv").lines[1] == "params.n,1,3"
+
+
+def test_a_comparison_of_runs_says_bytes_for_people_and_what_to_type_for_the_data(pets: Dsv) -> None:
+    write_files(pets.cwd, {"b": b"b"})
+    pets.ok("sync")
+    assert pets.process("run", "pets", "--memory", "1G", "--name", "new", "--", "true").code == 0
+    old = pets.ok("runs", "--json", "--filter", "exit_code=1").json["items"][0]
+    new = pets.ok("runs", "new", "--json").json["items"][0]
+    _change(pets, 1, memory_bytes=2_000_000_000)
+    compared = pets.ok("runs", "--compare", old["run"], "new")
+    assert ["memory_bytes", "2.00", "GB", "1.00", "GB"] in [line.split() for line in compared.lines]
+    words = f"diff pets@{old['commit'][:12]} pets@{new['commit'][:12]}"
+    assert f"dsv {words}" in compared.err and "b" in pets.ok(*words.split()).out
+    _change(pets, 0, commit=new["commit"])
+    (same,) = [
+        each
+        for each in pets.ok("runs", "--json").json["items"]
+        if each["exit_code"] == 0 and not each["name"]
+    ]
+    assert "dsv diff" not in pets.ok("runs", "--compare", same["run"], "new").err
+
+
+def test_a_wide_terminal_shows_when_runs_started(pets: Dsv) -> None:
+    wide, narrow = (pets("runs", terminal=True, width=width) for width in (120, 80))
+    head, *rows = re.sub(r"\x1b[^m]*m", "", wide.out).splitlines()
+    assert head.split() == ["RUN", "DATA", "STARTED", "TOOK", "RESULT"]
+    assert len(rows) == 2 and all(re.search(r"  20\d\d-\d\d-\d\d \d\d:\d\d  ", row) for row in rows)
+    assert "STARTED" not in narrow.out and "STARTED" not in pets.ok("runs").out
+
+
+def test_runs_of_one_second_are_in_the_order_of_their_start(pets: Dsv) -> None:
+    """Although the rest of an id is random; also where a list is cut within that second."""
+    runs = pets.home / ".local/share/dsv/store/runs/pets"
+    (old, *others) = runs.iterdir()
+    record = json.loads((old / "record").read_text())
+    for one in (old, *others):
+        shutil.rmtree(one)
+    begun = {"00000001": 900, "ffffffff": 100, "7f000000": 500, "7f000001": 500}
+    for end, ms in begun.items():
+        run = f"20261120-132145-{end}"
+        (runs / run).mkdir()
+        (runs / run / "record").write_text(
+            json.dumps(record | {"run": run, "started_ms": 1_795_000_000_000 + ms})
+        )
+    order = ["00000001", "7f000001", "7f000000", "ffffffff"]
+    for limit in (1, 2, 3, 4, 9):
+        items = pets.ok("runs", "--json", "-n", str(limit)).json["items"]
+        assert [item["run"][-8:] for item in items] == order[:limit]
+    assert [line.split()[0][-8:] for line in pets.ok("runs").lines[1:]] == order
 
 
 def test_runs_as_csv(trained: Dsv) -> None:

@@ -46,6 +46,8 @@ def cause_text(record: RunRecord) -> str | None:
 
 _SHORTENED = 16
 """Columns that a name or a target keeps on a terminal if parameters and metrics need the room."""
+_WITH_STARTED = 100
+"""Columns of a terminal that shows when a run started; otherwise the whole id, which begins with that, is shown."""
 _WIDEST = 24
 """Columns that a parameter or a metric gets on a terminal, unless it is a number."""
 # fmt: off
@@ -67,7 +69,7 @@ def write_table(
 
     On a terminal, columns that don't fit are left out; digits of a number are never cut off. first: keys to
     show before all others. whole: the sweep that these are runs of."""
-    columns = [Column.parse(title) for title in ("run", "name~", "data~", "took>", "result")]
+    columns = [Column.parse(title) for title in ("run", "name~", "data~", "started", "took>", "result")]
     groups = grouped(views)
     views = [view for each in groups for view in (each.members if isinstance(each, SweepView) else (each,))]
     rows = [_row(call, view) for view in views]
@@ -75,6 +77,10 @@ def write_table(
         del columns[1]
         for row in rows:
             del row[1]
+    if not call.around.stdout_is_terminal or call.around.columns() < _WITH_STARTED:
+        del columns[-3]
+        for row in rows:
+            del row[-3]
     values = [_values(view) for view in views]
     keys = _keys(values)
     cells = {key: [_cell(each[key]) if key in each else "-" for each in values] for key in keys}
@@ -155,6 +161,9 @@ def write_differences(
         if differ
         else f"no differences in {format_count(same, 'key')}"
     )
+    seen = list(dict.fromkeys(f"{view.record.dataset}@{str(view.record.commit)[:12]}" for view in views))
+    if len(views) == len(seen) == 2:
+        call.say(f"what differs in their data: dsv diff {seen[0]} {seen[1]}")
 
 
 _FOR_PROGRAMS = frozenset({"argv", "cache_hit", "commit", "dataset", "dsv", "job", "log"})
@@ -205,6 +214,7 @@ def _row(call: Call, view: RunView) -> list[str]:
         _short(call, record),
         record.name or "-",
         _data(record, 8 if call.around.stdout_is_terminal else 12),
+        local_time(record.started_ms),
         took,
         result_text(record),
     ]
@@ -283,6 +293,8 @@ def _cell(value: Json) -> str:
 def _shown(key: str, value: Json) -> str:
     if value is None:
         return "-"
+    if key.endswith("bytes") and isinstance(value, int):
+        return _readable(key, value)
     return str(value)[:12] if key in ("commit", "code.commit") else _cell(value)
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from dsv.errors import DsvError, LaunchError, NotFound, UsageError
 from dsv.run.active_runs import UnderWay, under_way
+from dsv.run.parameters import ID_PART, is_part
 from dsv.run.record import RunId, RunPart, RunRecord
 from dsv.run.record_store import SPOOLS, RunStore, Spool, SpooledPart, StoredRun
 from dsv.values.ids import StoreId
@@ -31,7 +32,8 @@ _DAY = re.compile(r"[0-9]{8}-", re.ASCII)
 _SHORTEST: Final = 4
 _NAMED: Final = 3
 """The most runs that a message about an ambiguous text names."""
-_PART = re.compile(rf"[0-9a-f-]{{{_SHORTEST},}}", re.ASCII)
+_SECOND: Final = 15
+"""Characters of an id that are the time in whole seconds."""
 
 
 class RunKey(NamedTuple):
@@ -128,13 +130,26 @@ def list_runs(
     waiting |= {RunKey.of(each): each for each in kept}
     stored = [] if runs is None else runs.listing(dataset)
     known = {RunKey.of(each) for each in stored} | set(waiting)
-    newest = sorted((key for key in known if key.run >= since), reverse=True)[:limit]
+    newest = sorted((key for key in known if key.run >= since), reverse=True)
+    if limit is not None and len(newest) > limit:  # ids order the runs of one second at random
+        last = newest[max(limit, 1) - 1].run[:_SECOND]
+        newest = [key for key in newest if key.run[:_SECOND] >= last]
     wanted = frozenset(newest)
     chosen = [each for each in stored if RunKey.of(each) in wanted]
     views = {key: RunView(waiting[key], sent=False) for key in wanted & waiting.keys()}
     for record in () if runs is None else runs.read_all(chosen, skipped):
         views[RunKey.of(record)] = _view(record, waiting)
-    return [views[key] for key in newest if key in views]
+    return newest_first(views.values())[:limit]
+
+
+def newest_first(views: Iterable[RunView]) -> list[RunView]:
+    """Sort by the second in the id, then by the start, then by the id."""
+
+    def order(view: RunView) -> tuple[str, int, RunKey]:
+        record = view.record
+        return record.run[:_SECOND], record.started_ms, RunKey.of(record)
+
+    return sorted(views, key=order, reverse=True)
 
 
 def show_run(
@@ -146,8 +161,7 @@ def show_run(
     *,
     only: DatasetName | None = None,
 ) -> RunView:
-    """Return the run that a text means: its id, four or more characters that only its id begins or ends with,
-    or its name.
+    """Return the run that a text means: its id, a unique part of it as `is_part` takes, or its name.
 
     Ids take precedence. Raise `NotFound`, `UsageError` for an ambiguous or too short text, or the error of an
     unreadable unsent run if only its id matches.
@@ -162,13 +176,13 @@ def show_run(
     places = tuple(datasets)
     for named in (False, True):
         meant = {
-            key for key, each in here.items() if (each.name == text if named else matches(key.run, text))
+            key for key, each in here.items() if (each.name == text if named else is_part(text, key.run))
         }
         stored = {} if runs is None else _stored(runs, text, places, named=named)
         if meant or stored or not text:
             break
         for problem in unread:
-            if matches(RunId(Path(problem.subject or "").stem), text):
+            if is_part(text, Path(problem.subject or "").stem):
                 raise problem
     key = only_one(text, meant | stored.keys())
     if runs is not None and key in stored:
@@ -181,12 +195,12 @@ def _stored(
 ) -> dict[RunKey, StoredRun]:
     """Return the stored runs with a matching id, or, if `named`, with this name, which only records have. A
     whole id, or its beginning, is found without listing all runs."""
-    if not named and _PART.fullmatch(text) is None:
+    if not named and ID_PART.fullmatch(text) is None:
         return {}
     prefix = text if _DAY.match(text) and not named else ""
     found = {RunKey.of(each): each for dataset in datasets for each in runs.listing(dataset, prefix)}
     if not named:
-        return {key: each for key, each in found.items() if matches(key.run, text)}
+        return {key: each for key, each in found.items() if is_part(text, key.run)}
     records = runs.read_all(list(found.values()), lambda _: None)
     return {key: found[key] for record in records if record.name == text and (key := RunKey.of(record))}
 
@@ -197,7 +211,7 @@ def runs_known_here(state: Path) -> list[RunView]:
     for key, (record, _) in _kept_here(state).items():
         if record.state.is_terminal or key not in found:
             found[key] = record
-    return [RunView(found[key], sent=False) for key in sorted(found, reverse=True)]
+    return newest_first(RunView(record, sent=False) for record in found.values())
 
 
 def run_known_here(state: Path, text: str) -> RunView | None:
@@ -211,7 +225,7 @@ def find_under_way(state: Path, text: str) -> UnderWay | None:
 
 
 def _meant(text: str, found: Sequence[tuple[RunRecord, _T]]) -> _T | None:
-    by_id = [pair for pair in found if matches(pair[0].run, text)]
+    by_id = [pair for pair in found if is_part(text, pair[0].run)]
     meant = by_id or [pair for pair in found if text and pair[0].name == text]
     keys = {RunKey.of(record): each for record, each in meant}
     return keys[only_one(text, keys.keys())] if keys else None
@@ -260,11 +274,6 @@ def _view(record: RunRecord, waiting: Mapping[RunKey, RunRecord]) -> RunView:
     if here is not None and here.state.is_terminal and not record.state.is_terminal:
         return RunView(here, sent=False)
     return RunView(record, sent=True)
-
-
-def matches(run: RunId, text: str) -> bool:
-    """Check that a text is the id of a run, or its beginning or end."""
-    return _PART.fullmatch(text) is not None and (run.startswith(text) or run.endswith(text))
 
 
 def only_one(text: str, found: Collection[RunKey]) -> RunKey:

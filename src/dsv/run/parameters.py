@@ -19,7 +19,7 @@ MOST_READ: Final = 1_000_000
 PREFIX: Final = "sweep-"
 
 _TIMED = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{8}", re.ASCII)
-_PART = re.compile(r"[0-9a-f-]{4,}", re.ASCII)
+ID_PART = re.compile(r"[0-9a-f-]{4,}", re.ASCII)
 _PAIRS: Final = {"]": "[", "}": "{"}
 
 
@@ -48,6 +48,13 @@ class TimedId(str):
         return cls(text)
 
 
+def is_part(text: str, timed: str) -> bool:
+    """Check that a text is a prefix or suffix, of four or more characters, of an id or of its short form, the last 8.
+    timed: the id without `sweep-`"""
+    known = ID_PART.fullmatch(text) is not None
+    return known and (timed.endswith(text) or timed.startswith(text) or timed[-8:].startswith(text))
+
+
 class RunId(TimedId):
     __slots__ = ()
     _what = "run"
@@ -72,9 +79,7 @@ class SweepId(TimedId):
 
     def is_meant_by(self, text: str) -> bool:
         """Check that a text is four or more characters of the id's beginning or end; `sweep-` is optional."""
-        part = text.removeprefix(PREFIX)
-        own = self.removeprefix(PREFIX)
-        return _PART.fullmatch(part) is not None and (own.startswith(part) or own.endswith(part))
+        return is_part(text.removeprefix(PREFIX), self.removeprefix(PREFIX))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +112,7 @@ class SweepSeat:
 
 def names_sweep(text: str) -> bool:
     """Check that a text can only be a sweep's id or a part of it; `sweep-base` may be the name of a run."""
-    return text.startswith(PREFIX) and _PART.fullmatch(text.removeprefix(PREFIX)) is not None
+    return text.startswith(PREFIX) and ID_PART.fullmatch(text.removeprefix(PREFIX)) is not None
 
 
 def parse_params(texts: Iterable[str]) -> dict[str, Json]:

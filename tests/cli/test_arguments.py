@@ -107,7 +107,7 @@ def contents(top: Path) -> dict[Path, bytes | None]:
         ("cached --cache=", "--cache is empty", ""),
         ("help ls cat", "help is of one command at a time", ""),
         ("run pets --again x -- true", "--again takes no target", ""),
-        ("run --again x --image y", "--image is that of the repeated run", ""),
+        ("run --again x --image y", "a repeated run keeps its --image", ""),
         ("run --json pets -- true", "stdout is the job's", "--json-file FILE"),
     ],
 )

@@ -154,7 +154,7 @@ def test_a_run_without_a_log_has_none(here: Dsv) -> None:
     run = detach(here, "echo secret; touch ready; until [ -e go ]; do sleep 0.05; done", "--on", "quiet")
     await_file(here, "ready")
     live = here("logs", run)
-    assert (live.code, live.out) == (3, "")
+    assert (live.code, live.out) == (3, "") and "keeps no log" in live.err
     (here.cwd / "go").touch()
     assert here("wait", run).code == 0
     assert here("logs", run).code == 3
@@ -192,7 +192,7 @@ def test_a_foreground_run_is_stopped_from_elsewhere(here: Dsv) -> None:
     process = here.start("run", "pets@v1", "--name", "front", "--", "sh", "-c", TRAPPED)
     await_file(here, "ready")
     live = here("logs", "front")
-    assert live.code == 3 and "before it has ended" in live.err
+    assert live.code == 3 and "foreground, so its log can't be read until it ends" in live.err
     assert here.ok("stop", "front", "--json").json["exit_code"] == 7
     out, _ = process.communicate(timeout=PATIENCE)
     assert (process.returncode, b"saving" in out) == (7, True)

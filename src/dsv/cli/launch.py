@@ -56,7 +56,7 @@ class RunArguments:
 def spec_of(call: Call, typed: RunArguments, context: Context, place: RunPlace) -> JobSpec:
     env, unset = parse_env(typed.env, call.around.environ)
     for name in unset:
-        call.warn(f"{name} has no value here, so the job doesn't get it")
+        call.warn(f"{name} is not set here, so the job doesn't get it")
     if typed.again is not None:
         return _again(call, typed, context, place, env)
     assert typed.target is not None  # see _check
@@ -78,14 +78,12 @@ def _again(
     assert typed.again is not None
     for name, option in OPTIONS.items():
         if name in typed.options and not option.anew:
-            raise UsageError(
-                f"{option.flag} is that of the repeated run", hint=f"dsv run --again {typed.again}"
-            )
+            raise UsageError(f"a repeated run keeps its {option.flag}", hint=f"dsv run --again {typed.again}")
     record = recorded_run(context, place, typed.again, offline=typed.offline)
     if record.pool is not None and typed.on is None:
-        call.warn(f"it ran on the pool {record.pool}: --on {record.pool} takes it there again")
+        call.warn(f"it ran on the pool {record.pool}; to run it there again, add --on {record.pool}")
     if typed.offline:
-        call.say(f"run {record.run} as this machine knows it: with --offline the store is not asked")
+        call.say(f"run {record.run} is read from this machine: with --offline the store is not asked")
     options = parse_options(typed.options)
     repeated = again(record, place, command=call.words, env=env, moves=typed.on is not None, **options)
     for sentence in repeated.cannot:
@@ -106,7 +104,7 @@ def placing_of(call: Call, typed: RunArguments, context: Context, cache: Path) -
     prefer = call.settings.get("prefer")
     if prefer is not None and prefer.value not in tuple(Prefer):
         raise UsageError(
-            f"the setting prefer is cached or order, not {prefer.value}",
+            f"the setting prefer must be cached or order, not {prefer.value}",
             subject="prefer",
             hint="dsv config prefer order",
         )
@@ -212,7 +210,9 @@ def _place(call: Call) -> RunPlace:
 def _check_options(typed: RunArguments) -> None:
     """Check what a run and a sweep have in common."""
     if typed.detach and typed.dry_run:
-        raise UsageError("--dry-run starts nothing that could be detached", hint="leave out --detach")
+        raise UsageError(
+            "--dry-run starts nothing, so --detach can't be used with it", hint="leave out --detach"
+        )
     if typed.on is not None and "engine" in typed.options:
         raise UsageError("the pool sets the engine", subject="--engine", hint="leave out --engine, or --on")
     if typed.again is not None and typed.target is not None:
@@ -373,7 +373,7 @@ def _check_sweep(call: Call, typed: RunArguments) -> None:
         raise UsageError("dsv run needs a target", hint="dsv run DATASET[@REV] -p K=V,V --sweep -- CMD...")
     if typed.offline:
         raise UsageError(
-            "a sweep asks the store what has become of its runs, and --offline forbids that",
+            "a sweep needs the store, so it can't run with --offline",
             subject="--offline",
             hint="leave out --offline",
         )

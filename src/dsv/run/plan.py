@@ -148,7 +148,7 @@ class Launch:
         engine = self.chosen.engine
         if engine.queues and engine.shares_folders and self.skeleton is not None:
             raise UsageError(
-                f"containers of {engine.name} have no place for further data",
+                f"containers of {engine.name} can't have further data",
                 subject="--data",
                 hint="run them in a pool without containers, or put the data into one commit",
             )
@@ -268,7 +268,7 @@ def output_of(spec: JobSpec, place: RunPlace, engine: Engine, main: Staged, own:
         return Path(place.cwd / spec.out)
     if pool is None:
         raise UsageError(
-            f"{engine.name} runs the jobs of pools alone, and no pool is named",
+            f"{engine.name} needs a pool",
             subject="--on",
             hint="dsv run --on POOL; dsv pools lists them",
         )

@@ -252,7 +252,7 @@ def _params(record: RunRecord, given: Mapping[str, Json]) -> dict[str, Json]:
     again = f"dsv run --again {record.run}"
     for name in given:
         if name not in hidden:
-            raise UsageError(f"the parameter {name} is that of the repeated run", subject=name, hint=again)
+            raise UsageError(f"a repeated run keeps its parameter {name}", subject=name, hint=again)
     missing = [name for name in hidden if name not in given]
     if missing:
         raise UsageError(
@@ -273,7 +273,7 @@ def _env(record: RunRecord, place: RunPlace, given: dict[str, str], cannot: list
             env[name] = place.environ[name]
             cannot.append(f"the value of {name} is today's: values are not recorded")
         else:
-            cannot.append(f"{name} has no value here: values are not recorded, give it with -e {name}=…")
+            cannot.append(f"{name} is not set here: values are not recorded, give it with -e {name}=…")
     return env
 
 

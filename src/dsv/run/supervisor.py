@@ -347,7 +347,7 @@ def _code(launch: Launch, staging: Staging, stage: Callable[[Target], Staged]) -
     if launch.chosen.engine.shares_folders:
         return None
     raise LaunchError(
-        f"the code in {launch.code} is not in the store, from which the machines of the cluster have it",
+        f"the code in {launch.code} is not in the store, where the cluster's machines read it",
         subject=str(launch.code),
         hint="leave out --code, or --offline",
     )
@@ -529,6 +529,5 @@ def _make_output(launch: Launch) -> tuple[int, int, int] | None:
 
 
 def _failure(part: RunPart, left: int) -> str:
-    times = "once more" if left == 1 else f"{left} times more at most"
     how = f"exit code {part.exit_code} ({part.end})"
-    return f"attempt {part.attempt} ended with {how}; the job is started again, {times}"
+    return f"attempt {part.attempt} ended with {how}; retrying ({left - 1} more after this)"

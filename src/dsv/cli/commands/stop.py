@@ -48,9 +48,9 @@ def stop(
 ) -> None:
     """Stop a run and wait for its end.
 
-    RUN is a run's id, four characters or more that only its id begins or ends with, or its --name. The job gets SIGTERM
-    and time to end by itself; its record and its log are kept as always. Ctrl-C ends the waiting alone. A run can
-    be stopped on the machine that started it, and one in a cluster from any machine that reaches the cluster.
+    RUN is a run's --name, or a unique prefix or suffix, of at least 4 characters, of its full or short id. The job
+    gets SIGTERM and time to end by itself; its record and its log are kept as always. Ctrl-C ends only the waiting. A
+    run can be stopped on the machine that started it, and one in a cluster from any machine that reaches the cluster.
     """
     seconds = GRACE if grace is None else 0 if grace.strip() == "0" else parse_duration(grace)
     one = find_under_way(call.settings.state, run)
@@ -229,9 +229,9 @@ _PAUSE, _LONGEST_PAUSE = 2.0, 15.0
 def wait(call: Call, run: list[str] = argument("RUN...")) -> int:
     """Wait until runs have ended, and exit with their exit code.
 
-    RUN is a run's id, four characters or more that only its id begins or ends with, or its --name. Of several runs, the
-    exit code is that of the first in this order that has not succeeded, else 0. A sweep may be named instead of a
-    run. A run on another machine has ended once its record is in the store.
+    RUN is a run's --name, or a unique prefix or suffix, of at least 4 characters, of its full or short id. Of several
+    runs, the exit code is that of the first in this order that has not succeeded, else 0. A sweep may be named instead
+    of a run. A run on another machine has ended once its record is in the store.
     """
     if len(run) == 1 and names_sweep(run[0]):
         return _wait_for_sweep(call, run[0])
@@ -344,10 +344,10 @@ def logs(
 ) -> None:
     """Print what a run writes, or wrote.
 
-    RUN is a run's id, four characters or more that only its id begins or ends with, or its --name; a run that is under
-    way here comes first. Of a detached run that has not ended this is what it has written so far, at least the last
-    16 MiB; of one that has ended it is what its record keeps, of a very long log the head and the tail. Secrets are
-    hidden in both.
+    RUN is a run's --name, or a unique prefix or suffix, of at least 4 characters, of its full or short id; a run that
+    is under way here comes first. Of a detached run that has not ended this is what it has written so far, at least
+    the last 16 MiB; of one that has ended it is what its record keeps, of a very long log the head and the tail.
+    Secrets are hidden in both. The log of a foreground run can't be read until the run ends.
     """
     if call.json:
         raise UsageError("a log can't be printed as JSON", hint="leave out --json")
@@ -357,11 +357,10 @@ def logs(
             if one.live is not None and _write_live(call, one, one.live, follow):
                 return
             if one.is_marked and not is_in_cluster(call, one.record):
-                raise NotFound(
-                    f"run {one.run} keeps no log that can be read before it has ended",
-                    subject=one.run,
-                    hint=f"dsv wait {one.run}",
-                )
+                said = f"run {one.run} is in the foreground, so its log can't be read until it ends"
+                if one.record.log is None:
+                    said = f'run {one.run} keeps no log: its pool has log = "no"'
+                raise NotFound(said, subject=one.run, hint=f"dsv wait {one.run}")
         if _write_engines(call, one.record, follow, alive=True):
             return
     run, dataset = (run, None) if one is None else (one.run, one.record.dataset)

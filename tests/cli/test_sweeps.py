@@ -148,7 +148,7 @@ def test_a_sweep_with_nothing_left_is_not_continued(ended: tuple[Dsv, Any]) -> N
         (("-p", "n=1,2", "--parallel", "2"), "--parallel is for a sweep"),
         (("-p", "n=1,2", "--sweep", "--json-file", "x"), "--json-file is for one run"),
         (("--again", "sweep-0000", "--sweep"), "continues a sweep, without --sweep"),
-        (("-p", "n=1,2", "--sweep", "--offline"), "asks the store"),
+        (("-p", "n=1,2", "--sweep", "--offline"), "a sweep needs the store"),
         (("-p", "n=1,2", "--sweep", "--detach", "--dry-run"), "--dry-run starts nothing"),
         (("-p", "n=1,2", "--sweep", "--on", "here", "--engine", "process"), "the pool sets the engine"),
         (("pets@v1", "--again", "sweep-0000"), "--again takes no target"),

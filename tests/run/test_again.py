@@ -120,7 +120,7 @@ def test_a_secret_parameter_is_given_anew(shop: Shop) -> None:
     with pytest.raises(UsageError, match="the parameter api_key") as refused:
         shop.again(first)
     assert refused.value.hint == f"dsv run --again {first.run} -p api_key=…"
-    with pytest.raises(UsageError, match="the parameter lr"):
+    with pytest.raises(UsageError, match="keeps its parameter lr"):
         shop.again(first, params={"lr": 0.2})
     repeated = shop.again(first, params={"api_key": "swordfish-2"})
     assert repeated.spec.params == {"api_key": "swordfish-2", "lr": 0.1}

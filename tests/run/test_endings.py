@@ -89,6 +89,22 @@ def test_the_gpus_are_pointed_to_only_if_they_are_why_a_job_did_not_start(
     assert (result.error.hint or "").startswith(command)
 
 
+@pytest.mark.parametrize(
+    ("refused", "command"),
+    [
+        ('Error: short-name "team/resnet" did not resolve to an alias', "--image REGISTRY/team/resnet, such as "),
+        ("manifest unknown", "see why this fails: docker pull team/resnet"),
+    ],
+)  # fmt: skip
+def test_an_image_that_can_not_be_fetched_says_what_helps(tmp_path: Path, refused: str, command: str) -> None:
+    docker = FakeDocker.make(tmp_path / "docker")
+    docker.set("refused", refused)
+    docker.set("no-image")
+    result = Shop(tmp_path, docker.environ).run("train", image="team/resnet", engine="docker")
+    assert result.record.end is EndCause.IMAGE_NOT_PULLED
+    assert result.error is not None and (result.error.hint or "").startswith(command)
+
+
 def test_a_run_ends_with_its_job_and_not_with_its_readers(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,22 @@ def test_runs_that_ended_long_ago_are_deleted(pets: Dsv) -> None:
     assert len(done["deleted"]) == 2 and ids(pets) == []
 
 
+def test_the_name_of_a_dataset_stands_for_all_runs_on_it(pets: Dsv) -> None:
+    """Unless a run has that name."""
+    both = ids(pets)
+    assert [item["run"] for item in pets.ok("runs", "pets", "--json").json["items"]] == both
+    assert pets("runs", "pets", "--delete", "--yes").code == 2 and pets("runs", "nopets").code == 3
+    named = pets.ok("run", "pets", "--engine", "process", "--name", "pets", "--json", "--", "true").json[
+        "run"
+    ]
+    assert [item["run"] for item in pets.ok("runs", "pets", "--json").json["items"]] == [named]
+    assert pets("runs", "pets", "--delete", "--older-than", "0s", "--yes").code == 2
+    pets.ok("runs", "pets", "--delete", "--yes")
+    assert ids(pets) == both
+    pets.ok("runs", "pets", "--delete", "--older-than", "0s", "--yes")
+    assert ids(pets) == []
+
+
 def test_one_that_has_not_ended_is_not_deleted_unless_forced(pets: Dsv) -> None:
     newest, oldest = ids(pets)
     next((pets.home / ".local/share/dsv/store/runs").rglob(f"{newest}/record")).unlink()

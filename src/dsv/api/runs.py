@@ -20,7 +20,7 @@ from dsv.run.dirs import ANSWERS, LIVE_LOG, remove_run_folder, run_folder
 from dsv.run.engine_list import Engines
 from dsv.run.engines.output import PART_SIZE, READ_SIZE, read_live
 from dsv.run.listing import Query, RunView, list_runs, run_log, show_run
-from dsv.run.parameters import SweepId, names_sweep
+from dsv.run.parameters import ID_PART, PREFIX, SweepId, names_sweep
 from dsv.run.record import RECORD, RunId, RunRecord
 from dsv.run.record_store import RunStore, Spool, StoredRun
 from dsv.run.sweep import SweepNotes, SweepView, sweep_of
@@ -89,6 +89,18 @@ class Runs:
                 hint=f"dsv run --again {view.members[0].record.run} repeats one of them",
             )
         return view, turn
+
+    def ids_or_dataset(
+        self, texts: list[str], dataset: DatasetName | None
+    ) -> tuple[list[str], DatasetName | None]:
+        """Return the same; for the name of a dataset alone, which means no run, the dataset without ids."""
+        if dataset is None and len(texts) == 1 and not ID_PART.fullmatch(texts[0].removeprefix(PREFIX)):
+            try:
+                self.show(texts[0])
+            except NotFound:
+                named = [one for one in self.repository.refs.datasets() if str(one) == texts[0]]
+                return ([], named[0]) if named else (texts, dataset)
+        return texts, dataset
 
     def show_or_sweep(self, text: str, dataset: DatasetName | None = None) -> RunView | SweepView:
         """Return the run that a text means, else the sweep. Raises `NotFound`, `UsageError`."""

@@ -11,6 +11,7 @@ from dsv.api.context import Context
 from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
+from dsv.cli.options import one_of
 from dsv.cli.run_views import write_csv, write_differences, write_one, write_table
 from dsv.errors import DsvError, NotFound, Unreachable, UsageError
 from dsv.run.listing import Filter, Query, RunView, differences, run_known_here, runs_known_here
@@ -66,7 +67,7 @@ def runs(
     ID is a run's --name, or a unique prefix or suffix, of at least 4 characters, of its full or short id. A KEY is a
     path into what --json shows: params.lr, metrics.acc, exit_code, host. OP is one of = != < <= > >= and ~ (contains).
     A run without KEY matches only KEY=null. Records are in the store, beside the dataset, or here until they are sent.
-    --delete keeps folders that --out or a pool names.
+    --delete keeps folders that --out or a pool names. The name of a dataset in place of an ID stands for --dataset.
     """
     ids, of_dataset = run or [], None if dataset is None else DatasetName.parse(dataset)
     if delete or older_than is not None or yes or force:
@@ -76,12 +77,12 @@ def runs(
     only = [option for option, given in (("--log", log), ("--out", out is not None)) if given]
     if only and (len(ids) != 1 or compare or as_csv or len(only) > 1):
         raise UsageError(f"{only[0]} needs one run, and nothing else", hint=f"dsv runs ID {only[0]}")
-    if as_csv and call.json:
-        raise UsageError("--csv and --json are two formats", hint="leave out one of them")
+    one_of(csv=as_csv, json=call.json)
     most = None if ids or limit or call.json or compare or as_csv else SHOWN
     try:
         with call.context() as context, open_runs(context, call.around.environ) as found:
             warn_of_cut_off(call, found)
+            ids, of_dataset = found.ids_or_dataset(ids, of_dataset)
             asked = _find(call, found, ids, of_dataset, query, most, only=bool(only), compare=compare)
             views, sweep, cut = found.settle(asked[0]), *asked[1:]
             if out is not None:
@@ -181,12 +182,16 @@ def _delete(
 ) -> None:
     typed = call.typed()
     others = typed - {"run", "dataset", "delete", "older_than", "yes", "force"}
-    if "delete" not in typed or others or bool(ids) == (age is not None):
-        raise UsageError(
-            "--delete takes ids or --older-than, with --dataset, --yes and --force alone",
-            hint="dsv runs --delete ID, or dsv runs --delete --older-than 1y",
-        )
+    refusal = UsageError(
+        "--delete takes ids or --older-than, with --dataset, --yes and --force alone",
+        hint="dsv runs --delete ID, or dsv runs --delete --older-than 1y",
+    )
+    if "delete" not in typed or others or not (ids or age):
+        raise refusal
     with opened_runs(call) as found:
+        ids, dataset = found.ids_or_dataset(ids, dataset)
+        if bool(ids) == (age is not None):
+            raise refusal
         chosen = found.stored(ids, dataset) if age is None else found.older_than(parse_duration(age), dataset)
         if chosen:
             name = chosen[0].run if len(chosen) == 1 else format_count(len(chosen), "run")

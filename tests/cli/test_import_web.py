@@ -235,13 +235,13 @@ def test_a_page_is_imported_where_one_may_be(pets: Dsv, web: Answers, name: str)
 
 def test_no_more_than_a_piece_is_in_memory(pets: Dsv, web: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    read = bodies.WebFile.read
+    read = bodies.WebFile.read_at
 
     def counted(self: bodies.WebFile, at: int, most: int) -> bytes:
         asked.append(most)
         return read(self, at, most)
 
-    monkeypatch.setattr(bodies.WebFile, "read", counted)
+    monkeypatch.setattr(bodies.WebFile, "read_at", counted)
     web.files = {"/a.bin": BIG}
     pets.ok("import", f"{web.url}/a.bin", "pets:raw/")
     assert asked and max(asked) <= bodies.PIECE

@@ -20,7 +20,7 @@ from dsv.exchange.reference import ReferredSource, open_referred
 from dsv.exchange.remote import absent, open_place
 from dsv.exchange.revisions import DVC, HUB, DvcHistory, DvcRemotes, Revision, no_revisions
 from dsv.exchange.sources import FolderSource, RemoteFile
-from dsv.exchange.tars import TarSource, open_source
+from dsv.exchange.tars import open_source
 from dsv.format.locator import ObjectKind
 from dsv.format.tree import Kind
 from dsv.repo.expiry import explained
@@ -76,7 +76,7 @@ class Revisions:
         return bool(self.names) or self.every
 
 
-Remote = FolderSource | TarSource | DvcRemotes
+Remote = FolderSource | DvcRemotes
 
 
 class _Step(NamedTuple):

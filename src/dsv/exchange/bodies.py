@@ -1,6 +1,6 @@
-"""The bodies of answers of web servers and of S3: read no further than was asked for, unpacked, and checked.
+"""The bytes of files at URLs: read no further than was asked for, unpacked, and checked.
 
-fsspec takes whole bodies into memory, however long they are, and checks none.
+Of web servers and S3 fsspec takes whole bodies into memory, however long they are, and checks none.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import hashlib
 import io
 import re
 import zlib
+from abc import abstractmethod
 from base64 import b64decode
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any, Final
 
 from dsv.errors import IntegrityError, Unsupported
@@ -21,37 +21,35 @@ from dsv.values.secrets import hide_in_urls
 
 PIECE: Final = 8 << 20
 """The bytes that are asked for, and in memory, at once."""
-_SILENCE: Final = 300
-"""Seconds without a byte after which a web server is taken to be gone."""
 
 
-def open_file(place: Place, key: str, info: dict[str, Any]) -> Any:
-    """Open a file for reading. What a web server has packed is not unpacked."""
-    if place.protocol in (*HTTP, *S3):
-        source = WebFile(place, key) if place.protocol in HTTP else _Object(place, key, info)
-        return io.BufferedReader(_Positioned(source), min(PIECE, 1 + (info.get("size") or PIECE)))
-    with place.at_work("read"):
-        return place.fs.open(key, "rb", block_size=PIECE)
+def open_file(place: Place, key: str, info: dict[str, Any]) -> io.BufferedReader:
+    """Open a file for reading, with dsv's errors. What a web server has packed is not unpacked."""
+    if place.protocol not in (*HTTP, *S3):
+        with place.at_work("read"):
+            return io.BufferedReader(_File(place, place.fs.open(key, "rb", block_size=PIECE)))
+    body = WebFile(place, key) if place.protocol in HTTP else _Object(place, key, info)
+    return io.BufferedReader(body, min(PIECE, 1 + (info.get("size") or PIECE)))
 
 
 def open_unpacked(place: Place, key: str, info: dict[str, Any], say: Callable[[str], None]) -> Any:
     """Open a file as a browser saves it: what a web server has packed on the way is unpacked, but not if the
     name says that it is packed. say: takes a line for people."""
-    file, shown = open_file(place, key, info), hide_in_urls(key)
-    if place.protocol in HTTP:
-        file.peek(1)
-        encoding = file.raw.source.encoding
-        is_packed = encoding == "gzip" and path_in(key).lower().endswith((".gz", ".tgz"))
-        if encoding not in ("", "gzip"):
-            raise Unsupported(
-                f"the server sends {shown} packed by {encoding}, though it was asked not to",
-                subject=shown,
-                hint=f"curl --compressed {shown} | dsv put - DATASET:PATH",
-            )
-        if encoding and not is_packed:
-            say(f"the server sends {shown} packed by gzip, though it was asked not to; it is stored unpacked")
-            return gzip.GzipFile(fileobj=file)
-    return file
+    file = open_file(place, key, info)
+    if not isinstance(file.raw, WebFile):
+        return file
+    file.peek(1)
+    encoding, shown = file.raw.encoding, hide_in_urls(key)
+    if encoding not in ("", "gzip"):
+        raise Unsupported(
+            f"the server sends {shown} packed by {encoding}, though it was asked not to",
+            subject=shown,
+            hint=f"curl --compressed {shown} | dsv put - DATASET:PATH",
+        )
+    if not encoding or path_in(key).lower().endswith((".gz", ".tgz")):
+        return file
+    say(f"the server sends {shown} packed by gzip, though it was asked not to; it is stored unpacked")
+    return gzip.GzipFile(fileobj=file)
 
 
 async def at_most(body: Any, length: int) -> bytes:
@@ -72,11 +70,15 @@ async def get_part(
         return answer, await at_most(body, length)
 
 
-class _Positioned(io.RawIOBase):
-    """A file whose source gives the bytes at a position."""
+class _Body(io.RawIOBase):
+    """A file that can be read at any position."""
 
-    def __init__(self, source: Any) -> None:
-        self.source, self._at = source, 0
+    def __init__(self, place: Place) -> None:
+        self.place, self._at = place, 0
+
+    @abstractmethod
+    def read_at(self, at: int, most: int) -> bytes:
+        """Return at most so many bytes, none only at the end."""
 
     def readable(self) -> bool:
         return True
@@ -93,31 +95,43 @@ class _Positioned(io.RawIOBase):
         return position
 
     def readinto(self, buffer: Any, /) -> int:
-        with self.source.place.at_work("read"):
-            data = self.source.read(self._at, len(buffer))
+        with self.place.at_work("read"):
+            data = self.read_at(self._at, len(buffer))
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
 
+
+class _File(_Body):
+    """A file as fsspec reads it."""
+
+    def __init__(self, place: Place, file: Any) -> None:
+        super().__init__(place)
+        self._file = file
+
     def close(self) -> None:
-        self.source.close()
+        if not self.place.by_ssh:  # paramiko's is closed when nobody has it, without waiting for an answer
+            self._file.close()
         super().close()
 
+    def read_at(self, at: int, most: int) -> bytes:
+        if self._file.tell() != at:
+            self._file.seek(at)
+        return self._file.read(most)  # type: ignore[no-any-return]
 
-class _Object:
+
+class _Object(_Body):
     """An object of S3. If it is read from its start to its end, it is compared with the hashes that S3 states:
     its checksums, and its ETag where that is its MD5."""
 
     def __init__(self, place: Place, key: str, info: dict[str, Any]) -> None:
-        self.place, self._info, self._size = place, info, int(info["size"])
+        super().__init__(place)
+        self._info, self._size = info, int(info["size"])
         self._which = dict(zip(("Bucket", "Key"), key.split("/", 1), strict=True))
         self._shown, self._compared = f"s3://{key}", 0
         self._sums: list[tuple[str, Any, bytes]] | None = None
 
-    def close(self) -> None:
-        """Do nothing."""
-
-    def read(self, at: int, most: int) -> bytes:
+    def read_at(self, at: int, most: int) -> bytes:
         from fsspec.asyn import sync
 
         if self._sums is None:
@@ -161,33 +175,34 @@ def _stated(answer: dict[str, Any], bucket: str) -> Iterator[tuple[str, Any, byt
     if re.fullmatch("[0-9a-f]{32}", tag) and not own_key and not bucket.endswith("--x-s3"):
         yield "ETag", hashlib.md5(usedforsecurity=False), bytes.fromhex(tag)
     known: dict[str, Any] = {"CRC32": _Crc32, "SHA1": hashlib.sha1, "SHA256": hashlib.sha256}
-    with suppress(ImportError):
-        import google_crc32c
-
-        known["CRC32C"] = google_crc32c.Checksum
     for name, kind in known.items():
         value = str(answer.get(f"Checksum{name}") or "-")
         if "-" not in value:  # else it is one of the checksums of the parts
             yield f"checksum {name}", kind(), b64decode(value)
 
 
-class WebFile:
-    """The bytes that a web server sends for a URL, by one request. If that breaks off, or reading goes on
-    elsewhere, another one asks for the rest."""
+class WebFile(_Body):
+    """What a web server sends for a URL, by one request. If that breaks off, or reading goes on elsewhere,
+    another one asks for the rest."""
 
     def __init__(self, place: Place, url: str) -> None:
-        self.place, self._url = place, url
+        super().__init__(place)
+        self._url = url
         self._began = self._next = 0
         self._answer: Any = None
         self.encoding = ""
         """How the server has packed the file, although it was asked not to."""
 
     def close(self) -> None:
+        self._hang_up()
+        super().close()
+
+    def _hang_up(self) -> None:
         if self._answer is not None:
             self.place.fs.loop.call_soon_threadsafe(self._answer.close)
         self._answer = None
 
-    def read(self, at: int, most: int) -> bytes:
+    def read_at(self, at: int, most: int) -> bytes:
         from fsspec.asyn import sync
 
         return bytes(sync(self.place.fs.loop, self._read, at, most))
@@ -196,39 +211,40 @@ class WebFile:
         from aiohttp import ClientError
 
         data = bytearray()
-        while len(data) < most:
-            here = at + len(data)
+        while not data:
+            if self._answer is None or at != self._next:
+                self._hang_up()
+                self._began = self._next = at
+                self._answer = await self._ask(at)
             try:
-                if self._answer is None or here != self._next:
-                    self.close()
-                    self._began = self._next = here
-                    self._answer = await self._ask(here)
-                part = await self._answer.content.read(most - len(data))
-            except (ClientError, TimeoutError):
-                if here == self._began:
-                    raise
-                self.close()
-                continue
-            if not part:
+                while len(data) < most and (part := await self._answer.content.read(most - len(data))):
+                    data += part
+                    self._next += len(part)
                 break
-            data += part
-            self._next += len(part)
+            except (ClientError, TimeoutError):
+                self._hang_up()
+                if self._next == self._began:
+                    raise
         return data
 
     async def _ask(self, at: int) -> Any:
-        from aiohttp import ClientTimeout
-
-        fs = self.place.fs
-        headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={at}-"} if at else {})}
-        limit = ClientTimeout(total=None, sock_connect=30, sock_read=_SILENCE)
-        session = await fs.set_session()
-        answer = await session.get(fs.encode_url(self._url), headers=headers, timeout=limit)
-        fs._raise_not_found_for_status(answer, self._url)
+        answer = await ask_web(self.place, self._url, f"bytes={at}-" if at else "")
+        self.place.fs._raise_not_found_for_status(answer, self._url)
         to_skip = 0 if answer.headers.get("Content-Range", "").startswith(f"bytes {at}-") else at
         while to_skip:  # the server gives no parts of files
             to_skip -= len(await answer.content.readexactly(min(to_skip, 1 << 20)))
         self.encoding = encoding_of(answer)
         return answer
+
+
+async def ask_web(place: Place, url: str, part: str, **headers: str) -> Any:
+    """Return the answer of a web server that was asked for a file, or a part such as `bytes=5-`, not packed."""
+    from aiohttp import ClientTimeout
+
+    asked = {**headers, "Accept-Encoding": "identity", **({"Range": part} if part else {})}
+    session = await place.fs.set_session()
+    limit = ClientTimeout(total=None, sock_connect=30, sock_read=300)  # seconds, the last without a byte
+    return await session.get(place.fs.encode_url(url), headers=asked, timeout=limit)
 
 
 def encoding_of(answer: Any) -> str:

@@ -544,21 +544,9 @@ class UrlExport:
 
     def _list(self) -> tuple[dict[bytes, Info], set[bytes]]:
         """Return all files and folders there. Remove the parts that killed exports have left."""
-        listed: dict[str, Info] = {}
-        if self._is_store:
-            with self.place.at_work("listed"), suppress(FileNotFoundError):
-                self._fs.invalidate_cache()
-                listed = self._fs.find(self.place.root, detail=True)
-        elif (info := self.place.root_info()) is not None:
-            waiting = [self.place.root] if info.get("type") == "directory" else []
-            listed = {} if waiting else {self.place.root: info}
-            while waiting:
-                below = {one["name"]: one for one in self.place.list_folder(waiting.pop())}
-                waiting += [name for name, one in below.items() if one.get("type") == "directory"]
-                listed |= below
         files: dict[bytes, Info] = {}
         folders: set[bytes] = set()
-        for key, info in listed.items():
+        for key, info in self.place.find().items():
             name = self._name(key)
             part = _PART.fullmatch(key.rpartition("/")[2])
             if key.endswith("/") or info.get("type") == "directory":

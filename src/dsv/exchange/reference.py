@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from dsv.errors import NotFound, Unsupported, UsageError
-from dsv.exchange.bodies import PIECE, at_most, encoding_of, get_part
+from dsv.exchange.bodies import PIECE, ask_web, at_most, encoding_of, get_part
 from dsv.exchange.remote import HTTP, S3, Place, changed, hub_headers, open_place, path_in, split_url
 from dsv.exchange.sources import TARS, FolderSource, ReadInto, RemoteFile
 from dsv.format.external import MAX_TEXT, Source
@@ -118,9 +118,8 @@ def _tag(text: object) -> str:
 
 
 async def _read_http(place: Place, source: Source, start: int, length: int, headers: dict[str, str]) -> Found:
-    session = await place.fs.set_session()
-    headers = {**headers, "Range": f"bytes={start}-{start + length - 1}", "Accept-Encoding": "identity"}
-    async with session.get(place.fs.encode_url(source.url), headers=headers) as answer:
+    part = f"bytes={start}-{start + length - 1}"
+    async with await ask_web(place, source.url, part, **headers) as answer:
         total = answer.headers.get("Content-Range", "").rpartition("/")[2]
         if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # it has become shorter
             return b"", _seen_http(source, answer, int(total) if total.isdigit() else 0)

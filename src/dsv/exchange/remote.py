@@ -29,7 +29,7 @@ S3 = ("s3", "s3a")
 OBJECT_STORES = (*S3, "gs", "gcs", "az", "abfs", "abfss")
 """Protocols in which files appear only when complete, and one request reads one version of a file."""
 HTTP = ("http", "https")
-_LISTED_AT_ONCE = (*OBJECT_STORES, "hf", "memory", "zip")
+_LISTED_AT_ONCE = (*OBJECT_STORES, "hf", "zip")
 """Protocols whose file systems list all files below a path by one call, which raises if there is no answer."""
 _CAN_REFRESH = (*S3, "az", "abfs", "abfss", "hf")
 """Protocols whose file systems cache listings, and take `refresh` to ask the server."""
@@ -101,35 +101,37 @@ class Place:
             yield
 
     def find(self) -> dict[str, dict[str, Any]]:
-        """Return the files at and below the root by their keys. Raise if a folder can't be listed, which
-        `find` and `walk` of fsspec take for an empty one, below the first even with `on_error`."""
-        with self.at_work("read"):
-            if self.protocol in _LISTED_AT_ONCE:
-                at_once: dict[str, dict[str, Any]] = self.fs.find(self.root, detail=True)
-                return at_once
+        """Return what is at and below the root, by key: files, and folders if they are listed one by one. Raise if
+        one can't be listed, which `find` and `walk` of fsspec take for an empty one."""
+        if self.protocol in _LISTED_AT_ONCE:
             try:
-                top = self.fs.info(self.root)
-            except FileNotFoundError:
+                with self.at_work("read"):
+                    self.fs.invalidate_cache()
+                    return self.fs.find(self.root, detail=True)  # type: ignore[no-any-return]
+            except NotFound:
                 return {}
-            if top["type"] != "directory":
-                return {self.root: top}
-            found: dict[str, dict[str, Any]] = {}
-            folders: list[str] = [self.root]
-            while folders:
-                folder = folders.pop()
-                shown = f"{self.shown.rstrip('/')}/{self.name(folder)}".rstrip("/")
-                try:
-                    with converting(shown, "read"):
-                        listed = self.fs.ls(folder, detail=True)
-                except NotFound:
-                    raise changed(shown) from None
-                for info in listed:
-                    key = info["name"].rstrip("/")
-                    if info["type"] != "directory":
-                        found[info["name"]] = info
-                    elif key != folder:
-                        folders.append(key)
-            return found
+        top = self.root_info()
+        if top is None or top["type"] != "directory":
+            return {} if top is None else {self.root: top}
+        found: dict[str, dict[str, Any]] = {}
+        folders: list[str] = [self.root]
+        while folders:
+            for info in self.list_folder(folders.pop()):
+                found[info["name"]] = info
+                if info["type"] == "directory":
+                    folders.append(info["name"].rstrip("/"))
+        return found
+
+    def list_folder(self, folder: str) -> list[dict[str, Any]]:
+        """Return what is in a folder, as the server has it. Raises `Changing` if the folder has gone."""
+        shown = f"{self.shown.rstrip('/')}/{self.name(folder)}".rstrip("/")
+        try:
+            with converting(shown, "read"), self.turn:
+                self.fs.invalidate_cache(folder)
+                listed: list[dict[str, Any]] = self.fs.ls(folder or "/", detail=True)
+        except NotFound:
+            raise changed(shown) from None
+        return [one for one in listed if one["name"].rstrip("/") != folder]
 
     def info(self, key: str) -> dict[str, Any]:
         """Return the server's current information on a file, never from a cache."""
@@ -159,14 +161,6 @@ class Place:
             self.fs.rm_file(old)
         else:
             self.fs.mv(old, new)
-
-    def list_folder(self, folder: str) -> list[dict[str, Any]]:
-        """Return what is in a folder, as the server has it. Raise if it can't be listed: fsspec's `find` and `walk`
-        would take that for an empty folder."""
-        with converting(f"{self.shown.rstrip('/')}{folder[len(self.root) :]}", "listed"), self.turn:
-            self.fs.invalidate_cache(folder)
-            found: list[dict[str, Any]] = self.fs.ls(folder or "/", detail=True)
-        return [one for one in found if one["name"].rstrip("/") != folder]
 
 
 def open_place(url: str, options: StoreOptions) -> Place:
@@ -385,11 +379,7 @@ def missing_package(url: str, error: ImportError) -> Unsupported:
 
 
 def absent(shown: str, lacking: str = "nothing") -> NotFound:
-    return NotFound(
-        f"there is {lacking} at {shown}",
-        subject=shown,
-        hint=_access(shown),
-    )
+    return NotFound(f"there is {lacking} at {shown}", subject=shown, hint=_access(shown))
 
 
 def _unreachable(error: Exception, shown: str) -> tuple[str, str | None]:

@@ -24,14 +24,7 @@ from msgspec.structs import replace
 
 from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.exchange.reference import open_referred
-from dsv.exchange.remote import (
-    HTTP,
-    kind_of,
-    missing_package,
-    open_place,
-    split_url,
-    version_of,
-)
+from dsv.exchange.remote import HTTP, kind_of, missing_package, open_place, split_url, version_of
 from dsv.exchange.sources import JOBS, FolderSource, RemoteFile, in_order
 from dsv.fs.git import GitError, GitMissingError, GitView, run_git
 from dsv.store.options import StoreOptions
@@ -443,8 +436,8 @@ class DvcHistory:
         place = source.place
         if not any(name in HTTP for name in place.protocols):
             if source not in self._objects:
-                listed = place.find().items()
-                self._objects[source] = {place.name(key): {**info, "key": key} for key, info in listed}
+                files = ((key, info) for key, info in place.find().items() if info["type"] != "directory")
+                self._objects[source] = {place.name(key): {**info, "key": key} for key, info in files}
             return
         objects = self._objects.setdefault(source, {})
 

@@ -9,10 +9,11 @@ import stat
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import pairwise
-from typing import Any, Final, Self
+from typing import Any, Final
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from dsv.errors import IntegrityError, Unsupported
@@ -23,6 +24,7 @@ from dsv.exchange.remote import (
     S3,
     Place,
     changed,
+    converting,
     is_same,
     path_in,
     version_of,
@@ -41,8 +43,8 @@ AHEAD_BYTES = 128 << 20
 """Maximum bytes of files in flight, which bounds memory."""
 JOBS = 32
 """Small files that are read or written at the same time."""
-_ONE_REQUEST = (*OBJECT_STORES, *HTTP, "hf")
-"""Protocols that read a small file by one request, so that all of it is of one version."""
+_WHOLE = (*(one for one in OBJECT_STORES if one not in S3), "hf")
+"""Protocols whose file systems read a small file by one request, so that all of it is of one version."""
 
 TARS: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 _DATA: Final = (
@@ -134,10 +136,11 @@ class _Digest:
             )
 
 
-class FolderSource:
+class FolderSource(ExitStack):
     """The files at and below a URL. Several threads read small ones ahead, until the context ends."""
 
     def __init__(self, place: Place) -> None:
+        super().__init__()
         self.place = place
         self.say: Callable[[str], None] = NoProgress().note
         """Takes a line for people."""
@@ -148,12 +151,7 @@ class FolderSource:
         self._bytes = 0
         self._together: list[RemoteFile] = []
         self._pool = ThreadPoolExecutor(self._jobs, "dsv-import")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self.callback(self._pool.shutdown, wait=True, cancel_futures=True)
 
     def files(self) -> tuple[list[RemoteFile], list[Problem]]:
         """Return every file, in tree order, and what can't be read as one."""
@@ -208,16 +206,14 @@ class FolderSource:
             self._check(file)
 
     def reader(self, file: RemoteFile) -> ReadInto:
-        """Return a function that opens the file at its first call and reads it. It raises `Conflict` if the
-        file has changed since it was listed, and `IntegrityError` if its hash is not the listed one."""
-        source: ReadInto | None = None
+        """Open a file. Reading it raises `Conflict` if the file has changed since it was listed, and
+        `IntegrityError` if its hash is not the listed one."""
+        source = self._open(file)
         digest = _Digest(file) if file.digest else None
         size = 0
 
         def read(buffer: memoryview) -> int:
-            nonlocal source, size
-            if source is None:
-                source = self._open(file)
+            nonlocal size
             count = source(buffer)
             size += count
             if (not count and file.size is not None and size != file.size) or size > (file.size or size):
@@ -235,28 +231,24 @@ class FolderSource:
         opened = open_unpacked(self.place, file.key, file.info, self.say)
 
         def read(buffer: memoryview) -> int:
-            with self.place.at_work("read"):
-                data: bytes = opened.read(min(len(buffer), PIECE))
-                if not data:
-                    opened.close()
-            if not data and file.size is not None:
-                self._check(file)
-            buffer[: len(data)] = data
-            return len(data)
+            with converting(self.place.shown, "read"):
+                count: int = opened.readinto(buffer[:PIECE])
+            if not count:
+                opened.close()
+                if file.size is not None:
+                    self._check(file)
+            return count
 
         return read
 
     def read(self, file: RemoteFile) -> bytes:
         """Return all of a small file; one byte more if it is longer than it was listed."""
-        size = file.size or 0
-        if self.place.protocol in _ONE_REQUEST and self.place.protocol not in (*HTTP, *S3):
-            with self.place.at_work("read"):
-                data: bytes = self.fs.cat_file(file.key)
-            return data
-        opened = open_unpacked(self.place, file.key, file.info, self.say)
-        with self.place.at_work("read"), opened:
-            data = opened.read(size + 1)
-        if self.place.protocol not in _ONE_REQUEST:
+        with converting(self.place.shown, "read"):
+            if self.place.protocol in _WHOLE:
+                return self.fs.cat_file(file.key)  # type: ignore[no-any-return]
+            with open_unpacked(self.place, file.key, file.info, self.say) as opened:
+                data: bytes = opened.read((file.size or 0) + 1)
+        if self.place.protocol not in (*S3, *HTTP):
             self._check(file)
         return data
 
@@ -266,8 +258,7 @@ class FolderSource:
 
     def _page(self) -> dict[str, Any]:
         """Return the file of a web server. Raises `Unsupported` for a folder, whose page is a listing."""
-        with self.place.at_work("read"):
-            info: dict[str, Any] = self.fs.info(self.root)
+        info = self.place.info(self.root)
         url = self.place.shown.rpartition("::")[2]
         if not urlsplit(url).path.rpartition("/")[2] or urlsplit(str(info.get("url", ""))).path.endswith("/"):
             raise Unsupported(

@@ -8,28 +8,17 @@ import lzma
 import posixpath
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import BytesIO
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.exchange.bodies import PIECE, open_file
 from dsv.exchange.remote import Place, changed, is_same, open_place, path_in, version_of
-from dsv.exchange.sources import (
-    SMALL,
-    TARS,
-    FolderSource,
-    ReadInto,
-    RemoteFile,
-    in_order,
-    refuse_page,
-    same_name,
-)
+from dsv.exchange.sources import TARS, FolderSource, ReadInto, RemoteFile, in_order, refuse_page, same_name
 from dsv.store.options import StoreOptions
 from dsv.transfer.file_reader import Problem
 from dsv.values.paths import MAX_PATH, folders_above
-from dsv.values.progress import NoProgress
 from dsv.values.units import format_bytes
 
 UNPACKED_MIN: Final = 1 << 30
@@ -48,25 +37,18 @@ _COMPRESSED: Final[dict[bytes, Callable[[Any], Any]]] = {
 }
 
 
-class TarSource:
-    """The files below the folder `inside` of a tar at a URL. The end of the context closes the tar.
+class TarSource(FolderSource):
+    """The files below the folder `inside` of a tar at a URL.
 
     The tar is read twice from its start: to list it, and for the contents.
     """
 
     def __init__(self, place: Place, info: dict[str, Any], inside: str = "") -> None:
-        self.place = place
-        self.say = NoProgress().note
+        super().__init__(place)
         self._inside = _clean(inside)
         self._info = info
-        self._raw = _Raw(place, info)
-        self._last: tuple[str, bytes] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._raw.close()
+        self._raw = open_file(place, place.root, info)
+        self.callback(self._raw.close)
 
     def files(self) -> tuple[list[RemoteFile], list[Problem]]:
         """Return every file, in tree order, and what can't be read as one.
@@ -78,7 +60,7 @@ class TarSource:
             start = self._raw.read(6)
             self._raw.seek(0)
             packed = next((opened for magic, opened in _COMPRESSED.items() if start.startswith(magic)), None)
-            self._unpacked = _Unpacking(self._raw, self._raw if packed is None else packed(self._raw))
+            self._unpacked = _Unpacking(self.place.shown, self._raw, packed)
             self._tar = tarfile.TarFile(fileobj=self._unpacked)  # type: ignore[arg-type]
             self._members, skipped = self._listed()
             # Python takes a damaged header, and a missing end, for the end of the tar.
@@ -95,38 +77,19 @@ class TarSource:
         files, unfit = self._sorted_out()
         return in_order(files), skipped + unfit
 
-    def read_ahead(self, files: Sequence[RemoteFile]) -> None:
-        """Do nothing: a tar is read in the order of its members."""
-
     def check(self) -> None:
         """Raise `Conflict` if the tar was changed since it was opened."""
         if not is_same(self._info, self.place.info(self.place.root)):
             raise changed(self.place.shown)
 
-    def reader(self, file: RemoteFile) -> ReadInto:
-        source: ReadInto | None = None
+    def _open(self, file: RemoteFile) -> ReadInto:
+        opened: Any = self._tar.extractfile(self._members[file.key])
 
         def read(buffer: memoryview) -> int:
-            nonlocal source
             with self._archive_errors():
-                if source is None:
-                    source = self._open(self._members[file.key])
-                return source(buffer)
+                return opened.readinto(buffer)  # type: ignore[no-any-return]
 
         return read
-
-    def _open(self, member: tarfile.TarInfo) -> ReadInto:
-        if self._last is not None and self._last[0] == member.name:  # a link, or the file that it leads to
-            return BytesIO(self._last[1]).readinto
-        opened = self._tar.extractfile(member)
-        assert opened is not None
-        if member.size > SMALL:
-            return opened.readinto  # type: ignore[attr-defined,no-any-return]
-        data = opened.read()
-        if len(data) != member.size:
-            raise tarfile.ReadError("unexpected end of data")
-        self._last = member.name, data
-        return BytesIO(data).readinto
 
     def _listed(self) -> tuple[dict[str, tarfile.TarInfo], list[Problem]]:
         """Return the members by name, and those with names that are too long."""
@@ -137,7 +100,8 @@ class TarSource:
             if one.offset_data <= last:  # older Pythons go back by a negative size, and never end
                 raise tarfile.ReadError(f"a member at byte {one.offset:,} has no valid size")
             last = one.offset_data
-            self._unpacked.next_member()
+            self._unpacked.members += 1
+            self._unpacked.header_left = _HEADER_MAX
             one.pax_headers = {}  # each member has a copy of those of the whole tar
             if max(len(one.name), len(one.linkname)) > MAX_PATH:
                 path = one.name[:MAX_PATH].encode("utf-8", "surrogateescape")
@@ -207,52 +171,16 @@ class TarSource:
             ) from error
 
 
-class _Raw:
-    """The bytes at the URL, before unpacking. Reading them raises dsv's errors."""
-
-    def __init__(self, place: Place, info: dict[str, Any]) -> None:
-        self.place, self._position = place, 0
-        self._file = open_file(place, place.root, info)
-        self.close = self._file.close
-
-    def read(self, size: int = -1, /) -> bytes:
-        with self.place.at_work("read"):
-            data: bytes = self._file.read(size)
-        self._position += len(data)
-        return data
-
-    def seek(self, position: int, whence: int = 0, /) -> int:
-        assert whence == 0
-        if position != self._position:
-            with self.place.at_work("read"):
-                self._file.seek(position)
-        self._position = position
-        return position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-
 class _Unpacking:
     """The tar itself, unpacked. It is refused if it unpacks to far more than its size."""
 
-    def __init__(self, raw: _Raw, file: Any) -> None:
-        self._raw, self._file = raw, file
-        self._position = self._members = 0
+    def __init__(self, shown: str, raw: Any, unpack: Callable[[Any], Any] | None) -> None:
+        self._shown, self._raw = shown, raw
+        self._file = raw if unpack is None else unpack(raw)
+        self._position = self.members = 0
         self.header_left: int | None = _HEADER_MAX
         """The bytes that the headers of the member may still have; None after the members were listed."""
         self.last = b""
-
-    def next_member(self) -> None:
-        """Say that a member was read, and that the headers of the next one come."""
-        self._members += 1
-        self.header_left = _HEADER_MAX
 
     def read(self, size: int = -1, /) -> bytes:
         """Raise `ReadError` for a member with too large headers."""
@@ -265,11 +193,11 @@ class _Unpacking:
     def _read(self, size: int) -> bytes:
         self.last = data = self._file.read(size)
         self._position += len(data)
-        grown = self._position + _MEMBER * self._members
+        grown = self._position + _MEMBER * self.members
         if self._file is not self._raw and _is_absurd(grown, self._raw.tell()):
             raise Unsupported(
-                f"{self._raw.place.shown} unpacks to more than {UNPACKED_TIMES:,} times its size",
-                subject=self._raw.place.shown,
+                f"{self._shown} unpacks to more than {UNPACKED_TIMES:,} times its size",
+                subject=self._shown,
                 hint="if this is intended, unpack it with tar, and dsv put the folder",
             )
         return data  # type: ignore[no-any-return]
@@ -291,7 +219,7 @@ class _Unpacking:
         return self._position
 
 
-def open_source(url: str, options: StoreOptions) -> FolderSource | TarSource:
+def open_source(url: str, options: StoreOptions) -> FolderSource:
     """Raise `Unsupported` if a package is missing, and `UsageError` for a URL that dsv can't read."""
     inside = ""
     if is_tar := url.startswith("tar://"):

@@ -127,9 +127,7 @@ class _Table(msgspec.Struct):
         value = shown(self.typed.column(name)[at])
         if self.exact is not self.typed:
             written = self.exact.column(name)[at].as_py().decode("utf-8", "backslashreplace")
-            is_code = (
-                isinstance(value, int) and not isinstance(value, bool) and str(value) != written
-            )  # as 007
+            is_code = type(value) is int and str(value) != written  # as 007
             value = written if as_written or is_code or name in self.as_written else value
         is_plain = value is None or isinstance(value, bool | int | str)
         return value if is_plain or (isinstance(value, float) and math.isfinite(value)) else str(value)
@@ -141,11 +139,8 @@ def _compare(
     for table in (old, new):
         missing = [name for name in key if name not in table.types]
         if missing and table.types:
-            raise UsageError(
-                f"{show(path)} has no column {missing[0]} on one side",
-                subject=missing[0],
-                hint=f"its columns are {', '.join(table.types)}",
-            )
+            text = f"{show(path)} has no column {missing[0]} on one side"
+            raise UsageError(text, subject=missing[0], hint=f"its columns are {', '.join(table.types)}")
     numbers = [number(old.column(name), new.column(name)) for name in key or common]
     rows = [list(zip(*columns, strict=True)) for columns in zip(*numbers, strict=True)]
     try:
@@ -153,11 +148,11 @@ def _compare(
     except RepeatedKey as error:
         version, row = error.args
         cells = (old, new)[version].cells(row, key).items()
-        raise UsageError(
-            f"the key names two rows of {show(path)}: {', '.join(f'{name}={value}' for name, value in cells)}",
-            subject=",".join(key),
-            hint="give --key several times for columns that name a row together",
-        ) from None
+        text = (
+            f"the key names two rows of {show(path)}: {', '.join(f'{name}={value}' for name, value in cells)}"
+        )
+        hint = "give --key several times for columns that name a row together"
+        raise UsageError(text, subject=",".join(key), hint=hint) from None
     changed: dict[int, list[str]] = {}
     for name in common if key else ():
         if name not in key:
@@ -357,9 +352,7 @@ def parquet_forms(data: bytes) -> dict[str, str]:
     for leaf in map(schema.column, range(len(schema))):
         logical = msgspec.json.decode(leaf.logical_type.to_json())
         kind = logical.pop("Type")
-        more = [
-            f"{key}={value}" for key, value in logical.items() if not key.startswith(("is_from", "force"))
-        ]
+        more = [f"{key}={each}" for key, each in logical.items() if not key.startswith(("is_from", "force"))]
         levels = f"levels={leaf.max_definition_level}/{leaf.max_repetition_level}/{leaf.length}"
         said = [leaf.physical_type, leaf.converted_type if kind == "None" else kind, *more, levels]
         found[leaf.path] = " ".join(each for each in said if each != "NONE")
@@ -410,11 +403,9 @@ def _read(path: bytes, data: bytes) -> _Table:
             raise TableFault(f"several of its columns are named {twice[0]}")
     except (pyarrow.ArrowException, OSError, TableFault, struct.error) as error:
         reason = str(error).partition("\n")[0]
-        raise Unsupported(
-            f"{show(path)} can't be read as a table: {reason}",
-            subject=path.decode("utf-8", "backslashreplace"),
-            hint="name other files after --, or leave out --table",
-        ) from error
+        text = f"{show(path)} can't be read as a table: {reason}"
+        hint = "name other files after --, or leave out --table"
+        raise Unsupported(text, subject=path.decode("utf-8", "backslashreplace"), hint=hint) from error
     return _Table(table, exact, {field.name: str(field.type) for field in schema})
 
 

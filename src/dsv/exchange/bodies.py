@@ -41,11 +41,8 @@ def open_unpacked(place: Place, key: str, info: dict[str, Any], say: Callable[[s
     file.peek(1)
     encoding, shown = file.raw.encoding, hide_in_urls(key)
     if encoding not in ("", "gzip"):
-        raise Unsupported(
-            f"the server sends {shown} packed by {encoding}, though it was asked not to",
-            subject=shown,
-            hint=f"curl --compressed {shown} | dsv put - DATASET:PATH",
-        )
+        text = f"the server sends {shown} packed by {encoding}, though it was asked not to"
+        raise Unsupported(text, subject=shown, hint=f"curl --compressed {shown} | dsv put - DATASET:PATH")
     if not encoding or path_in(key).lower().endswith((".gz", ".tgz")):
         return file
     say(f"the server sends {shown} packed by gzip, though it was asked not to; it is stored unpacked")
@@ -149,12 +146,9 @@ class _Object(_Body):
             for name, one, expected in self._sums:
                 one.update(data)
                 if self._compared == self._size and one.digest() != expected:
-                    raise IntegrityError(
-                        f"{self._shown} has not arrived as it is there: its {name} is another",
-                        subject=self._shown,
-                        hint="run the same command again; if it says so again, look at what "
-                        f"'aws s3 cp {self._shown} FILE' gives, and dsv put it",
-                    )
+                    text = f"{self._shown} has not arrived as it is there: its {name} is another"
+                    hint = f"run the same command again, or dsv put what 'aws s3 cp {self._shown} FILE' gives"
+                    raise IntegrityError(text, subject=self._shown, hint=hint)
         return data
 
 

@@ -123,11 +123,8 @@ class Selection:
         if self.erased == 1 and every[0][1].path == path and (erasure := erasures.of(every[0][1])):
             raise erased_error(str(target), erasure)
         if path and not every and not self.damaged:
-            raise NotFound(
-                f"{show(path)} is not in {Target(target.dataset, target.rev)}",
-                subject=str(target),
-                hint="dsv ls lists the paths",
-            )
+            text = f"{show(path)} is not in {Target(target.dataset, target.rev)}"
+            raise NotFound(text, subject=str(target), hint="dsv ls lists the paths")
         only = self.found[0][1] if len(self.found) == 1 else None
         self.is_one_file = only is not None and only.path == path and only.kind is not Kind.EMPTY_DIRECTORY
 
@@ -181,7 +178,7 @@ class Selection:
         return to.lower().endswith(TARS) and not copied
 
 
-def write_tar(selection: Selection, out: IO[bytes], name: str = "", folder: Path | None = None) -> None:
+def write_tar(selection: Selection, out: IO[bytes], name: str = "", folder: str | None = None) -> None:
     """Write a tar, compressed as the ending of its name says.
 
     folder: for large files before they are written, with `skip_damaged`; None: the folder of temporary files.
@@ -200,9 +197,7 @@ def write_tar(selection: Selection, out: IO[bytes], name: str = "", folder: Path
                 info.size = entry.size
             try:
                 if selection.skips:  # a member that was begun can't be left out any more
-                    with tempfile.SpooledTemporaryFile(
-                        _IN_MEMORY, dir=None if folder is None else str(folder)
-                    ) as whole:
+                    with tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=folder) as whole:
                         whole.writelines(pieces)
                         whole.seek(0)
                         tar.addfile(info, whole)
@@ -219,9 +214,8 @@ def write_out(selection: Selection, out: IO[bytes]) -> None:
             for piece in pieces:
                 out.write(piece)
     elif out.isatty():
-        raise UsageError(
-            "a tar can't be shown on a terminal", hint="dsv export TARGET - > FILE.tar, or | tar tv"
-        )
+        hint = "dsv export TARGET - > FILE.tar, or | tar tv"
+        raise UsageError("a tar can't be shown on a terminal", hint=hint)
     else:
         write_tar(selection, out)
 
@@ -243,7 +237,7 @@ def export_path(selection: Selection, to: str) -> None:
         try:
             if is_tar:
                 with (temporary / "tar").open("xb") as file:
-                    write_tar(selection, file, path.name, temporary)
+                    write_tar(selection, file, path.name, str(temporary))
                     os.fchmod(file.fileno(), 0o644)
                     os.fsync(file.fileno())
                 _put(temporary / "tar", path, replace=True)
@@ -345,11 +339,8 @@ class UrlExport:
 
     def __init__(self, place: Place, url: str, notes: Path, progress: Progress, *, force: bool) -> None:
         if place.protocol in HTTP:
-            raise Unsupported(
-                f"HTTP export is not supported: {place.shown}",
-                subject=place.shown,
-                hint="export to s3:// or sftp://, or to a folder",
-            )
+            hint = "export to s3:// or sftp://, or to a folder"
+            raise Unsupported(f"HTTP export is not supported: {place.shown}", subject=place.shown, hint=hint)
         self.place, self._fs, self._url = place, place.fs, url
         self._progress, self._force = progress, force
         self._is_store = place.protocol in OBJECT_STORES
@@ -360,11 +351,8 @@ class UrlExport:
     def tar(self, selection: Selection) -> Exported:
         """Write one tar. Raises `Conflict` if the URL exists, unless it is a file and `force` is given."""
         if "/" not in self.place.root:
-            raise UsageError(
-                f"{self.place.shown} is a bucket, not a file in one",
-                subject=self.place.shown,
-                hint="s3://bucket/NAME.tar",
-            )
+            text = f"{self.place.shown} is a bucket, not a file in one"
+            raise UsageError(text, subject=self.place.shown, hint="s3://bucket/NAME.tar")
         info = self.place.root_info()
         if info is not None and (not self._force or info.get("type") == "directory"):
             raise _taken(self.place.shown, "choose another name; --force replaces a file, but no folder")
@@ -518,8 +506,7 @@ class UrlExport:
                 with suppress(Exception):
                     file.discard() if self._is_store else file.close()
                 if self._is_store:
-                    # Else fsspec closes it later, and some servers show the incomplete file.
-                    file.closed = True
+                    file.closed = True  # else fsspec closes it later, and some servers show what is not whole
                 else:
                     with suppress(Exception):
                         self._fs.rm_file(draft)
@@ -546,7 +533,10 @@ class UrlExport:
         """Return all files and folders there. Remove the parts that killed exports have left."""
         files: dict[bytes, Info] = {}
         folders: set[bytes] = set()
-        for key, info in self.place.find().items():
+        listed: dict[str, Info] = {}
+        with suppress(NotFound):
+            listed = self.place.find()
+        for key, info in listed.items():
             name = self._name(key)
             part = _PART.fullmatch(key.rpartition("/")[2])
             if key.endswith("/") or info.get("type") == "directory":

@@ -26,11 +26,8 @@ class HubHistory:
             raise missing_package(url, error) from None
         self._repository, self._named = _split(url)
         if self._repository.count("/") != 1:
-            raise UsageError(
-                f"{url} is not a whole dataset of the Hub, which has revisions",
-                subject=url,
-                hint=f"{HUB}OWNER/NAME[@REVISION]",
-            )
+            text = f"{url} is not a whole dataset of the Hub, which has revisions"
+            raise UsageError(text, subject=url, hint=f"{HUB}OWNER/NAME[@REVISION]")
         self.url = f"{HUB}{self._repository}"
         self._api, self._file, self._options = HfApi(), RepoFile, options
 
@@ -48,12 +45,9 @@ class HubHistory:
         chosen: list[Revision] = []
         for name in names:
             start, dots, end = name.partition("..")
+            before = {one.id for one in self._commits(start)} if dots and start else set()
             found = self._commits((end or last) if dots else name)
-            if not dots:
-                chosen += found[-1:]
-                continue
-            before = {one.id for one in self._commits(start)} if start else set()
-            chosen += [one for one in found if one.id not in before]
+            chosen += [one for one in found if one.id not in before] if dots else found[-1:]
         return chosen
 
     def _commits(self, revision: str) -> list[Revision]:
@@ -82,11 +76,10 @@ class HubHistory:
 
     def files(self, revision: Revision, source: FolderSource) -> tuple[list[RemoteFile], list[Problem]]:
         with converting(f"{self.url}@{revision.id}", "read"):
-            tree = list(
-                self._api.list_repo_tree(
-                    self._repository, recursive=True, revision=revision.id, repo_type="dataset"
-                )
+            listed = self._api.list_repo_tree(
+                self._repository, recursive=True, revision=revision.id, repo_type="dataset"
             )
+            tree = list(listed)
         by_web = source.place.protocol != "hf"
         start = self._web(revision) if by_web else f"datasets/{self._repository}@{revision.id}"
         files = []

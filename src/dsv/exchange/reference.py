@@ -5,11 +5,12 @@ An import reads each file once, for its ids, like all later reads: what was impo
 
 from __future__ import annotations
 
+import errno
 import os
-import stat
 import threading
 from dataclasses import replace as with_fields
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -21,6 +22,7 @@ from dsv.exchange.sources import TARS, FolderSource, ReadInto, RemoteFile
 from dsv.format.external import MAX_TEXT, Source
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.fs.errors import as_error
+from dsv.fs.files import open_plain
 from dsv.repo.objects.externals import Found, ReadSource
 from dsv.store.options import StoreOptions
 from dsv.values.paths import show
@@ -67,24 +69,16 @@ class SourceReader:
 
 
 def _read_file(source: Source, start: int, length: int) -> Found:
-    path, shown = source.url.removeprefix("file://"), source.url
+    path = Path(source.url.removeprefix("file://"))
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(f"there is nothing at {shown}", subject=shown) from None
+        with open_plain(path) as file:
+            file.seek(start)
+            data, now = file.read(length), os.fstat(file.fileno())
     except OSError as error:
-        raise as_error(error, path) from error
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise NotFound(f"{shown} is not a file", subject=shown)
-        parts: list[bytes] = []
-        while length and (part := os.pread(descriptor, length, start)):
-            parts.append(part)
-            start, length = start + len(part), length - len(part)
-        now = os.fstat(descriptor)
-    finally:
-        os.close(descriptor)
-    return b"".join(parts), replace(source, size=now.st_size, version="", tag=str(now.st_mtime_ns))
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EINVAL):
+            raise as_error(error, path) from error
+        raise NotFound(f"there is no file at {source.url}", subject=source.url) from None
+    return data, replace(source, size=now.st_size, version="", tag=str(now.st_mtime_ns))
 
 
 async def _read_s3(place: Place, source: Source, start: int, length: int) -> Found:
@@ -96,10 +90,8 @@ async def _read_s3(place: Place, source: Source, start: int, length: int) -> Fou
         answer, data = await get_part(place, which, start, length)
     except OSError as error:
         response = getattr(error.__cause__, "response", None) or {}
-        if (
-            response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
-        ):
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if status != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise
         answer = await place.fs._call_s3("head_object", **which)  # it has become shorter
         return b"", _seen(source, answer, int(answer["ContentLength"]))
@@ -149,11 +141,8 @@ def _seen_http(source: Source, answer: Any, size: int) -> Source:
 
 
 def _unfit(shown: str, reason: str) -> Unsupported:
-    return Unsupported(
-        f"{shown} can't be referred to: {reason}",
-        subject=shown,
-        hint="without --reference what is there is stored",
-    )
+    hint = "without --reference what is there is stored"
+    return Unsupported(f"{shown} can't be referred to: {reason}", subject=shown, hint=hint)
 
 
 class ReferredSource(FolderSource):
@@ -223,11 +212,9 @@ def open_referred(url: str, options: StoreOptions) -> ReferredSource:
     shown = hide_in_urls(url)
     scheme = url.partition("://")[0] if "://" in url else "file"
     if shown != url or "@" in split_url(url).netloc:
-        raise UsageError(
-            f"{shown} has a secret in it, and everybody who reads the store could see it",
-            subject=shown,
-            hint="without --reference the files are stored, and the URL is not",
-        )
+        text = f"{shown} has a secret in it, and everybody who reads the store could see it"
+        hint = "without --reference the files are stored, and the URL is not"
+        raise UsageError(text, subject=shown, hint=hint)
     if scheme not in ("file", *S3, *HTTP) or "::" in url:
         raise _unfit(shown, "only s3://, http(s):// and files of this machine can be")
     place = open_place(url, options)

@@ -102,14 +102,12 @@ class Place:
 
     def find(self) -> dict[str, dict[str, Any]]:
         """Return what is at and below the root, by key: files, and folders if they are listed one by one. Raise if
-        one can't be listed, which `find` and `walk` of fsspec take for an empty one."""
+        one can't be listed, which `find` and `walk` of fsspec take for an empty one. An empty place may be
+        `NotFound`."""
         if self.protocol in _LISTED_AT_ONCE:
-            try:
-                with self.at_work("read"):
-                    self.fs.invalidate_cache()
-                    return self.fs.find(self.root, detail=True)  # type: ignore[no-any-return]
-            except NotFound:
-                return {}
+            with self.at_work("read"):
+                self.fs.invalidate_cache()
+                return self.fs.find(self.root, detail=True)  # type: ignore[no-any-return]
         top = self.root_info()
         if top is None or top["type"] != "directory":
             return {} if top is None else {self.root: top}
@@ -177,10 +175,9 @@ def open_place(url: str, options: StoreOptions) -> Place:
             try:
                 fs, root = url_to_fs(url, **storage_options(protocol, options))
             except ValueError as error:
+                text = f"{shown} is not a URL that dsv can read or write: {error}"
                 raise UsageError(
-                    f"{shown} is not a URL that dsv can read or write: {error}",
-                    subject=shown,
-                    hint="dsv import --help shows URLs of each kind",
+                    text, subject=shown, hint="dsv import --help shows URLs of each kind"
                 ) from None
     except ImportError as error:
         raise missing_package(url, error) from None
@@ -207,9 +204,9 @@ def version_of(info: dict[str, Any]) -> str | None:
     With a tag no time is needed: times differ in precision between a listing and a file.
     """
     etag, time = etag_and_time(info)
-    return (
-        str(etag).strip('"') if etag is not None else None if time is None else f"{info.get('size')} {time}"
-    )
+    if etag is not None:
+        return str(etag).strip('"')
+    return None if time is None else f"{info.get('size')} {time}"
 
 
 def is_same(before: dict[str, Any], now: dict[str, Any]) -> bool:
@@ -226,11 +223,9 @@ def is_same(before: dict[str, Any], now: dict[str, Any]) -> bool:
 def changed(shown: str) -> Changing:
     """Return the error for a file that was written to while it was read."""
     shown = hide_in_urls(shown)
-    return Changing(
-        f"{shown} was changed while it was read; nothing was published",
-        subject=shown,
-        hint="run the same command again: what was read is not read again",
-    )
+    text = f"{shown} was changed while it was read; nothing was published"
+    hint = "run the same command again: what was read is not read again"
+    return Changing(text, subject=shown, hint=hint)
 
 
 def storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
@@ -354,28 +349,22 @@ def as_error(error: Exception, shown: str, done: str) -> DsvError:
         phrase = next((each.phrase for each in HTTPStatus if each == status), "")
         text = f"the server answered {status} {phrase}".rstrip()
     denied = ("NoCredentials", "Authentication", "PasswordRequired", "No authentication methods")
-    if (
-        isinstance(error, PermissionError)
-        or status in (401, 403)
-        or any(one in name + text for one in denied)
-    ):
+    is_denied = isinstance(error, PermissionError) or status in (401, 403)
+    if is_denied or any(one in name + text for one in denied):
         return Denied(f"access to {shown} was denied: {text}", subject=shown, hint=_access(shown))
+    reason, hint = _unreachable(error, shown)
     if status is not None:
-        hint = "run the same command again later"
-        return Unreachable(f"{shown} could not be {done}: {text}", subject=shown, hint=hint)
-    if isinstance(error, ValueError) and kind_of(shown) == "hf":  # a name that the Hub can't have
+        reason, hint = text, "run the same command again later"
+    elif isinstance(error, ValueError) and kind_of(shown) == "hf":  # a name that the Hub can't have
         return UsageError(f"{shown} is not a valid URL: {text}", subject=shown, hint=_SHAPES["hf"])
-    reason, said = _unreachable(error, shown)
-    return Unreachable(f"{shown} could not be {done}: {reason}", subject=shown, hint=said)
+    return Unreachable(f"{shown} could not be {done}: {reason}", subject=shown, hint=hint)
 
 
 def missing_package(url: str, error: ImportError) -> Unsupported:
     shown = hide_in_urls(url)
-    return Unsupported(
-        f"{shown} needs a package that is not installed: {error}",
-        subject=shown,
-        hint=f"pip install {_PACKAGES.get(kind_of(url), 'fsspec s3fs')}",
-    )
+    text = f"{shown} needs a package that is not installed: {error}"
+    hint = f"pip install {_PACKAGES.get(kind_of(url), 'fsspec s3fs')}"
+    return Unsupported(text, subject=shown, hint=hint)
 
 
 def absent(shown: str, lacking: str = "nothing") -> NotFound:
@@ -385,11 +374,9 @@ def absent(shown: str, lacking: str = "nothing") -> NotFound:
 def _unreachable(error: Exception, shown: str) -> tuple[str, str | None]:
     """Return the reason why a server can't be reached, and the hint for it."""
     text = _line(error) or type(error).__name__
-    causes = [
-        f"{type(one).__name__} {errno.errorcode.get(getattr(one, 'errno', None) or 0)}"
-        for one in _chain(error)
-    ]
-    words = f"{causes} {text}"
+    chain = list(_chain(error))
+    numbers = [errno.errorcode.get(getattr(one, "errno", None) or 0) for one in chain]
+    words = f"{[type(one).__name__ for one in chain]} {numbers} {text}"
     reason, hint = next((both for word, both in _UNREACHABLE.items() if word in words), ("{text}", None))
     place = _ENDPOINTS.get(kind_of(shown), "host and the port in the URL")
     return reason.format(text=text), hint and hint.format(place=place, ssh=_ssh(shown))
@@ -429,9 +416,8 @@ def _line(error: Exception) -> str:
 
 
 def _access(shown: str) -> str:
-    hint = _ACCESS.get(
-        "hf" if is_on_hub(shown) else kind_of(shown), "check the URL: upper and lower case differ"
-    )
+    kind = "hf" if is_on_hub(shown) else kind_of(shown)
+    hint = _ACCESS.get(kind, "check the URL: upper and lower case differ")
     return hint.format(ssh=_ssh(shown), path=split_url(shown).path, url=shown)
 
 

@@ -13,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from configparser import ConfigParser
 from configparser import Error as ConfigError
 from contextlib import ExitStack, closing, suppress
+from io import BytesIO
 from ipaddress import ip_address
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from socket import getaddrinfo
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -24,8 +25,8 @@ from msgspec.structs import replace
 
 from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.exchange.reference import open_referred
-from dsv.exchange.remote import HTTP, kind_of, missing_package, open_place, split_url, version_of
-from dsv.exchange.sources import JOBS, FolderSource, RemoteFile, in_order
+from dsv.exchange.remote import HTTP, kind_of, missing_package, open_place, split_url
+from dsv.exchange.sources import JOBS, FolderSource, RemoteFile, in_order, remote_file
 from dsv.fs.git import GitError, GitMissingError, GitView, run_git
 from dsv.store.options import StoreOptions
 from dsv.transfer.file_reader import Problem
@@ -69,13 +70,9 @@ def commit_time(seconds: str | float) -> int:
 
 def no_revisions(url: str) -> UsageError:
     """Return the error for a URL without revisions, or for a dataset of the Hub with a DVC remote."""
-    shown = hide_in_urls(url)
-    return UsageError(
-        f"{shown} has no {'DVC remote' if url.startswith(HUB) else 'revisions'}",
-        subject=shown,
-        hint="dvc+GIT-URL, a git repository with data in DVC, has revisions and a remote; "
-        f"{HUB}OWNER/NAME has revisions",
-    )
+    shown, lacking = hide_in_urls(url), "DVC remote" if url.startswith(HUB) else "revisions"
+    hint = f"dvc+GIT-URL, git with data in DVC, has revisions and a remote; {HUB}OWNER/NAME has revisions"
+    return UsageError(f"{shown} has no {lacking}", subject=shown, hint=hint)
 
 
 class Output(NamedTuple):
@@ -118,9 +115,7 @@ class DvcRemotes(ExitStack):
         return self._sources[place]
 
     def of(self, file: RemoteFile) -> FolderSource:
-        """Return the source of one of its files."""
-        found: FolderSource = file.info["source"]
-        return found
+        return file.info["source"]  # type: ignore[no-any-return]
 
     def read_ahead(self, files: Sequence[RemoteFile]) -> None:
         for source in self._sources.values():
@@ -178,25 +173,20 @@ class Git:
 
     def read(self, objects: Iterable[str]) -> list[bytes]:
         """Raises `Unsupported` for what is too large for a file that DVC writes."""
-        wanted = list(objects)
-        given = "".join(f"{one}\n" for one in wanted).encode()
+        given = "".join(f"{one}\n" for one in objects).encode()
         rows = [row.split() for row in self._ask("cat-file", "--batch-check", given=given).splitlines()]
         if gone := next((row[0] for row in rows if len(row) < 3), None):
             raise _damaged(f"git can't read {self.shown}: it lacks the object {gone.decode()}", self.shown)
         size = sum(int(row[2]) for row in rows)
         if size > _LARGEST:
-            most = format_bytes(_LARGEST)
-            raise Unsupported(
-                f"the files of DVC in {self.shown} have {format_bytes(size)}; at most {most} are read",
-                subject=self.shown,
-            )
-        said = self._ask("cat-file", "--batch", given=given)
-        found, at = [], 0
-        for _ in wanted:
-            end = said.index(b"\n", at)
-            size = int(said[at:end].split()[2])
-            found.append(said[end + 1 : end + 1 + size])
-            at = end + size + 2
+            sizes = f"{format_bytes(size)}; at most {format_bytes(_LARGEST)} are read"
+            raise Unsupported(f"the files of DVC in {self.shown} have {sizes}", subject=self.shown)
+        said = BytesIO(self._ask("cat-file", "--batch", given=given))
+        found = []
+        for row in rows:
+            said.readline()
+            found.append(said.read(int(row[2])))
+            said.read(1)
         return found
 
     def _ask(self, *arguments: str, given: bytes = b"") -> bytes:
@@ -273,26 +263,19 @@ class DvcHistory:
             if given is not None and "/" in given:
                 return given, self._options
             known = ", ".join(sorted(remotes)) or "none"
-            raise NotFound(
-                f"{self.git.shown} has no DVC remote {name}".rstrip() + f"; it has {known}",
-                subject=self.git.shown,
-                hint="--dvc-remote NAME-OR-URL",
-            )
+            text = f"{self.git.shown} has no DVC remote {name}".rstrip() + f"; it has {known}"
+            raise NotFound(text, subject=self.git.shown, hint="--dvc-remote NAME-OR-URL")
         found = {key: value.strip("\"'") for key, value in config[remotes[name]].items()}
+        title = f"the DVC remote {name} of {self.git.shown}"
         if "true" in (found.get("version_aware", "").lower(), found.get("worktree", "").lower()):
-            raise Unsupported(
-                f"the DVC remote {name} of {self.git.shown} is one of cloud versioning, which has files by their names",
-                subject=name,
-                hint=f"dsv import {hide_in_urls(found.get('url', 'URL'))} DATASET imports what is there now",
-            )
+            text = f"{title} is one of cloud versioning, which has files by their names"
+            hint = f"dsv import {hide_in_urls(found.get('url', 'URL'))} DATASET imports what is there now"
+            raise Unsupported(text, subject=name, hint=hint)
         url = found.get("url", "")
         if not self.git.is_local and not may_name(self.git.url, url):
-            raise UsageError(
-                f"the DVC remote {name} of {self.git.shown} is {hide_in_urls(url)}, which a repository from elsewhere "
-                "may not name: it could lead to what only you can read",
-                subject=name,
-                hint="--dvc-remote URL if you trust it; for several remotes, git clone and import the clone",
-            )
+            why = "a repository from elsewhere may not name it, as it could lead to what only you can read"
+            hint = "--dvc-remote URL if you trust it; for several remotes, git clone and import the clone"
+            raise UsageError(f"{title} is {hide_in_urls(url)}, and {why}", subject=name, hint=hint)
         if "://" not in url and not url.startswith("/"):
             url = str((self.git.folder / repository / ".dvc" / url).resolve())
         mine: dict[str, Any] = {ours: found[key] for key, ours in _OPTIONS.items() if key in found}
@@ -310,9 +293,8 @@ class DvcHistory:
             for text in texts:
                 parser.read_string(text)
         except ConfigError as error:
-            raise UsageError(
-                f"the DVC configuration of {self.git.shown} can't be read: {error}", subject=self.git.shown
-            ) from None
+            text = f"the DVC configuration of {self.git.shown} can't be read: {error}"
+            raise UsageError(text, subject=self.git.shown) from None
         return parser
 
     def files(self, revision: Revision, source: DvcRemotes) -> tuple[list[RemoteFile], list[Problem]]:
@@ -351,9 +333,8 @@ class DvcHistory:
         return [(one, file) for one, file in found if file is not None]
 
     def _outputs(self, revision: str, tree: dict[str, str]) -> tuple[list[Output], list[Problem]]:
-        names = [
-            one for one in tree if one.endswith(".dvc") or posixpath.basename(one) in ("dvc.lock", "dvc.yaml")
-        ]
+        pipelines = ("dvc.lock", "dvc.yaml")
+        names = [one for one in tree if one.endswith(".dvc") or posixpath.basename(one) in pipelines]
         texts = dict(zip(names, self.git.read(tree[one] for one in names), strict=True))
         found: list[Output] = []
         skipped: list[Problem] = []
@@ -362,7 +343,8 @@ class DvcHistory:
                 continue
             for folder, out in self._named_by(name, texts, revision):
                 path, md5 = posixpath.normpath(posixpath.join(folder, out["path"])), out["md5"]
-                within = next((one for one in _above(name) if posixpath.join(one, ".dvc/config") in tree), "")
+                above = map(str, PurePosixPath(name).parents)
+                within = next((one for one in above if f"{one}/.dvc/config" in tree), "")
                 own = str(out.get("remote") or "")
                 one = Output(path, md5, out.get("hash") != "md5", out.get("isexec") is True, own, within)
                 if path in tree or out.get("cache") is False:
@@ -401,9 +383,8 @@ class DvcHistory:
             by = made.get(stage) or made.get(stage.partition("@")[0]) or {}
             at = str((by.get("do") or by).get("wdir") or said.get("wdir") or ".")
             if "${" in at:
-                raise Unsupported(
-                    f"stage {stage} of {stages_of} has a wdir with a variable: {at}", subject=name
-                )
+                text = f"stage {stage} of {stages_of} has a wdir with a variable: {at}"
+                raise Unsupported(text, subject=name)
             listed = [one for kind in ("outs", "metrics", "plots") for one in by.get(kind) or []]
             more = {path: each for one in listed if isinstance(one, dict) for path, each in one.items()}
             for out in said.get("outs") or []:
@@ -420,11 +401,9 @@ class DvcHistory:
                 depth -= isinstance(event, self._yaml.CollectionEndEvent)
                 if isinstance(event, self._yaml.AliasEvent) or depth > _DEEPEST:
                     what = "an alias of YAML" if depth <= _DEEPEST else f"more than {_DEEPEST} nested values"
-                    raise Unsupported(
-                        f"{name} of git commit {revision} has {what}, which may stand for far more than it has",
-                        subject=name,
-                        hint="write the values out, or import a revision that has none",
-                    )
+                    what += ", which may stand for far more than it has"
+                    hint = "write the values out, or import a revision that has none"
+                    raise Unsupported(f"{name} of git commit {revision} has {what}", subject=name, hint=hint)
             found = self._yaml.load(text, Loader=loader)
         except (self._yaml.YAMLError, ValueError, RecursionError) as error:
             said = str(error).splitlines()[0]
@@ -455,29 +434,25 @@ class DvcHistory:
         info = self._objects[source].get(one.name)
         if not info:
             return None
-        size = info.get("size")
         kind = "md5-dos2unix" if one.before_3 and not one.md5.endswith(".dir") else "md5"
-        return RemoteFile(
-            one.raw, info["key"], None if size is None else int(size), version_of(info),
-            info={**info, "source": source}, digest=f"{kind}:{one.md5.removesuffix('.dir')}", executable=one.executable,
-        )  # fmt: skip
+        digest, info = f"{kind}:{one.md5.removesuffix('.dir')}", {**info, "source": source}
+        return remote_file(one.raw, info["key"], info, digest=digest, executable=one.executable)
 
     def _folder(self, source: FolderSource, file: RemoteFile) -> list[_InFolder]:
         found = self._folders.get(file.digest)
         if found is None:
+            shown = hide_in_urls(file.key)
             text, read, buffer = bytearray(), source.reader(file), memoryview(bytearray(1 << 20))
             while count := read(buffer):
                 text += buffer[:count]
                 if len(text) > _MOST_IN_FOLDER:
-                    raise _damaged(f"{hide_in_urls(file.key)} is too large for a folder of DVC", file.key)
+                    raise _damaged(f"{shown} is too large for a folder of DVC", file.key)
             try:
                 found = _FOLDER.decode(text)
             except (msgspec.DecodeError, RecursionError) as error:
-                raise _damaged(
-                    f"{hide_in_urls(file.key)} is not a folder of DVC: {error}", file.key
-                ) from None
+                raise _damaged(f"{shown} is not a folder of DVC: {error}", file.key) from None
             if any(_MD5.fullmatch(one.md5) is None for one in found):
-                raise _damaged(f"{hide_in_urls(file.key)} has what is not an MD5", file.key)
+                raise _damaged(f"{shown} has what is not an MD5", file.key)
             self._folders[file.digest] = found
         return found
 
@@ -487,12 +462,8 @@ def may_name(git: str, url: str) -> bool:
     by itself, and only its own server or one on the internet. Others may be there for this machine alone."""
     came = split_url(git if "://" in git else "ssh://" + git.replace(":", "/", 1))
     there = split_url(url)
-    if (
-        Path(git).exists()
-        or kind_of(url) != kind_of(f"{came.scheme}://")
-        or "::" in url
-        or not there.hostname
-    ):
+    same_kind = kind_of(url) == kind_of(f"{came.scheme}://")
+    if Path(git).exists() or not same_kind or "::" in url or not there.hostname:
         return False
     try:
         ports = [one.port or _PORTS.get(one.scheme) for one in (came, there)]
@@ -504,14 +475,6 @@ def may_name(git: str, url: str) -> bool:
     return all((getattr(one, "ipv4_mapped", None) or one).is_global for one in found)
 
 
-def _above(path: str) -> Iterator[str]:
-    """Yield the folders above a path, from the nearest to the empty one."""
-    while path:
-        path = posixpath.dirname(path)
-        yield path
-
-
 def _damaged(message: str, subject: str) -> IntegrityError:
-    return IntegrityError(
-        message, subject=subject, hint="put the right one back, and run the same command again"
-    )
+    hint = "put the right one back, and run the same command again"
+    return IntegrityError(message, subject=subject, hint=hint)

@@ -82,6 +82,12 @@ class RemoteFile:
         return self.digest or self.key
 
 
+def remote_file(path: bytes, key: str, info: dict[str, Any], **more: Any) -> RemoteFile:
+    """Return a file by what fsspec says of it. more: fields."""
+    size = info.get("size")
+    return RemoteFile(path, key, None if size is None else int(size), version_of(info), info=info, **more)
+
+
 def in_order(files: list[RemoteFile]) -> list[RemoteFile]:
     """Return the files in tree order. Raises `Unsupported` if two with different contents have one path."""
     files.sort(key=lambda file: sort_key(file.path))
@@ -93,11 +99,8 @@ def in_order(files: list[RemoteFile]) -> list[RemoteFile]:
 
 def same_name(one: str, other: str, path: bytes) -> Unsupported:
     one, other = hide_in_urls(one), hide_in_urls(other)
-    return Unsupported(
-        f"{one!r} and {other!r} would both be {show(path)}, and one would be lost",
-        subject=other,
-        hint="rename one of them there, or import them to two paths",
-    )
+    text = f"{one!r} and {other!r} would both be {show(path)}, and one would be lost"
+    return Unsupported(text, subject=other, hint="rename one of them there, or import them to two paths")
 
 
 class _Digest:
@@ -128,12 +131,10 @@ class _Digest:
             self._lines.update(self._piece.replace(b"\r\n", b"\n"))
             found.append(self._lines.hexdigest())
         if self._expected not in found:
-            url = hide_in_urls(self._file.key)
-            raise IntegrityError(
-                f"{show(self._file.path)} is damaged: {url} does not have the hash {self._file.digest}",
-                subject=show(self._file.path),
-                hint=f"put the right file back at {url}, and run the same command again",
-            )
+            path, url = show(self._file.path), hide_in_urls(self._file.key)
+            text = f"{path} is damaged: {url} does not have the hash {self._file.digest}"
+            hint = f"put the right file back at {url}, and run the same command again"
+            raise IntegrityError(text, subject=path, hint=hint)
 
 
 class FolderSource(ExitStack):
@@ -148,7 +149,6 @@ class FolderSource(ExitStack):
         self._jobs = 1 if place.by_ssh else JOBS
         self._upcoming: deque[RemoteFile] = deque()
         self._begun: deque[tuple[RemoteFile, Future[bytes]]] = deque()
-        self._bytes = 0
         self._together: list[RemoteFile] = []
         self._pool = ThreadPoolExecutor(self._jobs, "dsv-import")
         self.callback(self._pool.shutdown, wait=True, cancel_futures=True)
@@ -179,18 +179,13 @@ class FolderSource(ExitStack):
                 continue
             if info.get("islink") or info.get("type") == "link":
                 info = self.place.info(key)
-            size = info.get("size")
-            files.append(
-                RemoteFile(path, key, None if size is None else int(size), version_of(info), info=info)
-            )
+            files.append(remote_file(path, key, info))
         if len(files) == 1 and files[0].key == self.root and self.root.endswith(".zip"):
-            self.say(
-                f"{self.place.shown} is stored as it is; its files: dsv import zip://::{self.place.shown}"
-            )
+            shown = self.place.shown
+            self.say(f"{shown} is stored as it is; its files: dsv import zip://::{shown}")
         for folder, count in kept_out.items():
-            skipped.append(
-                Problem(folder, f"it is a folder of git or dsv, with {format_count(count, 'file')} in it")
-            )
+            reason = f"it is a folder of git or dsv, with {format_count(count, 'file')} in it"
+            skipped.append(Problem(folder, reason))
         by_path = {file.path: file for file in files}
         pairs = ((path, path + end) for path in by_path for end in JOURNALS if path + end in by_path)
         self._together = [by_path[path] for pair in pairs for path in pair]
@@ -261,11 +256,9 @@ class FolderSource(ExitStack):
         info = self.place.info(self.root)
         url = self.place.shown.rpartition("::")[2]
         if not urlsplit(url).path.rpartition("/")[2] or urlsplit(str(info.get("url", ""))).path.endswith("/"):
-            raise Unsupported(
-                f"{self.place.shown} is a folder of a web server, and HTTP does not list files",
-                subject=self.place.shown,
-                hint=f"import one file or a tar of it, or wget -r -np {url} and dsv put",
-            )
+            text = f"{self.place.shown} is a folder of a web server, and HTTP does not list files"
+            hint = f"import one file or a tar of it, or wget -r -np {url} and dsv put"
+            raise Unsupported(text, subject=self.place.shown, hint=hint)
         refuse_page(self.place, info)
         return info
 
@@ -291,13 +284,13 @@ class FolderSource(ExitStack):
         return f"it is a symlink to {'a folder' if to == 'directory' else 'something that is not a file'}"
 
     def _open(self, file: RemoteFile) -> ReadInto:
-        while self._upcoming and len(self._begun) < 4 * self._jobs and self._bytes < AHEAD_BYTES:
+        size = sum(one.size or 0 for one, _ in self._begun)
+        while self._upcoming and len(self._begun) < 4 * self._jobs and size < AHEAD_BYTES:
             upcoming = self._upcoming.popleft()
             self._begun.append((upcoming, self._pool.submit(self.read, upcoming)))
-            self._bytes += upcoming.size or 0
+            size += upcoming.size or 0
         while self._begun and sort_key(self._begun[0][0].path) <= sort_key(file.path):
             begun, future = self._begun.popleft()
-            self._bytes -= begun.size or 0
             if begun is file:
                 return BytesIO(future.result()).readinto
         return self.open(file)
@@ -306,8 +299,6 @@ class FolderSource(ExitStack):
 def refuse_page(place: Place, info: dict[str, Any]) -> None:
     """Raise `Unsupported` if a web server has a page for a file of another kind, as if to log in."""
     if info.get("mimetype") == "text/html" and path_in(place.shown).lower().endswith(_DATA):
-        raise Unsupported(
-            f"what is at {place.shown} is a web page, perhaps one to log in",
-            subject=place.shown,
-            hint=f"open it in a browser; if it is the file: curl -L {place.shown} | dsv put - DATASET:PATH",
-        )
+        text = f"what is at {place.shown} is a web page, perhaps one to log in"
+        hint = f"open it in a browser; if it is the file: curl -L {place.shown} | dsv put - DATASET:PATH"
+        raise Unsupported(text, subject=place.shown, hint=hint)

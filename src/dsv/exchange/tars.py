@@ -69,11 +69,8 @@ class TarSource(FolderSource):
             while packed is not None and self._unpacked.read(PIECE):
                 pass  # to the checksum, which is at the end
         if all(member.isdir() for member in self._members.values()) and not skipped:
-            raise NotFound(
-                f"{self.place.shown} is a tar without a file",
-                subject=self.place.shown,
-                hint="tar -tvf lists what is in a tar",
-            )
+            text, hint = f"{self.place.shown} is a tar without a file", "tar -tvf lists what is in a tar"
+            raise NotFound(text, subject=self.place.shown, hint=hint)
         files, unfit = self._sorted_out()
         return in_order(files), skipped + unfit
 
@@ -127,11 +124,11 @@ class TarSource(FolderSource):
             found, reason = self._content_of(name), _NO_FILE
             if found is not None and found.issparse():
                 size, data = found.size, sum(size for _, size in found.sparse or ())  # type: ignore[misc,has-type]
-                holes += size - data
-                if data > size or _is_absurd(holes, self._raw.tell()):
-                    holes -= size - data
+                if data > size or _is_absurd(holes + size - data, self._raw.tell()):
                     found = None
                     reason = f"it is a sparse file of {format_bytes(size)} with {format_bytes(data)} of data"
+                else:
+                    holes += size - data
             if found is None:
                 skipped.append(Problem(path, reason))
                 continue
@@ -164,11 +161,9 @@ class TarSource(FolderSource):
         except (
             tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError, RecursionError
         ) as error:  # fmt: skip
-            raise IntegrityError(
-                f"{self.place.shown} is not a whole tar: {error}",
-                subject=self.place.shown,
-                hint="compare its size and its checksum with the original, and copy it again",
-            ) from error
+            text = f"{self.place.shown} is not a whole tar: {error}"
+            hint = "compare its size and its checksum with the original, and copy it again"
+            raise IntegrityError(text, subject=self.place.shown, hint=hint) from error
 
 
 class _Unpacking:
@@ -195,11 +190,9 @@ class _Unpacking:
         self._position += len(data)
         grown = self._position + _MEMBER * self.members
         if self._file is not self._raw and _is_absurd(grown, self._raw.tell()):
-            raise Unsupported(
-                f"{self._shown} unpacks to more than {UNPACKED_TIMES:,} times its size",
-                subject=self._shown,
-                hint="if this is intended, unpack it with tar, and dsv put the folder",
-            )
+            text = f"{self._shown} unpacks to more than {UNPACKED_TIMES:,} times its size"
+            hint = "if this is intended, unpack it with tar, and dsv put the folder"
+            raise Unsupported(text, subject=self._shown, hint=hint)
         return data  # type: ignore[no-any-return]
 
     def seek(self, position: int, whence: int = 0, /) -> int:

@@ -119,8 +119,6 @@ def _link(own: Path, view: Path, objects: str) -> None:
         if name not in _LEFT_OUT:
             (view / name).symlink_to(one.absolute())
     (view / "HEAD").write_bytes((own / "HEAD").read_bytes())
-    extensions = (
-        "\tobjectFormat = sha256\n" if objects == "sha256" else ""
-    )  # old ones don't know the question
+    extensions = "\tobjectFormat = sha256\n" if objects == "sha256" else ""  # old gits repeat the question
     extensions += "\trefStorage = reftable\n" if "reftable" in shared else ""
     (view / "config").write_text(f"[core]\n\trepositoryFormatVersion = 1\n[extensions]\n{extensions}")

@@ -18,7 +18,7 @@ from dsv.exchange.hub import HubHistory, at_web
 from dsv.exchange.journal import Journal
 from dsv.exchange.reference import ReferredSource, open_referred
 from dsv.exchange.remote import absent, open_place
-from dsv.exchange.revisions import DVC, HUB, DvcHistory, DvcRemotes, Revision, no_revisions
+from dsv.exchange.revisions import DVC, HUB, DvcHistory, Revision, no_revisions
 from dsv.exchange.sources import FolderSource, RemoteFile
 from dsv.exchange.tars import open_source
 from dsv.format.locator import ObjectKind
@@ -76,7 +76,7 @@ class Revisions:
         return bool(self.names) or self.every
 
 
-Remote = FolderSource | DvcRemotes
+Remote = FolderSource | DvcHistory
 
 
 class _Step(NamedTuple):
@@ -110,7 +110,7 @@ def import_url(
     with ExitStack() as stack:
         place = _history(url, reach, chosen, reference=reference)
         if place is not None:
-            stack.callback(place.close)
+            stack.enter_context(place)
             noted = place.url
             revisions = place.revisions(chosen.names, every=chosen.every)
             if not revisions:
@@ -290,7 +290,7 @@ class _Importing:
                 unknown.append(file)
             self.known += stored is not None
             size = file.size or 0 if stored is None else stored.size
-            place = remote.of(file) if isinstance(remote, DvcRemotes) else remote
+            place = remote.of(file) if isinstance(remote, DvcHistory) else remote
             source = Source(
                 Kind.EXECUTABLE if file.executable else Kind.FILE,
                 size,

@@ -96,13 +96,7 @@ class Selection:
     add it to `damaged`. strict: raise `Conflict` if files of it were erased."""
 
     def __init__(
-        self,
-        objects: Objects,
-        commit: CommitId,
-        target: Target,
-        *,
-        skip_damaged: bool = False,
-        strict: bool = False,
+        self, objects: Objects, commit: CommitId, target: Target, *, skip_damaged: bool, strict: bool
     ) -> None:
         self.commit = commit
         self.tree = TreeReader(objects, commit)

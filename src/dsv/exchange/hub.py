@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from urllib.parse import quote, unquote
 
 from dsv.errors import UsageError
@@ -14,7 +15,7 @@ from dsv.store.options import StoreOptions
 from dsv.transfer.file_reader import Problem
 
 
-class HubHistory:
+class HubHistory(ExitStack):
     """The revisions of a dataset of the Hub, like `DvcHistory`. Each file of a revision has its own URL,
     whose content never changes."""
 
@@ -24,15 +25,13 @@ class HubHistory:
             from huggingface_hub.hf_api import RepoFile
         except ImportError as error:
             raise missing_package(url, error) from None
+        super().__init__()
         self._repository, self._named = _split(url)
         if self._repository.count("/") != 1:
             text = f"{url} is not a whole dataset of the Hub, which has revisions"
             raise UsageError(text, subject=url, hint=f"{HUB}OWNER/NAME[@REVISION]")
         self.url = f"{HUB}{self._repository}"
         self._api, self._file, self._options = HfApi(), RepoFile, options
-
-    def close(self) -> None:
-        """Do nothing."""
 
     def revisions(self, names: Sequence[str], *, every: bool) -> list[Revision]:
         shown = f"{self.url}@{self._named}"

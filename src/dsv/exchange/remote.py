@@ -236,9 +236,8 @@ def storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
         return {"client_kwargs": {"auto_decompress": False}}
     if protocol not in S3:
         return {}
-    client = {"endpoint_url": options.endpoint or options.s3_endpoint, "region_name": options.region}
-    if options.ca_file:
-        client["verify"] = options.ca_file
+    endpoint = options.endpoint or options.s3_endpoint
+    client = {"endpoint_url": endpoint, "region_name": options.region, "verify": options.ca_file}
     found: dict[str, Any] = {"client_kwargs": {name: value for name, value in client.items() if value}}
     if options.anonymous:
         return {**found, "anon": True}
@@ -374,7 +373,7 @@ def absent(shown: str, lacking: str = "nothing") -> NotFound:
 def _unreachable(error: Exception, shown: str) -> tuple[str, str | None]:
     """Return the reason why a server can't be reached, and the hint for it."""
     text = _line(error) or type(error).__name__
-    chain = list(_chain(error))
+    chain = _chain(error)
     numbers = [errno.errorcode.get(getattr(one, "errno", None) or 0) for one in chain]
     words = f"{[type(one).__name__ for one in chain]} {numbers} {text}"
     reason, hint = next((both for word, both in _UNREACHABLE.items() if word in words), ("{text}", None))
@@ -382,17 +381,14 @@ def _unreachable(error: Exception, shown: str) -> tuple[str, str | None]:
     return reason.format(text=text), hint and hint.format(place=place, ssh=_ssh(shown))
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _chain(error: BaseException) -> list[BaseException]:
     found: list[BaseException] = [error]
-    at = 0
-    while at < len(found):
-        one = found[at]
+    for one in found:  # which grows
         below = [getattr(one, "os_error", None), one.__cause__, one.__context__]
         several = getattr(one, "errors", None)  # paramiko's, for each address of the host
         below += several.values() if isinstance(several, dict) else []
         found += [each for each in below if isinstance(each, BaseException) and each not in found]
-        at += 1
-    yield from found
+    return found
 
 
 def _status(error: Exception) -> int | None:

@@ -99,32 +99,6 @@ class Output(NamedTuple):
         return ("" if self.before_3 else "files/md5/") + f"{self.md5[:2]}/{self.md5[2:]}"
 
 
-class DvcRemotes(ExitStack):
-    """The remotes that have the outputs of a repository, as one source. Each is opened when it is needed."""
-
-    def __init__(self, open_one: Callable[[str, StoreOptions], FolderSource]) -> None:
-        super().__init__()
-        self._open = open_one
-        self._sources: dict[tuple[str, StoreOptions], FolderSource] = {}
-        self.say: Callable[[str], None] = NoProgress().note
-
-    def at(self, place: tuple[str, StoreOptions]) -> FolderSource:
-        if place not in self._sources:
-            self._sources[place] = self.enter_context(self._open(*place))
-            self._sources[place].say = self.say
-        return self._sources[place]
-
-    def of(self, file: RemoteFile) -> FolderSource:
-        return file.info["source"]  # type: ignore[no-any-return]
-
-    def read_ahead(self, files: Sequence[RemoteFile]) -> None:
-        for source in self._sources.values():
-            source.read_ahead([file for file in files if self.of(file) is source])
-
-    def check(self) -> None:
-        """Do nothing: each file is checked when it is read."""
-
-
 class _InFolder(msgspec.Struct):
     md5: str
     relpath: str
@@ -209,9 +183,9 @@ class Git:
         return Unreachable(message, subject=self.shown, hint=hint)
 
 
-class DvcHistory:
-    """The revisions of a git repository, and their files in a DVC remote. `url` is the repository's, without
-    a revision and secrets. `close` it at the end."""
+class DvcHistory(ExitStack):
+    """The revisions of a git repository, and their files in DVC remotes, each of which is opened when it is
+    needed. `url` is the repository's, without a revision and secrets. `close` it at the end."""
 
     def __init__(self, url: str, options: StoreOptions, remote: str | None) -> None:
         """url: `dvc+URL` or `dvc+URL@REV`. remote: a name in the configuration, or a URL."""
@@ -219,18 +193,21 @@ class DvcHistory:
             import yaml
         except ImportError as error:
             raise missing_package(url, error) from None
+        super().__init__()
         self._yaml = yaml
         place, self._named = url.removeprefix(DVC), "HEAD"
         start, at, end = place.rpartition("@")
         if at and "/" not in end and ("/" in start or Path(start).is_dir()) and not Path(place).is_dir():
             place, self._named = start, end
         self.git = Git(place)
+        self.callback(self.git.close)
+        self.say: Callable[[str], None] = NoProgress().note
         self.url = DVC + (str(self.git.folder) if self.git.is_local else self.git.shown)
         self._options, self._remote = options, remote
         self._objects: dict[FolderSource, dict[str, dict[str, Any]]] = {}
         self._places: dict[tuple[str, str], tuple[str, StoreOptions]] = {}
+        self._sources: dict[tuple[str, StoreOptions], FolderSource] = {}
         self._folders: dict[str, list[_InFolder]] = {}
-        self.close = self.git.close
 
     def revisions(self, names: Sequence[str], *, every: bool) -> list[Revision]:
         """Return the named revisions, also by ranges `A..B`, or with `every` all up to the one in the URL,
@@ -246,12 +223,30 @@ class DvcHistory:
                 found += self.git.log("--no-walk", "--end-of-options", name, "--")
         return found
 
-    def source(self, revision: Revision, *, reference: bool) -> DvcRemotes:
+    def source(self, revision: Revision, *, reference: bool) -> DvcHistory:
         """Return the remotes, as the configuration of this revision names them, for those before it too."""
-        self._last = self.git.tree(revision.id)
-        if not reference:
-            return DvcRemotes(lambda url, options: FolderSource(open_place(url, options)))
-        return DvcRemotes(open_referred)
+        self._last, self._refers = self.git.tree(revision.id), reference
+        return self
+
+    def of(self, file: RemoteFile) -> FolderSource:
+        return file.info["source"]  # type: ignore[no-any-return]
+
+    def read_ahead(self, files: Sequence[RemoteFile]) -> None:
+        for source in self._sources.values():
+            source.read_ahead([file for file in files if self.of(file) is source])
+
+    def check(self) -> None:
+        """Do nothing: each file is checked when it is read."""
+
+    def _open(self, repository: str, named: str, tree: dict[str, str]) -> FolderSource:
+        if (repository, named) not in self._places:
+            self._places[repository, named] = self._find_place(repository, named, tree)
+        place = self._places[repository, named]
+        if place not in self._sources:
+            source = open_referred(*place) if self._refers else FolderSource(open_place(*place))
+            self._sources[place] = self.enter_context(source)
+            source.say = self.say
+        return self._sources[place]
 
     def _find_place(self, repository: str, named: str, tree: dict[str, str]) -> tuple[str, StoreOptions]:
         """Return the URL of a remote, and the options to reach it. named: empty for the default one."""
@@ -297,22 +292,22 @@ class DvcHistory:
             raise UsageError(text, subject=self.git.shown) from None
         return parser
 
-    def files(self, revision: Revision, source: DvcRemotes) -> tuple[list[RemoteFile], list[Problem]]:
+    def files(self, revision: Revision, _: DvcHistory) -> tuple[list[RemoteFile], list[Problem]]:
         """Return the files of a revision, in tree order, and what can't be read."""
         tree = self.git.tree(revision.id)
         outputs, skipped = self._outputs(revision.id, tree)
         wanted = [one for one in outputs if not one.md5.endswith(".dir")]
         folders = [one for one in outputs if one.md5.endswith(".dir")]
-        for one, file in self._present(source, folders, skipped, tree):
+        for one, file in self._present(folders, skipped, tree):
             wanted += [
                 one._replace(path=f"{one.path}/{each.relpath}", md5=each.md5, executable=False)
-                for each in self._folder(source.of(file), file)
+                for each in self._folder(file)
             ]
-        files = [file for _, file in self._present(source, wanted, skipped, tree)]
+        files = [file for _, file in self._present(wanted, skipped, tree)]
         return in_order(files), skipped
 
     def _present(
-        self, source: DvcRemotes, outputs: list[Output], skipped: list[Problem], tree: dict[str, str]
+        self, outputs: list[Output], skipped: list[Problem], tree: dict[str, str]
     ) -> list[tuple[Output, RemoteFile]]:
         """Return the outputs that their remotes have, and add the others to `skipped`."""
         found = []
@@ -320,9 +315,7 @@ class DvcHistory:
         for one in outputs:
             of_remotes.setdefault((one.repository, one.remote), []).append(one)
         for key, several in of_remotes.items():
-            if key not in self._places:
-                self._places[key] = self._find_place(*key, tree)
-            remote = source.at(self._places[key])
+            remote = self._open(*key, tree)
             self._look_up(remote, several)
             found += [(one, self._file(remote, one)) for one in several]
         skipped += [
@@ -438,11 +431,11 @@ class DvcHistory:
         digest, info = f"{kind}:{one.md5.removesuffix('.dir')}", {**info, "source": source}
         return remote_file(one.raw, info["key"], info, digest=digest, executable=one.executable)
 
-    def _folder(self, source: FolderSource, file: RemoteFile) -> list[_InFolder]:
+    def _folder(self, file: RemoteFile) -> list[_InFolder]:
         found = self._folders.get(file.digest)
         if found is None:
             shown = hide_in_urls(file.key)
-            text, read, buffer = bytearray(), source.reader(file), memoryview(bytearray(1 << 20))
+            text, read, buffer = bytearray(), self.of(file).reader(file), memoryview(bytearray(1 << 20))
             while count := read(buffer):
                 text += buffer[:count]
                 if len(text) > _MOST_IN_FOLDER:

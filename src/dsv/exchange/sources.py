@@ -145,7 +145,7 @@ class FolderSource(ExitStack):
         self.place = place
         self.say: Callable[[str], None] = NoProgress().note
         """Takes a line for people."""
-        self.fs, self.root = place.fs, place.root
+        self.root = place.root
         self._jobs = 1 if place.by_ssh else JOBS
         self._upcoming: deque[RemoteFile] = deque()
         self._begun: deque[tuple[RemoteFile, Future[bytes]]] = deque()
@@ -240,7 +240,7 @@ class FolderSource(ExitStack):
         """Return all of a small file; one byte more if it is longer than it was listed."""
         with converting(self.place.shown, "read"):
             if self.place.protocol in _WHOLE:
-                return self.fs.cat_file(file.key)  # type: ignore[no-any-return]
+                return self.place.fs.cat_file(file.key)  # type: ignore[no-any-return]
             with open_unpacked(self.place, file.key, file.info, self.say) as opened:
                 data: bytes = opened.read((file.size or 0) + 1)
         if self.place.protocol not in (*S3, *HTTP):
@@ -266,7 +266,7 @@ class FolderSource(ExitStack):
         """Return why a path can't be read as a file: opening a named pipe would wait for its writer."""
         if self.place.by_ssh and info.get("type") == "file" and not info.get("size"):
             with self.place.at_work("read"):  # fsspec calls anything a file that is not a folder or a link
-                mode = self.fs.ftp.lstat(key).st_mode
+                mode = self.place.fs.ftp.lstat(key).st_mode
             return None if mode is None or stat.S_ISREG(mode) else what_it_is(mode)
         if info.get("type") not in ("other", "link"):
             return None
@@ -275,7 +275,7 @@ class FolderSource(ExitStack):
         to = ""
         with self.place.at_work("read"):
             try:
-                to = self.fs.info(key)["type"]
+                to = self.place.fs.info(key)["type"]
             except OSError as error:  # no other error says that nothing is there
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                     raise

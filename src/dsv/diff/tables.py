@@ -32,19 +32,21 @@ _FORMATS = {
     b"csv": "csv", b"tsv": "tsv", b"parquet": "parquet", b"pq": "parquet",
     b"arrow": "arrow", b"ipc": "arrow", b"feather": "arrow",
 }  # fmt: skip
+_TEXTS = ("STRING", "NONE", "JSON", "BSON", "ENUM")
+"""Logical types of Parquet whose values are read as dictionaries."""
 Cells = dict[str, object]
 """Names of columns, each with a value for JSON."""
 
 
 class RowChange(msgspec.Struct, frozen=True):
+    """A row that was removed is `before`, one that was added is `after`."""
+
     change: str
     """`added`, `removed` or `changed`."""
     key: Cells
     """The cells that identify the row."""
     before: Cells | None = None
-    """The row that was removed."""
     after: Cells | None = None
-    """The row that was added."""
     cells: dict[str, tuple[object, object]] | None = None
     """Old and new value of each changed cell."""
 
@@ -62,11 +64,6 @@ class TableDiff(msgspec.Struct):
     """At most `MOST_ROWS` of the rows that differ."""
 
 
-def is_table(path: bytes) -> bool:
-    """Return whether the name is that of a table that can be compared."""
-    return table_format(path) is not None
-
-
 def table_format(path: bytes) -> str | None:
     """Return `csv`, `tsv`, `parquet` or `arrow`, by the name's extension; None for another."""
     stem, _, extension = path.rpartition(b"/")[2].lower().rpartition(b".")
@@ -80,7 +77,7 @@ def require_pyarrow(reason: str = "tables are read by pyarrow") -> None:
 
 
 def diff_tables(path: bytes, before: bytes | None, after: bytes | None, key: Sequence[str] = ()) -> TableDiff:
-    """Compare two versions of a file that `is_table` accepts. The key columns identify rows.
+    """Compare two versions of a file that has a `table_format`. The key columns identify rows.
 
     Without a key, equal rows are the same row, whatever their order, and none is changed. Columns of only one
     side are named and not compared. Raises `UsageError` for a key that a side does not have or that two rows
@@ -91,7 +88,7 @@ def diff_tables(path: bytes, before: bytes | None, after: bytes | None, key: Seq
     common = [name for name in types if name in now]
     retyped = {name: (types[name], now[name]) for name in common if types[name] != now[name]}
     as_written = {name for name, kinds in retyped.items() if set(kinds) != {"int64", "double"}}
-    old.as_written, new.as_written = as_written, as_written
+    old.as_written = new.as_written = as_written
     made = TableDiff(
         {name: kind for name, kind in now.items() if name not in types},
         {name: kind for name, kind in types.items() if name not in now},
@@ -274,10 +271,8 @@ def shown(cell: Any) -> Any:
 
 
 def _in_microseconds(cell: Any) -> Any:
-    """Return a cell with nanoseconds in microseconds: if pandas is installed, pyarrow returns values of
-    pandas, and cuts off the nanoseconds of a time. Raises `pyarrow.ArrowInvalid` if some would be lost, or
-    are nested in the cell.
-    """
+    """Return a cell with nanoseconds in microseconds: if pandas is installed, pyarrow returns values of pandas,
+    and cuts off the nanoseconds of a time. Raises `pyarrow.ArrowInvalid` if some would be lost, or are nested."""
     import pyarrow
 
     kind = str(cell.type)
@@ -357,9 +352,6 @@ def parquet_forms(data: bytes) -> dict[str, str]:
         said = [leaf.physical_type, leaf.converted_type if kind == "None" else kind, *more, levels]
         found[leaf.path] = " ".join(each for each in said if each != "NONE")
     return found
-
-
-_TEXTS = ("STRING", "NONE", "JSON", "BSON", "ENUM")
 
 
 def _gathered(pieces: Iterable[Any], empty: Callable[[], Any]) -> Any:

@@ -19,7 +19,7 @@ from dsv.cli.output import printable, to_item
 from dsv.cli.terminal import Ink, Style
 from dsv.diff.lines import decode_text, diff_lines, split_lines
 from dsv.diff.paths import Difference, Summary
-from dsv.diff.tables import LARGEST, TableDiff, diff_tables, is_table, require_pyarrow
+from dsv.diff.tables import LARGEST, TableDiff, diff_tables, require_pyarrow, table_format
 from dsv.errors import DsvError, Unsupported, UsageError
 from dsv.values.names import Target
 
@@ -254,7 +254,7 @@ def _fits(one: Difference, shown: _Shown) -> bool:
         return False
     if shown.text:
         return one.what.value in ("added", "removed") or one.content_changed
-    return shown.table and is_table(one.path) and one.content_changed
+    return shown.table and table_format(one.path) is not None and one.content_changed
 
 
 def _lines(before: bytes, after: bytes) -> list[str] | None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from functools import partial
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from dsv.api.context import Context
 from dsv.api.edits import Edited, EditRequest, PutSources, branch_to_edit, edit_in
@@ -76,9 +76,6 @@ class Revisions:
         return bool(self.names) or self.every
 
 
-Remote = FolderSource | DvcHistory
-
-
 class _Step(NamedTuple):
     request: EditRequest
     mirror: bool
@@ -115,9 +112,8 @@ def import_url(
             revisions = place.revisions(chosen.names, every=chosen.every)
             if not revisions:
                 raise absent(place.url, "no revision with data")
-            opened: Any = place.source(revisions[-1], reference=reference)
-            source: Remote = opened
-            steps = [_Step(request, mirror, partial(place.files, one, opened), one.id) for one in revisions]
+            source: FolderSource | DvcHistory = place.source(revisions[-1], reference=reference)
+            steps = [_Step(request, mirror, partial(place.files, one), one.id) for one in revisions]
         else:
             source = open_referred(url, reach) if reference else open_source(url, reach)
             steps = [_Step(request, mirror, source.files)]
@@ -169,9 +165,8 @@ def _new_steps(
     revisions: Sequence[Revision],
     steps: Sequence[_Step],
 ) -> tuple[Edited, list[_Step]]:
-    """Return the unchanged branch, and the steps for revisions not imported before: the last line of a
-    commit's message names its revision.
-    """
+    """Return the unchanged branch, and the steps for revisions not imported before: the last line of a commit's
+    message names its revision."""
     request = steps[0].request
     dataset, branch, head = branch_to_edit(context, repository, target, create=request.create)
     path = clean_path(target.path).decode("utf-8", "replace")
@@ -205,12 +200,10 @@ def _new_steps(
 
 
 def materialize(context: Context, url: str, target: Target, *, dry_run: bool = False) -> Imported:
-    """Store the files at and below the target's path that refer to the URL or below it; all ids stay the
-    same.
-
-    Raises like `edits.edit`, and, after storing the others, `IntegrityError` if a file has changed.
-    """
-    prefix = _prefix(context, url)
+    """Store the files at and below the target's path that refer to the URL or below it; all ids stay the same.
+    Raises like `edits.edit`, and, after storing the others, `IntegrityError` if a file has changed."""
+    whole = url if "://" in url else f"file://{(context.cwd / url).absolute()}"
+    prefix = at_web(url) if url.startswith(HUB) else whole.rstrip("/")
     with context.store() as store:
         repository = context.open_repository(store, Target(target.dataset, target.rev))
         dataset, branch, head = branch_to_edit(context, repository, target, create=False)
@@ -218,11 +211,9 @@ def materialize(context: Context, url: str, target: Target, *, dry_run: bool = F
             raise NotFound(f"{dataset}@{branch} has no commit yet", subject=f"{dataset}@{branch}")
         tree = TreeReader(repository.objects, head.commit)
         found = list(_referred(tree, clean_path(target.path), prefix))
-        done = Imported(
-            Edited(
-                dataset, branch, head.commit, head.commit, (), tree.commit.files, tree.commit.bytes, any_change=False
-            ), len(found), 0, 0, 0,
-        )  # fmt: skip
+        now, size = head.commit, tree.commit.bytes
+        unchanged = Edited(dataset, branch, now, now, (), tree.commit.files, size, any_change=False)
+        done = Imported(unchanged, len(found), 0, 0, 0)
         if dry_run or not found:
             return done
         with Session.open(repository, context.writer) as session, Uploader(session) as uploader:
@@ -251,14 +242,6 @@ def materialize(context: Context, url: str, target: Target, *, dry_run: bool = F
         return with_fields(done, edited=edited, read=len(found), read_bytes=read)
 
 
-def _prefix(context: Context, url: str) -> str:
-    """Return the prefix of the URLs of references, without a trailing slash."""
-    if url.startswith(HUB):
-        return at_web(url)
-    whole = url if "://" in url else f"file://{(context.cwd / url).absolute()}"
-    return whole.rstrip("/")
-
-
 def _referred(tree: TreeReader, path: bytes, prefix: str) -> Iterator[Wanted]:
     objects, seen = tree.objects, set[FileId | None]()
     for entry, where in tree.below(path):
@@ -275,7 +258,7 @@ def _referred(tree: TreeReader, path: bytes, prefix: str) -> Iterator[Wanted]:
 
 
 class _Importing:
-    def __init__(self, journal: Journal, remote: Remote, files: list[RemoteFile]) -> None:
+    def __init__(self, journal: Journal, remote: FolderSource | DvcHistory, files: list[RemoteFile]) -> None:
         self.journal = journal
         self.known = self.read = self.read_bytes = 0
         self._remote = remote

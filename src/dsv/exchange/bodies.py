@@ -60,7 +60,6 @@ async def at_most(body: Any, length: int) -> bytes:
 async def get_part(
     place: Place, which: dict[str, str], start: int, length: int
 ) -> tuple[dict[str, Any], bytes]:
-    """Return S3's answer, and a part of an object."""
     part = f"bytes={start}-{start + length - 1}"
     answer = await place.fs._call_s3("get_object", **which, Range=part)
     async with answer["Body"] as body:

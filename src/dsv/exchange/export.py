@@ -22,11 +22,12 @@ from typing import IO, Any
 from blake3 import blake3
 
 from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageError
+from dsv.exchange.bodies import PIECE
 from dsv.exchange.journal import Journal
 from dsv.exchange.remote import HTTP, OBJECT_STORES, Place, etag_and_time, version_of
-from dsv.exchange.sources import AHEAD_BYTES, JOBS, SMALL, TARS
+from dsv.exchange.sources import AHEAD_BYTES, DATA, JOBS, SMALL, TARS
 from dsv.format.locator import Location
-from dsv.format.tree import Child, Entry, Kind
+from dsv.format.tree import Entry, Kind
 from dsv.fs.descent import Descent, remove_tree, split
 from dsv.fs.errors import about
 from dsv.fs.files import write_sparse
@@ -44,14 +45,21 @@ from dsv.values.secrets import hide_in_urls
 from dsv.values.units import format_count, format_lines
 
 _COMPRESSED = {".gz": "gz", ".tgz": "gz", ".bz2": "bz2", ".xz": "xz"}
-_OF_FILES = re.compile(
-    r"\.(7z|rar|zip|zst|lz4|parquet|csv|tsv|jsonl?|h5|np[yz])$|(?<!\.tar)\.(gz|bz2|xz)$", re.I
-)
-"""Endings of files that are neither folders nor the tars of `TARS`."""
 _SHARDS = re.compile(r"%(?:0[0-9]+)?d")
-_IN_MEMORY = 8 << 20
-"""Maximum bytes of a file that is kept in memory before it is written to a tar; larger files go to disk."""
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
+SAVE_SECONDS = 10.0
+"""Seconds between two writes of the journal."""
+_PARTS = 9000
+"""Maximum parts of a large object; S3 takes 10,000."""
+_PART = re.compile(r"\.dsv-([0-9a-f]{8})[0-9a-f]{8}(?:-a\xe9)?\.part")
+_LEFT = 24 * 3600.0
+"""Seconds after which a part that another machine was writing counts as abandoned."""
+_AROUND = 4096
+"""Bytes that a tar may need for a path, beside its content."""
+_NOT_OPENED = ("other", "link")
+"""Types of paths that are not read: opening a named pipe would wait for its writer."""
+Info = dict[str, Any]
+Found = list[tuple[bytes, Entry, Location | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +92,6 @@ class Damaged:
     upto: bytes | None
     entries: int | None
     text: str
-    """The reason."""
-
-
-Found = list[tuple[bytes, Entry, Location | None]]
 
 
 class Selection:
@@ -103,7 +107,7 @@ class Selection:
         self.skips = skip_damaged
         self.damaged: dict[bytes, Damaged] = {}
         """By path, or by the last path of those that can't be listed."""
-        self.tree.left_out = self._leave_out
+        self.tree.left_out = lambda part, error: self._note(error, None, part.last, part.entries)
         path = clean_path(target.path)
         every: Found = [
             (entry.path[len(path) :].lstrip(b"/") or path.rpartition(b"/")[2], entry, location)
@@ -122,18 +126,17 @@ class Selection:
         only = self.found[0][1] if len(self.found) == 1 else None
         self.is_one_file = only is not None and only.path == path and only.kind is not Kind.EMPTY_DIRECTORY
 
-    def _leave_out(self, part: Child, error: IntegrityError) -> None:
-        self._note(Damaged(None, part.last, part.entries, error.message), error)
-
     def skip(self, entry: Entry, error: IntegrityError) -> None:
         """Add a file that can't be read to `damaged`, or raise the error."""
-        self._note(Damaged(entry.path, None, None, error.message), error)
+        self._note(error, entry.path)
 
-    def _note(self, damaged: Damaged, error: IntegrityError) -> None:
+    def _note(
+        self, error: IntegrityError, path: bytes | None, upto: bytes | None = None, entries: int | None = None
+    ) -> None:
         if not self.skips:
             error.hint = "; or ".join(filter(None, ["--skip-damaged exports the rest", error.hint]))
             raise error
-        self.damaged[damaged.path or damaged.upto or b""] = damaged
+        self.damaged[path or upto or b""] = Damaged(path, upto, entries, error.message)
 
     def exported(self) -> Exported:
         """Return the result once everything except what is damaged was written."""
@@ -164,19 +167,18 @@ class Selection:
             hint = "export each folder as a tar of its own: dsv export DATASET:FOLDER NAME.tar"
             text = f"shards are not supported: {shown} would be one file of that name"
             raise Unsupported(text, subject=shown, hint=hint)
+        is_tar = to.lower().endswith(TARS)
         copied = self.is_one_file and self.found[0][0].lower().endswith(tuple(one.encode() for one in TARS))
-        if not self.is_one_file and (ending := _OF_FILES.search(name)):
+        if not self.is_one_file and not is_tar and (ending := DATA.search(name)):
             hint = "NAME.tar, .tar.gz, .tar.bz2 or .tar.xz makes a tar; NAME/ a folder, whatever its name"
             text = f"{shown} would be a folder: dsv export makes no {ending[0]} files"
             raise UsageError(text, subject=shown, hint=hint)
-        return to.lower().endswith(TARS) and not copied
+        return is_tar and not copied
 
 
 def write_tar(selection: Selection, out: IO[bytes], name: str = "", folder: str | None = None) -> None:
-    """Write a tar, compressed as the ending of its name says.
-
-    folder: for large files before they are written, with `skip_damaged`; None: the folder of temporary files.
-    """
+    """Write a tar, compressed as the ending of its name says. folder: for large files before they are written,
+    with `skip_damaged`; None: the folder of temporary files."""
     mode: Any = f"w|{_COMPRESSED.get(Path(name).suffix.lower(), '')}"
     with tarfile.open(fileobj=out, mode=mode, format=tarfile.PAX_FORMAT) as tar:
         for path, entry, pieces in selection.contents():
@@ -191,7 +193,7 @@ def write_tar(selection: Selection, out: IO[bytes], name: str = "", folder: str 
                 info.size = entry.size
             try:
                 if selection.skips:  # a member that was begun can't be left out any more
-                    with tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=folder) as whole:
+                    with tempfile.SpooledTemporaryFile(SMALL, dir=folder) as whole:
                         whole.writelines(pieces)
                         whole.seek(0)
                         tar.addfile(info, whole)
@@ -312,22 +314,6 @@ class Pieces(io.RawIOBase):
         return count
 
 
-SAVE_SECONDS = 10.0
-"""Seconds between two writes of the journal."""
-_PIECE = 8 << 20
-_PARTS = 9000
-"""Maximum parts of a large object; S3 takes 10,000."""
-_PART = re.compile(r"\.dsv-([0-9a-f]{8})[0-9a-f]{8}(?:-a\xe9)?\.part")
-_LEFT = 24 * 3600.0
-"""Seconds after which a part that another machine was writing counts as abandoned."""
-_AROUND = 4096
-"""Bytes that a tar may need for a path, beside its content."""
-_NOT_OPENED = ("other", "link")
-"""Types of paths that are not read: opening a named pipe would wait for its writer."""
-
-Info = dict[str, Any]
-
-
 class UrlExport:
     """Writes below one URL, with a journal in `notes`. Raise `Unsupported` for a read-only protocol."""
 
@@ -396,10 +382,8 @@ class UrlExport:
     def _plan(
         self, files: Found, there: dict[bytes, Info], folders: set[bytes], pool: ThreadPoolExecutor
     ) -> Found:
-        """Return the files to write, in tree order. Raises `Conflict`.
-
-        A file of the right size without a journal entry is compared: a killed export may have written it.
-        """
+        """Return the files to write, in tree order. Raises `Conflict`. A file of the right size without a journal
+        entry is compared: a killed export may have written it."""
         wanted = {name: entry for name, entry, _ in files}
         noted: dict[bytes, FileId | None] = {}
         compared: list[tuple[bytes, Entry]] = []
@@ -477,15 +461,13 @@ class UrlExport:
 
     @contextmanager
     def _writing(self, key: str, size: int) -> Iterator[Any]:
-        """Yield a file that gets its name at the end, and never after an error. size: the maximum bytes.
-
-        In a bucket an object appears when it is whole; elsewhere the file has a temporary name beside it.
-        """
+        """Yield a file that gets its name at the end, and never after an error: in a bucket an object appears
+        when it is whole; elsewhere the file has a temporary name beside it. size: the maximum bytes."""
         folder = key.rpartition("/")[0]
         draft = f"{folder}/.dsv-{self._mark}{os.urandom(4).hex()}.part"
         with self.place.at_work("written"):
             if self._is_store:
-                file = self._fs.open(key, "wb", block_size=max(_PIECE, size // _PARTS + 1), autocommit=False)
+                file = self._fs.open(key, "wb", block_size=max(PIECE, size // _PARTS + 1), autocommit=False)
             else:
                 self._make(folder)
                 file = self._fs.open(draft, "wb")
@@ -576,8 +558,8 @@ class UrlExport:
 
     def _holds(self, named: tuple[bytes, Entry]) -> bool:
         (name, entry), proof = named, blake3()
-        with self.place.at_work("read"), self._fs.open(self._key(name), "rb", block_size=_PIECE) as file:
-            while data := file.read(_PIECE):
+        with self.place.at_work("read"), self._fs.open(self._key(name), "rb", block_size=PIECE) as file:
+            while data := file.read(PIECE):
                 proof.update(data)
         return proof.digest() == entry.file_id
 

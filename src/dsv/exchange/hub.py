@@ -66,6 +66,7 @@ class HubHistory(ExitStack):
         ]
 
     def source(self, revision: Revision, *, reference: bool) -> FolderSource:
+        self._refers = reference
         if reference:
             return open_referred(self._web(revision), self._options)
         return FolderSource(open_place(f"{self.url}@{revision.id}", self._options))
@@ -73,27 +74,25 @@ class HubHistory(ExitStack):
     def _web(self, revision: Revision) -> str:
         return f"{at_web(self.url)}/resolve/{revision.id}"
 
-    def files(self, revision: Revision, source: FolderSource) -> tuple[list[RemoteFile], list[Problem]]:
+    def files(self, revision: Revision) -> tuple[list[RemoteFile], list[Problem]]:
         with converting(f"{self.url}@{revision.id}", "read"):
             listed = self._api.list_repo_tree(
                 self._repository, recursive=True, revision=revision.id, repo_type="dataset"
             )
             tree = list(listed)
-        by_web = source.place.protocol != "hf"
-        start = self._web(revision) if by_web else f"datasets/{self._repository}@{revision.id}"
+        start = self._web(revision) if self._refers else f"datasets/{self._repository}@{revision.id}"
         files = []
         for one in tree:
             if isinstance(one, self._file):
                 digest = f"git:{one.blob_id}" if one.lfs is None else f"sha256:{one.lfs.sha256}"
                 path = one.path.encode("utf-8", "surrogateescape")
-                key = f"{start}/{quote(one.path) if by_web else one.path}"
+                key = f"{start}/{quote(one.path) if self._refers else one.path}"
                 info = {"size": one.size, "blob_id": one.blob_id}
                 files.append(RemoteFile(path, key, one.size, digest, info=info, digest=digest))
         return in_order(files), []
 
 
 def _split(url: str) -> tuple[str, str]:
-    """Return the name of the dataset, and the revision."""
     name, _, revision = url.removeprefix(HUB).rstrip("/").partition("@")
     return name, unquote(revision) or "main"
 

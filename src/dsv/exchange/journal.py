@@ -69,7 +69,6 @@ class Journal:
             self._known[read.key] = read
 
     def find(self, key: str, version: str | None) -> Stored | None:
-        """Return the content of this version of a file, or None."""
         known = self._known.get(_without_secret(key))
         if known is None or version is None or known.version != version:
             return None

@@ -18,13 +18,14 @@ from msgspec.structs import replace
 from dsv.errors import NotFound, Unsupported, UsageError
 from dsv.exchange.bodies import PIECE, ask_web, at_most, encoding_of, get_part
 from dsv.exchange.remote import HTTP, S3, Place, changed, hub_headers, open_place, path_in, split_url
-from dsv.exchange.sources import TARS, FolderSource, ReadInto, RemoteFile
+from dsv.exchange.sources import TARS, FolderSource, RemoteFile
 from dsv.format.external import MAX_TEXT, Source
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.fs.errors import as_error
 from dsv.fs.files import open_plain
 from dsv.repo.objects.externals import Found, ReadSource
 from dsv.store.options import StoreOptions
+from dsv.transfer.save import ReadInto
 from dsv.values.paths import show
 from dsv.values.secrets import hide_in_urls
 
@@ -50,12 +51,8 @@ class SourceReader:
         from fsspec.asyn import sync
 
         with place.at_work("read"):
-            found: Found
-            if scheme in HTTP:
-                found = sync(place.fs.loop, _read_http, place, source, start, length, hub_headers(source.url))
-            else:
-                found = sync(place.fs.loop, _read_s3, place, source, start, length)
-            return found
+            read = _read_http if scheme in HTTP else _read_s3
+            return sync(place.fs.loop, read, place, source, start, length)  # type: ignore[no-any-return]
 
     def _place(self, scheme: str, source: Source) -> Place:
         key = os.getpid(), scheme, source.endpoint
@@ -109,9 +106,9 @@ def _tag(text: object) -> str:
     return "" if text is None else str(text).replace('"', "")
 
 
-async def _read_http(place: Place, source: Source, start: int, length: int, headers: dict[str, str]) -> Found:
+async def _read_http(place: Place, source: Source, start: int, length: int) -> Found:
     part = f"bytes={start}-{start + length - 1}"
-    async with await ask_web(place, source.url, part, **headers) as answer:
+    async with await ask_web(place, source.url, part, **hub_headers(source.url)) as answer:
         total = answer.headers.get("Content-Range", "").rpartition("/")[2]
         if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # it has become shorter
             return b"", _seen_http(source, answer, int(total) if total.isdigit() else 0)

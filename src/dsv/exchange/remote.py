@@ -87,7 +87,6 @@ class Place:
 
     @property
     def protocols(self) -> tuple[str, ...]:
-        """The names of the file system's protocol."""
         return (self.fs.protocol,) if isinstance(self.fs.protocol, str) else tuple(self.fs.protocol)
 
     def name(self, key: str) -> str:
@@ -199,10 +198,8 @@ def etag_and_time(info: dict[str, Any]) -> tuple[object, object]:
 
 
 def version_of(info: dict[str, Any]) -> str | None:
-    """Return the entity tag, or else size and time; None if the server gives neither tag nor time.
-
-    With a tag no time is needed: times differ in precision between a listing and a file.
-    """
+    """Return the entity tag, or else size and time, which differs in precision between a listing and a file;
+    None if the server gives neither tag nor time."""
     etag, time = etag_and_time(info)
     if etag is not None:
         return str(etag).strip('"')
@@ -241,12 +238,8 @@ def storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
     found: dict[str, Any] = {"client_kwargs": {name: value for name, value in client.items() if value}}
     if options.anonymous:
         return {**found, "anon": True}
-    named = {
-        "key": options.access_key,
-        "secret": options.secret_key,
-        "token": options.session_token,
-        "profile": options.profile if not options.access_key else None,
-    }
+    named = {"key": options.access_key, "secret": options.secret_key, "token": options.session_token}
+    named["profile"] = options.profile if not options.access_key else None
     return {**found, **{name: value for name, value in named.items() if value}}
 
 
@@ -338,7 +331,8 @@ def as_error(error: Exception, shown: str, done: str) -> DsvError:
         if is_away if _status(cause) is None else _status(cause) not in (404, 410):
             return as_error(cause, shown, done)
     name, text, status = type(error).__name__, _line(error), _status(error)
-    if isinstance(error, FileNotFoundError) or status in (404, 410):
+    leads_nowhere = done == "read" and getattr(error, "errno", None) in (errno.ENOTDIR, errno.ELOOP)
+    if isinstance(error, FileNotFoundError) or status in (404, 410) or leads_nowhere:
         return absent(shown)
     if isinstance(error, NotImplementedError):
         return Unsupported(f"{shown} can't be {done}: {kind_of(shown)}:// does not support it", subject=shown)

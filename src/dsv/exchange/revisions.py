@@ -107,28 +107,24 @@ class _InFolder(msgspec.Struct):
 _FOLDER = msgspec.json.Decoder(list[_InFolder])
 
 
-class Git:
+class Git(ExitStack):
     """A git repository. `close` deletes the bare clone of a repository on another machine."""
 
     def __init__(self, url: str) -> None:
+        super().__init__()
         self.url, self.shown = url, hide_in_urls(url)
         self.folder = Path(url.removeprefix("file://")).resolve()
         self.is_local = self.folder.is_dir()
-        self._end = ExitStack()
         try:
             if not self.is_local:
-                self.folder = Path(self._end.enter_context(TemporaryDirectory(prefix="dsv-git-")))
+                self.folder = Path(self.enter_context(TemporaryDirectory(prefix="dsv-git-")))
                 run_git("clone", "--quiet", "--bare", "--template=", "--", url, str(self.folder))
-            self._view = self._end.enter_context(closing(GitView(self.folder)))
+            self._view = self.enter_context(closing(GitView(self.folder)))
         except GitError as error:
             self.close()
             raise self._error(error) from None
 
-    def close(self) -> None:
-        self._end.close()
-
     def log(self, *arguments: str) -> list[Revision]:
-        """Return the commits that `git log` selects."""
         form = "--format=%H%n%an <%ae>%n%at%n%B"
         said = self._ask("log", "-z", "--encoding=UTF-8", form, *arguments)
         found = []
@@ -139,7 +135,6 @@ class Git:
         return found
 
     def tree(self, revision: str) -> dict[str, str]:
-        """Return the object of every file of a commit."""
         said = self._ask("ls-tree", "-r", "-z", "--full-tree", revision)
         rows = (one.partition("\t") for one in said.decode("utf-8", "surrogateescape").split("\0") if one)
         heads = ((path, head.split()) for head, _, path in rows)
@@ -199,8 +194,7 @@ class DvcHistory(ExitStack):
         start, at, end = place.rpartition("@")
         if at and "/" not in end and ("/" in start or Path(start).is_dir()) and not Path(place).is_dir():
             place, self._named = start, end
-        self.git = Git(place)
-        self.callback(self.git.close)
+        self.git = self.enter_context(Git(place))
         self.say: Callable[[str], None] = NoProgress().note
         self.url = DVC + (str(self.git.folder) if self.git.is_local else self.git.shown)
         self._options, self._remote = options, remote
@@ -252,8 +246,8 @@ class DvcHistory(ExitStack):
         """Return the URL of a remote, and the options to reach it. named: empty for the default one."""
         config, given = self._config(repository, tree), None if named else self._remote
         name = named or given or config.get("core", "remote", fallback="").strip("\"'")
-        matches = [(re.fullmatch("""'?remote "(.+)"'?""", one), one) for one in config.sections()]
-        remotes = {match[1]: section for match, section in matches if match}
+        form = re.compile("""'?remote "(.+)"'?""")
+        remotes = {match[1]: one for one in config.sections() if (match := form.fullmatch(one))}
         if name not in remotes:
             if given is not None and "/" in given:
                 return given, self._options
@@ -292,7 +286,7 @@ class DvcHistory(ExitStack):
             raise UsageError(text, subject=self.git.shown) from None
         return parser
 
-    def files(self, revision: Revision, _: DvcHistory) -> tuple[list[RemoteFile], list[Problem]]:
+    def files(self, revision: Revision) -> tuple[list[RemoteFile], list[Problem]]:
         """Return the files of a revision, in tree order, and what can't be read."""
         tree = self.git.tree(revision.id)
         outputs, skipped = self._outputs(revision.id, tree)
@@ -310,20 +304,20 @@ class DvcHistory(ExitStack):
         self, outputs: list[Output], skipped: list[Problem], tree: dict[str, str]
     ) -> list[tuple[Output, RemoteFile]]:
         """Return the outputs that their remotes have, and add the others to `skipped`."""
-        found = []
+        found: list[tuple[Output, RemoteFile]] = []
         of_remotes: dict[tuple[str, str], list[Output]] = {}
         for one in outputs:
             of_remotes.setdefault((one.repository, one.remote), []).append(one)
         for key, several in of_remotes.items():
             remote = self._open(*key, tree)
             self._look_up(remote, several)
-            found += [(one, self._file(remote, one)) for one in several]
-        skipped += [
-            Problem(one.raw, f"the DVC remote {one.remote} does not have {one.name}".replace("  ", " "))
-            for one, file in found
-            if file is None
-        ]
-        return [(one, file) for one, file in found if file is not None]
+            for one in several:
+                if (file := self._file(remote, one)) is not None:
+                    found.append((one, file))
+                    continue
+                reason = f"the DVC remote {one.remote} does not have {one.name}".replace("  ", " ")
+                skipped.append(Problem(one.raw, reason))
+        return found
 
     def _outputs(self, revision: str, tree: dict[str, str]) -> tuple[list[Output], list[Problem]]:
         pipelines = ("dvc.lock", "dvc.yaml")

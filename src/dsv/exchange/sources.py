@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import re
 import stat
@@ -16,7 +15,7 @@ from itertools import pairwise
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from dsv.errors import IntegrityError, Unsupported
+from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.exchange.bodies import PIECE, open_unpacked
 from dsv.exchange.remote import (
     HTTP,
@@ -31,7 +30,7 @@ from dsv.exchange.remote import (
 )
 from dsv.fs.files import what_it_is
 from dsv.transfer.file_reader import Problem
-from dsv.transfer.save import JOURNALS
+from dsv.transfer.save import JOURNALS, ReadInto
 from dsv.values.paths import show, sort_key
 from dsv.values.progress import NoProgress
 from dsv.values.secrets import hide_in_urls
@@ -45,17 +44,14 @@ JOBS = 32
 """Small files that are read or written at the same time."""
 _WHOLE = (*(one for one in OBJECT_STORES if one not in S3), "hf")
 """Protocols whose file systems read a small file by one request, so that all of it is of one version."""
-
 TARS: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
-_DATA: Final = (
-    *TARS, ".arrow", ".bz2", ".csv", ".gz", ".h5", ".jpg", ".json", ".jsonl", ".npy", ".npz", ".parquet", ".pdf",
-    ".png", ".pt", ".safetensors", ".tif", ".tsv", ".txt", ".xz", ".zip", ".zst",
-)  # fmt: skip
-"""Ends of names of what is no web page."""
+DATA: Final = re.compile(
+    r"\.(7z|arrow|bz2|csv|gz|h5|jpg|jsonl?|lz4|np[yz]|parquet|pdf|png|pt"
+    r"|rar|safetensors|tar|tgz|tif|tsv|txt|xz|zip|zst)$",
+    re.IGNORECASE,
+)
+"""Ends of names of files that are neither web pages nor folders."""
 _OWN_FOLDER = re.compile(rb"((?:.*?/)??\.(?:git|dsv))/", re.IGNORECASE | re.DOTALL)
-
-ReadInto = Callable[[memoryview], int]
-"""Fills a buffer and returns the number of bytes, 0 at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +141,6 @@ class FolderSource(ExitStack):
         self.place = place
         self.say: Callable[[str], None] = NoProgress().note
         """Takes a line for people."""
-        self.root = place.root
         self._jobs = 1 if place.by_ssh else JOBS
         self._upcoming: deque[RemoteFile] = deque()
         self._begun: deque[tuple[RemoteFile, Future[bytes]]] = deque()
@@ -159,7 +154,7 @@ class FolderSource(ExitStack):
         files: list[RemoteFile] = []
         skipped: list[Problem] = []
         kept_out: Counter[bytes] = Counter()
-        for key, info in ({self.root: self._page()} if is_http else self.place.find()).items():
+        for key, info in ({self.place.root: self._page()} if is_http else self.place.find()).items():
             if info.get("type") == "directory" or (key.endswith("/") and not info.get("size")):
                 continue  # consoles put empty objects there to show a folder
             name = self.place.name(key) or key.rstrip("/").rpartition("/")[2]
@@ -180,7 +175,7 @@ class FolderSource(ExitStack):
             if info.get("islink") or info.get("type") == "link":
                 info = self.place.info(key)
             files.append(remote_file(path, key, info))
-        if len(files) == 1 and files[0].key == self.root and self.root.endswith(".zip"):
+        if len(files) == 1 and files[0].key == self.place.root and self.place.root.endswith(".zip"):
             shown = self.place.shown
             self.say(f"{shown} is stored as it is; its files: dsv import zip://::{shown}")
         for folder, count in kept_out.items():
@@ -253,7 +248,7 @@ class FolderSource(ExitStack):
 
     def _page(self) -> dict[str, Any]:
         """Return the file of a web server. Raises `Unsupported` for a folder, whose page is a listing."""
-        info = self.place.info(self.root)
+        info = self.place.info(self.place.root)
         url = self.place.shown.rpartition("::")[2]
         if not urlsplit(url).path.rpartition("/")[2] or urlsplit(str(info.get("url", ""))).path.endswith("/"):
             text = f"{self.place.shown} is a folder of a web server, and HTTP does not list files"
@@ -272,13 +267,10 @@ class FolderSource(ExitStack):
             return None
         if not info.get("islink") and info["type"] != "link":
             return what_it_is(int(info.get("mode", 0)))
-        to = ""
-        with self.place.at_work("read"):
-            try:
-                to = self.place.fs.info(key)["type"]
-            except OSError as error:  # no other error says that nothing is there
-                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                    raise
+        try:
+            to = self.place.info(key)["type"]
+        except NotFound:
+            to = ""
         if to == "file":
             return None  # it is read as the file
         return f"it is a symlink to {'a folder' if to == 'directory' else 'something that is not a file'}"
@@ -298,7 +290,7 @@ class FolderSource(ExitStack):
 
 def refuse_page(place: Place, info: dict[str, Any]) -> None:
     """Raise `Unsupported` if a web server has a page for a file of another kind, as if to log in."""
-    if info.get("mimetype") == "text/html" and path_in(place.shown).lower().endswith(_DATA):
+    if info.get("mimetype") == "text/html" and DATA.search(path_in(place.shown)):
         text = f"what is at {place.shown} is a web page, perhaps one to log in"
         hint = f"open it in a browser; if it is the file: curl -L {place.shown} | dsv put - DATASET:PATH"
         raise Unsupported(text, subject=place.shown, hint=hint)

@@ -15,9 +15,10 @@ from typing import Any, Final
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.exchange.bodies import PIECE, open_file
 from dsv.exchange.remote import Place, changed, is_same, open_place, path_in, version_of
-from dsv.exchange.sources import TARS, FolderSource, ReadInto, RemoteFile, in_order, refuse_page, same_name
+from dsv.exchange.sources import TARS, FolderSource, RemoteFile, in_order, refuse_page, same_name
 from dsv.store.options import StoreOptions
 from dsv.transfer.file_reader import Problem
+from dsv.transfer.save import ReadInto
 from dsv.values.paths import MAX_PATH, folders_above
 from dsv.values.units import format_bytes
 
@@ -38,10 +39,8 @@ _COMPRESSED: Final[dict[bytes, Callable[[Any], Any]]] = {
 
 
 class TarSource(FolderSource):
-    """The files below the folder `inside` of a tar at a URL.
-
-    The tar is read twice from its start: to list it, and for the contents.
-    """
+    """The files below the folder `inside` of a tar at a URL. It is read twice from its start: to list it, and for
+    the contents."""
 
     def __init__(self, place: Place, info: dict[str, Any], inside: str = "") -> None:
         super().__init__(place)
@@ -51,11 +50,9 @@ class TarSource(FolderSource):
         self.callback(self._raw.close)
 
     def files(self) -> tuple[list[RemoteFile], list[Problem]]:
-        """Return every file, in tree order, and what can't be read as one.
-
-        A later member of the same name replaces an earlier one. Raises `IntegrityError` for a damaged tar,
-        and `Unsupported` for one that unpacks to far more than its size.
-        """
+        """Return every file, in tree order, and what can't be read as one. A later member of the same name
+        replaces an earlier one. Raises `IntegrityError` for a damaged tar, and `Unsupported` for one that unpacks
+        to far more than its size."""
         with self._archive_errors():
             start = self._raw.read(6)
             self._raw.seek(0)

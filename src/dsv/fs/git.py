@@ -42,9 +42,7 @@ class GitMissingError(GitError):
 
 def run_git(*arguments: str, variables: Mapping[str, str] | None = None, **how: Any) -> bytes:
     """Return what git prints, without locks, prompts and fetching of missing objects. Raises `GitError`.
-
-    variables: more than those of the environment. how: of `subprocess.run`.
-    """
+    variables: more than those of the environment. how: of `subprocess.run`."""
     more = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C", **(variables or {})}
     argv = ["env", *(word for name in _OF_THE_CALLER for word in ("-u", name))]
     argv += [f"{name}={value}" for name, value in more.items()]

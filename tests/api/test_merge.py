@@ -223,7 +223,7 @@ def test_a_table_that_has_no_rows_to_choose_from_is_a_conflict_and_not_all_of_a_
     choices = Choices(**{chosen: PathSet()})
     [conflict] = refused(scans, choices=choices, table_key="id").conflicts
     assert conflict.reason == (
-        f"its row 3 has 2 cells, and its header 3; without --table-key, --{chosen} takes all of it"
+        f"row 3 has 2 cells, but the header has 3; without --table-key, --{chosen} takes all of it"
     )
     bring(scans, choices=Choices(both=PathSet()), table_key="id", dry_run=True)
     bring(scans, choices=choices)

@@ -15,7 +15,7 @@ from dsv.api.cache_targets import Targets
 from dsv.api.clone import clone
 from dsv.api.context import Context
 from dsv.api.copy import CopyRequest, copy
-from dsv.api.datasets import cat
+from dsv.api.datasets import cat, ls
 from dsv.api.settings import Settings, Source
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError, IntegrityError, NotFound, Unreachable
@@ -161,7 +161,7 @@ def test_a_store_whose_format_log_is_gone_or_damaged_is_replaced_by_its_mirror(
     world.damage(keys.FORMAT_PREFIX, flipped=flipped)
     assert world.read("bob", "f/0008") == world.files["f/0008"]
     assert any("can't be opened" in one and str(world.base / "mirror") in one for one in world.notes.said)
-    with pytest.raises(IntegrityError, match="has never reached it"):
+    with pytest.raises(IntegrityError, match="has not reached it since"):
         world.read("new")
 
 
@@ -183,8 +183,15 @@ def test_a_store_that_is_away_is_replaced_by_its_mirror(world: World) -> None:
     world.check_all("bob")
     bound = structs.replace(world.context("bob"), cwd=world.base / "bob" / "work" / "scans").workspace()
     assert bytes(bound.store_id) in store_id and bound.store == "lake"
-    with pytest.raises(Unreachable, match="has never reached it"):
+    with pytest.raises(Unreachable, match="has not reached it since"):
         world.read("new")
+
+
+def test_a_command_that_asks_the_store_alone_is_enough_to_know_it(world: World) -> None:
+    with ls(world.context("new"), Target.parse("scans")) as (found, _):
+        assert next(found).path
+    world.go_away()
+    assert world.read("new") == world.files["f/0007"]
 
 
 def test_a_helper_process_reads_mirrors_too(world: World) -> None:

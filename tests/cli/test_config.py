@@ -208,8 +208,14 @@ def test_settings_with_a_secret_are_for_their_user_alone(dsv: Dsv) -> None:
     ],
 )
 def test_mirrors_are_a_list_as_in_json_or_with_commas(dsv: Dsv, typed: str, kept: str) -> None:
-    dsv.ok("config", "stores.lake.mirrors", typed)
+    assert "written as" not in dsv.ok("config", "stores.lake.mirrors", typed).err
     assert dsv.ok("config", "stores.lake.mirrors").out == kept + "\n"
+
+
+def test_a_relative_folder_is_written_as_an_absolute_one(dsv: Dsv) -> None:
+    said = dsv.ok("config", "stores.lake.url", "./lake").err
+    assert f"./lake is written as {dsv.cwd}/lake: a config file means the same in every folder\n" in said
+    assert dsv.ok("config", "stores.lake.url").out == f"{dsv.cwd}/lake\n"
 
 
 @pytest.mark.parametrize("typed", ["[1]", '["a"', "{}", "[[]]", "[]"])

@@ -80,7 +80,7 @@ def test_what_expires_is_marked_and_comes_back(old: Dsv) -> None:
     first, _, _, fourth, _ = ids(old)
     done = old.ok("expire", "pets", "--keep-last", "1", "-m", "room", "--author", "Ada")
     assert [line.split()[1] for line in done.lines] == [fourth[:12], first[:12]]
-    assert "dsv expire pets --undo" in done.err
+    assert "dsv expire pets --undo restores them until gc frees their content, from 20" in done.err
     assert expired(old) == [0, 3]
     assert (
         f"{first[:12]} (expired " in old.ok("log", "pets", "--oneline").out and "by Ada" in old.ok("log").out

@@ -43,6 +43,8 @@ def pets(dsv: Dsv) -> Dsv:
         ("show labels.csv", "did you mean :labels.csv?"),
         ("diff labels.csv", "did you mean :labels.csv? For dsv log and dsv diff: -- labels.csv"),
         ("diff HEAD~1", "write @main~1 for the commit"),
+        ("diff @HEAD~1", "dsv has no HEAD: @main is the newest commit of main"),
+        ("diff @v1..@v2", "write v2, as in @v1.0..v2\n"),
         ("--store ./val ls pets", "dsv config store shows where it is sought"),
         ("cat labels.csv", "dsv cat :labels.csv\n"),
     ],

@@ -138,6 +138,17 @@ def test_a_pin_is_called_a_hold(pets: Dsv) -> None:
     assert "dsv release TARGET" in pets("unpin", "pets@v1").err
 
 
+def test_cached_shows_the_ids_of_holds_of_both_kinds(pets: Dsv) -> None:
+    pets.ok("cache", "pets@v1", "--hold", "1d")
+    pets.ok("hold", "pets@v1", "-m", "the paper")
+    item = pets.ok("cached", "--json").json["items"][0]
+    both = [claim["id"][:12] for claim in (*item["leases"], *item["pins"])]
+    shown = pets.ok("cached").out
+    assert len(both) == 2 and all(f"({one})" in shown for one in both), shown
+    pets.ok("release", "--id", both[1])
+    assert both[0] in pets.ok("cached").out and both[1] not in pets.ok("cached").out
+
+
 def test_a_claim_that_ends_after_all_calendars_is_shown(pets: Dsv) -> None:
     """An earlier dsv, or another program, may have made it."""
     folder = Path(pets.ok("cache", "pets@v1").lines[0])

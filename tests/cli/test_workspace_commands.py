@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 
@@ -341,3 +342,13 @@ def test_files_with_several_names_follow_the_branch(pets: Dsv, end: str) -> None
     }
     assert left == ({} if end == "rm" else dict.fromkeys(("one", "two", "three"), b"new\n"))
     assert pets.ok("status", "--json").json["clean"] is True
+
+
+def test_where_the_store_has_moved_the_hint_names_the_line_that_takes_its_new_place(pets: Dsv) -> None:
+    config = pets.cwd / ".dsv/config.toml"
+    store = Path(pets.ok("config", "store").lines[0])
+    moved = store.rename(store.with_name("moved"))
+    refused = pets("sync")
+    assert refused.code == 6 and "as store in the workspace's .dsv/config.toml" in refused.err
+    config.write_text(config.read_text().replace(f'store = "{store}"', f'store = "{moved}"'))
+    assert "nothing changed here" in pets.ok("sync").err

@@ -71,9 +71,9 @@ def test_how_lines_end_is_taken_from_the_side_that_changed_it() -> None:
     [
         (b"id,a\n1,9\n", "the row with id 1 was changed by both in column a"),
         (b"id,a,b\n1,2,3\n", "its columns were changed"),
-        (b"id,a\n1\n", "its row 2 has 1 cells, and its header 2"),
+        (b"id,a\n1\n", "row 2 has 1 cell, but the header has 2"),
         (b"id,a\n1,2\n1,3\n", "column id has 1 twice"),
-        (b"id,a\n1,2\r\n", "its row 2 has another line end than its header"),
+        (b"id,a\n1,2\r\n", "row 2 has another line end than the header"),
         (b'id,a\n1,"2\n', "it is not a table: unexpected end of data"),
         (b"id,a\n1,\xff\n", "it is not UTF-8"),
         (b"", "it has no header"),

@@ -85,6 +85,21 @@ def test_with_s3(moto_s3: S3Server, tmp_path: Path) -> None:
     assert (elsewhere.home / "copy-of-pets/dog/1.png").read_bytes() == b"three"
 
 
+def test_alone_and_then_with_s3(moto_s3: S3Server, tmp_path: Path) -> None:
+    """The same folder, cache and name of the dataset, as the page says: nothing of the first store is in the way."""
+    bucket = moto_s3.bucket()
+    ann = Person(tmp_path / "ann", **moto_s3.env)
+    write_files(ann.home / "pets", PETS)
+    for _, block in blocks(section("Alone")):
+        ann.types(block)
+    (unbind,) = re.findall("`(rm -r [^`]+)`", section("With S3"))
+    ann.cwd = ann.home
+    ann.types(unbind)
+    for _, block in blocks(section("With S3")):
+        ann.types(block.replace("s3://lake/", f"s3://{bucket}/"))
+    assert (ann.home / "copy-of-pets/dog/1.png").read_bytes() == b"three"
+
+
 def test_a_team_on_nfs(tmp_path: Path) -> None:
     ann, ben = Person(tmp_path / "ann"), Person(tmp_path / "ben")
     write_files(ann.home / "pets", PETS)

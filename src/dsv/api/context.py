@@ -427,7 +427,8 @@ def open_to_read(
     `Context.repository`. If no mirror answers, or this machine does not know the store's id, raises the
     store's error: `Unreachable`, or `IntegrityError` if its format log is missing or damaged.
     """
-    url = context.settings.store().url
+    choice = context.settings.store()
+    url = choice.url
     places = mirror_places(context) if mirrors else []
     found = Mirrors(url, places, context.copies_folder, context.progress.note)
     closing.callback(found.close)
@@ -441,6 +442,8 @@ def open_to_read(
         return _stand_in(context, found, _notes(context, url), error), True
     if places:
         use_mirrors(repository, found)
+    # Commands that ask the store alone note its id too.
+    if choice.name is not None and context.settings.get(f"stores.{choice.name}.mirrors") is not None:
         for note in _notes(context, url):
             with suppress(OSError):
                 if read_small(note) != str(repository.id).encode():
@@ -474,7 +477,8 @@ def _stand_in(context: Context, mirrors: Mirrors, notes: list[AnyPath], away: Ds
             known = known or (None if noted is None else StoreId.parse(noted.decode("ascii", "replace")))
     if known is None:
         raise type(away)(
-            f"{away.message}; and its mirrors can't be read in its place, as this machine has never reached it",
+            f"{away.message}; and its mirrors can't be read in its place, as this machine has not reached it since "
+            "they were configured",
             subject=away.subject,
             hint="name a mirror itself: --store NAME",
         ) from away

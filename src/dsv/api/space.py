@@ -323,7 +323,7 @@ def expire_commits(
 def undo_expire(
     context: Context, dataset: DatasetName, commits: Sequence[Rev], message: str = ""
 ) -> list[ExpiryItem]:
-    """Keep commits again: these, or all of the last expiry. Return those that were expired.
+    """Restore expired commits: these, or all of the last expiry. Return those that were expired.
 
     Raises `NotFound` for an unknown commit, and, after keeping the others, `Conflict` if gc has removed the
     content of one.

@@ -39,7 +39,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "du": "Show what uses space in a store",
         "copy": "Copy datasets to another store, with their history",
         "erase": "Erase the contents of files for good",
-        "expire": "Let old commits of a dataset expire, or keep them again",
+        "expire": "Let old commits of a dataset expire, or restore them",
         "gc": "Delete unreferenced data from a store",
     },
     "Cache": {

@@ -23,6 +23,7 @@ from dsv.diff.tables import (
 )
 from dsv.merge.paths import Choice, MergedContent, Places, winner
 from dsv.values.paths import show
+from dsv.values.units import format_count
 
 
 class Piece(NamedTuple):
@@ -250,9 +251,10 @@ def _read_csv(delimiter: str, data: bytes) -> _Csv:
     texts: list[str] = []
     for line, (cells, written) in enumerate(records, 2):
         if len(cells) != len(names):
-            raise TableFault(f"its row {line} has {len(cells)} cells, and its header {len(names)}")
+            count = format_count(len(cells), "cell")
+            raise TableFault(f"row {line} has {count}, but the header has {len(names)}")
         if _end(written) not in (line_end, ""):
-            raise TableFault(f"its row {line} has another line end than its header")
+            raise TableFault(f"row {line} has another line end than the header")
         for column, cell in zip(columns, cells, strict=True):
             column.append(cell)
         texts.append(written.removesuffix(line_end))

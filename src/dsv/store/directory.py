@@ -73,7 +73,8 @@ def root_missing(url: str) -> NoAnswer:
     return NoAnswer(
         f"the store's folder {url} is not there",
         subject=url,
-        hint=f"check that it is mounted (ls -ld {url}); where it has moved, name the new place with --store",
+        hint=f"check that it is mounted (ls -ld {url}); if it has moved, name its new place with --store, or for good "
+        "as store in the workspace's .dsv/config.toml",
         maybe_done=False,
     )
 

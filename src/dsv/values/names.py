@@ -113,6 +113,7 @@ class Rev(msgspec.Struct, frozen=True):
         if fault is not None:
             fault = "a branch, a tag or a commit id comes before the ~" if text and not name else fault
             hint = f"such as main{text}" if text and not name else "such as main, v1.0 or main~2"
+            hint = f"write {text[1:]}, as in @v1.0..{text[1:]}" if text.startswith("@") else hint
             raise UsageError(f"{text!r} is not a revision: {fault}", subject=text, hint=hint)
         return cls(name, ancestor)
 

@@ -48,7 +48,7 @@ def cached(
 ) -> None:
     """Show what is cached, who uses it, and the free space.
 
-    Reads small records only, and asks no store. With --check every byte is read and compared with its id, and
+    Reads small records only, and needs no store. With --check every byte is read and compared with its id, and
     what is wrong is fetched from the store. Files that were never committed are only removed with --repair. Exit
     code 5: something is still wrong.
     """
@@ -120,7 +120,7 @@ def _details(item: CachedItem) -> list[str]:
     for pin in item.pins:
         end = "" if pin.until is None else f" until {_time(pin.until)}"
         why = f": {pin.why}" if pin.why else ""
-        lines.append(f"held by {pin.user}{end}{why}")
+        lines.append(f"held by {pin.user}{end} ({pin.id[:12]}){why}")
     if item.protected:
         lines.append("protected by the cache's owner")
     if not item.complete:

@@ -157,8 +157,10 @@ def _targets(names: Names, word: str) -> Rows:
         for name, about in names.datasets():
             yield name, about
             found.add(name)
-        if {name for name in found if name.startswith(word)} == {word}:
-            yield from _behind(f"{word}@", names.revisions(word))
+        found = {name for name in found if name.startswith(word)}
+        if len(found) == 1:  # else the shell would end the word
+            (name,) = found
+            yield from _behind(f"{name}@", names.revisions(name))
 
 
 def _named_targets(names: Names, word: str) -> Rows:

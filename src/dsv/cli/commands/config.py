@@ -110,10 +110,9 @@ def _change(call: Call, key: str | None, value: str | None, unset: bool) -> None
     if value is not None:
         check_key(key)
         typed, value = value, lasting(key, value, cwd)
-        if value != typed:
-            call.say(
-                f"{hide_in_urls(typed)} is {hide_in_urls(value)}: a config file means the same in every folder"
-            )
+        if value != typed and not typed.startswith("["):
+            typed, kept = hide_in_urls(typed), hide_in_urls(value)
+            call.say(f"{typed} is written as {kept}: a config file means the same in every folder")
     after = with_value(environment.read_settings(path) or b"", key, value, str(path))
     _write(path, after)
     if value is not None:

@@ -76,6 +76,7 @@ dsv copy shapes --tags --to ../copy --create
 rm LARGEST
 dsv verify shapes@v1
 dsv verify --repair --from ../copy
+# Your own data: dsv init in its folder, then dsv sync -m TEXT. dsv --help lists all commands.
 """
 """Comments, commands and pictures to draw. ENGINE: the engine's options. LARGEST: the largest pack."""
 FAILING = {"dsv verify shapes@v1": 5}

@@ -68,7 +68,7 @@ def _write_usage(call: Call, found: Usage) -> None:
             call.line("")
         _write_store(call, found.store, found.url, found.lost)
     if found.lost:
-        call.warn(f"lost: {format_count(found.lost, 'object')} of commits, which dsv verify lists")
+        call.warn(f"lost: {format_count(found.lost, 'object')} that commits need; dsv verify lists them")
 
 
 def _write_store(call: Call, store: StoreUsed, url: str, lost: int) -> None:
@@ -85,7 +85,7 @@ def _write_store(call: Call, store: StoreUsed, url: str, lost: int) -> None:
         ("expired", expired.alone, f"of {format_count(expired.commits, 'expired commit')} alone"),
         ("unused", store.unused.stored + packs.unindexed_bytes, "of no commit"),
         ("duplicates", store.duplicates.stored, "stored in several packs"),
-        ("frames", frames, f"of {format_count(packs.count, 'pack')}"),
+        ("frames", 0 if packs.missing else frames, f"of {format_count(packs.count, 'pack')}"),
         ("indexes", store.indexes, ""),
         ("commits", store.commits, ""),
         ("names", store.names, ""),
@@ -117,4 +117,6 @@ def _write_store(call: Call, store: StoreUsed, url: str, lost: int) -> None:
             f"{format_count(packs.partly, 'pack')}: mostly in use, or too much for one gc"
         )
     if packs.missing:
-        call.warn(f"not there: {format_count(packs.missing, 'pack')} that an index names; dsv verify")
+        call.warn(
+            f"not in the store: {format_count(packs.missing, 'pack')} that an index lists; run dsv verify"
+        )

@@ -23,7 +23,7 @@ Keep = int | None
     examples="""
         dsv expire chest-xray --keep-last 20 --keep-daily 30 --dry-run  # what would expire, and why not
         dsv expire chest-xray --keep-daily 30 --keep-monthly 12 --older-than 90d  # use it in cron
-        dsv expire chest-xray --undo  # keep again what the last expire took
+        dsv expire chest-xray --undo  # restore what the last expire took
     """,
     result="dataset dry_run items(commit time author branch message expired reasons)",
 )
@@ -40,19 +40,19 @@ def expire(
     keep_tagged: bool = option("--keep-tagged", "Keep only what is always kept, such as tagged commits."),
     older_than: str | None = option("--older-than DURATION", "Only what was stored longer ago expires."),
     also_runs: bool = option("--also-runs", "Commits expire even if a run of the last year has used them."),
-    undo: bool = option("--undo", "Keep COMMITs again, or all of the last expire."),
+    undo: bool = option("--undo", "Restore COMMITs, or all of the last expire."),
     dry_run: DryRun = False,
     message: str = option("-m --message TEXT", "Why, for the log."),
     author: Author = None,
 ) -> None:
-    """Let old commits of a dataset expire, or keep them again.
+    """Let old commits of a dataset expire, or restore them.
 
     A commit expires if no rule keeps it, and if it is older than --older-than. The rules are those of restic forget,
     applied to the commits of each branch by their times in UTC. Always kept are the heads of branches, what has a tag,
     the commits in which a branch and main meet, and those of runs of the last year.
 
     Expired commits stay in 'dsv log', and can't be read. 'dsv gc' removes what only they have, two weeks later at the
-    earliest; until then --undo keeps them again.
+    earliest; until then --undo restores them.
     """
     rules = Rules(
         keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly, keep_tagged,
@@ -100,8 +100,8 @@ def _tell_expired(call: Call, done: Expiry) -> None:
     else:
         call.say(
             f"{format_count(len(gone), 'commit')} expired, {stay} of {done.dataset} stay; "
-            f"dsv expire {done.dataset} --undo takes this back, until gc frees the content: from "
-            f"{local_time(1000 * (time.time() + GRACE_SECONDS))[:10]} on, or as its --grace says"
+            f"dsv expire {done.dataset} --undo restores them until gc frees their content, from "
+            f"{local_time(1000 * (time.time() + GRACE_SECONDS))[:10]} on (dsv gc --grace)"
         )
 
 

@@ -109,7 +109,7 @@ def _lines(found: Forecast) -> Iterator[str]:
     yield f"would free {format_bytes(found.freed)} of {format_bytes(packs.bytes)}"
     if packs.partly:
         yield (
-            f"would leave {format_bytes(packs.partly_unused_bytes)} that nothing needs in "
+            f"would leave {format_bytes(packs.partly_unused_bytes)} unused in "
             f"{format_count(packs.partly, 'pack')}"
         )
     if found.unfinished:

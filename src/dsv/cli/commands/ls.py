@@ -21,6 +21,7 @@ from dsv.values.units import rfc3339
         dsv ls chest-xray@v1  # every path of the tag
         dsv ls -l @v1:train/cats  # in this workspace's dataset, below a folder, with sizes and ids
         dsv ls --jsonl chest-xray | jq -r 'select(.size > 1000000) | .path'  # files above 1 MB
+        dsv ls chest-xray | cut -d/ -f1 | uniq -c  # the top level alone, with the number of paths below each name
     """,
     result="items(path kind size id erased)",
 )

@@ -67,7 +67,7 @@ def put(
     merged; no file replaces a folder. All of it is one commit on the branch (main). If somebody else publishes
     meanwhile, the commit follows theirs, unless both changed one path: then nothing is published, with exit code 4.
 
-    Folders are taken as 'dsv sync' takes them: symlinks as symlinks, less what a .dsvignore in them names.
+    Folders are taken as 'dsv sync' takes them: symlinks as symlinks, except what a .dsvignore in them excludes.
     """
     if len(words) < 2:
         raise UsageError(

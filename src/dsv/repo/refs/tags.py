@@ -216,7 +216,8 @@ class Tags:
             )
         hint = f"dsv branch {dataset}@{name} {dataset}@main makes it; dsv branch --list {dataset} lists them"
         if what != "branch":
-            hint = f"dsv tag --list {dataset}, dsv branch --list {dataset}"
+            git = "dsv has no HEAD: @main is the newest commit of main; " if name == "HEAD" else ""
+            hint = f"{git}dsv tag --list {dataset}, dsv branch --list {dataset}"
         return NotFound(f"dataset {dataset} has no {what} {name}", subject=name, hint=hint)
 
     def _tombstone(self, dataset: DatasetName, tag: TagName) -> bool:

@@ -78,6 +78,9 @@ def test_what_it_refuses(pets: Dsv) -> None:
     for whole in ("pets", "pets:", "pets:."):
         refused = pets("erase", whole, "--reason", "x", "--yes")
         assert refused.code == 2 and "hint: dsv erase pets:PATH, " in refused.err
+    refused = pets("erase", "pets:p/secret", "--reason", "x")
+    said = "this can't be undone. There is no terminal to confirm on, so nothing was erased\n"
+    assert refused.code == 2 and said in refused.err
     write_files(pets.cwd, {"copy": SECRET})
     pets.ok("sync")
     reason = ("--reason", "consent")

@@ -76,7 +76,7 @@ def lasting(key: str, value: str, cwd: Path) -> str:
         found = json_or_text(value)
         places = found if isinstance(found, list) else value.split(",")
         if not all(isinstance(one, str) and one[:1] not in ("[", "{", '"') for one in places):
-            what = f"{key} has to be a list of stores, and {value} is none"
+            what = f"{key} has to be a list of stores, and {value} is not one"
             raise UsageError(what, subject=key, hint=f"dsv config {key} backup,s3://bucket/prefix")
         value = ",".join(map(str, places))
     if not value.strip():

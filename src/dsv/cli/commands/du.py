@@ -83,7 +83,7 @@ def _write_store(call: Call, store: StoreUsed, url: str, lost: int) -> None:
     rows = [
         ("needed", store.needed.stored, f"{format_bytes(store.needed.original)} before compression"),
         ("expired", expired.alone, f"of {format_count(expired.commits, 'expired commit')} alone"),
-        ("unused", store.unused.stored + packs.unindexed_bytes, "of no commit"),
+        ("unused", store.unused.stored + packs.unindexed_bytes, "that no commit needs"),
         ("duplicates", store.duplicates.stored, "stored in several packs"),
         ("frames", 0 if packs.missing else frames, f"of {format_count(packs.count, 'pack')}"),
         ("indexes", store.indexes, ""),

@@ -97,7 +97,7 @@ def erase(
 def _confirm(call: Call, request: api.EraseRequest, yes: bool, done: api.Done) -> None:
     gone = [item.dataset for item in done.items if item.state == "erased"]
     name = gone[0] if gone else str(request.ids[0])[:12]
-    call.confirm("this can't be undone", name, yes=yes)
+    call.confirm("this can't be undone", name, yes=yes, act="erase")
 
 
 def _request(
@@ -220,7 +220,7 @@ def _show_status(call: Call, done: api.Status) -> None:
     if done.cached:
         call.say("caches remove erased files when they next ask the store: dsv cache TARGET")
     if not (done.packs or done.unindexed or done.versions):
-        call.say("no pack of the store has anything that was erased")
+        call.say("no pack in the store has erased contents")
     for text_ in done.unanswered:
         call.warn(text_)
     for text_ in done.elsewhere:

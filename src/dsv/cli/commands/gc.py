@@ -93,7 +93,7 @@ def _lines(found: Forecast) -> Iterator[str]:
     if found.shared:
         yield f"expired commits of several datasets: {format_bytes(found.shared)}"
     if found.unused:
-        yield f"of no commit: {format_bytes(found.unused)}"
+        yield f"unreferenced: {format_bytes(found.unused)}"
     packs = found.packs
     if found.free_from_ms is not None:
         yield (
@@ -137,7 +137,7 @@ def _tell(call: Call, collected: Collection) -> None:
     if done.continued:
         call.say("this includes what an earlier garbage collection had begun")
     if done.spared:
-        call.say(f"kept after all, as somebody needs them: {format_count(done.spared, 'pack')}")
+        call.say(f"kept, as they are in use again: {format_count(done.spared, 'pack')}")
     if left:
         call.say(f"left to repack: {format_count(left, 'pack')}; run dsv gc again")
     call.say(_requests(collected.url, collected.requests))

@@ -177,7 +177,12 @@ def _is_of_dsv(folder: Folder, own: list[bytes], descriptor: int) -> bool:
     """Return whether a folder is the root of a cache or of a store. Read there, a store would grow by itself."""
     names = folder.name_list() if own or b"README.txt" in folder.names else []
     if b"README.txt" not in names or b"format" not in names:
-        return b".dsv" in own and b"dsv-cache.toml" in names
+        if b".dsv" not in own or b"dsv-cache.toml" in names:
+            return b".dsv" in own
+        try:  # as a cache has before its first commit; a workspace has no such folder
+            return stat.S_ISDIR(os.stat(".dsv/stores", dir_fd=descriptor, follow_symlinks=False).st_mode)
+        except OSError:
+            return False
     try:
         readme = os.open("README.txt", OPEN_FLAGS, dir_fd=descriptor)
     except OSError:

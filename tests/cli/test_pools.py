@@ -336,8 +336,8 @@ def test_a_run_has_what_the_settings_of_its_pool_say(pets: Dsv, monkeypatch: pyt
     [
         ("wait", "soon", "not a duration"), ("jobs", "0", "not a number of processes"),
         ("log", "maybe", "neither yes nor no"), ("tpu", "8", "not a TPU slice"),
-        ("engine_args", "'", "can't be split"), ("engine_args", "--x", "can't give a job engine_args"),
-        ("shm_size", "1G", "can't give a job shm_size"), ("gpu_type", "-", "not a type of GPU"),
+        ("engine_args", "'", "can't be split"), ("engine_args", "--x", "doesn't support engine_args"),
+        ("shm_size", "1G", "doesn't support shm_size"), ("gpu_type", "-", "not a type of GPU"),
     ],
 )  # fmt: skip
 def test_a_setting_of_a_pool_that_is_wrong_is_named(pets: Dsv, key: str, value: str, words: str) -> None:

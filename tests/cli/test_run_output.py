@@ -245,7 +245,7 @@ def test_a_store_that_takes_no_output_costs_neither_the_exit_code_nor_the_folder
     done = here.process("run", "pets@v1", "--offline", "--keep-output", "--", "sh", "-c", f"{JOB}; exit 4")
     assert done.code == 4 and "the output is not in the store" in done.err
     item = newest(here)
-    assert item["output"]["error"] == "a run with --offline asks no store"
+    assert item["output"]["error"] == "the store is not asked with --offline"
     here.ok("runs", item["run"], "--out", "r")
     check(here.cwd / "r")
 

@@ -143,7 +143,7 @@ def test_a_job_that_somebody_ended_is_not_tried_again(shop: Shop) -> None:
 def test_what_no_machine_can_give_is_refused_before_anything_is_fetched(
     shop: Shop, asked: dict[str, object], flag: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"the process engine can't give a job {flag}") as error:
+    with pytest.raises(UsageError, match=f"the process engine doesn't support {flag}") as error:
         shop.run("true", **asked)
     assert "--on" in (error.value.hint or "")
     assert shop.data.staged == []

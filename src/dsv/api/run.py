@@ -100,7 +100,7 @@ class _Staging:
 
     def commit_code(self, folder: Path) -> CommitId | None:
         """Commit the code. Return None if this user can't write to the store now: a run may lack that."""
-        why = "a run with --offline asks no store"
+        why = "the store is not asked with --offline"
         if not self._offline:
             try:
                 repository = self._stager.targets.repository
@@ -119,7 +119,7 @@ class _Staging:
     def output(self, folder: Path | None, run: RunId) -> RunOutput:
         dataset, targets = self.main.dataset, self._stager.targets
         if folder is not None and self._offline:
-            return RunOutput(error="a run with --offline asks no store")
+            return RunOutput(error="the store is not asked with --offline")
         if folder is not None:
             return commit_output(
                 self._context, lambda: targets.repository, dataset, folder, run, self._opened

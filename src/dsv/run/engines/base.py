@@ -492,7 +492,7 @@ def check_given(engine: Engine | type[Engine], wanted: Resources) -> None:
         asked = getattr(wanted, each.name, getattr(nothing, each.name)) != getattr(nothing, each.name)
         if asked and option is not None and each.name not in engine.gives | DONE_BY_DSV:
             raise UsageError(
-                f"the {engine.name} engine can't give a job {option.flag}",
+                f"the {engine.name} engine doesn't support {option.flag}",
                 subject=option.flag,
                 hint=f"leave out {option.flag}, or name a pool that has it by --on (dsv pools lists them)",
             )

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import msgspec
 
-from dsv.errors import DsvError, IntegrityError, NotFound, Unreachable
+from dsv.errors import DsvError, IntegrityError, NoStore, NotFound, Unreachable
 
 #: Contiguous bytes to store. A store reads them during the call and does not keep them.
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -81,7 +81,7 @@ class TooLargeError(IntegrityError):
     """An object with more bytes than one of its kind can have."""
 
 
-class StoreMissing(NotFound):
+class StoreMissing(NoStore):
     """The bucket or container itself is absent. This must not be mistaken for an absent key."""
 
 

@@ -142,9 +142,8 @@ def _store(
         reason = str(error).partition("\n")[0]
         if "builder error" in reason:
             what = f"{url} cannot be opened: a proxy or a certificate can't be used"
-            raise UsageError(
-                what, subject=url, hint="see HTTPS_PROXY, HTTP_PROXY and AWS_CA_BUNDLE"
-            ) from error
+            hint = "see HTTPS_PROXY, HTTP_PROXY and AWS_CA_BUNDLE"
+            raise UsageError(what, subject=url, hint=hint) from error
         raise Denied(f"{url} cannot be opened: {reason}", subject=url, hint=login_hint(url)) from error
     return ObjectStore(url, endpoint, prefix, quick, patient)
 
@@ -268,15 +267,11 @@ class ForkedS3(ObjectStore):
         except ClientError as error:
             said = error.response.get("ResponseMetadata", {})
             code = error.response.get("Error", {}).get("Code", "")
+            text = f"status code: {said.get('HTTPStatusCode', 0)} <Code>{code}</Code>"
             is_page = said.get("HTTPHeaders", {}).get("content-type", "").startswith("text/html")
-            page = (
-                "<html"
-                if is_page and code.strip("0123456789") == "" and error.operation_name != "HeadObject"
-                else ""
-            )
-            raise BaseError(
-                f"status code: {said.get('HTTPStatusCode', 0)} <Code>{code}</Code>{page}"
-            ) from error
+            if is_page and not code.strip("0123456789") and error.operation_name != "HeadObject":
+                text += "<html"
+            raise BaseError(text) from error
         except BotoCoreError as error:
             kind = _KINDS.get(type(error).__name__, "Request")
             raise BaseError(f"{error} (kind: {kind}, )") from error

@@ -90,10 +90,8 @@ def as_store_error(error: BaseException, url: str, endpoint: str, key: str | Non
     about = url if key is None else f"{key} in {url}"
     subject = url if key is None else key
     if chain := _CHAIN.search(answer.text):
-        said = " ".join(chain[1].split())
-        return Denied(
-            f"the credentials for {url} can't be obtained: {said}", subject=url, hint=login_hint(url)
-        )
+        what = f"the credentials for {url} can't be obtained: {' '.join(chain[1].split())}"
+        return Denied(what, subject=url, hint=login_hint(url))
     if answer.kind == "" and 300 <= answer.status < 500 and PAGE.search(answer.text):
         return no_object_store(endpoint, ": a web page came")
     if answer.code in _ARCHIVED:

@@ -154,12 +154,8 @@ class ObjectStore:
         try:
             obstore.delete(self._quick, path)
         except FileNotFoundError as error:
-            missing = self._error(error, key)
-            if isinstance(missing, Unreachable) or Answer.of(error).code not in (
-                "",
-                "NoSuchKey",
-                "BlobNotFound",
-            ):
+            missing, absent_key = self._error(error, key), ("", "NoSuchKey", "BlobNotFound")
+            if isinstance(missing, Unreachable) or Answer.of(error).code not in absent_key:
                 raise missing from error
         except (BaseError, OSError) as error:
             raise self._error(error, key) from error

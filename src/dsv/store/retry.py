@@ -11,8 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain
-from threading import Lock
 from typing import Final, TypeVar
 
 import msgspec
@@ -63,6 +61,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
 PATIENT: Final = RetryPolicy()
 SILENT: Final = 4.0
 """Seconds without an answer after which a person is told, once, what is being waited for."""
+_UNANSWERED: Final = (NoAnswer, OutcomeUnknown, CutShortError)
 _BULK: Final = 1 << 20
 """From this size on, a transfer may take longer than that without anything being wrong."""
 
@@ -76,19 +75,20 @@ class _Trial:
         self._policy = policy
         self._clock = clock
         self._sleep = sleep
-        self._begin: float | None = clock()
+        self.begin: float | None = clock()
+        """When it began, or first failed after it had made progress. None while there is progress."""
         self._failures = 0
 
     def progressed(self) -> None:
         """Note progress: later failures are counted from zero."""
-        self._begin = None
+        self.begin = None
         self._failures = 0
 
     def failed(self, error: DsvError) -> None:
         """Wait before the next attempt, or raise `error` if no further one is allowed."""
         self._failures += 1
-        if self._begin is None:
-            self._begin = self._clock()
+        if self.begin is None:
+            self.begin = self._clock()
         wait = self._policy.wait(self._failures, _chance())
         if isinstance(error, Busy):
             enough = self._failures >= self._policy.busy_attempts
@@ -97,7 +97,7 @@ class _Trial:
         else:
             refused = isinstance(error, NoAnswer) and not error.maybe_done
             limit = self._policy.refused_until if refused else self._policy.silent_until
-            late = self._clock() + wait - self._begin > limit
+            late = self._clock() + wait - self.begin > limit
             enough = late and self._failures >= self._policy.silent_attempts
         if enough:
             raise error
@@ -130,9 +130,12 @@ class Retrying:
         self._ends: dict[str, int] = {}
         """Where objects end that are too short. What lies behind that is not asked for again."""
         self._notice = notice
-        self._waiting: dict[object, float] = {}
+        self._trials: set[_Trial] = set()
+        """Those under way, except of what may take long without anything being wrong."""
         self._watch = Periodic("dsv-silence", self.look, first=SILENT)
-        self._starting = Lock()
+        if notice is not None:
+            with suppress(RuntimeError):  # the system grants no more threads
+                self._watch.start()
 
     def free_bytes(self) -> int | None:
         return self.inner.free_bytes()
@@ -144,24 +147,11 @@ class Retrying:
     def look(self) -> float:
         """Tell, once, that a request has no answer for long. Return the seconds until this is asked again."""
         now = self._clock()
-        if self._notice is None or now - min(list(self._waiting.values()), default=now) < SILENT:
+        begun = min((one.begin for one in list(self._trials) if one.begin is not None), default=now)
+        if self._notice is None or now - begun < SILENT:
             return 1.0
         self._notice(f"waiting for {self.url}: no usable answer for {SILENT:.0f} s")
         return NEVER
-
-    @contextmanager
-    def _watched(self, is_bulk: bool = False) -> Iterator[None]:
-        """Let `look` see a request. It is in a thread, as the client's calls can't be interrupted."""
-        if self._notice is not None and self._starting.acquire(blocking=False):  # the first of all requests
-            with suppress(RuntimeError):  # the system grants no more threads
-                self._watch.start()
-        request = object()
-        if not is_bulk:
-            self._waiting[request] = self._clock()
-        try:
-            yield
-        finally:
-            self._waiting.pop(request, None)
 
     def get(self, key: str, limit: int = LARGEST) -> bytes:
         return self._repeated(lambda: self.inner.get(key, limit), key.startswith(PACK_PREFIX))
@@ -200,71 +190,62 @@ class Retrying:
 
     def put_if_absent(self, key: str, data: Bytes) -> Put:
         """Put until the outcome is known. Raises OutcomeUnknown if it stays unknown."""
-        trial = self._trial()
         unsure = looking = False
-        while True:
-            try:
-                if looking:  # the last answer was lost: its effect is read first, to send nothing twice
-                    looking = False
-                    there = self._there(key, data)
+        with self._trial(len(data) >= _BULK) as trial:
+            while True:
+                try:
+                    if looking:  # the last answer was lost: its effect is read first, to send nothing twice
+                        looking = False
+                        there = self._there(key, data)
+                        if there is not None:
+                            return there
+                    if self._put(key, data) is Put.WON:
+                        return Put.WON
+                    there = self._repeated(lambda: self._there(key, data))
+                except _UNANSWERED as error:
+                    unsure = looking = unsure or not isinstance(error, NoAnswer) or error.maybe_done
+                    try:
+                        trial.failed(error)
+                    except _UNANSWERED as last:  # not Ctrl-C or SIGTERM, which end the wait
+                        raise (_unknown(self.url, key, last) if unsure else last) from error
+                except (Denied, Unreachable) as error:
+                    raise (_unknown(self.url, key, error) if unsure else error) from error
+                else:
                     if there is not None:
                         return there
-                if self._put(key, data) is Put.WON:
-                    return Put.WON
-                there = self._repeated(lambda: self._there(key, data))
-            except (NoAnswer, OutcomeUnknown, CutShortError) as error:
-                lost = not isinstance(error, NoAnswer) or error.maybe_done
-                unsure = unsure or lost
-                looking = unsure
-                try:
-                    trial.failed(error)
-                except (
-                    NoAnswer,
-                    OutcomeUnknown,
-                    CutShortError,
-                ) as last:  # not Ctrl-C or SIGTERM, which end the wait
-                    raise (_unknown(self.url, key, last) if unsure else last) from error
-            except (Denied, Unreachable) as error:
-                raise (_unknown(self.url, key, error) if unsure else error) from error
-            else:
-                if there is not None:
-                    return there
-                # Refused, and yet absent: another writer's put was under way and failed.
-                trial.failed(Busy(f"{self.url} refused {key} for a writer that never finished", subject=key))
+                    # Refused, and yet absent: another writer's put was under way and failed.
+                    busy = f"{self.url} refused {key} for a writer that never finished"
+                    trial.failed(Busy(busy, subject=key))
 
     def _put(self, key: str, data: Bytes) -> Put:
-        with self._watched(len(data) >= _BULK):
-            try:
-                return self.inner.put_if_absent(key, data)
-            except Unsupported:
-                if self.needs_condition or not self.conditional:
-                    raise
-            self.conditional = False
+        try:
             return self.inner.put_if_absent(key, data)
+        except Unsupported:
+            if self.needs_condition or not self.conditional:
+                raise
+        self.conditional = False
+        return self.inner.put_if_absent(key, data)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
         """Continue an interrupted listing after the last key, or begin again if keys are unsorted."""
-        trial = self._trial()
         last = start_after
         seen: set[str] = set()
-        while True:
-            try:
-                rows = self.inner.list(prefix, last if self.ordered_listing else start_after)
-                with self._watched():
-                    first = next(rows, None)
-                for item in () if first is None else chain([first], rows):
-                    if self.ordered_listing:
-                        last = item.key
-                    elif item.key in seen:
-                        continue
-                    else:
-                        seen.add(item.key)
-                    trial.progressed()
-                    yield item
-            except NoAnswer as error:
-                trial.failed(error)
-            else:
-                return
+        with self._trial() as trial:
+            while True:
+                try:
+                    for item in self.inner.list(prefix, last if self.ordered_listing else start_after):
+                        if self.ordered_listing:
+                            last = item.key
+                        elif item.key in seen:
+                            continue
+                        else:
+                            seen.add(item.key)
+                        trial.progressed()
+                        yield item
+                except NoAnswer as error:
+                    trial.failed(error)
+                else:
+                    return
 
     def _there(self, key: str, data: Bytes) -> Put | None:
         """Return WON if the key has these bytes, LOST if it has others, None if it is absent."""
@@ -277,16 +258,23 @@ class Retrying:
         return Put.WON if stored == data else Put.LOST
 
     def _repeated(self, operation: Callable[[], _T], is_bulk: bool = False) -> _T:
-        trial = self._trial()
-        with self._watched(is_bulk):
+        with self._trial(is_bulk) as trial:
             while True:
                 try:
                     return operation()
                 except (NoAnswer, CutShortError) as error:
                     trial.failed(error)
 
-    def _trial(self) -> _Trial:
-        return _Trial(self._policy, self._clock, self._sleep)
+    @contextmanager
+    def _trial(self, is_bulk: bool = False) -> Iterator[_Trial]:
+        """Yield the trial of one operation. `look` sees it, unless it moves much data."""
+        trial = _Trial(self._policy, self._clock, self._sleep)
+        if not is_bulk:
+            self._trials.add(trial)
+        try:
+            yield trial
+        finally:
+            self._trials.discard(trial)
 
 
 def _unknown(url: str, key: str, error: DsvError) -> OutcomeUnknown:

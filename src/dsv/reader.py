@@ -544,15 +544,10 @@ def read_commit(store: Store, commit_id: bytes) -> list[Any]:
     """Return root, level, parents, author, time, message, files, bytes, entries [, dataset, branch]."""
     data = store.get(f"commits/{commit_id.hex()}")
     if data is None or derived(COMMIT_CONTEXT, data) != commit_id:
-        copy = copied_commit(store, commit_id)
-        if derived(COMMIT_CONTEXT, copy) != commit_id:
-            no = (
-                f"there is no commit {commit_id.hex()}"
-                if data is None
-                else f"commit {commit_id.hex()} is damaged"
-            )
-            raise StoreError(no)
-        data = copy
+        was, data = data, copied_commit(store, commit_id)
+        if derived(COMMIT_CONTEXT, data) != commit_id:
+            name = f"commit {commit_id.hex()}"
+            raise StoreError(f"there is no {name}" if was is None else f"{name} is damaged")
     fields = record(data, "commit", ID, int, list, str, int, str, int, int, int, names=(str, str))
     if not all(fits(parent, ID) for parent in fields[2]):
         raise StoreError(f"commit {commit_id.hex()} is damaged: a parent is not an id")

@@ -263,8 +263,6 @@ class _Copying:
         self._planned: set[CommitId] = set()
         self._kept: set[CommitId] = set()
         """With a limited history, the commits of the dataset whose content is copied."""
-        self._is_new = False
-        """The other store does not have the dataset."""
         self._lacks_main = False
         """The dataset is new there, and `main` is not copied: it gets an empty one with the first name."""
 
@@ -306,7 +304,6 @@ class _Copying:
         found = {head.branch: head for head in known}
         if not known and (heads or tags):
             there.check_new_dataset(dataset)
-        self._is_new = not known
         self._lacks_main = MAIN not in found and all(head.branch != MAIN for head in heads)
         whole = [head.commit for head in known if head.commit is not None]
         for head in heads:
@@ -492,7 +489,7 @@ class _Copying:
         """
         objects, there, writer = self._source.objects, self._there, self._context.writer
         expired = self._expired(dataset, commits, named)
-        if not self._is_new and any(there.objects.stored_commit(one) is not None for one in expired):
+        if expired:
             names = (one.commit for one in read_names(there, dataset))
             commits = unnamed(objects, there.objects, named, commits, names)
             expired.intersection_update(commits)

@@ -23,7 +23,7 @@ from dsv.store.base import together
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, DatasetName, Target, clean_path
-from dsv.values.units import format_bytes, format_count, rfc3339
+from dsv.values.units import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,10 +40,6 @@ class DatasetItem(msgspec.Struct, frozen=True):
     time_ms: int | None
     files: int
     bytes: int
-
-    def __repr__(self) -> str:
-        date = "no commit" if self.time_ms is None else rfc3339(self.time_ms)
-        return f"<{self.dataset}: {format_count(self.files, 'file')}, {format_bytes(self.bytes)}, {date}>"
 
 
 def datasets(context: Context) -> list[DatasetItem]:

@@ -225,9 +225,8 @@ def edit_in(
 
 def _refusal(problems: Sequence[Problem], edits: Sequence[Edit]) -> DsvError:
     error = refusal(problems, "what was to be put")
-    if not error.retryable and any(
-        isinstance(each, PutSources) for each in edits
-    ):  # an import reads no .dsvignore
+    is_import = any(isinstance(each, PutSources) for each in edits)  # which reads no .dsvignore
+    if is_import and not error.retryable:
         error.hint = "remove them there, or leave them out with --skip-unsupported"
     return error
 
@@ -408,10 +407,9 @@ class Plan:
         sources, scan = walk(edit.content)
         scan.note_left_out(self._progress, top=True)
         found = [(_join(to, name), source) for name, source in sources]
-        top = os.fsencode(edit.content)
         for name, source in sources:
             if source.kind is not Kind.EMPTY_DIRECTORY:
-                self._claim(_join(to, name), _join(top, name))
+                self._claim(_join(to, name), _join(os.fsencode(edit.content), name))
         self.problems += scan.problems
         if to and not found:
             self._place(to, Source(Kind.EMPTY_DIRECTORY), edit.replace)

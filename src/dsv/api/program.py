@@ -9,14 +9,13 @@ import io
 import os
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, cast
 
 from dsv.api.connection import Connection
-from dsv.errors import Conflict, DsvError, NotFound, UsageError
+from dsv.errors import Conflict, NotFound, UsageError
 from dsv.format.tree import Entry, Kind
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Rev, Target, clean_path
@@ -146,12 +145,7 @@ class Commit:
             self._found = found
 
     def __repr__(self) -> str:
-        if "_found" not in self.__dict__:  # showing it asks no store
-            return f"<dsv.Commit {self._target}>"
-        with suppress(DsvError, OSError):
-            subject = self.message.partition("\n")[0]
-            return f"<dsv.Commit {self.dataset}@{self.id[:12]} {self.time:%Y-%m-%d %H:%M} UTC {subject!r}>"
-        return f"<dsv.Commit {self.dataset}@{self.id[:12]}>"
+        return f"<dsv.Commit {self._target}>"
 
     def __eq__(self, other: object) -> bool:
         return self.id == other.id if isinstance(other, Commit) else NotImplemented
@@ -311,7 +305,9 @@ class Commit:
         from dsv.api.reading import FileReader
 
         size = self._layout(path).entry.size
-        return _File(FileReader(path, size, partial(self._chunks, path)), (self, path, buffer_size))
+        file = _File(FileReader(path, size, partial(self._chunks, path)), buffer_size)
+        file._opened_by = self, path, buffer_size
+        return file
 
     def read_bytes(self, path: str, start: int = 0, stop: int | None = None) -> bytes:
         """Return a file's bytes `[start:stop]`; negative numbers count from the end. Raises like `open`."""
@@ -438,12 +434,8 @@ class Commit:
 
 
 class _File(io.BufferedReader):
-    """An open file of a commit."""
-
-    def __init__(self, raw: io.RawIOBase, opened_by: tuple[Commit, str, int]) -> None:
-        """opened_by: its commit, path and buffer size."""
-        super().__init__(raw, opened_by[2])
-        self._opened_by = opened_by
+    _opened_by: tuple[Commit, str, int]
+    """Its commit, path and buffer size."""
 
     def __reduce_ex__(self, _: object) -> tuple[Any, ...]:
         return _reopened, (*self._opened_by, self.tell()), self.__dict__
@@ -470,11 +462,10 @@ class Edits:
         self._edits: list[Edit] = []
         self._streams: set[int] = set()
         self._done: Edited | None = None
-        self._runs: bool | None = None
-        self._ended = False
+        self._state: Literal["new", "begun", "failed", "ended"] = "new"
 
     def _add(self, *edits: Edit) -> None:
-        if not self._runs:
+        if self._state != "begun":
             raise Conflict(f"edits of {self._target} are made in its `with` block", subject=str(self._target))
         self._edits += edits
 
@@ -517,7 +508,7 @@ class Edits:
         """The published commit, or the branch's if nothing changed. Raises `Conflict` before publication."""
         from dsv.repo.resolve import Resolved
 
-        if self._ended and self._done is None:  # there were no edits
+        if self._state == "ended" and self._done is None:  # there were no edits
             return Commit(self._connection, self._target)
         if self._done is None or self._done.commit is None:
             raise Conflict(f"no commit of {self._target} was published yet", subject=str(self._target))
@@ -525,21 +516,20 @@ class Edits:
         return Commit(self._connection, Target(found.dataset, Rev(str(found.commit))), found)
 
     def __enter__(self) -> Self:
-        if self._runs is not None:
+        if self._state != "new":
             raise Conflict(f"the block of these edits of {self._target} was begun", subject=str(self._target))
-        self._runs = True
+        self._state = "begun"
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._runs = False
+        self._state = "failed"
         if kind is None and self._edits:
             from dsv.api.edits import EditRequest, edit
 
-            request = EditRequest(
-                message=self._message, create=self._create, allow_removals=self._allow_removals
-            )
+            request = EditRequest(self._message, create=self._create, allow_removals=self._allow_removals)
             self._done = edit(self._connection.context, self._target, self._edits, request)
-        self._ended = kind is None
+        if kind is None:
+            self._state = "ended"
 
 
 def _target(text: str) -> Target:

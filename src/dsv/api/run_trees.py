@@ -29,7 +29,7 @@ from dsv.errors import (
 )
 from dsv.format.records import Commit
 from dsv.format.tree import Kind
-from dsv.fs.descent import Descent, remove_tree, split
+from dsv.fs.descent import Descent, join, remove_tree, split
 from dsv.fs.errors import about, as_error
 from dsv.fs.files import write_sparse
 from dsv.fs.folders import check_folding, sync_folder
@@ -406,7 +406,7 @@ def _list(folder: Path) -> tuple[list[_Item], tuple[str, ...]]:
                 items.append(_Item(place, Kind.EMPTY_DIRECTORY))
             for one in entries:
                 name, info = os.fsencode(one.name), one.stat(follow_symlinks=False)
-                relative = place + b"/" + name if place else name
+                relative = join(place, name)
                 if stat.S_ISLNK(info.st_mode):
                     target = os.readlink(name, dir_fd=descriptor)
                     items.append(_Item(relative, Kind.SYMLINK, target=target))

@@ -91,6 +91,8 @@ class Call(typer.Context):
 
     @property
     def stdin(self) -> BinaryIO:
+        if not (self.around.stdin or sys.stdin):  # what the caller has closed is not empty
+            raise UsageError("stdin is closed, so nothing can be read from it", subject="stdin")
         return self.around.stdin or sys.stdin.buffer
 
     @property
@@ -275,7 +277,8 @@ class Call(typer.Context):
     @property
     def can_ask(self) -> bool:
         """True if a user at a terminal can answer a question."""
-        return self.stdin.isatty() and self.around.stderr_is_terminal
+        has_stdin = self.around.stdin or sys.stdin
+        return bool(has_stdin) and self.stdin.isatty() and self.around.stderr_is_terminal
 
     def author(self) -> str:
         """Return the author of new records; git may be asked for the name."""

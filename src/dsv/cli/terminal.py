@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, BinaryIO, Final, TextIO, cast
 
 import msgspec
 
-from dsv.errors import UsageError
-
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
+    from _typeshed import ReadableBuffer
 
 
 class Style:
@@ -137,16 +135,6 @@ class _Lossy(io.FileIO):
         return memoryview(data).nbytes if written is None else written
 
 
-class _ClosedInput(io.RawIOBase):
-    """Refuses to be read: what the caller has closed is not empty."""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        raise UsageError("stdin is closed, so nothing can be read from it", subject="stdin")
-
-
 def of_process() -> Surroundings:
     """Return the surroundings of this process. stdout is unbuffered."""
     _occupy_closed_descriptors()
@@ -160,7 +148,6 @@ def of_process() -> Surroundings:
         stderr=sys.stderr,
         stdout_is_terminal=os.isatty(1),
         stderr_is_terminal=os.isatty(2),
-        stdin=None if sys.stdin else io.BufferedReader(_ClosedInput()),
     )
 
 

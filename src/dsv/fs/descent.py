@@ -70,7 +70,7 @@ class Descent:
             entries = _entries(folder)
             below = [os.fsencode(one.name) for one in entries if one.is_dir(follow_symlinks=False)]
             yield path, folder, entries
-            waiting += [path + b"/" + name if path else name for name in below]
+            waiting += [join(path, name) for name in below]
 
     def forget(self) -> None:
         """Close all folders except the root, after folders were moved or removed."""

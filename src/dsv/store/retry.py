@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Final, TypeVar
 
 import msgspec
@@ -76,7 +77,6 @@ class _Trial:
         self._clock = clock
         self._sleep = sleep
         self.begin: float | None = clock()
-        """When it began, or first failed after it had made progress. None while there is progress."""
         self._failures = 0
 
     def progressed(self) -> None:
@@ -147,7 +147,7 @@ class Retrying:
     def look(self) -> float:
         """Tell, once, that a request has no answer for long. Return the seconds until this is asked again."""
         now = self._clock()
-        begun = min((one.begin for one in list(self._trials) if one.begin is not None), default=now)
+        begun = min((one.begin or now for one in list(self._trials)), default=now)
         if self._notice is None or now - begun < SILENT:
             return 1.0
         self._notice(f"waiting for {self.url}: no usable answer for {SILENT:.0f} s")
@@ -228,24 +228,27 @@ class Retrying:
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
         """Continue an interrupted listing after the last key, or begin again if keys are unsorted."""
+        trial = _Trial(self._policy, self._clock, self._sleep)
         last = start_after
         seen: set[str] = set()
-        with self._trial() as trial:
-            while True:
-                try:
-                    for item in self.inner.list(prefix, last if self.ordered_listing else start_after):
-                        if self.ordered_listing:
-                            last = item.key
-                        elif item.key in seen:
-                            continue
-                        else:
-                            seen.add(item.key)
-                        trial.progressed()
-                        yield item
-                except NoAnswer as error:
-                    trial.failed(error)
-                else:
-                    return
+        while True:
+            try:
+                rows = self.inner.list(prefix, last if self.ordered_listing else start_after)
+                with self._trial():  # the first answer is waited for
+                    first = next(rows, None)
+                for item in () if first is None else chain([first], rows):
+                    if self.ordered_listing:
+                        last = item.key
+                    elif item.key in seen:
+                        continue
+                    else:
+                        seen.add(item.key)
+                    trial.progressed()
+                    yield item
+            except NoAnswer as error:
+                trial.failed(error)
+            else:
+                return
 
     def _there(self, key: str, data: Bytes) -> Put | None:
         """Return WON if the key has these bytes, LOST if it has others, None if it is absent."""

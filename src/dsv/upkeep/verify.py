@@ -263,28 +263,24 @@ class Verifier:
         the next of its branch may be a lost version."""
         listed = parsed(keys.parse_commit_key, self.repository.store.list(keys.COMMIT_PREFIX))
         found = dict(ask_each(partial(self._commit, named=False), sorted(set(listed) - self._seen)))
-        following = [one for one, commit in found.items() if commit is not None and self._is_next(commit)]
+        following = [following for one in found.items() if (following := self._following(*one)) is not None]
         at_work = {name.commit for name in names_of_sessions(self.repository)} if following else set()
-        for one in following:
-            commit = found[one]
-            assert commit is not None and commit.dataset is not None and commit.branch is not None
-            if one not in at_work and self.objects.indexes.find(ObjectKind.NODE, commit.root) is not None:
-                before = max((self.objects.commit(parent).time_ms for parent in commit.parents), default=0)
-                home = self.repository.refs.home(commit.dataset)
-                newer = commit.time_ms - (before or commit.time_ms)
-                self.result.unnamed.append(
-                    Unnamed(one, home, commit.branch, commit.author, commit.time_ms, newer)
-                )
+        self.result.unnamed += [one for one in following if one.commit not in at_work]
 
-    def _is_next(self, commit: Commit) -> bool:
-        """Return whether a commit follows the head of its branch."""
+    def _following(self, commit_id: CommitId, commit: Commit | None) -> Unnamed | None:
+        """Return the commit if its tree is there, and it would be the next one of its branch."""
         refs = self.repository.refs
-        if commit.dataset is None or commit.branch is None:
-            return False
+        if commit is None or commit.dataset is None or commit.branch is None:
+            return None
         with suppress(IntegrityError):  # of the branch, which is reported
-            head = refs.head_or_none(refs.home(commit.dataset), commit.branch)
-            return head is not None and head.commit in (commit.parents or (None,))
-        return False
+            head = refs.head_or_none(home := refs.home(commit.dataset), commit.branch)
+            if head is None or head.commit not in (commit.parents or (None,)):
+                return None
+            if self.objects.indexes.find(ObjectKind.NODE, commit.root) is not None:
+                before = commit if head.commit is None else self.objects.commit(head.commit)
+                newer = commit.time_ms - before.time_ms
+                return Unnamed(commit_id, home, commit.branch, commit.author, commit.time_ms, newer)
+        return None
 
     def _commit(self, commit_id: CommitId, *, named: bool = True) -> Commit | None:
         """Return the store's commit if it is whole, else note the fault and return a local copy. Freed ones

@@ -85,9 +85,8 @@ def put(
         for source in sources
     ]
     text = _message(message, "put", list(map(_source_name, sources)))
-    apart = len(edits) > 1
     request = EditRequest(
-        text, "put", create=create, skip_unsupported=skip_unsupported, dry_run=dry_run, apart=apart
+        text, "put", create=create, skip_unsupported=skip_unsupported, dry_run=dry_run, apart=len(edits) > 1
     )
     _commit(call, target, edits, request, author, override(force, message))
 
@@ -326,8 +325,7 @@ def _summary(done: Edited, counts: Mapping[str, int], dry_run: bool) -> str:
     if not done.any_change:
         at = "has no commit yet" if done.commit is None else f"is at {str(done.commit)[:12]}"
         return f"nothing {'would change' if dry_run else 'changed'}; {where} {at}"
-    parts = [f"{count:,} {what}" for what, count in counts.items() if count]
-    changes = ", ".join(parts)
+    changes = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     if dry_run:
         return f"{where} would change: {changes}; nothing was written"
     total = f"{format_count(done.files or 0, 'file')}, {format_bytes(done.bytes or 0)}"

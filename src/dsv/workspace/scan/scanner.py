@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -179,18 +180,12 @@ def _is_of_dsv(folder: Folder, own: list[bytes], descriptor: int) -> bool:
     if b"README.txt" not in names or b"format" not in names:
         if b".dsv" not in own or b"dsv-cache.toml" in names:
             return b".dsv" in own
-        try:  # as a cache has before its first commit; a workspace has no such folder
+        with suppress(OSError):  # as a cache has before its first commit; a workspace has no such folder
             return stat.S_ISDIR(os.stat(".dsv/stores", dir_fd=descriptor, follow_symlinks=False).st_mode)
-        except OSError:
-            return False
-    try:
-        readme = os.open("README.txt", OPEN_FLAGS, dir_fd=descriptor)
-    except OSError:
         return False
-    try:
-        return stat.S_ISREG(os.fstat(readme).st_mode) and os.read(readme, len(_STORE)) == _STORE
-    finally:
-        os.close(readme)
+    with suppress(OSError), os.fdopen(os.open("README.txt", OPEN_FLAGS, dir_fd=descriptor), "rb") as readme:
+        return readme.read(len(_STORE)) == _STORE
+    return False
 
 
 def _name_fault(name: bytes, room: int) -> str | None:

@@ -147,7 +147,7 @@ class Retrying:
     def look(self) -> float:
         """Tell, once, that a request has no answer for long. Return the seconds until this is asked again."""
         now = self._clock()
-        begun = min((one.begin or now for one in list(self._trials)), default=now)
+        begun = min((one.begin for one in list(self._trials) if one.begin is not None), default=now)
         if self._notice is None or now - begun < SILENT:
             return 1.0
         self._notice(f"waiting for {self.url}: no usable answer for {SILENT:.0f} s")

@@ -327,13 +327,7 @@ class Plan:
     """
 
     def __init__(
-        self,
-        base: TreeReader | None,
-        edits: Sequence[Edit],
-        name: str,
-        progress: Progress,
-        *,
-        apart: bool = False,
+        self, base: TreeReader | None, edits: Sequence[Edit], name: str, progress: Progress, *, apart: bool
     ) -> None:
         """name: of the branch, for messages. apart: as in `EditRequest`."""
         self._name = name

@@ -78,7 +78,7 @@ def lasting(key: str, value: str, cwd: Path) -> str:
         if not all(isinstance(one, str) and one[:1] not in ("[", "{", '"') for one in places):
             what = f"{key} has to be a list of stores, and {value} is not one"
             raise UsageError(what, subject=key, hint=f"dsv config {key} backup,s3://bucket/prefix")
-        value = ",".join(map(str, places))
+        value = ",".join(places)
     if not value.strip():
         raise UsageError(f"{key} can't be empty", subject=key, hint=f"dsv config --unset {key}")
     last = key.rpartition(".")[2]

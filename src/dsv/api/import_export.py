@@ -234,7 +234,6 @@ def materialize(context: Context, url: str, target: Target, *, dry_run: bool = F
                     unsaved = 0
             uploader.finish()
             context.progress.finish()
-            session.close()
         if lost:
             more = "" if len(lost) == 1 else f" (and so for {len(lost) - 1:,} more); the rest is stored"
             raise IntegrityError(f"{lost[0].message}{more}", subject=lost[0].subject, hint=lost[0].hint)

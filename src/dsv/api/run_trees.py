@@ -16,7 +16,6 @@ from blake3 import blake3
 
 from dsv.api.context import Context
 from dsv.errors import (
-    Changing,
     Conflict,
     DsvError,
     IntegrityError,
@@ -43,7 +42,7 @@ from dsv.repo.tree.write import write_tree
 from dsv.run.active_runs import this_machine
 from dsv.run.record import CODE_OF_A_RUN, OUTPUT_OF_RUN, TREE_AUTHOR, RunId, RunOutput, RunRecord
 from dsv.transfer.download import Fetcher, Wanted
-from dsv.transfer.file_reader import Problem, hash_content
+from dsv.transfer.file_reader import Problem, hash_content, refusal
 from dsv.transfer.save import Source, save_sources
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
@@ -165,16 +164,10 @@ def _work_tree(folder: Path) -> Path:
 
 
 def _refuse(problems: list[Problem], folder: Path) -> None:
-    if not problems:
-        return
-    first = problems[0]
-    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    changing = all(each.changing for each in problems)
-    raise (Changing if changing else Unsupported)(
-        f"{show(first.path)} in {folder} can't be committed: {first.reason}{more}",
-        subject=first.path.decode("utf-8", "backslashreplace"),
-        hint="run the same command again" if changing else f"name it in {NAME}",
-    )
+    if problems:
+        error = refusal(problems, str(folder))
+        error.hint = error.hint if error.retryable else f"name them in {NAME}"
+        raise error
 
 
 OUTPUT_BRANCH: Final = BranchName("output")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,21 +18,12 @@ from dsv.errors import Conflict, IntegrityError, NotFound, UsageError
 from dsv.format import keys
 from dsv.format.pack import PACK_TARGET
 from dsv.format.records import ExpiryAction
-from dsv.repo.expiry import ExpiryLog, read_expiry
+from dsv.repo.expiry import read_expiry
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
-from dsv.store.base import Store, StoreMissing, ask_each
+from dsv.store.base import Store, StoreMissing
 from dsv.store.open import Counts, OpenStore
-from dsv.upkeep.expire import (
-    GRACE_SECONDS,
-    Expiry,
-    ExpiryItem,
-    Rules,
-    expire,
-    last_expiry,
-    plan_expiry,
-    undo_expiry,
-)
+from dsv.upkeep.expire import Expiry, ExpiryItem, Rules, due_ms, expire, last_expiry, plan_expiry, undo_expiry
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Rev, Target
 from dsv.values.units import format_count, format_duration, format_lines, rfc3339
@@ -109,13 +100,6 @@ class Used:
     original: int
     alone_original: int
     shared_original: int
-
-
-def _free_from(repository: Repository, logs: Iterable[ExpiryLog], grace: float) -> int | None:
-    """Return when the grace of the first of these expired commits ends, in milliseconds since 1970."""
-    entries = {(log.dataset, state.entry.number) for log in logs for state in log.expired.values()}
-    times = ask_each(lambda one: repository.store.modified(keys.expiry_key(*one)), sorted(entries))
-    return min((int(1000 * (made + grace)) for _, made in times), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +205,7 @@ def _usage(
             total = found.packs.bytes + sum(shown)
             store = StoreUsed(
                 total, found.reached, _used("", "expired", len(expired), found.groups[-1]),
-                _free_from(repository, logs.values(), GRACE_SECONDS),
+                due_ms(repository, logs.values()),
                 found.unused, found.duplicates, found.packs, *shown,
             )  # fmt: skip
         return Usage(repository.store.url, items, found.unlisted + found.gone, store)
@@ -457,7 +441,7 @@ def _forecast(context: Context, options: Options, repository: Repository) -> For
             if chosen := due(repository, log, now, options.grace):
                 going[log.dataset] = set(chosen)
         waiting = sum(len(log.expired) for log in logs) - sum(map(len, going.values()))
-        free_from = _free_from(repository, logs, options.grace) if waiting and not going else None
+        free_from = due_ms(repository, logs, options.grace) if waiting and not going else None
         freed = {one: {*read_expiry(repository.refs, one).freed, *commits} for one, commits in going.items()}
         known = known_moves(repository, read_notes(_notes(context, repository))[0])
         roots = read_roots(

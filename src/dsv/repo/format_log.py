@@ -11,21 +11,11 @@ from typing import NoReturn
 import msgspec
 from msgspec.structs import replace
 
-from dsv.errors import (
-    UPGRADE,
-    Conflict,
-    Denied,
-    DsvError,
-    IntegrityError,
-    NoStore,
-    NotFound,
-    Unreachable,
-    Unsupported,
-)
+from dsv.errors import UPGRADE, Conflict, Denied, DsvError, IntegrityError, NoStore, Unreachable, Unsupported
 from dsv.format import keys
 from dsv.format.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
 from dsv.repo.errors import broken, record_or_none
-from dsv.store.base import Put, Store, both, parsed, together
+from dsv.store.base import Put, Store, both, if_there, parsed, together
 from dsv.store.open import BELOW, OpenStore, Unavailable, split_of
 from dsv.values.ids import Nonce, StoreId
 from dsv.values.units import rfc3339
@@ -465,12 +455,10 @@ def _is_maker(data: Store, store_id: StoreId) -> bool:
 
     A process deletes its maker key only after it has written entry 0, so one of the two exists.
     """
-    try:
-        data.get(keys.maker_key(store_id), 1)
-    except NotFound:
-        entry = read_entry(data, 0)
-        return entry is not None and entry.store_id == store_id
-    return True
+    if if_there(partial(data.get, keys.maker_key(store_id), 1)) is not None:
+        return True
+    entry = read_entry(data, 0)
+    return entry is not None and entry.store_id == store_id
 
 
 def _delete_if_allowed(store: Store, key: str) -> None:

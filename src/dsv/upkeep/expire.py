@@ -210,6 +210,13 @@ def _modified(store: Store, key: str | None) -> float | None:
     return None if key is None else if_there(partial(store.modified, key))
 
 
+def due_ms(repository: Repository, logs: Iterable[ExpiryLog], grace: float = GRACE_SECONDS) -> int | None:
+    """Return when the grace of the first of these expired commits ends, in milliseconds since 1970."""
+    entries = {(log.dataset, state.entry.number) for log in logs for state in log.expired.values()}
+    times = ask_each(lambda one: repository.store.modified(keys.expiry_key(*one)), sorted(entries))
+    return min((int(1000 * (made + grace)) for _, made in times), default=None)
+
+
 def store_time(repository: Repository, *, dry_run: bool = False) -> float:
     """Return the time by the store's clock, in seconds since 1970: that of a key that is written for this.
     dry_run: return the time of this machine if the user may not write."""

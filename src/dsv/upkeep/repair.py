@@ -70,21 +70,19 @@ class Repair:
         self._hints()
 
     def _store_again(self, wanted: set[Named]) -> None:
-        with Session.open(self._repository, self._writer) as session:
-            with Uploader(session) as uploader:
-                for path in self._files():
-                    if not any(kind in (ObjectKind.CHUNK, ObjectKind.RECIPE) for kind, _ in wanted):
-                        break
-                    with suppress(OSError):
-                        self._take(path, wanted, uploader)
-                for recipe_id, recipe in self._recipes.items():
-                    if (ObjectKind.RECIPE, recipe_id) in wanted:
-                        self._put(uploader, ObjectKind.RECIPE, recipe_id, recipe)
-                        wanted.discard((ObjectKind.RECIPE, recipe_id))
-                for kind, object_id, data in self._in_order(wanted):
-                    self._put(uploader, kind, object_id, data)
-                uploader.finish()
-            session.close()
+        with Session.open(self._repository, self._writer) as session, Uploader(session) as uploader:
+            for path in self._files():
+                if not any(kind in (ObjectKind.CHUNK, ObjectKind.RECIPE) for kind, _ in wanted):
+                    break
+                with suppress(OSError):
+                    self._take(path, wanted, uploader)
+            for recipe_id, recipe in self._recipes.items():
+                if (ObjectKind.RECIPE, recipe_id) in wanted:
+                    self._put(uploader, ObjectKind.RECIPE, recipe_id, recipe)
+                    wanted.discard((ObjectKind.RECIPE, recipe_id))
+            for kind, object_id, data in self._in_order(wanted):
+                self._put(uploader, kind, object_id, data)
+            uploader.finish()
 
     # --- objects
 
@@ -233,7 +231,6 @@ class Repair:
             self.repaired += len(put)
             if damaged and put and not unasked and (needless or not left):
                 self._replace(put)
-            session.close()
 
     def _is_wanted(self, encoded: bytes) -> bool:
         """Return whether these rows have a lost object. Packs of a running sync are left to that sync."""

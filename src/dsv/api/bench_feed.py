@@ -184,8 +184,6 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class FeedResult:
-    """The result of `bench_feed`."""
-
     request: FeedRequest
     place: str
     files: int

@@ -550,7 +550,6 @@ class Plan:
 
 
 def _named(edit: Edit) -> list[Path_]:
-    """Return the paths of the dataset that an edit names."""
     if isinstance(edit, MoveAll):
         return [one for pair in edit.pairs for one in pair]
     if isinstance(edit, Move):

@@ -196,7 +196,6 @@ class Query(msgspec.Struct, frozen=True):
         return not self.paths and not self.filters and all(value is None for value in asked)
 
     def fits(self, commit: Commit) -> bool:
-        """Return whether the commit by itself fits."""
         return (
             (self.since_ms is None or commit.time_ms >= self.since_ms)
             and (self.until_ms is None or commit.time_ms <= self.until_ms)

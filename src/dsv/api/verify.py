@@ -185,8 +185,6 @@ class EraseRequest:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The result of an erasure."""
-
     items: list[Item]
     erasures: tuple[ErasureId, ...]
     files: int

@@ -73,7 +73,6 @@ class Root(TyperGroup):
 
 
 def load(name: str) -> Command:
-    """Import a command."""
     function = f"{name}_" if iskeyword(name) else name.replace("-", "_")
     found = getattr(import_module(f"dsv.cli.commands.{SIBLINGS.get(name, name)}"), function)
     assert isinstance(found, Command)

@@ -301,7 +301,6 @@ class Call(typer.Context):
         self.warn(f"the names of {url} have moved from {before} to {names}; change the setting: {change}")
 
     def _offline_hint(self) -> str:
-        """Return this command line with --offline."""
         typed = self.session.arguments
         at = typed.index(self.session.command) + 1
         return shlex.join(["dsv", *typed[:at], "--offline", *typed[at:]])

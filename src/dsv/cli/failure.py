@@ -31,7 +31,6 @@ class NoRoomToLaunch(NoRoom):
 
 
 def failure_text(error: DsvError, ink: Ink = PLAIN) -> str:
-    """Return the lines for people."""
     message = _line(without_passwords(error.message))
     if error.subject:
         name = _line(without_passwords(error.subject))
@@ -43,7 +42,6 @@ def failure_text(error: DsvError, ink: Ink = PLAIN) -> str:
 
 
 def failure_json(error: DsvError) -> str:
-    """Return the document for programs."""
     fields = {
         "kind": error.kind,
         "exit": error.exit_code,

@@ -273,8 +273,6 @@ NARROWEST = 8
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column of a table."""
-
     title: str
     right: bool = False
     """Align numbers."""

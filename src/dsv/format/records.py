@@ -207,7 +207,6 @@ class Limits(msgspec.Struct, frozen=True):
     """Percentage of the head's paths that one move may remove; None for all."""
 
     def fault(self) -> str | None:
-        """Return the fault, or None."""
         if not is_sorted(self.who) or "" in self.who:
             return "its authors are not sorted, each once"
         if self.max_removals is not None and not 0 <= self.max_removals <= 100:

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
 
 class State(msgspec.Struct, frozen=True):
-    """An expired commit."""
-
     entry: ExpiryEntry
     """The entry by which it expired."""
     freed: bool = False

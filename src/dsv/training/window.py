@@ -70,8 +70,6 @@ class Stored(Protocol):
 
 
 class Asked(msgspec.Struct, array_like=True):
-    """A packet to the window."""
-
     blocks: dict[int, int]
     """Blocks to send, each in its own file, and how many of their samples are needed now."""
     ahead: list[int]

@@ -126,7 +126,6 @@ class PackStream:
 
     @property
     def pack(self) -> PackId:
-        """The id of the pack that is being filled."""
         return self._id
 
     def add(

@@ -50,8 +50,6 @@ State = Literal["erased", "shared", "kept", "damaged"]
 
 
 class Place(NamedTuple):
-    """A path of a dataset."""
-
     dataset: str
     path: bytes
 
@@ -71,8 +69,6 @@ class Item(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct):
-    """The plan of an erasure."""
-
     files: dict[FileId, int] = msgspec.field(default_factory=dict)
     """The files to erase, with their sizes."""
     objects: set[Named] = msgspec.field(default_factory=set)

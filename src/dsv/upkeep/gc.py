@@ -94,8 +94,6 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Collected(msgspec.Struct):
-    """The result of a garbage collection."""
-
     plan: Plan | None = None
     """None if it gave up the epoch of an earlier collection."""
     freed: dict[DatasetName, int] = msgspec.field(default_factory=dict)

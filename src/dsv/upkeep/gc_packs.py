@@ -99,8 +99,6 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The plan of a garbage collection."""
-
     whole: tuple[PackId, ...]
     """Packs without needed objects."""
     rewrite: tuple[PackId, ...]

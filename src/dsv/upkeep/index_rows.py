@@ -50,7 +50,6 @@ _HELD = 1 << 12
 
 
 def id_of(rows: Rows, at: int) -> bytes:
-    """Return the 32-byte id of a row."""
     found: bytes = rows["id"][at]
     return found.ljust(32, b"\0")
 

@@ -320,7 +320,6 @@ class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def whole(self) -> bool:
-        """Return whether everything is selected."""
         return self.lines is None
 
     @property

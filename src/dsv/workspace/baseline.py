@@ -344,7 +344,6 @@ class Baseline(msgspec.Struct, frozen=True):
 
     @property
     def tree(self) -> TreeReader | None:
-        """The base's tree."""
         return self.trees.of(self.scan.base)
 
     @property

@@ -66,7 +66,6 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
     """Files on this machine that are used before the store is asked."""
 
     def following(self, branch: BranchName) -> OpenWorkspace:
-        """Make the workspace follow this branch, and return it."""
         if branch == self.workspace.branch:
             return self
         return replace(self, workspace=self.workspace.follow(branch))

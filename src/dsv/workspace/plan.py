@@ -148,8 +148,6 @@ class Counts(msgspec.Struct, kw_only=True):
 
 
 class Made(Counts):
-    """The result of a checkout."""
-
     left: list[bytes] = msgspec.field(default_factory=list)
     """Paths that changed during the checkout, and were left as they are."""
     settled: list[bytes] = msgspec.field(default_factory=list)

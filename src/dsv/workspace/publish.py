@@ -200,8 +200,6 @@ SAVE_EVERY = 60.0
 
 
 class Synced(msgspec.Struct):
-    """The result of a sync."""
-
     commit: CommitId | None
     """The workspace's base now."""
     parent: CommitId | None

@@ -64,7 +64,6 @@ class StartedCommand(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 
     @property
     def finish(self) -> str:
-        """The command line that finishes it."""
         if self.command.startswith(SWITCH):
             return self.command
         if self.command != "dsv restore":

@@ -39,8 +39,6 @@ Name = TypeVar("Name", DatasetName, BranchName, TagName)
 
 
 class Tags:
-    """The tags of one store."""
-
     def __init__(self, store: Store) -> None:
         self.store = store
         self.expiry: dict[DatasetName, tuple[ExpiryEntry, ...]] = {}

@@ -35,7 +35,6 @@ class Part(msgspec.Struct, frozen=True):
 
     @property
     def id(self) -> SegmentId:
-        """The id of a segment."""
         return SegmentId(self.child.id)
 
 

@@ -76,7 +76,6 @@ KINDS = tuple(Kind)
 
 
 def with_relation(value: int, relation: Relation, base_kind: int = 0) -> int:
-    """Return the mark with another relation."""
     return value & (TRUSTED | READ) | relation << _RELATION | base_kind << _BASE_KIND
 
 

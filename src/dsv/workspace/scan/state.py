@@ -168,7 +168,6 @@ class State:
         return None if encoded is None else decode_folder(encoded)
 
     def put(self, folder: Folder) -> None:
-        """Remember the folder as it is now."""
         self._open.pop(folder.path, None)
         if folder.path not in self._encoded:
             self._part_of(folder.path).members.add(folder.path)

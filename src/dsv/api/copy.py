@@ -497,21 +497,17 @@ class _Copying:
         if self._plan is not None:
             self._count(commits, expired, base)
             return counts
-        with Session.open(there, writer) as session:
-            try:
-                with Receiver(session) as receiver:
-                    copying = CommitCopy(objects, session, receiver, self._context.progress, base)
-                    for commit in commits:
-                        copying.add(commit, expired=commit in expired)
-                    copying.finish()
-                    self._bytes += receiver.uploaded_bytes
-                if named not in commits:
-                    check_whole(session, dataset, named)
-                if expired:
-                    expire_without_content(objects, there, writer, (dataset, named), expired)
-            except BaseException:
-                session.close()  # nothing is named, so gc need not wait
-                raise
+        with Session.open(there, writer, resumed=False) as session:
+            with Receiver(session) as receiver:
+                copying = CommitCopy(objects, session, receiver, self._context.progress, base)
+                for commit in commits:
+                    copying.add(commit, expired=commit in expired)
+                copying.finish()
+                self._bytes += receiver.uploaded_bytes
+            if named not in commits:
+                check_whole(session, dataset, named)
+            if expired:
+                expire_without_content(objects, there, writer, (dataset, named), expired)
             session.declare(named, after)
             with session.ending():
                 self._make_main(dataset)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -249,23 +249,19 @@ class _Wanted:
             return cls(f"{dataset}@{revs}", "range", dataset, end, found.commit)
         return cls(f"{dataset}@{revs}", "commit" if found.branch is None else "branch", dataset, found.commit)
 
-    def commits(self, parents: Parents, names: Sequence[Name], roots: Container[CommitId]) -> set[CommitId]:
+    def commits(self, parents: Parents, names: Sequence[Name], roots: set[CommitId]) -> set[CommitId]:
         """Return the wanted commits, except those whose content is freed."""
         from dsv.upkeep.roots import kept
 
         if self.commit is None:
-            return {
-                one
-                for one in kept(parents, [name for name in names if name.dataset == self.dataset])
-                if one in roots
-            }
+            return roots.intersection(kept(parents, [one for one in names if one.dataset == self.dataset]))
         if self.kind == "commit":
             return {self.commit}
         seen: set[CommitId] = set()
         if self.since is not None:
             for _ in parents.walk([self.since], seen):
                 pass
-        return {one for one in parents.walk([self.commit], seen) if one in roots}
+        return roots.intersection(parents.walk([self.commit], seen))
 
 
 def _used(name: str, kind: Kind, commits: int, part: Part) -> Used:

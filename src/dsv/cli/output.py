@@ -259,12 +259,11 @@ def printable(text: str | bytes) -> str:
     if text.isprintable():
         return text
     return "".join(
-        c if c.isprintable() or "\udc80" <= c <= "\udcff" or c == "\u00a0" else _escape(c) for c in text
+        c
+        if c.isprintable() or "\udc80" <= c <= "\udcff" or c == "\u00a0"
+        else c.encode("unicode_escape").decode()
+        for c in text
     )
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
 
 
 GAP = "  "

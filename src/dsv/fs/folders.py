@@ -85,7 +85,7 @@ def make_folder(parent: int, name: str | bytes, rights: Rights, drafts: int | No
     except BaseException as error:
         with suppress(FileNotFoundError):
             os.rmdir(draft, dir_fd=above)
-        if not isinstance(error, OSError) or not (error.errno in TAKEN or _is_there(parent, name)):
+        if not isinstance(error, OSError) or not (error.errno in TAKEN or is_there(parent, name)):
             raise
         ask_again(parent)  # else an NFS client may still believe that it is missing
 
@@ -103,8 +103,8 @@ def _give_rights(above: int, draft: str, rights: Rights) -> None:
         os.close(folder)
 
 
-def _is_there(parent: int, name: str | bytes) -> bool:
-    """Return whether the name exists after a refused rename: a sticky folder keeps other users' folders."""
+def is_there(parent: int, name: str | bytes) -> bool:
+    """Return whether an open folder has a name, after it was refused: a sticky folder keeps others' folders."""
     ask_again(parent)
     try:
         os.stat(name, dir_fd=parent, follow_symlinks=False)

@@ -134,15 +134,12 @@ def tidy(repository: Repository, writer: Writer) -> None:
 def merge_indexes(repository: Repository, writer: Writer, *, most_rows: int = MOST_ROWS) -> Merged:
     """Merge the units that `choose` returns, and delete what an earlier merge replaced. Raises `DsvError`."""
     indexes = repository.objects.indexes
-    with Session.open(repository, writer) as session:
-        try:
-            indexes.refresh()
-            listed = indexes.listed
-            chosen = _without_condemned(session, choose(_units(listed), most_rows))
-            record = _merge(session, listed, chosen) if len(chosen) > 1 else None
-            deleted = _delete_replaced(session, listed, record, most_rows // _SHARE_COMPARED)
-        finally:
-            session.close()
+    with Session.open(repository, writer, resumed=False) as session:
+        indexes.refresh()
+        listed = indexes.listed
+        chosen = _without_condemned(session, choose(_units(listed), most_rows))
+        record = _merge(session, listed, chosen) if len(chosen) > 1 else None
+        deleted = _delete_replaced(session, listed, record, most_rows // _SHARE_COMPARED)
     indexes.renew()
     indexes.refresh()
     merged = sum(len(unit.files) for unit in chosen) if record is not None else 0

@@ -51,7 +51,7 @@ class Session:
     """One writer's claim on the store, from before it reads the index until its commit is published.
 
     A context manager: it renews itself in a thread while it is open, and leaves its keys to gc. At the end of
-    its block it is closed, unless it has declared a commit, or was interrupted.
+    its block it is closed, unless it has declared a commit, or was interrupted and can be continued.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Session:
         writer: Writer,
         *,
         collected: bool = False,
+        resumed: bool = True,
     ) -> None:
         """collected: gc has run, so a commit may exist without the objects that it refers to."""
         self.repository = repository
@@ -73,15 +74,17 @@ class Session:
         self.condemned = condemned
         self._packs = repository.objects.packs
         self._heartbeats = 0
-        self._declared = self._closed = False
+        self._declared = False
+        self._resumed = resumed
         self._renewal = Periodic("dsv-session", self._renew, first=RENEW_SECONDS)
 
     @classmethod
-    def open(cls, repository: Repository, writer: Writer) -> Session:
+    def open(cls, repository: Repository, writer: Writer, *, resumed: bool = True) -> Session:
         """Write the session, then read what gc has condemned, so that one of the two sees the other. Index
         files are read again, because an epoch of gc may have ended since.
 
-        This is the first write of a sync, so it proves that this user may write.
+        resumed: if it is interrupted, gc keeps what was uploaded, for a command that continues. This is the first
+        write of a sync, so it proves that this user may write.
         """
         repository.format.check(repository.store.url, writing=True)
         repository.format.check_at_rest(repository.names_url)
@@ -96,7 +99,7 @@ class Session:
         with explain_denied_write(repository.store.url):
             repository.store.put_if_absent(keys.session_key(session_id, "open"), opened.encode())
         condemned, collected = _read_gc(repository)
-        session = cls(repository, session_id, opened, condemned, writer, collected=collected)
+        session = cls(repository, session_id, opened, condemned, writer, collected=collected, resumed=resumed)
         repository.objects.forget_erasures()
         repository.objects.erasures  # noqa: B018 (read now, and again before the commit is named)
         repository.objects.indexes.renew()
@@ -108,12 +111,11 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.repository.refs.proved = False
         self._renewal.stop()
-        error = next((one for one in raised if isinstance(one, BaseException)), None)
         is_over = error is None or (isinstance(error, DsvError) and not isinstance(error, Unreachable))
-        if is_over and not self._declared:
+        if (is_over or not self._resumed) and not self._declared:
             self.close()  # otherwise gc would wait for this session, although nothing will name its objects
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
@@ -194,10 +196,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Write once that the session has ended. If this fails, gc waits until it may fence the session."""
-        if self._closed:
-            return
-        self._closed = True
+        """Write that the session has ended. If this fails, gc waits until it may fence the session."""
         closed = SessionClosed(Nonce.random(), self.repository.clock())
         with suppress(DsvError):
             self.repository.store.put_if_absent(keys.session_key(self.id, "closed"), closed.encode())

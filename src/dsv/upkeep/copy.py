@@ -480,31 +480,25 @@ def make_successor(
     expired = set(read_expiry(refs, dataset).states) - {main, *heads.values()}
     parents, known = KeptParents(objects, expired), dict[SegmentId, list[bytes]]()
     made, commits, paths = dict[CommitId, CommitId](), [], 0
-    with Session.open(repository, writer) as session:
-        try:
-            with Uploader(session) as uploader:
-                for commit_id, old in reversed(list(walk(objects, starts))):
-                    if commit_id in expired:
-                        continue
-                    tree = TreeReader(objects, commit_id)
-                    gone = _erased_in(tree, known)
-                    commit, locator = _without(uploader, tree, gone)
-                    above = tuple(dict.fromkeys(made[one] for one in parents.of(old)))
-                    commit = repository.named(replace(commit, parents=above), new, old.branch or MAIN)
-                    made[commit_id], paths = commit.id, paths + len(gone)
-                    commits.append((commit, locator))
-                uploader.finish()
-            for commit, locator in commits:
-                session.put_commit(commit, locator)
-            if after is not None and after.commit != made[main]:
-                raise _is_taken(new)
-        except BaseException:
-            session.close()  # nothing is named, so gc need not wait
-            raise
+    with Session.open(repository, writer, resumed=False) as session:
+        with Uploader(session) as uploader:
+            for commit_id, old in reversed(list(walk(objects, starts))):
+                if commit_id in expired:
+                    continue
+                tree = TreeReader(objects, commit_id)
+                gone = _erased_in(tree, known)
+                commit, locator = _without(uploader, tree, gone)
+                above = tuple(dict.fromkeys(made[one] for one in parents.of(old)))
+                commit = repository.named(replace(commit, parents=above), new, old.branch or MAIN)
+                made[commit_id], paths = commit.id, paths + len(gone)
+                commits.append((commit, locator))
+            uploader.finish()
+        for commit, locator in commits:
+            session.put_commit(commit, locator)
+        if after is not None and after.commit != made[main]:
+            raise _is_taken(new)
         entry = RefEntry.of(writer, repository.clock(), made[main], SUCCESSOR)
-        if after is not None:
-            session.close()
-        elif isinstance(session.publish(new, MAIN, None, entry), LostRace):
+        if after is None and isinstance(session.publish(new, MAIN, None, entry), LostRace):
             raise _is_taken(new)
     for branch, head in sorted(heads.items()):
         if refs.newest(new, branch) is None:

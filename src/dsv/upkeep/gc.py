@@ -209,12 +209,9 @@ class Collector:
 
     def _check_rights(self) -> float:
         """Return the time by the store's clock. Raises `Denied` if the user may not write or not delete."""
-        with Session.open(self._repository, self._writer) as session:
-            try:
-                self._check_may_delete()
-                return self._store.modified(keys.session_key(session.id, "open"))
-            finally:
-                session.close()
+        with Session.open(self._repository, self._writer, resumed=False) as session:
+            self._check_may_delete()
+            return self._store.modified(keys.session_key(session.id, "open"))
 
     def _check_may_delete(self) -> None:
         """Delete a key that does not exist: a bucket refuses that without the right to delete."""

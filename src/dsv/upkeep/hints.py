@@ -87,9 +87,8 @@ def _locator(repository: Repository, rows: IndexRows, commit_id: CommitId) -> Hi
     if found is not None and _fits(found, good):
         return None
     is_damaged = there is not None and (found is None or not _did_fit(rows, found, known))
-    right = carrying(
-        Locator.of(places[0] for places in good).encode(), repository.objects.commit(commit_id).encode()
-    )
+    commit = repository.objects.commit(commit_id)
+    right = carrying(Locator.of(places[0] for places in good).encode(), commit.encode())
     return Hint("locator", str(commit_id), key, there is not None, is_damaged, right)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -123,7 +123,7 @@ class Repair:
         with path.open("rb") as file:
             ids, lengths = bytearray(), list[int]()
             if os.fstat(file.fileno()).st_size > SINGLE_CHUNK_MAX:
-                chunks: Iterable[bytes | memoryview] = self._cutter.chunks(_reader(file.fileno()))
+                chunks: Iterable[bytes | memoryview] = self._cutter.chunks(file.readinto)
             else:
                 chunks = [file.read(SINGLE_CHUNK_MAX + 1)]
             for chunk in chunks:
@@ -250,7 +250,3 @@ class Repair:
             keys.index_merge_key(number, record.files[0].id), record.encode()
         )
         self._objects.indexes.renew()
-
-
-def _reader(descriptor: int) -> Callable[[memoryview], int]:
-    return lambda buffer: os.readv(descriptor, [buffer])

@@ -23,6 +23,7 @@ from dsv.format.tree import Entry, Kind
 from dsv.fs.descent import Descent, remove_tree, split
 from dsv.fs.errors import about
 from dsv.fs.files import write_sparse
+from dsv.fs.folders import is_there
 from dsv.repo.tree.diff import Change
 from dsv.transfer.download import Fetcher, Wanted
 from dsv.transfer.file_reader import OPEN_FLAGS, ROW, hash_content, row_of
@@ -97,8 +98,6 @@ class Contents:
 
 
 def fill_from(pieces: Iterable[bytes]) -> Fill:
-    """Return a function that writes these pieces."""
-
     return partial(write_sparse, pieces=pieces)
 
 
@@ -454,7 +453,7 @@ class Writer:
         with about(path):
             try:
                 if expected is not None and not self._expected(path, expected):
-                    return not _is_there(self._descent.at(above), name)
+                    return not is_there(self._descent.at(above), name)
                 folder = self._descent.at(above)
                 with self._taking(folder, name):
                     os.unlink(name, dir_fd=folder)
@@ -550,7 +549,7 @@ def _put(folder: int, temporary: bytes, name: bytes) -> bool:
     except FileExistsError:
         return False
     except OSError:  # a file system without hard links
-        if _is_there(folder, name):
+        if is_there(folder, name):
             return False
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         return True
@@ -565,11 +564,3 @@ def _holds(folder: int, name: bytes, entry: Entry) -> bool:
         return hash_content(descriptor, entry.size) == (entry.file_id, entry.size)
     finally:
         os.close(descriptor)
-
-
-def _is_there(folder: int, name: bytes) -> bool:
-    try:
-        os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True

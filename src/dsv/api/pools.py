@@ -18,16 +18,7 @@ from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.run.engine_list import Engines, check_image_for, choose, engine_of
 from dsv.run.engines.base import Engine, Task, check_given
-from dsv.run.pools import (
-    ANSWERS_WITHIN,
-    Choice,
-    GaveUp,
-    PoolFacts,
-    Prefer,
-    ask_all,
-    choose_pool,
-    waited,
-)
+from dsv.run.pools import ANSWERS_WITHIN, Choice, GaveUp, PoolFacts, Prefer, ask_all, choose_pool, waited
 from dsv.run.resources import PassedOver, Pool, Resources, check_resources, fit
 from dsv.run.spec import POOL_OPTIONS, JobSpec, on_pool
 from dsv.values.names import HERE, Target

@@ -111,7 +111,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, _: object = None, error: BaseException | None = None, *__: object) -> None:
         self.repository.refs.proved = False
         self._renewal.stop()
         is_over = error is None or (isinstance(error, DsvError) and not isinstance(error, Unreachable))

@@ -64,8 +64,6 @@ def open_s3(url: str, options: StoreOptions) -> Store:
     }
     keys = options.access_key, options.secret_key, options.session_token
     static: Any = dict(zip(("access_key_id", "secret_access_key", "token"), keys, strict=True))
-    if access.provider is not None:
-        keys = None, None, None
     _check(url, server, AWS_REGION=access.region, **dict(zip(_KEYS, keys, strict=True)))
     provider: Any = None if options.anonymous else access.provider or (lambda: {**static, "expires_at": None})
     client: Any = partial(S3Store, bucket, config=config, credential_provider=provider)

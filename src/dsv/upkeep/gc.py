@@ -55,15 +55,7 @@ from dsv.upkeep.gc_packs import (
 from dsv.upkeep.ids import IdSet, Seen
 from dsv.upkeep.index_rows import IndexRows
 from dsv.upkeep.reach import reach
-from dsv.upkeep.roots import (
-    Known,
-    cut_short,
-    known_moves,
-    list_all,
-    read_notes,
-    read_roots,
-    write_notes,
-)
+from dsv.upkeep.roots import Known, cut_short, known_moves, list_all, read_notes, read_roots, write_notes
 from dsv.values.ids import CommitId, IndexId, Nonce, PackId, SessionId
 from dsv.values.names import DatasetName
 from dsv.values.progress import NoProgress, Progress

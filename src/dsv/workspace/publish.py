@@ -97,9 +97,8 @@ class Left(msgspec.Struct):
 class Journal:
     """The journal of one workspace. `pack_uploaded` and `recipe` may be called from any thread."""
 
-    def __init__(self, path: Path, store_id: StoreId, descriptor: int, left: Left) -> None:
+    def __init__(self, path: Path, descriptor: int, left: Left) -> None:
         self._path = path
-        self._store_id = store_id
         self._descriptor = descriptor
         self._lock = threading.Lock()
         self._end = _START
@@ -116,7 +115,7 @@ class Journal:
             left, end = Left(), 0
             if data[:_START] == _MAGIC + store_id:
                 left, end = _replay(data)
-            journal = cls(path, store_id, descriptor, left)
+            journal = cls(path, descriptor, left)
             os.ftruncate(descriptor, end)
             os.lseek(descriptor, end, os.SEEK_SET)
             if not end:

@@ -11,14 +11,7 @@ import msgspec
 
 from dsv.errors import Conflict, Denied, IntegrityError, NotFound, OutcomeUnknown, Unreachable
 from dsv.format import envelope, keys
-from dsv.format.records import (
-    BranchRule,
-    DatasetErased,
-    ExpiryEntry,
-    FormatEntry,
-    RefEntry,
-    TagValue,
-)
+from dsv.format.records import BranchRule, DatasetErased, ExpiryEntry, FormatEntry, RefEntry, TagValue
 from dsv.repo.errors import ONE_WINS_AGAIN, record_or_none
 from dsv.values.units import rfc3339
 

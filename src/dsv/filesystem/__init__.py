@@ -401,7 +401,7 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         return running(self) or Transaction(self)
 
     def start_transaction(self) -> Transaction:
-        return Transaction(self).__enter__()
+        return Transaction(self).start()
 
     def end_transaction(self) -> None:
         """End the transaction that runs here."""

@@ -71,17 +71,16 @@ class Transaction(fsspec.transaction.Transaction):  # type: ignore[misc]
             self._changes += changes
             self._has_removals |= any(not isinstance(one, Put) for one in changes)
 
-    def __enter__(self) -> Transaction:
-        self.start()
-        return running(self.fs) or self
-
-    def start(self) -> None:
+    def start(self) -> Transaction:
         """Begin; if it runs already, as `fs.transaction` does within a transaction, begin another within it."""
         begun = type(self)(self.fs) if self in _RUNNING.get() else self
         begun._outer = running(self.fs)
         _RUNNING.set((*_RUNNING.get(), begun))
         if not self._of_one_call:
             _BEGUN.append(begun)
+        return begun
+
+    __enter__ = start
 
     def __exit__(self, kind: object, *_: object) -> None:
         (running(self.fs) or self).complete(kind is None)

@@ -16,6 +16,10 @@ from dsv.api.datasets import cat
 from dsv.api.sync import SyncRequest, sync
 from dsv.errors import Conflict, DsvError, IntegrityError
 from dsv.format.locator import ObjectKind
+from dsv.repo.repository import Repository
+from dsv.repo.tree.read import TreeReader
+from dsv.transfer.download import Fetcher, Wanted
+from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Target
 from dsv.workspace.publish import Synced
 from tests.kit.packs import verify
@@ -91,6 +95,37 @@ def test_a_pack_that_is_back_is_not_uploaded_again(ann: Person, tmp_path: Path) 
     restore(ann.context(), (b"d/1",))
     assert ann.sync().reuploaded == 0
     readable(ann, ann.sync())
+
+
+def test_a_program_that_found_damage_notices_the_repair(ann: Person) -> None:
+    base = ann.sync().commit
+    assert base is not None
+    (path,) = [one for one in (Path(ann.store) / "packs").glob("*/*") if one.stat().st_size > 1 << 20]
+    data = path.read_bytes()
+    spoiled = bytearray(data)
+    spoiled[::3] = bytes(byte ^ 1 for byte in spoiled[::3])
+    for wrong in (bytes(spoiled), data[:9], None):
+        with ann.context().repository() as repository:
+            times = [0.0]
+            repository.objects.clock = lambda times=times: times[0]  # type: ignore[misc]
+            path.unlink(missing_ok=True)
+            if wrong is not None:
+                path.write_bytes(wrong)
+            for name in ("d/1", "d/2", "d/3", "d/4", "d/5", "d/6"):
+                with pytest.raises(IntegrityError):
+                    read_one(repository, base, name.encode())
+            path.unlink(missing_ok=True)
+            path.write_bytes(data)
+            times[0] = 31.0
+            if wrong == data[:9]:
+                repository.store.data._ends.clear()  # type: ignore[attr-defined]
+            assert read_one(repository, base, b"d/6") == FILES["d/6"]
+
+
+def read_one(repository: Repository, commit: CommitId, path: bytes) -> bytes:
+    """Return the content of a file, read in the same process as others before."""
+    (entry,) = [entry for entry, _ in TreeReader(repository.objects, commit).below(path)]
+    return b"".join(b"".join(pieces) for _, pieces in Fetcher(repository.objects).files([Wanted(entry)]))
 
 
 def test_the_same_files_in_another_dataset_do_not_refer_to_what_is_gone(ann: Person, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from dsv.api.branches import BranchPath, reset_branch, tag
+from dsv.api.clone import clone
 from dsv.api.verify import VerifyRequest, verify
 from dsv.errors import DsvError
 from dsv.format import keys
@@ -173,3 +174,24 @@ def test_what_older_moves_name_lost_a_race_or_is_being_written_is_not_listed(lab
         assert not lab.verify(store).unnamed
         session.close()
         assert [one.commit for one in lab.verify(store).unnamed] == [under_way.id]
+
+
+def test_a_version_whose_record_is_lost_is_not_overwritten(tmp_path: Path) -> None:
+    """Its copy is in the store, so that others have read it is no right to publish past it."""
+    ann = Person(tmp_path / "ann", str(tmp_path / "store"))
+    ann.init()
+    ann.write({"a": b"a"})
+    first = ann.sync().commit
+    bob = Person(tmp_path / "bob", ann.store, "bob")
+    clone(bob.context(tmp_path), Target.parse("scans"), bob.workspace)
+    ann.write({"important": b"important"})
+    second = ann.sync().commit
+    assert first is not None and second is not None
+    (Path(ann.store) / keys.commit_key(second)).unlink()
+    bob.write({"b": b"b"})
+    for _ in range(2):
+        with pytest.raises(DsvError):
+            bob.sync()
+        assert bob.read(second)["important"] == b"important"
+    with bob.context().repository() as repository:
+        assert repository.refs.head(SCANS, MAIN).commit == second

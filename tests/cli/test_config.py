@@ -173,6 +173,7 @@ def test_the_pool_that_is_this_machine_has_no_settings(dsv: Dsv) -> None:
         ("stores.lake.url", "s3://AKIAX:hunter2XY@lake/dsv", "has a secret in it"),
         ("stores.lake.names", "s3://lake/names?token=hunter2XY", "has a secret in it"),
         ("stores.lake.mirrors", "s3://one/dsv, s3://AKIAX:hunter2XY@two/dsv", "has a secret in it"),
+        ("stores.lake.url", "s3://lake/dsv#token=hunter2XY", "has a secret in it"),
         ("store", "https://127.0.0.1:1", "is not a store"),
         ("stores.lake.mirrors", "s3://one/dsv,ftp://two", "is not a store"),
     ],

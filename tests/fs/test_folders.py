@@ -43,6 +43,27 @@ def test_a_folder_with_something_in_it_stays(tmp_path: Path, parent: int) -> Non
     assert os.listdir(tmp_path / "a") == ["f"]
 
 
+def test_another_folder_that_got_the_name_of_a_draft_is_not_opened_to_others(
+    tmp_path: Path, parent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member of the group may rename what lies beside it, also folders of others that he can't enter."""
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    (private / "key").touch()
+    mkdir = os.mkdir
+
+    def exchange(name: str, mode: int, **where: int) -> None:
+        mkdir(name, mode, **where)
+        (tmp_path / name).rename(tmp_path / "aside")
+        private.rename(tmp_path / name)
+
+    monkeypatch.setattr(folders.os, "mkdir", exchange)
+    with pytest.raises(PermissionError, match="exchanged"):
+        make_folder(parent, "a", Rights(given=0o2775, free=0, group=os.getegid()))
+    (moved,) = [one for one in tmp_path.iterdir() if (one / "key").exists()]
+    assert stat.S_IMODE(moved.stat().st_mode) == 0o700
+
+
 def test_a_failure_leaves_no_draft(tmp_path: Path, parent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise PermissionError("chmod")

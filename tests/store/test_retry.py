@@ -285,8 +285,8 @@ def test_a_body_cut_short_is_read_again() -> None:
 def test_where_an_object_ends_too_soon_is_found_out_once() -> None:
     inner = MemoryStore()
     inner.put_if_absent("k", b"0123456789")
-    counted = Faulty(inner)
-    store = retrying(counted)
+    counted, time = Faulty(inner), Time()
+    store = retrying(counted, time)
     with pytest.raises(CutShortError) as caught:
         store.get_range("k", 8, 3)
     assert caught.value.end == 10 and counted.calls == 2
@@ -295,6 +295,10 @@ def test_where_an_object_ends_too_soon_is_found_out_once() -> None:
             store.get_range("k", start, 3)
     assert counted.calls == 2
     assert store.get_range("k", 7, 3) == b"789" and store.get_range("k", 10, 0) == b""
+    inner.delete("k")
+    inner.put_if_absent("k", b"0123456789ab")  # somebody has put the whole object back
+    time.now += 31
+    assert store.get_range("k", 8, 3) == b"89a"
 
 
 class BreaksOff(Wrapper):

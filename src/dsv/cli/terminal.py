@@ -159,6 +159,6 @@ def _occupy_closed_descriptors() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, flags)
+            os.set_inheritable(os.open(os.devnull, flags), True)  # children write there too
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 (lives as long as the process)

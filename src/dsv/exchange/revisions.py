@@ -27,6 +27,7 @@ from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unreachable, 
 from dsv.exchange.reference import open_referred
 from dsv.exchange.remote import HTTP, kind_of, missing_package, open_place, split_url
 from dsv.exchange.sources import JOBS, FolderSource, RemoteFile, in_order, remote_file
+from dsv.fs.files import read_small
 from dsv.fs.git import GitError, GitMissingError, GitView, run_git
 from dsv.store.options import StoreOptions
 from dsv.transfer.file_reader import Problem
@@ -42,6 +43,8 @@ _LARGEST = 64 << 20
 """Bytes of all files of DVC in a revision."""
 _MOST_IN_FOLDER = 1 << 30
 """Bytes of a list of the files in a folder."""
+_LONGEST = 4096
+"""Characters of an unquoted value of YAML: a number of many parts takes time with the square of their number."""
 _DEEPEST = 64
 """Nested lists and mappings of YAML."""
 _PORTS = {"http": 80, "https": 443, "ssh": 22, "sftp": 22}
@@ -277,7 +280,8 @@ class DvcHistory(ExitStack):
         texts = [one.decode("utf-8", "replace") for one in (self.git.read([at]) if at else [])]
         if self.git.is_local:
             with suppress(OSError):
-                texts.append((self.git.folder / repository / ".dvc/config.local").read_text())
+                local = read_small(self.git.folder / repository / ".dvc/config.local") or b""
+                texts.append(local.decode("utf-8", "replace"))
         try:
             for text in texts:
                 parser.read_string(text)
@@ -386,8 +390,14 @@ class DvcHistory(ExitStack):
             for event in self._yaml.parse(text, Loader=loader):
                 depth += isinstance(event, self._yaml.CollectionStartEvent)
                 depth -= isinstance(event, self._yaml.CollectionEndEvent)
-                if isinstance(event, self._yaml.AliasEvent) or depth > _DEEPEST:
+                is_long = (
+                    isinstance(event, self._yaml.ScalarEvent)
+                    and event.implicit[0]
+                    and len(event.value) > _LONGEST
+                )
+                if is_long or isinstance(event, self._yaml.AliasEvent) or depth > _DEEPEST:
                     what = "an alias of YAML" if depth <= _DEEPEST else f"more than {_DEEPEST} nested values"
+                    what = "an unquoted value of more than 4,096 characters" if is_long else what
                     what += ", which may stand for far more than it has"
                     hint = "write the values out, or import a revision that has none"
                     raise Unsupported(f"{name} of git commit {revision} has {what}", subject=name, hint=hint)

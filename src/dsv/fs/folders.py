@@ -83,7 +83,7 @@ def make_folder(parent: int, name: str | bytes, rights: Rights, drafts: int | No
         _give_rights(above, draft, rights)
         os.rename(draft, name, src_dir_fd=above, dst_dir_fd=parent)
     except BaseException as error:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             os.rmdir(draft, dir_fd=above)
         if not isinstance(error, OSError) or not (error.errno in TAKEN or is_there(parent, name)):
             raise
@@ -95,6 +95,8 @@ def _give_rights(above: int, draft: str, rights: Rights) -> None:
     now. Raises `OSError`."""
     folder = os.open(draft, FOLDER_FLAGS, dir_fd=above)
     try:
+        if os.listdir(folder):  # noqa: PTH208 (a descriptor; somebody has given its name to another folder)
+            raise PermissionError(errno.EPERM, "somebody has exchanged a folder that was just made", draft)
         if rights.group is not None:
             with suppress(PermissionError):  # this user is not a member: the mode alone must do
                 os.fchown(folder, -1, rights.group)

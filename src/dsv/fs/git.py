@@ -67,7 +67,8 @@ class GitView:
         self._folder, self._how = folder, how
         self._git = partial(run_git, cwd=folder, **how)
         # This one reads the configuration, and starts nothing.
-        said = os.fsdecode(self._git("rev-parse", "--absolute-git-dir", "--show-object-format"))
+        limit = {"timeout": 60.0, **how}  # an include may be a pipe
+        said = os.fsdecode(self._git("rev-parse", "--absolute-git-dir", "--show-object-format", **limit))
         own, _, objects = said.removesuffix("\n").rpartition("\n")
         try:
             self._view = TemporaryDirectory(prefix="dsv-git-")

@@ -385,8 +385,9 @@ def _if_readable(read: Callable[[], _T]) -> _T | None:
 
 
 def standing(objects: Objects, base: CommitId | None) -> CommitId | None:
-    """Return the base, or its nearest first-parent ancestor that the store has; None if it has none."""
-    while base is not None and objects.stored_commit(base) is None:
+    """Return the base, or its nearest first-parent ancestor that the store has, or has a copy of; None if it has
+    none."""
+    while base is not None and objects.stored_commit(base) is None and objects.copied_commit(base) is None:
         lost = objects.local_commit(base)
         base = lost.parents[0] if lost is not None and lost.parents else None
     return base

@@ -94,9 +94,10 @@ def run_folder(state: Path, dataset: DatasetName, run: RunId) -> Path:
 
 
 def remove_run_folder(state: Path, dataset: DatasetName, run: RunId) -> None:
-    """Remove the folder of a run, if there is one, following no symlink below `state`. Raises `OSError`."""
-    with suppress(FileNotFoundError), Descent(state) as descent:
-        remove_tree(os.fsencode(run), descent.at(f"{RUNS}/{dataset.component}".encode()))
+    """Remove the folder of a run, if there is one, following no symlink below the user's folder of all runs.
+    Raises `OSError`."""
+    with suppress(FileNotFoundError), Descent(state / RUNS) as descent:
+        remove_tree(os.fsencode(run), descent.at(dataset.component.encode()))
 
 
 def job_folder(out: str, dataset: DatasetName, run: RunId) -> Path:

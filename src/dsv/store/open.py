@@ -267,7 +267,7 @@ def open_names(
 
 def check_location(url: str) -> str:
     """Return the scheme of a store. Raises `UsageError` for the URL of no store, and for one with a secret."""
-    if "@" in url or "?" in url:
+    if any(one in url for one in "@?#;"):
         from dsv.values.secrets import hide_in_urls  # takes a while to import
 
         if (shown := hide_in_urls(url)) != url:

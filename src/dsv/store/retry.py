@@ -63,6 +63,8 @@ PATIENT: Final = RetryPolicy()
 SILENT: Final = 4.0
 """Seconds without an answer after which a person is told, once, what is being waited for."""
 _UNANSWERED: Final = (NoAnswer, OutcomeUnknown, CutShortError)
+_REMEMBERED: Final = 30.0
+"""Seconds for which the end of an object that is cut short is remembered: it may be repaired."""
 _BULK: Final = 1 << 20
 """From this size on, a transfer may take longer than that without anything being wrong."""
 
@@ -127,8 +129,8 @@ class Retrying:
         self._policy = policy
         self._clock = clock
         self._sleep = sleep
-        self._ends: dict[str, int] = {}
-        """Where objects end that are too short. What lies behind that is not asked for again."""
+        self._ends: dict[str, tuple[int, float]] = {}
+        """Where objects end that are too short, and when that was found out."""
         self._notice = notice
         self._trials: set[_Trial] = set()
         """Those under way, except of what may take long without anything being wrong."""
@@ -162,8 +164,8 @@ class Retrying:
 
         def read() -> memoryview | CutShortError:
             nonlocal before
-            end = self._ends.get(key)
-            if end is not None and length and start + length > end:
+            end, when = self._ends.get(key, (start + length, 0.0))
+            if length and start + length > end and self._clock() - when < _REMEMBERED:
                 return cut_short(self.url, key, start, length, max(0, end - start))
             try:
                 return self.inner.get_range(key, start, length)
@@ -171,7 +173,7 @@ class Retrying:
                 if error.end != before:
                     before = error.end
                     raise
-                self._ends[key] = min(before, self._ends.get(key, before))
+                self._ends[key] = before, self._clock()
                 return error
 
         found = self._repeated(read, length >= _BULK)

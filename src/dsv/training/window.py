@@ -111,8 +111,8 @@ def address(samples: Stored, *, anew: bool = False) -> bytes:
 
     Nobody else can guess it, as it follows from a secret in a folder of this user. anew: make another secret.
     """
-    folder = Path(tempfile.gettempdir()) / f"dsv-window-{os.geteuid()}"
     try:
+        folder = Path(tempfile.gettempdir()) / f"dsv-window-{os.geteuid()}"
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         found = folder.lstat()

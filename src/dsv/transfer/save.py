@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -106,8 +107,9 @@ class FileSaver(Generic[T]):
     def check_together(
         self, rows_in: Callable[[bytes], Mapping[bytes, bytes]], *, complete: bool = False
     ) -> list[Problem]:
-        """Return files that were read at another moment than those that belong to them: a rename has replaced
-        them, as writers of pairs do it, or they are a SQLite database or its journal, and have changed.
+        """Return files that were read at another moment than those that belong to them: a rename has replaced one
+        of several with the same beginning, or several, as writers of pairs do it, or they are a SQLite database
+        or its journal, and have changed.
 
         Call it when everything is read. rows_in: returns the files of a folder by name, with the `row_of` of
         what was read, or is known since the folder was listed; empty rows are not compared. complete: it has
@@ -121,12 +123,13 @@ class FileSaver(Generic[T]):
 
     def _torn(
         self, folder: bytes, at: int, begun: int, rows: Mapping[bytes, bytes], complete: bool
-    ) -> Iterator[Problem]:
+    ) -> list[Problem]:
         renamed = os.fstat(at).st_mtime_ns != begun
         names = rows.keys() | set(map(os.fsencode, os.listdir(at)))
         found = (name for name in names if name.endswith(JOURNALS))
         journals = {name: base for name in found if rows.get(base := name.rpartition(b"-")[0])}
         grouped = {*journals, *journals.values()}
+        torn, replaced = list[bytes](), list[bytes]()
         for name in sorted(grouped | rows.keys() if renamed else grouped):
             row, now = rows.get(name), b""
             with suppress(FileNotFoundError):
@@ -141,7 +144,12 @@ class FileSaver(Generic[T]):
                 continue  # not replaced; some file systems give inodes new numbers
             came = row is None and now and (renamed or complete)
             if came or (row and now[8:] != row[8:]):
-                yield Problem(join(folder, name), "it changed while what belongs to it was read", True)
+                (torn if name in grouped else replaced).append(name)
+        stems = Counter(name.partition(b".")[0] for name in names)
+        if len(replaced) > 1 or any(stems[name.partition(b".")[0]] > 1 for name in replaced):
+            torn += replaced  # one alone was read whole
+        why = "it changed while what belongs to it was read"
+        return [Problem(join(folder, name), why, True) for name in torn]
 
     def _store_all(self, run: Run[T]) -> list[Saved | None]:
         batch = run.batch

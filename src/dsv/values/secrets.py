@@ -77,6 +77,10 @@ _SHAPES = re.compile(
     re.DOTALL | re.ASCII,
 )
 _QUERY = re.compile(r"(?P<head>[?&#](?P<name>[A-Za-z][A-Za-z0-9_.-]{0,63})=)(?P<value>[^\s&\"'<>#]+)")
+# Of a URL alone, where quotes and the like belong to a value.
+_URL_QUERY = re.compile(
+    r"(?P<head>[?&;#](?:amp;)?(?P<name>[\w%.\[\]-]{1,64})=)(?P<value>[^\s&;#]+)", re.ASCII
+)
 
 # To the closing quote, which does not follow a backslash, or to the end if there is none.
 _QUOTED = r"""(?:"(?:[^"\\\0]++|\\[^\0]?)*"?|'(?:[^'\\\0]++|\\[^\0]?)*'?)"""
@@ -126,7 +130,17 @@ def _is_secret(name: str, value: str) -> bool:
 
 def hide_in_urls(text: str) -> str:
     """Return a text, such as a message with user input, without passwords and signatures in URLs."""
-    return _hide_queries(_IN_A_URL.sub(HIDDEN, text)) if "://" in text else text
+    if "://" not in text:
+        return text
+
+    def hide(found: re.Match[str]) -> str:
+        name = re.sub(r"%([0-9A-Fa-f]{2})", lambda one: chr(int(one[1], 16)), found["name"]).strip(
+            "_[]0123456789"
+        )
+        secret = _is_secret(name, found["value"]) or name.lower() in ("sig", "pw")
+        return found["head"] + HIDDEN if secret else found[0]
+
+    return _URL_QUERY.sub(hide, _IN_A_URL.sub(HIDDEN, text))
 
 
 def _hide_queries(text: str) -> str:

@@ -152,7 +152,7 @@ def follows(objects: Objects, head: Head, base: CommitId | None) -> bool:
     commits that the store has lost and whose nearest ancestor is the base."""
     if head.commit == base or head.commit is None:
         return head.commit == base
-    if objects.stored_commit(head.commit) is not None:
+    if objects.stored_commit(head.commit) is not None or objects.copied_commit(head.commit) is not None:
         return False
     return objects.local_commit(head.commit) is not None and standing(objects, head.commit) == base
 

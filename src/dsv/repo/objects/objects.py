@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -78,6 +79,9 @@ def is_possible(kind: ObjectKind, where: Location) -> bool:
     return where.length <= limit and where.stored <= limit + FRAME_SLACK and where.tail <= tail
 
 
+_ENOUGH, _REMEMBERED = 4, 30.0
+"""After so many objects in a row that are wrong, others of their pack are not read alone, for so many seconds: a
+repaired store is noticed, and one pack of a million damaged objects does not take a million requests."""
 _CHECKED_MAX = 1 << 14
 """The most ids that are remembered: 2 MB, for trees of 16 million files."""
 
@@ -171,13 +175,15 @@ class Objects:
         self.externals = Externals(store, metadata)
         self._metadata = metadata
         self._stored: dict[CommitId, bytes | None] = {}
-        self._gone: set[PackId] = set()
-        """Packs that were missing when they were read."""
-        self._wrong: set[PackId] = set()
-        """Packs with an object that was wrong twice, when it was read with others and by itself."""
-        self._looked: set[PackId | int] = set()
-        """Packs for whose lost or damaged objects the store's indexes were read again; and how many commits
-        were open when that was done for an object that is in no index."""
+        self._gone: dict[PackId, float] = {}
+        """Packs that were missing when they were read, and when that was."""
+        self._wrong: dict[PackId, tuple[int, float]] = {}
+        """Packs of which several objects in a row were wrong twice, read with others and alone: their number,
+        and when the last one was."""
+        self._looked: dict[PackId | None, float] = {}
+        """When the store's indexes were read again for a lost or damaged object of a pack; None stands for
+        objects that are in no index."""
+        self.clock = time.monotonic
         self._in_use: WeakValueDictionary[tuple[ObjectKind, Id], Located[bytes]] = WeakValueDictionary()
         self._segments = SegmentDecoder()
         self.copy_of: Callable[[Entry], AnyPath] | None = None
@@ -251,11 +257,11 @@ class Objects:
         return found
 
     def copied_commit(self, commit_id: CommitId) -> Commit | None:
-        """Return a commit from the copy in its locator; None if there is none."""
+        """Return a commit from the copy in its locator; None if there is none. No local copy is kept: those are
+        of commits that this machine knew before the store lost them (`workspace.open.follows`)."""
         with suppress(NotFound, IntegrityError):
             data = codec.carried(bytes(self.store.get(keys.locator_key(commit_id), _LOCATOR_MAX)), RECORD_MAX)
             if data is not None and CommitId.hash(data) == commit_id:
-                self._metadata.put("commit", str(commit_id), data)
                 return decoded(Commit.decode, data, "commit", commit_id)
         return None
 
@@ -400,9 +406,12 @@ class Objects:
         gone: list[PackId] = []
         for where in self._places(kind, object_id):
             try:
-                if where == tried and where.pack in self._wrong:
+                count, last = self._wrong.get(where.pack, (0, 0.0))
+                if where == tried and count >= _ENOUGH and self.clock() - last < _REMEMBERED:
                     raise damaged(kind, object_id, where)
-                return checked(kind, object_id, where, self._bytes_at(kind, object_id, where)), where
+                found = checked(kind, object_id, where, self._bytes_at(kind, object_id, where))
+                self._wrong.pop(where.pack, None)
+                return found, where
             except StoreMissing:
                 raise
             except (NotFound, IntegrityError) as error:
@@ -412,7 +421,7 @@ class Objects:
                     gone.append(where.pack)
                 elif not where.pack.is_external:
                     self.packs.note_damaged(kind, object_id, where.pack)
-                    self._wrong.add(where.pack)
+                    self._wrong[where.pack] = self._wrong.get(where.pack, (0, 0.0))[0] + 1, self.clock()
         if tried is not None and tried.pack not in gone and self.packs.is_lost(tried.pack):
             gone.append(tried.pack)
         for pack_id in gone:
@@ -428,15 +437,16 @@ class Objects:
         """Yield every location in an index, those outside the store last; then those that appeared since,
         because gc may have moved the object; then those that only the store's own index files have.
 
-        These two are looked for once for each pack: gc stores all that is needed of a pack before it goes."""
+        These two are looked for once in a while for each pack, however many of its objects are damaged."""
         tried = set[Location]()
         looks: tuple[Callable[[], bool], ...] = (self.indexes.refresh, self.indexes.reload)
         for look in (None, *looks):
             if look == self.indexes.refresh:
-                about: set[PackId | int] = {one.pack for one in tried} or {len(self.opened)}
-                if about <= self._looked:
+                now = self.clock()
+                about: list[PackId | None] = [one.pack for one in tried] or [None]
+                if all(now - self._looked.get(one, -_REMEMBERED) < _REMEMBERED for one in about):
                     return
-                self._looked |= about
+                self._looked.update(dict.fromkeys(about, now))
             places = self.indexes.places(kind, object_id) if look is None or look() else ()
             outside: list[Location] = []
             for where in places:
@@ -457,7 +467,7 @@ class Objects:
                     return where
             if tried.pack in self._gone:
                 return None
-            self._gone.add(tried.pack)
+            self._gone[tried.pack] = self.clock()
             self.indexes.refresh()
 
     def metadata_object(self, kind: ObjectKind, object_id: Id, where: Location | None) -> Located[bytes]:
@@ -486,7 +496,7 @@ class Objects:
             raise damaged(kind, object_id, where)
         if where.pack.is_external:
             return self.externals.bytes_at(where)
-        if where.pack in self._gone:
+        if self.clock() - self._gone.get(where.pack, -_REMEMBERED) < _REMEMBERED:
             raise absent(self.store.url, keys.pack_key(where.pack))
         return self.store.get_range(keys.pack_key(where.pack), where.offset, where.stored + tail)
 

@@ -390,11 +390,8 @@ class DvcHistory(ExitStack):
             for event in self._yaml.parse(text, Loader=loader):
                 depth += isinstance(event, self._yaml.CollectionStartEvent)
                 depth -= isinstance(event, self._yaml.CollectionEndEvent)
-                is_long = (
-                    isinstance(event, self._yaml.ScalarEvent)
-                    and event.implicit[0]
-                    and len(event.value) > _LONGEST
-                )
+                is_plain = isinstance(event, self._yaml.ScalarEvent) and event.implicit[0]
+                is_long = is_plain and len(event.value) > _LONGEST and ":" in event.value
                 if is_long or isinstance(event, self._yaml.AliasEvent) or depth > _DEEPEST:
                     what = "an alias of YAML" if depth <= _DEEPEST else f"more than {_DEEPEST} nested values"
                     what = "an unquoted value of more than 4,096 characters" if is_long else what

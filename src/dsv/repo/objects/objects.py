@@ -178,11 +178,9 @@ class Objects:
         self._gone: dict[PackId, float] = {}
         """Packs that were missing when they were read, and when that was."""
         self._wrong: dict[PackId, tuple[int, float]] = {}
-        """Packs of which several objects in a row were wrong twice, read with others and alone: their number,
-        and when the last one was."""
+        """How many objects of a pack in a row were wrong when they were read alone, and when the last one was."""
         self._looked: dict[PackId | None, float] = {}
-        """When the store's indexes were read again for a lost or damaged object of a pack; None stands for
-        objects that are in no index."""
+        """When the indexes were read again for an object of a pack; None stands for objects in no index."""
         self.clock = time.monotonic
         self._in_use: WeakValueDictionary[tuple[ObjectKind, Id], Located[bytes]] = WeakValueDictionary()
         self._segments = SegmentDecoder()

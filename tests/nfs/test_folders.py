@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from dsv.cache.removal import Remover
+from dsv.fs.shared_path import SharedPath
 from tests.nfs.crew import SEARCHED, Crew
 from tests.waiting import until
 
@@ -50,6 +51,7 @@ REMOVES = """
 import sys, time
 from pathlib import Path
 from dsv.cache.removal import Remover
+from dsv.fs.shared_path import SharedPath
 tree, marks = Path(sys.argv[1]), Path(sys.argv[2])
 class Overtaken(Remover):
     def _empty(self, folder, shown, pool):
@@ -64,7 +66,7 @@ class Overtaken(Remover):
             while not (marks / "gone").exists():
                 time.sleep(0.05)
         return super()._files(folder, shown, names)
-print(Overtaken().remove(tree).files)
+print(Overtaken().remove(SharedPath(tree.parent) / tree.name).files)
 """
 
 
@@ -80,7 +82,7 @@ def test_a_tree_that_another_host_removes_meanwhile_is_gone(crew: Crew, where: s
         sys.executable, "-c", REMOVES, f"/mnt/nfs/{crew.name}/trash/tree", marks, where, **SEARCHED
     )
     until(lambda: (crew.marks / "open").exists(), "an open folder")
-    Remover().remove(top / "tree")  # shutil.rmtree would stop where the other host is quicker
+    Remover().remove(SharedPath(top) / "tree")  # shutil.rmtree would stop where the other host is quicker
     (crew.marks / "gone").touch()
     found = task.answer()
     assert found.status == 0, found.err

@@ -82,7 +82,7 @@ def runs(
     try:
         with call.context() as context, open_runs(context, call.around.environ) as found:
             warn_of_cut_off(call, found)
-            ids, of_dataset = found.ids_or_dataset(ids, of_dataset)
+            ids, of_dataset = (ids, of_dataset) if only else found.ids_or_dataset(ids, of_dataset)
             asked = _find(call, found, ids, of_dataset, query, most, only=bool(only), compare=compare)
             views, sweep, cut = found.settle(asked[0]), *asked[1:]
             if out is not None:

@@ -288,8 +288,11 @@ def test_samples_whose_blocks_are_here_are_not_read_by_themselves(home: Path) ->
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 @pytest.mark.parametrize("listens", [True, False])
-def test_another_user_who_has_the_address_stops_no_reading(shared: Samples, listens: bool) -> None:
+def test_another_user_who_has_the_address_stops_no_reading(
+    shared: Samples, listens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """He may have seen it while it was in use."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))  # other tests keep their address
     ready, told = os.pipe()
     name = window.address(shared)
     pid = os.fork()

@@ -317,7 +317,7 @@ def test_any_block_size_reads_the_file(fs: DsvFileSystem, size: Any) -> None:
 
 
 def test_xarray_reads_chunks_in_other_processes(fs: DsvFileSystem, top: str, home: Path) -> None:
-    xarray, _, _ = (pytest.importorskip(name) for name in ("xarray", "dask", "h5netcdf"))
+    xarray, *_ = [pytest.importorskip(name) for name in ("xarray", "dask", "h5netcdf", "h5py")]
     np = pytest.importorskip("numpy")
     data = xarray.Dataset({"t": ("x", np.arange(1000.0))})
     fs.pipe(f"{top}/t.nc", bytes(data.to_netcdf(engine="h5netcdf")))

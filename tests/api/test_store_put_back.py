@@ -154,6 +154,8 @@ def test_a_branch_that_names_a_lost_commit_is_mended_by_who_has_its_files(tmp_pa
     lost = ann.sync().commit
     assert first is not None and lost is not None
     (tmp_path / "store" / keys.commit_key(lost)).unlink()
+    assert not ann.sync().any_change and head(ann) == lost, "its locator has a copy"
+    (tmp_path / "store" / keys.locator_key(lost)).unlink()
     done = ann.sync()
     assert done.any_change and done.parent == first and done.commit == head(ann)
     assert ann.read(done.commit) == ann.files()

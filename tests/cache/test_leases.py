@@ -17,7 +17,7 @@ import pytest
 from tests import exhaustive
 from tests.cache.places import Clock, make_root, place, publish
 from tests.inputs.small_disk import SmallDisk, small_disk
-from tests.waiting import until
+from tests.waiting import PATIENCE, until
 
 from dsv.cache import claims, leases
 from dsv.cache.claims import Intent, LeaseName, read_claims
@@ -400,19 +400,23 @@ def test_the_renewing_thread_survives_a_symlink_in_place_of_the_claims(
     errors: list[DsvError] = []
     with Lease.take(root, place(), "run", ttl=3600) as lease:
         assert lease.confirm()
-        renew = lease.renew
+        renew, between, renewed = lease.renew, threading.Lock(), threading.Event()
 
         def noted() -> None:
             try:
-                renew()
+                with between:
+                    renew()
             except DsvError as error:
                 errors.append(error)
                 raise
+            renewed.set()
 
         monkeypatch.setattr(lease, "renew", noted)
+        assert renewed.wait(PATIENCE)
         folder = root.claims(place()).path.parent
-        away = folder.rename(root.path / "away")
-        folder.symlink_to("nowhere")
+        with between:  # a renewal between the two would make the folder again
+            away = folder.rename(root.path / "away")
+            folder.symlink_to("nowhere")
         until(lambda: len(errors) > 1)
         assert {type(error) for error in errors} == {Conflict}
         assert lease.secure, "others still respect it"

@@ -61,16 +61,21 @@ def test_small_things_still_come_in_large_ranges() -> None:
 
 def test_packs_that_are_used_by_turns_are_still_read_at_the_same_time() -> None:
     """As after many small edits: each range is needed until the end, so many are read before the first is done."""
-    together = threading.Barrier(2)
+    asked, more = 0, threading.Condition()
 
-    class Paired(MemoryStore):
+    class Ahead(MemoryStore):
         def get_range(self, key: str, start: int, length: int) -> memoryview:
-            together.wait(
-                PATIENCE
-            )  # for another one: of requests that are made one by one none ever has an answer
+            """Answer when one more is asked for: of requests that are made one by one none ever has an answer."""
+            nonlocal asked
+            with more:
+                asked += 1
+                more.notify_all()
+                pack = keys.parse_pack_key(key)
+                assert pack is not None
+                assert more.wait_for(lambda: asked >= min(packs.index(pack) + 2, len(packs)), PATIENCE)
             return super().get_range(key, start, length)
 
-    store, packs = Paired(), [PackId(bytes([number]) * 16) for number in range(60)]
+    store, packs = Ahead(), [PackId(bytes([number]) * 16) for number in range(60)]
     for pack in packs:
         store.put_if_absent(keys.pack_key(pack), bytes(pack[:1]) * 3)
     wanted = [(Location(pack, at, 1, 1, Codec.RAW), pack) for at in range(3) for pack in packs]

@@ -15,6 +15,7 @@ from dsv.api.cache import Stager, cache
 from dsv.api.cached import cached
 from dsv.api.evict import evict
 from dsv.api.holds import hold, release
+from dsv.cache import names
 from dsv.cache.leases import Lease
 from dsv.cache.names import bound_store
 from dsv.cache.root import FILE_TIME, CacheRoot, Place
@@ -250,6 +251,40 @@ def test_a_name_stays_with_a_store_whose_command_is_about_to_fill(
             one(bob, folder, "scans")
         assert bound_store(root, DatasetName.parse("scans")) is not None
     assert one(bob, folder, "scans").path.exists()
+
+
+def test_a_killed_release_of_a_name_frees_it_for_nobody(
+    ann: Person, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has renamed the note away, and a command of the first store has come before it looked again."""
+    cached = one(ann, folder, "scans")
+    evict(ann.context(), folder, [Target.parse("scans")])
+    root, scans = CacheRoot(folder), DatasetName.parse("scans")
+    owner = bound_store(root, scans)
+    bob = Person(tmp_path / "bob", str(tmp_path / "other-store"), "bob")
+    bob.init()
+    bob.write({"x": b"other"})
+    bob.sync()
+    looks = iter((False,))
+
+    class Killed(BaseException):
+        pass
+
+    def is_used(*_: object) -> bool:
+        for used in looks:
+            return used
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(names, "_is_used", is_used)
+        with pytest.raises(Killed):
+            one(bob, folder, "scans")
+    with Lease.take(root, Place("scans", cached.path.name), "stage"):
+        with pytest.raises(Conflict, match="another store's dataset scans"):
+            one(bob, folder, "scans")
+        assert bound_store(root, scans) == owner is not None
+    assert (one(bob, folder, "scans").path / "x").read_bytes() == b"other"
+    assert sorted(os.listdir(folder / ".dsv/datasets")) == ["scans"]
 
 
 def test_room_is_made_within_the_owners_limits_or_refused_with_figures(ann: Person, folder: Path) -> None:

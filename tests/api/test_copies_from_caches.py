@@ -124,6 +124,15 @@ def test_what_is_no_such_file_in_the_cache_comes_from_the_store(bob: Person, kin
     assert bob.files() == FILES
 
 
+def test_nothing_is_lent_through_a_link_in_place_of_a_folder(bob: Person) -> None:
+    """Another member of the cache's group has put it there; what it leads to even has the right content."""
+    folder = cached(bob, "scans") / "train"
+    folder.rename(bob.home / "private")
+    folder.symlink_to(bob.home / "private")
+    assert cloned(bob).cached_files == len(CONTENTS) - 2
+    assert bob.files() == FILES
+
+
 def test_a_commit_that_is_evicted_meanwhile_is_fetched(bob: Person, monkeypatch: pytest.MonkeyPatch) -> None:
     find = LendingCache.find
 

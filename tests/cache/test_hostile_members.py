@@ -28,6 +28,8 @@ _BY_PATH = {
     "symlink", "truncate", "unlink", "utime", "walk",
 }  # fmt: skip
 _BY_DESCRIPTOR = {"descriptor", "folder", "copy", "source", "file"}
+# The name of a file or folder in one that is open. A path of several could lead through a symlink.
+_ONE_NAME = {"draft", "last", "name", "old", "one", "source[1]"}
 # Only the root itself, which symlinks may lead to, and what is above it.
 _OF_THE_ROOT = {"nearest_folder(root.path)", "nearest_folder(path)", "root.path"}
 _PATHLIB = {
@@ -45,6 +47,10 @@ def by_path(source: str) -> list[str]:
         call, first = ast.unparse(node), ast.unparse(node.args[0]) if node.args else ""
         options = {one.arg for one in node.keywords}
         if isinstance(node.func, ast.Name) and node.func.id == "open":
+            found.append(call)
+        names = [ast.unparse(one) for one in node.args[:2]]
+        named = names[1:] if "symlink" in ast.unparse(node.func) else names[:1]
+        if options & {"dir_fd", "src_dir_fd"} and not _ONE_NAME.issuperset(named):
             found.append(call)
         if not isinstance(node.func, ast.Attribute):
             continue
@@ -81,10 +87,12 @@ def test_nothing_in_a_cache_is_reached_by_its_path() -> None:
 
 
 def test_a_call_by_path_is_seen() -> None:
-    for call in ("os.open(path, 0)", "os.rename(a, b)", "shutil.rmtree(x)", "open(x)", "x.read_bytes()",
+    for call in ("os.open(entry.path, 0, dir_fd=top)", "link(path, name, src_dir_fd=a, dst_dir_fd=b)",
+                 "os.open(path, 0)", "os.rename(a, b)", "shutil.rmtree(x)", "open(x)", "x.read_bytes()",
                  "root.visible(p).path.rmdir()", "os.scandir(top)", "os.link(a, b)"):  # fmt: skip
         assert by_path(call) == [call]
-    for call in ("os.open(name, 0, dir_fd=folder)", "os.rename(a, b, src_dir_fd=c, dst_dir_fd=d)"):
+    for call in ("os.open(name, 0, dir_fd=folder)", "os.rename(old, b, src_dir_fd=c, dst_dir_fd=d)",
+                 "os.symlink(target, name, dir_fd=folder)"):  # fmt: skip
         assert by_path(call) == []
 
 

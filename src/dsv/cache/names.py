@@ -112,6 +112,9 @@ def bind(root: CacheRoot, dataset: DatasetName, store: StoreId, lease: str = "")
     lease: the id of the caller's lease of the dataset, taken before: see rule N7 of the cache protocol.
     """
     owner = bound_store(root, dataset)
+    if owner is None:
+        _put_back(root, dataset)
+        owner = bound_store(root, dataset)
     if owner not in (None, store) and _release(root, dataset, lease):
         owner = None
     if owner is None:
@@ -139,17 +142,27 @@ def _release(root: CacheRoot, dataset: DatasetName, lease: str) -> bool:
     note = root.binding(folder_name(dataset))
     if _is_used(root, dataset, lease):
         return False
-    away = root.temporary / os.urandom(12).hex()
-    try:
+    away = _released(root, dataset)
+    with contextlib.suppress(FileNotFoundError):  # another command of this kind was faster
         note.rename(away)
-        if not _is_used(root, dataset, lease):
-            return True
-        root.write_once(note, read_small(away) or b"")  # a command of that store has come meanwhile
+    if _is_used(root, dataset, lease):  # a command of that store has come meanwhile
+        _put_back(root, dataset)
         return False
-    except FileNotFoundError:  # another command of this kind was faster
-        return True
-    finally:
+    away.unlink(missing_ok=True)
+    return True
+
+
+def _put_back(root: CacheRoot, dataset: DatasetName) -> None:
+    """Give the dataset its note again, if a release has renamed it away and then found it in use, or was killed."""
+    away = _released(root, dataset)
+    data = read_small(away)
+    if data is not None:
+        root.write_once(root.binding(folder_name(dataset)), data)
         away.unlink(missing_ok=True)
+
+
+def _released(root: CacheRoot, dataset: DatasetName) -> SharedPath:
+    return root.binding(f".released-{folder_name(dataset)}")
 
 
 def _is_used(root: CacheRoot, dataset: DatasetName, lease: str) -> bool:

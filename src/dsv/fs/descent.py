@@ -104,9 +104,11 @@ class Descent:
     def _reopen(self) -> None:
         here, kept = self._root, max(0, len(self._parts) - _MAX_OPEN // 2)
         for at, part in enumerate(self._parts):
-            below = _enter(here, part)
-            if 0 < at <= kept:
-                os.close(here)
+            try:
+                below = _enter(here, part)
+            finally:
+                if 0 < at <= kept:
+                    os.close(here)
             here = below
             if at >= kept:
                 self._open[at] = here
@@ -136,16 +138,28 @@ def _entries(folder: int) -> list[os.DirEntry[str]]:
 
 def remove_tree(root: Path | bytes, dir_fd: int | None = None) -> None:
     """Remove a folder with all that is in it, however deep it is. Raises `OSError`."""
-    folders: list[bytes] = []
     with Descent(root, dir_fd) as descent:
-        for path, folder, entries in descent.walk():
-            folders.append(path)
-            for one in entries:
-                if not one.is_dir(follow_symlinks=False):
-                    os.unlink(one.name, dir_fd=folder)
-        for above, name in map(split, reversed(folders[1:])):
-            os.rmdir(name, dir_fd=descent.at(above))
+        path, left = b"", [_remove_files(descent.at(b""))]  # the folders to remove in each folder of the path
+        while left[0] or path:
+            if left[-1]:
+                path = join(path, left[-1].pop())
+                left.append(_remove_files(descent.at(path)))
+            else:
+                left.pop()
+                path, name = split(path)
+                os.rmdir(name, dir_fd=descent.at(path))
     os.rmdir(root, dir_fd=dir_fd)
+
+
+def _remove_files(folder: int) -> list[bytes]:
+    """Remove what is in an open folder except for folders, and return their names. Raises `OSError`."""
+    folders: list[bytes] = []
+    for one in _entries(folder):
+        if one.is_dir(follow_symlinks=False):
+            folders.append(os.fsencode(one.name))
+        else:
+            os.unlink(one.name, dir_fd=folder)
+    return folders
 
 
 def split(path: bytes) -> tuple[bytes, bytes]:

@@ -106,12 +106,13 @@ def sync_data(descriptor: int) -> None:
     getattr(os, "fdatasync", os.fsync)(descriptor)  # macOS has no fdatasync
 
 
-def read_file(path: AnyPath) -> bytes:
-    """Return the file's content. Try again if an NFS client finds it replaced (ESTALE). Raises `OSError`."""
+def read_file(path: AnyPath, limit: int = -1) -> bytes:
+    """Return the file's content, of at most `limit` bytes. Try again if an NFS client finds it replaced (ESTALE).
+    Raises `OSError`."""
     for attempt in range(_STALE_TRIES):
         try:
             with os.fdopen(open_at(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-                return file.read()
+                return file.read(limit)
         except OSError as error:
             if error.errno != errno.ESTALE or attempt == _STALE_TRIES - 1:
                 raise

@@ -24,7 +24,7 @@ from dsv.repo.tree.read import LocatedSegment, TreeReader
 from dsv.transfer.download import READ_AHEAD, Donor, Fetcher, Wanted, donor_chunks
 from dsv.values.ids import ChunkId, CommitId, RecipeId
 from dsv.values.names import DatasetName
-from dsv.values.paths import PathSet
+from dsv.values.paths import MAX_PATH, PathSet
 
 _SEGMENTS = 16  # that are read together
 LEAST_AHEAD = 1 << 20  # bytes; with less, every few files would need a request
@@ -117,7 +117,7 @@ class Contents:
         self._selection = PathSet.of(path.encode() for path in directory.plan.selection)
         self._donor_trees: dict[int, TreeReader] = {}
         has_map = directory.plan.has_source_map
-        self._source_map = read_file(directory.folder / "sheet") if has_map else None
+        self._source_map = read_file(directory.folder / "sheet", self._starts[-1]) if has_map else None
         if self._source_map is not None and len(self._source_map) < self._starts[-1]:
             raise IntegrityError(f"the plan of {directory.place} is cut short", subject=str(directory.place))
 
@@ -228,7 +228,8 @@ class Contents:
     def _moves(self, number: int, codes: bytes, start: int) -> Iterator[bytes]:
         """Yield the donors' paths of the moved files of a segment, from its entry `start` on."""
         if codes.translate(None, _UNMOVED):
-            paths = read_file(self._directory.folder / "moves" / str(number)).split(b"\0")
+            moves = self._directory.folder / "moves" / str(number)
+            paths = read_file(moves, len(codes) * (MAX_PATH + 1)).split(b"\0")
             yield from paths[len(codes[:start].translate(None, _UNMOVED)) :]
 
 

@@ -31,7 +31,7 @@ from dsv.format.tree import Entry
 from dsv.fs import system
 from dsv.fs.files import write_sparse
 from dsv.fs.folders import FOLDER_FLAGS
-from dsv.fs.shared_path import AnyPath, open_below
+from dsv.fs.shared_path import AnyPath, descend
 from dsv.repo.objects.metadata import LocalStore, MetadataCache
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.read import TreeReader
@@ -54,6 +54,7 @@ _PIECE = 4 << 20
 _BATCH_FILES = 64
 _BATCH_BYTES = 4 << 20
 _REMOTE_THREADS = 16
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _SOURCE_LOST = (errno.EIO, errno.ESTALE)
 
 T = TypeVar("T")
@@ -348,7 +349,12 @@ def _open_all(batch: Sequence[tuple[LendingCache, Lender, Entry]]) -> list[Opene
 
 def _open(top: int, entry: Entry, clones: bool) -> Opened:
     try:
-        descriptor = open_below(top, os.fsdecode(entry.path), os.O_RDONLY | os.O_NONBLOCK)
+        above, _, name = os.fsdecode(entry.path).rpartition("/")
+        folder = descend(top, above or ".")
+        try:
+            descriptor = os.open(name, _OPEN, dir_fd=folder)
+        finally:
+            os.close(folder)
     except OSError:  # evicted, or not readable by this user
         return None
     keep = False

@@ -95,6 +95,7 @@ def _target(link: SharedPath) -> str | None:
 
 
 _ADDRESS = "address-"
+_RELEASED = ".released-"
 _IN_USE = ("lease-", "pin-", "intent-")
 
 
@@ -113,7 +114,7 @@ def bind(root: CacheRoot, dataset: DatasetName, store: StoreId, lease: str = "")
     """
     owner = bound_store(root, dataset)
     if owner is None:
-        _put_back(root, dataset)
+        _put_back(root, root.binding(folder_name(dataset)))
         owner = bound_store(root, dataset)
     if owner not in (None, store) and _release(root, dataset, lease):
         owner = None
@@ -142,27 +143,22 @@ def _release(root: CacheRoot, dataset: DatasetName, lease: str) -> bool:
     note = root.binding(folder_name(dataset))
     if _is_used(root, dataset, lease):
         return False
-    away = _released(root, dataset)
+    away = note.with_name(_RELEASED + note.name)
     with contextlib.suppress(FileNotFoundError):  # another command of this kind was faster
         note.rename(away)
     if _is_used(root, dataset, lease):  # a command of that store has come meanwhile
-        _put_back(root, dataset)
+        _put_back(root, note)
         return False
     away.unlink(missing_ok=True)
     return True
 
 
-def _put_back(root: CacheRoot, dataset: DatasetName) -> None:
+def _put_back(root: CacheRoot, note: SharedPath) -> None:
     """Give the dataset its note again, if a release has renamed it away and then found it in use, or was killed."""
-    away = _released(root, dataset)
-    data = read_small(away)
+    data = read_small(note.with_name(_RELEASED + note.name))
     if data is not None:
-        root.write_once(root.binding(folder_name(dataset)), data)
-        away.unlink(missing_ok=True)
-
-
-def _released(root: CacheRoot, dataset: DatasetName) -> SharedPath:
-    return root.binding(f".released-{folder_name(dataset)}")
+        root.write_once(note, data)
+        note.with_name(_RELEASED + note.name).unlink(missing_ok=True)
 
 
 def _is_used(root: CacheRoot, dataset: DatasetName, lease: str) -> bool:

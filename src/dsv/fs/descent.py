@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
@@ -139,27 +140,16 @@ def _entries(folder: int) -> list[os.DirEntry[str]]:
 def remove_tree(root: Path | bytes, dir_fd: int | None = None) -> None:
     """Remove a folder with all that is in it, however deep it is. Raises `OSError`."""
     with Descent(root, dir_fd) as descent:
-        path, left = b"", [_remove_files(descent.at(b""))]  # the folders to remove in each folder of the path
-        while left[0] or path:
-            if left[-1]:
-                path = join(path, left[-1].pop())
-                left.append(_remove_files(descent.at(path)))
-            else:
-                left.pop()
-                path, name = split(path)
-                os.rmdir(name, dir_fd=descent.at(path))
+        last = b""
+        for path, folder, entries in chain(descent.walk(), ((b"", -1, []),)):
+            for one in entries:
+                if not one.is_dir(follow_symlinks=False):
+                    os.unlink(one.name, dir_fd=folder)
+            while last and not path.startswith(last + b"/"):  # all that was in it is gone
+                last, name = split(last)
+                os.rmdir(name, dir_fd=descent.at(last))
+            last = path
     os.rmdir(root, dir_fd=dir_fd)
-
-
-def _remove_files(folder: int) -> list[bytes]:
-    """Remove what is in an open folder except for folders, and return their names. Raises `OSError`."""
-    folders: list[bytes] = []
-    for one in _entries(folder):
-        if one.is_dir(follow_symlinks=False):
-            folders.append(os.fsencode(one.name))
-        else:
-            os.unlink(one.name, dir_fd=folder)
-    return folders
 
 
 def split(path: bytes) -> tuple[bytes, bytes]:

@@ -84,7 +84,7 @@ class SharedPath(msgspec.Struct, frozen=True, order=True):
         if not below:
             return root
         try:
-            return _descend(root, below)
+            return descend(root, below)
         finally:
             os.close(root)
 
@@ -192,17 +192,7 @@ def open_at(path: AnyPath, flags: int, mode: int = 0o777) -> int:
     return os.open(path, flags | os.O_CLOEXEC, mode)
 
 
-def open_below(folder: int, path: str, flags: int) -> int:
-    """Open a path of several names below an open folder, following no symlink. Raises `OSError`."""
-    above, _, name = path.rpartition("/")
-    inner = _descend(folder, above or ".")
-    try:
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=inner)
-    finally:
-        os.close(inner)
-
-
-def _descend(root: int, below: str) -> int:
+def descend(root: int, below: str) -> int:
     """Open a folder below an open one. Raises `OSError`; `NotADirectoryError` for a symlink."""
     openat2 = _openat2()
     if openat2 is not None:

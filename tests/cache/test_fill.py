@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,6 +183,90 @@ def test_a_file_system_that_takes_two_names_for_one_gets_no_wrong_file(
     with pytest.raises(Unsupported, match="has the name of another file"):
         cache_it(root, world, commit)
     assert not root.visible(Place("xrays", str(commit))).exists()
+
+
+@pytest.mark.parametrize("kind", [Kind.FILE, Kind.SYMLINK])
+def test_paths_are_counted_before_a_commit_is_visible_where_names_are_folded(
+    root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    """Two names that the trial before the fill tells apart, with one content, or of symlinks: no error meets them."""
+    real, symlink, looks = place_files.new_file, os.symlink, files.examine
+
+    def folded(name: str | bytes) -> bytes:
+        return os.fsencode(name).replace("\u1e9e".encode(), b"ss")
+
+    monkeypatch.setattr(
+        place_files, "new_file", lambda at, name, *rest, **more: real(at, folded(name), *rest, **more)
+    )
+    monkeypatch.setattr(place_files, "examine", lambda at, name, *rest: looks(at, folded(name), *rest))
+    monkeypatch.setattr(os, "symlink", lambda to, name, *, dir_fd: symlink(to, folded(name), dir_fd=dir_fd))
+    monkeypatch.setattr("dsv.cache.fill.fill.found_otherwise", lambda *_: (True, False))
+    size, target = (20, "") if kind is Kind.FILE else (0, "z")
+    two = [File(f"d/{name}", size, "a", int(kind), target=target) for name in ("ss", "\u1e9e")]
+    commit = world.commit([*two, File("d/e", kind=int(Kind.EMPTY_DIRECTORY)), File("z", 5, "c")])
+    with pytest.raises(Unsupported, match="has 3 of 4 paths"):
+        cache_it(root, world, commit)
+    place = Place("xrays", str(commit))
+    assert not root.visible(place).exists() and not root.fill(place).exists()
+    monkeypatch.undo()
+    cache_it(root, world, commit)
+
+
+@pytest.fixture
+def folding(tmp_path: Path) -> Iterator[Path]:
+    """A file system of the kernel's that takes upper for lower case."""
+    disk, mounted = tmp_path / "disk", tmp_path / "mounted"
+    mounted.mkdir()
+    with disk.open("wb") as file:
+        file.truncate(64 << 20)
+    make = ["mkfs.ext4", "-q", "-O", "casefold", "-E", "encoding=utf8", str(disk)]
+    try:
+        subprocess.run(make, capture_output=True, check=True)
+        subprocess.run(["mount", "-o", "loop", str(disk), str(mounted)], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = error.stderr.decode().strip() if isinstance(error, subprocess.CalledProcessError) else error
+        pytest.skip(f"a file system that folds case can't be mounted: {said}")
+    try:
+        (mounted / "cache").mkdir()
+        subprocess.run(["chattr", "+F", str(mounted / "cache")], check=True)
+        yield mounted / "cache"
+    finally:
+        subprocess.run(["umount", "-l", str(mounted)], check=True)
+
+
+def test_a_file_system_that_folds_case_gets_all_paths_or_none(folding: Path, world: World) -> None:
+    root = CacheRoot(folding)
+    commit = world.commit(ALL_KINDS)
+    world.check(commit, cache_it(root, world, commit).path)
+    two = world.commit([File("d/A", 20, "a"), File("d/a", 20, "a")])
+    with pytest.raises(Unsupported, match="d/A and d/a are one name"):
+        cache_it(root, world, two)
+    assert not root.visible(Place("xrays", str(two))).exists()
+
+
+def test_a_huge_source_map_is_read_no_further_than_its_tree(
+    root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another member of the cache's group puts it, and the moves, in place of the fill's."""
+    first = world.commit([File(f"d/{number}", 20, str(number)) for number in range(40)])
+    cache_it(root, world, first)
+    second = world.commit([File(f"e/{number}", 20, str(number)) for number in range(40)])
+    begin = directory.start
+
+    def start(*arguments: Any) -> Any:
+        made = begin(*arguments)
+        for path in (made.folder / "sheet", *(made.folder / "moves").iterdir()):
+            path.path.chmod(0o600)
+            os.truncate(path.path, 4 << 30)
+        return made
+
+    monkeypatch.setattr("dsv.cache.fill.fill.start", start)
+    tracemalloc.start()
+    try:
+        world.check(second, cache_it(root, world, second).path)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def _folded(name: bytes) -> bytes:

@@ -34,7 +34,7 @@ from dsv.values.ids import FileId
 
 _TIMES = (FILE_TIME * 10**9, FILE_TIME * 10**9)
 _CREATE = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-_OPEN_FOLDERS = 128
+_OPEN_FOLDERS = max(4, min(128, os.sysconf("SC_OPEN_MAX") // 32))  # of a tree
 _LOOKS = 5
 _PAUSE = 0.05  # seconds after the second look; each further pause is longer by the same amount
 LARGE_PIECE = 256 << 10  # bytes from which on the disk is asked to begin writing at once

@@ -21,17 +21,18 @@ from dsv.cache.fill.part_worker import PartWorker
 from dsv.cache.fill.parts import Claim, ClaimTable, Plan
 from dsv.cache.fill.plan import FillRequest, Planned, make_plan
 from dsv.cache.fill.reservations import EnsureRoom, NoRoomBeside, need_of, refusal
-from dsv.cache.fill.source import StoreSource
+from dsv.cache.fill.source import Contents, StoreSource
 from dsv.cache.fill.workers import Heartbeat, Reporter, Worker, read_worker, read_workers
 from dsv.cache.leases import end_leases_of
 from dsv.cache.policy import Need
 from dsv.cache.record import Cached, lookup
 from dsv.cache.root import CacheRoot, Place, explaining
-from dsv.errors import Conflict, IntegrityError, NoRoom, Unreachable
+from dsv.errors import Conflict, IntegrityError, NoRoom, Unreachable, Unsupported
 from dsv.fs import system
+from dsv.fs.descent import Descent
 from dsv.fs.files import FORGOTTEN, FULL, GONE, read_small
 from dsv.fs.system import FileSystem
-from dsv.values.paths import link_escapes, show
+from dsv.values.paths import found_otherwise, link_escapes, show
 from dsv.values.progress import NoProgress, Progress
 from dsv.values.units import format_count, format_lines
 
@@ -347,7 +348,7 @@ class FillParticipant:
         except OSError:
             self._check_disk()
             raise
-        except Lost:
+        except (Lost, Unsupported):
             self.hopeless = True
             raise
         finally:
@@ -451,6 +452,7 @@ class FillParticipant:
         """
         try:
             _check_links(self._directory)
+            _check_names(self._directory, self._context.source)
             if self._write_back is not None:
                 self._write_back.finish()
             self.published = publish(self._directory, self._heartbeat.owner)
@@ -459,6 +461,21 @@ class FillParticipant:
             raise
         if not self.published:
             self.hopeless = self._directory.is_open()  # an earlier fill is visible, so this one is of no use
+
+
+def _check_names(directory: FillDirectory, source: StoreSource) -> None:
+    """Count the paths where a name is found by others: of a symlink or an equal file nothing else shows it."""
+    if not any(found_otherwise("drafts", lambda name: (directory.folder / name).exists())):
+        return
+    parts = map(Contents(directory, source).of, directory.plan.parts)
+    wanted, found = sum(1 for part in parts for _ in part), 0
+    with Descent(directory.tree) as tree:
+        for _, _, entries in tree.walk():
+            found += sum(not one.is_dir(follow_symlinks=False) for one in entries) or not entries
+    if found < wanted:
+        message = f"{directory.root.path} has {found} of {wanted} paths of {directory.place}, as it takes some for one"
+        hint = "use a cache on a file system that tells all names apart"
+        raise Unsupported(message, subject=str(directory.place), hint=hint)
 
 
 def _check_links(directory: FillDirectory) -> None:

@@ -154,6 +154,39 @@ def test_too_few_descriptors_are_said(pets: Dsv, files: int) -> None:
     assert done.code == 0 or "hint: ulimit -n " in done.err, done
 
 
+@pytest.fixture
+def folders(pets: Dsv) -> Dsv:
+    """More folders, and files of a commit in a cache of this machine, than the next tests may open."""
+    for number in range(150):
+        (pets.cwd / f"f/{number}").mkdir(parents=True)
+        (pets.cwd / f"f/{number}/x").write_text(str(number))
+    pets.ok("sync", "-m", "two")
+    pets.ok("cache", "@main", "--cache", str(pets.home / "cache"))
+    return pets
+
+
+@pytest.mark.parametrize("files", [20, 32, 48, 100])
+def test_few_descriptors_are_no_damage(folders: Dsv, files: int) -> None:
+    """Each command does its work with them, or says which limit it has met."""
+    for command in (["verify", "--full"], ["cached", "--check", "--cache", "../../cache"],
+                    ["cache", "@main", "--cache", "../other"], ["clone", "pets", "../clone"],
+                    ["export", "pets", "../out"], ["touch"], ["sync", "-m", "x"]):  # fmt: skip
+        if command == ["touch"]:
+            (folders.cwd / "new").write_bytes(os.urandom(100))
+            continue
+        done = limited(folders, resource.RLIMIT_NOFILE, files, *command)
+        assert done.code in (0, 7), (command, done)
+        assert done.code == 0 or "hint: ulimit -n " in done.err, (command, done)
+        assert "damage" not in done.err.replace("no damage", ""), (command, done)
+
+
+def test_a_clone_beside_a_cache_and_a_fill_need_few_descriptors(folders: Dsv) -> None:
+    done = limited(folders, resource.RLIMIT_NOFILE, 100, "clone", "pets", "../clone")
+    assert done.code == 0 and "from a cache here: 151 files" in done.out + done.err, done
+    done = limited(folders, resource.RLIMIT_NOFILE, 100, "cache", "@main", "--cache", "../other")
+    assert done.code == 0, done
+
+
 def test_a_file_that_may_not_grow_is_said(pets: Dsv) -> None:
     for command in (["config", "author", "x"], ["cache", "@main", "--cache", "../cache"]):
         done = limited(pets, resource.RLIMIT_FSIZE, 0, *command)

@@ -51,6 +51,36 @@ def test_a_store_and_a_cache_in_the_workspace_are_left_out(dsv: Dsv) -> None:
     assert paths(here) == ["mine/README.txt", "mine/format/1", "x"]
 
 
+@pytest.mark.parametrize("emptied", [True, False])
+def test_a_folder_that_becomes_a_store_keeps_what_the_dataset_has_of_it(dsv: Dsv, emptied: bool) -> None:
+    write_files(dsv.cwd, {"data/x": b"x", "data/in/y": b"y", "z": b"z"})
+    dsv.ok("init", "pets")
+    dsv.ok("sync")
+    other = dsv.at(dsv.cwd.parent / "other", DSV_STORE=str(dsv.cwd / "data"))
+    write_files(other.cwd, {"mine": b"mine"})
+    if emptied:
+        shutil.rmtree(dsv.cwd / "data")
+    other.ok("init", "another")
+    write_files(dsv.cwd, {"z": b"changed"})
+    for rehash in ((), ("--rehash",)):
+        assert "D" not in dsv.ok("status", *rehash).out.split()
+        said = dsv.ok("sync", *rehash)
+        assert "'data' is a dsv store or cache, and is left out" in said.err
+        assert {"data/x", "data/in/y", "z"} <= set(paths(dsv))
+    shutil.rmtree(dsv.cwd / ".dsv/state")  # all that is known of the base's files
+    dsv.ok("sync")
+    dsv.ok("pull")
+    for what in ((), ("data",), ("data/in",), ("--force",)):
+        refused = dsv("restore", *what)
+        assert refused.code == 4 and "'data' is a dsv store or cache, so" in refused.err
+    assert {"data/x", "data/in/y", "z"} <= set(paths(dsv))
+    assert not (dsv.cwd / "data/in").exists() or not emptied
+    shutil.rmtree(dsv.cwd / "data")
+    assert dsv("sync").code == 4  # a whole folder is gone
+    dsv.ok("sync", "--allow-removals")
+    assert "data/x" not in paths(dsv)
+
+
 def test_no_commit_writes_into_a_store_in_the_workspace(dsv: Dsv) -> None:
     """An older dsv has committed a part of it."""
     other = dsv.at(dsv.cwd.parent / "other", DSV_STORE=str(dsv.cwd / "lake"))
@@ -115,6 +145,9 @@ def test_a_pipe_in_place_of_a_file_never_removes_it(dsv: Dsv) -> None:
     assert paths(dsv) == ["a", "c", "d/b"]
     assert dsv("status", "--exit-code").code == 1  # what the pipes replace differs
     assert not dsv.ok("status", "--json").json["clean"]
+    assert dsv("restore").code == 4  # a pipe is in the way
+    dsv.ok("restore", "a", "d")
+    assert (dsv.cwd / "a").read_bytes() == b"a" and (dsv.cwd / "d/b").read_bytes() == b"b"
 
 
 def test_a_mere_pipe_is_no_difference(dsv: Dsv) -> None:

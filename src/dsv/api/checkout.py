@@ -229,7 +229,9 @@ def restore(
             check_tree(after, workspace.root, held)
             _check_paths(baseline, after, chosen)
             # Only these paths may differ from the entries that count as unchanged.
-            suspects = frozenset(item.path for item in baseline.scan.work())
+            scan, hidden = baseline.scan, baseline.scan.hidden
+            gone = (path for path in scan.state.gone if hidden is None or path not in hidden)
+            suspects = frozenset((*(item.path for item in scan.work()), *gone))
             goal = Goal(
                 "dsv restore",
                 commit,
@@ -290,11 +292,15 @@ def _check_paths(baseline: Baseline, after: TreeReader, chosen: PathSet) -> None
 
 
 def _check_readable(baseline: Baseline, after: TreeReader, chosen: PathSet, held: Held) -> None:
-    """Raise `Denied` for a chosen path that can't be read here, and so was not restored."""
-    withheld = baseline.scan.withheld
-    for path in () if withheld is None else withheld.paths:
+    """Raise `Denied` for a chosen path that can't be read here, and `Conflict` for one in a store or cache: neither
+    was restored."""
+    hidden, apart = baseline.scan.hidden, baseline.scan.apart
+    for path in () if hidden is None else hidden.paths:
         known = chain(baseline.below(path), below(after, path, held))
         if chosen.touches(path) and next(known, None) is not None:
+            if path in apart:
+                text = f"{show(path)} is a dsv store or cache, so the dataset's files were not restored there"
+                raise Conflict(text, subject=show(path), hint=f"move it out of {baseline.scan.root}")
             raise Denied(
                 f"{show(path)} can't be read, so it was not restored",
                 subject=path.decode("utf-8", "backslashreplace"),

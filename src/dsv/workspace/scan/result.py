@@ -133,6 +133,12 @@ class WorkspaceScan:
         return self.state.is_exact_for(self.base)
 
     @property
+    def hidden(self) -> PathSet | None:
+        """Return the paths that were not looked at: those that can't be read, and stores and caches."""
+        paths = (*self.apart, *(() if self.withheld is None else self.withheld.paths))
+        return PathSet.of(paths) if paths else None
+
+    @property
     def unchanged(self) -> bool:
         """Return whether it is certain, without reading, that a sync would change nothing."""
         # A symlink may be too young to be trusted without another look, and be the same.
@@ -158,8 +164,9 @@ class WorkspaceScan:
 
     def find_missing(self) -> None:
         """Set `missing` from the paths that the state knows to be gone. What can't be read, or is now what can't
-        be stored, stays as the base has it."""
-        refused = PathSet.of(one.path for one in self.problems) if self.problems else None
+        be stored, or a store or a cache, stays as the base has it."""
+        kept = [*(one.path for one in self.problems), *self.apart]
+        refused = PathSet.of(kept) if kept else None
         gone = [path for path in self.state.gone if self.scope.touches(path)]
         self.missing = sorted((path for path in gone if refused is None or path not in refused), key=sort_key)
         for at, one in enumerate(self.problems):

@@ -114,6 +114,49 @@ def test_passwords_and_keys_are_asked_about(dsv: Dsv) -> None:
     dsv.ok("sync", "--yes")
 
 
+def test_put_and_import_ask_about_passwords_and_keys(dsv: Dsv) -> None:
+    dsv = dsv.at(dsv.cwd, DSV_STORE=str(dsv.home.parent / "store"))
+    dsv.ok("init", "pets")
+    write_files(dsv.home, {".ssh/id_rsa": b"secret", ".ssh/id_rsa.pub": b"public", "x/.netrc": b"secret"})
+    write_files(dsv.home, {"x/y": b"y"})
+    ssh = str(dsv.home / ".ssh")
+    key = f"{ssh}/id_rsa"
+    dsv.ok("put", f"{key}.pub", "pets:", "--create")
+    for command in (
+        ("put", key),
+        ("put", f"{ssh}/."),
+        ("import", key),
+        ("import", ssh),
+        ("import", f"file://{ssh}"),
+    ):
+        refused = dsv(*command, "pets:")
+        assert refused.code == 2 and "this publishes 'id_rsa', with passwords or keys" in refused.err
+        assert "nothing was published" in refused.err and "--yes" in refused.err
+        dsv.ok(*command, "pets:", "--dry-run")
+    assert dsv.at(dsv.home / ".ssh")("put", "id_rsa", "pets:as/key").code == 2
+    assert dsv.at(dsv.home / ".ssh")("put", ".", "pets:").code == 2
+    assert dsv("put", f"{key}.pub", "pets:.netrc").code == 2
+    assert typed(dsv, b"pets\n", "put", str(dsv.home / "x"), "pets:").code == 0
+    dsv.ok("put", str(dsv.home / "x"), "pets:")  # what the dataset has already is not asked about again
+    dsv.ok("mv", "pets:x", "z")
+    dsv.ok("import", ssh, "pets:", "--yes")
+    assert paths(dsv, "pets:") == ["id_rsa", "id_rsa.pub", "z/.netrc", "z/y"]
+
+
+def test_put_and_import_ask_about_a_home_folder(dsv: Dsv) -> None:
+    dsv = dsv.at(dsv.cwd, DSV_STORE=str(dsv.home.parent / "store"))
+    dsv.ok("init", "pets")
+    write_files(dsv.home, {"x": b"x", "data/y": b"y"})
+    dsv.ok("put", str(dsv.home / "data"), "pets:", "--create")
+    dsv.ok("put", str(dsv.home / "x"), "pets:")
+    dsv.ok("import", str(dsv.home / "x"), "pets:")
+    for command in ("put", "import"):
+        for folder in (dsv.home, dsv.home.parent):
+            refused = dsv(command, str(folder), "pets:", "--skip-unsupported")
+            assert refused.code == 2 and f"this publishes all of {folder}, which" in refused.err
+    dsv.ok("put", str(dsv.home), "pets:", "--yes")
+
+
 @pytest.mark.parametrize("above", [False, True])
 def test_a_home_folder_is_asked_about(dsv: Dsv, above: bool) -> None:
     here = dsv.at(dsv.home.parent if above else dsv.home)

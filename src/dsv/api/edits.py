@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from dsv.api.context import Context
@@ -29,7 +30,7 @@ from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target, cle
 from dsv.values.paths import check_path, folders_above, show
 from dsv.values.patterns import PathPattern, is_pattern
 from dsv.values.progress import Progress
-from dsv.workspace.baseline import MANY
+from dsv.workspace.baseline import MANY, doubts_about
 from dsv.workspace.scan.scanner import named_file, walk
 
 Path_ = str | bytes
@@ -94,6 +95,8 @@ class PutSources:
     """Remove all other entries below the path."""
     problems: Sequence[Problem] = ()
     """Paths of the source that can't be stored, relative to `path`."""
+    folder: Path | None = None
+    """The folder of this machine that the files are from."""
 
 
 Edit = Put | Remove | Move | MoveAll | PutSources
@@ -116,6 +119,8 @@ class EditRequest:
     author: str | None = None
     """The author and the time of the commit; None: the writer, and now."""
     time_ms: int | None = None
+    confirm: Callable[[str, str], object] = lambda what, dataset: None
+    """As in `SyncRequest`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +210,8 @@ def edit_in(
         entries = 0 if base is None else base.commit.entries
         repository.refs.check_mover(head, context.writer.author, removed=removed, entries=entries)
         return edited(None if base is None else base.commit_id, None, 1, bool(plan.changes))
+    if what := plan.doubts(context.settings.home):
+        request.confirm(what, str(dataset))
     attempts = 1
     while True:
         parents = () if base is None else (base.commit_id,)
@@ -335,6 +342,7 @@ class Plan:
         self._apart = apart
         self._from: dict[bytes, bytes] = {}
         self._tree = EditedTree(base)
+        self._folders: list[Path] = []  # of this machine, and put as a whole
         self.problems: list[Problem] = []
         self.old: dict[bytes, bytes] = {}
         """The old path of each moved path, by new path."""
@@ -356,6 +364,16 @@ class Plan:
                 yield PathEdit(path, "changed" if self._tree.had(path) else "added")
             elif path not in moved:
                 yield PathEdit(path, "removed")
+
+    def doubts(self, home: Path) -> str | None:
+        """Return what a person should confirm before this is published."""
+        real = cache(os.path.realpath)
+        put = (
+            (path, os.fsencode(real(what.root or "/")) + b"/" + what.path)
+            for path, what in self.changes
+            if what is not None and (what.root or what.open) and not self._tree.had(path)
+        )
+        return doubts_about(self._folders, put, home)
 
     def _apply(self, edit: Edit) -> None:
         if isinstance(edit, Put):
@@ -399,6 +417,7 @@ class Plan:
             self._place(to, file, edit.replace)
             return
         sources, scan = walk(edit.content)
+        self._folders.append(edit.content)
         scan.note_left_out(self._progress, top=True)
         found = [(_join(to, name), source) for name, source in sources]
         for name, source in sources:
@@ -413,6 +432,7 @@ class Plan:
 
     def _put_sources(self, edit: PutSources) -> None:
         to = _clean(edit.path)[0]
+        self._folders += [] if edit.folder is None else [edit.folder]
         self.problems += [Problem(_join(to, each.path), each.reason) for each in edit.problems]
         found = {_join(to, name): source for name, source in edit.sources}
         self._tree.look_up_below(to, found)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
 from functools import partial
+from pathlib import Path
 from typing import IO, NamedTuple
 
 from dsv.api.context import Context
@@ -133,7 +135,7 @@ def import_url(
             if not files and not skipped and not chosen:
                 raise absent(hide_in_urls(url), "no file")
             importing = _Importing(journal, source, files)
-            put = PutSources(target.path or b"", importing.sources, step.mirror, skipped)
+            put = PutSources(target.path or b"", importing.sources, step.mirror, skipped, importing.folder)
             edited = edit_in(context, repository, store, target, [put], step.request, importing.stored)
             if not request.dry_run:
                 journal.save()
@@ -261,6 +263,8 @@ class _Importing:
         self.journal = journal
         self.known = self.read = self.read_bytes = 0
         self._remote = remote
+        at = remote.place if isinstance(remote, FolderSource) else None
+        self.folder = Path(at.root) if at is not None and "file" in at.protocols else None
         self._unsaved, self._saved = 0, time.monotonic()
         self._of: dict[Source, RemoteFile] = {}
         self.sources: list[tuple[bytes, Source]] = []
@@ -276,6 +280,7 @@ class _Importing:
             source = Source(
                 Kind.EXECUTABLE if file.executable else Kind.FILE,
                 size,
+                path=os.fsencode(file.key) if self.folder else file.path,
                 open=partial(place.reader, file),
                 stored=stored,
                 order=file.order,

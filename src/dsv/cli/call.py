@@ -274,6 +274,10 @@ class Call(typer.Context):
         if typed != name:
             raise Conflict(f'expected "{name}", got "{typed}"; {undone}', subject=name)
 
+    def confirm_published(self, yes: bool) -> Callable[[str, str], None]:
+        """Return what to call with `doubts` about what is published, and the dataset."""
+        return lambda what, name: self.confirm(f"this publishes {what}", name, yes=yes, act="publish")
+
     @property
     def can_ask(self) -> bool:
         """True if a user at a terminal can answer a question."""

@@ -51,6 +51,7 @@ Rehash = Annotated[bool, option("--rehash", "Read contents again, even if sizes 
 SkipUnsupported = Annotated[
     bool, option("--skip-unsupported", "Leave out what can't be stored, such as sockets.")
 ]
+Yes = Annotated[bool, option("--yes", "Do not ask before publishing a home folder, or passwords and keys.")]
 
 
 def override(force: bool, message: str | None) -> str | None:
@@ -86,7 +87,7 @@ def one_of(**given: object) -> None:
         )
 
 
-def workspace_paths(workspace: Workspace, typed: Sequence[str]) -> tuple[bytes, ...]:
+def paths_in(workspace: Workspace, typed: Sequence[str]) -> tuple[bytes, ...]:
     """Return paths relative to the workspace's root, which is the empty path itself. Raises `UsageError`."""
     paths = []
     for each in typed:
@@ -111,5 +112,5 @@ def dataset_paths(
     workspace = context.workspace_or_none() if typed else None
     named = {target.dataset for target in targets if target is not None and target.dataset is not None}
     if workspace is not None and named <= {workspace.dataset}:
-        return workspace_paths(workspace, typed)
+        return paths_in(workspace, typed)
     return tuple(clean_path(os.fsencode(text)) for text in typed)

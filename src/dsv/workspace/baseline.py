@@ -218,22 +218,26 @@ _LIKE_SECRETS = re.compile(rb"(?:\A|\0)(?:id_|credentials|config|\.netrc|\.pgpas
 
 
 def doubts(scan: WorkspaceScan, home: Path) -> str | None:
-    """Return what a person should confirm before the scan's new paths are published: a home folder, or files that
-    are known to have passwords and keys. None if there is nothing of that kind."""
-    root = scan.root.resolve()
-    if scan.base is None and scan.scope.whole and home.resolve().is_relative_to(root):
-        return f"all of {root}, which {'is' if root == home.resolve() else 'contains'} your home folder"
-    top = os.fsencode(root) + b"/"
-    folders = filter(None, map(scan.state.folder, scan.unsettled))
-    found = [
-        path
-        for folder in folders
+    """Return what a person should confirm before the scan's new paths are published, see `doubts_about`."""
+    top = os.fsencode(scan.root.resolve()) + b"/"
+    new = (
+        (path, top + path)
+        for folder in filter(None, map(scan.state.folder, scan.unsettled))
         if _LIKE_SECRETS.search(folder.names)
         for at in folder.unclean()
-        if folder.relation(at) is Relation.ABSENT
-        and (path := pending_at(folder, at).path) in scan.scope
-        and _SECRET.search(top + path)
-    ]
+        if folder.relation(at) is Relation.ABSENT and (path := pending_at(folder, at).path) in scan.scope
+    )
+    return doubts_about([scan.root] if scan.base is None and scan.scope.whole else [], new, home)
+
+
+def doubts_about(folders: Iterable[Path], new: Iterable[tuple[bytes, bytes]], home: Path) -> str | None:
+    """Return what a person should confirm before all of these folders, and these new paths (each with the one that it
+    is from), are published: a home folder, or files that are known to have passwords and keys. None for nothing."""
+    home = home.resolve()
+    for root in map(Path.resolve, folders):
+        if home.is_relative_to(root):
+            return f"all of {root}, which {'is' if root == home else 'contains'} your home folder"
+    found = [path for path, source in new if _SECRET.search(source) or _SECRET.search(b"/" + path)]
     more = f" and {format_count(len(found) - 1, 'other file')}" if len(found) > 1 else ""
     return f"{show(found[0])}{more}, with passwords or keys" if found else None
 

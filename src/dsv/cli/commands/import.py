@@ -20,6 +20,7 @@ from dsv.cli.options import (
     Force,
     Message,
     SkipUnsupported,
+    Yes,
     one_of,
     override,
 )
@@ -55,6 +56,7 @@ def import_(
     dvc_remote: str | None = option("--dvc-remote NAME-OR-URL", "Another remote than DVC's default."),
     allow_removals: AllowRemovals = False,
     skip_unsupported: SkipUnsupported = False,
+    yes: Yes = False,
     profile: str | None = option("--source-profile NAME", "AWS profile for an s3:// URL."),
     endpoint: str | None = option("--source-endpoint URL", "S3 server of an s3:// URL."),
     anonymous: bool = option("--anonymous", "Read an s3:// URL without credentials."),
@@ -76,13 +78,9 @@ def import_(
     """
     said = f"import {hide_in_urls(_whole(url))}".encode("utf-8", "replace").decode()
     request = EditRequest(
-        message=said if message is None else message,
-        action="import",
-        create=create,
-        allow_removals=allow_removals,
-        skip_unsupported=skip_unsupported,
-        dry_run=dry_run,
-    )
+        said if message is None else message, "import", create=create, allow_removals=allow_removals,
+        skip_unsupported=skip_unsupported, dry_run=dry_run, confirm=call.confirm_published(yes),
+    )  # fmt: skip
     one_of(source_profile=profile, anonymous=anonymous)
     one_of(rev=rev, history=history, message=message)
     stored = {"reference": reference, "mirror": mirror, "create": create, "dvc_remote": dvc_remote}

@@ -17,7 +17,7 @@ from dsv.cli.commands.merge import (
     warn_without_effect,
 )
 from dsv.cli.declare import command, option
-from dsv.cli.options import workspace_paths
+from dsv.cli.options import paths_in
 from dsv.cli.output import WRITTEN_KEYS, written
 from dsv.merge.paths import MergeConflict
 
@@ -52,7 +52,7 @@ def pull(
     """
     with call.context() as context:
         workspace = context.workspace()
-        chosen = choices(ours, theirs, both, resolved, lambda typed: workspace_paths(workspace, typed))
+        chosen = choices(ours, theirs, both, resolved, lambda typed: paths_in(workspace, typed))
         try:
             done = bring(context, chosen, table_key)
         except MergeConflict as error:

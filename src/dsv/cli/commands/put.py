@@ -21,6 +21,7 @@ from dsv.cli.options import (
     Force,
     Message,
     SkipUnsupported,
+    Yes,
     commit_target,
     override,
 )
@@ -57,6 +58,7 @@ def put(
     no_clobber: bool = option("--no-clobber", "Leave paths that are there already as they are."),
     create: Create = False,
     skip_unsupported: SkipUnsupported = False,
+    yes: Yes = False,
     author: Author = None,
     force: Force = False,
 ) -> None:
@@ -86,8 +88,9 @@ def put(
     ]
     text = _message(message, "put", list(map(_source_name, sources)))
     request = EditRequest(
-        text, "put", create=create, skip_unsupported=skip_unsupported, dry_run=dry_run, apart=len(edits) > 1
-    )
+        text, "put", create=create, skip_unsupported=skip_unsupported, dry_run=dry_run, apart=len(edits) > 1,
+        confirm=call.confirm_published(yes),
+    )  # fmt: skip
     _commit(call, target, edits, request, author, override(force, message))
 
 

@@ -6,7 +6,7 @@ from dsv.api.checkout import restore as put_back
 from dsv.api.checkout import rollback as take_back
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
-from dsv.cli.options import Author, DryRun, Force, Message, Offline, Paths, override, workspace_paths
+from dsv.cli.options import Author, DryRun, Force, Message, Offline, Paths, override, paths_in
 from dsv.cli.output import WRITTEN_KEYS, written
 from dsv.values.names import Target
 
@@ -35,7 +35,7 @@ def restore(
     """
     target = None if source is None else Target.parse(source)
     with call.context(offline=offline) as context:
-        done = put_back(context, workspace_paths(context.workspace(), paths or ()), target, force=force)
+        done = put_back(context, paths_in(context.workspace(), paths or ()), target, force=force)
     call.result(done)
     commit = str(done.commit)[:12]
     rev = None if target is None else target.rev

@@ -11,7 +11,7 @@ from dsv.api.status import Position, Status
 from dsv.api.status import status as compare
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
-from dsv.cli.options import All, ExitCode, Paths, Rehash, workspace_paths
+from dsv.cli.options import All, ExitCode, Paths, Rehash, paths_in
 from dsv.cli.output import patterns_of, printable, rfc3339
 from dsv.cli.terminal import CHANGES
 from dsv.format.records import describe_limits
@@ -54,7 +54,7 @@ def status(
     """
     typed = paths or ()
     with call.context() as context:
-        chosen = workspace_paths(context.workspace(), typed)
+        chosen = paths_in(context.workspace(), typed)
         found = compare(
             context,
             () if b"" in chosen else chosen,

@@ -7,7 +7,7 @@ from dsv.api.sync import SyncRequest
 from dsv.api.sync import sync as publish
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
-from dsv.cli.options import Author, Force, Paths, Rehash, SkipUnsupported, one_of, override, workspace_paths
+from dsv.cli.options import Author, Force, Paths, Rehash, SkipUnsupported, Yes, one_of, override, paths_in
 from dsv.errors import IntegrityError
 from dsv.values.names import BranchName
 from dsv.values.units import format_bytes, format_count
@@ -44,7 +44,7 @@ def sync(
     reupload: bool = option("--reupload", "Upload again what the store has lost."),
     jobs: int | None = option("-j --jobs N", "Processes that read small files.", hidden=True),
     rehash: Rehash = False,
-    yes: bool = option("--yes", "Do not ask before publishing a home folder, or passwords and keys."),
+    yes: Yes = False,
     author: Author = None,
     force: Force = False,
 ) -> int:
@@ -58,7 +58,7 @@ def sync(
     one_of(branch=branch, new_branch=new_branch)
     name = branch or new_branch
     with call.context(writes=True, author=author, override=override(force, message)) as context:
-        chosen = workspace_paths(context.workspace(), paths or ())
+        chosen = paths_in(context.workspace(), paths or ())
         request = SyncRequest(
             paths=() if b"" in chosen else chosen,
             message=message,
@@ -69,7 +69,7 @@ def sync(
             reupload=reupload,
             jobs=jobs,
             rehash=rehash,
-            confirm=lambda what, name: call.confirm(f"this publishes {what}", name, yes=yes, act="publish"),
+            confirm=call.confirm_published(yes),
         )
         done = publish(context, request)
     _warn(call, done)

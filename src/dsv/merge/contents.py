@@ -7,6 +7,7 @@ import csv
 import io
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from dsv.diff.lines import edits, near, split_lines
@@ -197,6 +198,8 @@ class _Csv(NamedTuple):
     """The cells of each column."""
     texts: list[str]
     """The text of each row, without its line end."""
+    empty: list[str]
+    """The empty lines before each row, as line feeds."""
     form: tuple[str, str, str, str]
     """The header's text, the line end, the byte order mark before the header, and the line ends at the end."""
 
@@ -211,12 +214,18 @@ def _merge_csv(delimiter: str, key: str, choice: Choice | None, *versions: bytes
     )
     texts = list(chain.from_iterable(table.texts for table in tables))
     columns = [list(chain(*cells)) for cells in zip(*(table.cells for table in tables), strict=True)]
+    at = names.index(key)
+    empty = [dict(filter(itemgetter(1), zip(table.cells[at], table.empty, strict=True))) for table in tables]
     lines = [header]
     for row in rows:
         if isinstance(row, int):
-            lines.append(texts[row])
+            value, text = columns[at][row], texts[row]
         else:
-            lines.append(_write_row(delimiter, [column[at] for column, at in zip(columns, row, strict=True)]))
+            cells = [column[one] for column, one in zip(columns, row, strict=True)]
+            value, text = cells[at], _write_row(delimiter, cells)
+        before = [each.get(value, "") for each in empty]
+        above = before[2 if winner(*before) is Choice.THEIRS else 1]
+        lines.append(above.replace("\n", line_end) + text)
     data = bom + line_end.join(lines) + end.replace("\n", line_end)
     return MergedContent(data.encode(), taken, settled)
 
@@ -248,7 +257,7 @@ def _read_csv(delimiter: str, data: bytes) -> _Csv:
     if len(records) > MAX_ROWS:
         raise TableFault(f"it has more than {MAX_ROWS:,} rows")
     columns: list[list[str]] = [[] for _ in names]
-    texts: list[str] = []
+    texts, empty = list[str](), list[str]()
     for line, (cells, written) in enumerate(records, 2):
         if len(cells) != len(names):
             count = format_count(len(cells), "cell")
@@ -257,9 +266,14 @@ def _read_csv(delimiter: str, data: bytes) -> _Csv:
             raise TableFault(f"row {line} has another line end than the header")
         for column, cell in zip(columns, cells, strict=True):
             column.append(cell)
-        texts.append(written.removesuffix(line_end))
+        text = written.lstrip("\r\n")
+        above = written.removesuffix(text)
+        if (above + end).replace(line_end, ""):
+            raise TableFault("an empty line has another line end than the header")
+        texts.append(text.removesuffix(line_end))
+        empty.append(above.replace(line_end, "\n"))
     last = "\n" * (text.endswith("\n") + end.count("\n"))
-    return _Csv(names, columns, texts, (header.removesuffix(line_end), line_end, bom, last))
+    return _Csv(names, columns, texts, empty, (header.removesuffix(line_end), line_end, bom, last))
 
 
 def _records(delimiter: str, text: str) -> Iterator[tuple[list[str], str]]:

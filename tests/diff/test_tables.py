@@ -9,6 +9,7 @@ import pytest
 
 from dsv.diff.tables import TableDiff, diff_tables
 from dsv.errors import Unsupported
+from tests.kit.intervals import interval_table
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -192,6 +193,17 @@ def test_times_of_int96_are_those_that_were_written() -> None:
     assert [row.cells for row in made.rows] == [{"at": (str(last), str(near))}]
     made = diff_tables(b"x.parquet", table(1, 2), table(1, 3), ["id"])
     assert made.rows_changed == 1  # by a nanosecond
+
+
+def test_an_interval_is_no_text_of_bytes() -> None:
+    one, other = b"\1" * 12, b"\2" * 12
+    plain = parquet_of({"id": [1, 2], "x": pyarrow.array([one, one], pyarrow.binary(12))}, store_schema=False)
+    base, changed = (interval_table({"id": [1, 2]}, "x", each) for each in ([one, one], [one, other]))
+    made = diff_tables(b"x.parquet", base, changed, ["id"])
+    assert [(row.key, row.cells) for row in made.rows] == [({"id": 2}, {"x": (str(one), str(other))})]
+    assert not made.columns_retyped
+    made = diff_tables(b"x.parquet", base, plain, ["id"])
+    assert made.columns_retyped == {"x": ("interval", "fixed_size_binary[12]")} and not made.rows
 
 
 def test_a_file_with_far_times_and_nanoseconds_is_refused_by_the_name_of_its_column() -> None:

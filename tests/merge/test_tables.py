@@ -10,6 +10,7 @@ import pytest
 
 from dsv.merge.contents import _write_parquet, is_table, merge_tables
 from dsv.merge.paths import Choice, MergedContent
+from tests.kit.intervals import interval_table
 
 
 def csv(
@@ -277,6 +278,18 @@ def test_a_parquet_column_that_would_change_its_type_is_named(
     assert why in merged
 
 
+def test_a_column_of_intervals_is_named() -> None:
+    pytest.importorskip("pyarrow")
+
+    def table(*counts: int) -> bytes:
+        return interval_table({"id": [1, 2], "n": counts}, "x", [b"\1" * 12, b"\2" * 12])
+
+    merged = merge_tables(b"x.parquet", "id", table(0, 0), table(1, 0), table(0, 2))
+    assert isinstance(merged, str) and merged.startswith("column x can't be written as it is")
+    assert "Interval" in merged
+    assert merge_tables(b"x.parquet", "x", table(0, 0), table(1, 0), table(0, 2)) == merged
+
+
 def test_files_whose_columns_are_of_another_type_on_disk_are_not_merged() -> None:
     """Both are times in nanoseconds to pyarrow."""
     arrow = pytest.importorskip("pyarrow")
@@ -300,10 +313,38 @@ def test_files_whose_columns_are_of_another_type_on_disk_are_not_merged() -> Non
             b"id,a\r\n\r\n1,2\r\n3,4",
             b"id,a\r\n\r\n1,5\r\n3,4",
             b"id,a\r\n1,2\r\n3,6",
-            b"id,a\r\n\r\n1,5\r\n3,6",
+            b"id,a\r\n1,5\r\n3,6",  # theirs has removed it
         ),
         (b"id,a\n1,2\n3,4\n", b"id,a\n1,5\n3,4\n", b"id,a\n1,2\n3,6\n\n\n", b"id,a\n1,5\n3,6\n\n\n"),
     ],
 )
 def test_empty_lines_are_no_rows(base: bytes, ours: bytes, theirs: bytes, merged: bytes) -> None:
     assert csv(base, ours, theirs) == merged
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+@pytest.mark.parametrize(
+    ("ours", "theirs", "merged"),
+    [
+        (b"^1,x,b^2,c,d", b"^1,a,y^2,c,d", b"^1,x,y^2,c,d"),  # both changed the row behind it
+        (b"^1,a,b^2,x,d", b"1,a,y^^^2,c,d", b"1,a,y^^^2,x,d"),  # theirs moved it, and added one
+        (b"^1,a,b^2,x,d", b"^2,c,d", b"^2,x,d"),  # theirs removed only the row
+        (b"^1,a,b^2,x,d", b"2,c,d", b"2,x,d"),
+        (b"^^1,x,b^2,c,d", b"1,a,y^2,c,d", b"^^1,x,y^2,c,d"),  # both changed it
+        (b"^1,x,b^2,c,d", b"^9,n,n^1,a,y^2,c,d", b"^9,n,n^1,x,y^2,c,d"),
+        (b"^1,x,b^2,c,d", b"^1,a,b^2,c,d^^9,n,n", b"^1,x,b^2,c,d^^9,n,n"),
+    ],
+)
+def test_empty_lines_stay_where_they_are_or_follow_who_changed_them(
+    end: bytes, ours: bytes, theirs: bytes, merged: bytes
+) -> None:
+    base, *found = (b"id,a,b^" + each + b"^" for each in (b"^1,a,b^2,c,d", ours, theirs, merged))
+    base, ours, theirs, merged = (each.replace(b"^", end) for each in (base, *found))
+    assert csv(base, ours, theirs) == merged
+
+
+def test_an_empty_line_takes_the_line_end_of_the_file_and_never_loses_its_own() -> None:
+    base, ours, theirs = b"id,a\n\n1,x\n", b"id,a\n\n1,n\n", b"id,a\r\n\r\n1,x\r\n"
+    assert csv(base, ours, theirs) == b"id,a\r\n\r\n1,n\r\n"
+    for other in (b"id,a\n\r\n1,x\n", b"id,a\n1,x\n\r\n"):
+        assert csv(other, ours, other) == "an empty line has another line end than the header"

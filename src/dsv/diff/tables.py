@@ -398,7 +398,9 @@ def _read(path: bytes, data: bytes) -> _Table:
         text = f"{show(path)} can't be read as a table: {reason}"
         hint = "name other files after --, or leave out --table"
         raise Unsupported(text, subject=path.decode("utf-8", "backslashreplace"), hint=hint) from error
-    return _Table(table, exact, {field.name: str(field.type) for field in schema})
+    forms = parquet_forms(data) if is_parquet else {}
+    lost = {one: "interval" for one, form in forms.items() if " Interval " in form}  # bytes for pyarrow
+    return _Table(table, exact, {field.name: lost.get(field.name, str(field.type)) for field in schema})
 
 
 def _read_csv(delimiter: str, data: bytes) -> tuple[Any, Any]:

@@ -445,6 +445,25 @@ def test_what_else_happens_during_a_sync_does_not_stop_it(ann: Person) -> None:
     assert ann.read(done.commit) == {"d/train.log": b"1", "d/old": b"1", "d/x.db": b"1"}
 
 
+@pytest.mark.parametrize("newest", [False, True])
+def test_an_hdf5_file_in_use_is_noted(ann: Person, newest: bool) -> None:
+    h5py = pytest.importorskip("h5py")
+    ann.write({"short.h5": b"\x89HDF\r\n\x1a\n", "other.h5": b"1" * 24})
+    (ann.workspace / "d").mkdir()
+    told = Meanwhile(lambda: None)
+    context = structs.replace(ann.context(), progress=told)
+    with h5py.File(ann.workspace / "d/x.h5", "w", libver="latest" if newest else "earliest") as file:
+        file["x"] = [1]
+        file.flush()
+        sync(context, SyncRequest())
+        if newest:
+            file.swmr_mode = True
+            sync(context, SyncRequest(rehash=True))
+    assert ["'d/x.h5' is open for writing" in note for note in told.notes] == [True] * (1 + newest)
+    sync(context, SyncRequest())
+    assert len(told.notes) == 1 + newest
+
+
 def test_a_database_in_use_is_noted_with_the_way_to_a_whole_copy(ann: Person) -> None:
     ann.write({"d/x.db": b"1", "d/x.db-wal": b"", "d/y.db": b"1", "d/z-wal": b"1"})
     ann.write({"d/folder/x": b"1", "d/folder-journal": b"1"})

@@ -26,7 +26,7 @@ from dsv.fs.errors import about
 from dsv.fs.process import processors
 from dsv.repo.objects.erasures import naming_file
 from dsv.repo.tree.write import TreeChange
-from dsv.transfer.file_reader import ROW, Problem, read_stable, row_of
+from dsv.transfer.file_reader import OPEN_FLAGS, ROW, Problem, read_stable, row_of
 from dsv.transfer.prefetch import Item, Readers, Run, suitable
 from dsv.transfer.upload import Stored, Uploader
 from dsv.values.ids import FileId
@@ -41,6 +41,7 @@ T = TypeVar("T", bound=Item)
 _REPORT_FILES, _REPORT_BYTES = 16, 1 << 20
 # What SQLite keeps beside a database, and what is in no database without it. The third, x-shm, is made anew from these.
 JOURNALS = (b"-wal", b"-journal")
+_HDF5 = (b".h5", b".hdf5", b".he5", b".h5ad", b".nc", b".nc4")
 
 
 class Saved(NamedTuple):
@@ -69,6 +70,7 @@ class FileSaver(Generic[T]):
         self._descent, self._ahead = Descent(root), Descent(root)
         self._begun: dict[bytes, int] = {}
         """Folders of items, with their mtime before the first of them was read."""
+        self._hdf5: list[bytes] = []
         processes = suitable(files, processors()) if jobs is None else jobs - 1
         self._readers = Readers[T](root, processes)
 
@@ -99,6 +101,8 @@ class FileSaver(Generic[T]):
     def _noting(self, items: Iterable[T]) -> Iterator[T]:
         for item in items:
             folder = split(item.path)[0]
+            if item.path.endswith(_HDF5):
+                self._hdf5.append(item.path)
             if folder not in self._begun:
                 with suppress(OSError):  # whoever reads a file there says what is wrong
                     self._begun[folder] = os.fstat(self._ahead.at(folder)).st_mtime_ns
@@ -119,7 +123,19 @@ class FileSaver(Generic[T]):
         for folder, begun in self._begun.items():
             with suppress(FileNotFoundError, NotADirectoryError):
                 found += self._torn(folder, self._descent.at(folder), begun, rows_in(folder), complete)
+        for path in self._hdf5:
+            self._note_open_hdf5(path)
         return found
+
+    def _note_open_hdf5(self, path: bytes) -> None:
+        folder, name = split(path)
+        with suppress(OSError), os.fdopen(os.open(name, OPEN_FLAGS, dir_fd=self._descent.at(folder))) as file:
+            start = os.read(file.fileno(), 24).ljust(24, b"\0")  # 1 marks a writer, 4 one of SWMR
+            if start[:8] == b"\x89HDF\r\n\x1a\n" and start[20 if start[8] < 2 else 11] & 5:
+                self._progress.note(
+                    f"{show(path)} is open for writing, or was not closed, and may lack data: close it and run this "
+                    f"again; if its program has ended, h5clear -s {show(path)} ends this note"
+                )
 
     def _torn(
         self, folder: bytes, at: int, begun: int, rows: Mapping[bytes, bytes], complete: bool

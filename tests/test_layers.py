@@ -329,8 +329,9 @@ def test_few_libraries_at_the_bottom(part: str) -> None:
 
 
 def test_numpy_is_for_those_who_read_whole_stores() -> None:
-    """To import it takes longer than most commands do."""
-    others = [source for source in sources() if source.part not in ("torch", "training", "upkeep")]
+    """To import it takes longer than most commands do. CRCs are needed where S3 states no other hash."""
+    known = ("torch", "training", "upkeep")
+    others = [one for one in sources() if one.part not in known and one.path.name != "crc.py"]
     report([source.at(line, name) for source in others for line, name in imports(source) if "numpy" in name])
 
 

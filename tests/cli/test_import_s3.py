@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import random
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 
+from dsv.exchange.crc import Crc
 from tests.kit.dsv import Dsv
 from tests.labs.s3_server import S3Server
 from tests.store.servers_on_moto import SmallPages
@@ -158,22 +159,33 @@ def test_an_etag_that_is_no_md5_is_not_compared(
     person.ok("import", f"s3://{bucket}/raw", "pets:raw")
 
 
+_HASHES = ["sha1", "sha256", "sha512", "md5"]
+_CRCS = {"crc32": (0xEDB88320, 4), "crc32c": (0x82F63B78, 4), "crc64nvme": (0x9A6C9329AC4BC9B5, 8)}
+
+
+def checksum(name: str, data: bytes) -> bytes:
+    one: Any = hashlib.new(name) if name in _HASHES else Crc(*_CRCS[name])
+    one.update(data)
+    return bytes(one.digest())
+
+
 @pytest.mark.parametrize("is_right", [True, False])
 @pytest.mark.parametrize("data", [b"small", BIG], ids=["small", "large"])
+@pytest.mark.parametrize("name", [*_HASHES, *_CRCS])
 def test_a_checksum_of_the_whole_object_is_compared(
-    person: Dsv, server: Server, put: Callable[..., str], data: bytes, is_right: bool
+    person: Dsv, server: Server, put: Callable[..., str], name: str, data: bytes, is_right: bool
 ) -> None:
     """Where the ETag says nothing, as that of an object of several parts."""
     bucket = put({"raw/b": data})
-    stated = zlib.crc32(data) ^ (0 if is_right else 1)
     server.headers = (
         ("x-amz-server-side-encryption", "aws:kms"),
-        ("x-amz-checksum-crc32", base64.b64encode(stated.to_bytes(4, "big")).decode()),
+        (f"x-amz-checksum-{name}", base64.b64encode(checksum(name, data)).decode()),
         ("x-amz-checksum-type", "FULL_OBJECT"),
     )
+    server.damaged = "" if is_right else "raw/b"
     done = person("import", f"s3://{bucket}/raw", "pets:raw")
     assert done.code == (0 if is_right else 5), done
-    assert is_right or "has not arrived" in done.err, done
+    assert is_right or f"its checksum {name.upper()} is another" in done.err, done
 
 
 def test_the_checksums_of_parts_are_not_those_of_the_object(

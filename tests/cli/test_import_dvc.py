@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -20,6 +19,7 @@ import pytest
 
 from dsv.exchange.revisions import may_name
 from tests.kit.dsv import Dsv, write_files
+from tests.kit.web import web_server
 from tests.labs.s3_server import S3Server
 
 REPOSITORIES = Path(__file__).parent / "dvc_repositories"
@@ -243,24 +243,22 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    with web_server(functools.partial(Quiet, directory=str(folder))) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
 @pytest.mark.parametrize("how", [[], ["--reference"]])
 def test_a_remote_on_a_web_server(lab: Dsv, theirs: Theirs, tmp_path: Path, how: list[str]) -> None:
-    handler = functools.partial(Quiet, directory=str(theirs.remote))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        theirs.keep_at(f"http://127.0.0.1:{server.server_port}")
+    with served(theirs.remote) as url:
+        theirs.keep_at(url)
         theirs.object(b"one,1\n").unlink()
         done = lab("import", theirs.url, "pets:", "--create", "--history", *how)
         assert done.code == 9 and "labels.csv" in done.err, done
         done = lab("import", theirs.url, "pets:", "--create", "--rev", "HEAD~1", *how)
         assert done.code == 0, done
         assert exported(lab, "pets", tmp_path) == theirs.expected[theirs.commits[LAST]]
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_what_can_not_be_imported(lab: Dsv, theirs: Theirs) -> None:
@@ -325,19 +323,6 @@ def test_a_file_of_dvc_may_be_without_outputs_and_a_submodule_may_have_its_name(
     theirs.git("commit", "-qm", "submodule")
     lab.ok("import", theirs.url, "pets:", "--create")
     assert exported(lab, "pets", tmp_path) == {"data/x": b"new\n"}
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    handler = functools.partial(Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def test_a_configuration_of_a_repository_starts_nothing(lab: Dsv, theirs: Theirs, tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import http.server
 import importlib.util
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from tests.kit.dsv import Dsv, Result
+from tests.kit.web import web_server
 
 pytest.importorskip("fsspec")
 
@@ -117,12 +117,5 @@ def refusing(status: int) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with web_server(Handler) as port:
+        yield f"http://127.0.0.1:{port}"

@@ -10,9 +10,7 @@ import random
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ import pytest
 from dsv.exchange.sources import FolderSource, RemoteFile
 from tests.cli.test_import_errors import check_told
 from tests.kit.dsv import Dsv, write_files
+from tests.kit.web import web_server
 from tests.labs.machine import free_ports
 from tests.labs.s3_server import S3Server
 from tests.waiting import until
@@ -59,22 +58,9 @@ def serving(folder: Path, certificate: Path | None = None) -> Iterator[Web]:
         def log_error(self, *_: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    scheme = "http"
-    if certificate is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        scheme = "https"
-    web.url = f"{scheme}://localhost:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with web_server(Handler, certificate) as port:
+        web.url = f"{'http' if certificate is None else 'https'}://localhost:{port}"
         yield web
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture
@@ -328,23 +314,14 @@ class Hub(http.server.BaseHTTPRequestHandler):
 def test_a_dataset_of_the_hub_is_imported(pets: Dsv) -> None:
     pytest.importorskip("huggingface_hub", reason="needs huggingface_hub")
     Hub.files = {"README.md": b"# pets", "big.bin": BIG}
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        person = pets.at(
-            pets.cwd, HF_ENDPOINT=f"http://127.0.0.1:{server.server_port}", HF_HUB_DISABLE_XET="1"
-        )
+    with web_server(Hub) as port:
+        person = pets.at(pets.cwd, HF_ENDPOINT=f"http://127.0.0.1:{port}", HF_HUB_DISABLE_XET="1")
         done = person.process("import", "hf://datasets/team/pets", "pets:hub", "--json")
         assert done.code == 0, (done, Hub.seen)
         assert person.ok("cat", "pets:hub/README.md").out == "# pets"
         assert done.json["read_bytes"] == len(BIG) + 6
         again = person.process("import", "hf://datasets/team/pets", "pets:hub", "--json")
         assert again.json["known"] == 2
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.mark.parametrize(

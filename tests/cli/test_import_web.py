@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import http.server
 import random
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -13,6 +12,7 @@ import pytest
 
 from dsv.exchange import bodies
 from tests.kit.dsv import Dsv
+from tests.kit.web import web_server
 
 pytest.importorskip("aiohttp")
 BIG = random.Random(9).randbytes(20 << 20)
@@ -77,22 +77,9 @@ def web() -> Iterator[Answers]:
         def log_message(self, *_: object) -> None:
             pass
 
-    class Server(http.server.ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, *_: object) -> None:
-            """The client has gone."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    said.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with web_server(Handler) as port:
+        said.url = f"http://127.0.0.1:{port}"
         yield said
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 TEXT = b"a,b\n1,2\n" * 1000

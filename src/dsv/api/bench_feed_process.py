@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from dsv.api.bench_feed import FeedRequest, Load, Round
 from dsv.errors import Conflict, DsvError, Unreachable, made
+from dsv.fs.descriptors import Opened
 from dsv.fs.errors import as_error
 from dsv.fs.process import read_order
 
@@ -301,8 +302,7 @@ def _files_reader(what: Round) -> Callable[[Sequence[Range]], tuple[int, int]]:
 
     def read(path: str, start: int, stop: int) -> bool | None:
         try:
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
+            with Opened(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as file:
                 forget(file)
                 warm = is_warm(file, start)
                 at = start
@@ -312,8 +312,6 @@ def _files_reader(what: Round) -> Callable[[Sequence[Range]], tuple[int, int]]:
                         raise Conflict(f"{path} has become shorter while it was read", subject=path)
                     at += count
                 forget(file)
-            finally:
-                os.close(file)
         except OSError as error:
             raise as_error(error, path) from error
         return warm

@@ -29,6 +29,7 @@ from dsv.errors import (
 from dsv.format.records import Commit
 from dsv.format.tree import Kind
 from dsv.fs.descent import Descent, join, remove_tree, split
+from dsv.fs.descriptors import Opened
 from dsv.fs.errors import about, as_error
 from dsv.fs.files import write_sparse
 from dsv.fs.folders import check_folding, sync_folder
@@ -524,8 +525,7 @@ def _output_of(repository: Repository, record: RunRecord) -> Output:
 
 @contextmanager
 def _alone(partial: Path, record: RunRecord) -> Iterator[None]:
-    descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with Opened(os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -533,8 +533,6 @@ def _alone(partial: Path, record: RunRecord) -> Iterator[None]:
                 f"another dsv is copying the output of run {record.run} there", subject=str(partial)
             ) from error
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _in_the_way(to: Path) -> Conflict:

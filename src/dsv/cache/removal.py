@@ -25,6 +25,7 @@ import msgspec
 from dsv.cache.record import Extent
 from dsv.cache.root import FILE_TIME
 from dsv.fs.attributes import GONE, unless_gone
+from dsv.fs.descriptors import Opened
 from dsv.fs.folders import FOLDER_FLAGS
 from dsv.fs.shared_path import SharedPath
 
@@ -67,12 +68,9 @@ class Remover:
         except FileNotFoundError:
             return self.removed
         self._deep, self._top = [path.name], parent
-        try:
-            with ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-remove") as pool:
-                while self._deep:
-                    self._folder(parent, self._deep.pop(), "", pool)
-        finally:
-            os.close(parent)
+        with Opened(parent), ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-remove") as pool:
+            while self._deep:
+                self._folder(parent, self._deep.pop(), "", pool)
         self.removed.shared = Extent(sum(self._shared.values()), len(self._shared))
         return self.removed
 
@@ -81,11 +79,8 @@ class Remover:
         for attempt in range(_TRIES):
             emptied = True
             try:
-                folder = os.open(last, FOLDER_FLAGS, dir_fd=parent)
-                try:
+                with Opened(os.open(last, FOLDER_FLAGS, dir_fd=parent)) as folder:
                     emptied = self._empty(folder, shown, pool)
-                finally:
-                    os.close(folder)
                 if not self._dry:
                     os.rmdir(last, dir_fd=parent)
                 return True

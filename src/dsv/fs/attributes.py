@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from dsv.fs.descriptors import Opened
+
 PROBE: Final = ".now-"
 """Prefix of the files of `server_time`, which any process may remove."""
 
@@ -117,10 +119,8 @@ def _stamps(folder: Path) -> tuple[int, int]:
     probe = folder / f"{PROBE}{os.urandom(8).hex()}"
     descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        try:
+        with Opened(descriptor):
             stamp = os.fstat(descriptor).st_mtime_ns
-        finally:
-            os.close(descriptor)
         return stamp, refresh(folder)
     finally:
         probe.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Final, TypeVar
 import msgspec
 
 from dsv.fs.attributes import refresh
+from dsv.fs.descriptors import Opened
 from dsv.fs.folders import sync_folder
 from dsv.fs.shared_path import AnyPath, SharedPath, open_at
 
@@ -150,11 +151,8 @@ def read_small(path: AnyPath, limit: int = 1 << 20) -> bytes | None:
     for attempt in range(_TRIES):
         try:
             # Another user may have put a pipe there, and opening that must not hang.
-            descriptor = open_at(path, os.O_RDONLY | os.O_NONBLOCK)
-            try:
+            with Opened(open_at(path, os.O_RDONLY | os.O_NONBLOCK)) as descriptor:
                 return _read_up_to(descriptor, limit)
-            finally:
-                os.close(descriptor)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except OSError as error:
@@ -233,11 +231,8 @@ def link_once(draft: _P, path: _P) -> bool:
 
 def link_count(path: AnyPath) -> int:
     """Return the link count of a file, as the server has it now."""
-    descriptor = open_at(path, os.O_RDONLY)
-    try:
+    with Opened(open_at(path, os.O_RDONLY)) as descriptor:
         return os.fstat(descriptor).st_nlink
-    finally:
-        os.close(descriptor)
 
 
 def what_it_is(mode: int) -> str:

@@ -6,8 +6,8 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,7 @@ import msgspec
 
 from dsv.errors import Denied, Unsupported
 from dsv.fs.attributes import ask_again
+from dsv.fs.descriptors import Opened
 from dsv.fs.errors import as_error
 from dsv.fs.shared_path import AnyPath, SharedPath, open_at
 from dsv.values.paths import fold_clashes, found_otherwise, show
@@ -93,16 +94,13 @@ def make_folder(parent: int, name: str | bytes, rights: Rights, drafts: int | No
 def _give_rights(above: int, draft: str, rights: Rights) -> None:
     """Set group and mode of a new folder, by its descriptor: in a shared folder, its name may lead elsewhere by
     now. Raises `OSError`."""
-    folder = os.open(draft, FOLDER_FLAGS, dir_fd=above)
-    try:
+    with Opened(os.open(draft, FOLDER_FLAGS, dir_fd=above)) as folder:
         if os.listdir(folder):  # noqa: PTH208 (a descriptor; somebody has given its name to another folder)
             raise PermissionError(errno.EPERM, "somebody has exchanged a folder that was just made", draft)
         if rights.group is not None:
             with suppress(PermissionError):  # this user is not a member: the mode alone must do
                 os.fchown(folder, -1, rights.group)
         os.fchmod(folder, rights.mode(stat.S_IMODE(os.fstat(folder).st_mode)))
-    finally:
-        os.close(folder)
 
 
 def is_there(parent: int, name: str | bytes) -> bool:
@@ -128,14 +126,9 @@ def make_shared_folder(folder: AnyPath) -> int:
     return mode
 
 
-@contextmanager
-def open_folder(folder: AnyPath) -> Iterator[int]:
-    """Yield a descriptor of a folder, and close it. Raises `OSError`."""
-    descriptor = open_at(folder, _READABLE)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def open_folder(folder: AnyPath) -> Opened:
+    """Return a context with a descriptor of a folder. Raises `OSError`."""
+    return Opened(open_at(folder, _READABLE))
 
 
 def sync_folder(folder: int | AnyPath) -> None:
@@ -149,13 +142,12 @@ def sync_folder(folder: int | AnyPath) -> None:
         )
     except PermissionError:
         return
-    try:
-        os.fsync(readable)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-            raise
-    finally:
-        os.close(readable)
+    with Opened(readable):
+        try:
+            os.fsync(readable)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
 
 
 def make_durable(folder: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, Unsupported
 from dsv.fs.attributes import GONE, ask_again, refresh, unless_gone
+from dsv.fs.descriptors import Opened
 from dsv.fs.files import write_all
 from dsv.fs.folders import Rights, make_durable, make_folder, sync_folder
 from dsv.store.base import (
@@ -238,14 +239,9 @@ class DirectoryStore:
             self._root = -1
         self._this_thread = threading.local()
 
-    @contextmanager
-    def _folder(self, folders: _Folders, *, fresh: bool = False, make: bool = False) -> Iterator[int]:
-        """Open the folder like `_open_folder`, and close it at the end."""
-        descriptor = self._open_folder(folders, fresh=fresh, make=make)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+    def _folder(self, folders: _Folders, *, fresh: bool = False, make: bool = False) -> Opened:
+        """Open the folder like `_open_folder`, and close it at the end of a block."""
+        return Opened(self._open_folder(folders, fresh=fresh, make=make))
 
     def _open_folder(self, folders: _Folders, *, fresh: bool, make: bool = False) -> int:
         """Return a descriptor of the folder. fresh: ask an NFS server again each time. make: make folders."""
@@ -301,11 +297,8 @@ class DirectoryStore:
         descriptor = None if listed is None else listed.open(folders, name, fresh=fresh)
         if descriptor is not None:
             return descriptor
-        folder = self._open_folder(folders, fresh=fresh)
-        try:
+        with Opened(self._open_folder(folders, fresh=fresh)) as folder:
             return os.open(name, _READ_FLAGS, dir_fd=folder)
-        finally:
-            os.close(folder)
 
     def _has(self, folders: _Folders, name: str) -> bool:
         """Return whether the name is known to exist, to avoid writing a large file for nothing."""
@@ -321,8 +314,7 @@ class DirectoryStore:
     def _holding(self, data: Bytes) -> Iterator[tuple[int, str, int]]:
         """Yield (descriptor of `.tmp`, name there of a synced file of these bytes, its inode), and remove
         that name at the end. Once it is linked, the inode distinguishes it from another writer's."""
-        folder = self._open_temporary()
-        try:
+        with Opened(self._open_temporary()) as folder:
             name = os.urandom(16).hex()
             try:
                 inode = self._write(folder, name, data)
@@ -331,8 +323,6 @@ class DirectoryStore:
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(name, dir_fd=folder)
-        finally:
-            os.close(folder)
 
     def _open_temporary(self) -> int:
         with suppress(FileNotFoundError):
@@ -341,17 +331,14 @@ class DirectoryStore:
         return os.open(FOLDER, _LISTED_FLAGS, dir_fd=self._root)
 
     def _write(self, folder: int, name: str, data: Bytes) -> int:
-        descriptor = os.open(name, _CREATE_FLAGS, 0o444, dir_fd=folder)
         # Closed before it is unlinked: NFS keeps an unlinked open file under another name.
-        try:
+        with Opened(os.open(name, _CREATE_FLAGS, 0o444, dir_fd=folder)) as descriptor:
             if self._is_shared:
                 mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
                 os.fchmod(descriptor, mode | stat.S_IRGRP)
             write_all(descriptor, memoryview(data).cast("B"))
             os.fsync(descriptor)
             return os.fstat(descriptor).st_ino
-        finally:
-            os.close(descriptor)
 
     def _sweep_once(self, folder: int) -> None:
         """Remove what killed writers left a day ago, by the file server's clock, once per opened store.
@@ -445,12 +432,9 @@ class DirectoryStore:
     ) -> Generator[Item, None, None]:
         key = base + name
         if start_after is None or key > start_after or start_after.startswith(key):
-            below = os.open(name[:-1], _FOLDER_FLAGS, dir_fd=folder)
-            try:
+            with Opened(os.open(name[:-1], _FOLDER_FLAGS, dir_fd=folder)) as below:
                 ask_again(below)
                 yield from self._walk(below, key, "", start_after)
-            finally:
-                os.close(below)
 
     def _remove_empty(self, folders: _Folders) -> None:
         """Remove empty folders: object stores have none. A process writing into one makes it again."""
@@ -517,24 +501,18 @@ def _names(folder: int, begins: str) -> Iterator[str]:
 
 
 def _listed(folder: int) -> list[str]:
-    readable = os.open(".", _LISTED_FLAGS, dir_fd=folder)
-    try:
+    with Opened(os.open(".", _LISTED_FLAGS, dir_fd=folder)) as readable:
         return os.listdir(readable)  # noqa: PTH208 (a descriptor)
-    finally:
-        os.close(readable)
 
 
 def _folders(folder: int) -> list[str]:
     """Return the names of folders only, sorted."""
-    readable = os.open(".", _LISTED_FLAGS, dir_fd=folder)
-    try:
+    with Opened(os.open(".", _LISTED_FLAGS, dir_fd=folder)) as readable:
         with os.scandir(readable) as entries:
             found = [entry for entry in entries if is_component(entry.name) and not entry.is_file()]
         if any(entry.is_symlink() for entry in found):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         return sorted(entry.name for entry in found if entry.is_dir(follow_symlinks=False))
-    finally:
-        os.close(readable)
 
 
 def _read(descriptor: int, start: int, length: int) -> bytes:

@@ -33,6 +33,7 @@ import numpy as np
 from blake3 import blake3
 
 from dsv.errors import DsvError, Unreachable, made
+from dsv.fs.descriptors import Opened
 from dsv.fs.files import replace_file, write_all, write_once
 from dsv.fs.process import read_order, start_program
 
@@ -186,7 +187,7 @@ class Window:
         sizes, starts = self._samples.sizes, self._samples.shape.starts
         while left:
             answer, file = self._answer()
-            try:
+            with Opened(file):
                 if answer.alone:
                     here = np.asarray(answer.alone)
                     places = np.flatnonzero(np.isin(wanted, here))
@@ -198,8 +199,6 @@ class Window:
                 for at, row in zip(places.tolist(), rows, strict=True):
                     found[at] = _read(file, ends[row - 1] if row else 0, ends[row])
                 left.difference_update(blocks[places].tolist())
-            finally:
-                os.close(file)
 
     def _ask(self, asked: Asked, ahead: Sequence[int]) -> None:
         connection = self._connected()

@@ -21,6 +21,7 @@ from dsv.format.locator import Location
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
 from dsv.fs.descent import Descent, remove_tree, split
+from dsv.fs.descriptors import Opened
 from dsv.fs.errors import about
 from dsv.fs.files import write_sparse
 from dsv.fs.folders import is_there
@@ -372,10 +373,8 @@ class Writer:
             mode = 0o777 if entry.kind is Kind.EXECUTABLE else 0o666
             descriptor = os.open(temporary, _FLAGS, mode, dir_fd=self._descent.at(above, make=True))
             try:
-                try:
+                with Opened(descriptor):
                     fill(descriptor)
-                finally:
-                    os.close(descriptor)
                 folder = self._descent.at(above)
                 # After closing: an NFS server stamps the file then.
                 written = os.stat(temporary, dir_fd=folder, follow_symlinks=False)
@@ -405,16 +404,13 @@ class Writer:
         with about(entry.path):
             if not self._expected(entry.path, expected):
                 return False
-            descriptor = os.open(name, OPEN_FLAGS, dir_fd=self._descent.at(above))
-            try:
+            with Opened(os.open(name, OPEN_FLAGS, dir_fd=self._descent.at(above))) as descriptor:
                 now = os.fstat(descriptor)
                 if expected is not None and row_of(now) != expected:
                     return False
                 mode = stat.S_IMODE(now.st_mode)
                 runs = entry.kind is Kind.EXECUTABLE
                 os.fchmod(descriptor, mode | (mode & 0o444) >> 2 if runs else mode & ~0o111)
-            finally:
-                os.close(descriptor)
             return True
 
     def link(self, entry: Entry, expected: bytes | None, *, replace: bool) -> bytes | None:
@@ -527,14 +523,11 @@ class Writer:
         if file is None:
             yield
             return
-        descriptor = os.open(name, _STAT_FLAGS, dir_fd=folder)
-        try:
+        with Opened(os.open(name, _STAT_FLAGS, dir_fd=folder)) as descriptor:
             yield
             found = os.fstat(descriptor)
             if (found.st_dev, found.st_ino) == file:
                 self._ctimes[file] = found.st_ctime_ns
-        finally:
-            os.close(descriptor)
 
 
 def _without_ctime(row: bytes) -> tuple[int, ...]:
@@ -559,8 +552,5 @@ def _put(folder: int, temporary: bytes, name: bytes) -> bool:
 
 def _holds(folder: int, name: bytes, entry: Entry) -> bool:
     """Read a file that may be ours with another inode: sshfs gives each name of a file one of its own."""
-    descriptor = os.open(name, OPEN_FLAGS, dir_fd=folder)
-    try:
+    with Opened(os.open(name, OPEN_FLAGS, dir_fd=folder)) as descriptor:
         return hash_content(descriptor, entry.size) == (entry.file_id, entry.size)
-    finally:
-        os.close(descriptor)

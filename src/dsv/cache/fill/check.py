@@ -19,6 +19,7 @@ from dsv.cache.root import CacheRoot, Place
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
 from dsv.fs.attributes import refresh
+from dsv.fs.descriptors import Opened
 from dsv.fs.folders import open_folder
 from dsv.fs.shared_path import SharedPath
 from dsv.repo.tree.read import TreeReader
@@ -99,25 +100,22 @@ def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, p
         result.bytes += entry.size
         progress.advance(1, entry.size)
 
-    top = root.visible(place).descriptor(os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with (
-            ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-check") as pool,
-            closing(Folders(top, Rights.of(root), before_close=drain)) as folders,
-        ):
-            for entry, where in _chosen(tree, selection, result.expected):
-                try:
-                    jobs.append(pool.submit(_look, root, *folders.of(entry.path), entry, where))
-                except OSError as error:
-                    if error.errno not in _NOT_A_FOLDER:
-                        raise
-                    jobs.append(pool.submit(Wrong, entry, where, "is missing"))
-                if len(jobs) > _AHEAD:
-                    note(jobs.popleft().result())
-            while jobs:
+    with (
+        Opened(root.visible(place).descriptor(os.O_RDONLY | os.O_DIRECTORY)) as top,
+        ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-check") as pool,
+        closing(Folders(top, Rights.of(root), before_close=drain)) as folders,
+    ):
+        for entry, where in _chosen(tree, selection, result.expected):
+            try:
+                jobs.append(pool.submit(_look, root, *folders.of(entry.path), entry, where))
+            except OSError as error:
+                if error.errno not in _NOT_A_FOLDER:
+                    raise
+                jobs.append(pool.submit(Wrong, entry, where, "is missing"))
+            if len(jobs) > _AHEAD:
                 note(jobs.popleft().result())
-    finally:
-        os.close(top)
+        while jobs:
+            note(jobs.popleft().result())
     result.strange = result.left = _find_foreign(root.visible(place), result.expected)
     return result
 

@@ -24,6 +24,7 @@ from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
 from dsv.fs import system
 from dsv.fs.attributes import refresh
+from dsv.fs.descriptors import Opened
 from dsv.fs.files import FULL, write_sparse
 from dsv.fs.folders import FOLDER_FLAGS, make_folder, umask
 from dsv.fs.folders import Rights as FolderRights
@@ -213,7 +214,7 @@ def _written_back(descriptor: int, pieces: Iterable[Buffer]) -> Iterator[Buffer]
 
 def finish_file(descriptor: int, rights: Rights, *, executable: bool) -> None:
     """Set a file's time and rights, and close it, which on NFS sends the bytes and reports a full disk."""
-    try:
+    with Opened(descriptor):
         if rights.group is not None:
             with contextlib.suppress(PermissionError):
                 os.fchown(descriptor, -1, rights.group)
@@ -222,8 +223,6 @@ def finish_file(descriptor: int, rights: Rights, *, executable: bool) -> None:
         os.utime(descriptor, ns=_TIMES)
         if rights.sync:
             os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_as_filled(found: os.stat_result, size: int, *, executable: bool) -> bool:
@@ -367,15 +366,13 @@ class Links:
                 raise
             return Taken.NO
         executable = entry.kind is Kind.EXECUTABLE
-        try:
+        with Opened(descriptor):
             if self._clones and self._clone(descriptor, target, executable=executable):
                 return Taken.LINKED
             self._clones = False
             if entry.size > SINGLE_CHUNK_MAX:
                 return Taken.NO
             data = os.read(descriptor, entry.size + 1)
-        finally:
-            os.close(descriptor)
         if len(data) != entry.size or FileId.hash(data) != entry.file_id:
             return Taken.NO
         create_file(*target, (data,), self._rights, executable=executable)
@@ -417,7 +414,7 @@ def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None
         if error.errno in (errno.EACCES, errno.EPERM, errno.ELOOP):
             return State.BROKEN
         raise
-    try:
+    with Opened(descriptor):
         found = os.fstat(descriptor)
         executable = entry.kind is Kind.EXECUTABLE
         if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
@@ -432,8 +429,6 @@ def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None
             with contextlib.suppress(PermissionError):  # another user's: later fills can't link to it
                 os.utime(descriptor, ns=_TIMES)
         return State.WHOLE
-    finally:
-        os.close(descriptor)
 
 
 # Bytes of small files between two syncs. Less would write the blocks of inodes and folders more often.

@@ -37,6 +37,7 @@ from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.segment import Segment
 from dsv.format.tree import Kind
 from dsv.fs import system
+from dsv.fs.descriptors import Opened
 from dsv.fs.files import list_names
 from dsv.fs.folders import check_folding
 from dsv.fs.shared_path import SharedPath
@@ -266,11 +267,8 @@ def _clones(path: SharedPath, draft: SharedPath) -> bool:
     except OSError:
         return False
     try:
-        copy = draft.descriptor(os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        try:
+        with Opened(draft.descriptor(os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)) as copy:
             return system.clone(source, copy)
-        finally:
-            os.close(copy)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise

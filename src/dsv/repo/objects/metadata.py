@@ -17,6 +17,7 @@ from typing import TypeVar
 from dsv.errors import IntegrityError, Unreachable, Unsupported
 from dsv.format import keys
 from dsv.format.envelope import RECORD_MAX
+from dsv.fs.descriptors import Opened
 from dsv.fs.files import list_names, replace_file
 from dsv.fs.folders import make_shared_folder
 from dsv.fs.shared_path import AnyPath, open_at
@@ -52,15 +53,12 @@ class MetadataCache:
         if self._folder is None:
             return None
         try:
-            file = self._open(kind, name)
-            try:
+            with Opened(self._open(kind, name)) as file:
                 found = os.fstat(file)
                 if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
                     return None
                 data = os.read(file, found.st_size)
                 return data if len(data) == found.st_size else None
-            finally:
-                os.close(file)
         except OSError:
             return None
 
@@ -90,11 +88,8 @@ class MetadataCache:
         if self._folder is None:
             return None
         try:
-            file = self._open(kind, name)
-            try:
+            with Opened(self._open(kind, name)) as file:
                 return memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ))
-            finally:
-                os.close(file)
         except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
             return None
 
@@ -102,13 +97,9 @@ class MetadataCache:
         """Keep a copy. An existing copy of the same size stays."""
         if self._folder is None:
             return
-        with contextlib.suppress(OSError):
-            file = self._open(kind, name)
-            try:
-                if os.fstat(file).st_size == len(data):
-                    return
-            finally:
-                os.close(file)
+        with contextlib.suppress(OSError), Opened(self._open(kind, name)) as file:
+            if os.fstat(file).st_size == len(data):
+                return
         path = self._path(kind, name)
         with contextlib.suppress(OSError):
             mode = make_shared_folder(path.parent)
@@ -132,12 +123,9 @@ class MetadataCache:
         if self._folder is None:
             return
         with contextlib.suppress(OSError):
-            file = self._open(kind, name)
-            try:
+            with Opened(self._open(kind, name)) as file:
                 os.utime(file)
                 now = os.fstat(file).st_mtime
-            finally:
-                os.close(file)
             for path in self._copies(kind):
                 if path.stat().st_mtime < now - 86_400 * days:
                     path.unlink()

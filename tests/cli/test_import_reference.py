@@ -6,6 +6,7 @@ import http.server
 import os
 import pickle
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from dsv.filesystem import DsvFileSystem
 from dsv.repo import format_log
 from dsv.store.directory import DirectoryStore
 from tests.kit.dsv import Dsv, Result, write_files
-from tests.kit.web import web_server
 from tests.labs.s3_server import S3Server
 from tests.upkeep.gc_world import collect
 
@@ -348,15 +348,19 @@ class Web:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self.handler, self.url = Handler, ""
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
 
 
 @pytest.fixture
 def web() -> Iterator[Web]:
     found = Web()
-    with web_server(found.handler) as port:
-        found.url = f"http://127.0.0.1:{port}"
-        yield found
+    thread = threading.Thread(target=found.server.serve_forever)
+    thread.start()
+    yield found
+    found.server.shutdown()
+    thread.join()
+    found.server.server_close()
 
 
 def test_a_file_of_a_web_server(lab: Dsv, web: Web, store: Path) -> None:

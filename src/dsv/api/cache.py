@@ -9,8 +9,9 @@ import shlex
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -43,7 +44,7 @@ _TRIES = 5
 _CLAIM_ROOM = (1 << 20, 16)  # bytes and files to make room for if there is no room even for a claim
 
 
-class NoLease:
+class NoLease(AbstractContextManager["NoLease"]):
     """Stands in for a lease if the commit is cached and the caller may not write to the cache."""
 
     def __init__(self) -> None:
@@ -56,14 +57,11 @@ class NoLease:
     def release(self) -> None:
         """Do nothing."""
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         pass
 
 
-class Stager:
+class Stager(AbstractContextManager["Stager"]):
     """Stages targets into one cache with `jobs` processes (None: a suitable number). The caller closes it."""
 
     def __init__(
@@ -74,9 +72,6 @@ class Stager:
         self._context = context
         self._offline = offline
         self._jobs = jobs
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import msgspec
 from blake3 import blake3
@@ -143,7 +143,7 @@ class Found(msgspec.Struct, frozen=True):
         return Place.of(folder_name(self.dataset), self.commit, self.selection.id)
 
 
-class Targets:
+class Targets(AbstractContextManager["Targets"]):
     """Find targets in one cache. The store is opened when first needed (never if `offline`), then closed."""
 
     def __init__(self, context: Context, root: CacheRoot, *, offline: bool = False) -> None:
@@ -152,9 +152,6 @@ class Targets:
         self._offline = offline or context.offline
         self._stack = ExitStack()
         self._repository: Repository | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()

@@ -7,6 +7,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from enum import Enum
 from errno import EBADF
 from functools import cache
@@ -38,7 +39,7 @@ class ReaderGone(Exception):
     """The other end of stdout was closed."""
 
 
-class Output:
+class Output(AbstractContextManager["Output"]):
     """Collects the output of a command. `publish` sends it; without that, nothing is shown."""
 
     def __init__(self, raw: BinaryIO) -> None:
@@ -88,9 +89,6 @@ class Output:
     def discard(self) -> None:
         self._held.close()
         self._held = io.BytesIO()
-
-    def __enter__(self) -> Output:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None

@@ -9,9 +9,9 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
-from typing import Self
 
 from dsv.fs.folders import FOLDER_FLAGS
 from dsv.fs.shared_path import AnyPath, open_at
@@ -20,7 +20,7 @@ from dsv.fs.shared_path import AnyPath, open_at
 _MAX_OPEN = 64
 
 
-class Descent:
+class Descent(AbstractContextManager["Descent"]):
     """Opens each folder once if folders are requested in tree order. Not thread-safe."""
 
     def __init__(self, root: AnyPath | bytes, dir_fd: int | None = None) -> None:
@@ -32,9 +32,6 @@ class Descent:
         self._path = b""
         self._parts: list[bytes] = []
         self._open: list[int] = []  # of each part; -1 for one that was closed to save descriptors
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

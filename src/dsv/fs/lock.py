@@ -17,8 +17,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
 
 import msgspec
 
@@ -92,7 +92,7 @@ class Held(msgspec.Struct, frozen=True):
         )
 
 
-class Lock:
+class Lock(AbstractContextManager["Lock"]):
     """A lock that this process holds. Release it, or use it in a `with`. A killed process loses its lock."""
 
     def __init__(self, folder: Path, number: int) -> None:
@@ -146,9 +146,6 @@ class Lock:
                 (self._folder / (_name(self._number) + _FREE)).touch()
             except OSError:  # the folder or disk is gone: the end of this process frees the lock too
                 self._lost = True
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()

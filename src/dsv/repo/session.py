@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 
 from msgspec.structs import replace
@@ -47,7 +47,7 @@ from dsv.values.names import BranchName, DatasetName
 RENEW_SECONDS = 60.0
 
 
-class Session:
+class Session(AbstractContextManager["Session"]):
     """One writer's claim on the store, from before it reads the index until its commit is published.
 
     A context manager: it renews itself in a thread while it is open, and leaves its keys to gc. At the end of
@@ -107,9 +107,6 @@ class Session:
             repository.objects.packs.renew()
         session._renewal.start()
         return session
-
-    def __enter__(self) -> Session:
-        return self
 
     def __exit__(self, _: object = None, error: BaseException | None = None, *__: object) -> None:
         self.repository.refs.proved = False

@@ -12,11 +12,11 @@ import tempfile
 from array import array
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import compress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -200,7 +200,7 @@ def suitable(files: int, processors: int) -> int:
     return min(processors - 1, _MOST) if files >= _WORTH else 0
 
 
-class Readers(Generic[T]):
+class Readers(AbstractContextManager["Readers[T]"], Generic[T]):
     """The helper processes, whose contents are returned in order. A context manager, which ends them.
 
     While this process waits for contents it reads later ones itself, so no processor idles. Without helpers
@@ -219,9 +219,6 @@ class Readers(Generic[T]):
                 self._readers.append(_Reader(root))
         if self._readers:
             self._own = [memoryview(bytearray(SLOT)) for _ in range(_OWN_SLOTS)]
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

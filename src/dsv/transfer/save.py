@@ -10,11 +10,11 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import compress, repeat
 from pathlib import Path
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from dsv.format.columns import cut
 from dsv.format.external import Source as ExternalSource
@@ -56,7 +56,7 @@ class Saved(NamedTuple):
     """The answer of `is_quiet`."""
 
 
-class FileSaver(Generic[T]):
+class FileSaver(AbstractContextManager["FileSaver[T]"], Generic[T]):
     """Stores the files of a folder, read by processes if they are many. A context manager, which ends these.
 
     files: the largest number of files to expect. jobs: processes for small files; None for a suitable number.
@@ -73,9 +73,6 @@ class FileSaver(Generic[T]):
         self._hdf5: list[bytes] = []
         processes = suitable(files, processors()) if jobs is None else jobs - 1
         self._readers = Readers[T](root, processes)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._readers.close()

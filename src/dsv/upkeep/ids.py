@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,7 @@ def is_in(heads: Heads, among: Heads) -> NDArray[np.bool_]:
     return same
 
 
-class IdSet:
+class IdSet(AbstractContextManager["IdSet"]):
     """Many ids, in 256 files of a folder by their first byte, each a sorted array of unsigned 64-bit numbers.
 
     A number is the first 8 bytes of an id, big-endian. Two of 50 million ids share them with a probability of
@@ -53,9 +54,6 @@ class IdSet:
         self._sorted = [0] * 256
         """How many numbers at the beginning of each file are sorted and unique."""
         self._written = [0] * 256
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._held.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import shutil
 from collections.abc import Iterable, Iterator, Set
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -126,7 +127,7 @@ class PackList:
         return np.where(known[at] == wanted, at, -1).astype(np.int64)
 
 
-class IndexRows:
+class IndexRows(AbstractContextManager["IndexRows"]):
     """The rows of all index files in force (`objects.indexes.CurrentIndexes`), as the store has them now.
 
     packs: every pack that a row names, sorted; a row's `pack` is a position in it. Raises `IntegrityError`
@@ -171,9 +172,6 @@ class IndexRows:
         self.packs = PackList.of(map(_packs_of, self.files.values()))
         self._numbers: dict[IndexId, NDArray[np.uint32]] = {}
         """The positions of the packs of each file with rows in the last bucket."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.files = {}

@@ -16,7 +16,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import msgspec
@@ -94,7 +94,7 @@ class Left(msgspec.Struct):
     publishing: Publishing | None = None
 
 
-class Journal:
+class Journal(AbstractContextManager["Journal"]):
     """The journal of one workspace. `pack_uploaded` and `recipe` may be called from any thread."""
 
     def __init__(self, path: Path, descriptor: int, left: Left) -> None:
@@ -122,9 +122,6 @@ class Journal:
                 write_all(descriptor, _MAGIC + store_id)
             journal._end = end or _START
             return journal
-
-    def __enter__(self) -> Journal:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -12,10 +12,10 @@ import os
 import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Self
 
 from dsv.format.locator import Location
 from dsv.format.recipe import SINGLE_CHUNK_MAX
@@ -341,7 +341,7 @@ _FLAGS = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _STAT_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Writer:
+class Writer(AbstractContextManager["Writer"]):
     """Writes below one root, and follows no symlink. Reports unexpected paths, and leaves them alone.
 
     Files appear complete: each is written beside its path under a name that scans ignore, then linked or
@@ -355,9 +355,6 @@ class Writer:
         """The file that was last found as expected, if it has several names."""
         self._ctimes: dict[tuple[int, int], int] = {}
         """The ctime that such a file got when one of its names was removed here; its other names show it."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._descent.close()

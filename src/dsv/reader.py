@@ -51,11 +51,7 @@ except ImportError as error:
 
 CHUNK, RECIPE, SEGMENT, NODE = 1, 2, 3, 4
 KINDS = {CHUNK: "chunk", RECIPE: "recipe", SEGMENT: "segment", NODE: "node"}
-CONTEXTS = {
-    RECIPE: "dsv 2026-11 recipe v1",
-    SEGMENT: "dsv 2026-11 segment v1",
-    NODE: "dsv 2026-11 node v1",
-}
+CONTEXTS = {RECIPE: "dsv 2026-11 recipe v1", SEGMENT: "dsv 2026-11 segment v1", NODE: "dsv 2026-11 node v1"}
 COMMIT_CONTEXT = "dsv 2026-11 commit v1"
 SINGLE_CHUNK_MAX = 1 << 20
 PATHS_MAX = (1 << 20) + 4096

@@ -241,10 +241,7 @@ def _own_rank(rank: int | None, world: int | None) -> tuple[int, int]:
 
 
 def _asked(
-    sources: Sequence[Samples],
-    plan: Plan,
-    batches: Iterator[tuple[int, Any]],
-    ends: deque[int] | None = None,
+    sources: Sequence[Samples], plan: Plan, batches: Iterator[tuple[int, Any]], ends: deque[int] | None = None
 ) -> Iterator[_Ask]:
     """Yield what to read for each batch, with the blocks that later batches need for the first time.
     ends: receives the position after each batch."""

@@ -163,8 +163,7 @@ class Targets(AbstractContextManager["Targets"]):
         """
         if not str(target):
             raise UsageError(
-                "empty target",
-                hint="dsv cache DATASET, or @REV in a workspace; is a variable unset?",
+                "empty target", hint="dsv cache DATASET, or @REV in a workspace; is a variable unset?"
             )
         selection = PathSet.of([clean_path(target.path)])
         with explaining(self.root.path):

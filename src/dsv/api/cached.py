@@ -134,12 +134,7 @@ def cached(folder: Path) -> CachedReport:
 
 
 def _item(
-    root: CacheRoot,
-    item: CachedCommit,
-    names: tuple[str, ...],
-    own: int,
-    settings: CacheSettings,
-    now: float,
+    root: CacheRoot, item: CachedCommit, names: tuple[str, ...], own: int, settings: CacheSettings, now: float
 ) -> CachedItem:
     record = item.record
     commit = local_commit(root, item.place)

@@ -179,9 +179,7 @@ def _other(
             repository = context.open_repository(opened)
         except NotFound as error:
             raise NotFound(
-                f"there is no store in {choice.url} to copy to",
-                subject=choice.url,
-                hint="--create makes it",
+                f"there is no store in {choice.url} to copy to", subject=choice.url, hint="--create makes it"
             ) from error
         with tracking(context, repository):
             yield repository

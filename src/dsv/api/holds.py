@@ -84,12 +84,7 @@ def release(
 
 
 def hold(
-    context: Context,
-    folder: Path,
-    targets: Sequence[Target],
-    *,
-    why: str = "",
-    seconds: float | None = None,
+    context: Context, folder: Path, targets: Sequence[Target], *, why: str = "", seconds: float | None = None
 ) -> list[HoldItem]:
     """Hold cached commits until they are released or for some seconds. Raises `NotFound` if not cached.
 

@@ -61,9 +61,7 @@ def shown_parents(walked: Sequence[Walked]) -> dict[CommitId, tuple[CommitId, ..
 
 
 def _without_ancestors(
-    commits: tuple[CommitId, ...],
-    parents: dict[CommitId, tuple[CommitId, ...]],
-    places: dict[CommitId, int],
+    commits: tuple[CommitId, ...], parents: dict[CommitId, tuple[CommitId, ...]], places: dict[CommitId, int]
 ) -> tuple[CommitId, ...]:
     """Return the commits that are not ancestors of another commit in the list."""
     if len(commits) < 2:
@@ -302,10 +300,7 @@ def _until_too_old(walked: Iterable[LogEntry], since_ms: float | None) -> Iterat
 
 
 def _chosen(
-    repository: Repository,
-    walked: Iterable[LogEntry],
-    query: Query,
-    kept: KeptParents,
+    repository: Repository, walked: Iterable[LogEntry], query: Query, kept: KeptParents
 ) -> Iterator[Chosen]:
     """Yield each commit of the walk, and whether it fits. If paths are given, freed commits never fit."""
     if not query.paths:
@@ -424,9 +419,7 @@ def reflog(
 
 
 def _move_items(
-    repository: Repository,
-    newest: Head,
-    moves: Iterator[tuple[int, tuple[RefEntry | None, RefEntry | None]]],
+    repository: Repository, newest: Head, moves: Iterator[tuple[int, tuple[RefEntry | None, RefEntry | None]]]
 ) -> Iterator[MoveItem]:
     """moves: each with its number and the move before it."""
     while batch := [(at, now, before) for at, (now, before) in islice(moves, _MOVES_AT_ONCE) if now]:

@@ -273,10 +273,7 @@ def _with_names(choice: StoreChoice, kept: Setting | None, configured: Setting |
     if names is None:
         return choice
     return msgspec.structs.replace(
-        choice,
-        names=names.value,
-        names_kept=None if kept is None else kept.value,
-        names_origin=names.origin,
+        choice, names=names.value, names_kept=None if kept is None else kept.value, names_origin=names.origin
     )
 
 

@@ -17,13 +17,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from dsv.cache.claims import (
-    INTENT,
-    Claims,
-    LeaseRecord,
-    cancel_intent,
-    read_intent,
-)
+from dsv.cache.claims import INTENT, Claims, LeaseRecord, cancel_intent, read_intent
 from dsv.cache.fill import directory
 from dsv.cache.fill.directory import finalize
 from dsv.cache.fill.workers import read_workers

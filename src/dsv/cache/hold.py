@@ -43,14 +43,7 @@ if TYPE_CHECKING:
     from dsv.cache.leases import Lease
 
 PROGRAM = "dsv.cache.hold"
-PASSED_ON = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGTERM,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
+PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 CANNOT_LAUNCH = 125
 GRACE = 20.0
 """Seconds that a command whose data is lost has to end, between SIGTERM and SIGKILL."""

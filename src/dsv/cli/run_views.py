@@ -59,11 +59,7 @@ _CSV = (
 
 
 def write_table(
-    call: Call,
-    views: Sequence[RunView],
-    first: Sequence[str] = (),
-    *,
-    whole: SweepView | None = None,
+    call: Call, views: Sequence[RunView], first: Sequence[str] = (), *, whole: SweepView | None = None
 ) -> None:
     """Write a line for each run, with a column for each parameter and metric.
 

@@ -199,10 +199,7 @@ class Session(AbstractContextManager["Session"]):
             self.repository.store.put_if_absent(keys.session_key(self.id, "closed"), closed.encode())
 
     def declare(
-        self,
-        commit_id: CommitId,
-        after: Head | None = None,
-        put_commit: Callable[[], object] = lambda: None,
+        self, commit_id: CommitId, after: Head | None = None, put_commit: Callable[[], object] = lambda: None
     ) -> None:
         """Declare a commit just before a ref names it and follows the move `after`.
 

@@ -198,12 +198,7 @@ def completed_by(
 
     kept = kept_log(start, read, masker) if logged else None
     record = completed(
-        start,
-        ended,
-        noticed_ms,
-        kept=kept,
-        metrics=lambda record: _metrics(record, job),
-        masker=masker,
+        start, ended, noticed_ms, kept=kept, metrics=lambda record: _metrics(record, job), masker=masker
     )
     return record, None if kept is None else kept.data
 

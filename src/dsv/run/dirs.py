@@ -143,9 +143,7 @@ def make_folder(folder: Path, hint: str | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(
-            f"{folder} can't be created: {error.strerror}",
-            subject=str(folder),
-            hint=hint,
+            f"{folder} can't be created: {error.strerror}", subject=str(folder), hint=hint
         ) from error
 
 

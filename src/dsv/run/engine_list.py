@@ -91,10 +91,7 @@ class Chosen:
 
 
 def choose(
-    environ: Mapping[str, str],
-    name: str | None,
-    image: str | None,
-    options: Mapping[str, Json] = NO_OPTIONS,
+    environ: Mapping[str, str], name: str | None, image: str | None, options: Mapping[str, Json] = NO_OPTIONS
 ) -> Chosen:
     """Choose the engine of this name, with the options of its pool.
 

@@ -268,9 +268,7 @@ def output_of(spec: JobSpec, place: RunPlace, engine: Engine, main: Staged, own:
         return Path(place.cwd / spec.out)
     if pool is None:
         raise UsageError(
-            f"{engine.name} needs a pool",
-            subject="--on",
-            hint="dsv run --on POOL; dsv pools lists them",
+            f"{engine.name} needs a pool", subject="--on", hint="dsv run --on POOL; dsv pools lists them"
         )
     if pool.out is None and spec.nodes == 1:
         return Path(OUT)

@@ -51,11 +51,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def option(
-    written: str,
-    meaning: str,
-    parse: Callable[[Any], Any] = _as_it_is,
-    default: Any = None,
-    **more: bool,
+    written: str, meaning: str, parse: Callable[[Any], Any] = _as_it_is, default: Any = None, **more: bool
 ) -> Any:
     """Make a field of `JobSpec` or a base class that an option of `dsv run` fills. An option needs no more;
     what engines and records do with it is their part."""
@@ -172,9 +168,7 @@ def check_resources(wanted: Resources) -> None:
     """Raise `UsageError` for resources that can't be combined."""
     if wanted.gpu_type is not None and wanted.gpus is None:
         raise UsageError(
-            "gpu_type says which GPUs, and not how many",
-            subject=wanted.gpu_type,
-            hint="--gpus 1",
+            "gpu_type says which GPUs, and not how many", subject=wanted.gpu_type, hint="--gpus 1"
         )
     if wanted.tpu_topology is not None and wanted.tpu is None:
         raise UsageError(

@@ -267,10 +267,7 @@ OnStored = Callable[[Uploader, Source, Stored], None]
 
 
 def save_sources(
-    uploader: Uploader,
-    sources: Iterable[Source],
-    progress: Progress,
-    on_stored: OnStored = lambda *_: None,
+    uploader: Uploader, sources: Iterable[Source], progress: Progress, on_stored: OnStored = lambda *_: None
 ) -> list[Problem]:
     """Store the contents that are not stored yet; return the files that could not be read.
 

@@ -127,10 +127,7 @@ def check_pack(
 
 
 def check_bytes(
-    pack: PackId,
-    data: memoryview,
-    rows_of: Callable[[PackId], list[Row]],
-    lacks: Lacks,
+    pack: PackId, data: memoryview, rows_of: Callable[[PackId], list[Row]], lacks: Lacks
 ) -> CheckedPack:
     """Check the bytes of a whole pack, and each object in it. A pack does not contain its own id, so the
     bytes of another pack are recognized by the objects that they lack."""

@@ -40,11 +40,7 @@ _READ = (IntegrityError, NotFound)
 
 
 def reach(
-    objects: Objects,
-    commits: Iterable[CommitId],
-    found: Found,
-    seen: Seen,
-    progress: Progress | None = None,
+    objects: Objects, commits: Iterable[CommitId], found: Found, seen: Seen, progress: Progress | None = None
 ) -> None:
     """Pass the ids of all nodes, segments, recipes and chunks below these commits to `found`; a chunk may be
     passed often. seen: nodes, segments and recipes to skip, with all below them; new ones are added. Raises
@@ -62,11 +58,7 @@ def reach(
 
 
 def walk_segments(
-    objects: Objects,
-    commits: Iterable[CommitId],
-    found: Found,
-    seen: Seen,
-    progress: Progress | None = None,
+    objects: Objects, commits: Iterable[CommitId], found: Found, seen: Seen, progress: Progress | None = None
 ) -> Iterator[Located[Segment]]:
     """Yield the segments of these commits that `seen` lacks. Pass their ids and those of nodes to `found`."""
     shown = NoProgress() if progress is None else progress

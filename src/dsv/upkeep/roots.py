@@ -78,9 +78,7 @@ class Name(NamedTuple):
 
 
 def read_roots(
-    repository: Repository,
-    freed: Freed | None = None,
-    known: Known | None = None,
+    repository: Repository, freed: Freed | None = None, known: Known | None = None
 ) -> list[CommitId]:
     """Return every named commit with all its ancestors, except freed ones.
 

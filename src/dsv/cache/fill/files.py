@@ -78,11 +78,7 @@ class Folders:
     """
 
     def __init__(
-        self,
-        top: int,
-        rights: Rights,
-        drafts: int = -1,
-        before_close: Callable[[], None] | None = None,
+        self, top: int, rights: Rights, drafts: int = -1, before_close: Callable[[], None] | None = None
     ) -> None:
         """top: a descriptor of the tree, which the caller owns. drafts: a private folder in which to make
         folders that need another mode than they are created with; -1: a missing folder is `FileNotFoundError`

@@ -340,11 +340,7 @@ class PartWriter:
         return descriptor
 
     def _run(
-        self,
-        job: Job,
-        task: Callable[[], None],
-        size: int = 0,
-        content: tuple[Entry, bytes] | None = None,
+        self, job: Job, task: Callable[[], None], size: int = 0, content: tuple[Entry, bytes] | None = None
     ) -> None:
         def run() -> None:
             with _LookingAgain(job, content):

@@ -176,11 +176,7 @@ def _whole(
 
 
 def _selected(
-    tree: TreeReader,
-    selection: PathSet,
-    matching: Matching | None,
-    donors: Sequence[DonorPlan],
-    sums: _Sums,
+    tree: TreeReader, selection: PathSet, matching: Matching | None, donors: Sequence[DonorPlan], sums: _Sums
 ) -> list[Load]:
     """Read the segments that hold selected paths, and count those paths."""
     loads: list[Load] = []
@@ -377,12 +373,7 @@ class Matching(msgspec.Struct):
         return missing
 
     def _segment(
-        self,
-        donor: int,
-        start: int,
-        segment: Segment,
-        window: PathWindow,
-        missing: dict[Content, list[int]],
+        self, donor: int, start: int, segment: Segment, window: PathWindow, missing: dict[Content, list[int]]
     ) -> None:
         known = window.between(segment.first, segment.last)
         ours = contents(segment)

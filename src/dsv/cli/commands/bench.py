@@ -98,13 +98,7 @@ def _measured(call: Call, request: FeedRequest, offline: bool) -> FeedResult:
     environ, flags = dict(call.around.environ), call.flags
     with call.progress() as meter:
         connection = Connection(
-            environ,
-            call.settings.cwd,
-            flags.store,
-            flags.names,
-            flags.cache,
-            offline=offline,
-            progress=meter,
+            environ, call.settings.cwd, flags.store, flags.names, flags.cache, offline=offline, progress=meter
         )
         return bench_feed(connection, request)
 
@@ -133,11 +127,7 @@ def _source(source: str | None, target: str | None, folder: str | None, make: in
 
 def _show(call: Call, found: FeedResult) -> None:
     load, request = found.load, found.request
-    head: dict[str, object] = {
-        "from": request.source,
-        "made": request.make is not None,
-        "note": _NO_RESULT,
-    }
+    head: dict[str, object] = {"from": request.source, "made": request.make is not None, "note": _NO_RESULT}
     dropped = request.drop and request.source != "store"
     call.results(found.rounds, found, page_cache_dropped=dropped, **head)
     call.line(f"{load.model} on {load.accelerator}, as in MLPerf Storage {load.versions}:")

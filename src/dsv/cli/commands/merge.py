@@ -40,10 +40,7 @@ _OPTIONS: dict[str, Any] = {
     ],
     "ours": Annotated[
         list[str] | None,
-        option(
-            "--ours PATH",
-            "In conflicts (rows, lines or paths) at or below PATH, take ours.",
-        ),
+        option("--ours PATH", "In conflicts (rows, lines or paths) at or below PATH, take ours."),
     ],
     "theirs": Annotated[
         list[str] | None, option("--theirs PATH", "Take theirs in conflicts at or below PATH.")

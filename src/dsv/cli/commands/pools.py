@@ -24,10 +24,7 @@ from dsv.values.units import format_bytes
     """,
     result=("items(pool engine reachable problem hint unseen gpus nodes waiting cache free_bytes cached)"),
 )
-def pools(
-    call: Call,
-    target: str | None = argument("[TARGET]"),
-) -> int:
+def pools(call: Call, target: str | None = argument("[TARGET]")) -> int:
     """Show the pools that runs may go to, and what is free there.
 
     All pools are asked at the same time, for 10 seconds at most. One that doesn't answer, or whose settings are wrong,

@@ -35,16 +35,7 @@ from dsv.run.engines.machine import Machine, gpu_counts, memory, visible
 from dsv.run.engines.output import LogKeeper, Output
 from dsv.run.node_order import NO_ACCESS, StoreAccess
 from dsv.run.record import EndCause, JobRef, RunPart, RunState, Usage
-from dsv.run.resources import (
-    Capacity,
-    NodeRoom,
-    Option,
-    Resources,
-    option,
-    parse_words,
-    parse_yes,
-    setting,
-)
+from dsv.run.resources import Capacity, NodeRoom, Option, Resources, option, parse_words, parse_yes, setting
 from dsv.values.json import Json, finite_number
 from dsv.values.units import parse_size
 

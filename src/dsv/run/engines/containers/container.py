@@ -335,14 +335,7 @@ class ContainerRun(FollowedJob):
         if (out_of_memory := self._out_of_memory(details, exit_code)) is not None:
             reason, cause = out_of_memory, EndCause.OUT_OF_MEMORY
         usage = Usage(self._sampler.peak_memory_bytes, self._sampler.cpu_seconds)
-        return Ended(
-            exit_code=exit_code,
-            launched=True,
-            reason=reason,
-            cause=cause,
-            image=image,
-            usage=usage,
-        )
+        return Ended(exit_code=exit_code, launched=True, reason=reason, cause=cause, image=image, usage=usage)
 
     def _out_of_memory(self, details: dict[str, Any], exit_code: int) -> str | None:
         """Return the message if it ran out of memory. Podman may show that by the signal alone."""

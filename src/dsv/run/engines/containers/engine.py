@@ -39,11 +39,7 @@ from dsv.run.engines.containers.container import (
     load_json,
     status_of,
 )
-from dsv.run.engines.machine import (
-    Machine,
-    check_machine,
-    choose_gpus,
-)
+from dsv.run.engines.machine import Machine, check_machine, choose_gpus
 from dsv.run.engines.output import Output
 from dsv.run.engines.reaper import Guard
 from dsv.run.record import JobRef, RunState

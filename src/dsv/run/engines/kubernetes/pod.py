@@ -12,14 +12,7 @@ from typing import Any, Final
 
 from dsv.fs.files import open_plain
 from dsv.run.engines.base import Ended, error_in, stage_facts
-from dsv.run.engines.kubernetes.manifest import (
-    FAILED_KEY,
-    IGNORED_KEY,
-    INDEX_KEY,
-    MAIN,
-    NOT_AGAIN,
-    STAGING,
-)
+from dsv.run.engines.kubernetes.manifest import FAILED_KEY, IGNORED_KEY, INDEX_KEY, MAIN, NOT_AGAIN, STAGING
 from dsv.run.engines.output import LogKeeper
 from dsv.run.record import TIMED_OUT, EndCause, RunPart, Usage, deciding_part, exit_signal, may_try_again
 

@@ -29,6 +29,7 @@ from dsv.exchange.sources import AHEAD_BYTES, DATA, JOBS, SMALL, TARS
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
 from dsv.fs.descent import Descent, remove_tree, split
+from dsv.fs.descriptors import Opened
 from dsv.fs.errors import about
 from dsv.fs.files import write_sparse
 from dsv.fs.folders import check_folding, refuse_clashes
@@ -107,7 +108,7 @@ class Selection:
         self.skips = skip_damaged
         self.damaged: dict[bytes, Damaged] = {}
         """By path, or by the last path of those that can't be listed."""
-        self.tree.left_out = lambda part, error: self._note(error, None, part.last, part.entries)
+        self.tree.left_out = lambda part, error: self.skip(error, None, part.last, part.entries)
         path = clean_path(target.path)
         every: Found = [
             (entry.path[len(path) :].lstrip(b"/") or path.rpartition(b"/")[2], entry, location)
@@ -126,13 +127,10 @@ class Selection:
         only = self.found[0][1] if len(self.found) == 1 else None
         self.is_one_file = only is not None and only.path == path and only.kind is not Kind.EMPTY_DIRECTORY
 
-    def skip(self, entry: Entry, error: IntegrityError) -> None:
-        """Add a file that can't be read to `damaged`, or raise the error."""
-        self._note(error, entry.path)
-
-    def _note(
+    def skip(
         self, error: IntegrityError, path: bytes | None, upto: bytes | None = None, entries: int | None = None
     ) -> None:
+        """Add what can't be read to `damaged`, or raise the error."""
         if not self.skips:
             error.hint = "; or ".join(filter(None, ["--skip-damaged exports the rest", error.hint]))
             raise error
@@ -200,7 +198,7 @@ def write_tar(selection: Selection, out: IO[bytes], name: str = "", folder: str 
                 else:
                     tar.addfile(info, io.BufferedReader(Pieces(pieces), 1 << 20))
             except IntegrityError as error:
-                selection.skip(entry, error)
+                selection.skip(error, entry.path)
 
 
 def write_out(selection: Selection, out: IO[bytes]) -> None:
@@ -284,14 +282,12 @@ def _write_folder(selection: Selection, root: Path) -> None:
                 descent.at(path, make=True)
                 continue
             mode = 0o755 if entry.kind is Kind.EXECUTABLE else 0o644
-            descriptor = os.open(name, flags, mode, dir_fd=descent.at(above, make=True))
-            try:
-                write_sparse(descriptor, pieces)
-            except IntegrityError as error:
-                selection.skip(entry, error)
-                os.unlink(name, dir_fd=descent.at(above))
-            finally:
-                os.close(descriptor)
+            with Opened(os.open(name, flags, mode, dir_fd=descent.at(above, make=True))) as descriptor:
+                try:
+                    write_sparse(descriptor, pieces)
+                except IntegrityError as error:
+                    selection.skip(error, entry.path)
+                    os.unlink(name, dir_fd=descent.at(above))
         for path, link in links:  # last, so that no file is written through one
             above, name = split(path)
             os.symlink(link, name, dir_fd=descent.at(above, make=True))
@@ -439,7 +435,7 @@ class UrlExport:
                         future = pool.submit(self._write, key, list(pieces), entry.size)
                     waiting.append((key, entry, future))
                 except IntegrityError as error:
-                    selection.skip(entry, error)
+                    selection.skip(error, entry.path)
                 while len(waiting) > 4 * JOBS or sum(one.size for _, one, _ in waiting) > AHEAD_BYTES:
                     end_one()
             while waiting:

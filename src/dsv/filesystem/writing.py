@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 import tempfile
 import threading
@@ -108,7 +107,7 @@ class Transaction(fsspec.transaction.Transaction):  # type: ignore[misc]
             for file in files:
                 file.discard()
             for name in () if kept else self._temporary:
-                _remove(name)
+                Path(name).unlink(missing_ok=True)
 
 
 _RUNNING: ContextVar[tuple[Transaction, ...]] = ContextVar("dsv_transactions", default=())
@@ -171,7 +170,7 @@ class Written(io.BufferedWriter):
             with Transaction(self.fs, of_one_call=True) as call:
                 (self._batch or call).add(key, [change], [self._temporary])
         except BaseException:
-            _remove(self._temporary)
+            Path(self._temporary).unlink(missing_ok=True)
             raise
 
     def _is_left_by_error(self) -> bool:
@@ -190,7 +189,7 @@ class Written(io.BufferedWriter):
             try:
                 self.raw.close()
             finally:
-                _remove(self._temporary)
+                Path(self._temporary).unlink(missing_ok=True)
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.commit() if kind is None else self.discard()
@@ -234,8 +233,3 @@ class Text(io.TextIOWrapper):
     def __del__(self) -> None:
         with suppress(ValueError):  # it was detached
             self.buffer.discard()  # type: ignore[attr-defined]
-
-
-def _remove(file: str) -> None:
-    with suppress(FileNotFoundError):
-        os.unlink(file)  # noqa: PTH108

@@ -46,12 +46,12 @@ class Option:
         return next(word for word in reversed(self.written.split()) if word[0] == "-" or word == self.written)
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 def option(
-    written: str, meaning: str, parse: Callable[[Any], Any] = _as_it_is, default: Any = None, **more: bool
+    written: str,
+    meaning: str,
+    parse: Callable[[Any], Any] = lambda value: value,
+    default: Any = None,
+    **more: bool,
 ) -> Any:
     """Make a field of `JobSpec` or a base class that an option of `dsv run` fills. An option needs no more;
     what engines and records do with it is their part."""

@@ -259,18 +259,15 @@ def _try(root: CacheRoot, path: SharedPath) -> str | None:
 
 def _clones(path: SharedPath, draft: SharedPath) -> bool:
     try:
-        source = path.descriptor(os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        with Opened(draft.descriptor(os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)) as copy:
+        with (
+            Opened(path.descriptor(os.O_RDONLY | os.O_NONBLOCK)) as source,
+            Opened(draft.descriptor(os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)) as copy,
+        ):
             return system.clone(source, copy)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
         return False
-    finally:
-        os.close(source)
 
 
 def _folders(tree: TreeReader, selection: PathSet) -> int:

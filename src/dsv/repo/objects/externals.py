@@ -101,10 +101,6 @@ class Externals:
             )
         return found
 
-    def bytes_at(self, where: Location) -> memoryview:
-        """Return a chunk. Raises `SourceChanged`, and the same as `row`."""
-        return self.check([self.row(where)])
-
     def check(self, rows: Iterable[ExternalRow]) -> memoryview:
         """Read chunks of one file, and return the last ones read together. Raises `SourceChanged`."""
         data = memoryview(b"")

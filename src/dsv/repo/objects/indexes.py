@@ -198,10 +198,6 @@ Usable = Callable[[ObjectKind, Id, PackId], bool]
 """Returns whether an object may be taken from this pack."""
 
 
-def _any_pack(kind: ObjectKind, object_id: Id, pack_id: PackId) -> bool:
-    return True
-
-
 class Indexes:
     """Loads the index files at the first search. They never change, so copies are kept permanently."""
 
@@ -218,7 +214,7 @@ class Indexes:
         self.damaged = set[IndexId]()
         """Merged files that are damaged, and whose originals are read instead. They count as not listed."""
 
-    def find(self, kind: ObjectKind, object_id: Id, *, usable: Usable = _any_pack) -> Location | None:
+    def find(self, kind: ObjectKind, object_id: Id, *, usable: Usable = lambda *_: True) -> Location | None:
         """Return the object's location in a usable pack; None if the files loaded so far have none. A
         location outside the store is returned only if there is no other."""
         found = self._find(kind, object_id, usable)

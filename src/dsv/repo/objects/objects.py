@@ -493,7 +493,7 @@ class Objects:
         if not is_possible(kind, where):
             raise damaged(kind, object_id, where)
         if where.pack.is_external:
-            return self.externals.bytes_at(where)
+            return self.externals.check([self.externals.row(where)])
         if self.clock() - self._gone.get(where.pack, -_REMEMBERED) < _REMEMBERED:
             raise absent(self.store.url, keys.pack_key(where.pack))
         return self.store.get_range(keys.pack_key(where.pack), where.offset, where.stored + tail)

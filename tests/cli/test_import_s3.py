@@ -188,6 +188,36 @@ def test_a_checksum_of_the_whole_object_is_compared(
     assert is_right or f"its checksum {name.upper()} is another" in done.err, done
 
 
+@pytest.mark.parametrize(
+    ("sizes", "is_right", "code"),
+    [((6, 6, 2), True, 0), ((6, 6, 2), False, 5), ((6, 5, 2), True, 0)],
+    ids=["even", "damaged", "uneven"],
+)
+@pytest.mark.parametrize("name", ["crc32", "sha256"])
+def test_the_checksum_of_the_checksums_of_parts_is_compared(
+    person: Dsv, server: Server, s3: S3Server, name: str, sizes: tuple[int, ...], is_right: bool, code: int
+) -> None:
+    """Where all parts but the last have one size, which a server tells of the first alone. What has uneven parts
+    is taken as it comes."""
+    bucket, client = s3.bucket(), s3.client()
+    which = {"Bucket": bucket, "Key": "raw/b"}
+    upload = {**which, "UploadId": client.create_multipart_upload(**which)["UploadId"]}
+    bodies, parts = [BIG[: size << 20] for size in sizes], []
+    for number, body in enumerate(bodies, 1):
+        etag = client.upload_part(**upload, PartNumber=number, Body=body)["ETag"]
+        parts.append({"PartNumber": number, "ETag": etag})
+    client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
+    stated = checksum(name, b"".join(checksum(name, body) for body in bodies))
+    server.headers = (
+        (f"x-amz-checksum-{name}", f"{base64.b64encode(stated).decode()}-{len(sizes)}"),
+        ("x-amz-checksum-type", "COMPOSITE"),
+    )
+    server.damaged = "" if is_right else "raw/b"
+    done = person("import", f"s3://{bucket}/raw", "pets:raw")
+    assert done.code == code, done
+    assert not code or f"its checksum {name.upper()} is another" in done.err, done
+
+
 def test_the_checksums_of_parts_are_not_those_of_the_object(
     person: Dsv, server: Server, put: Callable[..., str]
 ) -> None:

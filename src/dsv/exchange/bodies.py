@@ -12,6 +12,7 @@ import re
 from abc import abstractmethod
 from base64 import b64decode
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -146,8 +147,7 @@ class _Object(_Body):
         from fsspec.asyn import sync
 
         if self._sums is None:
-            head = self.place.fs.call_s3("head_object", **self._which, ChecksumMode="ENABLED")
-            self._sums = [*islice(_stated(head, self._which["Bucket"]), 1)]
+            self._sums = [*islice(self._stated(), 1)]
         length = min(most, self._size - at)
         if length <= 0:
             return b""
@@ -159,23 +159,57 @@ class _Object(_Body):
             self._compared += length
             for name, one, expected in self._sums:
                 one.update(data)
-                if self._compared == self._size and one.digest() != expected:
+                if self._compared == self._size and one.digest() != expected and self._is_even(one):
                     text = f"{self._shown} has not arrived as it is there: its {name} is another"
                     hint = f"run the same command again, or dsv put what 'aws s3 cp {self._shown} FILE' gives"
                     raise IntegrityError(text, subject=self._shown, hint=hint)
         return data
 
+    def _head(self, **more: Any) -> dict[str, Any]:
+        return self.place.fs.call_s3("head_object", **self._which, **more)  # type: ignore[no-any-return]
 
-def _stated(answer: dict[str, Any], bucket: str) -> Iterator[tuple[str, Any, bytes]]:
-    """Yield the name of each hash that S3 states of an object's content, an object to compute it, and it."""
-    tag = str(answer.get("ETag", "")).strip('"').lower()
-    own_key = "kms" in str(answer.get("ServerSideEncryption")) or answer.get("SSECustomerAlgorithm")
-    if re.fullmatch("[0-9a-f]{32}", tag) and not own_key and not bucket.endswith("--x-s3"):
-        yield "ETag", hashlib.md5(usedforsecurity=False), bytes.fromhex(tag)
-    for name, kind in _CHECKSUMS.items():
-        value = str(answer.get(f"Checksum{name}") or "-")
-        if "-" not in value:  # else it is one of the checksums of the parts
-            yield f"checksum {name}", kind(), b64decode(value)
+    def _stated(self) -> Iterator[tuple[str, Any, bytes]]:
+        """Yield the name of each hash that S3 states of the content, an object to compute it, and it."""
+        answer, bucket = self._head(ChecksumMode="ENABLED"), self._which["Bucket"]
+        tag = str(answer.get("ETag", "")).strip('"').lower()
+        own_key = "kms" in str(answer.get("ServerSideEncryption")) or answer.get("SSECustomerAlgorithm")
+        if re.fullmatch("[0-9a-f]{32}", tag) and not own_key and not bucket.endswith("--x-s3"):
+            yield "ETag", hashlib.md5(usedforsecurity=False), bytes.fromhex(tag)
+        stated = [(name, *str(answer.get(f"Checksum{name}") or "").partition("-")) for name in _CHECKSUMS]
+        for name, value, _, count in sorted(stated, key=lambda one: one[3]):
+            if value and not count:
+                yield f"checksum {name}", _CHECKSUMS[name](), b64decode(value)
+            elif value:
+                with suppress(OSError):  # not every server says how large a part is
+                    size = int(self._head(PartNumber=1)["ContentLength"])
+                    if size * (int(count) - 1) < self._size <= size * int(count):
+                        yield f"checksum {name}", _OfParts(_CHECKSUMS[name], size), b64decode(value)
+
+    def _is_even(self, one: Any) -> bool:
+        """Return whether all parts have the size of the first, if the hash is that of the hashes of parts."""
+        rest = range(2, -(-self._size // one.size)) if isinstance(one, _OfParts) else ()
+        return all(int(self._head(PartNumber=number)["ContentLength"]) == one.size for number in rest)
+
+
+class _OfParts:
+    """The hash of the hashes of parts, all of one size except the last."""
+
+    def __init__(self, kind: Callable[[], Any], size: int) -> None:
+        self.size, self._kind = size, kind
+        self._all, self._part, self._left = kind(), kind(), size
+
+    def update(self, data: bytes) -> None:
+        while data:
+            if not self._left:
+                self._all.update(self._part.digest())
+                self._part, self._left = self._kind(), self.size
+            piece, data = data[: self._left], data[self._left :]
+            self._part.update(piece)
+            self._left -= len(piece)
+
+    def digest(self) -> bytes:
+        self._all.update(self._part.digest())
+        return bytes(self._all.digest())
 
 
 class WebFile(_Body):

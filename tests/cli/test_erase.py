@@ -27,6 +27,7 @@ from tests.cli.test_delete_dataset import Interrupted, Terminal, typed
 from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.kit.packs import everything
 from tests.kit.repositories import WRITER
+from tests.privileges import modes_count
 
 SECRET = b"the name and number of a patient\n" * 50
 
@@ -526,6 +527,22 @@ def test_status_looks_into_the_caches_of_this_machine(pets: Dsv) -> None:
     left = empty("erase", "--status")
     assert left.code == 0 and "no known cache still has to remove it" in left.out
     assert f"{pets.home / 'other'}, which is not there now" in left.err
+
+
+def test_a_folder_of_a_cache_that_this_user_cannot_read_is_not_called_clean(pets: Dsv) -> None:
+    folder = pets.home / "cache"
+    user = pets.at(pets.home, DSV_CACHE=str(folder))
+    first = Path(user.ok("cache", "pets@v1").lines[0])
+    erase(pets)
+    assert pets("gc", "--yes").code == 0
+    (folder / "pets").chmod(0)
+    with modes_count():
+        told = user("cache", "pets@main").err
+        status = pets("erase", "--status")
+    (folder / "pets").chmod(0o755)
+    assert "still has files that were erased" in told
+    assert status.code == 6 and f"this user can't read {folder / 'pets'}" in status.err
+    assert (first / "p/secret").exists()
 
 
 def test_status_ends_with_6_if_a_cache_can_not_be_looked_into(

@@ -17,6 +17,7 @@ import msgspec
 from dsv.cache.inventory import find_visible
 from dsv.cache.names import bound_store
 from dsv.cache.record import erased_count, erasures_folder, read_record
+from dsv.cache.root import dataset_of
 from dsv.errors import Denied, DsvError, Unsupported
 from dsv.format import keys
 from dsv.fs.descent import Descent, split
@@ -55,7 +56,8 @@ def obey(root: CacheRoot, repository: Repository, note: Callable[[str], None]) -
     new = _not_obeyed(root, repository)
     if not new:
         return
-    failed = sum(not obey_at(root, place, repository) for place in _places(root, repository))
+    places, closed = _places(root, repository)
+    failed = sum(not obey_at(root, place, repository) for place in places) + len(closed)
     if failed:
         note(
             f"the cache {root.path} still has files that were erased from {repository.store.url}: "
@@ -66,9 +68,16 @@ def obey(root: CacheRoot, repository: Repository, note: Callable[[str], None]) -
 
 
 def still_cached(root: CacheRoot, repository: Repository) -> list[ErasureId]:
-    """Return the erasures whose files this cache may still have. Changes nothing. Raises `OSError`."""
+    """Return the erasures whose files this cache may still have. Changes nothing. Raises `OSError`, and `Denied`
+    if that can't be seen.
+    """
     new = _not_obeyed(root, repository)
-    return new if new and (_places(root, repository) or _is_busy(root)) else []
+    if not new:
+        return []
+    places, closed = _places(root, repository)
+    if closed and not places:
+        raise Denied(f"this user can't read {root.path / closed[0]}", subject=closed[0])
+    return new if places or _is_busy(root) else []
 
 
 def _not_obeyed(root: CacheRoot, repository: Repository) -> list[ErasureId]:
@@ -79,15 +88,20 @@ def _not_obeyed(root: CacheRoot, repository: Repository) -> list[ErasureId]:
     return [one for one in erasures.known if str(one) not in done]
 
 
-def _places(root: CacheRoot, repository: Repository) -> list[Place]:
-    """Return the cached commits of the store, by their records: a name may have passed to another store."""
+def _places(root: CacheRoot, repository: Repository) -> tuple[list[Place], list[str]]:
+    """Return the cached commits of the store, by their records: a name may have passed to another store.
+
+    And the folders of its datasets that this user can't read.
+    """
     found = []
-    for place in sorted(find_visible(root).places):
+    seen = find_visible(root)
+    for place in sorted(seen.places):
         record = read_record(root, place)
         store = str(bound_store(root, place.dataset_name)) if record is None else record.store
         if store == str(repository.id):
             found.append(place)
-    return found
+    closed = (name for name in sorted(seen.closed) if bound_store(root, dataset_of(name)) == repository.id)
+    return found, list(closed)
 
 
 def obey_at(root: CacheRoot, place: Place, repository: Repository) -> bool:

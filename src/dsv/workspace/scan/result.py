@@ -169,8 +169,9 @@ class WorkspaceScan:
         refused = PathSet.of(kept) if kept else None
         gone = [path for path in self.state.gone if self.scope.touches(path)]
         self.missing = sorted((path for path in gone if refused is None or path not in refused), key=sort_key)
+        replaced = {*gone, *PathSet.of(gone).ways} if gone else set()
         for at, one in enumerate(self.problems):
-            if not one.data and any(map(PathSet.of([one.path]).__contains__, gone)):
+            if one.path in replaced:
                 self.problems[at] = replace(one, data=True)
 
     def pending(self) -> Iterator[Pending]:

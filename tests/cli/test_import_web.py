@@ -31,6 +31,8 @@ class Answers:
     gives_parts: bool = True
     breaks_after: int | None = None
     endless: bool = False
+    status: int = 200
+    """Of answers with whole files."""
     asked: list[dict[str, str]] = field(default_factory=list)
     sent: int = 0
 
@@ -60,7 +62,7 @@ def web() -> Iterator[Answers]:
                     self.wfile.write(ZEROS)
                     said.sent += 65536
                 return
-            self._begin(206 if "Content-Range" in more else 200, str(len(data)), more)
+            self._begin(206 if "Content-Range" in more else said.status, str(len(data)), more)
             if said.breaks_after is not None and len(data) > said.breaks_after:
                 data = data[: said.breaks_after]
                 self.close_connection = True
@@ -126,6 +128,24 @@ def test_what_is_packed_on_the_way_is_stored_as_a_browser_saves_it_and_a_note_sa
     assert stored(pets, "raw/a.csv") == data
 
 
+def test_what_is_packed_in_several_members_is_read_to_its_end(
+    pets: Dsv, web: Answers, caplog: pytest.LogCaptureFixture
+) -> None:
+    web.files = {"/a.csv": gzip.compress(TEXT) + gzip.compress(b"end")}
+    web.headers = {"Content-Encoding": "gzip"}
+    pets.ok("import", f"{web.url}/a.csv", "pets:raw/")
+    assert stored(pets, "raw/a.csv") == TEXT + b"end"
+    assert not caplog.records, "the body was read beyond its end"
+
+
+@pytest.mark.parametrize("status", [204, 206])
+def test_an_answer_without_the_whole_file_is_no_file(pets: Dsv, web: Answers, status: int) -> None:
+    web.files, web.status = {"/a.csv": b"" if status == 204 else TEXT}, status
+    done = pets("import", f"{web.url}/a.csv", "pets:raw/")
+    assert done.code == 9 and f"the server answers {status}" in done.err, done
+    assert pets("ls", "pets:raw").code == 3
+
+
 def test_what_is_packed_and_cut_is_not_stored(pets: Dsv, web: Answers) -> None:
     web.files, web.headers = {"/a.csv": gzip.compress(TEXT)[:-9]}, {"Content-Encoding": "gzip"}
     done = pets("import", f"{web.url}/a.csv", "pets:raw/")
@@ -166,6 +186,7 @@ def test_a_body_that_breaks_off_is_continued(pets: Dsv, web: Answers, size: int,
         assert len(web.asked) > 1
     else:
         assert done.code == 6 and pets("ls", "pets:raw").code == 3, done
+        assert "after 3,145,728 bytes" in done.err and "TransferEncoding" not in done.err, done
 
 
 def test_a_large_file_is_read_from_a_server_that_gives_no_parts(pets: Dsv, web: Answers) -> None:

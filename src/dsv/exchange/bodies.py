@@ -14,12 +14,14 @@ from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from http import HTTPStatus
 from itertools import islice
 from typing import Any, Final
 
 from dsv.errors import IntegrityError, Unsupported
 from dsv.exchange.remote import HTTP, S3, Place, changed, is_same, path_in
 from dsv.values.secrets import hide_in_urls
+from dsv.values.units import format_count
 
 PIECE: Final = 8 << 20
 """The bytes that are asked for, and in memory, at once."""
@@ -74,10 +76,11 @@ async def at_most(body: Any, length: int) -> bytes:
 
 
 async def get_part(
-    place: Place, which: dict[str, str], start: int, length: int
+    place: Place, which: dict[str, str], start: int, length: int, *, whole: bool = False
 ) -> tuple[dict[str, Any], bytes]:
-    part = f"bytes={start}-{start + length - 1}"
-    answer = await place.fs._call_s3("get_object", **which, Range=part)
+    """Return part of an object, with what S3 says of it. whole: the part is all of it, and its checksums are wanted"""
+    how = {"ChecksumMode": "ENABLED"} if whole else {"Range": f"bytes={start}-{start + length - 1}"}
+    answer = await place.fs._call_s3("get_object", **which, **how)
     async with answer["Body"] as body:
         return answer, await at_most(body, length)
 
@@ -146,31 +149,41 @@ class _Object(_Body):
     def read_at(self, at: int, most: int) -> bytes:
         from fsspec.asyn import sync
 
-        if self._sums is None:
-            self._sums = [*islice(self._stated(), 1)]
         length = min(most, self._size - at)
         if length <= 0:
             return b""
         data: bytes
-        answer, data = sync(self.place.fs.loop, get_part, self.place, self._which, at, length)
+        whole, get = length == self._size, partial(get_part, self.place, self._which)
+        try:
+            answer, data = sync(self.place.fs.loop, get, at, length, whole=whole)
+        except Exception as error:
+            if type(error).__name__ == "FlexibleChecksumError":  # botocore has compared some of them already
+                raise self._differs("checksum") from error
+            raise
         if len(data) != length or not is_same({**self._info, "size": 0}, {**answer, "size": 0}):
             raise changed(self._shown)
+        if self._sums is None:
+            stated = answer if whole else self._head(ChecksumMode="ENABLED")
+            self._sums = [*islice(self._stated(stated), 1)]
         if at == self._compared:
             self._compared += length
             for name, one, expected in self._sums:
                 one.update(data)
                 if self._compared == self._size and one.digest() != expected and self._is_even(one):
-                    text = f"{self._shown} has not arrived as it is there: its {name} is another"
-                    hint = f"run the same command again, or dsv put what 'aws s3 cp {self._shown} FILE' gives"
-                    raise IntegrityError(text, subject=self._shown, hint=hint)
+                    raise self._differs(name)
         return data
+
+    def _differs(self, name: str) -> IntegrityError:
+        text = f"{self._shown} has not arrived as it is there: its {name} is another"
+        hint = f"run the same command again, or dsv put what 'aws s3 cp {self._shown} FILE' gives"
+        return IntegrityError(text, subject=self._shown, hint=hint)
 
     def _head(self, **more: Any) -> dict[str, Any]:
         return self.place.fs.call_s3("head_object", **self._which, **more)  # type: ignore[no-any-return]
 
-    def _stated(self) -> Iterator[tuple[str, Any, bytes]]:
+    def _stated(self, answer: dict[str, Any]) -> Iterator[tuple[str, Any, bytes]]:
         """Yield the name of each hash that S3 states of the content, an object to compute it, and it."""
-        answer, bucket = self._head(ChecksumMode="ENABLED"), self._which["Bucket"]
+        bucket = self._which["Bucket"]
         tag = str(answer.get("ETag", "")).strip('"').lower()
         own_key = "kms" in str(answer.get("ServerSideEncryption")) or answer.get("SSECustomerAlgorithm")
         if re.fullmatch("[0-9a-f]{32}", tag) and not own_key and not bucket.endswith("--x-s3"):
@@ -221,6 +234,7 @@ class WebFile(_Body):
         self._url = url
         self._began = self._next = 0
         self._answer: Any = None
+        self._is_read = False
         self.encoding = ""
         """How the server has packed the file, although it was asked not to."""
 
@@ -248,20 +262,29 @@ class WebFile(_Body):
                 self._began = self._next = at
                 self._answer = await self._ask(at)
             try:
-                while len(data) < most and (part := await self._answer.content.read(most - len(data))):
+                while len(data) < most and not self._is_read:
+                    part = await self._answer.content.read(most - len(data))
                     data += part
                     self._next += len(part)
+                    self._is_read = not part
                 break
-            except (ClientError, TimeoutError):
+            except (ClientError, TimeoutError) as error:
                 self._hang_up()
                 if self._next == self._began:
-                    raise
+                    text = f"the server ends {self.place.shown} after {format_count(self._next, 'byte')}"
+                    raise ConnectionError(text) from error
         return data
 
     async def _ask(self, at: int) -> Any:
         answer = await ask_web(self.place, self._url, f"bytes={at}-" if at else "")
         self.place.fs._raise_not_found_for_status(answer, self._url)
-        to_skip = 0 if answer.headers.get("Content-Range", "").startswith(f"bytes {at}-") else at
+        is_rest = answer.headers.get("Content-Range", "").startswith(f"bytes {at}-") and at > 0
+        if answer.status not in (HTTPStatus.OK, HTTPStatus.NON_AUTHORITATIVE_INFORMATION) and not is_rest:
+            answer.close()
+            text = f"the server answers {answer.status} {answer.reason} for {self.place.shown}, and no whole file"
+            raise Unsupported(text, subject=self.place.shown)
+        self._is_read = False
+        to_skip = 0 if is_rest else at
         while to_skip:  # the server gives no parts of files
             to_skip -= len(await answer.content.readexactly(min(to_skip, 1 << 20)))
         self.encoding = encoding_of(answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,10 +113,8 @@ def lending(context: Context, repository: Repository, dataset: DatasetName) -> I
     own = context.copies_folder(repository.id)
     lenders = Lenders(roots, repository.id, dataset, own, context.progress.note)
     repository.objects.also_read(lenders)
-    try:
+    with closing(lenders):
         yield lenders
-    finally:
-        lenders.close()
 
 
 # Serving a hit takes less time than importing the modules that fill, so these are imported where they are

@@ -112,19 +112,13 @@ def output_folder(place: RunPlace, asked: Path | None, otherwise: Path) -> Path:
         return otherwise
     folder = Path(os.path.abspath(place.cwd / asked))  # noqa: PTH100 (a symlink is the caller's to resolve)
     if folder.resolve().is_relative_to((place.state / RUNS).resolve()):
-        raise UsageError(
-            f"{folder} is where dsv keeps the runs' own folders, which are deleted with their records",
-            subject=str(folder),
-            hint="leave out --out, or name a folder elsewhere",
-        )
-    workspace = bound_folder(_nearest(folder).resolve(), unreadable=True)
-    if workspace is not None:
-        raise UsageError(
-            f"{folder} lies in the workspace {workspace}, whose next sync would take what the run writes",
-            subject=str(folder),
-            hint="leave out --out, or name a folder elsewhere",
-        )
-    return folder
+        why = "is where dsv keeps the runs' own folders, which are deleted with their records"
+    elif (workspace := bound_folder(_nearest(folder).resolve(), unreadable=True)) is not None:
+        why = f"lies in the workspace {workspace}, whose next sync would take what the run writes"
+    else:
+        return folder
+    hint = "leave out --out, or name a folder elsewhere"
+    raise UsageError(f"{folder} {why}", subject=str(folder), hint=hint)
 
 
 def code_folder(place: RunPlace, asked: Path) -> Path:

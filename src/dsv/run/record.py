@@ -426,15 +426,12 @@ class RunRecord:
         try:
             record = msgspec.convert(_load(data, subject, "record"), cls, dec_hook=parse_name)
             record.commits  # noqa: B018 (that they can be read)
+            if record.gpus not in (None, "all") and _COUNT.fullmatch(record.gpus) is None:
+                raise UsageError(f"gpus {record.gpus[:40]!r} is impossible")
+            if record.sweep is not None and not record.sweep.is_possible:
+                raise UsageError(f"its place in {record.sweep.id} is impossible")
         except (msgspec.ValidationError, UsageError) as error:
             raise IntegrityError(f"{subject} is not a record of a run: {error}", subject=subject) from error
-        odd = None
-        if record.gpus not in (None, "all") and _COUNT.fullmatch(record.gpus) is None:
-            odd = f"gpus {record.gpus[:40]!r}"
-        elif record.sweep is not None and not record.sweep.is_possible:
-            odd = f"its place in {record.sweep.id}"
-        if odd is not None:
-            raise IntegrityError(f"{subject} is not a record of a run: {odd} is impossible", subject=subject)
         return record
 
 

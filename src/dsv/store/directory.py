@@ -282,15 +282,13 @@ class DirectoryStore:
             except FileNotFoundError:
                 self._check_root()
                 raise absent(self.url, key) from None
-        try:
+        with Opened(descriptor):
             mode = os.fstat(descriptor).st_mode
             if stat.S_ISDIR(mode):
                 raise absent(self.url, key)
             if not stat.S_ISREG(mode):
                 raise IntegrityError(f"{key} in {self.url} is not a plain file", subject=key)
             yield descriptor
-        finally:
-            os.close(descriptor)
 
     def _open_file(self, folders: _Folders, name: str, *, fresh: bool) -> int:
         listed: _ListedFolder | None = getattr(self._this_thread, "listed", None)

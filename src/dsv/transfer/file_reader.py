@@ -15,6 +15,7 @@ from blake3 import blake3
 
 from dsv.errors import Changing, DsvError, Unsupported
 from dsv.fs.descent import Descent, split
+from dsv.fs.descriptors import Opened
 from dsv.fs.mapped import has_writers, is_old
 from dsv.values.ids import FileId
 from dsv.values.paths import show
@@ -97,16 +98,13 @@ def read_stable(
     above, name = split(path)
     for _ in range(TRIES):
         try:
-            descriptor = os.open(name, OPEN_FLAGS, dir_fd=descent.at(above))
-            try:
+            with Opened(os.open(name, OPEN_FLAGS, dir_fd=descent.at(above))) as descriptor:
                 before = os.fstat(descriptor)
                 if not stat.S_ISREG(before.st_mode):
                     break
                 quiet = is_quiet(descriptor, before)
                 value, size = read(descriptor, before.st_size)
                 after = os.fstat(descriptor)
-            finally:
-                os.close(descriptor)
         except OSError as error:
             if error.errno in _GONE:
                 break

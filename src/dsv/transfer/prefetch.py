@@ -27,6 +27,7 @@ from dsv.format.pack import Packed
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry
 from dsv.fs.descent import Descent, split
+from dsv.fs.descriptors import Opened
 from dsv.fs.process import read_order, start_program
 from dsv.transfer.file_reader import OPEN_FLAGS, ROW, is_quiet, row_of, same_times
 from dsv.values.ids import ChunkId
@@ -172,16 +173,13 @@ def _read(descent: Descent, path: bytes, size: int, place: memoryview) -> tuple[
     """Fill `place` with a file of this size. Return its stat and whether it is quiet, or None."""
     above, name = split(path)
     try:
-        descriptor = os.open(name, OPEN_FLAGS, dir_fd=descent.at(above))
-        try:
+        with Opened(os.open(name, OPEN_FLAGS, dir_fd=descent.at(above))) as descriptor:
             before = os.fstat(descriptor)
             if not stat.S_ISREG(before.st_mode) or before.st_size != size:
                 return None
             quiet = is_quiet(descriptor, before)
             count = os.readv(descriptor, (place,))
             after = os.fstat(descriptor)
-        finally:
-            os.close(descriptor)
     except OSError:
         return None
     return (after, quiet) if count == size and same_times(before, after) else None
@@ -376,11 +374,9 @@ def _shared_memory(size: int) -> Iterator[int]:
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
-    try:
+    with Opened(descriptor):
         os.ftruncate(descriptor, size)
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.kit.threads import grant
 
 from dsv.cache.fill import place_files
 from dsv.cache.fill.place_files import Pool
@@ -33,15 +34,7 @@ def test_an_error_is_raised_once_or_dropped_on_demand() -> None:
 def test_where_the_system_grants_fewer_threads_those_do_everything(
     granted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, started = threading.Thread.start, []
-
-    def limited(thread: threading.Thread) -> None:
-        if len(started) >= granted:
-            raise RuntimeError("can't start new thread")
-        started.append(thread)
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", limited)
+    grant(granted, monkeypatch)
     pool, done = Pool(8), list[int]()
     if granted:
         for number in range(40):

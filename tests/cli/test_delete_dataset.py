@@ -83,19 +83,24 @@ def test_at_a_terminal_its_name_is_typed(outside: Dsv) -> None:
     assert names(outside) == []
 
 
-def test_every_command_says_that_it_was_deleted(pets: Dsv, outside: Dsv, tmp_path: Path) -> None:
-    assert pets("datasets", "--delete", "pets", "--yes").code == 4, "not in its own workspace"
-    outside.ok("datasets", "--delete", "pets", "--yes", "--author", "Ada")
+def commands(pets: Dsv, outside: Dsv, folder: Path) -> list[tuple[Dsv, tuple[str, ...]]]:
+    """Return commands that need the dataset, which is not there any more under its name."""
     (pets.cwd / "new.txt").write_text("new")
-    for here, arguments in (
+    return [
         (outside, ("ls", "pets")), (outside, ("cat", "pets@v1:a.txt")), (outside, ("log", "pets")),
-        (outside, ("clone", "pets", str(tmp_path / "clone"))), (outside, ("tag", "--list", "pets")),
+        (outside, ("clone", "pets", str(folder / "clone"))), (outside, ("tag", "--list", "pets")),
         (outside, ("branch", "--list", "pets")), (outside, ("branch", "--restore", "pets@main")),
         (outside, ("tag", "v3", "pets@v1")), (outside, ("branch", "pets@more", "pets@v1")),
         (outside, ("put", str(pets.cwd / "new.txt"), "pets:new.txt")), (outside, ("cache", "pets@v1")),
         (outside, ("expire", "pets", "--keep-last", "1")), (outside, ("expire", "pets", "--undo")),
         (pets, ("sync",)), (pets, ("pull",)), (pets, ("sync", "--new-branch", "more")),
-    ):  # fmt: skip
+    ]  # fmt: skip
+
+
+def test_every_command_says_that_it_was_deleted(pets: Dsv, outside: Dsv, tmp_path: Path) -> None:
+    assert pets("datasets", "--delete", "pets", "--yes").code == 4, "not in its own workspace"
+    outside.ok("datasets", "--delete", "pets", "--yes", "--author", "Ada")
+    for here, arguments in commands(pets, outside, tmp_path):
         result = here(*arguments)
         assert result.code in (3, 4), (arguments, result)
         assert "was deleted" in result.err and "--undelete pets" in result.err, (arguments, result)

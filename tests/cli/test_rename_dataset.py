@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsv import reader
-from tests.cli.test_delete_dataset import names, outside
+from tests.cli.test_delete_dataset import commands, names, outside
 from tests.kit.dsv import Dsv
 
 __all__ = ["outside"]
@@ -22,17 +22,10 @@ def test_a_dataset_is_renamed_and_its_workspace_follows(pets: Dsv, outside: Dsv,
     again = outside.ok("datasets", "--rename", "pets", "animals/all")
     assert again.lines == [] and "was already renamed to animals/all by Ada" in again.err
     assert "from pets; as agreed" in outside.ok("log", "--reflog", "animals/all@main").out
-    (pets.cwd / "new.txt").write_text("new")
     for here, arguments in (
-        (outside, ("ls", "pets")), (outside, ("cat", "pets@v1:a.txt")), (outside, ("log", "pets")),
-        (outside, ("clone", "pets", str(tmp_path / "clone"))), (outside, ("tag", "--list", "pets")),
-        (outside, ("branch", "--list", "pets")), (outside, ("branch", "--restore", "pets@main")),
-        (outside, ("tag", "v3", "pets@v1")), (outside, ("branch", "pets@more", "pets@v1")),
-        (outside, ("put", str(pets.cwd / "new.txt"), "pets:new.txt")), (outside, ("cache", "pets@v1")),
-        (outside, ("expire", "pets", "--keep-last", "1")), (outside, ("expire", "pets", "--undo")),
+        *commands(pets, outside, tmp_path),
         (outside, ("datasets", "--delete", "pets", "--yes")), (outside, ("datasets", "--undelete", "pets")),
         (outside, ("show", f"pets@{commit[:12]}")), (outside, ("du", "pets")), (outside, ("verify", "pets")),
-        (pets, ("sync",)), (pets, ("pull",)), (pets, ("sync", "--new-branch", "more")),
     ):  # fmt: skip
         result = here(*arguments)
         assert result.code in (3, 4), (arguments, result)

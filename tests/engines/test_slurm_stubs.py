@@ -58,6 +58,13 @@ kill "$copier" "${pids[@]}" 2>/dev/null
 wait "${pids[@]}"
 exit $code
 """
+SCANCEL = """
+    [ "$1" = 7 ] || exit 0
+    number=$(($(cat "$CALLS.n" 2>/dev/null || echo 0) + 1))
+    echo $number >"$CALLS.n"
+    touch "$CALLS.$number"
+    """
+"""Notes how often it is told to cancel job 7."""
 SCONTROL = """
 echo "$*" >>"$CALLS"
 case $1 in
@@ -138,13 +145,7 @@ def test_a_job_that_slurm_is_ending_is_waited_for(
     [ ! -e "$CALLS.7" ] || state=CANCELLED
     echo "7|$state|n1|None|dsv:{RUN}:{tmp_path}/job"
     """
-    scancel = """
-    [ "$1" = 7 ] || exit 0
-    number=$(($(cat "$CALLS.n" 2>/dev/null || echo 0) + 1))
-    echo $number >"$CALLS.n"
-    touch "$CALLS.$number"
-    """
-    engine = Slurm(programs(tmp_path, scontrol=SCONTROL, squeue=squeue, scancel=scancel))
+    engine = Slurm(programs(tmp_path, scontrol=SCONTROL, squeue=squeue, scancel=SCANCEL))
     status = engine.cancel(JobRef("slurm", RUN, "c@h", f"7:{tmp_path / 'job'}"), 0)
     assert status is not None and status.lives == (state == "RUNNING")
     assert (tmp_path / "calls.n").read_text() == f"{calls}\n"
@@ -489,13 +490,7 @@ def test_a_job_that_slurm_never_has_ended_is_given_up(
     [ ! -e "$CALLS.12" ] || exit 1
     echo "7|COMPLETING|n1|None|dsv:{RUN}:{tmp_path}/job"
     """
-    scancel = """
-    [ "$1" = 7 ] || exit 0
-    number=$(($(cat "$CALLS.n" 2>/dev/null || echo 0) + 1))
-    echo $number >"$CALLS.n"
-    touch "$CALLS.$number"
-    """
-    engine = Slurm(programs(tmp_path, scontrol=SCONTROL, squeue=squeue, scancel=scancel))
+    engine = Slurm(programs(tmp_path, scontrol=SCONTROL, squeue=squeue, scancel=SCANCEL))
     status = engine.cancel(JobRef("slurm", RUN, "c@h", f"7:{tmp_path / 'job'}"), 0)
     assert (tmp_path / "calls.n").read_text() == "4\n"
     assert status is not None and status.lives

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from dsv.store.base import both, together
+from tests.kit.threads import grant
 from tests.waiting import PATIENCE
 
 
@@ -62,15 +63,7 @@ def test_where_the_system_grants_fewer_threads_everything_is_asked_all_the_same(
     granted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A container's limit of processes, or of memory: "can't start new thread"."""
-    start, started = threading.Thread.start, []
-
-    def limited(thread: threading.Thread) -> None:
-        if len(started) >= granted:
-            raise RuntimeError("can't start new thread")
-        started.append(thread)
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", limited)
+    started = grant(granted, monkeypatch)
     assert together([partial(str, number) for number in range(40)]) == [str(number) for number in range(40)]
     started.clear()
     assert both(lambda: "one", lambda: both(lambda: 2, lambda: 3)) == ("one", (2, 3))

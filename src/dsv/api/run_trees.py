@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from blake3 import blake3
 
@@ -231,6 +231,7 @@ def _left_out(problems: list[Problem]) -> tuple[str, ...]:
 
 
 _PIECE = 1 << 20
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +344,7 @@ class Output:
         if isinstance(self.place, Path):
             for item in missing:
                 path = item.at(self.place)
-                with about(path), _open(path) as file:
+                with about(path), Opened(os.open(path, _READ)) as file:
                     save(item, _unchanging(file, item, self.place))
         else:
             by_path = {item.path: item for item in missing}
@@ -357,11 +358,11 @@ class Output:
                 path.symlink_to(os.fsdecode(item.target))
 
 
-def _unchanging(file: BinaryIO, item: _Item, folder: Path) -> Iterator[bytes]:
+def _unchanging(file: int, item: _Item, folder: Path) -> Iterator[bytes]:
     """Yield a file's content. Raises `Conflict` at its end if it has changed since the listing."""
-    while piece := file.read(_PIECE):
+    while piece := os.read(file, _PIECE):
         yield piece
-    info = os.fstat(file.fileno())
+    info = os.fstat(file)
     if (info.st_size, info.st_mtime_ns) != (item.size, item.mtime_ns):
         raise Conflict(
             f"{show(item.path)} in {folder} changed while it was copied",
@@ -436,12 +437,8 @@ def _write(path: Path, draft: Path, item: _Item, pieces: Iterable[bytes]) -> Non
 
 
 def _hash(path: Path) -> bytes:
-    with _open(path) as file:
-        return hash_content(file.fileno(), os.fstat(file.fileno()).st_size)[0]
-
-
-def _open(path: Path) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0)
+    with Opened(os.open(path, _READ)) as file:
+        return hash_content(file, os.fstat(file).st_size)[0]
 
 
 def copy_output(repository: Repository, record: RunRecord, to: Path, progress: Progress) -> Copied:

@@ -160,6 +160,9 @@ def folders(pets: Dsv) -> Dsv:
     for number in range(150):
         (pets.cwd / f"f/{number}").mkdir(parents=True)
         (pets.cwd / f"f/{number}/x").write_text(str(number))
+    deep = pets.cwd / "/".join("d" * 60)
+    deep.mkdir(parents=True)
+    (deep / "x").write_text("deep")
     pets.ok("sync", "-m", "two")
     pets.ok("cache", "@main", "--cache", str(pets.home / "cache"))
     return pets
@@ -182,8 +185,10 @@ def test_few_descriptors_are_no_damage(folders: Dsv, files: int) -> None:
 
 def test_a_clone_beside_a_cache_and_a_fill_need_few_descriptors(folders: Dsv) -> None:
     done = limited(folders, resource.RLIMIT_NOFILE, 100, "clone", "pets", "../clone")
-    assert done.code == 0 and "from a cache here: 151 files" in done.out + done.err, done
+    assert done.code == 0 and "from a cache here: 152 files" in done.out + done.err, done
     done = limited(folders, resource.RLIMIT_NOFILE, 100, "cache", "@main", "--cache", "../other")
+    assert done.code == 0, done
+    done = limited(folders, resource.RLIMIT_NOFILE, 40, "status", "--exit-code")
     assert done.code == 0, done
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import random
 from pathlib import Path
@@ -55,6 +56,16 @@ def test_what_is_no_file_any_more_is_reported(descent: Descent, tmp_path: Path) 
     for name in (b"pipe", b"link", b"gone", b"sub", b"no/folder"):
         found = read_stable(descent, name, hash_content)
         assert isinstance(found, Problem) and found.path == name
+
+
+def test_a_process_without_descriptors_says_nothing_about_a_file(descent: Descent, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"content")
+
+    def read(descriptor: int, size: int) -> tuple[bytes, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with pytest.raises(OSError, match="Too many open files"):
+        read_stable(descent, b"f", read)
 
 
 def test_hashing_of_large_and_growing_files(descent: Descent, tmp_path: Path) -> None:

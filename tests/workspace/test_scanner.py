@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsv.errors import Unreachable
 from dsv.transfer.file_reader import ROW, refusal, row_of
 from dsv.workspace.scan.folder import differing, list_folder
 from dsv.workspace.scan.result import WorkspaceScan
@@ -159,6 +161,21 @@ def test_deep_and_long_paths(world: World) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         subprocess.run(["rm", "-rf", str(world.root / "d")], check=True)
+
+
+def test_a_process_without_descriptors_leaves_no_folder_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(world, sub__x=b"1")
+
+    def list_none(descriptor: int, path: bytes) -> object:
+        if path:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return list_folder(descriptor, path)
+
+    monkeypatch.setattr("dsv.workspace.scan.scanner.list_folder", list_none)
+    with pytest.raises(Unreachable, match="Too many open files"):
+        world.scan()
 
 
 def test_dsv_and_git_folders_are_not_seen_in_any_case_at_any_depth(world: World) -> None:

@@ -52,7 +52,6 @@ SMALL = 256 << 10
 """The size in bytes of the largest file that is read in one piece."""
 _PIECE = 4 << 20
 _BATCH_FILES = 64
-_OPEN_AHEAD = os.sysconf("SC_OPEN_MAX") // 4  # files of all batches
 _BATCH_BYTES = 4 << 20
 _REMOTE_THREADS = 16
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -335,7 +334,7 @@ def _batches(
     room = 0
     for file in files:
         size = file[2].size if file[2].size <= SMALL else 0
-        most = max(1, min(_BATCH_FILES, _OPEN_AHEAD // (1 + file[0].ahead)))
+        most = max(1, min(_BATCH_FILES, os.sysconf("SC_OPEN_MAX") // (4 + 4 * file[0].ahead)))
         if not found or len(found[-1]) >= most or size > room or found[-1][0][0] is not file[0]:
             found.append([])
             room = _BATCH_BYTES

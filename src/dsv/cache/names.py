@@ -95,7 +95,6 @@ def _target(link: SharedPath) -> str | None:
 
 
 _ADDRESS = "address-"
-_RELEASED = ".released-"
 _IN_USE = ("lease-", "pin-", "intent-")
 
 
@@ -143,7 +142,7 @@ def _release(root: CacheRoot, dataset: DatasetName, lease: str) -> bool:
     note = root.binding(folder_name(dataset))
     if _is_used(root, dataset, lease):
         return False
-    away = note.with_name(_RELEASED + note.name)
+    away = note.with_name(f".released-{note.name}")
     with contextlib.suppress(FileNotFoundError):  # another command of this kind was faster
         note.rename(away)
     if _is_used(root, dataset, lease):  # a command of that store has come meanwhile
@@ -155,10 +154,10 @@ def _release(root: CacheRoot, dataset: DatasetName, lease: str) -> bool:
 
 def _put_back(root: CacheRoot, note: SharedPath) -> None:
     """Give the dataset its note again, if a release has renamed it away and then found it in use, or was killed."""
-    data = read_small(note.with_name(_RELEASED + note.name))
+    data = read_small(note.with_name(f".released-{note.name}"))
     if data is not None:
         root.write_once(note, data)
-        note.with_name(_RELEASED + note.name).unlink(missing_ok=True)
+        note.with_name(f".released-{note.name}").unlink(missing_ok=True)
 
 
 def _is_used(root: CacheRoot, dataset: DatasetName, lease: str) -> bool:

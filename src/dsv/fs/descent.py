@@ -17,7 +17,7 @@ from dsv.fs.folders import FOLDER_FLAGS
 from dsv.fs.shared_path import AnyPath, open_at
 
 # Maximum open folders of the current path. The upper folders of a deeper path are opened again when needed.
-_MAX_OPEN = 64
+_MAX_OPEN = max(4, min(64, os.sysconf("SC_OPEN_MAX") // 16))
 
 
 class Descent(AbstractContextManager["Descent"]):

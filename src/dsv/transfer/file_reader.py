@@ -93,7 +93,7 @@ def read_stable(
     """Read a file until its stat is the same before and after, at most `TRIES` times.
 
     `read(descriptor, size)` reads it from start to end, and returns its result and the number of bytes read.
-    It is called again for each try. An `OSError` becomes a problem; other exceptions are passed on.
+    It is called again for each try. An `OSError` of the file becomes a problem; other exceptions are passed on.
     """
     above, name = split(path)
     for _ in range(TRIES):
@@ -108,6 +108,8 @@ def read_stable(
         except OSError as error:
             if error.errno in _GONE:
                 break
+            if error.errno in (errno.EMFILE, errno.ENFILE):  # says nothing about the file
+                raise
             return Problem(path, f"it can't be read: {error.strerror or error}")
         if size == after.st_size and same_times(before, after):
             return StableRead(value, after, quiet)

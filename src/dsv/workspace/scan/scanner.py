@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterable
@@ -327,7 +328,7 @@ class _Scanner:
                 raise
             return None
         except OSError as error:
-            if not path:
+            if not path or error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
             self._problem(path, f"it can't be listed: {error.strerror or error}")
             self._withheld.append(path)

@@ -346,5 +346,5 @@ def test_empty_lines_stay_where_they_are_or_follow_who_changed_them(
 def test_an_empty_line_takes_the_line_end_of_the_file_and_never_loses_its_own() -> None:
     base, ours, theirs = b"id,a\n\n1,x\n", b"id,a\n\n1,n\n", b"id,a\r\n\r\n1,x\r\n"
     assert csv(base, ours, theirs) == b"id,a\r\n\r\n1,n\r\n"
-    for other in (b"id,a\n\r\n1,x\n", b"id,a\n1,x\n\r\n"):
+    for other in (b"id,a\n\r\n1,x\n", b"id,a\n1,x\n\r\n", b"id,a\n\r\n"):
         assert csv(other, ours, other) == "an empty line has another line end than the header"

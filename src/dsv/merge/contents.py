@@ -266,13 +266,12 @@ def _read_csv(delimiter: str, data: bytes) -> _Csv:
             raise TableFault(f"row {line} has another line end than the header")
         for column, cell in zip(columns, cells, strict=True):
             column.append(cell)
-        text = written.lstrip("\r\n")
-        above = written.removesuffix(text)
-        if (above + end).replace(line_end, ""):
-            raise TableFault("an empty line has another line end than the header")
-        texts.append(text.removesuffix(line_end))
-        empty.append(above.replace(line_end, "\n"))
+        texts.append(written.lstrip("\r\n").removesuffix(line_end))
+        empty.append(written[: len(written) - len(written.lstrip("\r\n"))])
+    if any(each.replace(line_end, "") for each in (*empty, end)):
+        raise TableFault("an empty line has another line end than the header")
     last = "\n" * (text.endswith("\n") + end.count("\n"))
+    empty = [each.replace(line_end, "\n") for each in empty]
     return _Csv(names, columns, texts, empty, (header.removesuffix(line_end), line_end, bom, last))
 
 

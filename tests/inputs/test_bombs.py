@@ -131,20 +131,24 @@ def test_nodes_that_list_segments_that_nobody_made(scene: Scene) -> None:
         )
 
 
-def forge_large_file(store: Path) -> None:
-    """Dataset `bomb` with a file of 4 TB in 10 kB: recipes that list one below them 65,536 times."""
+def forge_large_file(store: Path, lie: str = "none") -> None:
+    """Dataset `bomb` with a file of 4 TB in 10 kB: recipes that list one below them 65,536 times.
+    lie: what says that there is far less below it."""
     repository = Repository.open(DirectoryStore(store), None)
     writer, dataset = Writer("mallory", "lab", "test"), DatasetName.parse("bomb")
+    chunk = bytes(4096 if lie == "chunk" else 1)
     with Session.open(repository, writer) as session:
         with Uploader(session) as uploader:
-            below: Id = ChunkId.hash(b"z")
-            uploader.put_object(ObjectKind.CHUNK, below, b"z")
+            below: Id = ChunkId.hash(chunk)
+            uploader.put_object(ObjectKind.CHUNK, below, chunk)
             size = 1
-            for level, rows in ((0, 65536), (1, 65536), (2, 1000)):
+            for level, rows in ((0, 65536), (1, 1 if lie == "chunk" else 65536), (2, 1000)):
+                size = {1: 1, 2: 4096}[level] if lie == f"recipe {level}" else size
                 recipe = Recipe(level, bytes(below) * rows, array("Q" if level else "I", [size] * rows))
                 below = RecipeId.hash(recipe.encode())
                 uploader.put_object(ObjectKind.RECIPE, below, recipe.encode())
                 size = recipe.size
+            size = 2 << 20 if lie == "entry" else size
             entry = Entry(b"big", Kind.FILE, size, FileId.hash(b"nothing"), RecipeId(below))
             data = segment_bytes([entry])
             uploader.put_object(ObjectKind.SEGMENT, SegmentId.hash(data), data)
@@ -170,6 +174,26 @@ def test_recipes_that_list_one_below_them_often(scene: Scene) -> None:
     assert done.code == 0, done
     done = little(ann, "show", "bomb:big", "--json")
     assert done.code == 0 and str(65536 * 65536 * 1000) in done.out, done
+
+
+WRITES = (
+    ["clone", "bomb", "clone"],
+    ["cache", "bomb", "-q"],
+    ["export", "bomb", "out"],
+    ["cat", "bomb:big"],
+)
+
+
+@pytest.mark.parametrize("lie", ["entry", "recipe 2", "recipe 1", "chunk"])
+def test_a_recipe_with_more_bytes_than_is_said_of_it_is_not_written(scene: Scene, lie: str) -> None:
+    """Not one byte of 4 TB reaches a disk: a lie at any level is seen before what is below it is read."""
+    ann = scene.newcomer()
+    Repository.create(DirectoryStore(scene.store, create=True), None, author="mallory", tool="test")
+    forge_large_file(scene.store, lie)
+    for use in WRITES:
+        done = little(ann, *use)
+        print(done)
+        refused(done, 5, "big")
 
 
 def test_totals_beyond_what_a_tree_can_have(scene: Scene) -> None:

@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dsv.errors import IntegrityError
 from dsv.format.locator import ObjectKind
@@ -14,7 +15,7 @@ from dsv.repo.tree.read import TreeReader
 from dsv.store.base import Store
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore
-from dsv.transfer.download import Donor, Fetcher, Wanted, donor_chunks
+from dsv.transfer.download import Donor, Fetcher, Layout, Wanted, donor_chunks
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import FileId, RecipeId
 from tests.kit.repositories import WRITER, commit, create, read, store_content
@@ -119,6 +120,33 @@ def test_a_recipe_that_is_not_its_file_is_refused() -> None:
     with pytest.raises(IntegrityError, match="not its file"):
         for _, pieces in Fetcher(repository.objects).files([Wanted(short, stored.location)]):
             list(pieces)
+
+
+@pytest.mark.parametrize("donor", [True, False])
+def test_a_chunk_that_is_longer_than_its_file_says_is_refused(tmp_path: Path, donor: bool) -> None:
+    repository = create(MemoryStore())
+    content = random.Random(4).randbytes(6 << 20)
+    [file] = wanted_of(repository, commit(repository, {"f": content}))
+    first = next(Layout(repository.objects, file.entry, file.location).parts(0, 1))
+    (tmp_path / "old").write_bytes(content)
+    older = Donor(tmp_path / "old", {first.chunk: (0, first.length)}) if donor else None
+    liar = replace(file, donor=older, parts=[replace(first, length=1)])
+    with pytest.raises(IntegrityError, match="not its file"):
+        for _, pieces in Fetcher(repository.objects).files([liar]):
+            list(pieces)
+
+
+def test_the_rest_of_a_file_that_is_not_used_is_not_read() -> None:
+    """Nor is the next file lost."""
+    store = OpenStore(MemoryStore())
+    repository = create(store)
+    files: dict[str, bytes | None] = {"a": random.Random(5).randbytes(64 << 20), "b": b"b"}
+    wanted = wanted_of(repository, commit(repository, files))
+    before = store.counts
+    fetched = Fetcher(repository.objects, budget=4 << 20, connections=1).files(wanted)
+    next(next(fetched)[1])
+    assert b"".join(next(fetched)[1]) == b"b"
+    assert (store.counts - before).bytes_down < 32 << 20
 
 
 def test_a_missing_recipe_is_an_integrity_error() -> None:

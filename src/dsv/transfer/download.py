@@ -173,6 +173,7 @@ class Fetcher:
         self._span = min(span, budget // 2)
         self._readers: list[RangeReader] = []
         self._read_singly = 0
+        self._given_up: Wanted | None = None
 
     @property
     def fetched_bytes(self) -> int:
@@ -192,6 +193,7 @@ class Fetcher:
             else:
                 content = _LargeFile(piece, data, pieces)
                 yield piece.wanted, content.read()
+                self._given_up = piece.wanted
                 content.drain()
 
     def _pieces(self, wanted: Iterable[Wanted]) -> Iterator[tuple[_Piece, _Read]]:
@@ -230,6 +232,9 @@ class Fetcher:
             file = one if self._objects.copy_of is None else self._with_copy(one)
             try:
                 for piece, where in self._expand(file):
+                    if file is self._given_up:  # it may have far more pieces
+                        plan.append(_Piece(file))
+                        break
                     if erased and piece.chunk is not None:
                         self._check_part(file.entry, piece.chunk)
                     place: Location | None = None
@@ -278,13 +283,12 @@ class Fetcher:
 
     def _verified(self, piece: _Piece, where: Location, stored: memoryview | None) -> _Read:
         assert piece.chunk is not None
+        if piece.wanted is self._given_up:
+            return b""
         if stored is not None and where.length == piece.length:
             with suppress(IntegrityError):
                 return checked(ObjectKind.CHUNK, piece.chunk, where, stored[: where.stored])
-        found = self._read(piece, where)
-        if not isinstance(found, IntegrityError) and len(found) != piece.length:
-            return _not_its_file(piece.wanted.entry)
-        return found
+        return self._read(piece, where)
 
     def _read(self, piece: _Piece, tried: Location | None = None) -> _Read:
         """Return a chunk by the index. tried: a location without it, or where it was damaged."""
@@ -294,7 +298,7 @@ class Fetcher:
         except IntegrityError as error:
             return self._of_file(piece.wanted.entry, error)
         self._read_singly += len(found)
-        return found
+        return found if len(found) == piece.length else _not_its_file(piece.wanted.entry)
 
     def _of_file(self, entry: Entry, error: IntegrityError) -> IntegrityError:
         """Return the error with the name of its file."""
@@ -313,7 +317,7 @@ class Fetcher:
         if piece.chunk is None:
             return piece, piece.fault or b""
         data = _read_donor(piece)
-        if data is not None and ChunkId.hash(data) == piece.chunk:
+        if data is not None and len(data) == piece.length and ChunkId.hash(data) == piece.chunk:
             return piece, data
         # the donor was changed
         return piece, self._read(piece) if self._objects.copy_of is None else _damaged_copy(piece.wanted)

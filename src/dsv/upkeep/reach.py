@@ -271,21 +271,24 @@ class Losses:
             if erasures.of(entry) is None
         )
 
-    def _is_recipe_lost(self, recipe_id: RecipeId, where: Location | None) -> bool:
-        """Return whether a part of a large file is lost."""
+    def _is_recipe_lost(
+        self, recipe_id: RecipeId, where: Location | None, said: tuple[int, int] | None = None
+    ) -> bool:
+        """Return whether a part of a large file is lost. said: as in `Objects.recipe`."""
         if recipe_id not in self._recipes:
-            lost = self._is_lost(ObjectKind.RECIPE, recipe_id) or self._lacks(recipe_id, where)
+            lost = self._is_lost(ObjectKind.RECIPE, recipe_id) or self._lacks(recipe_id, where, said)
             self._recipes[recipe_id] = lost
         return self._recipes[recipe_id]
 
-    def _lacks(self, recipe_id: RecipeId, where: Location | None) -> bool:
+    def _lacks(self, recipe_id: RecipeId, where: Location | None, said: tuple[int, int] | None) -> bool:
         try:
-            recipe, locator = self._objects.recipe(recipe_id, where)
+            recipe, locator = self._objects.recipe(recipe_id, where, said)
         except _READ:
             self.named.add((ObjectKind.RECIPE, Id(recipe_id)))
             return True
         if recipe.level:
-            below = zip(map(RecipeId, recipe.children()), places_of(locator), strict=False)
+            sizes = ((recipe.level - 1, length) for length in recipe.lengths)
+            below = zip(map(RecipeId, recipe.children()), places_of(locator), sizes, strict=False)
             return any([self._is_recipe_lost(*one) for one in below])  # noqa: C419 (all are looked at)
         if self._collect is not None:
             self._collect.add(recipe.ids)

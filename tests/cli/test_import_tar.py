@@ -184,6 +184,24 @@ def test_a_hard_link_has_what_its_name_had_then(outside: Dsv) -> None:
     assert imported(outside) == {"a": "2", "b": "3", "i": "3"}
 
 
+def test_each_link_of_a_chain_is_followed_once(outside: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100 links in a row, the last 39 lead to the file in 40 steps. Nothing is below the file."""
+    members: list[Member] = [(f"d/{at:03}", f"../d/{at + 1:03}") for at in range(100)]
+    make_tar(outside.cwd / "x.tar", [*members, ("d/100", b"1"), ("d/100/below", b"2"), ("d/100a", b"3")])
+    cleaned: list[str] = []
+
+    def counted(name: str) -> str:
+        cleaned.append(name)
+        return name.rstrip("/")
+
+    monkeypatch.setattr(tar_module, "_clean", counted)
+    done = outside("import", "x.tar", "pets:raw")
+    assert done.code == 9 and "62 paths" in done.err, done
+    assert cleaned.count("d/099") == cleaned.count("d/050") == 2, "its own name, and its target"
+    outside.ok("import", "x.tar", "pets:raw", "--skip-unsupported")
+    assert imported(outside) == {**{f"d/{at:03}": "1" for at in range(61, 101)}, "d/100a": "3"}
+
+
 @pytest.mark.parametrize(("one", "other"), [("./a", "a"), ("d//a", "d/a"), ("d/./a", "d/a")])
 def test_two_spellings_of_one_name_are_refused_together(outside: Dsv, one: str, other: str) -> None:
     make_tar(outside.cwd / "x.tar", [(one, b"1"), (other, b"2")])
@@ -227,17 +245,17 @@ def test_a_path_of_very_many_folders_is_refused_at_once(
     data += _raw_member(b"a", tarfile.REGTYPE, b"deep") + _raw_member(b"ok", tarfile.REGTYPE, b"1") + END
     (outside.cwd / "x.tar.gz").write_bytes(packed := gzip.compress(data))
     assert len(packed) < 3000
-    looked_at: list[bytes] = []
-    above = tar_module.folders_above
+    looked_at: list[str] = []
+    content_of = tar_module.TarSource._content_of
 
-    def counted(path: bytes) -> Iterable[bytes]:
-        looked_at.append(path)
-        return above(path)
+    def counted(source: tar_module.TarSource, name: str) -> tarfile.TarInfo | None:
+        looked_at.append(name)
+        return content_of(source, name)
 
-    monkeypatch.setattr(tar_module, "folders_above", counted)
+    monkeypatch.setattr(tar_module.TarSource, "_content_of", counted)
     done = outside("import", "x.tar.gz", "pets:raw")
     assert done.code == 9 and "its path or its target is longer than 4096 bytes" in done.err, done
-    assert looked_at == [b"ok"]
+    assert looked_at == ["ok"]
     outside.ok("import", "x.tar.gz", "pets:raw", "--skip-unsupported")
     assert imported(outside) == {"ok": "1"}
 

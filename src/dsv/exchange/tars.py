@@ -19,7 +19,7 @@ from dsv.exchange.sources import TARS, FolderSource, RemoteFile, in_order, refus
 from dsv.store.options import StoreOptions
 from dsv.transfer.file_reader import Problem
 from dsv.transfer.save import ReadInto
-from dsv.values.paths import MAX_PATH, folders_above
+from dsv.values.paths import MAX_PATH
 from dsv.values.units import format_bytes
 
 UNPACKED_MIN: Final = 1 << 30
@@ -46,6 +46,7 @@ class TarSource(FolderSource):
         super().__init__(place)
         self._inside = _clean(inside)
         self._info = info
+        self._targets: dict[str, str] = {}  # of links; "/", which no member has, for no content
         self._raw = open_file(place, place.root, info)
         self.callback(self._raw.close)
 
@@ -112,13 +113,16 @@ class TarSource(FolderSource):
     def _sorted_out(self) -> tuple[list[RemoteFile], list[Problem]]:
         files: list[RemoteFile] = []
         skipped: list[Problem] = []
-        version, holes = version_of(self._info), 0
+        version, holes, last = version_of(self._info), 0, "/"
         above = self._inside + "/" if self._inside else ""
-        for name, member in self._members.items():
+        for name in sorted(self._members, key=lambda one: one.replace("/", "\0")):
+            member, is_below = self._members[name], name.startswith(last + "/")
+            if not (is_below or member.isdir() or "\0" in name):
+                last = name
             if member.isdir() or not (name + "/").startswith(above):
                 continue
             path = (name[len(above) :] or name.rpartition("/")[2]).encode("utf-8", "surrogateescape")
-            found, reason = self._content_of(name), _NO_FILE
+            found, reason = None if is_below else self._content_of(name), _NO_FILE
             if found is not None and found.issparse():
                 size, data = found.size, sum(size for _, size in found.sparse or ())  # type: ignore[misc,has-type]
                 if data > size or _is_absurd(holes + size - data, self._raw.tell()):
@@ -135,19 +139,16 @@ class TarSource(FolderSource):
 
     def _content_of(self, name: str) -> tarfile.TarInfo | None:
         """Return the member with the content of a member, following links; None if there is none."""
-        for folder in folders_above(name.encode("utf-8", "surrogateescape")):
-            above = self._members.get(folder.decode("utf-8", "surrogateescape"))
-            if above is not None and not above.isdir():
-                return None
         for _ in range(_LINKS_MAX):
             member = self._members.get(name)
             if member is None or not (member.issym() or member.islnk()):
                 return member if member is not None and member.isreg() else None
-            folder_of = posixpath.dirname(name) if member.issym() else ""
-            name = _clean(posixpath.normpath(posixpath.join(folder_of, member.linkname)))
-            target = self._members.get(name)
-            if member.islnk() and target is not None and target.offset > member.offset:
-                return None  # when tar makes the link, it has the name's earlier content
+            if name not in self._targets:
+                folder = posixpath.dirname(name) if member.issym() else ""
+                there = _clean(posixpath.normpath(posixpath.join(folder, member.linkname)))
+                later = member.islnk() and self._members.get(there, member).offset > member.offset
+                self._targets[name] = "/" if later else there  # tar has linked what had the name earlier
+            name = self._targets[name]
         return None
 
     @contextmanager

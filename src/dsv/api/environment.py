@@ -82,12 +82,12 @@ def lasting(key: str, value: str, cwd: Path) -> str:
     if not value.strip():
         raise UsageError(f"{key} can't be empty", subject=key, hint=f"dsv config --unset {key}")
     last = key.rpartition(".")[2]
-    if key == "store" or (key.startswith("stores.") and last in ("url", "names", "mirrors")):
+    of_stores = key == "store" or (key.startswith("stores.") and last in ("url", "names", "mirrors"))
+    if of_stores or last in ("endpoint", "ca_bundle"):
         from dsv.store.open import check_location  # takes a while to import
 
-        for place in value.split(","):
-            if "://" in place:
-                check_location(place.strip())
+        for place in value.split(",") if of_stores else [value]:
+            check_location(place.strip(), is_store=of_stores and "://" in place)
     if is_engines_key(key) or last not in ("store", "cache", "url", "path", "ca_bundle", "names", "out"):
         return value
     if key.startswith("pools.") and (is_name(value) or (":" in value and not value.startswith("."))):

@@ -265,19 +265,19 @@ def open_names(
         return Unavailable(names, Unreachable(error.message, subject=names, hint=hint))
 
 
-def check_location(url: str) -> str:
-    """Return the scheme of a store. Raises `UsageError` for the URL of no store, and for one with a secret."""
+def check_location(url: str, *, is_store: bool = True) -> str:
+    """Return the scheme of a URL. Raises `UsageError` for one with a secret, and for that of no store."""
     if any(one in url for one in "@?#;"):
         from dsv.values.secrets import hide_in_urls  # takes a while to import
 
         if (shown := hide_in_urls(url)) != url:
             raise UsageError(
-                f"{shown} has a secret in it, and others can read the URLs of stores",
+                f"{shown} has a secret in it, and others can read the URLs of stores and of their servers",
                 subject=shown,
                 hint="credentials belong into the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) or a profile",
             )
     scheme = "file" if url.startswith("/") else url.partition("://")[0]
-    if scheme == url or scheme not in SCHEMES:
+    if is_store and (scheme == url or scheme not in SCHEMES):
         raise UsageError(
             f"{url} is not a store",
             subject=url,

@@ -53,14 +53,15 @@ _RANDOM = re.compile(
     re.IGNORECASE,
 )
 _URL_USER = (  # to the last @ before the path
-    r"(?<=://)(?<!\bdsv://)(?:"
+    r"(?<=//)(?<!\bdsv://)(?:"
     r"[^\s\0/:\"']*+:[^\s\0/\"']+"  # name and password
-    r"|[A-Za-z0-9]{1,128}:[A-Za-z0-9/+]{40}"  # a secret key of S3 may hold a slash
+    r"|[A-Za-z0-9]{1,128}:[A-Za-z0-9/+]{40}"  # a secret key of S3 may hold slashes
+    r"|(?!arn:)[^\s\0/:@\"']*+:(?=\S)(?![0-9]{0,5}(?:[/?\s]|\Z))(?:[^\s\0@/\"']|/(?!/)){1,1024}"  # a slash, not a port
     r"|[A-Za-z0-9_-]{20,}+|[^\s\0/:@\"']{64,}+"  # a token in place of a name
     r")(?=@)"
 )
-_IN_URLS = re.compile(_URL_USER, re.ASCII)
-_IN_A_URL = re.compile(_URL_USER.replace("\\\"'", ""), re.ASCII)  # quotes end one in a command only
+_IN_URLS = re.compile(_URL_USER, re.ASCII)  # quotes and spaces end one in a command only
+_IN_A_URL = re.compile(_URL_USER.replace("\\\"'", "").replace(r"[^\s\0@/", r"[^\r\n\0@/"), re.ASCII)
 _SHAPES = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
@@ -130,7 +131,7 @@ def _is_secret(name: str, value: str) -> bool:
 
 def hide_in_urls(text: str) -> str:
     """Return a text, such as a message with user input, without passwords and signatures in URLs."""
-    if "://" not in text:
+    if "//" not in text:
         return text
 
     def hide(found: re.Match[str]) -> str:

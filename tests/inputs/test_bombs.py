@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 from array import array
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -131,7 +132,11 @@ def test_nodes_that_list_segments_that_nobody_made(scene: Scene) -> None:
         )
 
 
-def forge_large_file(store: Path, lie: str = "none") -> None:
+LEVELS = ((0, 65536), (1, 65536), (2, 1000))
+"""And how many rows the recipe of each has."""
+
+
+def forge_large_file(store: Path, lie: str = "none", levels: Sequence[tuple[int, int]] = LEVELS) -> None:
     """Dataset `bomb` with a file of 4 TB in 10 kB: recipes that list one below them 65,536 times.
     lie: what says that there is far less below it."""
     repository = Repository.open(DirectoryStore(store), None)
@@ -142,7 +147,7 @@ def forge_large_file(store: Path, lie: str = "none") -> None:
             below: Id = ChunkId.hash(chunk)
             uploader.put_object(ObjectKind.CHUNK, below, chunk)
             size = 1
-            for level, rows in ((0, 65536), (1, 1 if lie == "chunk" else 65536), (2, 1000)):
+            for level, rows in levels:
                 size = {1: 1, 2: 4096}[level] if lie == f"recipe {level}" else size
                 recipe = Recipe(level, bytes(below) * rows, array("Q" if level else "I", [size] * rows))
                 below = RecipeId.hash(recipe.encode())
@@ -189,11 +194,20 @@ def test_a_recipe_with_more_bytes_than_is_said_of_it_is_not_written(scene: Scene
     """Not one byte of 4 TB reaches a disk: a lie at any level is seen before what is below it is read."""
     ann = scene.newcomer()
     Repository.create(DirectoryStore(scene.store, create=True), None, author="mallory", tool="test")
-    forge_large_file(scene.store, lie)
+    forge_large_file(scene.store, lie, ((0, 65536), (1, 1), (2, 1000)) if lie == "chunk" else LEVELS)
     for use in WRITES:
         done = little(ann, *use)
         print(done)
         refused(done, 5, "big")
+
+
+def test_recipes_that_are_below_one_of_their_own_level(scene: Scene) -> None:
+    """A thousand of them, one below the other."""
+    ann = scene.newcomer()
+    Repository.create(DirectoryStore(scene.store, create=True), None, author="mallory", tool="test")
+    forge_large_file(scene.store, levels=((0, 65536), (1, 32), *[(1, 1)] * 1000))
+    refused(little(ann, "clone", "bomb", "clone"), 5, "big", "is not what the recipe above it says")
+    assert "unexpected" not in little(ann, "verify", "--full").err  # a RecursionError
 
 
 def test_totals_beyond_what_a_tree_can_have(scene: Scene) -> None:

@@ -271,18 +271,16 @@ class Losses:
             if erasures.of(entry) is None
         )
 
-    def _is_recipe_lost(
-        self, recipe_id: RecipeId, where: Location | None, said: tuple[int, int] | None = None
-    ) -> bool:
+    def _is_recipe_lost(self, recipe_id: RecipeId, where: Location | None, *said: tuple[int, int]) -> bool:
         """Return whether a part of a large file is lost. said: as in `Objects.recipe`."""
         if recipe_id not in self._recipes:
-            lost = self._is_lost(ObjectKind.RECIPE, recipe_id) or self._lacks(recipe_id, where, said)
+            lost = self._is_lost(ObjectKind.RECIPE, recipe_id) or self._lacks(recipe_id, where, *said)
             self._recipes[recipe_id] = lost
         return self._recipes[recipe_id]
 
-    def _lacks(self, recipe_id: RecipeId, where: Location | None, said: tuple[int, int] | None) -> bool:
+    def _lacks(self, recipe_id: RecipeId, where: Location | None, *said: tuple[int, int]) -> bool:
         try:
-            recipe, locator = self._objects.recipe(recipe_id, where, said)
+            recipe, locator = self._objects.recipe(recipe_id, where, *said)
         except _READ:
             self.named.add((ObjectKind.RECIPE, Id(recipe_id)))
             return True

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -41,6 +42,7 @@ _PACKAGES = {
     "sftp": "paramiko", "hf": "huggingface_hub", "gs": "gcsfs", "http": "aiohttp", "az": "adlfs",
     "dvc": "pyyaml",
 }  # fmt: skip
+_PORTS = {"http": 80, "https": 443, "ssh": 22, "sftp": 22}
 _ACCESS = {
     "sftp": "'{ssh} ls {path}' must work without a prompt: dsv uses the same keys; paths begin at that machine's root",
     "hf": "check the name; a private dataset needs 'hf auth login' or HF_TOKEN, and some have terms to accept",
@@ -230,7 +232,8 @@ def storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
     if protocol in BY_SSH:
         return _ssh_options()
     if protocol in HTTP:  # what is packed is unpacked by `bodies`, if it should be
-        return {"client_kwargs": {"auto_decompress": False}}
+        mine = {"connector": _public_only(options.named_by)} if options.named_by else {}
+        return {"client_kwargs": {"auto_decompress": False, **mine}}
     if protocol not in S3:
         return {}
     endpoint = options.endpoint or options.s3_endpoint
@@ -241,6 +244,31 @@ def storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
     named = {"key": options.access_key, "secret": options.secret_key, "token": options.session_token}
     named["profile"] = options.profile if not options.access_key else None
     return {**found, **{name: value for name, value in named.items() if value}}
+
+
+def _public_only(git: str) -> Any:
+    """Return what connects to the server of a repository and to those on the internet, also after redirects."""
+    from aiohttp import TCPConnector
+    from fsspec.asyn import get_loop
+
+    class Connector(TCPConnector):
+        async def _resolve_host(self, host: str, port: int, traces: Any = None) -> Any:
+            found = await super()._resolve_host(host, port, traces=traces)
+            for address in () if (host, port) == server_of(git)[1:] else found:
+                one: Any = ip_address(address["host"])
+                one = getattr(one, "ipv4_mapped", None) or getattr(one, "sixtofour", None) or one
+                if one.is_reserved or one.is_multicast or not one.is_global:
+                    text = f"{git} may not name a remote at {host}, which could be there for you alone"
+                    raise UsageError(text, subject=host, hint="--dvc-remote URL if you trust it")
+            return found
+
+    return Connector(loop=get_loop())
+
+
+def server_of(url: str) -> tuple[str, str | None, int | None]:
+    """Return the kind, the host and the port in a URL, also in one as `git@host:path`. Raises `ValueError`."""
+    parts = split_url(url if "://" in url else "ssh://" + url.replace(":", "/", 1))
+    return kind_of(f"{parts.scheme}://"), parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
 
 def _ssh_options() -> dict[str, Any]:
@@ -323,6 +351,8 @@ def converting(shown: str, done: str) -> Iterator[None]:
 def as_error(error: Exception, shown: str, done: str) -> DsvError:
     """Return the dsv error for an error of a file system."""
     cause = error.__cause__
+    if ours := next((one for one in _chain(error) if isinstance(one, DsvError)), None):
+        return ours
     if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):
         # fsspec raises it also if a web server is down or not trusted
         is_away = isinstance(cause, TimeoutError) or (

@@ -14,9 +14,7 @@ from configparser import ConfigParser
 from configparser import Error as ConfigError
 from contextlib import ExitStack, closing, suppress
 from io import BytesIO
-from ipaddress import ip_address
 from pathlib import Path, PurePosixPath
-from socket import getaddrinfo
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
@@ -25,7 +23,7 @@ from msgspec.structs import replace
 
 from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.exchange.reference import open_referred
-from dsv.exchange.remote import HTTP, kind_of, missing_package, open_place, split_url
+from dsv.exchange.remote import HTTP, missing_package, open_place, server_of
 from dsv.exchange.sources import JOBS, FolderSource, RemoteFile, in_order, remote_file
 from dsv.fs.files import read_small
 from dsv.fs.git import GitError, GitMissingError, GitView, run_git
@@ -40,14 +38,13 @@ HUB = "hf://datasets/"
 """Prefixes of URLs with revisions: git repositories with data in DVC, and datasets of the Hub."""
 _PATHS = (":(glob)**/*.dvc", ":(glob)**/dvc.lock", ":(glob)**/dvc.yaml")
 _LARGEST = 64 << 20
-"""Bytes of all files of DVC in a revision."""
+"""Bytes of all files of DVC in a revision. A list of git may have four times as many."""
 _MOST_IN_FOLDER = 1 << 30
 """Bytes of a list of the files in a folder."""
 _LONGEST = 4096
 """Characters of an unquoted value of YAML: a number of many parts takes time with the square of their number."""
 _DEEPEST = 64
 """Nested lists and mappings of YAML."""
-_PORTS = {"http": 80, "https": 443, "ssh": 22, "sftp": 22}
 _MD5 = re.compile(r"[0-9a-f]{32}(\.dir)?")
 _OPTIONS = {
     "endpointurl": "endpoint", "profile": "profile", "region": "region", "access_key_id": "access_key",
@@ -146,26 +143,23 @@ class Git(ExitStack):
     def read(self, objects: Iterable[str]) -> list[bytes]:
         """Raises `Unsupported` for what is too large for a file that DVC writes."""
         given = "".join(f"{one}\n" for one in objects).encode()
-        rows = [row.split() for row in self._ask("cat-file", "--batch-check", given=given).splitlines()]
-        if gone := next((row[0] for row in rows if len(row) < 3), None):
-            raise _damaged(f"git can't read {self.shown}: it lacks the object {gone.decode()}", self.shown)
-        size = sum(int(row[2]) for row in rows)
-        if size > _LARGEST:
-            sizes = f"{format_bytes(size)}; at most {format_bytes(_LARGEST)} are read"
-            raise Unsupported(f"the files of DVC in {self.shown} have {sizes}", subject=self.shown)
-        said = BytesIO(self._ask("cat-file", "--batch", given=given))
-        found = []
-        for row in rows:
-            said.readline()
-            found.append(said.read(int(row[2])))
+        said, found = BytesIO(self._ask("cat-file", "--batch", given=given, most=_LARGEST)), list[bytes]()
+        while head := said.readline().decode().split():
+            if len(head) < 3:
+                raise _damaged(f"git can't read {self.shown}: it lacks the object {head[0]}", self.shown)
+            found.append(said.read(int(head[2])))
             said.read(1)
         return found
 
-    def _ask(self, *arguments: str, given: bytes = b"") -> bytes:
+    def _ask(self, *arguments: str, given: bytes = b"", most: int = 4 * _LARGEST) -> bytes:
         try:
-            return self._view.ask(*arguments, given=given)
+            found = self._view.ask(*arguments, given=given, most=most)
         except GitError as error:
             raise self._error(error) from None
+        if len(found) > most:
+            text = f"git prints more than {format_bytes(most)} of {self.shown}; at most that is read"
+            raise Unsupported(text, subject=self.shown, hint="name a smaller revision: dvc+URL@REV")
+        return found
 
     def _error(self, error: GitError) -> DsvError:
         if isinstance(error, GitMissingError):
@@ -271,7 +265,7 @@ class DvcHistory(ExitStack):
         if "://" not in url and not url.startswith("/"):
             url = str((self.git.folder / repository / ".dvc" / url).resolve())
         mine: dict[str, Any] = {ours: found[key] for key, ours in _OPTIONS.items() if key in found}
-        return url, replace(self._options, **mine)
+        return url, replace(self._options, named_by="" if self.git.is_local else self.git.shown, **mine)
 
     def _config(self, repository: str, tree: dict[str, str]) -> ConfigParser:
         parser = ConfigParser(interpolation=None, strict=False, comment_prefixes=("#",), delimiters=("=",))
@@ -452,21 +446,15 @@ class DvcHistory(ExitStack):
 
 
 def may_name(git: str, url: str) -> bool:
-    """Return whether a git repository from another machine may name a remote: only one of the kind that it came
-    by itself, and only its own server or one on the internet. Others may be there for this machine alone."""
-    came = split_url(git if "://" in git else "ssh://" + git.replace(":", "/", 1))
-    there = split_url(url)
-    same_kind = kind_of(url) == kind_of(f"{came.scheme}://")
-    if Path(git).exists() or not same_kind or "::" in url or not there.hostname:
-        return False
+    """Return whether a git repository from another machine may name a remote: only its own server, by the kind of
+    URL that it came by itself, or web servers if it came from one. What is there for this machine alone is refused
+    when it is connected to."""
     try:
-        ports = [one.port or _PORTS.get(one.scheme) for one in (came, there)]
-        if (came.hostname, ports[0]) == (there.hostname, ports[1]):
-            return True
-        found = {ip_address(one[4][0]) for one in getaddrinfo(there.hostname, ports[1])}
-    except (OSError, ValueError):  # it is unknown here, perhaps not to a proxy
+        own, there = server_of(git), server_of(url)
+    except ValueError:
         return False
-    return all((getattr(one, "ipv4_mapped", None) or one).is_global for one in found)
+    fits = own[0] == there[0] and (own[0] == "http" or (own == there and own[0] == "sftp"))
+    return fits and not Path(git).exists() and "::" not in url and bool(there[1])
 
 
 def _damaged(message: str, subject: str) -> IntegrityError:

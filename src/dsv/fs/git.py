@@ -40,21 +40,42 @@ class GitMissingError(GitError):
     """git is not installed."""
 
 
-def run_git(*arguments: str, variables: Mapping[str, str] | None = None, **how: Any) -> bytes:
+def run_git(*arguments: str, variables: Mapping[str, str] | None = None, most: int = 0, **how: Any) -> bytes:
     """Return what git prints, without locks, prompts and fetching of missing objects. Raises `GitError`.
-    variables: more than those of the environment. how: of `subprocess.run`."""
+    variables: more than those of the environment. most: ends git, without an error, when it has printed more bytes
+    than that, if not 0. how: of `subprocess.run`, without a timeout then."""
     more = {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C", **(variables or {})}
     argv = ["env", *(word for name in _OF_THE_CALLER for word in ("-u", name))]
     argv += [f"{name}={value}" for name, value in more.items()]
     argv += ["git", "--no-optional-locks", *(word for one in _OPTIONS for word in ("-c", one)), *arguments]
     try:
-        done = subprocess.run(argv, capture_output=True, check=False, **{"input": b"", **how})
+        run: Any = partial(_run_within, most) if most else partial(subprocess.run, capture_output=True)
+        done = run(argv, **{"input": b"", **how})
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GitError(str(error)) from error
     if done.returncode:
         kind = GitMissingError if done.returncode == _NOT_FOUND else GitError
         raise kind(done.stderr.decode("utf-8", "replace"))
     return bytes(done.stdout)
+
+
+def _run_within(most: int, argv: list[str], **how: Any) -> subprocess.CompletedProcess[Any]:
+    from tempfile import TemporaryFile  # takes a while to import
+
+    with TemporaryFile() as given, TemporaryFile() as said:
+        given.write(how.pop("input"))
+        given.seek(0)
+        with subprocess.Popen(argv, stdin=given, stdout=subprocess.PIPE, stderr=said, **how) as process:
+            text, part = bytearray(), b"-"
+            try:
+                while part and len(text) <= most:
+                    part = process.stdout.read(1 << 20)  # type: ignore[union-attr]
+                    text += part
+            finally:
+                if part:  # there may be more
+                    process.kill()
+        said.seek(0)
+        return subprocess.CompletedProcess(argv, 0 if part else process.returncode, text, said.read())
 
 
 class GitView:
@@ -79,9 +100,10 @@ class GitView:
     def close(self) -> None:
         self._view.cleanup()
 
-    def ask(self, *arguments: str, given: bytes = b"", **variables: str) -> bytes:
-        """Run git with what the repository has. Raises `GitError`."""
-        return self._git(*arguments, input=given, variables={"GIT_DIR": self._view.name, **variables})
+    def ask(self, *arguments: str, given: bytes = b"", most: int = 0, **variables: str) -> bytes:
+        """Run git with what the repository has. most: as in `run_git`. Raises `GitError`."""
+        variables["GIT_DIR"] = self._view.name
+        return self._git(*arguments, input=given, most=most, variables=variables)
 
     def is_changed(self, depth: int = 8) -> bool:
         """Return whether the folder differs from HEAD, or has new files. Raises `GitError`.

@@ -54,6 +54,8 @@ class StoreOptions(msgspec.Struct, frozen=True):
     """Seconds without any answer after which a small request is given up."""
     transfer_timeout: float = 300.0
     """Seconds for a large upload, from start to answer."""
+    named_by: str = ""
+    """The URL of the git repository from elsewhere that has named the place, which must be on the internet."""
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         """Return the fields without secrets."""

@@ -25,7 +25,7 @@ from dsv.store.open import Counts, OpenStore
 from dsv.upkeep.erase import Eraser
 from dsv.upkeep.gc import Collected, Options
 from dsv.values.ids import ChunkId, CommitId, FileId, Nonce
-from dsv.values.names import BranchName, TagName
+from dsv.values.names import MAIN, BranchName, TagName
 from tests.exhaustive import is_full
 from tests.kit.packs import verify
 from tests.kit.repositories import DATASET, WRITER, Files, commit, create, read
@@ -444,3 +444,23 @@ def pack_of(world: World, name: str) -> str:
     assert content is not None
     packs = [item.key for item in world.store.list(keys.PACK_PREFIX) if item.key != keys.pack_key(ORPHAN)]
     return next(one for one in packs if verify(world.store.get(one)).ids.find(ChunkId.hash(content)) >= 0)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_content_of_a_commit_whose_move_is_lost_is_kept_for_the_grace(lost: bool, tmp_path: Path) -> None:
+    """So that who reads of it in verify can still name it; one that lost a race has a successor in its place."""
+    store = MemoryStore()
+    repository = create(store)
+    commit(repository, {"a": b"2" * 300})
+    newest = commit(repository, {"a": b"3" * 300})
+    head = repository.refs.head(DATASET, MAIN)
+    store.delete(keys.branch_key(DATASET, MAIN, head.number))
+    if not lost:
+        commit(Repository.open(store, None), {"a": b"another" * 50})
+    collect(store, tmp_path / "1", Options(poll=0))
+    opened = Repository.open(store, None)
+    if lost:
+        assert read(opened, newest) == {"a": b"3" * 300}
+        collect(store, tmp_path / "2")
+    with pytest.raises(IntegrityError):
+        read(Repository.open(store, None), newest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -134,6 +134,10 @@ class Collector:
         self._sleep = sleep
         self._begun = clock()
         self._made = 0
+        self._now: float
+        self._wanted: IdSet
+        """Ids that are kept where they are there."""
+        self._unnamed: set[CommitId] = set()
         self._seen = Seen()
         self._reached: set[CommitId] = set()
         self._notes = notes
@@ -153,13 +157,13 @@ class Collector:
         In these cases no more is deleted than was decided before.
         """
         self._check_store()
-        now = self._check_rights()
+        self._now = now = self._check_rights()
         number, is_open = self._epoch()
         if self._notes is not None:
             moves, self._index_ends = read_notes(self._notes)
             self._named = known_moves(self._repository, moves)
         noted = set(self._index_ends)
-        with IdSet(self._new_folder()) as needed:
+        with IdSet(self._new_folder()) as needed, IdSet(self._new_folder()) as self._wanted:
             if is_open:
                 self._progress.note("continuing a garbage collection that was not finished")
                 self.result.continued = True
@@ -246,7 +250,8 @@ class Collector:
         self._repository.refs.forget()
         self._repository.objects.indexes.renew()
         self._repository.objects.forget_erasures()
-        roots = read_roots(self._repository, known=self._named)
+        following: list[CommitId] = []
+        roots = read_roots(self._repository, known=self._named, following=following)
         new = [one for one in roots if one not in self._reached]
         self._progress.note(f"{format_count(len(roots), 'commit')} needed, {len(new):,} of them to look at")
 
@@ -255,6 +260,21 @@ class Collector:
 
         reach(self._repository.objects, new, found, self._seen, self._progress)
         self._reached.update(new)
+        for one in following:
+            self._keep(one)
+
+    def _keep(self, commit: CommitId) -> None:
+        """Want what is there of a commit that follows its branch's head, though no name leads to it, for the grace:
+        the move to it may be lost."""
+        if self._now - self._store.modified(keys.commit_key(commit)) >= self._options.grace:
+            return
+        with suppress(IntegrityError, NotFound):  # a sync that was killed, or what is left of an older one
+            reach(self._repository.objects, [commit], lambda _, ids: self._wanted.add(ids), Seen())
+        if commit not in self._unnamed:
+            self._progress.note(
+                f"commit {str(commit)[:12]} is kept, though no name leads to it: see dsv verify"
+            )
+        self._unnamed.add(commit)
 
     def _damage(self) -> Damage | None:
         self._check_names()  # reads the format log again if another command has just written the first mark
@@ -307,7 +327,7 @@ class Collector:
         with self._rows() as rows:
             listed = list_packs(self._store)
             erased = Erased(self._repository.objects.erasures.objects)
-            found = Needed(rows, needed, listed, self._damage(), erased)
+            found = Needed(rows, needed, listed, self._damage(), erased, wanted=self._wanted)
             self._check_missing(found.missing, rows, listed)
             plan = self.result.plan = found.choose(self._options.max_repack)
             self._progress.note(plan.text)
@@ -459,7 +479,9 @@ class Collector:
         self._reach(needed)
         with self._rows() as rows:
             listed = list_packs(self._store)
-            found = Needed(rows, needed, listed, self._damage(), condemned=condemned.packs)
+            found = Needed(
+                rows, needed, listed, self._damage(), condemned=condemned.packs, wanted=self._wanted
+            )
             self._check_missing(found.missing, rows, listed)
             return found.deletable(), listed
 

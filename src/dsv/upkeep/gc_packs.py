@@ -177,7 +177,10 @@ class Needed:
         damage: Damage | None = None,
         erased: Erased | None = None,
         condemned: Collection[PackId] = (),
+        wanted: IdSet | None = None,
     ) -> None:
+        """wanted: further ids, which are kept where they are there"""
+        self._wanted = wanted
         self._condemned = condemned
         self._doomed = listed.marked(condemned)
         self._erased = Erased() if erased is None else erased
@@ -266,6 +269,8 @@ class Needed:
             if len(absent):
                 lacking += len(absent)
                 named.update(np.unique(found["pack"][~there & is_in(found["head"], absent)]).tolist())
+            if self._wanted is not None:
+                heads = np.union1d(heads, self._wanted.bucket(first))
             live = (places >= 0) & is_in(found["head"], heads)
             found, places = found[live], places[live]
             marked = self._marked.among(found, first)

@@ -78,13 +78,17 @@ class Name(NamedTuple):
 
 
 def read_roots(
-    repository: Repository, freed: Freed | None = None, known: Known | None = None
+    repository: Repository,
+    freed: Freed | None = None,
+    known: Known | None = None,
+    following: list[CommitId] | None = None,
 ) -> list[CommitId]:
     """Return every named commit with all its ancestors, except freed ones.
 
     Names are all moves of all branches, including deleted ones, all tags and run records, and the verdicts of
     sessions that are not closed. freed: None for the expiry logs. known: what this process has read before;
-    new records are added.
+    new records are added. following: gets the commits that no name leads to and whose parent is the head of
+    their branch: a sync was interrupted, or the move to it is lost.
 
     Raises `IntegrityError` if a listing or the moves of a branch have a gap (`IncompleteListing`), or a
     record can't be read: an error never counts as absence. Sessions are listed first, so a commit that is
@@ -95,7 +99,9 @@ def read_roots(
         names = read_names(repository, known=known)
         parents = Parents(repository.objects)
         found = kept(parents, names, freed or (lambda one: read_expiry(repository.refs, one).freed))
-        _check_commits(repository, parents.known, names)
+        others = _check_commits(repository, parents.known, names)
+        if following is not None:
+            following[:] = others
         return found
 
     return _until_complete(look)
@@ -388,9 +394,11 @@ def _run(store: Store, dataset: DatasetName, run: str, part: str) -> Named:
         raise broken(key, f"the record of a run can't be read: {error} ({key} in {store.url})") from error
 
 
-def _check_commits(repository: Repository, reached: Collection[CommitId], names: Iterable[Name]) -> None:
+def _check_commits(
+    repository: Repository, reached: Collection[CommitId], names: Iterable[Name]
+) -> list[CommitId]:
     """Raise `IntegrityError` if the listing of all commits contradicts the names: if it lacks a named commit,
-    or has one that was made for an existing branch that was not listed."""
+    or has one that was made for an existing branch that was not listed. Return those that follow a head."""
     store = repository.store
     listed = set(parsed(keys.parse_commit_key, list_all(store, keys.COMMIT_PREFIX)))
     lacking = min(set(reached) - listed, default=None)
@@ -399,15 +407,19 @@ def _check_commits(repository: Repository, reached: Collection[CommitId], names:
             store, keys.COMMIT_PREFIX, f"it lacked {keys.commit_key(lacking)}, or that commit is gone"
         )
     known = {(one.dataset, one.branch) for one in names}
-    asked: set[tuple[DatasetName, BranchName]] = set()
+    heads = {(one.dataset, one.branch, one.commit) for one in names if one.holds}
+    asked, following = set[tuple[DatasetName, BranchName]](), list[CommitId]()
     others = sorted(one for one in listed if one not in reached)
-    for _, commit in ask_each(repository.objects.commit_or_none, others):
+    for commit_id, commit in ask_each(repository.objects.commit_or_none, others):
         if commit is not None and commit.dataset is not None and commit.branch is not None:
-            asked.add((repository.refs.home(commit.dataset), commit.branch))
+            asked.add(branch := (repository.refs.home(commit.dataset), commit.branch))
+            if any((*branch, parent) in heads for parent in commit.parents):
+                following.append(commit_id)
     for dataset, branch in sorted(asked - known):
         if repository.refs.entry(dataset, branch, 0) is not None:
             first = keys.branch_key(dataset, branch, 0)
             raise cut_short(store, keys.REFS_PREFIX, f"it lacked {first}")
+    return following
 
 
 Moves = dict[str, tuple[bytes, bytes]]

@@ -356,3 +356,79 @@ def test_large_transfers_make_no_copies(ceph_bucket: Bucket) -> None:
     assert all(part == data[n << 23 : (n + 1) << 23] for n, part in enumerate(parts))
     assert put < 32 << 10, f"{put} KiB for puts that should borrow the caller's buffer"
     assert got < 100 << 10, f"{got} KiB"
+
+
+def page(*keys: str, more: str = "") -> bytes:
+    """A page of a listing. more: what it says of the next page."""
+    rows = "".join(
+        f"<Contents><Key>some/prefix/{key}</Key><LastModified>2015-10-21T07:28:00.000Z</LastModified>"
+        f'<ETag>"x"</ETag><Size>1</Size></Contents>'
+        for key in keys
+    )
+    return answer("200 OK", f"<ListBucketResult><Name>bucket</Name>{rows}{more}</ListBucketResult>".encode())
+
+
+LISTS: dict[str, Call] = {
+    "list": lambda store: list(store.list("packs/")),
+    "folders": lambda store: store.folders("refs/"),
+}
+
+
+@pytest.mark.parametrize("call", LISTS)
+@pytest.mark.parametrize("opened", [store_at, forked_at])
+@pytest.mark.parametrize("xml", [b"<html/>", b"<Status>maintenance</Status>"])
+def test_xml_that_is_no_listing_is_no_empty_one(
+    call: str, opened: Callable[[Wire], Store], xml: bytes
+) -> None:
+    """The server has a format log, so that its listing can't be empty."""
+    with serving(relay=lambda request: answer("200 OK", xml if request.startswith(b"GET") else b"")) as wire:
+        with pytest.raises(Unreachable, match="its listings lack what is there") as caught:
+            LISTS[call](opened(wire))
+        assert caught.value.exit_code == 6
+
+
+@pytest.mark.parametrize("call", LISTS)
+def test_an_empty_listing_is_confirmed_once(call: str) -> None:
+    new = lambda request: page() if request.startswith(b"GET") else answer("404 Not Found")  # noqa: E731
+    with serving(relay=new) as wire:
+        assert not LISTS[call](store_at(wire))
+        assert len(wire.asked) == 3 and wire.asked[2].startswith(
+            "HEAD /bucket/some/prefix/format/0000000000000000"
+        )
+    made = lambda request: page("format/0000000000000000") if b"prefix%2Fformat" in request else page()  # noqa: E731
+    with serving(relay=made) as wire:
+        store = store_at(wire)
+        assert [LISTS[call](store), LISTS[call](store)] == [[], []]
+        assert len(wire.asked) == 3
+        assert list(store_at(wire).list("refs/a/branches/main/")) == []  # each move is asked for by its key
+        assert len(wire.asked) == 4
+
+
+@pytest.mark.parametrize("opened", [store_at, forked_at])
+def test_a_listing_that_repeats_its_pages_ends(opened: Callable[[Wire], Store]) -> None:
+    more = "<IsTruncated>true</IsTruncated><NextContinuationToken>again</NextContinuationToken>"
+    with (
+        serving(page("packs/00/a", "packs/00/b", more=more)) as wire,
+        pytest.raises(Unreachable, match="repeats some/prefix/packs/00/a"),
+    ):
+        list(opened(wire).list("packs/"))
+
+
+def test_a_full_page_that_does_not_name_the_next_one_is_not_the_end() -> None:
+    """As of a server that has only the first version of the call."""
+    keys = [f"packs/00/{number:04d}" for number in range(1500)]
+    behind = b"start-after=some%2Fprefix%2Fpacks%2F00%2F0999"
+
+    def rest(request: bytes) -> bytes:
+        return (
+            page(*keys[1000:])
+            if behind in request
+            else page(*keys[:1000], more="<IsTruncated>true</IsTruncated>")
+        )
+
+    with serving(relay=rest) as wire:
+        assert [item.key for item in store_at(wire).list("packs/")] == keys
+        assert len(wire.asked) == 2
+    first = page(*keys[:1000], more="<IsTruncated>true</IsTruncated>")
+    with serving(first) as wire, pytest.raises(Unreachable, match="repeats some/prefix/packs/00/0000"):
+        list(store_at(wire).list("packs/"))

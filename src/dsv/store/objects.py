@@ -14,7 +14,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, NotModifiedError, PreconditionError
 
 from dsv.errors import DsvError, Unreachable, Unsupported
-from dsv.format.keys import PACK_PREFIX, first_stays
+from dsv.format.keys import FORMAT_PREFIX, PACK_PREFIX, first_stays, format_key
 from dsv.store.base import (
     KEY_CHARACTERS,
     LARGEST,
@@ -26,6 +26,7 @@ from dsv.store.base import (
     check_prefix,
     check_range,
     cut_short,
+    if_there,
     is_component,
     too_large,
 )
@@ -66,6 +67,7 @@ class ObjectStore:
         self._prefix = f"{prefix}/" if prefix else ""
         self._quick = quick
         self._patient = patient
+        self._lists = False  # a listing has had a row
 
     def get(self, key: str, limit: int = LARGEST) -> bytes:
         path = self._path(key)
@@ -122,7 +124,7 @@ class ObjectStore:
     def _list(self, prefix: str, start_after: str | None) -> Iterator[Item]:
         after = max(start_after or "", _just_before(prefix) or "") if self.ordered_listing else None
         try:
-            for path, size in self._rows(self._prefix + prefix, self._prefix + after if after else None):
+            for path, size in self._checked(prefix, self._prefix + after if after else None):
                 key = path.removeprefix(self._prefix)
                 if key.startswith(prefix):
                     if start_after is None or key > start_after:
@@ -132,12 +134,35 @@ class ObjectStore:
         except (BaseError, OSError) as error:
             raise self._error(error, None) from error
 
+    def _checked(self, prefix: str, after: str | None) -> Iterator[tuple[str, int]]:
+        """Yield as `_rows` does. Raises `Unreachable` for what is no listing. obstore ends where a page does not
+        name the next one, and does not end where pages repeat."""
+        first, count, is_full = "", 0, True
+        while is_full:
+            is_full = False
+            for path, size in self._rows(self._prefix + prefix, after):
+                if path == first:
+                    raise no_object_store(self._endpoint, f": a listing repeats {path}")
+                self._lists, first, count, after = True, first or path, count + 1, path
+                is_full = self.ordered_listing and count % _LIST_BATCH == 0
+                yield path, size
+        if not count and prefix.count("/") < 4:  # the moves of one branch are asked for one by one
+            self._confirm_empty()
+
+    def _confirm_empty(self) -> None:
+        """Raise `Unreachable` if listings lack the format log: obstore takes any XML for an empty listing."""
+        self._lists = self._lists or next(self._rows(self._prefix + FORMAT_PREFIX, None), None) is not None
+        if not self._lists and if_there(lambda: self.modified(format_key(0))) is not None:
+            raise no_object_store(self._endpoint, ": its listings lack what is there")
+
     def folders(self, prefix: str) -> Sequence[str]:
         check_folder(prefix)
         self._check_process()
         above = self._prefix + prefix
         try:
             names = {path.removeprefix(above).rstrip("/") for path in self._below(above)}
+            if not names:
+                self._confirm_empty()
         except (BaseError, OSError) as error:
             raise self._error(error, None) from error
         return sorted(filter(is_component, names))

@@ -110,10 +110,11 @@ def test_a_commit_that_no_name_leads_to_any_more_is_listed(pets: Dsv, store: Pat
     assert "the move to it is lost" in line and line.startswith(f"pets@{newest[:12]}: no name leads to")
     found = bob.ok("verify", "--store", str(store), "--json").json
     assert [one["commit"] for one in found["unnamed"]] == [newest] and found["whole"]
+    assert f"child of {found['unnamed'][0]['parent'][:12]} of pets@main, by" in line
     assert_documented("verify", found)
-    words = line.partition("dsv branch ")[2].split()[:3]
+    words = line.partition("dsv branch ")[2].split()[:2]
     bob.ok("branch", *words, "--store", str(store))
-    assert bob.ok("resolve", "pets", "--store", str(store)).out.strip() == newest
+    assert bob.ok("resolve", words[0], "--store", str(store)).out.strip() == newest
     assert not bob.ok("verify", "--store", str(store), "--json").json["unnamed"]
 
 

@@ -28,6 +28,9 @@ def test_the_layout_of_a_store() -> None:
         == "refs/team-a%2Flungs/branches/x%2Fy/ffffffffffffffef"
     )
     assert keys.tag_key(LUNGS, TagName.parse("v1")) == "refs/team-a%2Flungs/tags/v1/value"
+    assert (
+        keys.tag_key(LUNGS, TagName.parse("v1")) + keys.TAG_COPY == "refs/team-a%2Flungs/tags/v1/value-copy"
+    )
     assert keys.tag_deleted_key(LUNGS, TagName.parse("v1")) == "refs/team-a%2Flungs/tags/v1/deleted"
     assert keys.expiry_key(LUNGS, 1) == "refs/team-a%2Flungs/expired/fffffffffffffffe"
     assert keys.session_key(session, "open") == f"sessions/{'0' * 32}/open"

@@ -35,6 +35,8 @@ _FIRST_STAYS = (*_NEED_A_WINNER, RUNS_PREFIX)
 _TOP_SEQ = 0xFFFF_FFFF_FFFF_FFFF
 LAST_MOVE = _TOP_SEQ
 """The largest number of a move of a branch."""
+TAG_COPY = "-copy"
+"""Behind the key of a tag's record: the key of its second copy."""
 _RULE = "0-rule-"
 _FILTER = "-filter"
 _MERGE = "merge-"
@@ -42,7 +44,7 @@ _SEQ = re.compile(r"[0-9a-f]{16}", re.ASCII)
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _BRANCH = re.compile(r"refs/([^/]+)/branches/([^/]+)/([0-9a-f]{16})", re.ASCII)
 _BRANCH_RULE = re.compile(rf"refs/([^/]+)/branches/([^/]+)/{_RULE}([0-9a-f]{{16}})", re.ASCII)
-_TAG = re.compile(r"refs/([^/]+)/tags/([^/]+)/(value|deleted)", re.ASCII)
+_TAG = re.compile(rf"refs/([^/]+)/tags/([^/]+)/(value|value{TAG_COPY}|deleted)", re.ASCII)
 _EXPIRY = re.compile(r"refs/([^/]+)/expired/([0-9a-f]{16})", re.ASCII)
 _GC = re.compile(r"gc/([0-9a-f]{16})/(condemned|decision|done)", re.ASCII)
 I = TypeVar("I", bound=Id)  # noqa: E741

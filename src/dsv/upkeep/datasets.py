@@ -426,4 +426,5 @@ class _Rename:
             refs.put(gone, deletion.encode(), what)
         if value is not None and key not in known:
             names = (self._new, tag) if refs.named else (None, None)
-            refs.put(key, replace(value, dataset=names[0], tag=names[1]).encode(), what)
+            for one in (key, key + keys.TAG_COPY):
+                refs.put(one, replace(value, dataset=names[0], tag=names[1]).encode(), what)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from dsv.format.records import IndexMerge, MergedFile, Writer
 from dsv.format.tree import Node
 from dsv.repo.objects.objects import Objects
 from dsv.repo.session import Session
-from dsv.store.base import Put
+from dsv.store.base import Put, ask_each, if_there
 from dsv.transfer.upload import Uploader
 from dsv.upkeep.hints import wrong_hints
 from dsv.upkeep.packs import check_pack
@@ -58,6 +59,7 @@ class Repair:
     def run(self) -> None:
         if self._verifier.knows_erasures:  # else nothing can be stored
             self._index()
+        self._tags()
         for fault in self._verifier.result.faults:
             if fault.what == "commit":
                 self._commit(CommitId.parse(fault.name))
@@ -70,6 +72,7 @@ class Repair:
         self._hints()
 
     def _store_again(self, wanted: set[Named]) -> None:
+        self._verifier.progress.start(None, None)
         with Session.open(self._repository, self._writer) as session, Uploader(session) as uploader:
             for path in self._files():
                 if not any(kind in (ObjectKind.CHUNK, ObjectKind.RECIPE) for kind, _ in wanted):
@@ -88,6 +91,7 @@ class Repair:
 
     def _put(self, uploader: Uploader, kind: ObjectKind, object_id: Id, data: bytes) -> None:
         uploader.put_object(kind, object_id, data)
+        self._verifier.progress.advance(transferred=len(data))
         self.repaired += 1
 
     def _in_order(self, wanted: Iterable[Named]) -> Iterator[tuple[ObjectKind, Id, bytes]]:
@@ -133,8 +137,11 @@ class Repair:
                 if (ObjectKind.CHUNK, chunk_id) in wanted:
                     self._put(uploader, ObjectKind.CHUNK, chunk_id, bytes(chunk))
                     wanted.discard((ObjectKind.CHUNK, chunk_id))
+        self._verifier.progress.advance(files=1, bytes=sum(lengths))
         if len(lengths) > 1:
-            self._recipes.update((Id(one), made.encode()) for one, made in build_recipe(bytes(ids), lengths))
+            for one, made in build_recipe(bytes(ids), lengths):
+                if (ObjectKind.RECIPE, one) in wanted:
+                    self._recipes[one] = made.encode()
 
     def _files(self) -> Iterator[Path]:
         waiting = [*self._folders]
@@ -147,24 +154,34 @@ class Repair:
             waiting += [one for one in found if one.is_dir()]
             yield from (one for one in found if one.is_file())
 
-    # --- commits
+    # --- commits and tags
 
     def _commit(self, commit_id: CommitId) -> None:
         """Store a lost commit again, or replace its damaged bytes."""
-        store, key = self._repository.store, keys.commit_key(commit_id)
         commit = self._objects.local_commit(commit_id) or self._objects.copied_commit(commit_id)
         for objects in self._stores:
             with suppress(*_READ):
                 commit = commit or objects.commit(commit_id)
         data = b"" if commit is None else commit.encode()
-        if CommitId.hash(data) != commit_id:
-            return
-        if store.put_if_absent(key, data) is Put.LOST:
-            if CommitId.hash(store.get(key)) == commit_id:
-                return
+        if CommitId.hash(data) == commit_id:
+            self.repaired += self._put_right(keys.commit_key(commit_id), data)
+
+    def _put_right(self, key: str, right: bytes) -> bool:
+        """Store these bytes under a key, and return whether it lacked them."""
+        store = self._repository.store
+        there = if_there(partial(store.get, key))
+        if there is not None and there != right:
             store.delete(key)  # these bytes are useless, and the right ones are in memory
-            store.put_if_absent(key, data)
-        self.repaired += 1
+        return there != right and store.put_if_absent(key, right) is Put.WON
+
+    def _tags(self) -> None:
+        """Store the record of each tag again from its copy, and the copy from the record."""
+        refs = self._repository.refs
+        for dataset in refs.datasets():
+            with suppress(IntegrityError):  # of a tag that can't be read
+                tags = [(keys.tag_key(dataset, tag), value.encode()) for tag, value in refs.tags(dataset)]
+                each = [(key + copy, data) for key, data in tags for copy in ("", keys.TAG_COPY)]
+                self.repaired += sum(done for _, done in ask_each(lambda one: self._put_right(*one), each))
 
     # --- erasures
 

@@ -23,7 +23,7 @@ from dsv.repo.expiry import read_expiry
 from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.branches import is_deleted_dataset
 from dsv.repo.repository import Repository
-from dsv.store.base import Item, Store, absent, ask_each, batches, if_there, parsed, together
+from dsv.store.base import Item, Store, ask_each, batches, if_there, parsed, together
 from dsv.values.ids import CommitId, IndexId, Nonce, SessionId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 
@@ -273,9 +273,9 @@ def _move(
 
 
 def _tag(repository: Repository, dataset: DatasetName, tag: TagName) -> Named:
-    value = repository.refs.tag_value(dataset, tag)
+    value, key = repository.refs.tag_record(dataset, tag), keys.tag_key(dataset, tag)
     if value is None:
-        raise absent(repository.store.url, keys.tag_key(dataset, tag))
+        raise IntegrityError(f"tag {tag} of {dataset} is lost", subject=key, hint="dsv verify --repair")
     return [(dataset, value.commit)]
 
 

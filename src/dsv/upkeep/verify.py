@@ -33,9 +33,9 @@ from dsv.upkeep.ids import Heads, IdSet, Seen, is_in
 from dsv.upkeep.index_rows import IndexRows, are_external, row_sums
 from dsv.upkeep.packs import CheckedPack, Schedule, check_packs
 from dsv.upkeep.reach import Losses, Part, reach
-from dsv.upkeep.roots import Name, names_of_sessions, read_names, readable_names
+from dsv.upkeep.roots import Name, Parents, names_of_sessions, read_names, readable_names
 from dsv.values.ids import CommitId, Id, IndexId, Nonce, PackId
-from dsv.values.names import BranchName, DatasetName
+from dsv.values.names import MAIN, BranchName, DatasetName
 from dsv.values.progress import NoProgress, Progress
 
 _NOTE_SECONDS = 60.0
@@ -62,16 +62,17 @@ class Lost(msgspec.Struct, frozen=True):
 
 
 class Unnamed(msgspec.Struct, frozen=True):
-    """A commit whose content is there, to which no name leads, and which would be the next one of its branch:
+    """A commit whose content is there, to which no name leads, and which follows a commit that names lead to:
     a sync was interrupted or refused before it moved the branch, or that move is lost."""
 
     commit: CommitId
     dataset: DatasetName
     branch: BranchName
+    parent: CommitId | None  # None for a first commit
     author: str
     time_ms: int
     newer: int
-    """Milliseconds after the branch's head, by the clocks of those who made them."""
+    """Milliseconds after its parent, by the clocks of those who made them."""
 
 
 class Verification(msgspec.Struct):
@@ -119,7 +120,7 @@ class Verifier:
         self.repository = repository
         self.objects = repository.objects
         self._writer = writer
-        self._progress = NoProgress() if progress is None else progress
+        self.progress = NoProgress() if progress is None else progress
         self.result = Verification()
         self._scratch = scratch
         self._full = full
@@ -138,7 +139,7 @@ class Verifier:
             if not anew:
                 raise
             self._anew = True
-            self._progress.note("the damage marks of the store can't be read, and are written anew")
+            self.progress.note("the damage marks of the store can't be read, and are written anew")
         self._marked: set[PackId] = set()
         if self.marks is not None:
             self._marked = {*self.marks.packs, *(pack for pack, _, _ in self.marks.objects)}
@@ -148,6 +149,8 @@ class Verifier:
         """Every damaged erasure has a local copy, so erased objects do not count as lost."""
         self._seen: set[CommitId] = set()
         """The commits to which names lead, including freed ones."""
+        self._kept, self._expired, self._parents = set[CommitId](), set[CommitId](), Parents(self.objects)
+        """The commits of heads and tags, those that expiry logs name, and the parents of all that names lead to."""
         self._checked: dict[PackId, CheckedPack] = {}
         """Packs that were read completely: only those that are damaged, marked, or could not be asked for."""
         self.lost: Heads = np.zeros(0, np.uint64)
@@ -207,6 +210,7 @@ class Verifier:
         by_dataset: dict[DatasetName, list[Name]] = {}
         for name in self._names_of(dataset):
             by_dataset.setdefault(name.dataset or dataset, []).append(name)
+            self._kept.update([name.commit] if name.holds else [])
         for of, names in by_dataset.items():
             yield from self._with_histories(names, self._freed(of))
 
@@ -223,6 +227,7 @@ class Verifier:
             seen.update(new)
             waiting = []
             for one, commit in ask_each(self._commit, new):
+                self._parents.known[one] = () if commit is None else commit.parents
                 if commit is not None:
                     why = new[one] if new[one].startswith("history of ") else f"history of {new[one]}"
                     waiting += [(parent, why) for parent in commit.parents if parent not in seen]
@@ -237,7 +242,8 @@ class Verifier:
             return list(readable_names(self.repository, dataset, self._failed))
 
     def _failed(self, what: str, name: str, error: DsvError) -> None:
-        self.result.faults.append(Fault(what, name, error.message, error.hint))
+        hint = "dsv verify --repair" if what == "tag" else error.hint
+        self.result.faults.append(Fault(what, name, error.message, hint))
 
     def _look_at_rules(self, dataset: DatasetName) -> None:
         """Find branches whose rule can't be read: they can't be moved."""
@@ -253,33 +259,35 @@ class Verifier:
         refs = self.repository.refs
         home = refs.home(dataset)
         try:
-            return read_expiry(refs, home).freed
+            self._expired.update((log := read_expiry(refs, home)).states)
+            return log.freed
         except IntegrityError as error:
             self._failed("expiry", str(home), error)
             return freed_at_least(refs, home)
 
     def look_at_unnamed_commits(self) -> None:
-        """Look at commits that no name leads to: a garbage collection fails at damaged ones, and one that is
-        the next of its branch may be a lost version."""
+        """Look at commits that no name leads to: a garbage collection fails at damaged ones, and one that
+        follows a commit of a branch or tag may be a lost version."""
         listed = parsed(keys.parse_commit_key, self.repository.store.list(keys.COMMIT_PREFIX))
         found = dict(ask_each(partial(self._commit, named=False), sorted(set(listed) - self._seen)))
-        following = [following for one in found.items() if (following := self._following(*one)) is not None]
+        kept = set(self._parents.walk(self._kept, set())) - self._expired | self._kept
+        followers = (self._following(*each, kept) for each in found.items())
+        following = sorted(filter(None, followers), key=lambda one: -one.time_ms)
         at_work = {name.commit for name in names_of_sessions(self.repository)} if following else set()
         self.result.unnamed += [one for one in following if one.commit not in at_work]
 
-    def _following(self, commit_id: CommitId, commit: Commit | None) -> Unnamed | None:
-        """Return the commit if its tree is there, and it would be the next one of its branch."""
-        refs = self.repository.refs
-        if commit is None or commit.dataset is None or commit.branch is None:
+    def _following(self, commit_id: CommitId, commit: Commit | None, kept: set[CommitId]) -> Unnamed | None:
+        """Return the commit if its tree is there, and it follows one of these, or is a dataset's first one."""
+        if commit is None or commit.dataset is None or commit.branch is None or commit_id in self._expired:
             return None
+        refs, parent = self.repository.refs, next((one for one in commit.parents if one in kept), None)
         with suppress(IntegrityError):  # of the branch, which is reported
-            head = refs.head_or_none(home := refs.home(commit.dataset), commit.branch)
-            if head is None or head.commit not in (commit.parents or (None,)):
+            home = refs.home(commit.dataset)
+            if parent is None and (commit.parents or refs.head_or_none(home, MAIN) is None):
                 return None
             if self.objects.indexes.find(ObjectKind.NODE, commit.root) is not None:
-                before = commit if head.commit is None else self.objects.commit(head.commit)
-                newer = commit.time_ms - before.time_ms
-                return Unnamed(commit_id, home, commit.branch, commit.author, commit.time_ms, newer)
+                newer = 0 if parent is None else commit.time_ms - self.objects.commit(parent).time_ms
+                return Unnamed(commit_id, home, commit.branch, parent, commit.author, commit.time_ms, newer)
         return None
 
     def _commit(self, commit_id: CommitId, *, named: bool = True) -> Commit | None:
@@ -314,9 +322,9 @@ class Verifier:
             self.needed.add(ids)
 
         commits = self.whole_commits()
-        self._progress.start(None, None)
+        self.progress.start(None, None)
         try:
-            reach(self.objects, commits, found, Seen(), self._progress)
+            reach(self.objects, commits, found, Seen(), self.progress)
         except (IntegrityError, NotFound):
             losses = Losses(self.objects, np.zeros(0, np.uint64), self.needed)
             for one in commits:
@@ -325,7 +333,7 @@ class Verifier:
                 with suppress(IntegrityError):  # of an index file: a fault of its own
                     places = self.objects.indexes.places(kind, object_id)
                     self._unreadable.update(where.pack for where in places if not where.pack.is_external)
-        self._progress.finish()
+        self.progress.finish()
 
     # --- packs
 
@@ -453,7 +461,7 @@ class Verifier:
     def _add(self, checked: CheckedPack) -> None:
         self.result.packs_read += not checked.gone
         self.result.bytes_read += checked.size
-        self._progress.advance(bytes=checked.size, transferred=checked.size)
+        self.progress.advance(bytes=checked.size, transferred=checked.size)
         if not checked.is_whole or checked.pack in self._marked:
             self._checked[checked.pack] = msgspec.structs.replace(checked, rows=())
         if checked.failure is not None:
@@ -562,7 +570,7 @@ class Verifier:
         try:
             changed = mark_damage(self.repository, self._writer, change)
         except (Denied, NoRoom) as error:  # a user who can't write still learns what is lost
-            self._progress.note(f"nothing could be marked in the store: {error.message}")
+            self.progress.note(f"nothing could be marked in the store: {error.message}")
             return
         if changed is not None:
             self.marks = changed

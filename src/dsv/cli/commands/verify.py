@@ -31,8 +31,8 @@ _COMMITS = 20
         dsv verify --repair --from s3://backup/dsv  # the same, from another store
     """,
     result=(
-        "whole commits packs packs_read bytes_read lost_objects at_risk repaired oldest_unverified "
-        "damaged_packs faults unasked unnamed(commit dataset branch author time) items(path upto entries commits names)"
+        "whole commits packs packs_read bytes_read lost_objects at_risk repaired oldest_unverified damaged_packs "
+        "faults unasked unnamed(commit dataset branch parent author time) items(path upto entries commits names)"
     ),
 )
 def verify(
@@ -135,9 +135,10 @@ def _show(call: Call, done: Verification) -> None:
     for lost in done.unnamed[:_COMMITS]:
         where, what = f"{lost.dataset}@{lost.branch}", f"{lost.dataset}@{str(lost.commit)[:12]}"
         newer = f", {format_duration(lost.newer // 1000)} newer" if lost.newer >= 1000 else ""
+        child = "first commit" if lost.parent is None else f"child of {str(lost.parent)[:12]}"
         call.line(
-            f"{what}: no name leads to this child of the head of {where}, by {lost.author}{newer}: a sync was "
-            f"interrupted or refused, or the move to it is lost; dsv branch {where} {what} --reset names it again"
+            f"{what}: no name leads to this {child} of {where}, by {lost.author}{newer}: a sync was interrupted or "
+            f"refused, or the move to it is lost; dsv branch {what.replace('@', '@found-')} {what} names it"
         )
     for left in (len(done.unnamed) - _COMMITS, len(done.faults) - _COMMITS, len(by_commit) - _COMMITS):
         if left > 0:

@@ -44,6 +44,7 @@ class Tags:
         self.expiry: dict[DatasetName, tuple[ExpiryEntry, ...]] = {}
         """The entries of expiry logs that were read; see `repo.expiry`."""
         self.answers = Answers()
+        self._lost: dict[tuple[DatasetName, TagName], TagValue] = {}  # of which only the copy is there
         self.layout: Format | None = None
         """The format log of the names' location; None while they are created, when no process moves them."""
         self.proved = False  # a session has just proved that one writer still wins, and will write a ref
@@ -89,23 +90,22 @@ class Tags:
         """Create the tag; may be repeated. Raises `Conflict` if it was deleted or names another commit."""
         if self.named:
             value = replace(value, dataset=dataset, tag=tag)
-        what = f"tag {tag} of {dataset}"
+        commit, value = value.commit, self._lost.get((dataset, tag), value)
         key = keys.tag_key(dataset, tag)
-        if not self.put_record(key, value, what, partial(self.tag_value, dataset, tag)):
-            existing = self.tag_value(dataset, tag)
-            self._refuse_deleted(dataset, tag)
-            if existing is None:
-                raise absent(self.store.url, key)
-            if existing.commit != value.commit:
-                raise Conflict(
-                    f"tag {tag} of {dataset} already names {str(existing.commit)[:12]}, and a tag never moves",
-                    subject=tag,
-                    hint=f"choose another name; dsv log {dataset}@{tag} shows what it names",
-                )
-            return existing
-        self._refuse_deleted(dataset, tag)
-        self.answers.add_tag(dataset, tag, value.commit)
-        return value
+        won = self.put_record(key, value, f"tag {tag} of {dataset}", partial(self.tag_record, dataset, tag))
+        existing = value if won else self.tag_value(dataset, tag)
+        if existing is None:
+            raise absent(self.store.url, key)
+        put_copy = partial(self.store.put_if_absent, key + keys.TAG_COPY, existing.encode())
+        both(partial(self._refuse_deleted, dataset, tag), put_copy)
+        if existing.commit != commit:
+            raise Conflict(
+                f"tag {tag} of {dataset} already names {str(existing.commit)[:12]}, and a tag never moves",
+                subject=tag,
+                hint=f"choose another name; dsv log {dataset}@{tag} shows what it names",
+            )
+        self.answers.add_tag(dataset, tag, commit)
+        return existing
 
     def _refuse_deleted(self, dataset: DatasetName, tag: TagName) -> None:
         if self._tombstone(dataset, tag):
@@ -189,9 +189,20 @@ class Tags:
             )
 
     def tag_value(self, dataset: DatasetName, tag: TagName) -> TagValue | None:
-        """Return what a tag was set to, even if it is deleted; None if it never existed."""
+        """Return what a tag was set to, if need be by its copy, even if it is deleted; None if it never existed."""
+        try:
+            found = self.tag_record(dataset, tag)
+        except IntegrityError:
+            if (found := self.tag_record(dataset, tag, keys.TAG_COPY)) is None:
+                raise
+        if found is None and (found := self.tag_record(dataset, tag, keys.TAG_COPY)) is not None:
+            self._lost[dataset, tag] = found
+        return found
+
+    def tag_record(self, dataset: DatasetName, tag: TagName, copy: str = "") -> TagValue | None:
+        """Return a tag's record, or its copy (`TAG_COPY`); None if that is absent."""
         return read_named(
-            TagValue.decode, self.store, keys.tag_key(dataset, tag), "tag",
+            TagValue.decode, self.store, keys.tag_key(dataset, tag) + copy, "tag",
             {"dataset": dataset, "tag": tag}, older=not self.named,
         )  # fmt: skip
 

@@ -190,6 +190,20 @@ def test_tags_and_all_datasets(tmp_path: Path) -> None:
         ]  # fmt: skip
         assert Repository.open(made.there, None).refs.datasets() == [SCANS, other]
         assert not made.copy("", every=True, tags=True).commits
+        key = keys.tag_key(SCANS, TagName.parse("v1"))
+        assert made.there.get(key) == made.there.get(key + keys.TAG_COPY) == made.here.get(key)
+
+
+def test_a_tag_that_is_lost_here_is_copied_from_its_copy(tmp_path: Path) -> None:
+    with world(tmp_path) as made:
+        made.data.commit({"a": b"1"})
+        tag(made.data.context, TagName.parse("v1"), made.data.target("main"))
+        key = keys.tag_key(SCANS, TagName.parse("v1"))
+        made.here.delete(key)
+        made.copy(tags=True)
+        assert (
+            made.there.get(key) == made.there.get(key + keys.TAG_COPY) == made.here.get(key + keys.TAG_COPY)
+        )
 
 
 def test_a_branch_with_other_commits_is_refused_and_the_others_are_copied(tmp_path: Path) -> None:

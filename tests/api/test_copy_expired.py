@@ -143,6 +143,22 @@ def test_a_limited_history_takes_nothing_from_a_branch_that_only_the_other_store
         check_verified(made)
 
 
+def test_a_damaged_commit_that_the_other_store_has_ends_no_copy(tmp_path: Path) -> None:
+    with world(tmp_path) as made:
+        commits = linear(made, 2)
+        tag(made.data.context, TagName.parse("v1"), made.data.target("main~1"))
+        made.copy(tags=True)
+        commits += linear(made, 2)
+        for key in (keys.commit_key(commits[0]), keys.locator_key(commits[0])):
+            made.here.delete(key)
+            made.here.put_if_absent(key, b"damaged")
+        made.forget()
+        [done] = made.copy(history=1).names
+        assert (done.commits, done.expired) == (1, 1)
+        assert read_expiry(Repository.open(made.there, None).refs, SCANS).freed == {commits[2]}
+        check_verified(made)
+
+
 def test_what_expired_here_stays_where_a_tag_of_the_other_store_names_it(tmp_path: Path) -> None:
     with world(tmp_path) as made:
         commits = linear(made, 3)

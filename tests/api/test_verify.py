@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dsv.api.cache import cache
 from dsv.api.verify import EraseRequest, VerifyRequest, erase, verify
@@ -21,9 +22,11 @@ from dsv.repo.merge_indexes import merge_indexes
 from dsv.store.base import Bytes, Put
 from dsv.store.directory import DirectoryStore
 from dsv.upkeep import packs as packs_file
+from dsv.upkeep.repair import Repair
 from dsv.upkeep.verify import Verification
 from dsv.values.ids import CommitId
 from dsv.values.names import Target
+from dsv.values.progress import NoProgress
 from tests.api.test_damage_marks import flip, on_another_machine
 from tests.kit.people import Files, Person
 
@@ -264,6 +267,40 @@ def test_contents_come_from_a_folder_and_metadata_from_local_copies(ann: Person,
     found = repaired(ann, files)
     assert found.is_whole and found.repaired == 1
     assert base is not None and ann.read(base) == FILES
+
+
+class Phases(NoProgress):
+    """The files and the bytes that each phase has counted."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+
+    def start(self, total_files: int | None, total_bytes: int | None) -> None:
+        self.seen.append((0, 0))
+
+    def advance(self, files: int = 0, bytes: int = 0, transferred: int = 0) -> None:  # noqa: A002
+        if self.seen:
+            self.seen[-1] = self.seen[-1][0] + files, self.seen[-1][1] + transferred
+
+
+@pytest.mark.parametrize(("kind", "recipes"), [(ObjectKind.CHUNK, 0), (ObjectKind.RECIPE, 1)])
+def test_a_repair_shows_progress_and_holds_no_recipe_that_is_not_lost(
+    ann: Person, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: ObjectKind, recipes: int
+) -> None:
+    files, phases, made = tmp_path / "elsewhere", Phases(), list[Repair]()
+    ann.workspace.rename(files)
+    for name in FILES.keys() - {"large"}:
+        (files / name).rename(files / "d" / f"z{name[2:]}")
+    (files / "large").rename(files / "d" / "a")
+    flip(ann, kind)
+    monkeypatch.setattr(Repair, "run", lambda self, run=Repair.run: made.append(self) or run(self))
+    monkeypatch.setattr(
+        Repair, "_files", lambda _: iter(sorted((files / "d").iterdir()))
+    )  # the large one first
+    context = replace(on_another_machine(ann, "bob").context(ann.home), progress=phases)
+    assert verify(context, VerifyRequest(full=True, repair=True, sources=(str(files),))).is_whole
+    assert len(made[0]._recipes) == recipes
+    assert any(count > 1 and size > 1 for count, size in phases.seen)
 
 
 @pytest.mark.parametrize("kind", [ObjectKind.CHUNK, ObjectKind.RECIPE, ObjectKind.SEGMENT, ObjectKind.NODE])

@@ -349,13 +349,18 @@ class CommitCopy:
 
 
 class _Either:
-    """Reads commits of two stores."""
+    """Reads commits of two stores, each from where it is whole."""
 
     def __init__(self, first: Objects, second: Objects) -> None:
         self._first, self._second = first, second
 
     def commit(self, commit_id: CommitId) -> Commit:
-        return self._first.commit_or_none(commit_id) or self._second.commit(commit_id)
+        try:
+            return self._first.commit_or_none(commit_id) or self._second.commit(commit_id)
+        except IntegrityError:
+            if (found := self._second.commit_or_none(commit_id)) is None:
+                raise
+            return found
 
 
 def unnamed(

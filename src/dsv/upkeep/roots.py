@@ -412,8 +412,9 @@ def _check_commits(
     others = sorted(one for one in listed if one not in reached)
     for commit_id, commit in ask_each(repository.objects.commit_or_none, others):
         if commit is not None and commit.dataset is not None and commit.branch is not None:
-            asked.add(branch := (repository.refs.home(commit.dataset), commit.branch))
-            if any((*branch, parent) in heads for parent in commit.parents):
+            home = repository.refs.home(commit.dataset)
+            asked.add((home, commit.branch))
+            if any((home, commit.branch, parent) in heads for parent in commit.parents):
                 following.append(commit_id)
     for dataset, branch in sorted(asked - known):
         if repository.refs.entry(dataset, branch, 0) is not None:

@@ -38,7 +38,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.store.directory import DirectoryStore
 from dsv.store.open import OpenStore
-from dsv.transfer.download import Fetcher, Wanted
+from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import CommitId, IndexId, PackId
 from dsv.values.names import MAIN
 
@@ -125,7 +125,7 @@ def read_head(repository: Repository) -> None:
     head = repository.refs.head(DATASET, MAIN).commit
     assert head is not None
     entries = TreeReader(repository.objects, head).below(b"")
-    for _, pieces in Fetcher(repository.objects).files(Wanted(entry, where) for entry, where in entries):
+    for _, pieces in Fetcher(repository.objects).files(WantedFile(entry, where) for entry, where in entries):
         for _ in pieces:
             pass
 

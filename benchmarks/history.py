@@ -27,7 +27,7 @@ from benchmarks.data import SEED
 from benchmarks.measure import Command, Cost, run
 from dsv.format.codec import Codec
 from dsv.format.locator import Location
-from dsv.format.records import RefEntry, Writer
+from dsv.format.records import RefEntry, WriterIdentity
 from dsv.format.tree import Entry, Kind
 from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
@@ -40,7 +40,7 @@ from dsv.values.names import MAIN, BranchName, DatasetName
 from dsv.values.paths import sort_key
 
 DATASET = DatasetName.parse("bench")
-WRITER = Writer(author="Bench <bench@example.org>", host="lab", tool="benchmarks")
+WRITER = WriterIdentity(author="Bench <bench@example.org>", host="lab", tool="benchmarks")
 SIZE = 4096
 PER_PACK = 20_000
 CHANGED, DIFFERENT, MOVED, PUT, COMMITS = 1_000, 100, 100_000, 10, 1_000

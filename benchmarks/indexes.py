@@ -26,16 +26,16 @@ from dsv.format import keys
 from dsv.format.codec import Codec
 from dsv.format.index import IndexBuilder
 from dsv.format.locator import Location, ObjectKind
-from dsv.format.records import Writer
+from dsv.format.records import WriterIdentity
 from dsv.repo import merge_indexes
 from dsv.repo.repository import Repository
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
 from dsv.values.ids import Id, IndexId, PackId
 
 ROWS = (ObjectKind.CHUNK, ObjectKind.SEGMENT, ObjectKind.NODE)
-WRITER = Writer("bench", "bench", "benchmarks.indexes")
+WRITER = WriterIdentity("bench", "bench", "benchmarks.indexes")
 
 
 class Person:
@@ -78,7 +78,7 @@ class Person:
         return took
 
 
-def fill(store: Store, syncs: int) -> None:
+def fill(store: StoreBackend, syncs: int) -> None:
     """Index files of as many syncs, which say nothing that anybody looks for."""
 
     def put(_: int) -> None:
@@ -91,7 +91,7 @@ def fill(store: Store, syncs: int) -> None:
         list(pool.map(put, range(syncs)))
 
 
-def settle(store: Store) -> None:
+def settle(store: StoreBackend) -> None:
     """As it is an hour after the last merge and the next one."""
     merge_indexes.GRACE_SECONDS = 0.0
     for _ in range(3):

@@ -37,7 +37,7 @@ from dsv.repo.history import walk
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.store.open import open_store
-from dsv.transfer.download import Fetcher, Wanted
+from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN
 
@@ -216,7 +216,7 @@ def check(bench: Bench, files: int, commits: int) -> int:
             entry = tree.entry(path.encode())
             if entry is None:
                 raise SystemExit(f"{path} of {commit_id} is lost")
-            found.append(Wanted(*entry))
+            found.append(WantedFile(*entry))
         for file, pieces in Fetcher(repository.objects).files(found):
             got, content = b"".join(pieces), wanted[file.entry.path.decode()]
             if got != content.encode():

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from multiprocessing import get_context
 from pathlib import Path
 
-from dsv.format.records import Commit, RefEntry, Writer
+from dsv.format.records import CommitRecord, RefEntry, WriterIdentity
 from dsv.format.tree import Entry, Kind
 from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
@@ -35,7 +35,7 @@ from dsv.transfer.upload import Uploader
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, DatasetName
 
-WRITER = Writer("bench", "bench", "benchmarks.usage")
+WRITER = WriterIdentity("bench", "bench", "benchmarks.usage")
 DATASET = DatasetName.parse("bench")
 CHANGES = 200
 LIMIT = 500 << 20
@@ -54,7 +54,7 @@ def commit(repository: Repository, numbers: Iterable[int], label: str) -> None:
         base = None if head.commit is None else TreeReader(repository.objects, head.commit)
         tree = write_tree(uploader, base, changes)
         uploader.finish()
-        made = Commit(
+        made = CommitRecord(
             root=tree.root, level=tree.level, parents=() if head.commit is None else (head.commit,),
             author=WRITER.author, time_ms=repository.clock(), message=label, files=tree.files, bytes=tree.bytes,
             entries=tree.entries,

@@ -34,7 +34,7 @@ from dsv.format.index import Index, IndexBuilder, IndexFilter
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.recipe import Recipe
 from dsv.format.records import (
-    Commit,
+    CommitRecord,
     DatasetErased,
     FormatEntry,
     GcCondemned,
@@ -52,7 +52,7 @@ from dsv.repo.tree.read import TreeReader
 from dsv.run.record import RunRecord
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
-from dsv.transfer.download import Fetcher, Wanted
+from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import ChunkId, CommitId, FileId, Id, IndexId, NodeId, Nonce, PackId, RecipeId, SegmentId
 from dsv.values.names import MAIN, DatasetName
 from tests.kit import packs
@@ -67,7 +67,7 @@ HASHES: Mapping[ObjectKind, Callable[[bytes], Id]] = {
     ObjectKind.NODE: NodeId.hash,
 }
 DECODERS: Mapping[str, Callable[[bytes], object]] = {
-    "commit": Commit.decode,
+    "commit": CommitRecord.decode,
     "ref": RefEntry.decode,
     "tag": TagValue.decode,
     "format": FormatEntry.decode,
@@ -271,7 +271,7 @@ def read_by_dsv(found: Keys) -> None:
     repository = Repository.open(store, None)
     tree = TreeReader(repository.objects, resolve(repository.refs, repository.objects, SET, None).commit)
     tree.check_links(tree.links())
-    wanted = [Wanted(entry, where) for entry, where in tree.below(b"") if entry.is_file]
+    wanted = [WantedFile(entry, where) for entry, where in tree.below(b"") if entry.is_file]
     for one, content in Fetcher(repository.objects).files(wanted):
         whole = b"".join(content)
         assert FileId.hash(whole) == one.entry.file_id, "a file is not what its id says"

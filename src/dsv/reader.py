@@ -114,7 +114,7 @@ class Child(NamedTuple):
 # --- the store as named bytes
 
 
-class Store:
+class StoreFolder:
     """A store in a directory. Keys are paths below it."""
 
     def __init__(self, folder: Path) -> None:
@@ -249,7 +249,7 @@ class Index:
 class Objects:
     """Chunks, recipes, segments and nodes by their ids."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StoreFolder) -> None:
         self.store = store
         folder = store.folder / "index"
         self.indexes = [Index(folder / name) for name in store.names("index", 32)]
@@ -289,7 +289,7 @@ class Objects:
         raise StoreError(f"{KINDS[kind]} {object_id.hex()} is {what}")
 
 
-def read_external(store: Store, pack: bytes) -> dict[int, str]:
+def read_external(store: StoreFolder, pack: bytes) -> dict[int, str]:
     """Return the URLs of the files that have an external pack's chunks, by the offsets of the chunks."""
     name = pack.hex()
     data = store.get(f"packs/{name[:2]}/{name}", EXTERNAL_MAX) or b""
@@ -340,7 +340,7 @@ class Format(NamedTuple):
     """The location of the names, if they have moved or are being moved."""
 
 
-def check_format(store: Store) -> Format:
+def check_format(store: StoreFolder) -> Format:
     """Check that this reader understands the store, and return the last entry of its log of features."""
     seq = 0
     fields: list[Any] = []
@@ -359,7 +359,7 @@ def check_format(store: Store) -> Format:
     return Format(fields[0], tuple(name for name, _ in fields[3]), (fields[9:] or [None])[0])
 
 
-def find_names(store: Store, given: Path | None) -> Store:
+def find_names(store: StoreFolder, given: Path | None) -> StoreFolder:
     """Return where the store's names are: follow their moves from the given or the recorded location on."""
     data = check_format(store)
     if "names-elsewhere" not in data.features:
@@ -372,7 +372,7 @@ def find_names(store: Store, given: Path | None) -> Store:
     for _ in range(MOST_MOVES):
         if place is None:
             raise StoreError(f"{store.folder} keeps its names elsewhere: --names DIR says where")
-        found = Store(place)
+        found = StoreFolder(place)
         log = check_format(found)
         if log.store_id != data.store_id or "data-elsewhere" not in log.features:
             raise StoreError(f"{place} has the names of another store than {store.folder}")
@@ -382,7 +382,7 @@ def find_names(store: Store, given: Path | None) -> Store:
     raise StoreError(f"the names of {store.folder} have moved more than {MOST_MOVES} times")
 
 
-def place_of(store: Store, log: Format) -> Path | None:
+def place_of(store: StoreFolder, log: Format) -> Path | None:
     """Return the folder of the names according to a log of features, or None if they are with the data. `./`
     at its beginning means relative to the data. Raise `StoreError` if the location is not a folder."""
     if log.names is None:
@@ -394,7 +394,7 @@ def place_of(store: Store, log: Format) -> Path | None:
     return Path(log.names)
 
 
-def refuse_erased(names: Store, dataset: str) -> None:
+def refuse_erased(names: StoreFolder, dataset: str) -> None:
     """Raise `StoreError` if a dataset was erased: its tombstone is stored under a hash of its name."""
     erased = derived("dsv 2026-11 erased dataset v1", check_format(names).store_id + dataset.encode())
     data = names.get(f"refs/{erased.hex()}/erased")
@@ -411,7 +411,7 @@ def component(name: str) -> str:
     return name.replace("/", "%2F")
 
 
-def last_move(store: Store, dataset: str, branch: str) -> tuple[bytes | None, bool, str] | None:
+def last_move(store: StoreFolder, dataset: str, branch: str) -> tuple[bytes | None, bool, str] | None:
     """Return the commit of a branch's last move, whether it is deleted, and the action; None without one."""
     prefix = f"refs/{component(dataset)}/branches/{component(branch)}"
     seqs = store.names(prefix, 16)
@@ -424,7 +424,7 @@ def last_move(store: Store, dataset: str, branch: str) -> tuple[bytes | None, bo
     return None if commit is None else bytes(commit), deleted, action
 
 
-def branch_head(store: Store, dataset: str, branch: str) -> bytes | None:
+def branch_head(store: StoreFolder, dataset: str, branch: str) -> bytes | None:
     """Return the commit that the branch names, or None if there is no such branch."""
     commit, deleted, _ = last_move(store, dataset, branch) or (None, True, "")
     if commit is None and not deleted:
@@ -432,14 +432,14 @@ def branch_head(store: Store, dataset: str, branch: str) -> bytes | None:
     return commit
 
 
-def renamed(store: Store, dataset: str, way: str) -> str | None:
+def renamed(store: StoreFolder, dataset: str, way: str) -> str | None:
     """Return the dataset to or from which this one was renamed, if that was its last move and deleted it."""
     _, deleted, action = last_move(store, dataset, "main") or (None, False, "")
     match = re.match(rf"rename dataset(?: \(forced\))?: {way} ([^;]*)", action)
     return match[1] if deleted and match else None
 
 
-def current_name(store: Store, dataset: str) -> str:
+def current_name(store: StoreFolder, dataset: str) -> str:
     """Return the current name of a dataset, under which its expiry log is."""
     seen: set[str] = set()
     while dataset not in seen:
@@ -450,7 +450,7 @@ def current_name(store: Store, dataset: str) -> str:
     return dataset
 
 
-def tag_commit(store: Store, dataset: str, tag: str) -> bytes | None:
+def tag_commit(store: StoreFolder, dataset: str, tag: str) -> bytes | None:
     prefix = f"refs/{component(dataset)}/tags/{component(tag)}"
     data = store.get(f"{prefix}/value")
     if data is None or store.get(f"{prefix}/deleted") is not None:
@@ -461,7 +461,7 @@ def tag_commit(store: Store, dataset: str, tag: str) -> bytes | None:
     return commit
 
 
-def refuse_expired(names: Store, dataset: str, commit: bytes) -> None:
+def refuse_expired(names: StoreFolder, dataset: str, commit: bytes) -> None:
     """Raise `StoreError` if a commit is expired: its content may be gone. The log is read from its first entry on."""
     prefix = f"refs/{component(dataset)}/expired"
     seqs = names.names(prefix, 16)
@@ -490,7 +490,7 @@ def refuse_expired(names: Store, dataset: str, commit: bytes) -> None:
         raise StoreError(f"commit {commit.hex()} of {dataset} was {how} on {when} by {said[1]}{gone}")
 
 
-def resolve(store: Store, target: str, given: Path | None = None) -> bytes:
+def resolve(store: StoreFolder, target: str, given: Path | None = None) -> bytes:
     """Return the id of the commit that DATASET[@REV] names. given: where the names are, if elsewhere."""
     dataset, _, rev = target.partition("@")
     match = re.fullmatch(r"([^~]+)(?:~([0-9]{1,6}))?", rev or "main")
@@ -536,7 +536,7 @@ def resolve(store: Store, target: str, given: Path | None = None) -> bytes:
     return commit
 
 
-def read_commit(store: Store, commit_id: bytes) -> list[Any]:
+def read_commit(store: StoreFolder, commit_id: bytes) -> list[Any]:
     """Return root, level, parents, author, time, message, files, bytes, entries [, dataset, branch]."""
     data = store.get(f"commits/{commit_id.hex()}")
     if data is None or derived(COMMIT_CONTEXT, data) != commit_id:
@@ -550,7 +550,7 @@ def read_commit(store: Store, commit_id: bytes) -> list[Any]:
     return fields
 
 
-def copied_commit(store: Store, commit_id: bytes) -> bytes:
+def copied_commit(store: StoreFolder, commit_id: bytes) -> bytes:
     """Return the copy of a commit in the empty blocks of its locator's frame, unchecked; b"" without one."""
     frame = store.get(f"locators/{commit_id.hex()}", OBJECT_MAX[NODE] << 6) or b""
     try:
@@ -767,7 +767,7 @@ def content(objects: Objects, entry: Entry) -> Iterator[bytes]:
         raise StoreError(f"the id or the recipe of {entry.path!r} is not its file")
 
 
-def read_erased(store: Store) -> dict[bytes, str]:
+def read_erased(store: StoreFolder) -> dict[bytes, str]:
     """Return when, by whom and why something was erased, by the ids of files, chunks and recipes."""
     found: dict[bytes, str] = {}
     for name in store.names("erased", 32):
@@ -806,7 +806,7 @@ def restore(store_dir: Path, target: str, out: Path, names: Path | None = None) 
     the latter, a `StoreError` is raised once the rest is written."""
     if os.path.lexists(out):
         raise StoreError(f"{out} already exists")
-    store = Store(store_dir)
+    store = StoreFolder(store_dir)
     check_format(store)
     commit_id = resolve(store, target, names)
     commit = read_commit(store, commit_id)

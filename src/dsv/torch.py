@@ -11,7 +11,7 @@ import torch.distributed
 import torch.utils.data
 
 from dsv.errors import Conflict, UsageError
-from dsv.training.order import VERSION, Plan
+from dsv.training.order import VERSION, TrainingPlan
 from dsv.training.samples import Sample, Samples
 
 Data = Samples | Sequence[tuple[Samples, float]]
@@ -213,7 +213,7 @@ def _transformed(samples: list[Sample], transform: Transform | None) -> list[Any
     return list(samples) if transform is None else [transform(one) for one in samples]
 
 
-def _planned(data: Data, seed: int, shuffle: bool, length: int | None) -> tuple[list[Samples], Plan]:
+def _planned(data: Data, seed: int, shuffle: bool, length: int | None) -> tuple[list[Samples], TrainingPlan]:
     """Return the sources, which share one window, and the plan of their order."""
     chosen = [(data, 1.0)] if isinstance(data, Samples) else list(data)
     if not chosen or any(weight <= 0 for _, weight in chosen):
@@ -226,7 +226,7 @@ def _planned(data: Data, seed: int, shuffle: bool, length: int | None) -> tuple[
     ]
     count = sum(map(len, sources)) if length is None else length
     shapes = [one.shape for one in sources]
-    return sources, Plan(shapes, weights, seed, int(window * _ORDERED), shuffle, count)
+    return sources, TrainingPlan(shapes, weights, seed, int(window * _ORDERED), shuffle, count)
 
 
 def _own_rank(rank: int | None, world: int | None) -> tuple[int, int]:
@@ -241,7 +241,10 @@ def _own_rank(rank: int | None, world: int | None) -> tuple[int, int]:
 
 
 def _asked(
-    sources: Sequence[Samples], plan: Plan, batches: Iterator[tuple[int, Any]], ends: deque[int] | None = None
+    sources: Sequence[Samples],
+    plan: TrainingPlan,
+    batches: Iterator[tuple[int, Any]],
+    ends: deque[int] | None = None,
 ) -> Iterator[_Ask]:
     """Yield what to read for each batch, with the blocks that later batches need for the first time.
     ends: receives the position after each batch."""

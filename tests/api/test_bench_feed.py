@@ -17,16 +17,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv.api.bench_feed import LOADS, FeedRequest, Load, Round, find_load, most_that_pass
+from dsv.api.bench_feed import LOADS, AcceleratorLoad, FeedRequest, Round, find_load, most_that_pass
 from dsv.api.bench_feed_process import Received, Trained, batches, train
 from dsv.errors import UsageError
 
-SMALL = Load("small", "x", "none", 2, 1.0, 100, 0, 3, 0.9)
+SMALL = AcceleratorLoad("small", "x", "none", 2, 1.0, 100, 0, 3, 0.9)
 ReadTime = Callable[[int, int, float], float]
 """When a batch is there, by its accelerator, its number, and when it was ordered."""
 
 
-def trained(load: Load, accelerators: int, steps: int, read: ReadTime) -> Trained:
+def trained(load: AcceleratorLoad, accelerators: int, steps: int, read: ReadTime) -> Trained:
     """Train in virtual time."""
     events: list[tuple[float, int, int]] = []
     next_of: dict[tuple[int, int], int] = {}  # of a worker: the batch that it reads next
@@ -51,7 +51,7 @@ def trained(load: Load, accelerators: int, steps: int, read: ReadTime) -> Traine
     return train(FeedRequest(load, "folder", steps=steps, seconds=1e9), accelerators, 0.0, receive, order)
 
 
-def recursion(load: Load, times: list[list[float]], steps: int) -> float:
+def recursion(load: AcceleratorLoad, times: list[list[float]], steps: int) -> float:
     """The utilization by the definition, without any events: when each batch is there follows from those before it."""
     every = load.workers * load.depth + steps
     ready = [[0.0] * every for _ in times]

@@ -13,7 +13,7 @@ import pytest
 from dsv.api.clone import clone, init
 from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound
 from dsv.format import keys
-from dsv.store.base import Bytes, Put
+from dsv.store.base import Bytes, PutResult
 from dsv.store.memory import MemoryStore
 from dsv.values.names import DatasetName, Target
 from dsv.workspace.workspace import Workspace
@@ -93,7 +93,7 @@ def inits_at_once(
     honest, both_put, one_by_one = MemoryStore.put_if_absent, Barrier(2), Lock()
     scans = keys.branches_prefix(DatasetName.parse("slides"))
 
-    def put(store: MemoryStore, key: str, data: Bytes) -> Put:
+    def put(store: MemoryStore, key: str, data: Bytes) -> PutResult:
         if key.startswith(scans):
             both_put.wait()  # both have seen that there is no such dataset
         with one_by_one:

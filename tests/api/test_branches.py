@@ -32,9 +32,9 @@ from dsv.api.context import Context
 from dsv.api.log import reflog
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound
 from dsv.format import keys
-from dsv.format.records import GcDone, Limits, RefEntry
+from dsv.format.records import BranchLimits, GcDone, RefEntry
 from dsv.repo.repository import Repository
-from dsv.store.base import Bytes, Put, Store
+from dsv.store.base import Bytes, PutResult, StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore
 from dsv.values.ids import CommitId, Nonce
@@ -48,7 +48,7 @@ from tests.store.wrapper import Wrapper
 class World:
     """A store in memory with a line of four commits on `main`, and somebody outside of any workspace."""
 
-    def __init__(self, home: Path, store: Store | None = None) -> None:
+    def __init__(self, home: Path, store: StoreBackend | None = None) -> None:
         self.store = store or MemoryStore()
         self.repository = create(self.store)
         self.commits = [commit(self.repository, {f"f{number}": b"%d" % number}) for number in range(4)]
@@ -237,11 +237,11 @@ def test_of_many_who_make_one_name_one_wins(world: World) -> None:
 class Meeting(Wrapper):
     """Lets somebody else in just before the next write of a move."""
 
-    def __init__(self, inner: Store) -> None:
+    def __init__(self, inner: StoreBackend) -> None:
         super().__init__(inner)
         self.meanwhile: Callable[[], object] | None = None
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         if key.startswith("refs/") and self.meanwhile is not None:
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
@@ -291,7 +291,7 @@ class Dying(Wrapper):
 
     left: int | None = None
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         if self.left is not None:
             if self.left == 0:
                 raise KeyboardInterrupt
@@ -405,7 +405,7 @@ def test_a_tag_that_goes_no_longer_keeps_a_branch(world: World) -> None:
     "work",
     [
         lambda world: delete_branch(world.context, path("side"), force=True),
-        lambda world: protect_branch(world.context, path("main"), Limits()),
+        lambda world: protect_branch(world.context, path("main"), BranchLimits()),
         lambda world: delete_tag(world.context, DATASET, TagName.parse("keep"), force=True),
     ],
 )
@@ -417,7 +417,7 @@ def test_nothing_is_written_once_the_server_lets_everybody_win(
     before = {item.key for item in world.store.list("")}
     honest = MemoryStore.put_if_absent
 
-    def overwrite(store: MemoryStore, key: str, data: Bytes) -> Put:
+    def overwrite(store: MemoryStore, key: str, data: Bytes) -> PutResult:
         with suppress(NotFound):
             store.delete(key)
         return honest(store, key, data)

@@ -18,7 +18,7 @@ from dsv.api.holds import hold, release
 from dsv.cache import names
 from dsv.cache.leases import Lease
 from dsv.cache.names import bound_store
-from dsv.cache.root import FILE_TIME, CacheRoot, Place
+from dsv.cache.root import FILE_TIME, CachePlace, CacheRoot
 from dsv.errors import Conflict, Denied, NoRoom, NotFound, Unreachable, UsageError
 from dsv.run.record import RunId
 from dsv.values.ids import CommitId
@@ -246,7 +246,7 @@ def test_a_name_stays_with_a_store_whose_command_is_about_to_fill(
     bob.init()
     bob.write({"x": b"other"})
     bob.sync()
-    with Lease.take(root, Place("scans", cached.path.name), "stage"):
+    with Lease.take(root, CachePlace("scans", cached.path.name), "stage"):
         with pytest.raises(Conflict, match="another store's dataset scans"):
             one(bob, folder, "scans")
         assert bound_store(root, DatasetName.parse("scans")) is not None
@@ -279,7 +279,7 @@ def test_a_killed_release_of_a_name_frees_it_for_nobody(
         patch.setattr(names, "_is_used", is_used)
         with pytest.raises(Killed):
             one(bob, folder, "scans")
-    with Lease.take(root, Place("scans", cached.path.name), "stage"):
+    with Lease.take(root, CachePlace("scans", cached.path.name), "stage"):
         with pytest.raises(Conflict, match="another store's dataset scans"):
             one(bob, folder, "scans")
         assert bound_store(root, scans) == owner is not None

@@ -15,7 +15,7 @@ from dsv.api.evict import evict
 from dsv.cache.fill import check as cache_check
 from dsv.cache.fill import files
 from dsv.cache.fill.check import Checked
-from dsv.cache.fill.files import State
+from dsv.cache.fill.files import FileState
 from dsv.cache.root import FILE_TIME
 from dsv.errors import Conflict, NoRoom, NotFound, Unreachable
 from dsv.values.names import Target
@@ -209,7 +209,7 @@ def test_a_file_server_that_is_away_is_no_broken_file(
     answers = iter([errno.EIO])
     examine = cache_check.examine
 
-    def upset(*arguments: Any) -> State:
+    def upset(*arguments: Any) -> FileState:
         number = next(answers, None)
         if number is not None:
             raise OSError(number, os.strerror(number))

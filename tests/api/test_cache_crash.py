@@ -11,7 +11,7 @@ from dsv.api.cache import cache
 from dsv.api.evict import evict
 from dsv.errors import DsvError
 from dsv.run.staged import Staged
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.store.retry import Retrying
 from dsv.values.names import Target
@@ -49,7 +49,7 @@ class Scene:
             ann.write(SECOND)
             ann.sync()
 
-    def attempt(self, name: str, store: Store, target: str = "scans") -> Staged:
+    def attempt(self, name: str, store: StoreBackend, target: str = "scans") -> Staged:
         person = Person(self.folder / name, "memory://shared")
         with every_store_is(store):
             return cache(person.context(self.folder), self.cache(name), [Target.parse(target)], jobs=1)[0]

@@ -20,7 +20,7 @@ from dsv.api.cache_targets import nearby_caches as find_caches
 from dsv.api.checkout import pull, restore, rollback, switch
 from dsv.api.clone import Cloned, clone
 from dsv.api.evict import evict
-from dsv.api.settings import Source
+from dsv.api.settings import SettingsSource
 from dsv.cache import lending
 from dsv.cache.lending import LendingCache
 from dsv.values.names import BranchName, Target
@@ -252,7 +252,7 @@ def test_a_cache_that_was_given_to_a_command_is_used(ann: Person, tmp_path: Path
 
 def test_the_caches_of_a_machine(bob: Person, tmp_path: Path) -> None:
     settings = bob.context(bob.home).settings
-    named = Source("file", {"caches.lab.path": str(tmp_path / "lab")})
+    named = SettingsSource("file", {"caches.lab.path": str(tmp_path / "lab")})
     cache_targets.note_cache(settings, tmp_path / "met")
     cache_targets.note_cache(settings, tmp_path / "lab")
     found = find_caches(replace(settings, sources=[*settings.sources, named]))

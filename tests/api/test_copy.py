@@ -14,7 +14,7 @@ import pytest
 from msgspec import structs
 
 from dsv.api.branches import tag
-from dsv.api.copy import Copied, CopyRequest, copy
+from dsv.api.copy import CopyRequest, CopyResult, copy
 from dsv.errors import (
     Conflict,
     Denied,
@@ -31,7 +31,7 @@ from dsv.repo.history import walk
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store import open as opening
-from dsv.store.base import Bytes, Put, Store
+from dsv.store.base import Bytes, PutResult, StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target
@@ -58,18 +58,18 @@ class World:
     """Two stores, the first with a dataset, and somebody who copies from one to the other."""
 
     home: Path
-    stores: dict[str, Store]
+    stores: dict[str, StoreBackend]
     data: Dataset
 
     @property
-    def here(self) -> Store:
+    def here(self) -> StoreBackend:
         return self.stores[HERE]
 
     @property
-    def there(self) -> Store:
+    def there(self) -> StoreBackend:
         return self.stores[THERE]
 
-    def copy(self, target: str = "scans", **options: object) -> Copied:
+    def copy(self, target: str = "scans", **options: object) -> CopyResult:
         wanted = Target.parse(target) if target else Target()
         return copy(self.data.context, wanted, THERE, CopyRequest(**options))  # type: ignore[arg-type]
 
@@ -102,7 +102,7 @@ class NoIndex(Wrapper):
 
 
 @contextmanager
-def world(folder: Path, there: Store | None = None) -> Iterator[World]:
+def world(folder: Path, there: StoreBackend | None = None) -> Iterator[World]:
     here, there = MemoryStore(), there or MemoryStore()
     here.url = HERE
     create(here)
@@ -450,11 +450,11 @@ def check_names_are_whole(made: World) -> None:
 class Dying(Wrapper):
     """Dies before it has so many bytes of packs, and then crashes in every thread."""
 
-    def __init__(self, inner: Store, room: int) -> None:
+    def __init__(self, inner: StoreBackend, room: int) -> None:
         super().__init__(inner)
         self.room, self.lock = room, threading.Lock()
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         with self.lock:
             if self.room >= 0 and key.startswith("packs/"):
                 self.room -= len(data)
@@ -483,11 +483,11 @@ def test_what_an_index_lists_is_not_sent_again(tmp_path: Path, monkeypatch: pyte
 class Full(Wrapper):
     """Has room for the first so many bytes."""
 
-    def __init__(self, inner: Store, room: int) -> None:
+    def __init__(self, inner: StoreBackend, room: int) -> None:
         super().__init__(inner)
         self.room = room
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         self.room -= len(data)
         if self.room < 0:
             raise NoRoom(f"no room for {key}", subject=key)

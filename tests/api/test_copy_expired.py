@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from dsv.api.branches import tag
-from dsv.api.settings import Settings, Source
+from dsv.api.settings import Settings, SettingsSource
 from dsv.api.verify import VerifyRequest, verify
 from dsv.errors import Conflict, NotFound
 from dsv.format import keys
@@ -19,7 +19,7 @@ from dsv.repo.expiry import FEATURE, append, read_expiry
 from dsv.repo.history import walk
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
-from dsv.store.base import Bytes, Put, Store
+from dsv.store.base import Bytes, PutResult, StoreBackend
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName
 from tests.api.test_copy import HERE, RNG, THERE, World, world
@@ -44,7 +44,7 @@ def check_verified(made: World) -> None:
     """An independent look at the other store finds every byte that its names need."""
     context = structs.replace(
         made.data.context,
-        settings=Settings([Source("test", {"store": THERE})], made.home, made.home, made.home),
+        settings=Settings([SettingsSource("test", {"store": THERE})], made.home, made.home, made.home),
     )
     found = verify(context, VerifyRequest(full=True))
     assert found.is_whole and not found.unasked and found.packs_read, found
@@ -175,7 +175,7 @@ class TaggedMeanwhile(Wrapper):
     made: World
     tagged = False
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         done = super().put_if_absent(key, data)
         if keys.parse_expiry_key(key) is not None and not self.tagged:
             self.tagged = True
@@ -209,7 +209,7 @@ def test_a_tag_that_the_other_store_gets_during_a_copy_keeps_its_content(tmp_pat
 class DeletedMeanwhile(Wrapper):
     """Somebody deletes a dataset when its branches are first listed."""
 
-    def __init__(self, inner: Store, dataset: DatasetName) -> None:
+    def __init__(self, inner: StoreBackend, dataset: DatasetName) -> None:
         super().__init__(inner)
         self.dataset, self.deleted = dataset, False
 

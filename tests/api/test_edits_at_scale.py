@@ -13,7 +13,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange
 from dsv.store.memory import MemoryStore
-from dsv.store.open import Counts, OpenStore, open_store
+from dsv.store.open import OpenStore, RequestCounts, open_store
 from dsv.store.options import StoreOptions
 from dsv.transfer.commit import Committed, Draft, commit_changes
 from dsv.values.ids import EMPTY_FILE
@@ -52,7 +52,7 @@ def counted(tmp_path: Path) -> Iterator[tuple[Person, OpenStore]]:
         yield Person(tmp_path / "ann", "/nowhere"), store
 
 
-def cost(person: Person, store: OpenStore, *edits: Put | Remove | MoveAll) -> Counts:
+def cost(person: Person, store: OpenStore, *edits: Put | Remove | MoveAll) -> RequestCounts:
     before = store.counts
     person.home.mkdir(exist_ok=True)
     done = edit(person.context(person.home), TARGET, edits, EditRequest())

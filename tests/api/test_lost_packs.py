@@ -18,7 +18,7 @@ from dsv.errors import Conflict, DsvError, IntegrityError
 from dsv.format.locator import ObjectKind
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
-from dsv.transfer.download import Fetcher, Wanted
+from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Target
 from dsv.workspace.publish import Synced
@@ -125,7 +125,7 @@ def test_a_program_that_found_damage_notices_the_repair(ann: Person) -> None:
 def read_one(repository: Repository, commit: CommitId, path: bytes) -> bytes:
     """Return the content of a file, read in the same process as others before."""
     (entry,) = [entry for entry, _ in TreeReader(repository.objects, commit).below(path)]
-    return b"".join(b"".join(pieces) for _, pieces in Fetcher(repository.objects).files([Wanted(entry)]))
+    return b"".join(b"".join(pieces) for _, pieces in Fetcher(repository.objects).files([WantedFile(entry)]))
 
 
 def test_the_same_files_in_another_dataset_do_not_refer_to_what_is_gone(ann: Person, tmp_path: Path) -> None:

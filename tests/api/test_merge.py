@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from dsv.api.merge import Merged, MergeRequest, cherry_pick, merge
+from dsv.api.merge import MergeRequest, MergeResult, cherry_pick, merge
 from dsv.errors import NotFound, Unsupported, UsageError
 from dsv.format import keys
-from dsv.merge.paths import Choice, Choices, ConflictKind, MergeConflict
-from dsv.store.base import Bytes, Put
+from dsv.merge.paths import Choices, ConflictChoice, ConflictKind, MergeConflict
+from dsv.store.base import Bytes, PutResult
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore
 from dsv.values.ids import CommitId
@@ -46,7 +46,7 @@ def request(scans: Dataset, source: str = "side", **options: object) -> MergeReq
     return replace(MergeRequest(scans.target(source)), **options)  # type: ignore[arg-type]
 
 
-def bring(scans: Dataset, source: str = "side", **options: object) -> Merged:
+def bring(scans: Dataset, source: str = "side", **options: object) -> MergeResult:
     return merge(scans.context, request(scans, source, **options))
 
 
@@ -281,7 +281,7 @@ class Overtaken(MemoryStore):
         super().__init__()
         self.first: list[object] = []
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         if self.first and keys.parse_branch_key(key) is not None:
             act = self.first.pop()
             act()  # type: ignore[operator]
@@ -375,7 +375,7 @@ def test_a_choice_settles_the_rows_and_lines_in_conflict_and_the_others_are_merg
     assert scans.files() == {"l.csv": table, "t.txt": text, **beside}
     assert (done.counts.added, done.counts.changed, done.counts.merged) == (len(beside), 2, 2)
     assert [(one.path, one.choice) for one in done.counts.settled] == [
-        (b"l.csv", Choice[chosen.upper()]), (b"t.txt", Choice[chosen.upper()]),
+        (b"l.csv", ConflictChoice[chosen.upper()]), (b"t.txt", ConflictChoice[chosen.upper()]),
     ]  # fmt: skip
     rows, lines = (one.content for one in done.counts.settled)
     assert rows is not None and (str(rows.taken), str(rows.settled)) == ("row id=3, row id=4", "row id=1")
@@ -417,7 +417,7 @@ def test_a_file_of_the_users_settles_a_path(scans: Dataset, size: int, tmp_path:
     assert "'l.csv': from a resolved file" in scans.repository().objects.commit(scans.head()).message
 
 
-def picked(scans: Dataset, commit: CommitId, path: bytes) -> Merged:
+def picked(scans: Dataset, commit: CommitId, path: bytes) -> MergeResult:
     return cherry_pick(scans.context, MergeRequest(scans.target(str(commit)), MAIN, paths=PathSet.of([path])))
 
 

@@ -16,14 +16,14 @@ from dsv.api.clone import clone
 from dsv.api.context import Context
 from dsv.api.copy import CopyRequest, copy
 from dsv.api.datasets import cat, ls
-from dsv.api.settings import Settings, Source
+from dsv.api.settings import Settings, SettingsSource
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError, IntegrityError, NotFound, Unreachable
 from dsv.format import keys
 from dsv.store import open as opening
 from dsv.store.directory import DirectoryStore
 from dsv.store.open import OpenStore
-from dsv.transfer.download import Wanted
+from dsv.transfer.download import WantedFile
 from dsv.values.names import Target
 from dsv.values.progress import NoProgress
 from tests.kit.people import Files, Person, read_folder
@@ -52,7 +52,7 @@ class World:
         (home / "work").mkdir(parents=True, exist_ok=True)
         known = {"stores.lake.url": str(self.base / "lake"), "store": "lake", "cache": str(home / "cache")}
         known["stores.lake.mirrors"] = mirrors or f"{self.base / 'gone'},{self.base / 'mirror'}"
-        settings = Settings([Source("test", known)], home / "work", home, home / "state")
+        settings = Settings([SettingsSource("test", known)], home / "work", home, home / "state")
         return structs.replace(person.context(home / "work"), settings=settings, progress=self.notes)
 
     def lake(self) -> DirectoryStore:
@@ -205,7 +205,7 @@ def test_a_helper_process_reads_mirrors_too(world: World) -> None:
             commit = targets.find(Target.parse("scans")).commit
             entry = source.tree(commit).entry(b"f/0009")
             assert entry is not None
-            [(_, pieces)] = source.files([Wanted(*entry)])
+            [(_, pieces)] = source.files([WantedFile(*entry)])
             assert b"".join(pieces) == world.files["f/0009"]
             if (world.base / "lake").exists():
                 world.go_away()

@@ -24,7 +24,7 @@ from dsv.api.merge import MergeRequest, cherry_pick, merge
 from dsv.api.sync import SyncRequest, sync
 from dsv.errors import Conflict, DsvError, IntegrityError, Unsupported
 from dsv.format import keys
-from dsv.format.records import BranchRule, Feature, FeatureRule, Limits, RefEntry, Writer
+from dsv.format.records import BranchLimits, BranchRule, Feature, FeatureRule, RefEntry, WriterIdentity
 from dsv.repo import format_log
 from dsv.repo.refs.branches import Head, LostRace, Refs
 from dsv.repo.repository import Repository
@@ -38,7 +38,7 @@ from tests.kit.repositories import DATASET, WRITER, commit
 from tests.store.wrapper import Watched
 
 MAIN_PATH = path("main")
-FORWARD = Limits()
+FORWARD = BranchLimits()
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield made
 
 
-def protect(world: World, limits: Limits = FORWARD) -> None:
+def protect(world: World, limits: BranchLimits = FORWARD) -> None:
     """Forced if there is another rule."""
     rule = world.fresh.refs.rule(DATASET, MAIN_PATH.branch)
     replaced = rule is not None and rule.limits is not None
@@ -57,10 +57,10 @@ def protect(world: World, limits: Limits = FORWARD) -> None:
 
 
 def test_a_rule_is_not_replaced_without_force(world: World) -> None:
-    protect(world, Limits(only_merge=True))
+    protect(world, BranchLimits(only_merge=True))
     with pytest.raises(Conflict, match="has a rule already: only merges"):
         protect_branch(world.context, MAIN_PATH, FORWARD)
-    assert world.fresh.refs.limits(DATASET, MAIN_PATH.branch) == Limits(only_merge=True)
+    assert world.fresh.refs.limits(DATASET, MAIN_PATH.branch) == BranchLimits(only_merge=True)
 
 
 def entry(commit_id: CommitId, *, author: str = "ann@lab", action: str = "sync") -> RefEntry:
@@ -74,7 +74,7 @@ def last_action(world: World) -> str:
 def test_a_protected_branch_only_goes_forward(world: World) -> None:
     world.create("spare", 0)
     protect(world)
-    protect_branch(world.context, path("spare"), Limits())
+    protect_branch(world.context, path("spare"), BranchLimits())
     commit(world.fresh, {"more": b"files"})
     before = world.heads()
     for work in (
@@ -105,7 +105,7 @@ def test_an_overridden_rule_is_in_the_log_of_moves(world: World) -> None:
 
 
 def test_only_the_named_authors_move_it(world: World) -> None:
-    protect(world, Limits(who=("Bob@Lab", "ann@lab")))
+    protect(world, BranchLimits(who=("Bob@Lab", "ann@lab")))
     refs = world.fresh.refs
     head = refs.head(DATASET, MAIN)
     with pytest.raises(Conflict, match="eve@lab is not among those who may move it, Bob@Lab, ann@lab"):
@@ -131,7 +131,7 @@ def commit_on(world: World, head: Head) -> CommitId:
 
 
 def test_only_a_merge_moves_it(world: World) -> None:
-    protect(world, Limits(only_merge=True))
+    protect(world, BranchLimits(only_merge=True))
     repository = world.fresh
     head = repository.refs.head(DATASET, MAIN)
     with pytest.raises(Conflict, match="only a merge moves it"):
@@ -156,7 +156,7 @@ def test_no_move_removes_more_than_is_allowed(
     world: World, percent: int, removed: int, allowed: bool
 ) -> None:
     """Of four paths."""
-    protect(world, Limits(max_removals=percent))
+    protect(world, BranchLimits(max_removals=percent))
     gone = tuple(f"f{number}" for number in range(removed))
     if allowed:
         commit(world.fresh, {"new": b"n", "f3": b"changed"}, gone)
@@ -167,7 +167,7 @@ def test_no_move_removes_more_than_is_allowed(
 
 def test_a_refused_session_is_over_for_gc(world: World) -> None:
     """It has declared its commit, which gc would keep for as long as the session is open."""
-    protect(world, Limits(only_merge=True))
+    protect(world, BranchLimits(only_merge=True))
 
     def sessions(part: str) -> int:
         return sum(item.key.endswith(part) for item in world.store.list("sessions/"))
@@ -183,7 +183,7 @@ def test_a_refused_session_is_over_for_gc(world: World) -> None:
 def test_anyone_who_looked_before_the_rule_loses_the_race(world: World) -> None:
     repository = world.fresh
     head = repository.refs.head(DATASET, MAIN)
-    protect(world, Limits(only_merge=True))
+    protect(world, BranchLimits(only_merge=True))
     lost = repository.refs.move(DATASET, MAIN, head, entry(commit_on(world, head)))
     assert isinstance(lost, LostRace) and lost.winner.commit == head.commit
     assert last_action(world) == "protect: only merges; agreed"
@@ -192,7 +192,7 @@ def test_anyone_who_looked_before_the_rule_loses_the_race(world: World) -> None:
 def test_of_many_rules_at_once_one_is_the_next(world: World) -> None:
     def done(percent: int) -> DsvError | None:
         try:
-            protect(world, Limits(max_removals=percent))
+            protect(world, BranchLimits(max_removals=percent))
         except DsvError as error:
             return error
         return None
@@ -208,7 +208,7 @@ def test_of_many_rules_at_once_one_is_the_next(world: World) -> None:
 
 def test_a_rule_goes_with_its_branch_to_the_new_name(world: World) -> None:
     world.create("x", 0)
-    limits = Limits(only_merge=True, who=("ann@lab",))
+    limits = BranchLimits(only_merge=True, who=("ann@lab",))
     protect_branch(world.context, path("x"), limits, "agreed")
     forced = structs.replace(world.context, override="a better name")
     rename_branch(forced, path("x"), BranchName.parse("y"))
@@ -223,7 +223,7 @@ def test_a_rule_goes_with_its_branch_to_the_new_name(world: World) -> None:
 def test_a_rule_survives_the_deletion_of_its_branch(world: World) -> None:
     world.create("x", 0)
     bob = structs.replace(world.context, writer=structs.replace(world.context.writer, author="bob"))
-    protect_branch(bob, path("x"), Limits(who=("bob",)), "agreed")
+    protect_branch(bob, path("x"), BranchLimits(who=("bob",)), "agreed")
     delete_branch(structs.replace(bob, override="no longer used"), path("x"), force=True)
     with pytest.raises(Conflict, match="not among those"):
         create_branch(world.context, path("x"), world.at(1))
@@ -259,7 +259,7 @@ def test_a_store_has_the_feature_from_its_first_rule_on(
 ) -> None:
     assert not world.fresh.format.has("protected-branches")
     protect(world)
-    protect(world, Limits(only_merge=True))
+    protect(world, BranchLimits(only_merge=True))
     assert [len(entry.features) for entry in world.fresh.format.entries] == [2, 3]
     older = format_log.KNOWN_FEATURES - {"protected-branches"}
     monkeypatch.setattr(format_log, "KNOWN_FEATURES", older)
@@ -271,8 +271,8 @@ def test_a_store_has_the_feature_from_its_first_rule_on(
 def test_two_who_add_the_feature_at_once(world: World) -> None:
     one, other = world.fresh, world.fresh
     feature = Feature("protected-branches", FeatureRule.READ_ONLY)
-    assert one.add_feature(feature, Writer("a", "h", "t"))
-    assert not other.add_feature(feature, Writer("b", "h", "t"))
+    assert one.add_feature(feature, WriterIdentity("a", "h", "t"))
+    assert not other.add_feature(feature, WriterIdentity("b", "h", "t"))
     assert len(world.fresh.format.entries) == 2 == len(other.format.entries)
 
 
@@ -280,7 +280,7 @@ def test_two_who_add_the_feature_at_once(world: World) -> None:
 def test_a_rule_is_found_in_any_listing(world: World, ordered: bool) -> None:
     """Below many moves, beside others' branches, and by somebody whose listing lags behind."""
     for number in range(4):
-        protect(world, Limits(max_removals=number))
+        protect(world, BranchLimits(max_removals=number))
         world.create(f"b{number}", number)
 
     class Behind(MemoryStore):
@@ -296,12 +296,12 @@ def test_a_rule_is_found_in_any_listing(world: World, ordered: bool) -> None:
         behind.put_if_absent(item.key, world.store.get(item.key))
     for refs in (Refs(behind), Refs(behind)):
         refs.named = True
-        assert refs.limits(DATASET, MAIN) == Limits(max_removals=3)
+        assert refs.limits(DATASET, MAIN) == BranchLimits(max_removals=3)
         assert [head.branch for head in refs.heads(DATASET)] == ["b0", "b1", "b2", "b3", "main"]
     refs = Refs(behind)
     refs.named = True
     refs.heads(DATASET)
-    assert refs.limits(DATASET, MAIN) == Limits(max_removals=3)
+    assert refs.limits(DATASET, MAIN) == BranchLimits(max_removals=3)
     assert refs.limits(DATASET, BranchName.parse("b1")) is None
 
 
@@ -315,7 +315,7 @@ def test_a_rule_that_was_copied_from_another_branch_is_damage(world: World) -> N
 
 
 def test_limits_that_make_no_sense_are_not_written(world: World) -> None:
-    for limits in (Limits(max_removals=101), Limits(who=("b", "a")), Limits(who=("",))):
+    for limits in (BranchLimits(max_removals=101), BranchLimits(who=("b", "a")), BranchLimits(who=("",))):
         rule = BranchRule.of(limits, Nonce.random(), 0, "a", "", DATASET, MAIN, 0)
         with pytest.raises(ValueError, match=r"sorted|percent"):
             rule.encode()
@@ -330,7 +330,7 @@ def test_sync_and_rollback_keep_to_the_rule(tmp_path: Path) -> None:
     ann.write({f"f{number}": b"%d" % number for number in range(30)})
     ann.sync("first")
     main = path("main")
-    protect_branch(ann.context(), main, Limits(who=("bob@lab",), max_removals=10), "agreed")
+    protect_branch(ann.context(), main, BranchLimits(who=("bob@lab",), max_removals=10), "agreed")
     ann.write({"f0": b"changed"})
     with pytest.raises(Conflict, match="ann@lab is not among those"):
         ann.sync("mine")
@@ -367,7 +367,7 @@ def test_a_dry_run_keeps_to_the_rule(tmp_path: Path) -> None:
         [Remove("f*")],
         EditRequest("fewer", allow_removals=True),
     )
-    protect_branch(ann.context(), path("main"), Limits(max_removals=10), "agreed")
+    protect_branch(ann.context(), path("main"), BranchLimits(max_removals=10), "agreed")
     many = "20 of 22 paths would be removed, more than 10 %"
     remove = EditRequest(dry_run=True, allow_removals=True)
     for work in (

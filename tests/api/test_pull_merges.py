@@ -12,7 +12,7 @@ from dsv.api.checkout import Updated, pull
 from dsv.api.clone import clone
 from dsv.api.status import status
 from dsv.errors import Conflict
-from dsv.merge.paths import Choice, Choices, ConflictKind, MergeConflict
+from dsv.merge.paths import Choices, ConflictChoice, ConflictKind, MergeConflict
 from dsv.values.names import Target
 from dsv.values.paths import PathSet
 from tests.exhaustive import some
@@ -353,7 +353,7 @@ def test_a_choice_settles_the_lines_in_conflict_and_the_others_are_merged(ann: P
     beside = {"t.theirs.txt": his} if chosen == "both" else {}
     assert ann.files() == {**BASE, "t.txt": merged, **beside}
     [one] = done.merged
-    assert one.content is not None and one.choice is Choice[chosen.upper()]
+    assert one.content is not None and one.choice is ConflictChoice[chosen.upper()]
     assert (one.path, str(one.content.taken), str(one.content.settled)) == (b"t.txt", "line 18", "line 3")
     assert done.without_effect == ()
     assert published(ann) == ann.files()

@@ -15,7 +15,7 @@ from blake3 import blake3
 import dsv
 from dsv.api.clone import init
 from dsv.api.reading import _processes
-from dsv.store.open import Counts, OpenStore
+from dsv.store.open import OpenStore, RequestCounts
 from dsv.values.names import DatasetName
 from tests.api.pets_in_python import BIG, SMALL, SOME, of
 
@@ -121,7 +121,7 @@ def counted(store: dsv.Store, commit: dsv.Commit) -> OpenStore:
     return found.repository.store
 
 
-def asked(store: OpenStore, before: Counts) -> Counts:
+def asked(store: OpenStore, before: RequestCounts) -> RequestCounts:
     return store.counts - before
 
 

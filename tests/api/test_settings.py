@@ -13,7 +13,7 @@ from dsv.api.settings import (
     ENVIRONMENT_KEYS,
     PLAIN_KEYS,
     Settings,
-    Source,
+    SettingsSource,
     check_key,
     read_environment,
     read_workspace,
@@ -25,13 +25,13 @@ HOME, CWD = Path("/home/ann"), Path("/work/xrays")
 USER = "/home/ann/.config/dsv/config.toml"
 
 
-def settings(*sources: Source) -> Settings:
+def settings(*sources: SettingsSource) -> Settings:
     return Settings(sources, CWD, HOME, HOME / "state")
 
 
 def test_the_first_source_decides_and_is_named_as_the_origin() -> None:
     order = ["--store", "/w/.dsv/config.toml", "DSV_STORE", USER, "/etc/dsv/config.toml", "built in"]
-    sources = [Source(origin, {"store": f"/from/{i}"}) for i, origin in enumerate(order)]
+    sources = [SettingsSource(origin, {"store": f"/from/{i}"}) for i, origin in enumerate(order)]
     while sources:
         chosen = settings(*sources).store()
         assert (chosen.url, chosen.origin) == (f"/from/{6 - len(sources)}", order[6 - len(sources)])
@@ -70,7 +70,7 @@ def test_mirrors_are_a_list_or_have_commas_between_them(written: str) -> None:
     made = settings(read_config(text.encode(), USER))
     found = [(one.url, one.profile) for one in made.mirrors()]
     assert found == [("s3://copy/dsv", None), ("/home/ann/copy", None), ("s3://other", "mirror")]
-    assert settings(Source("DSV_STORE", {"store": "/elsewhere"}), *made.sources).mirrors() == []
+    assert settings(SettingsSource("DSV_STORE", {"store": "/elsewhere"}), *made.sources).mirrors() == []
     with pytest.raises(UsageError, match="relative folder"):
         settings(read_config(b'store = "x"\n[stores.x]\nurl = "/x"\nmirrors = "./copy"', USER)).mirrors()
 

@@ -8,7 +8,7 @@ import pytest
 
 from dsv.api.diff import show
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import LocatedSegment, Part, TreeReader
+from dsv.repo.tree.read import LocatedSegment, TreePart, TreeReader
 from dsv.values.names import Target
 from tests.kit.people import SCANS, Person
 
@@ -23,7 +23,7 @@ def test_a_large_folder_is_counted_by_the_nodes_of_its_tree(
     read: list[int] = []
     really_read = TreeReader.segments
 
-    def segments(tree: TreeReader, leaves: list[Part] | None = None) -> Iterator[LocatedSegment]:
+    def segments(tree: TreeReader, leaves: list[TreePart] | None = None) -> Iterator[LocatedSegment]:
         read.append(len(tree.leaves() if leaves is None else leaves))
         return really_read(tree, leaves)
 

@@ -6,13 +6,13 @@ import socket
 import time
 from pathlib import Path
 
-from dsv.api.status import Status, status
+from dsv.api.status import WorkspaceStatus, status
 from tests.kit.people import Files, Person
 
 FILES: Files = {"train/a": b"a", "train/b": b"b", "test/c": b"c", "tool.sh": b"#!", "link@": b"tool.sh"}
 
 
-def look(person: Person, *paths: bytes) -> Status:
+def look(person: Person, *paths: bytes) -> WorkspaceStatus:
     return status(person.context(), paths)
 
 

@@ -17,7 +17,7 @@ import pytest
 from dsv.errors import Conflict, DsvError
 from dsv.format import keys
 from dsv.repo.repository import Repository
-from dsv.store.base import Bytes, Put, Store
+from dsv.store.base import Bytes, PutResult, StoreBackend
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore
@@ -43,21 +43,21 @@ AFTER: Files = {
 class Overwriting(MemoryStore):
     """As a bucket whose server ignores the condition of a put."""
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         self.delete(key)
         return super().put_if_absent(key, data)
 
 
-def in_one_place() -> Store:
+def in_one_place() -> StoreBackend:
     return MemoryStore()
 
 
-def in_two_places() -> Store:
+def in_two_places() -> StoreBackend:
     """The names where one writer wins, the data where all do."""
     return OpenStore(Overwriting(), MemoryStore())
 
 
-def prepared(home: Path, make: Callable[[], Store] = in_one_place) -> tuple[Person, Store]:
+def prepared(home: Path, make: Callable[[], StoreBackend] = in_one_place) -> tuple[Person, StoreBackend]:
     """A workspace that was synced once and then changed."""
     person, store = Person(home, "memory://unused"), make()
     with every_store_is(store):
@@ -69,13 +69,13 @@ def prepared(home: Path, make: Callable[[], Store] = in_one_place) -> tuple[Pers
     return person, store
 
 
-def with_faults(store: Store, plan: Mapping[int, Fault] | None = None) -> tuple[Store, Faulty]:
+def with_faults(store: StoreBackend, plan: Mapping[int, Fault] | None = None) -> tuple[StoreBackend, Faulty]:
     """The store with faults in all that is asked of it, or of either of its places, counted together."""
     leader = Faulty(store, plan)
     if not isinstance(store, OpenStore):
         return leader, leader
 
-    def part(place: Store) -> Store:
+    def part(place: StoreBackend) -> StoreBackend:
         class Part(Faulty):
             inner = property(lambda _: place)  # type: ignore[assignment]
 
@@ -87,7 +87,7 @@ def with_faults(store: Store, plan: Mapping[int, Fault] | None = None) -> tuple[
     return OpenStore(part(store.data), part(store.names)), leader
 
 
-def count_calls(tmp_path: Path, make: Callable[[], Store] = in_one_place) -> int:
+def count_calls(tmp_path: Path, make: Callable[[], StoreBackend] = in_one_place) -> int:
     person, store = prepared(tmp_path / "count", make)
     counted, counting = with_faults(store)
     with every_store_is(counted):
@@ -95,7 +95,7 @@ def count_calls(tmp_path: Path, make: Callable[[], Store] = in_one_place) -> int
     return counting.calls
 
 
-def check(person: Person, store: Store) -> bool:
+def check(person: Person, store: StoreBackend) -> bool:
     """The invariants after a death. Returns whether the new commit was published."""
     assert person.files() == AFTER
     repository = Repository.open(store, None)
@@ -114,7 +114,7 @@ def check(person: Person, store: Store) -> bool:
 @pytest.mark.parametrize("make", [in_one_place, in_two_places])
 @pytest.mark.parametrize("kind", [Kind.CRASH_BEFORE, Kind.CRASH_AFTER])
 def test_a_sync_that_dies_at_any_call_is_continued(
-    tmp_path: Path, kind: Kind, make: Callable[[], Store]
+    tmp_path: Path, kind: Kind, make: Callable[[], StoreBackend]
 ) -> None:
     calls = count_calls(tmp_path, make)
     assert calls > 10
@@ -195,7 +195,7 @@ def test_a_store_that_goes_away_is_an_error_and_loses_nothing(tmp_path: Path, ki
         assert done.commit is not None and read_commit(store, done.commit) == AFTER
 
 
-def store_size(store: Store) -> int:
+def store_size(store: StoreBackend) -> int:
     return sum(item.size for item in store.list(""))
 
 

@@ -16,7 +16,7 @@ from dsv.api.evict import evict
 from dsv.cache.claims import Intent
 from dsv.cache.evict import EvictionResult
 from dsv.cache.names import show_tag
-from dsv.cache.root import CacheRoot, Place
+from dsv.cache.root import CachePlace, CacheRoot
 from dsv.fs.shared_path import SharedPath
 from dsv.values.ids import CommitId
 from dsv.values.names import TagName, Target
@@ -225,13 +225,13 @@ def test_links_are_no_foreign_files_and_no_places(ann: Person) -> None:
     report = cached(ann.home / "cache")
     assert report.foreign == ()
     assert len(report.items) == 1
-    assert Place.parse("scans", "@v1") is None
+    assert CachePlace.parse("scans", "@v1") is None
 
 
 def test_many_processes_lead_a_link_to_one_commit(ann: Person) -> None:
     path = fill(ann)
     root = CacheRoot(ann.home / "cache")
-    place, other = Place("scans", path.name), Place.of("scans", CommitId.parse("1" * 64))
+    place, other = CachePlace("scans", path.name), CachePlace.of("scans", CommitId.parse("1" * 64))
     failures: list[BaseException] = []
     start = threading.Barrier(8)
 

@@ -19,7 +19,7 @@ from dsv.format.locator import ObjectKind
 from dsv.repo import repository as making
 from dsv.repo.format_log import NODE_LOCATORS, features
 from dsv.repo.merge_indexes import merge_indexes
-from dsv.store.base import Bytes, Put
+from dsv.store.base import Bytes, PutResult
 from dsv.store.directory import DirectoryStore
 from dsv.upkeep import packs as packs_file
 from dsv.upkeep.repair import Repair
@@ -120,7 +120,7 @@ def test_verify_without_the_right_to_write_reports_what_is_lost(
     whole = verify(ann.context(), FULL).packs_read
     flip(ann, ObjectKind.CHUNK)
 
-    def refused(store: DirectoryStore, key: str, data: Bytes) -> Put:
+    def refused(store: DirectoryStore, key: str, data: Bytes) -> PutResult:
         raise why(f"{key} was refused")
 
     monkeypatch.setattr(DirectoryStore, "put_if_absent", refused)

@@ -27,8 +27,8 @@ from dsv.format.segment import Segment
 from dsv.format.tree import Child, Cutter, Entry, Kind
 from dsv.fs.shared_path import open_at
 from dsv.repo.objects.erasures import NONE
-from dsv.repo.tree.read import LocatedSegment, Part
-from dsv.transfer.download import Wanted
+from dsv.repo.tree.read import LocatedSegment, TreePart
+from dsv.transfer.download import WantedFile
 from dsv.values.ids import ChunkId, CommitId, FileId, RecipeId, SegmentId, StoreId
 from dsv.values.paths import sort_key
 
@@ -123,7 +123,7 @@ class World:
 class FakeTree:
     def __init__(self, files: list[File]) -> None:
         self._entries = [file.entry() for file in files]
-        self._leaves: list[Part] = []
+        self._leaves: list[TreePart] = []
         self._runs: dict[bytes, list[Entry]] = {}
         run: list[Entry] = []
         cutter = Cutter(0)
@@ -141,13 +141,13 @@ class FakeTree:
         child = Child(
             run[-1].path, SegmentId.hash(encoded), len(run), len(files), sum(entry.size for entry in files)
         )
-        self._leaves.append(Part(child, None))
+        self._leaves.append(TreePart(child, None))
         self._runs[run[-1].path] = run
 
-    def leaves(self) -> list[Part]:
+    def leaves(self) -> list[TreePart]:
         return self._leaves
 
-    def segments(self, leaves: list[Part] | None = None) -> Iterator[LocatedSegment]:
+    def segments(self, leaves: list[TreePart] | None = None) -> Iterator[LocatedSegment]:
         for leaf in self._leaves if leaves is None else leaves:
             yield LocatedSegment(Segment.of(self._runs[leaf.child.last]), None)
 
@@ -162,7 +162,7 @@ class TornTree(FakeTree):
         super().__init__(files)
         self._readable = readable
 
-    def segments(self, leaves: list[Part] | None = None) -> Iterator[LocatedSegment]:
+    def segments(self, leaves: list[TreePart] | None = None) -> Iterator[LocatedSegment]:
         yield from islice(super().segments(leaves), self._readable)
         raise IntegrityError("a segment is lost")
 
@@ -171,7 +171,7 @@ _TREES: dict[CommitId, FakeTree] = {}
 
 
 class FakeSource:
-    """A `Source` of one commit's contents.
+    """The contents of one commit, as `StoreSource` gives them.
 
     pause: seconds per file. hold: a path before whose second half this process waits until `<world>/go` exists,
     after it made `<world>/held`. wait_after: so many files, after which this process waits until `<world>/go` exists.
@@ -213,8 +213,8 @@ class FakeSource:
             _TREES[commit] = FakeTree(self._world.files(commit))
         return _TREES[commit]
 
-    def files(self, wanted: Iterable[Wanted], *, ahead: int = 0) -> Stream:
-        waiting: deque[Wanted] = deque()
+    def files(self, wanted: Iterable[WantedFile], *, ahead: int = 0) -> Stream:
+        waiting: deque[WantedFile] = deque()
         for one in wanted:
             waiting.append(one)
             if len(waiting) > self._ahead:
@@ -232,7 +232,7 @@ class FakeSource:
                     return {ChunkId.hash(chunk): (at, len(chunk)) for at, chunk in _chunks(file.content())}
         raise IntegrityError("no such recipe")
 
-    def _pieces(self, wanted: Wanted) -> Iterator[bytes]:
+    def _pieces(self, wanted: WantedFile) -> Iterator[bytes]:
         entry = wanted.entry
         path = entry.path.decode()
         if path in self._damaged:
@@ -262,7 +262,7 @@ class FakeSource:
     def _wait_to_go(self) -> None:
         until((self._world.folder / "go").exists)
 
-    def _from_donor(self, wanted: Wanted, chunk: bytes) -> bytes | None:
+    def _from_donor(self, wanted: WantedFile, chunk: bytes) -> bytes | None:
         known = None if wanted.donor is None else wanted.donor.chunks.get(ChunkId.hash(chunk))
         if wanted.donor is None or known is None:
             return None

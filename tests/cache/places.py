@@ -12,7 +12,7 @@ from dsv.cache import evict as eviction
 from dsv.cache import leases
 from dsv.cache.policy import Need
 from dsv.cache.record import Filled, write_record
-from dsv.cache.root import FILE_TIME, CacheRoot, Place
+from dsv.cache.root import FILE_TIME, CachePlace, CacheRoot
 from dsv.cache.settings import CacheSettings, prepare_cache
 
 
@@ -35,13 +35,13 @@ def make_root(path: Path) -> CacheRoot:
     return root
 
 
-def place(number: int = 0, dataset: str = "xrays") -> Place:
-    return Place(dataset, hashlib.sha256(f"{dataset}/{number}".encode()).hexdigest())
+def place(number: int = 0, dataset: str = "xrays") -> CachePlace:
+    return CachePlace(dataset, hashlib.sha256(f"{dataset}/{number}".encode()).hexdigest())
 
 
 def publish(
     root: CacheRoot,
-    where: Place,
+    where: CachePlace,
     files: dict[str, bytes],
     *,
     age: float = 0.0,

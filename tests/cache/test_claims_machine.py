@@ -16,10 +16,10 @@ from tests.exhaustive import examples
 from dsv.cache.claims import Intent, LeaseRecord, PinRecord, read_claims
 from dsv.cache.evict import evict, preview
 from dsv.cache.inventory import take_inventory
-from dsv.cache.leases import Hold, Lease, end_hold, find_holds, hold
+from dsv.cache.leases import HoldInfo, Lease, end_hold, find_holds, hold
 from dsv.cache.policy import EvictionRequest
-from dsv.cache.root import CacheRoot, Place
-from dsv.cache.settings import CacheSettings, Limits
+from dsv.cache.root import CachePlace, CacheRoot
+from dsv.cache.settings import CacheLimits, CacheSettings
 
 NUMBERS = st.integers(0, 1)
 OLD = 10 * 86400.0
@@ -101,7 +101,7 @@ class Claims(RuleBasedStateMachine):
             end_hold(self.root, one)
             self.model[number].holds -= 1
 
-    def holds(self, number: int) -> list[Hold]:
+    def holds(self, number: int) -> list[HoldInfo]:
         return find_holds(self.root, [place(number)])
 
     @rule(number=NUMBERS, forever=st.booleans())
@@ -154,7 +154,7 @@ class Claims(RuleBasedStateMachine):
 
     @rule(keep=st.integers(0, 2))
     def evict_by_number_of_files(self, keep: int) -> None:
-        result = evict(self.root, CacheSettings(limits=Limits(max_files=keep)), EvictionRequest())
+        result = evict(self.root, CacheSettings(limits=CacheLimits(max_files=keep)), EvictionRequest())
         self.went([one.place for one in result.evicted])
         left = sum(model.visible for model in self.model.values())
         assert bool(result.exceeded) is (left > keep)
@@ -165,7 +165,7 @@ class Claims(RuleBasedStateMachine):
         item = next(item for item in take_inventory(self.root).items if item.place == place(number))
         return take_inventory(self.root).now - item.last_use < OLD / 2
 
-    def went(self, places: list[Place]) -> None:
+    def went(self, places: list[CachePlace]) -> None:
         for number, model in self.model.items():
             if place(number) in places:
                 assert model.visible and not model.claimed

@@ -20,8 +20,8 @@ from dsv.cache.fill.plan import FillRequest
 from dsv.cache.inventory import take_inventory
 from dsv.cache.leases import Lease
 from dsv.cache.policy import EvictionRequest, Need
-from dsv.cache.root import CacheRoot, Place
-from dsv.cache.settings import CacheSettings, Limits
+from dsv.cache.root import CachePlace, CacheRoot
+from dsv.cache.settings import CacheLimits, CacheSettings
 from dsv.errors import NoRoom
 
 SMALL = Need(place(99), 100_000, 1)
@@ -33,7 +33,7 @@ class Looks:
 
     inventories: int = 0
     sweeps: int = 0
-    at_claims: list[Place] = field(default_factory=list)
+    at_claims: list[CachePlace] = field(default_factory=list)
     time: float = 0.0
 
     def clock(self) -> float:
@@ -53,7 +53,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
         found.sweeps += 1
         return sweep(*arguments)
 
-    def counted_claims(root: CacheRoot, one: Place, *, asked: bool = False) -> object:
+    def counted_claims(root: CacheRoot, one: CachePlace, *, asked: bool = False) -> object:
         found.at_claims.append(one)
         return read_claims(root, one, asked=asked)
 
@@ -155,7 +155,7 @@ def test_a_limit_that_is_exceeded_is_acted_upon_at_once(root: CacheRoot, looks: 
 def test_making_room_takes_two_inventories_and_one_sweep(root: CacheRoot, looks: Looks) -> None:
     """The first shows that there is no room. The one after the sweep serves both the preview and the eviction."""
     old = publish(root, place(1), {"a": bytes(100_000)}, age=5)
-    result = ensure_room(root, CacheSettings(limits=Limits(max_size=150_000)), SMALL)
+    result = ensure_room(root, CacheSettings(limits=CacheLimits(max_size=150_000)), SMALL)
     assert [one.place for one in result.evicted] == [place(1)]
     assert not old.exists()
     assert (looks.inventories, looks.sweeps) == (2, 1)

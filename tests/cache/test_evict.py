@@ -21,7 +21,7 @@ from tests.cache.places import ensure_room, make_root, place, publish
 from tests.waiting import until
 
 from dsv.cache import cleanup, removal
-from dsv.cache.claims import Intent, IntentRecord, Owner
+from dsv.cache.claims import Intent, IntentRecord, LeaseOwner
 from dsv.cache.evict import disk_now, evict, preview
 from dsv.cache.inventory import take_inventory
 from dsv.cache.leases import Lease, hold
@@ -29,7 +29,7 @@ from dsv.cache.policy import CachedCommit, EvictionRequest, Need
 from dsv.cache.record import Extent
 from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot
-from dsv.cache.settings import CacheSettings, Limits, load_settings, prepare_cache
+from dsv.cache.settings import CacheLimits, CacheSettings, load_settings, prepare_cache
 from dsv.errors import Denied, NoRoom, NotFound, Unreachable, Unsupported, UsageError
 from dsv.fs.shared_path import SharedPath
 
@@ -65,7 +65,7 @@ def test_the_least_recently_used_is_evicted_first_until_the_limit_holds(root: Ca
         publish(root, place(number), {"a": bytes(100_000)}, age=(4 - number) * 100)
     heard: list[CachedCommit] = []
     result = evict(
-        root, CacheSettings(limits=Limits(max_size=210_000)), EvictionRequest(), on_evicted=heard.append
+        root, CacheSettings(limits=CacheLimits(max_size=210_000)), EvictionRequest(), on_evicted=heard.append
     )
     assert [one.place for one in result.evicted] == [place(0), place(1)] == [o.place for o in heard]
     assert all("max_size is 210 kB" in one.reason for one in result.evicted) and result.exceeded == []
@@ -179,7 +179,7 @@ def test_what_an_evictor_of_another_host_does_is_left_to_it_for_a_while(
     publish(root, place(1), {"a": b"1"})
     intent = Intent.declare(root, place(1), root.now())
     intent.file.unlink()
-    elsewhere = Owner(id=intent.owner.id, kernel="another", pid=1, start=1)
+    elsewhere = LeaseOwner(id=intent.owner.id, kernel="another", pid=1, start=1)
     root.write_once(intent.file, msgspec.json.encode(IntentRecord(owner=elsewhere, at=root.now())))
     evict(root, CacheSettings(), EvictionRequest())
     assert intent.folder.is_dir()
@@ -231,7 +231,7 @@ def test_a_commit_used_since_the_plan_was_made_stays(root: CacheRoot) -> None:
 def test_room_for_a_fill_is_made_or_refused(root: CacheRoot) -> None:
     publish(root, place(1), {"a": bytes(100_000)}, age=5)
     publish(root, place(2), {"a": bytes(100_000)}, age=4)
-    limited = CacheSettings(limits=Limits(unused_for=1.0, max_size=320_000))
+    limited = CacheSettings(limits=CacheLimits(unused_for=1.0, max_size=320_000))
     need = Need(place(3), 100_000, 1)
     assert ensure_room(root, limited, need).evicted == [], "age is no reason while there is room"
     big = Need(place(3), 150_000, 1, frozenset({place(1)}))
@@ -309,7 +309,7 @@ def test_settings_as_documented(root: CacheRoot) -> None:
     assert found.limits.max_size == 20 * 10**12 and found.unused_for("x") is None
     assert found.unused_for("scratch/a") == 6 * 3600 and found.rule("scratch/a").max_size == 500 * 10**9
     assert found.is_protected("team-a/b") and not found.is_protected("team-a/tmp")
-    assert found.tightened(Limits(unused_for=60.0)).unused_for("scratch/a") == 60.0
+    assert found.tightened(CacheLimits(unused_for=60.0)).unused_for("scratch/a") == 60.0
 
 
 class TestRemoval:

@@ -19,7 +19,7 @@ from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest, make_plan
 from dsv.cache.policy import Need
 from dsv.cache.record import Cached, read_record, record_path
-from dsv.cache.root import FILE_TIME, CacheRoot, Place
+from dsv.cache.root import FILE_TIME, CachePlace, CacheRoot
 from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound, Unreachable, Unsupported
 from dsv.format import tree as cutting
 from dsv.format.tree import Kind
@@ -182,7 +182,7 @@ def test_a_file_system_that_takes_two_names_for_one_gets_no_wrong_file(
     commit = world.commit([File(one, 20, "a"), File(other, 30, "b"), File("z", 5, "c")])
     with pytest.raises(Unsupported, match="has the name of another file"):
         cache_it(root, world, commit)
-    assert not root.visible(Place("xrays", str(commit))).exists()
+    assert not root.visible(CachePlace("xrays", str(commit))).exists()
 
 
 @pytest.mark.parametrize("kind", [Kind.FILE, Kind.SYMLINK])
@@ -206,7 +206,7 @@ def test_paths_are_counted_before_a_commit_is_visible_where_names_are_folded(
     commit = world.commit([*two, File("d/e", kind=int(Kind.EMPTY_DIRECTORY)), File("z", 5, "c")])
     with pytest.raises(Unsupported, match="has 3 of 4 paths"):
         cache_it(root, world, commit)
-    place = Place("xrays", str(commit))
+    place = CachePlace("xrays", str(commit))
     assert not root.visible(place).exists() and not root.fill(place).exists()
     monkeypatch.undo()
     cache_it(root, world, commit)
@@ -241,7 +241,7 @@ def test_a_file_system_that_folds_case_gets_all_paths_or_none(folding: Path, wor
     two = world.commit([File("d/A", 20, "a"), File("d/a", 20, "a")])
     with pytest.raises(Unsupported, match="d/A and d/a are one name"):
         cache_it(root, world, two)
-    assert not root.visible(Place("xrays", str(two))).exists()
+    assert not root.visible(CachePlace("xrays", str(two))).exists()
 
 
 def test_a_huge_source_map_is_read_no_further_than_its_tree(

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from dsv.cache.fill.parts import (
     MAX_PARTS,
     PLAN,
-    Load,
-    Part,
-    Plan,
+    FillPart,
+    FillPlan,
+    SegmentLoad,
     blocks,
     cut_parts,
     estimated_room,
@@ -25,10 +25,10 @@ LOADS = st.lists(
 )
 
 
-def loads_of(raw: list[tuple[int, int, int, int]]) -> list[Load]:
+def loads_of(raw: list[tuple[int, int, int, int]]) -> list[SegmentLoad]:
     loads, number = [], 0
     for gap, files, size, percent in raw:
-        loads.append(Load(number, files, size, size * percent // 100))
+        loads.append(SegmentLoad(number, files, size, size * percent // 100))
         number += 1 + gap
     return loads
 
@@ -64,16 +64,16 @@ def test_parts_are_not_much_larger_than_asked_for(
 
 
 def test_on_a_file_server_small_commits_are_shared_too() -> None:
-    small, large = [Load(0, 2000, 16 << 20, 16 << 20)], [Load(0, 100_000, 1 << 30, 1 << 30)]
+    small, large = [SegmentLoad(0, 2000, 16 << 20, 16 << 20)], [SegmentLoad(0, 100_000, 1 << 30, 1 << 30)]
     assert len(cut_parts(small, *part_size(small, remote=False))) == 1
     assert len(cut_parts(small, *part_size(small, remote=True))) == 16
     assert max(part.entries for part in cut_parts(large, *part_size(large, remote=True))) <= 512
-    few = [Load(0, 100, 1 << 20, 1 << 20)]
+    few = [SegmentLoad(0, 100, 1 << 20, 1 << 20)]
     assert len(cut_parts(few, *part_size(few, remote=True))) == 2
 
 
 def test_a_huge_commit_has_a_bounded_number_of_parts() -> None:
-    loads = [Load(number, 1000, 200 << 30, 200 << 30) for number in range(1000)]
+    loads = [SegmentLoad(number, 1000, 200 << 30, 200 << 30) for number in range(1000)]
     assert len(cut_parts(loads)) <= MAX_PARTS
 
 
@@ -99,5 +99,5 @@ def test_room_counts_whole_blocks(sizes: list[int]) -> None:
 
 
 def test_a_plan_survives_its_encoding() -> None:
-    plan = Plan(1, "f", "s", "c", ["a/b"], 1, 2, 3, 4, 5, [Part(0, 1, 0, 1, 2, 3)], [], False)
+    plan = FillPlan(1, "f", "s", "c", ["a/b"], 1, 2, 3, 4, 5, [FillPart(0, 1, 0, 1, 2, 3)], [], False)
     assert PLAN.decode(msgspec.json.encode(plan)) == plan

@@ -10,11 +10,11 @@ import pytest
 from tests.kit.threads import grant
 
 from dsv.cache.fill import place_files
-from dsv.cache.fill.place_files import Pool
+from dsv.cache.fill.place_files import TaskPool
 
 
 def test_an_error_is_raised_once_or_dropped_on_demand() -> None:
-    pool = Pool(2)
+    pool = TaskPool(2)
 
     def fail() -> None:
         raise OSError("no")
@@ -35,7 +35,7 @@ def test_where_the_system_grants_fewer_threads_those_do_everything(
     granted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grant(granted, monkeypatch)
-    pool, done = Pool(8), list[int]()
+    pool, done = TaskPool(8), list[int]()
     if granted:
         for number in range(40):
             pool.run(partial(done.append, number))
@@ -64,7 +64,7 @@ def test_a_thread_that_is_just_ending_a_task_does_the_next_one(monkeypatch: pyte
 
     monkeypatch.setattr(threading.Thread, "start", limited)
     monkeypatch.setattr(place_files, "_run", not_idle_at_once)
-    pool, done = Pool(8), list[int]()
+    pool, done = TaskPool(8), list[int]()
     try:
         pool.run(partial(done.append, 1))
         pool.drain()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tests.cache.places import make_root
 
-from dsv.cache.claims import Owner
+from dsv.cache.claims import LeaseOwner
 from dsv.cache.fill.directory import FillDirectory
-from dsv.cache.fill.parts import Part, Plan
+from dsv.cache.fill.parts import FillPart, FillPlan
 from dsv.cache.fill.workers import Heartbeat, Reporter, Worker
-from dsv.cache.root import Place
+from dsv.cache.root import CachePlace
 from dsv.fs import system
 from dsv.values.progress import NoProgress
 
@@ -26,7 +26,7 @@ class Notes(NoProgress):
 
 
 def other(last_beat: float) -> Worker:
-    return Worker(owner=Owner(id="0" * 32, host="gpu7", user="ann"), last_beat=last_beat)
+    return Worker(owner=LeaseOwner(id="0" * 32, host="gpu7", user="ann"), last_beat=last_beat)
 
 
 @pytest.fixture
@@ -38,10 +38,10 @@ def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Notes:
 @pytest.fixture
 def reporter(tmp_path: Path, notes: Notes) -> Reporter:
     root = make_root(tmp_path / "cache")
-    plan = Plan(
-        1, "f" * 32, "00" * 16, "a" * 64, [], 2, 10, 2, 4096, 2, [Part(0, 0, 0, 1, 1, 5)] * 2, [], False
+    plan = FillPlan(
+        1, "f" * 32, "00" * 16, "a" * 64, [], 2, 10, 2, 4096, 2, [FillPart(0, 0, 0, 1, 1, 5)] * 2, [], False
     )
-    directory = FillDirectory(root, Place("xrays", "a" * 64), "f" * 32, root.temporary.path, plan)
+    directory = FillDirectory(root, CachePlace("xrays", "a" * 64), "f" * 32, root.temporary.path, plan)
     return Reporter(notes, directory, Heartbeat(root, system.kind_of(root.path)))
 
 

@@ -25,8 +25,8 @@ from dsv.cache.fill.workers import Heartbeat, read_workers
 from dsv.cache.leases import Lease
 from dsv.cache.policy import Need
 from dsv.cache.record import used_until
-from dsv.cache.root import CacheRoot, Place
-from dsv.cache.settings import CacheSettings, Limits
+from dsv.cache.root import CachePlace, CacheRoot
+from dsv.cache.settings import CacheLimits, CacheSettings
 from dsv.errors import NoRoom
 from dsv.fs.system import FileSystem
 from dsv.values.ids import CommitId
@@ -115,7 +115,7 @@ def test_a_reservation_whose_maker_died_before_it_began_lapses(tmp_path: Path) -
     (tmp_path / "cache").mkdir()
     root = CacheRoot(tmp_path / "cache")
     root.prepare()
-    place = Place("xrays", "0" * 64)
+    place = CachePlace("xrays", "0" * 64)
     if not (child := os.fork()):
         reservations.reserve(root, place, "f" * 32, 100, 1)
         os._exit(0)
@@ -220,7 +220,7 @@ def test_a_worker_can_leave_on_a_disk_that_is_full(tmp_path: Path, monkeypatch: 
     assert worker.left and worker.last_beat > 0
 
 
-def publish_world(root: CacheRoot, world: World, files: list[File]) -> Place:
+def publish_world(root: CacheRoot, world: World, files: list[File]) -> CachePlace:
     """Fills a commit without any limit, used by nobody."""
     commit = world.commit(files)
     fill(root, request_for(commit), FakeSource(world.folder, str(commit)), ensure_room=plenty)
@@ -235,7 +235,7 @@ class Owner:
     most: int
 
     def __call__(self, need: Need, /) -> None:
-        ensure_room(self.root, CacheSettings(limits=Limits(max_size=self.most)), need)
+        ensure_room(self.root, CacheSettings(limits=CacheLimits(max_size=self.most)), need)
 
 
 def test_a_commit_that_fits_only_without_its_donor_takes_nothing_from_it(
@@ -318,7 +318,7 @@ def test_the_room_that_an_eviction_frees_is_known_before_it(tmp_path: Path) -> N
     files = {f"{number}": bytes(100_000) for number in range(10)}
     old = publish(root, place(1), files, age=50)
     publish(root, place(2), files, age=5, links=old)
-    settings = CacheSettings(limits=Limits(max_size=15 * 102_400))
+    settings = CacheSettings(limits=CacheLimits(max_size=15 * 102_400))
     with Lease.take(root, place(2), "run"), pytest.raises(NoRoom, match="max_size"):
         ensure_room(root, settings, Need(place(3), 6 * 102_400, 6))
     assert old.exists()

@@ -27,7 +27,7 @@ from dsv.cache.fill.source import StoreSource
 from dsv.cache.fill.workers import read_workers
 from dsv.cache.policy import Need
 from dsv.cache.removal import Remover
-from dsv.cache.root import CacheRoot, Place
+from dsv.cache.root import CachePlace, CacheRoot
 from dsv.fs.process import start_program
 from dsv.values.ids import CommitId, FileId
 
@@ -110,7 +110,9 @@ def test_helpers_import_nothing_from_the_current_folder(
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the data')")
     monkeypatch.chdir(tmp_path)
     unused: Any = StoreSource  # it is pickled by its name
-    helper = start_program(helper_process.PROGRAM, (root.path, Place("xrays", "0" * 64), "none", 0, unused))
+    helper = start_program(
+        helper_process.PROGRAM, (root.path, CachePlace("xrays", "0" * 64), "none", 0, unused)
+    )
     helper.communicate()
     assert helper.returncode == 0  # there is no such fill, and it got as far as looking for it
 

@@ -14,18 +14,18 @@ import pytest
 from tests.cache.fake_source import File
 from tests.waiting import PATIENCE
 
-from dsv.cache.fill.files import Folders, Rights, State, examine
+from dsv.cache.fill.files import FileState, FillRights, Folders, examine
 from dsv.cache.fill.parts import Claim, ClaimTable, block_drafts, draft_name
 from dsv.cache.root import FILE_TIME
 from dsv.fs.attributes import server_time
-from dsv.fs.shared_path import Listed, SharedPath
+from dsv.fs.shared_path import ListedName, SharedPath
 from dsv.fs.system import FileSystem
 
 LOCAL, REMOTE = FileSystem(remote=False, sync_each=False), FileSystem(remote=True, sync_each=True)
 
 
-def listed(names: list[str]) -> list[Listed]:
-    return [Listed(name, False, True) for name in names]
+def listed(names: list[str]) -> list[ListedName]:
+    return [ListedName(name, False, True) for name in names]
 
 
 def table(folder: Path, parts: int, owner: str, kind: FileSystem) -> ClaimTable:
@@ -150,15 +150,15 @@ def test_after_a_restart_only_what_was_synced_counts(
 @pytest.mark.parametrize(
     ("content", "mode", "state"),
     [
-        (None, 0o444, State.MISSING),
-        (b"x" * 10, 0o444, State.BROKEN),
-        (b"x" * 9, 0o444, State.BROKEN),
-        ("right", 0o444, State.WHOLE),
-        ("right", 0o555, State.BROKEN),
+        (None, 0o444, FileState.MISSING),
+        (b"x" * 10, 0o444, FileState.BROKEN),
+        (b"x" * 9, 0o444, FileState.BROKEN),
+        ("right", 0o444, FileState.WHOLE),
+        ("right", 0o555, FileState.BROKEN),
     ],
 )
 def test_what_is_there_is_judged_by_its_bytes(
-    tmp_path: Path, content: bytes | str | None, mode: int, state: State
+    tmp_path: Path, content: bytes | str | None, mode: int, state: FileState
 ) -> None:
     file = File("name", 10, "seed")
     if content is not None:
@@ -168,7 +168,7 @@ def test_what_is_there_is_judged_by_its_bytes(
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
         assert examine(folder, b"name", file.entry()) is state
-        if state is State.WHOLE:
+        if state is FileState.WHOLE:
             assert (tmp_path / "name").stat().st_mtime == FILE_TIME
     finally:
         os.close(folder)
@@ -180,7 +180,7 @@ def test_a_symlink_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> Non
     (tmp_path / "name").symlink_to("elsewhere")
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
-        assert examine(folder, b"name", file.entry()) is State.BROKEN
+        assert examine(folder, b"name", file.entry()) is FileState.BROKEN
     finally:
         os.close(folder)
 
@@ -213,7 +213,7 @@ def test_a_folder_that_anothers_equal_one_replaced_is_looked_up_again(tmp_path: 
     for name in ("tree", "drafts", "others"):
         (tmp_path / name).mkdir()
     top, drafts = (os.open(tmp_path / name, os.O_RDONLY) for name in ("tree", "drafts"))
-    rights = Rights(given=0o775, free=0, file=0o444, executable=0o555, mend=True)
+    rights = FillRights(given=0o775, free=0, file=0o444, executable=0o555, mend=True)
     folders = Folders(top, rights, drafts)
     folders.open(b"a/b")
     (tmp_path / "tree/a/b").rmdir()

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from tests.cache.places import everything_below, make_root, place, publish
 
-from dsv.cache.claims import Owner
+from dsv.cache.claims import LeaseOwner
 from dsv.cache.evict import evict
 from dsv.cache.inventory import take_inventory
 from dsv.cache.leases import Lease, end_hold, find_holds, hold
 from dsv.cache.policy import EvictionRequest
-from dsv.cache.root import CacheRoot, Place, explain
+from dsv.cache.root import CachePlace, CacheRoot, explain
 from dsv.cache.settings import CacheSettings, prepare_cache
 from dsv.errors import Denied, NoRoom, Unreachable
 from dsv.fs.files import list_names, read_small
@@ -74,8 +74,8 @@ def as_user(user: int, mask: int, do: Callable[[], None], *, groups: tuple[int, 
 
 def test_places() -> None:
     name = "ab" * 32
-    assert Place.parse("xrays", name) == Place("xrays", name)
-    part = Place.parse("team-a%2Flungs", f"{name}+{'12' * 8}")
+    assert CachePlace.parse("xrays", name) == CachePlace("xrays", name)
+    part = CachePlace.parse("team-a%2Flungs", f"{name}+{'12' * 8}")
     assert part is not None and part.selection == "12" * 8 and str(part.commit) == name
     for dataset, wrong in (
         (".dsv", name),
@@ -84,7 +84,7 @@ def test_places() -> None:
         ("x/y", name),
         ("x", ".."),
     ):
-        assert Place.parse(dataset, wrong) is None
+        assert CachePlace.parse(dataset, wrong) is None
 
 
 def test_of_many_writers_of_one_name_exactly_one_wins(root: CacheRoot) -> None:
@@ -194,30 +194,32 @@ def test_the_umask_is_read_without_being_touched() -> None:
 
 class TestOwners:
     def test_they_are_never_the_same(self) -> None:
-        assert Owner.new().id != Owner.new().id and not Owner.new().surely_dead()
+        assert LeaseOwner.new().id != LeaseOwner.new().id and not LeaseOwner.new().surely_dead()
 
     def test_a_dead_process_is_known_on_its_own_kernel_only(self) -> None:
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
-            me = Owner.new()
+            me = LeaseOwner.new()
             os.write(write, f"{me.kernel} {me.pid} {me.start}".encode())
             os._exit(0)
         kernel, number, start = os.read(read, 1000).decode().split()
         os.close(read)
         os.close(write)
-        dead = Owner("a" * 32, "host", "ann", kernel, int(number), int(start))
+        dead = LeaseOwner("a" * 32, "host", "ann", kernel, int(number), int(start))
         while not Path(f"/proc/{pid}/stat").read_text().split(") ")[1].startswith("Z"):
             time.sleep(0.01)
         assert dead.surely_dead(), "it only waits to be reaped"
         os.waitpid(pid, 0)
         assert dead.surely_dead()
-        assert not Owner("a" * 32, "host", "ann", "another kernel", int(number), int(start)).surely_dead()
-        assert not Owner("a" * 32, "host", "ann", "", int(number), int(start)).surely_dead()
+        assert not LeaseOwner(
+            "a" * 32, "host", "ann", "another kernel", int(number), int(start)
+        ).surely_dead()
+        assert not LeaseOwner("a" * 32, "host", "ann", "", int(number), int(start)).surely_dead()
 
     def test_a_pid_that_came_back_is_another_process(self) -> None:
-        me = Owner.new()
-        assert Owner("a" * 32, "", "", me.kernel, me.pid, me.start - 1).surely_dead()
+        me = LeaseOwner.new()
+        assert LeaseOwner("a" * 32, "", "", me.kernel, me.pid, me.start - 1).surely_dead()
 
 
 @needs_root

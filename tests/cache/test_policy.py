@@ -9,18 +9,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from dsv.cache.policy import CachedCommit, Disk, EvictionRequest, Need, Planner
+from dsv.cache.policy import CachedCommit, DiskSpace, EvictionPlanner, EvictionRequest, Need
 from dsv.cache.record import Extent
-from dsv.cache.root import Place
-from dsv.cache.settings import Amount, CacheSettings, DatasetRule, Limits
+from dsv.cache.root import CachePlace
+from dsv.cache.settings import Amount, CacheLimits, CacheSettings, DatasetRule
 
 NOW = 1_000_000.0
 DAY = 86400.0
-ROOMY = Disk(free=10**12, total=10**12)
+ROOMY = DiskSpace(free=10**12, total=10**12)
 
 
-def place(dataset: str, number: int) -> Place:
-    return Place(dataset, hashlib.sha256(f"{dataset}/{number}".encode()).hexdigest())
+def place(dataset: str, number: int) -> CachePlace:
+    return CachePlace(dataset, hashlib.sha256(f"{dataset}/{number}".encode()).hexdigest())
 
 
 def candidate(
@@ -51,7 +51,7 @@ class Plan:
 def plan_eviction(
     candidates: Iterable[CachedCommit],
     settings: CacheSettings,
-    disk: Disk,
+    disk: DiskSpace,
     now: float,
     request: EvictionRequest | None = None,
     measure: Callable[[CachedCommit], Extent] = lambda one: one.room,
@@ -67,13 +67,13 @@ def plan_eviction(
     def due(one: CachedCommit) -> Due:
         return Due(originals[one.place], one.reason)
 
-    planner = Planner(originals.values(), settings, disk, now, request or EvictionRequest())
+    planner = EvictionPlanner(originals.values(), settings, disk, now, request or EvictionRequest())
     evicted, kept, _, exceeded = planner.run(act)
     return Plan([(due(one), one.freed) for one in evicted], list(map(due, kept)), exceeded)
 
 
 def settings(**limits: object) -> CacheSettings:
-    return CacheSettings(limits=Limits(**limits))  # type: ignore[arg-type]
+    return CacheSettings(limits=CacheLimits(**limits))  # type: ignore[arg-type]
 
 
 def went(plan: object) -> list[int]:
@@ -116,7 +116,7 @@ def test_what_is_claimed_stays_and_the_limit_is_reported_as_exceeded() -> None:
 
 
 def test_free_space_counts_what_is_promised_to_fills() -> None:
-    disk = Disk(free=1000, total=10_000, reserved=Extent(600, 0))
+    disk = DiskSpace(free=1000, total=10_000, reserved=Extent(600, 0))
     wanted = settings(min_free=(Amount.parse("10%"),))
     plan = plan_eviction([candidate(n, 100 - n, 350) for n in range(3)], wanted, disk, NOW)
     assert len(plan.evicted) == 2 and plan.exceeded == []
@@ -131,7 +131,7 @@ def test_files_are_a_limit_of_their_own() -> None:
 def test_free_inodes_are_room_too() -> None:
     few = replace(ROOMY, free_files=94, reserved=Extent(0, 20))
     full = [replace(candidate(n, 100 - n), room=Extent(1, 10)) for n in range(4)]
-    wish = EvictionRequest(need=Need(Place("xrays", "99" * 32), 1, 35))
+    wish = EvictionRequest(need=Need(CachePlace("xrays", "99" * 32), 1, 35))
     plan = plan_eviction(full, settings(), few, NOW, wish)
     assert [due.candidate for due, _ in plan.evicted] == full[:3] and plan.exceeded == []
     assert plan.evicted[0][0].reason == "94 inodes are free, 119 are needed"
@@ -151,7 +151,7 @@ def test_free_inodes_are_room_too() -> None:
 
 def test_a_dataset_has_its_own_limits() -> None:
     rules = {"scratch/*": DatasetRule(unused_for=60, max_size=150), "keep": DatasetRule(unused_for=math.inf)}
-    chosen = CacheSettings(limits=Limits(unused_for=DAY), datasets=rules, protected=("safe",))
+    chosen = CacheSettings(limits=CacheLimits(unused_for=DAY), datasets=rules, protected=("safe",))
     entries = [
         candidate(1, 30, 100, "scratch/a"), candidate(2, 20, 100, "scratch/a"),
         candidate(3, 90, 40, "scratch/b"), candidate(4, 9 * DAY, 10, "keep"),
@@ -166,7 +166,7 @@ def test_a_dataset_has_its_own_limits() -> None:
 
 def test_making_room_is_no_reason_to_go_by_age_and_keeps_its_donors() -> None:
     entries = [candidate(1, 3 * DAY), candidate(2, 2 * DAY), candidate(3, DAY * 1.5)]
-    wish = EvictionRequest(need=Need(Place("xrays", "99" * 32), 50, 1, frozenset([entries[0].place])))
+    wish = EvictionRequest(need=Need(CachePlace("xrays", "99" * 32), 50, 1, frozenset([entries[0].place])))
     assert plan_eviction(entries, settings(unused_for=DAY, max_size=1000), ROOMY, NOW, wish).evicted == []
     plan = plan_eviction(entries, settings(unused_for=DAY, max_size=300), ROOMY, NOW, wish)
     assert [due.candidate for due, _ in plan.evicted] == [entries[1]]
@@ -180,7 +180,7 @@ def test_room_for_a_commit_is_no_matter_of_another_datasets_max_size() -> None:
         candidate(1, 50, 100, "scans", claim="held by ann"), candidate(2, 40, 100, "scans", claim="in use"),
         candidate(3, 30, 100), candidate(4, 20, 100),
     ]  # fmt: skip
-    room = EvictionRequest(need=Need(Place("xrays", "99" * 32), 100, 1))
+    room = EvictionRequest(need=Need(CachePlace("xrays", "99" * 32), 100, 1))
     plan = plan_eviction(entries, owner, ROOMY, NOW, room)
     assert plan.evicted == [] and plan.exceeded == []
     assert plan_eviction(entries, owner, ROOMY, NOW).exceeded == ["scans takes 200 B, its max_size is 150 B"]
@@ -188,7 +188,7 @@ def test_room_for_a_commit_is_no_matter_of_another_datasets_max_size() -> None:
     assert plan_eviction(loose, owner, ROOMY, NOW, room).evicted == [], "it needs nothing of them"
     more = plan_eviction(loose, owner, ROOMY, NOW, replace(room, need=replace(room.need, bytes=150, files=1)))
     assert [due.candidate for due, _ in more.evicted] == [loose[2]], "its own max_size counts"
-    whole = owner.tightened(Limits(max_size=450))
+    whole = owner.tightened(CacheLimits(max_size=450))
     assert [due.candidate for due, _ in plan_eviction(loose, whole, ROOMY, NOW, room).evicted] == [loose[0]]
     held = [replace(one, claim="in use") for one in entries]
     assert plan_eviction(held, whole, ROOMY, NOW, room).exceeded == [
@@ -198,7 +198,7 @@ def test_room_for_a_commit_is_no_matter_of_another_datasets_max_size() -> None:
 
 def test_a_datasets_max_size_counts_for_its_first_commit_too() -> None:
     owner = CacheSettings(datasets={"scans": DatasetRule(max_size=150)})
-    wish = EvictionRequest(need=Need(Place("scans", "99" * 32), 200, 1))
+    wish = EvictionRequest(need=Need(CachePlace("scans", "99" * 32), 200, 1))
     assert plan_eviction([], owner, ROOMY, NOW, wish).exceeded == ["scans takes 200 B, its max_size is 150 B"]
     assert (
         plan_eviction(
@@ -219,10 +219,10 @@ RULES = st.builds(DatasetRule, unused_for=AGES, max_size=st.none() | st.just(9))
 def test_a_flag_is_a_limit_beside_the_owners_and_never_hides_it(
     everywhere: float | None, rule: DatasetRule, flag: float | None
 ) -> None:
-    owner = CacheSettings(limits=Limits(unused_for=everywhere), datasets={"scratch/*": rule})
+    owner = CacheSettings(limits=CacheLimits(unused_for=everywhere), datasets={"scratch/*": rule})
     for dataset in ("scratch/a", "other"):
         both = [age for age in (owner.unused_for(dataset), flag) if age is not None]
-        assert owner.tightened(Limits(unused_for=flag)).unused_for(dataset) == min(both, default=None)
+        assert owner.tightened(CacheLimits(unused_for=flag)).unused_for(dataset) == min(both, default=None)
 
 
 def test_named_and_everything() -> None:
@@ -238,10 +238,10 @@ def test_named_and_everything() -> None:
 
 
 def test_flags_only_tighten() -> None:
-    owner = CacheSettings(limits=Limits(unused_for=DAY, max_size=500, min_free=(Amount.parse("5%"),)))
-    loose = owner.tightened(Limits(unused_for=9 * DAY, max_size=900, min_free=(Amount.parse("1%"),)))
+    owner = CacheSettings(limits=CacheLimits(unused_for=DAY, max_size=500, min_free=(Amount.parse("5%"),)))
+    loose = owner.tightened(CacheLimits(unused_for=9 * DAY, max_size=900, min_free=(Amount.parse("1%"),)))
     assert loose.limits.unused_for == DAY and loose.limits.max_size == 500 and len(loose.limits.min_free) == 2
-    strict = owner.tightened(Limits(unused_for=1, max_size=5))
+    strict = owner.tightened(CacheLimits(unused_for=1, max_size=5))
     assert strict.limits.unused_for == 1 and strict.limits.max_size == 5
 
 
@@ -253,17 +253,17 @@ candidates = st.lists(
     max_size=10, unique_by=lambda one: one.place,
 )  # fmt: skip
 limits = st.builds(
-    Limits, st.none() | st.floats(0, 5 * DAY), st.none() | st.integers(0, 5000),
+    CacheLimits, st.none() | st.floats(0, 5 * DAY), st.none() | st.integers(0, 5000),
     st.none() | st.integers(0, 5000), st.just(()) | st.tuples(st.builds(Amount, bytes=st.integers(0, 5000))),
 )  # fmt: skip
 
 
 @given(candidates, limits, st.integers(0, 5000))
 def test_every_plan_evicts_the_least_that_keeps_the_limits(
-    entries: list[CachedCommit], limits: Limits, free: int
+    entries: list[CachedCommit], limits: CacheLimits, free: int
 ) -> None:
     chosen = CacheSettings(limits=limits)
-    plan = plan_eviction(entries, chosen, Disk(free, 10_000), NOW)
+    plan = plan_eviction(entries, chosen, DiskSpace(free, 10_000), NOW)
     gone = [due.candidate for due, _ in plan.evicted]
     stay = [due.candidate for due in plan.kept]
     assert sorted(one.place for one in gone + stay) == sorted(one.place for one in entries)

@@ -18,19 +18,19 @@ from dsv.cache.inventory import SETTLED, WORTH_KEEPING, Inventory, Remembered, t
 from dsv.cache.leases import Lease, end_hold, find_holds, hold
 from dsv.cache.policy import EvictionRequest
 from dsv.cache.record import Extent, add_share, used_until
-from dsv.cache.root import CacheRoot, Place
-from dsv.cache.settings import CacheSettings, Limits
+from dsv.cache.root import CachePlace, CacheRoot
+from dsv.cache.settings import CacheLimits, CacheSettings
 
 MANY = WORTH_KEEPING + 6
 DAY = 86400.0
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[Place]:
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[CachePlace]:
     """The places whose claims were read."""
-    found: list[Place] = []
+    found: list[CachePlace] = []
 
-    def noted(root: CacheRoot, one: Place, *, asked: bool = False) -> object:
+    def noted(root: CacheRoot, one: CachePlace, *, asked: bool = False) -> object:
         found.append(one)
         return read_claims(root, one, asked=asked)
 
@@ -61,7 +61,7 @@ def evict_nothing(root: CacheRoot) -> None:
     assert evict(root, CacheSettings(), EvictionRequest()).evicted == []
 
 
-def test_what_has_not_changed_is_not_read_again(root: CacheRoot, reads: list[Place]) -> None:
+def test_what_has_not_changed_is_not_read_again(root: CacheRoot, reads: list[CachePlace]) -> None:
     evict_nothing(root)
     assert len(reads) == MANY
     reads.clear()
@@ -71,7 +71,7 @@ def test_what_has_not_changed_is_not_read_again(root: CacheRoot, reads: list[Pla
     assert reads == []
 
 
-def test_every_change_of_a_place_is_seen(root: CacheRoot, reads: list[Place]) -> None:
+def test_every_change_of_a_place_is_seen(root: CacheRoot, reads: list[CachePlace]) -> None:
     evict_nothing(root)
     moment = root.now()
     record = take_inventory(root).visible[0].record
@@ -97,12 +97,12 @@ def test_what_was_used_since_stays(root: CacheRoot) -> None:
         settle(root, number)
     evict_nothing(root)
     used_until(root, old[0], root.now())
-    result = evict(root, CacheSettings(limits=Limits(unused_for=DAY / 4)), EvictionRequest())
+    result = evict(root, CacheSettings(limits=CacheLimits(unused_for=DAY / 4)), EvictionRequest())
     assert {one.place for one in result.evicted} == set(old[1:])
 
 
 def test_a_folder_that_changed_just_now_is_read_again_though_its_time_is_the_same(
-    root: CacheRoot, reads: list[Place]
+    root: CacheRoot, reads: list[CachePlace]
 ) -> None:
     """A file system may count whole seconds: two changes within one then leave the same time."""
     settle(root, 0, -2 * SETTLED)
@@ -132,7 +132,7 @@ def test_a_preview_writes_nothing_and_few_places_are_not_worth_a_file(tmp_path: 
 
 @pytest.mark.parametrize("content", [b"", b"[", b"\xff" * 100, b'{"version":2,"places":{}}', b"[" * 100_000])
 def test_a_file_that_means_nothing_counts_as_missing(
-    root: CacheRoot, reads: list[Place], content: bytes
+    root: CacheRoot, reads: list[CachePlace], content: bytes
 ) -> None:
     evict_nothing(root)
     root.inventory.path.chmod(0o600)

@@ -9,7 +9,7 @@ import pytest
 from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.cache.places import Clock, make_root, place
 
-from dsv.cache.claims import LeaseName, LeaseRecord, Owner
+from dsv.cache.claims import LeaseName, LeaseOwner, LeaseRecord
 from dsv.cache.fill import reservations
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
@@ -31,18 +31,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def elsewhere(pid: int = 7) -> Owner:
+def elsewhere(pid: int = 7) -> LeaseOwner:
     """A process on another host, of which nothing is known here."""
-    return Owner("ab" * 15 + f"{pid:02}", "gpu2", "ben", "another kernel", pid, 4711)
+    return LeaseOwner("ab" * 15 + f"{pid:02}", "gpu2", "ben", "another kernel", pid, 4711)
 
 
-def reserve_from(root: CacheRoot, owner: Owner) -> None:
+def reserve_from(root: CacheRoot, owner: LeaseOwner) -> None:
     reservations.reserve(root, place(), FILL, 100, 1)
     record = msgspec.json.decode((root.room.path / FILL).read_bytes())
     root.replace(root.room / FILL, msgspec.json.encode({**record, "owner": msgspec.to_builtins(owner)}))
 
 
-def lease_from(root: CacheRoot, owner: Owner, purpose: str, ttl: float) -> None:
+def lease_from(root: CacheRoot, owner: LeaseOwner, purpose: str, ttl: float) -> None:
     now = root.now()
     record = LeaseRecord(owner=owner, purpose=purpose, since=now, renewed=now, ttl=ttl)  # type: ignore[arg-type]
     path = root.claims(place()) / str(LeaseName(owner.id, 0, now))

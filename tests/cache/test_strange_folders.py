@@ -21,7 +21,7 @@ from dsv.cache.names import bind
 from dsv.cache.policy import EvictionRequest, Need
 from dsv.cache.record import Cached
 from dsv.cache.root import CacheRoot
-from dsv.cache.settings import CacheSettings, Limits
+from dsv.cache.settings import CacheLimits, CacheSettings
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName
 
@@ -124,7 +124,7 @@ def test_a_dataset_whose_owner_closed_it_counts_and_stays(root: CacheRoot, world
         world.check(commit, cache_it(root, world, commit).path)
         closed = next(one for one in take_inventory(root).visible if one.place.dataset == "theirs")
         assert closed.room == next(one for one in opened if one.visible).room
-        result = evict(root, CacheSettings(limits=Limits(max_size=1)), EvictionRequest())
+        result = evict(root, CacheSettings(limits=CacheLimits(max_size=1)), EvictionRequest())
         assert [one.dataset for one in result.evicted] == ["xrays"]
         assert [(one.dataset, one.reason) for one in result.kept] == [
             ("theirs", "in a folder that this user can't read")

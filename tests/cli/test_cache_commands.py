@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dsv.cache.claims import Owner, at
+from dsv.cache.claims import LeaseOwner, at
 from dsv.cli.app import load
 from dsv.format.locator import ObjectKind
 from tests.api.test_damage_marks import flip
@@ -391,7 +391,7 @@ def test_half_removed_commits_are_reported(
     assert left["files"] == 1 and left["bytes"] > 0 and Path(left["path"]).parent == trash
     assert f"in 1 file of evicted data not deleted yet, in {left['path']}" in pets.ok("cached").err
     # Elsewhere each command is a process of its own.
-    monkeypatch.setattr(Owner, "surely_dead", lambda owner: True)
+    monkeypatch.setattr(LeaseOwner, "surely_dead", lambda owner: True)
     later = pets("evict", "--all", "--json")
     assert later.code == 8
     (stuck,) = later.json["stuck"]

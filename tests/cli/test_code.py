@@ -11,7 +11,7 @@ import pytest
 
 from dsv.api import run_trees
 from dsv.run.engine_list import ENGINES
-from dsv.run.engines.process import Process
+from dsv.run.engines.process import ProcessEngine
 from tests.kit.dsv import Dsv, write_files
 
 
@@ -127,7 +127,7 @@ def test_too_much_is_refused_before_anything_is_run(
     assert pets("run", "pets@v1", "--force", "--", "true").code == 2
 
 
-class NoFolders(Process):
+class NoFolders(ProcessEngine):
     """Plain processes, which are taken for ones on machines that share no folders."""
 
     name: ClassVar[str] = "far"

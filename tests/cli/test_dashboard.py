@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 from dsv.cache.leases import Lease
-from dsv.cache.root import CacheRoot, Place
+from dsv.cache.root import CachePlace, CacheRoot
 from tests.cache import filler
 from tests.cache.fake_source import File, World
 from tests.kit.dsv import Dsv, assert_documented
@@ -55,7 +55,9 @@ def test_who_uses_a_commit_is_shown_with_host_and_run_and_until_when(dsv: Dsv, t
     root.path.mkdir()
     person, commit = dsv.at(dsv.cwd, DSV_CACHE=str(root.path)), world.commit(FILES[:3])
     filler.finish(filler.start(root, world.folder, commit))
-    lease = Lease.take(root, Place("xrays", str(commit)), "run", run="20261120-132145-1f2e3d4c", job="77")
+    lease = Lease.take(
+        root, CachePlace("xrays", str(commit)), "run", run="20261120-132145-1f2e3d4c", job="77"
+    )
     with lease:
         (shown,) = person.ok("cached", "--json").json["items"][0]["leases"]
         assert {key: shown[key] for key in ("purpose", "host", "run", "job")} == {

@@ -16,10 +16,10 @@ from typer.core import TyperOption
 
 import dsv.cli.commands
 from dsv.cli.app import SIBLINGS, load, root
-from dsv.cli.call import Session
+from dsv.cli.call import CommandLine
 from dsv.cli.catalogue import COMMANDS, HIDDEN, SECTIONS
 from dsv.cli.declare import Command, global_options
-from dsv.cli.output import Output
+from dsv.cli.output import CommandOutput
 from dsv.cli.terminal import of_process
 
 
@@ -75,8 +75,8 @@ def test_every_command_has_an_example_that_it_accepts(command: Command) -> None:
         words = _words(line)
         assert command.name in words, line
         arguments = words[words.index(str(command.name)) + 1 :]
-        with Output(of_process().stdout) as out:
-            session = Session(of_process(), out)
+        with CommandOutput(of_process().stdout) as out:
+            session = CommandLine(of_process(), out)
             command.make_context("dsv", arguments, obj=session)
 
 

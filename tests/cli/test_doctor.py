@@ -13,7 +13,7 @@ import pytest
 
 from dsv.api.doctor import LITTLE_ROOM
 from dsv.format.locator import ObjectKind
-from dsv.store.base import Bytes, Put
+from dsv.store.base import Bytes, PutResult
 from dsv.store.directory import DirectoryStore
 from tests.api.test_damage_marks import flip
 from tests.kit.dsv import Dsv, assert_documented, write_files
@@ -122,11 +122,11 @@ def test_a_store_that_may_only_be_read(pets: Dsv) -> None:
 def test_a_store_that_lets_two_writers_win(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = DirectoryStore.put_if_absent
 
-    def overwriting(self: DirectoryStore, key: str, data: Bytes) -> Put:
+    def overwriting(self: DirectoryStore, key: str, data: Bytes) -> PutResult:
         if key.startswith("probe/"):
             self.delete(key)
             honest(self, key, data)
-            return Put.WON
+            return PutResult.WON
         return honest(self, key, data)
 
     monkeypatch.setattr(DirectoryStore, "put_if_absent", overwriting)

@@ -13,12 +13,12 @@ import pytest
 import dsv
 from dsv import reader
 from dsv.cache import erasures
-from dsv.cache.root import CacheRoot, Place
+from dsv.cache.root import CachePlace, CacheRoot
 from dsv.errors import Denied, DsvError, Unreachable, Unsupported
 from dsv.format.keys import parse_obeyed_key
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import Bytes, Put
+from dsv.store.base import Bytes, PutResult
 from dsv.store.open import OpenStore, open_store
 from dsv.store.options import StoreOptions
 from dsv.transfer.upload import Uploader
@@ -386,17 +386,17 @@ def test_a_cache_confirms_later_what_it_could_not_confirm_at_once(
     put = OpenStore.put_if_absent
     refusals = 0
 
-    def refuse(store: OpenStore, key: str, data: Bytes) -> Put:
+    def refuse(store: OpenStore, key: str, data: Bytes) -> PutResult:
         nonlocal refusals
         if parse_obeyed_key(key) is not None:
             refusals += 1
             raise error("not now")
         return put(store, key, data)
 
-    read: list[Place] = []
+    read: list[CachePlace] = []
     obey_at = erasures.obey_at
 
-    def counted(root: CacheRoot, place: Place, repository: Repository) -> bool:
+    def counted(root: CacheRoot, place: CachePlace, repository: Repository) -> bool:
         read.append(place)
         return obey_at(root, place, repository)
 

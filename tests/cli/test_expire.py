@@ -10,7 +10,7 @@ import pytest
 
 from dsv.format import keys
 from dsv.format.locator import ObjectKind
-from dsv.format.records import ExpiryAction, Writer
+from dsv.format.records import ExpiryAction, WriterIdentity
 from dsv.repo.expiry import append
 from dsv.repo.repository import Repository
 from dsv.store.directory import DirectoryStore
@@ -131,7 +131,7 @@ def free(dsv: Dsv, *commits: str) -> None:
     store = store_of(dsv)
     repository = Repository.open(store, None)
     chosen = [CommitId.parse(one) for one in commits]
-    append(repository, Writer("gc", "lab", "test"), PETS, ExpiryAction.FREE, lambda _: chosen)
+    append(repository, WriterIdentity("gc", "lab", "test"), PETS, ExpiryAction.FREE, lambda _: chosen)
 
 
 def forget_copies(dsv: Dsv) -> None:

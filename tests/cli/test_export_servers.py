@@ -11,7 +11,7 @@ import pytest
 
 from dsv.errors import IntegrityError
 from dsv.exchange.export import UrlExport
-from dsv.exchange.remote import Place
+from dsv.exchange.remote import RemoteRoot
 from dsv.values.progress import NoProgress
 
 fsspec = pytest.importorskip("fsspec")
@@ -42,7 +42,7 @@ class _ServerThatShows(AbstractFileSystem):  # type: ignore[misc]
 
 def test_what_failed_is_not_shown_by_a_server_that_shows_what_is_closed(tmp_path: Path) -> None:
     server = _ServerThatShows()
-    place = Place(server, "bucket", "az", "az://bucket", nullcontext())
+    place = RemoteRoot(server, "bucket", "az", "az://bucket", nullcontext())
     writes = UrlExport(place, "az://bucket", tmp_path, NoProgress(), force=False)
     with writes._writing("bucket/whole", 1) as file:
         file.write(b"all")
@@ -76,7 +76,7 @@ def test_the_version_of_a_file_in_a_bucket_is_what_the_server_says(
     tmp_path: Path, size: int, asked: int
 ) -> None:
     server = _Encrypting(skip_instance_cache=True)
-    place = Place(server, "/bucket", "s3", "s3://bucket", nullcontext())
+    place = RemoteRoot(server, "/bucket", "s3", "s3://bucket", nullcontext())
     writes = UrlExport(place, "s3://bucket", tmp_path, NoProgress(), force=False)
     assert writes._write("/bucket/x", [b"1" * (size // 2), b"2" * (size - size // 2)], size) == f"of {size}"
     assert server.asked == asked

@@ -20,8 +20,8 @@ import pytest
 
 from dsv.errors import Unreachable
 from dsv.exchange.export import UrlExport
-from dsv.exchange.journal import Journal
-from dsv.transfer.upload import Stored
+from dsv.exchange.journal import ExchangeJournal
+from dsv.transfer.upload import StoredContent
 from dsv.values.ids import FileId
 from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.labs.s3_server import S3Server
@@ -127,7 +127,7 @@ def test_what_is_there_is_not_written_again(
     (tmp_path / "out/d/b.bin").unlink()
     writes.clear()
     if notes.startswith("without"):
-        monkeypatch.setattr(Journal, "find", lambda *_: None)
+        monkeypatch.setattr(ExchangeJournal, "find", lambda *_: None)
     done = things.ok("export", "things", url, "--json").json
     assert (done["written"], done["known"], writes) == (1, 4, ["d/b.bin"])
     assert folder(tmp_path / "out") == FILES
@@ -280,11 +280,11 @@ def test_two_exports_to_one_url_do_not_run_at_the_same_time(many: Dsv, tmp_path:
 
 def test_a_journal_saves_by_itself_after_its_time(tmp_path: Path) -> None:
     """So that a killed export knows what it has written before."""
-    stored = Stored(1, FileId.hash(b"1"), None, None)
-    Journal(tmp_path, "never").add("key", "version", stored)
-    assert Journal(tmp_path, "never").find("key", "version") is None
-    Journal(tmp_path, "at once", every=0).add("key", "version", stored)
-    assert Journal(tmp_path, "at once").find("key", "version") == stored
+    stored = StoredContent(1, FileId.hash(b"1"), None, None)
+    ExchangeJournal(tmp_path, "never").add("key", "version", stored)
+    assert ExchangeJournal(tmp_path, "never").find("key", "version") is None
+    ExchangeJournal(tmp_path, "at once", every=0).add("key", "version", stored)
+    assert ExchangeJournal(tmp_path, "at once").find("key", "version") == stored
 
 
 def test_options_for_urls_are_refused_elsewhere(things: Dsv) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from dsv.errors import Denied
 from dsv.format import keys
-from dsv.format.records import ExpiryAction, Writer
+from dsv.format.records import ExpiryAction, WriterIdentity
 from dsv.repo.expiry import append
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
@@ -70,7 +70,7 @@ def free(dsv: Dsv) -> None:
     """Put `free` for the expired commits, and delete nothing: as a gc that was killed then."""
     repository = Repository.open(store_of(dsv), None)
     chosen = [CommitId.parse(one) for one in ids(dsv)[:2]]
-    append(repository, Writer("gc", "lab", "test"), PETS, ExpiryAction.FREE, lambda _: chosen)
+    append(repository, WriterIdentity("gc", "lab", "test"), PETS, ExpiryAction.FREE, lambda _: chosen)
 
 
 def check(dsv: Dsv) -> None:
@@ -235,7 +235,7 @@ def test_at_a_terminal_it_shows_what_goes_and_asks(old: Dsv) -> None:
 
 def test_open_sessions_are_named_and_nothing_is_deleted(old: Dsv) -> None:
     store = store_of(old)
-    with Session.open(Repository.open(store, None), Writer("Ada", "node7", "dsv 0.9")) as session:
+    with Session.open(Repository.open(store, None), WriterIdentity("Ada", "node7", "dsv 0.9")) as session:
         path = old.home / "store" / keys.session_key(session.id, "open")
         os.utime(path, (os.stat(path).st_mtime - 3 * 86400,) * 2)
         before = packs(old)

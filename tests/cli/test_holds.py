@@ -10,7 +10,7 @@ from msgspec import structs
 
 from dsv.cache.claims import LeaseName, PinRecord
 from dsv.cache.leases import Lease, hold
-from dsv.cache.root import CacheRoot, Place
+from dsv.cache.root import CachePlace, CacheRoot
 from tests.kit.dsv import Dsv, assert_documented, name_of
 
 
@@ -70,7 +70,7 @@ def test_nothing_is_released_unless_all_that_is_named_can_be(pets: Dsv) -> None:
 
 def test_an_id_names_only_a_hold_of_ones_own(pets: Dsv) -> None:
     folder = Path(pets.ok("cache", "pets@v1").lines[0])
-    root, place = CacheRoot(folder.parents[1]), Place("pets", folder.name)
+    root, place = CacheRoot(folder.parents[1]), CachePlace("pets", folder.name)
     with Lease.take(root, place, "run", run="r1") as run:
         refused = pets("release", "--id", run.record.owner.id)
         assert refused.code == 4 and "in use by run r1" in refused.err
@@ -120,7 +120,7 @@ def test_a_hold_of_a_commit_holds_no_part_of_it(pets: Dsv) -> None:
 
 def test_another_s_hold_is_released_only_for_everyone(pets: Dsv) -> None:
     folder = Path(pets.ok("cache", "pets@v1").lines[0])
-    root, place = CacheRoot(folder.parents[1]), Place("pets", folder.name)
+    root, place = CacheRoot(folder.parents[1]), CachePlace("pets", folder.name)
     for number, user in enumerate(("ann", "bob")):
         record = PinRecord(id=f"{number}" * 32, user=user, why="the paper", since=1.0)
         root.write_once(root.claims(place) / f"pin-{record.id}", msgspec.json.encode(record))
@@ -152,7 +152,7 @@ def test_cached_shows_the_ids_of_holds_of_both_kinds(pets: Dsv) -> None:
 def test_a_claim_that_ends_after_all_calendars_is_shown(pets: Dsv) -> None:
     """An earlier dsv, or another program, may have made it."""
     folder = Path(pets.ok("cache", "pets@v1").lines[0])
-    place = Place("pets", folder.name)
+    place = CachePlace("pets", folder.name)
     for seconds in (1e12, 1e306):
         hold(CacheRoot(folder.parents[1]), place, seconds=seconds)
     assert "held by" in pets.ok("cached").out

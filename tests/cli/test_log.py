@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.format.records import Commit
+from dsv.format.records import CommitRecord
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.read import TreeReader
@@ -44,7 +44,7 @@ class History:
             tree = write_tree(uploader, base, changes)
             uploader.finish()
             time_ms = MONDAY + len(self.commits) * DAY
-            made = Commit(
+            made = CommitRecord(
                 root=tree.root, level=tree.level, parents=above, author=author, time_ms=time_ms,
                 message=f"{letter}\n\nmore of {letter}", files=tree.files, bytes=tree.bytes, entries=tree.entries,
             )  # fmt: skip

@@ -14,7 +14,7 @@ import pytest
 
 from dsv.run.engines.slurm.script import comment
 from dsv.run.node_order import NodeOrder
-from dsv.run.record import LOG, RECORD, EndCause, JobRef, LogInfo, RunId, RunRecord, RunState, Usage
+from dsv.run.record import LOG, RECORD, EndCause, JobRef, JobUsage, LogInfo, RunId, RunRecord, RunState
 from dsv.run.record_store import RunStore
 from dsv.store.directory import DirectoryStore
 from dsv.values.ids import CommitId
@@ -349,7 +349,7 @@ def test_the_last_of_several_pods_completes_the_record(dsv: Dsv) -> None:
         (2, 1, EndCause.EXITED, 0),
     ]
     assert whole.parts[0].error == f"it was ended with the other nodes: {REASON}"
-    assert whole.usage == Usage(peak_memory_bytes=7, cpu_seconds=10.0)
+    assert whole.usage == JobUsage(peak_memory_bytes=7, cpu_seconds=10.0)
     assert whole.output is not None and whole.output.tree is not None and whole.metrics == {"acc": 0.9}
     log = [f"[dsv: node {node}, attempt {attempt}]" for attempt in (1, 2) for node in (0, 1)]
     assert left.log() == "\n".join((log[0], "a", log[1], "***", log[2], "c", log[3], "b", "")).encode()

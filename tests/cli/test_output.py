@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.cli import output
-from dsv.cli.output import Output, ReaderGone, local_time, printable, rfc3339, to_json, write_items
+from dsv.cli.output import CommandOutput, ReaderGone, local_time, printable, rfc3339, to_json, write_items
 from tests.kit.dsv import full_pipe
 
 
@@ -36,7 +36,7 @@ class Pipe(io.RawIOBase):
 
 def test_nothing_is_sent_before_it_is_published() -> None:
     pipe = Pipe()
-    with Output(pipe) as out:  # type: ignore[arg-type]
+    with CommandOutput(pipe) as out:  # type: ignore[arg-type]
         out.line("a result")
         assert not pipe.got
         out.publish()
@@ -46,7 +46,7 @@ def test_nothing_is_sent_before_it_is_published() -> None:
 
 def test_what_is_not_published_is_dropped() -> None:
     pipe = Pipe()
-    with Output(pipe) as out:  # type: ignore[arg-type]
+    with CommandOutput(pipe) as out:  # type: ignore[arg-type]
         out.line("half")
     assert not pipe.got
 
@@ -54,7 +54,7 @@ def test_what_is_not_published_is_dropped() -> None:
 def test_a_large_result_waits_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "HELD_IN_MEMORY", 100)
     pipe = Pipe()
-    with Output(pipe) as out:  # type: ignore[arg-type]
+    with CommandOutput(pipe) as out:  # type: ignore[arg-type]
         for number in range(100):
             out.line(f"line {number}")
         assert not pipe.got
@@ -66,7 +66,7 @@ def test_a_large_result_waits_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_streaming_begins_when_the_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "HELD_IN_MEMORY", 5)
     pipe = Pipe()
-    with Output(pipe) as out:  # type: ignore[arg-type]
+    with CommandOutput(pipe) as out:  # type: ignore[arg-type]
         out.stream_when_large()
         out.write(b"one ")
         assert not pipe.got
@@ -75,7 +75,7 @@ def test_streaming_begins_when_the_memory_is_full(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_reader_that_left_is_distinguished_from_other_errors() -> None:
-    with Output(Pipe(limit=10)) as out, pytest.raises(ReaderGone):  # type: ignore[arg-type]
+    with CommandOutput(Pipe(limit=10)) as out, pytest.raises(ReaderGone):  # type: ignore[arg-type]
         out.write(b"x" * 100)
         out.publish()
 
@@ -87,7 +87,7 @@ def test_a_reader_that_left_is_distinguished_from_other_errors() -> None:
 )
 def test_items_are_one_valid_document(items: list[dict[str, object]]) -> None:
     pipe = Pipe()
-    with Output(pipe) as out:  # type: ignore[arg-type]
+    with CommandOutput(pipe) as out:  # type: ignore[arg-type]
         write_items(out, iter(items), {"branch": "main"})
         out.publish()
     assert json.loads(pipe.got) == {"schema": 1, "branch": "main", "items": items}
@@ -130,7 +130,7 @@ class Counting(io.FileIO):
 
 def test_a_full_stdout_that_does_not_block_is_waited_for() -> None:
     reading, writing, size = full_pipe()
-    with open(reading, "rb", buffering=0) as reader, Counting(writing, "w") as raw, Output(raw) as out:
+    with open(reading, "rb", buffering=0) as reader, Counting(writing, "w") as raw, CommandOutput(raw) as out:
         out.line("a result" * 100_000)
 
         def send() -> None:

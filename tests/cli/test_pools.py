@@ -16,14 +16,14 @@ from dsv.api.cache import Stager
 from dsv.errors import Unreachable
 from dsv.run.engine_list import ENGINES
 from dsv.run.engines import machine
-from dsv.run.engines.base import NO_OPTIONS, Facts, Job, Plan
-from dsv.run.engines.process import Process
+from dsv.run.engines.base import NO_OPTIONS, Facts, Job, JobPlan
+from dsv.run.engines.process import ProcessEngine
 from dsv.run.resources import Capacity, GpuCount, NodeRoom, Resources
 from dsv.values.json import Json
 from tests.kit.dsv import Dsv, assert_documented, write_files
 
 
-class Busy(Process):
+class Busy(ProcessEngine):
     """Plain processes, on a machine that is busy as long as a file says so."""
 
     name: ClassVar[str] = "busy"
@@ -289,9 +289,9 @@ def test_credentials_are_not_forwarded_by_an_engine_that_has_no_way_to(pets: Dsv
 def test_a_run_has_what_the_settings_of_its_pool_say(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
     everything = frozenset({"gpus", "gpu_type", "tpu", "tpu_topology", "shm_bytes", "engine_args", "forward"})
     planned, staged = [], []
-    plan, stager = Process.plan, Stager.__init__
+    plan, stager = ProcessEngine.plan, Stager.__init__
 
-    def plan_of(self: Process, job: Job, facts: Facts) -> Plan:
+    def plan_of(self: ProcessEngine, job: Job, facts: Facts) -> JobPlan:
         planned.append(job)
         plain = replace(job, gpus=None, gpu_type=None, tpu=None, tpu_topology=None, forward=False)
         return plan(self, replace(plain, shm_bytes=None, engine_args=()), facts)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dsv.api import run_trees
-from dsv.api.run_trees import Copied, Output, copy_output
+from dsv.api.run_trees import CopiedOutput, KeptOutput, copy_output
 from dsv.errors import NoRoom, NotFound
 from dsv.run.record import RunRecord
 from dsv.values.progress import NoProgress
@@ -143,7 +143,7 @@ def test_a_copy_that_is_killed_at_any_step_is_never_visible_in_part_and_is_conti
 ) -> None:
     record = record_of(made, made.folder)
 
-    def copy(to: Path) -> Copied:
+    def copy(to: Path) -> CopiedOutput:
         return copy_output(None, record, to, NoProgress())  # type: ignore[arg-type] (a folder needs no store)
 
     first = tmp_path / "first"
@@ -165,7 +165,7 @@ def test_what_an_interrupted_copy_left_is_not_fetched_again_and_not_trusted(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Output, "write", _interrupted)
+        patch.setattr(KeptOutput, "write", _interrupted)
         assert made.at(tmp_path)("runs", made.stored["run"], "--out", "r").code == 130
     (partial,) = tmp_path.glob(f".r.{made.stored['run']}.*.part/tree")
     (partial / "sub").mkdir(parents=True)
@@ -182,7 +182,7 @@ def test_a_continued_copy_lacks_what_the_output_no_longer_has(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Output, "write", _interrupted)
+        patch.setattr(KeptOutput, "write", _interrupted)
         assert made.at(tmp_path)("runs", made.folder["run"], "--out", "r").code == 130
     (partial,) = tmp_path.glob(".r.*.part/tree")
     write_files(partial, {"metrics.json/deep": b"x", "stranger": b"x"})
@@ -268,10 +268,10 @@ def test_two_machines_that_copy_to_one_place_have_a_draft_each(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second one begins and ends while the first is at work."""
-    to, write = tmp_path / "copy", Output.write
+    to, write = tmp_path / "copy", KeptOutput.write
     copies: list[str] = []
 
-    def at_work(self: Output, tree: Path, *rest: Any) -> None:
+    def at_work(self: KeptOutput, tree: Path, *rest: Any) -> None:
         write(self, tree, *rest)
         if not copies:
             copies.append(str(tree))
@@ -279,7 +279,7 @@ def test_two_machines_that_copy_to_one_place_have_a_draft_each(
             made.at(tmp_path).ok("runs", made.folder["run"], "--out", "copy")
             assert to.is_dir() and tree.is_dir()
 
-    monkeypatch.setattr(Output, "write", at_work)
+    monkeypatch.setattr(KeptOutput, "write", at_work)
     first = made.at(tmp_path).ok("runs", made.folder["run"], "--out", "copy")
     assert "there already" in first.err and copies
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.cli.output import Column, Output, shortened, width, write_table
+from dsv.cli.output import Column, CommandOutput, shortened, width, write_table
 from dsv.cli.terminal import Surroundings
 
 COLUMNS = [Column("dataset", keep=True), Column("message"), Column("files", right=True)]
@@ -22,7 +22,7 @@ def drawn(terminal: bool, columns: int, colour: bool, rows: list[list[str]]) -> 
     raw = io.BytesIO()
     environ = {} if colour else {"NO_COLOR": "1"}
     around = Surroundings(environ, raw, io.StringIO(), terminal, terminal, columns)
-    with Output(raw) as out:
+    with CommandOutput(raw) as out:
         write_table(out, around, COLUMNS, rows)
         out.publish()
     return raw.getvalue().decode().splitlines()

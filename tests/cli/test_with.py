@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dsv.cache import hold
-from dsv.cache.hold import Order
+from dsv.cache.hold import HoldRequest
 from tests.kit.dsv import PROGRAM, Dsv
 from tests.waiting import PATIENCE
 
@@ -227,7 +227,7 @@ def test_a_command_whose_data_is_lost_is_ended(tmp_path: Path) -> None:
     """The test speaks for the keeper."""
     heard = tmp_path / "heard"
     commands, answers = os.pipe(), os.pipe()
-    order = Order(str(tmp_path), (), os.getpid(), 0, "python")
+    order = HoldRequest(str(tmp_path), (), os.getpid(), 0, "python")
     line = [str(os.getpid()), str(commands[1]), str(answers[0]), order.encode()]
     process = subprocess.Popen(
         [sys.executable, "-m", hold.PROGRAM, "exec", *line, sys.executable, "-c", LISTENER, str(heard)],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.workspace.write import Writer
+from dsv.workspace.write import CheckoutWriter
 from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.privileges import modes_count
 
@@ -308,9 +308,9 @@ def test_an_edit_by_another_name_meanwhile_is_not_lost(pets: Dsv, monkeypatch: p
     os.link(pets.cwd / "one", pets.cwd / "two")
     pets.ok("sync")
     pets.at(pets.home).ok("rm", "pets:one", "pets:two")
-    remove, edits = Writer.remove, iter([True])
+    remove, edits = CheckoutWriter.remove, iter([True])
 
-    def remove_and_edit(writer: Writer, path: bytes, expected: bytes | None) -> bool:
+    def remove_and_edit(writer: CheckoutWriter, path: bytes, expected: bytes | None) -> bool:
         done = remove(writer, path, expected)
         if next(edits, False):
             time.sleep(0.1)  # the clock of the file system goes on
@@ -320,7 +320,7 @@ def test_an_edit_by_another_name_meanwhile_is_not_lost(pets: Dsv, monkeypatch: p
         return done
 
     with monkeypatch.context() as patched:
-        patched.setattr(Writer, "remove", remove_and_edit)
+        patched.setattr(CheckoutWriter, "remove", remove_and_edit)
         assert pets("pull").code == 4
     assert (pets.cwd / "two").read_bytes() == b"edit\n"
 

@@ -12,11 +12,11 @@ from dsv.api.branches import BranchPath, create_branch
 from dsv.api.context import Context
 from dsv.api.diff import diff
 from dsv.api.edits import EditRequest, Put, edit
-from dsv.api.log import Query, log
+from dsv.api.log import LogQuery, log
 from dsv.api.merge import MergeRequest, merge
 from dsv.repo.repository import Repository
 from dsv.store.memory import MemoryStore
-from dsv.store.open import Counts, OpenStore
+from dsv.store.open import OpenStore, RequestCounts
 from dsv.values.names import BranchName, Target
 from tests.api.test_edits_at_scale import FILES, large, segments
 from tests.kit.people import SCANS, Person, every_store_is
@@ -54,7 +54,7 @@ def test_a_comparison_reads_the_segments_that_differ(counted: tuple[Person, Open
 
 def test_the_log_of_a_folder_reads_its_segment_of_each_commit(counted: tuple[Person, OpenStore]) -> None:
     person, store = counted
-    query = Query(paths=(b"d0003",))
+    query = LogQuery(paths=(b"d0003",))
     with counting(person, store) as (context, spent), log(context, LEFT, query) as items:
         assert len(list(items)) == 2
     assert spent().requests <= 23 and spent().ranges <= 5, spent()
@@ -82,7 +82,7 @@ def test_a_merge_uploads_the_segments_that_changed(counted: tuple[Person, OpenSt
 
 
 @contextmanager
-def counting(person: Person, store: OpenStore) -> Iterator[tuple[Context, Callable[[], Counts]]]:
+def counting(person: Person, store: OpenStore) -> Iterator[tuple[Context, Callable[[], RequestCounts]]]:
     """A context of somebody without local copies, and what was asked of the store since."""
     person.home.mkdir()
     before = store.counts

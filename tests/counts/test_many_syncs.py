@@ -10,14 +10,14 @@ from dsv.api.datasets import dataset_item
 from dsv.format.records import RefEntry
 from dsv.repo.merge_indexes import GRACE_SECONDS, merge_indexes
 from dsv.repo.refs.branches import Head
-from dsv.store.open import Counts, OpenStore
+from dsv.store.open import OpenStore, RequestCounts
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, DatasetName
 from tests.kit.repositories import WRITER, commit, create
 from tests.repo.test_merge_indexes import Clocked, add, reopened
 
 
-def sync(store: OpenStore, number: int, folder: Path | None) -> Counts:
+def sync(store: OpenStore, number: int, folder: Path | None) -> RequestCounts:
     repository = reopened(store, folder)
     before = store.counts
     commit(repository, {"a": b"content %d" % number})
@@ -25,7 +25,7 @@ def sync(store: OpenStore, number: int, folder: Path | None) -> Counts:
 
 
 @pytest.fixture(scope="module")
-def ten() -> Counts:
+def ten() -> RequestCounts:
     """A cold sync with ten behind it."""
     store = OpenStore(Clocked())
     repository = create(store)
@@ -34,7 +34,7 @@ def ten() -> Counts:
     return sync(store, 1, None)
 
 
-def test_a_cold_sync_reads_no_more_after_many_syncs(ten: Counts) -> None:
+def test_a_cold_sync_reads_no_more_after_many_syncs(ten: RequestCounts) -> None:
     clocked = Clocked()
     store = OpenStore(clocked)
     repository = create(store)

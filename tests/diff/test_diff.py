@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from dsv.format.codec import Codec
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
-from dsv.repo.tree.diff import Change, diff_entries, pair_entries
+from dsv.repo.tree.diff import PathChange, diff_entries, pair_entries
 from dsv.values.ids import FileId, PackId
 from dsv.values.paths import sort_key
 from tests.format.strategies import path_lists
@@ -25,7 +25,7 @@ def test_it_is_the_difference_of_two_dicts(found: list[bytes], data: st.DataObje
     after = {path: entry(path, data.draw(VERSIONS)) for path in found if data.draw(st.booleans())}
     places = {path: Location(PACK, 8 * number, 8, 8, Codec.RAW) for number, path in enumerate(after)}
     pairs = [
-        Change(path, before.get(path), after.get(path), places.get(path))
+        PathChange(path, before.get(path), after.get(path), places.get(path))
         for path in sorted(before.keys() | after.keys(), key=sort_key)
     ]
     located = [(after[path], places[path]) for path in after]
@@ -35,4 +35,7 @@ def test_it_is_the_difference_of_two_dicts(found: list[bytes], data: st.DataObje
 
 def test_a_file_that_becomes_a_folder() -> None:
     old, new = entry(b"a", 0), entry(b"a/b", 0)
-    assert list(diff_entries([old], [(new, None)])) == [Change(b"a", old, None), Change(b"a/b", None, new)]
+    assert list(diff_entries([old], [(new, None)])) == [
+        PathChange(b"a", old, None),
+        PathChange(b"a/b", None, new),
+    ]

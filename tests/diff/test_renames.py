@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.diff.paths import MOST_RECIPES, Found, differences, find_renames
+from dsv.diff.paths import MOST_RECIPES, PathDifferences, differences, find_renames
 from dsv.format.tree import Entry, Kind
-from dsv.repo.tree.diff import Change, What, diff_entries
+from dsv.repo.tree.diff import PathChange, What, diff_entries
 from dsv.values.ids import EMPTY_FILE, ChunkId, FileId, Id, RecipeId
 from tests.format.strategies import path_lists
 
@@ -35,7 +35,7 @@ def read(entries: Sequence[Entry], texts: dict[RecipeId | None, str]) -> list[Co
     ]
 
 
-def compare(before: dict[bytes, str], after: dict[bytes, str]) -> Found:
+def compare(before: dict[bytes, str], after: dict[bytes, str]) -> PathDifferences:
     """Return the renames between two sets of large files; each path has the letters of its chunks."""
     old = {path: large(path, text) for path, text in before.items()}
     new = {path: large(path, text) for path, text in after.items()}
@@ -44,7 +44,7 @@ def compare(before: dict[bytes, str], after: dict[bytes, str]) -> Found:
     return find_renames(differences(changes), lambda entries: read(entries, texts))
 
 
-def told(found: Found) -> list[tuple[str, bytes | None, bytes, int | None]]:
+def told(found: PathDifferences) -> list[tuple[str, bytes | None, bytes, int | None]]:
     return [(one.what.value, one.old_path, one.path, one.similarity) for one in found.differences]
 
 
@@ -125,6 +125,6 @@ def test_too_many_large_files_are_said_to_be_unsearched() -> None:
 def test_another_recipe_is_no_difference_and_the_executable_bit_is_one() -> None:
     old = Entry(b"a", Kind.FILE, 2 * MB, FileId(b"1" * 32), RecipeId(b"1" * 32))
     same, run = old._replace(recipe_id=RecipeId(b"2" * 32)), old._replace(kind=Kind.EXECUTABLE)
-    assert list(differences([Change(b"a", old, same)])) == []
-    (changed,) = differences([Change(b"a", old, run)])
+    assert list(differences([PathChange(b"a", old, same)])) == []
+    (changed,) = differences([PathChange(b"a", old, run)])
     assert changed.what is What.CHANGED and changed.mode_changed and not changed.content_changed

@@ -16,7 +16,7 @@ from dsv.errors import UsageError
 from dsv.run.engines.base import JobStatus
 from dsv.run.engines.containers.container import ContainerRun, has_begun, lives
 from dsv.run.engines.containers.engine import ContainerEngine
-from dsv.run.engines.output import Output
+from dsv.run.engines.output import JobOutput
 from dsv.run.record import EndCause, RunState
 from tests.engines.conformance import EngineConformance
 from tests.engines.durable import READY_THEN_WAIT
@@ -224,7 +224,7 @@ class ContainerConformance(EngineConformance):
         """To whoever asks, if the process that would have removed it is gone."""
         engine = bench.engine
         job = engine.submit(
-            bench.plan(bench.shell("echo said; exit 7")), Output(None, None), threading.Event()
+            bench.plan(bench.shell("echo said; exit 7")), JobOutput(None, None), threading.Event()
         )
         ref = job.ref
         assert engine.status(ref) == JobStatus(RunState.SUBMITTED)

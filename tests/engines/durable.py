@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from dsv.run.engine_list import ENGINES
-from dsv.run.engines.base import Engine, Job, JobStatus, Mount, Plan
+from dsv.run.engines.base import Engine, Job, JobPlan, JobStatus, Mount
 from dsv.run.record import JobRef, RunState
 from tests.engines.harness import Bench
 from tests.waiting import PATIENCE, until
@@ -52,7 +52,7 @@ sys.exit(job.ended.exit_code)
 
 
 def in_another_process(
-    bench: Bench, plan: Plan, step: str, *, before: str = "", environ: Mapping[str, str] | None = None
+    bench: Bench, plan: JobPlan, step: str, *, before: str = "", environ: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """A process that submits this, waits for good at the step, and can be killed. before: what it runs first."""
     (bench.folder / "plan").write_bytes(msgspec.msgpack.encode(plan, enc_hook=str))

@@ -11,8 +11,8 @@ from typing import Any
 
 from dsv.errors import Unreachable
 from dsv.run.engines.attach import Foreground, Signals, supervise
-from dsv.run.engines.base import Ended, Engine, Facts, Job, Mount, Plan
-from dsv.run.engines.output import LogKeeper, Output
+from dsv.run.engines.base import Ended, Engine, Facts, Job, JobPlan, Mount
+from dsv.run.engines.output import JobOutput, LogKeeper
 from dsv.run.record import JobRef
 from dsv.values.secrets import Masker
 from tests.waiting import PATIENCE, until
@@ -112,7 +112,7 @@ class Bench:
         folder.mkdir(exist_ok=True)
         return Mount(folder, target, writable)
 
-    def plan(self, job: Job) -> Plan:
+    def plan(self, job: Job) -> JobPlan:
         return self.engine.plan(job, self.facts)
 
     def run(self, job: Job, *, grace: float = 20.0, log_limit: int = 1 << 20) -> Finished:
@@ -121,7 +121,7 @@ class Bench:
         out, err = self.folder / f"stdout-{self.count}", self.folder / f"stderr-{self.count}"
         notes: list[str] = []
         with out.open("wb") as stdout, err.open("wb") as stderr:
-            output = Output(stdout.fileno(), stderr.fileno(), keeper)
+            output = JobOutput(stdout.fileno(), stderr.fileno(), keeper)
             signals = Signals()
             handle = Foreground(self.engine, self.plan(job), output, signals.wake, lambda ref: None)
             outcome = supervise(
@@ -132,7 +132,7 @@ class Bench:
     def start(self, job: Job, *, stdout: int | None = None, grace: float = 20.0) -> Running:
         """Under supervision, in the background."""
         signals = Signals()
-        output = Output(stdout, None, LogKeeper(1 << 20))
+        output = JobOutput(stdout, None, LogKeeper(1 << 20))
         refs: list[JobRef] = []
         handle = Foreground(self.engine, self.plan(job), output, signals.wake, refs.append)
         running = Running(handle, signals, refs)

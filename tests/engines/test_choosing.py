@@ -13,7 +13,7 @@ import pytest
 import tests.engines
 from dsv.errors import LaunchError, UsageError
 from dsv.run.engine_list import ENGINES, choose
-from dsv.run.engines.process import Process
+from dsv.run.engines.process import ProcessEngine
 from tests.engines.conformance import EngineConformance
 from tests.engines.container_conformance import ContainerConformance
 
@@ -107,7 +107,7 @@ def test_where_none_answers_each_says_why(tmp_path: Path) -> None:
 
 def test_without_an_image_it_is_a_process_and_that_is_said() -> None:
     chosen = choose(os.environ, None, None)
-    assert isinstance(chosen.engine, Process)
+    assert isinstance(chosen.engine, ProcessEngine)
     assert chosen.note is not None and "plain process" in chosen.note
     named = choose(os.environ, "process", None)
     assert named.note is None

@@ -13,7 +13,7 @@ from dsv.errors import Denied, LaunchError, Unreachable
 from dsv.run.engines.base import JobStatus, Mount
 from dsv.run.engines.kubernetes.engine import Kubernetes
 from dsv.run.engines.kubernetes.manifest import object_name
-from dsv.run.engines.output import Output
+from dsv.run.engines.output import JobOutput
 from dsv.run.record import EndCause, RunState
 from tests.engines.cluster_conformance import ClusterConformance
 from tests.engines.durable import in_another_process
@@ -191,12 +191,12 @@ def test_a_name_that_is_taken_is_said_and_one_of_the_same_run_is_taken_for_it(
 ) -> None:
     job = bench.shell("true")
     plan = bench.plan(job)
-    first = bench.engine.submit(plan, Output(None, None), Event()).ref
-    assert bench.engine.submit(plan, Output(None, None), Event()).ref == first
+    first = bench.engine.submit(plan, JobOutput(None, None), Event()).ref
+    assert bench.engine.submit(plan, JobOutput(None, None), Event()).ref == first
     name = object_name(job.run)
     kubernetes.kubectl("annotate", "--overwrite", f"job/{name}", "dsv.run/run=another")
     with pytest.raises(LaunchError, match=f"has a Job {name} already"):
-        bench.engine.submit(plan, Output(None, None), Event())
+        bench.engine.submit(plan, JobOutput(None, None), Event())
     kubernetes.kubectl("delete", f"job/{name}")
     assert bench.engine.status(first) == JobStatus(RunState.CUT_OFF)
 

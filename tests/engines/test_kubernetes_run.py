@@ -16,7 +16,7 @@ from dsv.run.engines.kubernetes.engine import Kubernetes
 from dsv.run.engines.kubernetes.follow import KubernetesRun, PodLog
 from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob
 from dsv.run.engines.kubernetes.pod import Obstacle, Pod
-from dsv.run.engines.output import Output
+from dsv.run.engines.output import JobOutput
 from dsv.run.record import EndCause, JobRef, RunState
 from tests.engines.test_kubernetes_end import a_pod
 from tests.waiting import until
@@ -71,7 +71,7 @@ class Cluster:
 def _begun(job: KubernetesJob, *, same: bool = True) -> KubernetesRun:
     """Return a run whose queue lets it begin."""
     run = KubernetesRun(REF, job, queue="gpus", autoscaling=False, is_same_cluster=lambda: same)
-    run.begin(Output(None, None), lambda: None)
+    run.begin(JobOutput(None, None), lambda: None)
     return run
 
 
@@ -505,7 +505,7 @@ def test_a_job_waits_for_room_from_when_it_may_begin_and_not_from_its_submission
     monkeypatch.setattr(KubernetesJob, "fits_no_node", lambda *_: True)
     job = KubernetesJob(Cluster(begun=False), "training", "job", "u0")  # type: ignore[arg-type]
     run = KubernetesRun(REF, job, queue=None, autoscaling=False, is_same_cluster=lambda: True)
-    run._begin(Output(None, None))
+    run._begin(JobOutput(None, None))
     facts = job.look()
     assert isinstance(facts, JobSnapshot)
     now[0] = 103

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.run.engines import output as output_module
-from dsv.run.engines.output import QUEUE_SIZE, LogKeeper, NodeLines, Output
+from dsv.run.engines.output import QUEUE_SIZE, JobOutput, LogKeeper, NodeLines
 from dsv.values.secrets import Masker
 from tests.waiting import PATIENCE
 
@@ -34,7 +34,7 @@ def test_a_slow_reader_gets_everything() -> None:
     """More than the queue and the pipes hold, read only after the job's end."""
     reader, writer = os.pipe()
     pipes = Pipes()
-    output = Output(writer, None)
+    output = JobOutput(writer, None)
     output.attach(*pipes.sources)
     size = QUEUE_SIZE + (1 << 20)
 
@@ -67,7 +67,7 @@ def test_held_back_output_is_not_given_up_on(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(output_module, "QUEUE_SIZE", 1000)
     reader, writer = os.pipe()
     pipes = Pipes()
-    output = Output(writer, None)
+    output = JobOutput(writer, None)
     output.attach(*pipes.sources)
     fcntl.fcntl(pipes.out, fcntl.F_SETPIPE_SZ, 1 << 20)
     _write(pipes.out, b"y" * 500_000)
@@ -85,7 +85,7 @@ def test_held_back_output_is_not_given_up_on(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_stream_that_stays_open_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_module, "LAST_READ", 0.3)
     pipes = Pipes()
-    output = Output(None, None)
+    output = JobOutput(None, None)
     output.attach(*pipes.sources)
     assert not output.settled(0.5)
     began = time.monotonic()
@@ -105,7 +105,7 @@ def test_a_process_that_keeps_writing_is_not_read_for_ever(
     pipes = Pipes()
     fcntl.fcntl(pipes.out, fcntl.F_SETPIPE_SZ, 1 << 20)
     keeper = LogKeeper(20 << 20)
-    output = Output(writer, None, keeper)
+    output = JobOutput(writer, None, keeper)
     job = b"j" * 900_000
     _write(pipes.out, job)
     closed = threading.Event()
@@ -144,7 +144,7 @@ def test_letting_go_of_a_stuck_terminal_keeps_the_log_whole() -> None:
     reader, writer = os.pipe()
     pipes = Pipes()
     keeper = LogKeeper(20 << 20)
-    output = Output(writer, None, keeper)
+    output = JobOutput(writer, None, keeper)
     output.attach(*pipes.sources)
     size = QUEUE_SIZE + (1 << 20)
     thread = threading.Thread(target=lambda: (_write(pipes.out, b"z" * size), pipes.close()))
@@ -163,7 +163,7 @@ def test_a_terminal_that_does_not_block_is_waited_for() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     pipes = Pipes()
-    output = Output(writer, None)
+    output = JobOutput(writer, None)
     output.attach(*pipes.sources)
     threading.Thread(target=lambda: (_write(pipes.out, b"w" * 300_000), pipes.close())).start()
     time.sleep(0.2)
@@ -178,7 +178,7 @@ def test_a_terminal_that_does_not_block_is_waited_for() -> None:
 
 def test_the_last_line_of_stderr() -> None:
     pipes = Pipes()
-    output = Output(None, None)
+    output = JobOutput(None, None)
     output.attach(*pipes.sources)
     _write(pipes.err, b"pulling\ndocker: it failed\n\nRun 'docker run --help' for more information\n")
     pipes.close()

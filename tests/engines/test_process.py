@@ -15,8 +15,8 @@ from dsv.fs.process import Fate
 from dsv.fs.process import Process as Known
 from dsv.run.engines.attach import Foreground, Signals, supervise
 from dsv.run.engines.base import JobStatus
-from dsv.run.engines.output import Output
-from dsv.run.engines.process import Process, _ProcessRun
+from dsv.run.engines.output import JobOutput
+from dsv.run.engines.process import ProcessEngine, _ProcessRun
 from dsv.run.record import RunState
 from dsv.run.resources import ALL_GPUS
 from tests.engines.conformance import EngineConformance
@@ -27,7 +27,7 @@ from tests.waiting import PATIENCE
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
-    return Bench.of(Process(os.environ), tmp_path, None)
+    return Bench.of(ProcessEngine(os.environ), tmp_path, None)
 
 
 class TestProcess(EngineConformance):
@@ -44,7 +44,7 @@ class TestProcess(EngineConformance):
     def test_the_callers_environment_is_there_too(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        bench.engine = Process({**os.environ, "MINE": "yes"})
+        bench.engine = ProcessEngine({**os.environ, "MINE": "yes"})
         assert bench.run(bench.shell("echo $MINE $MORE", env={"MORE": "too"})).stdout == b"yes too\n"
 
     def test_the_command_is_looked_for_in_the_jobs_path(self, bench: Bench) -> None:
@@ -133,7 +133,7 @@ class TestProcess(EngineConformance):
 
         reading = threading.Thread(target=read, daemon=True)
         reading.start()
-        signals, output = Signals(), Output(writer, None)
+        signals, output = Signals(), JobOutput(writer, None)
         job = bench.shell("head -c 1000000 /dev/zero; exit 3")
         handle = Foreground(bench.engine, bench.plan(job), output, signals.wake, lambda ref: None)
         outcome = supervise(handle, output, signals, lost=lambda: None, note=lambda text: None, over=over.set)

@@ -10,8 +10,8 @@ import pytest
 
 from dsv.run.engines.base import Ended
 from dsv.run.engines.slurm.engine import read_logs
-from dsv.run.engines.slurm.job_status import Left, ended, status
-from dsv.run.engines.slurm.program import Answer, Queued
+from dsv.run.engines.slurm.job_status import JobFiles, ended, status
+from dsv.run.engines.slurm.program import ProgramResult, Queued
 from dsv.run.record import EndCause, JobRef
 
 RUN = "20261122-070000-0a1b2c3d"
@@ -22,21 +22,21 @@ def queued(state: str, reason: str = "None") -> Queued:
     return Queued("7", state, "n1", reason, f"dsv:{RUN}:{FOLDER}")
 
 
-def left(folder: Path, **files: str) -> Left:
+def left(folder: Path, **files: str) -> JobFiles:
     folder.mkdir(exist_ok=True)
     for name, text in files.items():
         (folder / name.replace("__", ".")).write_text(text)
-    return Left(folder)
+    return JobFiles(folder)
 
 
 @pytest.mark.parametrize("name", ["end", "slurm.log", "err.1", "node.1.0", "job.sh", "stopped"])
 def test_a_pipe_or_an_endless_file_among_what_a_job_left_is_passed_over(tmp_path: Path, name: str) -> None:
-    nothing = vars(Left(tmp_path))
+    nothing = vars(JobFiles(tmp_path))
     os.mkfifo(tmp_path / name)
-    assert vars(Left(tmp_path)) == nothing
+    assert vars(JobFiles(tmp_path)) == nothing
     (tmp_path / name).unlink()
     (tmp_path / name).symlink_to("/dev/zero")
-    assert vars(Left(tmp_path)) == nothing
+    assert vars(JobFiles(tmp_path)) == nothing
 
 
 OOM = "attempt 1 on n1\nsrun: error: n1: task 0: Out Of Memory\n"
@@ -86,7 +86,7 @@ def test_the_node_that_failed_first_says_how_the_job_ended(tmp_path: Path) -> No
     left(tmp_path, **files)
     for node, written in ((0, 13), (1, 12)):
         os.utime(tmp_path / f"node.1.{node}", (written, written))
-    done = ended(queued("FAILED"), Left(tmp_path))
+    done = ended(queued("FAILED"), JobFiles(tmp_path))
     assert done is not None and (done.exit_code, done.reason) == (
         9,
         "node 1 (n2) failed first, with exit code 9",
@@ -103,7 +103,7 @@ def test_of_two_nodes_that_failed_in_the_same_second_one_was_first(
         left(tmp_path, **files)
         for node, after in ((first, 0.01), (1 - first, 0.02)):
             os.utime(tmp_path / f"node.1.{node}", (0, clock + after))
-        done = ended(queued("FAILED"), Left(tmp_path))
+        done = ended(queued("FAILED"), JobFiles(tmp_path))
         assert done is not None and done.exit_code == code
         assert {part.ended_ms // 1000 for part in done.parts if part.ended_ms is not None} == {12}
 
@@ -160,7 +160,7 @@ def test_times_are_of_the_file_servers_clock(tmp_path: Path) -> None:
     """The node's clock is an hour ahead, and is used only for how long the command took."""
     left(tmp_path, node__1__0="n1 4600 0 4612\n", end="0 1\n")
     os.utime(tmp_path / "node.1.0", (1000, 1000))
-    done = ended(queued("COMPLETED"), Left(tmp_path))
+    done = ended(queued("COMPLETED"), JobFiles(tmp_path))
     assert done is not None and [(part.started_ms, part.ended_ms) for part in done.parts] == [
         (988_000, 1_000_000)
     ]
@@ -171,7 +171,7 @@ def test_a_command_that_recorded_no_end_ended_when_the_job_last_wrote(tmp_path: 
     left(tmp_path, node__1__0="n1 4600\n", err__0="step cancelled\n", attended="", complete__log="")
     os.utime(tmp_path / "node.1.0", (1000, 1000))
     os.utime(tmp_path / "err.0", (1004, 1004))
-    done = ended(queued("FAILED", "JobLaunchFailure"), Left(tmp_path))
+    done = ended(queued("FAILED", "JobLaunchFailure"), JobFiles(tmp_path))
     assert done is not None and [(part.end, part.started_ms, part.ended_ms) for part in done.parts] == [
         (EndCause.LOST_SIGHT, 1_000_000, 1_004_000)
     ]
@@ -219,9 +219,9 @@ def test_a_success_of_which_a_node_says_nothing_is_none(tmp_path: Path) -> None:
 def test_a_folder_that_shows_no_end_yet_is_looked_at_again(tmp_path: Path) -> None:
     """A success in Slurm is never called a failure."""
     for state, seen in (("COMPLETED", False), ("FAILED", True)):
-        assert ended(queued(state), Left(Path("/none"))) is None
-        assert status(queued(state), Left(Path("/none"))).lives
-        done = ended(queued(state), Left(Path("/none")), settled=True)
+        assert ended(queued(state), JobFiles(Path("/none"))) is None
+        assert status(queued(state), JobFiles(Path("/none"))).lives
+        done = ended(queued(state), JobFiles(Path("/none")), settled=True)
         assert done is not None and (done.exit_code, done.seen) == (125, seen)
     half = left(tmp_path, node__1__0="n1 10 0 12\n", end="0 2\n")
     assert ended(queued("COMPLETED"), half) is None and ended(queued("COMPLETING"), half) is None
@@ -278,7 +278,7 @@ def test_a_job_that_went_while_it_waited_for_another_attempt(
     (tmp_path / "job.sh").write_text(f"#SBATCH --nodes=1\nretries={retries}\n")
     (tmp_path / "slurm.log").write_text(log)
     (tmp_path / "node.1.0").write_text("n1 1770000000 3 1770000009\n")
-    done = ended(None, Left(tmp_path))
+    done = ended(None, JobFiles(tmp_path))
     assert done is not None and (done.exit_code, str(done.cause or "exited")) == (3, cause)
 
 
@@ -287,8 +287,8 @@ class Knows:
 
     state = "RUNNING"
 
-    def find(self, number: str, *, fresh: float) -> tuple[Queued, Answer]:
-        return queued(self.state), Answer()
+    def find(self, number: str, *, fresh: float) -> tuple[Queued, ProgramResult]:
+        return queued(self.state), ProgramResult()
 
 
 def test_a_log_that_is_followed_ends_if_another_dsv_completes_the_record(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.run.engines.slurm.program import Answer, SlurmProgram, ask_once, queue_file
+from dsv.run.engines.slurm.program import ProgramResult, SlurmProgram, ask_once, queue_file
 from tests.engines.test_slurm_stubs import RUN, programs
 
 ASK = """
@@ -89,10 +89,10 @@ def test_an_answer_that_can_not_be_used_costs_a_question(
 ) -> None:
     file = queue_file({"XDG_RUNTIME_DIR": str(tmp_path)})
     assert file is not None
-    ask_once(file, lambda: Answer("first"), since=0)
-    assert ask_once(file, lambda: Answer("second"), since=0).text == "first"
+    ask_once(file, lambda: ProgramResult("first"), since=0)
+    assert ask_once(file, lambda: ProgramResult("second"), since=0).text == "first"
     damage(file)
-    found = ask_once(file, lambda: Answer("second"), since=0)
+    found = ask_once(file, lambda: ProgramResult("second"), since=0)
     assert (found.text, found.problem) == ("second", None)
 
 
@@ -103,5 +103,5 @@ def test_a_dsv_that_was_stopped_while_it_asked_keeps_no_other_from_asking(
     monkeypatch.setattr("dsv.run.engines.slurm.program._WAITS", (0.01, 0.05))
     with file.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert ask_once(file, lambda: Answer("7"), since=0.0).text == "7"
+        assert ask_once(file, lambda: ProgramResult("7"), since=0.0).text == "7"
     assert file.read_text() == "", "what another one may be writing is left alone"

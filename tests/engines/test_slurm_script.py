@@ -15,12 +15,12 @@ from dsv.errors import UsageError
 from dsv.run.engines.base import Facts, Job, Mount, read_options
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.slurm.engine import Slurm, read_capacity
-from dsv.run.engines.slurm.program import Answer, SlurmProgram, read_queue
+from dsv.run.engines.slurm.program import ProgramResult, SlurmProgram, read_queue
 from dsv.run.engines.slurm.script import (
     CONTAINERS,
     DECODER,
     MEETING,
-    Batch,
+    BatchScript,
     SlurmOptions,
     passing,
     render,
@@ -55,13 +55,13 @@ def job(**more: object) -> Job:
     ],
 )
 def test_what_a_job_asks_for_is_an_option_of_sbatch(asked: dict[str, object], option: str) -> None:
-    assert option in sbatch_options(Batch(job(**asked), SlurmOptions()))
+    assert option in sbatch_options(BatchScript(job(**asked), SlurmOptions()))
 
 
 def test_what_the_pool_says_comes_before_what_was_typed() -> None:
     """The last of two options counts."""
     options = read({"partition": "gpu", "account": "lab", "qos": "high", "sbatch": ["--exclusive"]})
-    found = sbatch_options(Batch(job(engine_args=("--partition=cpu",)), options))
+    found = sbatch_options(BatchScript(job(engine_args=("--partition=cpu",)), options))
     assert found[-5:] == ["--partition=gpu", "--account=lab", "--qos=high", "--exclusive", "--partition=cpu"]
 
 
@@ -70,7 +70,7 @@ def test_the_script_is_one_that_bash_understands() -> None:
         name="it's", command=("sh", "-c", "echo 'a\nb' \"$X\""), nodes=2, retries=3, hold=("with", "it's", "--"),
         time_seconds=90, engine_args=("--signal=USR2@30",), env={"TOKEN": "x"}, workdir="/a b",
     )  # fmt: skip
-    batch = Batch(asked, SlurmOptions())
+    batch = BatchScript(asked, SlurmOptions())
     text = render(batch)
     assert (
         subprocess.run(["bash", "-n"], input=text, text=True, check=False, capture_output=True).stderr == ""
@@ -81,7 +81,7 @@ def test_the_script_is_one_that_bash_understands() -> None:
 
 def test_words_and_values_reach_the_nodes_as_they_were_typed() -> None:
     odd = ["--x", "", "a\n\n\n\nb ", "%n \\", "it's $HOME `x` {brace}"]
-    batch = Batch(
+    batch = BatchScript(
         job(command=("printf", "%s|", *odd), env={"DSV_DATASET": "c\n\n\nd"}, time_seconds=9), SlurmOptions()
     )
     text = render(batch)
@@ -91,7 +91,7 @@ def test_words_and_values_reach_the_nodes_as_they_were_typed() -> None:
 
 
 def test_values_of_the_job_are_in_the_environment_of_sbatch_alone() -> None:
-    batch = Batch(
+    batch = BatchScript(
         job(env={"TOKEN": "hunter2", "DSV_PARAMS": '{"key": "hunter2"}', "DSV_RUN": RUN}), SlurmOptions()
     )
     assert "hunter2" not in render(batch) and f"export DSV_RUN={RUN}" in render(batch)
@@ -122,20 +122,20 @@ def test_the_longest_value_and_the_longest_command_are_passed_on() -> None:
     env = {**passing({"KEY": longest}), "PATH": os.environ["PATH"]}
     assert subprocess.run(["true"], env=env, check=True)
     with pytest.raises(UsageError) as told:
-        render(Batch(job(command=("t", "x" * 131_072)), SlurmOptions()))
+        render(BatchScript(job(command=("t", "x" * 131_072)), SlurmOptions()))
     most = int(re.findall(r"([\d,]+) fit", told.value.message)[0].replace(",", "")) - len("t ")
     with pytest.raises(UsageError):
-        render(Batch(job(command=("t", "x" * (most + 1))), SlurmOptions()))
-    text = render(Batch(job(command=("t", "x" * most)), SlurmOptions()))
+        render(BatchScript(job(command=("t", "x" * (most + 1))), SlurmOptions()))
+    text = render(BatchScript(job(command=("t", "x" * most)), SlurmOptions()))
     (task,) = re.findall(r"^read -r -d '' task <<'(\w+)'\n(.*?)\n\1$", text, re.MULTILINE | re.DOTALL)
     assert subprocess.run(["true", task[1]], check=True)
 
 
 def test_several_nodes_get_the_address_of_the_rendezvous() -> None:
     assert set(MEETING) == {*node_environment(["n1", "n2"], 20_000), "NODE_RANK", "PET_NODE_RANK"}
-    text = render(Batch(job(nodes=2), SlurmOptions()))
+    text = render(BatchScript(job(nodes=2), SlurmOptions()))
     assert all(f"{name}=" in text for name in MEETING)
-    assert "MASTER_ADDR" not in render(Batch(job(), SlurmOptions()))
+    assert "MASTER_ADDR" not in render(BatchScript(job(), SlurmOptions()))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_several_nodes_get_the_address_of_the_rendezvous() -> None:
 )
 def test_what_slurm_cannot_do_is_refused(asked: dict[str, object], options: dict[str, str]) -> None:
     with pytest.raises(UsageError):
-        render(Batch(job(**asked), read(options)))
+        render(BatchScript(job(**asked), read(options)))
 
 
 @pytest.mark.parametrize(
@@ -200,10 +200,10 @@ def test_a_line_of_squeue_may_have_anything_in_its_comment() -> None:
 
 
 def test_a_controller_that_is_away_is_distinguished_from_a_refusal() -> None:
-    assert Answer(
+    assert ProgramResult(
         problem="slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     ).is_away
-    assert not Answer(problem="Batch job submission failed: Invalid partition name specified").is_away
+    assert not ProgramResult(problem="Batch job submission failed: Invalid partition name specified").is_away
 
 
 def test_an_argument_may_be_any_bytes(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_used_gpus_without_a_type_are_not_free(used: str, free: int) -> None:
 def test_each_node_is_held_by_one_program_from_its_data_to_the_end_of_its_command() -> None:
     """There is no moment between the two in which somebody could evict what a node has fetched."""
     for nodes, place in ((1, '"$folder/stage.$attempt.0"'), (2, '"$1/stage.$2.$SLURM_NODEID"')):
-        text = render(Batch(job(hold=("with", "x@1", "--"), nodes=nodes), SlurmOptions(dsv="/d/dsv")))
+        text = render(BatchScript(job(hold=("with", "x@1", "--"), nodes=nodes), SlurmOptions(dsv="/d/dsv")))
         assert text.count("/d/dsv") == len(re.findall(r"^ *srun ", text, re.MULTILINE)) == 1
         assert f"/d/dsv with x@1 --json-file {place} -- bash -c" in text
 
@@ -284,10 +284,10 @@ def test_each_node_is_held_by_one_program_from_its_data_to_the_end_of_its_comman
 def test_slurms_own_limit_has_room_for_the_data(stage_time: str | None, minutes: int) -> None:
     """And for the grace that the command gets; the command's own time is exactly what was asked for."""
     options = read({} if stage_time is None else {"stage_time": stage_time})
-    batch = Batch(job(time_seconds=61), options)
+    batch = BatchScript(job(time_seconds=61), options)
     assert f"--time={minutes}" in sbatch_options(batch)
     assert "  sleep 61\n" in render(batch)
-    assert "sleep 61" not in render(Batch(job(), options))
+    assert "sleep 61" not in render(BatchScript(job(), options))
 
 
 @pytest.mark.parametrize(
@@ -306,6 +306,6 @@ def test_a_warning_comes_before_the_end_of_the_commands_own_time(
 ) -> None:
     """Slurm's own comes before Slurm's limit, which is later."""
     assert warning_of(options) == warning
-    text = render(Batch(job(time_seconds=1000, engine_args=options), SlurmOptions()))
+    text = render(BatchScript(job(time_seconds=1000, engine_args=options), SlurmOptions()))
     assert ("kill -s USR2" in text) == (warning == ("USR2", 300))
     assert ("  sleep 700\n" in text) == (warning == ("USR2", 300))

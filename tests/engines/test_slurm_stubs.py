@@ -20,11 +20,11 @@ from dsv.errors import LaunchError
 from dsv.run.engines.attach import Foreground
 from dsv.run.engines.base import Ended, Facts, Job
 from dsv.run.engines.machine import Machine
-from dsv.run.engines.output import Output
+from dsv.run.engines.output import JobOutput
 from dsv.run.engines.slurm.engine import Follower, Slurm, SlurmRun
-from dsv.run.engines.slurm.job_status import Left
+from dsv.run.engines.slurm.job_status import JobFiles
 from dsv.run.engines.slurm.program import SlurmProgram
-from dsv.run.engines.slurm.script import Batch, SlurmOptions, render
+from dsv.run.engines.slurm.script import BatchScript, SlurmOptions, render
 from dsv.run.node_order import NodeOrder
 from dsv.run.record import EndCause, JobRef, RunId
 from dsv.values.names import DatasetName
@@ -184,7 +184,7 @@ def test_only_a_job_that_never_began_is_taken_back(
 
 
 def run_script(
-    tmp_path: Path, batch: Batch, nodes: str = "0", own: Mapping[str, str] | None = None, **more: str
+    tmp_path: Path, batch: BatchScript, nodes: str = "0", own: Mapping[str, str] | None = None, **more: str
 ) -> tuple[int, str]:
     """Its exit code, and the calls of scontrol. nodes: those on which srun begins the task; own: further programs."""
     batch.job.scratch.mkdir()
@@ -207,21 +207,21 @@ def run_script(
     return done.returncode, calls.read_text() if calls.exists() else ""
 
 
-def batch(tmp_path: Path, *command: str, program: str = "dsv", **more: object) -> Batch:
+def batch(tmp_path: Path, *command: str, program: str = "dsv", **more: object) -> BatchScript:
     """program: what holds the data, and completes the record."""
     job = Job(run=RUN, name="x", scratch=tmp_path / "job", command=command)
-    return Batch(replace(job, **more), SlurmOptions(dsv=program))  # type: ignore[arg-type]
+    return BatchScript(replace(job, **more), SlurmOptions(dsv=program))  # type: ignore[arg-type]
 
 
 def test_a_node_that_never_began_fails_the_job(tmp_path: Path) -> None:
     code, _ = run_script(tmp_path, batch(tmp_path, "true", nodes=3), nodes="0 2")
-    assert code == 137 and Left(tmp_path / "job").end == 137
-    assert [part.exit_code for part in Left(tmp_path / "job").parts] == [0, 0]
+    assert code == 137 and JobFiles(tmp_path / "job").end == 137
+    assert [part.exit_code for part in JobFiles(tmp_path / "job").parts] == [0, 0]
 
 
 def test_a_success_is_one_of_every_node(tmp_path: Path) -> None:
     code, _ = run_script(tmp_path, batch(tmp_path, "true", nodes=2), nodes="0 1")
-    assert code == 0 and Left(tmp_path / "job").succeeded
+    assert code == 0 and JobFiles(tmp_path / "job").succeeded
 
 
 def test_no_command_begins_before_all_nodes_hold_their_data(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_no_command_begins_before_all_nodes_hold_their_data(tmp_path: Path) -> N
     slow = f'{held}; [ "$SLURM_NODEID" = 1 ] || {{ ls "$FOLDER" >"$CALLS.before"; touch "$CALLS.held"; }}; {after}'
     code, _ = run_script(tmp_path, it, nodes="0 1", own={"slow": slow}, FOLDER=str(it.job.scratch))
     assert code == 0 and "node.1" not in (tmp_path / "calls.before").read_text()
-    assert Left(it.job.scratch).succeeded
+    assert JobFiles(it.job.scratch).succeeded
 
 
 def test_a_node_that_waits_for_others_ends_at_once(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_node_that_can_not_hold_its_data_lets_no_command_begin(tmp_path: Path,
         tmp_path, "touch", str(tmp_path / "began"), nodes=2, program="fails", hold=("--",), retries=retries
     )
     code, calls = run_script(tmp_path, it, nodes="0 1", own={"fails": fails})
-    found = Left(it.job.scratch)
+    found = JobFiles(it.job.scratch)
     assert (code, found.end, found.begun) == (125, 125, False) and "requeue" not in calls
     assert not (tmp_path / "began").exists() and "no room" in found.said
 
@@ -284,7 +284,7 @@ def test_a_command_gets_its_own_time_and_no_more(tmp_path: Path, script: str, co
         found, calls = run_script(scene, it, nodes=nodes)
         if len(list(scene.glob("ready.*"))) == count:
             break
-    left = Left(it.job.scratch)
+    left = JobFiles(it.job.scratch)
     assert (found, left.end, left.late) == (code, code, True) and "requeue" not in calls
     assert [str(part.end) for part in left.parts] == ["time-limit"] * count
 
@@ -299,7 +299,7 @@ def test_a_command_is_warned_before_its_time_is_over(tmp_path: Path) -> None:
         code, _ = run_script(scene, it)
         if (scene / "ready").exists():
             break
-    assert code == 4 and not Left(it.job.scratch).late
+    assert code == 4 and not JobFiles(it.job.scratch).late
 
 
 @pytest.mark.parametrize(
@@ -319,14 +319,14 @@ def test_only_what_a_command_says_is_tried_again(
     it = batch(tmp_path, *command, program=(*hold, "dsv")[0], hold=hold[1:], retries=1)
     found, calls = run_script(tmp_path, it)
     assert (found, "requeue 7" in calls) == (code, again)
-    assert Left(tmp_path / "job").end == code
+    assert JobFiles(tmp_path / "job").end == code
 
 
 def test_a_variable_that_did_not_come_along_is_missed(tmp_path: Path) -> None:
     it = batch(tmp_path, "sh", "-c", 'exit "$TOKEN"', env={"TOKEN": "x"})
     assert run_script(tmp_path, it)[0] == 125
     (tmp_path / "other").mkdir()
-    it = Batch(replace(it.job, scratch=tmp_path / "other" / "job"), it.options)
+    it = BatchScript(replace(it.job, scratch=tmp_path / "other" / "job"), it.options)
     assert run_script(tmp_path / "other", it, DSV_JOB_TOKEN="3")[0] == 3
 
 
@@ -337,7 +337,7 @@ def test_a_store_that_hangs_does_not_hold_the_job(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("dsv.run.engines.slurm.script.CLOSE_SECONDS", 1)
     own = {"slow": "exec tail -f /dev/null", "sleep": ""}
     code, _ = run_script(tmp_path, it, own=own)
-    assert code == 3 and Left(it.job.scratch).end == 3
+    assert code == 3 and JobFiles(it.job.scratch).end == 3
     assert (it.job.scratch / "complete.log").exists()
 
 
@@ -347,7 +347,7 @@ def test_the_script_is_for_its_owner_alone(tmp_path: Path) -> None:
     plan = engine.plan(
         Job(run=RUN, name="x", command=("true",), scratch=tmp_path / "job"), Facts(Machine.read({}))
     )
-    engine.submit(plan, Output(None, None, None), Event())
+    engine.submit(plan, JobOutput(None, None, None), Event())
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "job", tmp_path / "job" / "job.sh")]
     assert modes == [0o700, 0o600]
 
@@ -363,7 +363,7 @@ def test_an_end_that_is_seen_late_is_the_jobs_own(tmp_path: Path) -> None:
     )
     over = Event()
     handle = SlurmRun(SlurmProgram(env), JobRef("slurm", RUN, "c@h", f"7:{folder}"))
-    handle.begin(Output(None, None, None), over.set)
+    handle.begin(JobOutput(None, None, None), over.set)
     until(lambda: (tmp_path / "calls").read_text().count("squeue") > 2, "a further look")
     assert handle.ended is None
     (folder / "node.1.0").write_text("n1 10 0 12\n")
@@ -387,7 +387,7 @@ def test_a_file_server_that_fails_for_a_while_ends_nothing(
     over = Event()
     handle = SlurmRun(SlurmProgram(env), JobRef("slurm", RUN, "c@h", f"7:{folder}"))
     with (tmp_path / "log").open("wb") as log:
-        output = Output(log.fileno(), None)
+        output = JobOutput(log.fileno(), None)
         handle.begin(output, over.set)
         assert over.wait(PATIENCE)
         output.job_ended()
@@ -420,7 +420,7 @@ def test_a_job_that_slurm_may_have_taken_before_it_went_away_is_not_launched(tmp
         Job(run=RUN, name="x", command=("true",), scratch=tmp_path / "job"), Facts(Machine.read({}), "c@h")
     )
     with pytest.raises(LaunchError, match=r"Slurm does not take the job: .*Unable to contact") as caught:
-        engine.submit(plan, Output(None, None, None), Event())
+        engine.submit(plan, JobOutput(None, None, None), Event())
     assert "scontrol ping" in (caught.value.hint or "")
     calls = (tmp_path / "calls").read_text()
     assert "sbatch --parsable --hold" in calls and "squeue" in calls
@@ -441,7 +441,7 @@ def test_a_job_whose_release_got_no_answer_is_cancelled_or_may_live(tmp_path: Pa
         Job(run=RUN, name="x", command=("true",), scratch=tmp_path / "job"), Facts(Machine.read({}), "c@h")
     )
     refs: list[JobRef] = []
-    handle = Foreground(engine, plan, Output(None, None, None), lambda: None, refs.append)
+    handle = Foreground(engine, plan, JobOutput(None, None, None), lambda: None, refs.append)
     until(lambda: handle.ended, "the end")
     assert handle.ended == Ended(
         exit_code=125, launched=False, seen=False, may_live=True,
@@ -511,7 +511,7 @@ def test_a_file_server_that_fails_at_a_jobs_end_makes_no_job_of_it_that_never_be
     fail_for_a_while(monkeypatch, "listdir", folder, failures)
     over = Event()
     handle = SlurmRun(SlurmProgram(env), JobRef("slurm", RUN, "c@h", f"7:{folder}"))
-    handle.begin(Output(None, None), over.set)
+    handle.begin(JobOutput(None, None), over.set)
     assert over.wait(PATIENCE)
     done = handle.ended
     assert done is not None and (done.launched, done.seen, done.cause, done.exit_code) == (

@@ -10,7 +10,7 @@ import pytest
 from dsv.run.engines import attach as module
 from dsv.run.engines.attach import Signals, supervise
 from dsv.run.engines.base import Ended
-from dsv.run.engines.output import Output
+from dsv.run.engines.output import JobOutput
 
 
 class Unreachable:
@@ -41,7 +41,7 @@ def test_a_job_that_cannot_be_killed_is_left_by_one_more_signal(monkeypatch: pyt
     signals.send(signal.SIGINT)
     outcome = supervise(
         handle,
-        Output(None, None),
+        JobOutput(None, None),
         signals,
         lost=lambda: None,
         note=note,

@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 
 from dsv.errors import IntegrityError, Unsupported
 from dsv.format.codec import compress
-from dsv.format.external import MAGIC, MAX_TEXT, Builder, ExternalPack, Source
+from dsv.format.external import MAGIC, MAX_TEXT, Builder, ExternalPack, ExternalSource
 from dsv.format.locator import PACK_MAX
 from dsv.format.recipe import MAX_CHUNK
 from dsv.values.ids import EXTERNAL_END, ChunkId, PackId
 from tests.format.strategies import mutations
 
 TEXTS = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20)
-SOURCES = st.builds(Source, TEXTS, TEXTS, TEXTS, TEXTS, st.integers(0, (1 << 63) - 1))
+SOURCES = st.builds(ExternalSource, TEXTS, TEXTS, TEXTS, TEXTS, st.integers(0, (1 << 63) - 1))
 SPANS = st.tuples(st.binary(min_size=32, max_size=32), st.integers(1, 4000), st.integers(0, 1 << 62))
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> list[tuple[ChunkId, Source, int, int]]:
+def rows(draw: st.DrawFn) -> list[tuple[ChunkId, ExternalSource, int, int]]:
     """Chunks of a few files, each within its file."""
     sources = draw(st.lists(SOURCES.filter(lambda one: one.size > 4000), min_size=1, max_size=4))
     found = []
@@ -32,7 +32,7 @@ def rows(draw: st.DrawFn) -> list[tuple[ChunkId, Source, int, int]]:
     return found
 
 
-def built(chunks: list[tuple[ChunkId, Source, int, int]]) -> ExternalPack:
+def built(chunks: list[tuple[ChunkId, ExternalSource, int, int]]) -> ExternalPack:
     builder = Builder()
     places = [builder.add(*row) for row in chunks]
     found = builder.finish()
@@ -45,14 +45,14 @@ def built(chunks: list[tuple[ChunkId, Source, int, int]]) -> ExternalPack:
 
 
 @given(rows())
-def test_round_trip(chunks: list[tuple[ChunkId, Source, int, int]]) -> None:
+def test_round_trip(chunks: list[tuple[ChunkId, ExternalSource, int, int]]) -> None:
     encoded = built(chunks).encode()
     assert ExternalPack.decode(encoded).encode() == encoded
 
 
 @given(rows(), st.data())
 def test_what_was_changed_is_refused(
-    chunks: list[tuple[ChunkId, Source, int, int]], data: st.DataObject
+    chunks: list[tuple[ChunkId, ExternalSource, int, int]], data: st.DataObject
 ) -> None:
     """Of the bytes, and of the columns with a right hash around them."""
     encoded = built(chunks).encode()
@@ -73,7 +73,7 @@ def test_what_was_changed_is_refused(
 
 
 def test_limits() -> None:
-    source = Source("s3://a/b", "", "", "", 1 << 40)
+    source = ExternalSource("s3://a/b", "", "", "", 1 << 40)
     builder = Builder()
     while not builder.is_full:
         builder.add(ChunkId(bytes(32)), source, 0, MAX_CHUNK)
@@ -81,8 +81,8 @@ def test_limits() -> None:
     assert PACK_MAX - MAX_CHUNK < found.ends[-1] <= PACK_MAX
     assert ExternalPack.decode(found.encode()).ends == found.ends
     for one, start, reason in (
-        (Source("file:///a", "", "", "", 5), 3, "behind the end"),
-        (Source("x" * (MAX_TEXT + 1), "", "", "", 5), 0, "too long"),
+        (ExternalSource("file:///a", "", "", "", 5), 3, "behind the end"),
+        (ExternalSource("x" * (MAX_TEXT + 1), "", "", "", 5), 0, "too long"),
     ):
         builder = Builder()
         builder.add(ChunkId(bytes(32)), one, start, 3)

@@ -14,9 +14,10 @@ from dsv.errors import IntegrityError, Unsupported
 from dsv.format.envelope import CHECK_SIZE, sealed
 from dsv.format.locator import ObjectKind
 from dsv.format.records import (
+    BranchLimits,
     BranchRule,
     ChunkingParams,
-    Commit,
+    CommitRecord,
     Damage,
     DatasetErased,
     Erasure,
@@ -29,7 +30,6 @@ from dsv.format.records import (
     GcDecision,
     GcDone,
     IndexMerge,
-    Limits,
     MergedFile,
     RefEntry,
     SessionBeat,
@@ -146,7 +146,7 @@ RECORDS["branch-rule"] = st.builds(
     BranchRule.of,
     st.none()
     | st.builds(
-        Limits,
+        BranchLimits,
         st.booleans(),
         st.sets(draw.texts.filter(bool), max_size=3).map(lambda who: tuple(sorted(who))),
         st.none() | st.integers(0, 100),
@@ -185,7 +185,7 @@ RECORDS["erasure"] = st.builds(
     draw.texts,
 )
 COMMITS = st.builds(
-    lambda root, level, parents, who, when, why, files, others, size: Commit(
+    lambda root, level, parents, who, when, why, files, others, size: CommitRecord(
         root, level, tuple(parents), who, when, why, files, size if files else 0, files + others
     ),
     draw.node_ids,
@@ -276,7 +276,7 @@ def test_the_envelope_is_strict(data: bytes, message: str) -> None:
         BEAT(data)
 
 
-@pytest.mark.parametrize("kind", [Commit, RefEntry, TagValue, FormatEntry, SessionOpen, GcDecision])
+@pytest.mark.parametrize("kind", [CommitRecord, RefEntry, TagValue, FormatEntry, SessionOpen, GcDecision])
 def test_a_value_that_is_nested_beyond_any_stack_is_damage(kind: Any) -> None:
     count = len(kind.__struct_fields__) - kind.added
     for before in range(count):
@@ -301,15 +301,15 @@ def test_a_record_carries_no_name_that_is_none(name: str) -> None:
     for decode, line, fields in (
         (RefEntry.decode, b"dsv ref 2\n", ref),
         (TagValue.decode, b"dsv tag 2\n", tag),
-        (Commit.decode, b"dsv commit 2\n", commit),
+        (CommitRecord.decode, b"dsv commit 2\n", commit),
     ):
         with pytest.raises(IntegrityError, match="is not a name for"):
             decode(sealed(line + msgspec.msgpack.encode(fields)))
 
 
-@pytest.mark.parametrize("decode", [RefEntry.decode, TagValue.decode, Commit.decode])
+@pytest.mark.parametrize("decode", [RefEntry.decode, TagValue.decode, CommitRecord.decode])
 def test_a_third_version_is_distinguished_from_damage(decode: Any) -> None:
-    kind = {RefEntry.decode: "ref", TagValue.decode: "tag", Commit.decode: "commit"}[decode]
+    kind = {RefEntry.decode: "ref", TagValue.decode: "tag", CommitRecord.decode: "commit"}[decode]
     with pytest.raises(Unsupported, match=f"{kind} has version 3, and this dsv knows version 2"):
         decode(f"dsv {kind} 3\nwhat ever".encode())
 
@@ -328,16 +328,16 @@ def test_text_that_is_not_utf8_is_damage() -> None:
         RefEntry(None, False, draw.Nonce(bytes(16)), 0, "", "", DatasetName("set"), MAIN),
         RefEntry(None, False, draw.Nonce(bytes(16)), 0, "", "", number=3),
         TagValue(draw.CommitId(bytes(32)), draw.Nonce(bytes(16)), 0, "", "", DatasetName("set")),
-        Commit(draw.NodeId(bytes(32)), 1, (), "", 0, "", 0, 0, 0, DatasetName("set")),
+        CommitRecord(draw.NodeId(bytes(32)), 1, (), "", 0, "", 0, 0, 0, DatasetName("set")),
         RefEntry(None, False, draw.Nonce(bytes(16)), -1, "", ""),
         RefEntry(None, False, draw.Nonce(bytes(16)), 0, "x" * 1025, ""),
         TagValue(draw.CommitId(bytes(32)), draw.Nonce(bytes(16)), 0, "", "x" * 65537),
         GcCondemned(0, (draw.PackId(b"b" * 16), draw.PackId(b"a" * 16)), draw.Nonce(bytes(16)), 0, ""),
         GcDecision(0, (draw.PackId(b"b" * 16), draw.PackId(b"a" * 16)), draw.Nonce(bytes(16)), 0, ""),
-        Commit(draw.NodeId(bytes(32)), 0, (), "", 0, "", 0, 0, 0),
-        Commit(draw.NodeId(bytes(32)), 1, (draw.CommitId(bytes(32)),) * 2, "", 0, "", 0, 0, 0),
-        Commit(draw.NodeId(bytes(32)), 1, (), "", 0, "", 2, 0, 1),
-        Commit(draw.NodeId(bytes(32)), 1, (), "", 0, "", 0, 7, 1),
+        CommitRecord(draw.NodeId(bytes(32)), 0, (), "", 0, "", 0, 0, 0),
+        CommitRecord(draw.NodeId(bytes(32)), 1, (draw.CommitId(bytes(32)),) * 2, "", 0, "", 0, 0, 0),
+        CommitRecord(draw.NodeId(bytes(32)), 1, (), "", 0, "", 2, 0, 1),
+        CommitRecord(draw.NodeId(bytes(32)), 1, (), "", 0, "", 0, 7, 1),
         FormatEntry(
             StoreId(bytes(16)),
             draw.Nonce(bytes(16)),

@@ -10,7 +10,7 @@ import pytest
 
 from dsv.errors import Unsupported
 from dsv.fs import folders
-from dsv.fs.folders import Rights, make_durable, make_folder
+from dsv.fs.folders import FolderRights, make_durable, make_folder
 
 
 @pytest.fixture
@@ -22,9 +22,15 @@ def parent(tmp_path: Path) -> Iterator[int]:
 
 @pytest.mark.parametrize(
     ("rights", "mode"),
-    [(Rights(), 0o700), (Rights(given=0o2070), 0o2770), (Rights(given=0o755, free=0), 0o755)],
+    [
+        (FolderRights(), 0o700),
+        (FolderRights(given=0o2070), 0o2770),
+        (FolderRights(given=0o755, free=0), 0o755),
+    ],
 )
-def test_a_folder_appears_with_its_rights(tmp_path: Path, parent: int, rights: Rights, mode: int) -> None:
+def test_a_folder_appears_with_its_rights(
+    tmp_path: Path, parent: int, rights: FolderRights, mode: int
+) -> None:
     old = os.umask(0o077)
     try:
         make_folder(parent, "a", rights)
@@ -38,7 +44,7 @@ def test_a_folder_appears_with_its_rights(tmp_path: Path, parent: int, rights: R
 def test_a_folder_with_something_in_it_stays(tmp_path: Path, parent: int) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a/f").touch()
-    make_folder(parent, "a", Rights(given=0o770))
+    make_folder(parent, "a", FolderRights(given=0o770))
     assert os.listdir(tmp_path) == ["a"]
     assert os.listdir(tmp_path / "a") == ["f"]
 
@@ -59,7 +65,7 @@ def test_another_folder_that_got_the_name_of_a_draft_is_not_opened_to_others(
 
     monkeypatch.setattr(folders.os, "mkdir", exchange)
     with pytest.raises(PermissionError, match="exchanged"):
-        make_folder(parent, "a", Rights(given=0o2775, free=0, group=os.getegid()))
+        make_folder(parent, "a", FolderRights(given=0o2775, free=0, group=os.getegid()))
     (moved,) = [one for one in tmp_path.iterdir() if (one / "key").exists()]
     assert stat.S_IMODE(moved.stat().st_mode) == 0o700
 
@@ -70,7 +76,7 @@ def test_a_failure_leaves_no_draft(tmp_path: Path, parent: int, monkeypatch: pyt
 
     monkeypatch.setattr(folders.os, "fchmod", fail)
     with pytest.raises(PermissionError):
-        make_folder(parent, "a", Rights(given=0o770))
+        make_folder(parent, "a", FolderRights(given=0o770))
     assert os.listdir(tmp_path) == []
 
 
@@ -94,7 +100,7 @@ def test_a_draft_is_made_in_the_given_folder_and_is_only_its_makers(
     real = os.fchmod
     monkeypatch.setattr(folders.os, "rename", look)
     monkeypatch.setattr(folders.os, "fchmod", fchmod)
-    make_folder(parent, "a", Rights(given=0o775, free=0, group=os.getegid()), drafts)
+    make_folder(parent, "a", FolderRights(given=0o775, free=0, group=os.getegid()), drafts)
     os.close(drafts)
     assert seen == [0o700]
     assert os.listdir(tmp_path / "drafts") == []
@@ -103,7 +109,7 @@ def test_a_draft_is_made_in_the_given_folder_and_is_only_its_makers(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder to any group")
 def test_a_folder_appears_with_its_group(tmp_path: Path, parent: int) -> None:
-    make_folder(parent, "a", Rights(given=0o2775, free=0, group=12345))
+    make_folder(parent, "a", FolderRights(given=0o2775, free=0, group=12345))
     found = (tmp_path / "a").stat()
     assert (found.st_gid, stat.S_IMODE(found.st_mode)) == (12345, 0o2775)
 
@@ -114,8 +120,8 @@ def test_a_folder_that_has_its_rights_from_birth_needs_no_draft(
     monkeypatch.setattr(folders.os, "rename", None)
     old = os.umask(0o022)
     try:
-        make_folder(parent, "a", Rights(given=0o755, free=0, plain=True))
-        make_folder(parent, "a", Rights(given=0o755, free=0, plain=True))
+        make_folder(parent, "a", FolderRights(given=0o755, free=0, plain=True))
+        make_folder(parent, "a", FolderRights(given=0o755, free=0, plain=True))
     finally:
         os.umask(old)
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o755

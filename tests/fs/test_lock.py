@@ -13,7 +13,7 @@ from dsv.errors import Conflict
 from dsv.fs import lock as lock_module
 from dsv.fs.attributes import server_time
 from dsv.fs.files import read_file
-from dsv.fs.lock import Held, Lock, Owner
+from dsv.fs.lock import Lock, LockHeld, LockOwner
 from dsv.fs.process import Fate
 
 HOLDER = """
@@ -48,7 +48,7 @@ def test_the_second_taker_learns_who_holds_the_lock(folder: Path) -> None:
     first = Lock.take(folder, "dsv sync")
     assert isinstance(first, Lock)
     second = Lock.take(folder, "dsv sync")
-    assert isinstance(second, Held)
+    assert isinstance(second, LockHeld)
     assert f"process {os.getpid()}" in second.refusal(folder).message
     first.release()
     third = Lock.take(folder, "dsv sync")
@@ -62,9 +62,11 @@ def test_a_killed_holder_delays_nobody_on_its_host_even_as_a_zombie(
 ) -> None:
     process = holder(folder)
     assert said(process) == "Lock"
-    assert isinstance(Lock.take(folder, "dsv sync"), Held)
+    assert isinstance(Lock.take(folder, "dsv sync"), LockHeld)
     process.send_signal(how)
-    while (taken := Lock.take(folder, "dsv sync")) and isinstance(taken, Held):  # not reaped: it is a zombie
+    while (taken := Lock.take(folder, "dsv sync")) and isinstance(
+        taken, LockHeld
+    ):  # not reaped: it is a zombie
         time.sleep(0.01)
     assert isinstance(taken, Lock)
     taken.check()
@@ -89,7 +91,7 @@ def elsewhere(folder: Path, age: float, *, alive: float | None = None) -> Path:
     folder.mkdir(exist_ok=True)
     now = server_time(folder)
     record = folder / "00000007"
-    owner = Owner("id", "another-boot:1:1", os.getpid(), 1, "gpu7", "dsv sync", now - age)
+    owner = LockOwner("id", "another-boot:1:1", os.getpid(), 1, "gpu7", "dsv sync", now - age)
     record.write_bytes(owner.encode())
     if alive is not None:
         (folder / "00000007.alive").write_bytes(str(now - alive).encode())
@@ -99,9 +101,9 @@ def elsewhere(folder: Path, age: float, *, alive: float | None = None) -> Path:
 def test_a_holder_on_another_host_is_judged_by_what_it_says(folder: Path) -> None:
     elsewhere(folder, 1)
     taken = Lock.take(folder, "dsv sync")
-    assert isinstance(taken, Held) and taken.owner is not None and taken.owner.host == "gpu7"
+    assert isinstance(taken, LockHeld) and taken.owner is not None and taken.owner.host == "gpu7"
     elsewhere(folder, 3600, alive=1)
-    assert isinstance(Lock.take(folder, "dsv sync"), Held)
+    assert isinstance(Lock.take(folder, "dsv sync"), LockHeld)
     elsewhere(folder, 3600, alive=61)
     taken = Lock.take(folder, "dsv sync")
     assert isinstance(taken, Lock)
@@ -115,7 +117,7 @@ def test_the_times_that_a_client_gives_its_files_do_not_count(folder: Path) -> N
         for file in (path, folder / "00000007.alive"):
             if file.exists():
                 os.utime(file, (time.time() - 3600,) * 2)
-        assert isinstance(Lock.take(folder, "dsv sync"), Held)
+        assert isinstance(Lock.take(folder, "dsv sync"), LockHeld)
     for file in folder.iterdir():
         file.unlink()
     path = elsewhere(folder, 61)
@@ -128,7 +130,7 @@ def test_the_times_that_a_client_gives_its_files_do_not_count(folder: Path) -> N
 def test_a_torn_record_counts_as_somebody_elsewhere(folder: Path) -> None:
     record = elsewhere(folder, 0)
     record.write_bytes(record.read_bytes()[:10])
-    assert isinstance(Lock.take(folder, "dsv sync"), Held)
+    assert isinstance(Lock.take(folder, "dsv sync"), LockHeld)
     os.utime(record, (time.time() - 61,) * 2)  # there is nothing else to judge it by
     taken = Lock.take(folder, "dsv sync")
     assert isinstance(taken, Lock)
@@ -139,7 +141,9 @@ def test_who_was_taken_over_finds_out(folder: Path, monkeypatch: pytest.MonkeyPa
     slow = Lock.take(folder, "dsv sync")
     assert isinstance(slow, Lock)
     slow.check()
-    monkeypatch.setattr(Owner, "fate", lambda self: Fate.DEAD)  # as another host would see it after a minute
+    monkeypatch.setattr(
+        LockOwner, "fate", lambda self: Fate.DEAD
+    )  # as another host would see it after a minute
     other = Lock.take(folder, "dsv sync")
     assert isinstance(other, Lock)
     with pytest.raises(Conflict, match="took over"):
@@ -148,7 +152,7 @@ def test_who_was_taken_over_finds_out(folder: Path, monkeypatch: pytest.MonkeyPa
     slow.release()  # gives back its own number only
     other.check()
     monkeypatch.undo()
-    assert isinstance(Lock.take(folder, "dsv sync"), Held)
+    assert isinstance(Lock.take(folder, "dsv sync"), LockHeld)
     other.release()
 
 
@@ -167,7 +171,7 @@ def test_a_holder_keeps_showing_that_it_lives(folder: Path, monkeypatch: pytest.
 
 
 def held_since(folder: Path) -> float:
-    owner = Owner.decode((folder / "00000001").read_bytes())
+    owner = LockOwner.decode((folder / "00000001").read_bytes())
     assert owner is not None and owner.taken
     return owner.taken
 
@@ -180,18 +184,18 @@ def test_an_old_listing_does_not_win(folder: Path) -> None:
         taken.release()
     holding = Lock.take(folder, "dsv sync")
     assert isinstance(holding, Lock)
-    (folder / "00000002").write_bytes(Owner.here("dsv sync").encode())
+    (folder / "00000002").write_bytes(LockOwner.here("dsv sync").encode())
     holding.check()
-    assert isinstance(Lock.take(folder, "dsv sync"), Held)
+    assert isinstance(Lock.take(folder, "dsv sync"), LockHeld)
     holding.release()
 
 
 def test_an_owner_is_read_as_it_was_written() -> None:
-    me = Owner.here("x", 7.5)
+    me = LockOwner.here("x", 7.5)
     assert me.fate() is Fate.ALIVE
-    assert Owner(me.id, me.system, me.pid, me.started + 1, "", "").fate() is Fate.DEAD
-    assert Owner.decode(me.encode()) == me
-    assert Owner.decode(b'{"id":"","system":"","pid":1,"started":2,"host":"","action":""}') == Owner(
+    assert LockOwner(me.id, me.system, me.pid, me.started + 1, "", "").fate() is Fate.DEAD
+    assert LockOwner.decode(me.encode()) == me
+    assert LockOwner.decode(b'{"id":"","system":"","pid":1,"started":2,"host":"","action":""}') == LockOwner(
         "", "", 1, 2, "", ""
     )
-    assert Owner.decode(b"{") is None
+    assert LockOwner.decode(b"{") is None

@@ -13,7 +13,7 @@ import pytest
 from dsv.fs import shared_path
 from dsv.fs.attributes import refresh
 from dsv.fs.files import list_names, read_small, replace_file, write_new
-from dsv.fs.folders import Rights, make_folder, open_folder
+from dsv.fs.folders import FolderRights, make_folder, open_folder
 from dsv.fs.shared_path import SharedPath
 
 
@@ -115,5 +115,5 @@ def test_the_rights_of_a_new_folder_are_not_given_to_what_a_symlink_in_its_place
 
     monkeypatch.setattr(os, "mkdir", make_and_swap)
     with open_folder(tmp_path / "root") as folder, pytest.raises(NotADirectoryError):
-        make_folder(folder, "new", Rights(given=0o2775, free=0, group=os.getegid()))
+        make_folder(folder, "new", FolderRights(given=0o2775, free=0, group=os.getegid()))
     assert stat.S_IMODE(private.stat().st_mode) == 0o700

@@ -16,12 +16,12 @@ from blake3 import blake3
 from dsv.format import keys
 from dsv.format.codec import Codec
 from dsv.format.external import MAGIC as EXTERNAL_MAGIC
-from dsv.format.external import Builder, Source
+from dsv.format.external import Builder, ExternalSource
 from dsv.format.index import IndexBuilder
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.pack import PackBuilder
 from dsv.format.recipe import SINGLE_CHUNK_MAX, Recipe, build_recipe, cut_points
-from dsv.format.records import Commit
+from dsv.format.records import CommitRecord
 from dsv.format.segment import Segment
 from dsv.format.tree import Child, Cutter, Entry, Kind, Node, parent
 from dsv.values.ids import (
@@ -159,7 +159,7 @@ class StoreMaker:
         self._rows.clear()
         self.put(keys.index_key(name_of(f"index {self._commits}").index), index.finish())
         size, count, total = totals
-        commit = Commit(
+        commit = CommitRecord(
             root, level, tuple(parents), author, time_ms, message, count, size, total,
             self._dataset, branch or self._branch,
         )  # fmt: skip
@@ -178,7 +178,7 @@ class StoreMaker:
         if not content:
             return Entry(path, kind, 0, file_id), None
         url = self._external.get(path)
-        source = None if url is None else Source(url, "", "", f"tag of {len(content)}", len(content))
+        source = None if url is None else ExternalSource(url, "", "", f"tag of {len(content)}", len(content))
         if source is not None and len(content) <= SINGLE_CHUNK_MAX:
             place = self._refer(ChunkId(file_id), source, 0, len(content))
             return Entry(path, kind, len(content), file_id), place
@@ -198,7 +198,7 @@ class StoreMaker:
         recipe_id, place = self._recipe(ids, lengths, below, metadata)
         return Entry(path, kind, len(content), file_id, recipe_id), place
 
-    def _refer(self, chunk: ChunkId, source: Source, start: int, length: int) -> Location:
+    def _refer(self, chunk: ChunkId, source: ExternalSource, start: int, length: int) -> Location:
         place = self._known.get((ObjectKind.CHUNK, chunk))
         if place is None:
             place = self._known[ObjectKind.CHUNK, chunk] = self._referred.add(chunk, source, start, length)

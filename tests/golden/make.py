@@ -32,6 +32,7 @@ from dsv.format.index import Index, encode_filter, merge_all
 from dsv.format.locator import ObjectKind
 from dsv.format.recipe import build_recipe, cut_points
 from dsv.format.records import (
+    BranchLimits,
     BranchRule,
     Damage,
     DatasetErased,
@@ -45,7 +46,6 @@ from dsv.format.records import (
     GcDecision,
     GcDone,
     IndexMerge,
-    Limits,
     MergedFile,
     RefEntry,
     SessionBeat,
@@ -175,7 +175,7 @@ def build_merged() -> dict[str, bytes]:
     _moves(made, MAIN, (None, "init"), (first, "sync"), (second, "sync"), (merged, "merge"))
     _moves(made, RELABEL, (first, "create"), (side, "put"))
     rule = BranchRule.of(
-        Limits(only_merge=True), _nonce("merged rule"), TIME, AUTHOR, "by review", LETTERS, MAIN, 0
+        BranchLimits(only_merge=True), _nonce("merged rule"), TIME, AUTHOR, "by review", LETTERS, MAIN, 0
     )
     made.put(keys.branch_rule_key(LETTERS, MAIN, 0), rule.encode())
     return dict(sorted(made.keys.items()))
@@ -251,8 +251,8 @@ def _rules(made: StoreMaker) -> None:
     features = tuple(sorted((*before.features, feature), key=lambda one: one.name))
     later = replace(before, nonce=_nonce("format 2"), tool="golden 3", features=features)
     made.put(keys.format_key(2), later.encode())
-    team = Limits(only_merge=True, who=("Ada <ada@example.org>", "bob@example.org"), max_removals=5)
-    logs = {MAIN: (Limits(), team, None), BranchName.parse("old/try"): (Limits(max_removals=0),)}
+    team = BranchLimits(only_merge=True, who=("Ada <ada@example.org>", "bob@example.org"), max_removals=5)
+    logs = {MAIN: (BranchLimits(), team, None), BranchName.parse("old/try"): (BranchLimits(max_removals=0),)}
     for branch, rules in logs.items():
         for number, limits in enumerate(rules):
             nonce = _nonce(f"rule {branch} {number}")

@@ -90,7 +90,7 @@ def test_dsv_itself_reads_the_mended_store(synced: tuple[Path, Files, Files], tm
     (commit,) = {path.name for path in (copy / "commits").iterdir()} - {
         parent.hex()
         for path in (copy / "commits").iterdir()
-        for parent in reader.read_commit(reader.Store(copy), bytes.fromhex(path.name))[2]
+        for parent in reader.read_commit(reader.StoreFolder(copy), bytes.fromhex(path.name))[2]
     }
     assert bob.read(keys.CommitId.parse(commit)) == second
 

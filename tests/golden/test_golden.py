@@ -18,7 +18,7 @@ from dsv.format.codec import unpack
 from dsv.format.index import Index
 from dsv.format.locator import Locator, ObjectKind
 from dsv.format.recipe import cut_points
-from dsv.format.records import Commit
+from dsv.format.records import CommitRecord
 from dsv.format.segment import Segment
 from dsv.format.tree import Kind, Node
 from dsv.values.ids import ChunkId, NodeId, RecipeId, SegmentId
@@ -124,7 +124,7 @@ def test_the_commits_locators_say_where_nodes_and_segments_lie(golden: dict[str,
         rows = golden[keys.pack_key(root.pack)][behind : behind + root.tail]
         (segment,) = Locator.decode(rows).locations() if golden is NODES else flat
         assert (golden is NODES) == bool(root.tail) == (not flat)
-        commit = Commit.decode(golden[keys.commit_key(commit_id)])
+        commit = CommitRecord.decode(golden[keys.commit_key(commit_id)])
         assert NodeId.hash(object_at(root)) == commit.root
         (child,) = Node.decode(object_at(root)).children
         assert SegmentId.hash(object_at(segment)) == child.id

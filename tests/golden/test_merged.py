@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsv import reader
-from dsv.format.records import Commit
+from dsv.format.records import CommitRecord
 from dsv.repo.history import merge_bases
 from dsv.repo.repository import Repository
 from dsv.store.directory import DirectoryStore
@@ -20,9 +20,11 @@ from tests.golden.test_golden import files_of, keys_of
 MERGED_STORE = Path(__file__).parent / "store-merged"
 
 
-def commits() -> dict[CommitId, Commit]:
+def commits() -> dict[CommitId, CommitRecord]:
     found = {key: data for key, data in keys_of(MERGED_STORE).items() if key.startswith("commits/")}
-    return {CommitId.parse(key.removeprefix("commits/")): Commit.decode(data) for key, data in found.items()}
+    return {
+        CommitId.parse(key.removeprefix("commits/")): CommitRecord.decode(data) for key, data in found.items()
+    }
 
 
 def test_the_code_still_writes_it() -> None:

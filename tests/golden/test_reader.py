@@ -17,7 +17,7 @@ from dsv.format.index import IndexBuilder
 from dsv.format.locator import Location, ObjectKind
 from dsv.format.pack import PackBuilder
 from dsv.format.recipe import Recipe
-from dsv.format.records import Commit
+from dsv.format.records import CommitRecord
 from dsv.format.tree import Kind
 from dsv.reader import StoreError
 from dsv.values.ids import ChunkId, CommitId, FileId, Id, NodeId, PackId, RecipeId, SegmentId
@@ -41,7 +41,7 @@ def test_levels_of_nodes_and_recipes(tmp_path: Path) -> None:
     files[b"big"] = Kind.EXECUTABLE, noise.randbytes(20 << 20)
     maker = StoreMaker(every=3)
     commit = maker.commit(files, (), "", 0, "")
-    assert Commit.decode(maker.keys[keys.commit_key(commit)]).level == 4
+    assert CommitRecord.decode(maker.keys[keys.commit_key(commit)]).level == 4
     store = stored(tmp_path, {**maker.keys, **named(commit)})
     reader.restore(store, "set", tmp_path / "out")
     assert files_of(tmp_path / "out") == files
@@ -75,7 +75,7 @@ class ByHand:
         """`node`, the root, has one child."""
         self.add(ObjectKind.NODE, NodeId.hash(node), node)
         entries, files, size = struct.unpack("<3Q", node[-24:])
-        commit = Commit(NodeId.hash(node), level, (), "", 0, "", files, size, entries).encode()
+        commit = CommitRecord(NodeId.hash(node), level, (), "", 0, "", files, size, entries).encode()
         return {
             keys.pack_key(PACK): bytes(self.pack.finish()),
             keys.index_key(name_of("index").index): self.index.finish(),

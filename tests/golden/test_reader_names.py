@@ -224,4 +224,4 @@ def test_names_of_another_store_are_refused(tmp_path: Path) -> None:
 
 
 def head_of() -> str:
-    return reader.resolve(reader.Store(NAMED_STORE), "demo/letters").hex()
+    return reader.resolve(reader.StoreFolder(NAMED_STORE), "demo/letters").hex()

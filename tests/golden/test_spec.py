@@ -267,7 +267,7 @@ def test_filters() -> None:
 
 
 RECORD_TYPES: dict[str, Any] = {
-    "commit": records.Commit,
+    "commit": records.CommitRecord,
     "ref": records.RefEntry,
     "tag": records.TagValue,
     "tag-deleted": records.TagDeleted,
@@ -293,7 +293,7 @@ def member(decoded: Any, name: str) -> Any:
     """One member of a record; those of a branch's rule are in its limits."""
     if isinstance(decoded, records.BranchRule) and not hasattr(decoded, name):
         limits = decoded.limits
-        return limits is not None if name == "protected" else getattr(limits or records.Limits(), name)
+        return limits is not None if name == "protected" else getattr(limits or records.BranchLimits(), name)
     return getattr(decoded, name)
 
 

@@ -14,7 +14,7 @@ from dsv.format.codec import Codec
 from dsv.format.index import IndexBuilder
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.pack import PackBuilder
-from dsv.format.records import Commit, FormatEntry, RefEntry
+from dsv.format.records import CommitRecord, FormatEntry, RefEntry
 from dsv.format.tree import Entry, Kind
 from dsv.values.ids import ChunkId, CommitId, FileId, Id, IndexId, NodeId, Nonce, PackId, SegmentId
 from dsv.values.names import MAIN, BranchName, DatasetName
@@ -108,7 +108,7 @@ class Maker:
         level: int = 1,
     ) -> CommitId:
         files, size, entries = totals
-        commit = Commit(root, level, tuple(parents), "mallory", 0, "", files, size, entries).encode()
+        commit = CommitRecord(root, level, tuple(parents), "mallory", 0, "", files, size, entries).encode()
         commit_id = CommitId.hash(commit)
         self.keys[keys.commit_key(commit_id)] = commit
         self.keys[keys.locator_key(commit_id)] = Locator.of(places).encode()

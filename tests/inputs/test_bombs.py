@@ -24,7 +24,7 @@ from dsv.format import keys
 from dsv.format.codec import Codec
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.recipe import Recipe
-from dsv.format.records import Commit, RefEntry, Writer
+from dsv.format.records import CommitRecord, RefEntry, WriterIdentity
 from dsv.format.tree import Entry, Kind
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import FRAME_SLACK, OBJECT_LIMITS, Objects, is_possible
@@ -140,7 +140,7 @@ def forge_large_file(store: Path, lie: str = "none", levels: Sequence[tuple[int,
     """Dataset `bomb` with a file of 4 TB in 10 kB: recipes that list one below them 65,536 times.
     lie: what says that there is far less below it."""
     repository = Repository.open(DirectoryStore(store), None)
-    writer, dataset = Writer("mallory", "lab", "test"), DatasetName.parse("bomb")
+    writer, dataset = WriterIdentity("mallory", "lab", "test"), DatasetName.parse("bomb")
     chunk = bytes(4096 if lie == "chunk" else 1)
     with Session.open(repository, writer) as session:
         with Uploader(session) as uploader:
@@ -160,7 +160,7 @@ def forge_large_file(store: Path, lie: str = "none", levels: Sequence[tuple[int,
             node = node_bytes(1, [Below(b"big", SegmentId.hash(data), 1, 1, size)])
             uploader.put_object(ObjectKind.NODE, NodeId.hash(node), node)
             uploader.finish()
-        commit = Commit(NodeId.hash(node), 1, (), "mallory", 0, "", 1, size, 1)
+        commit = CommitRecord(NodeId.hash(node), 1, (), "mallory", 0, "", 1, size, 1)
         head = repository.refs.move(dataset, MAIN, None, RefEntry.of(writer, 0, None, "init"))
         named = session.put_commit(repository.named(commit, dataset, MAIN), None)
         session.publish(dataset, MAIN, head, RefEntry.of(writer, 0, named, "sync"))

@@ -6,7 +6,7 @@ from dsv.format import keys
 from dsv.format.codec import unpack
 from dsv.format.locator import ObjectKind
 from dsv.format.pack import FOOTER_SIZE, PackRow, PackTable, parse_footer, parse_table, verify
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 
 
 def unpacked(key: str, data: bytes) -> bytes:
@@ -21,7 +21,7 @@ def unpacked(key: str, data: bytes) -> bytes:
     return b"\0".join(found)
 
 
-def everything(store: Store) -> bytes:
+def everything(store: StoreBackend) -> bytes:
     """Every key of a store as it is, and every object of every pack unpacked."""
     return b"\0".join(unpacked(item.key, store.get(item.key)) for item in store.list(""))
 

@@ -14,13 +14,13 @@ from typing import Self
 
 from dsv.api.clone import init
 from dsv.api.context import Context
-from dsv.api.settings import Settings, Source
+from dsv.api.settings import Settings, SettingsSource
 from dsv.api.sync import SyncRequest, sync
-from dsv.format.records import Writer
+from dsv.format.records import WriterIdentity
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.store import open as opening
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore
 from dsv.store.options import StoreOptions
@@ -57,12 +57,12 @@ class Person:
         return self.home / "work"
 
     def context(self, cwd: Path | None = None) -> Context:
-        sources = [Source("test", {"store": self.store, "cache": str(self.home / "cache")})]
+        sources = [SettingsSource("test", {"store": self.store, "cache": str(self.home / "cache")})]
         here = cwd or self.workspace
         return Context(
             settings=Settings(sources, here, self.home, self.home / "state"),
             options=StoreOptions(),
-            writer=Writer(f"{self.name}@lab", "lab", "dsv test"),
+            writer=WriterIdentity(f"{self.name}@lab", "lab", "dsv test"),
             metadata=self.home / "metadata",
             cwd=here,
         )
@@ -116,14 +116,14 @@ def read_folder(root: Path) -> Files:
     return found
 
 
-def read_commit(store: Store, commit: CommitId) -> Files:
+def read_commit(store: StoreBackend, commit: CommitId) -> Files:
     return read(Repository.open(store, None), commit)
 
 
 class Kept(OpenStore):
     """A store that stays open for others."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StoreBackend) -> None:
         if isinstance(store, OpenStore):
             super().__init__(store.data, store.names, store._open_names)
         else:
@@ -135,7 +135,7 @@ class Kept(OpenStore):
 
 
 @contextmanager
-def every_store_is(store: Store) -> Iterator[None]:
+def every_store_is(store: StoreBackend) -> Iterator[None]:
     """Contexts open this store, whatever they ask for, and do not close it."""
     before = opening.open_store
     opening.open_store = lambda *_, **__: Kept(store)
@@ -153,7 +153,7 @@ Edit = Mapping[str, bytes | None]
 class Dataset:
     """A dataset in a store in memory, which every context opens."""
 
-    store: Store
+    store: StoreBackend
     context: Context
     name: DatasetName = SCANS
 
@@ -191,7 +191,7 @@ class Dataset:
 
 
 @contextmanager
-def dataset(folder: Path, store: Store | None = None, name: DatasetName = SCANS) -> Iterator[Dataset]:
+def dataset(folder: Path, store: StoreBackend | None = None, name: DatasetName = SCANS) -> Iterator[Dataset]:
     """A new store with an empty dataset; contexts made meanwhile use the store."""
     store = store or MemoryStore()
     create(store)

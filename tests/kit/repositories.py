@@ -8,21 +8,21 @@ from collections.abc import Mapping
 
 from dsv.format import keys
 from dsv.format.recipe import SINGLE_CHUNK_MAX
-from dsv.format.records import Commit, GcCondemned, RefEntry, Writer
+from dsv.format.records import CommitRecord, GcCondemned, RefEntry, WriterIdentity
 from dsv.format.tree import Entry, Kind
 from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange, write_tree
-from dsv.store.base import Store
-from dsv.transfer.download import Fetcher, Wanted
-from dsv.transfer.upload import Stored, Uploader
+from dsv.store.base import StoreBackend
+from dsv.transfer.download import Fetcher, WantedFile
+from dsv.transfer.upload import StoredContent, Uploader
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, DatasetName
 from dsv.values.paths import sort_key
 
-WRITER = Writer(author="Ann Lee <ann@example.org>", host="lab", tool="dsv test")
+WRITER = WriterIdentity(author="Ann Lee <ann@example.org>", host="lab", tool="dsv test")
 DATASET = DatasetName.parse("scans")
 TIME = itertools.count(1_700_000_000_000)
 
@@ -30,7 +30,7 @@ Files = dict[str, bytes | None]
 """Path -> content; None is an empty folder; a key that ends in '@' is a symlink, one in '.sh' is executable."""
 
 
-def create(store: Store, *, single_writer: bool = False) -> Repository:
+def create(store: StoreBackend, *, single_writer: bool = False) -> Repository:
     repository = Repository.create(
         store,
         None,
@@ -44,7 +44,7 @@ def create(store: Store, *, single_writer: bool = False) -> Repository:
     return repository
 
 
-def store_content(uploader: Uploader, content: bytes) -> Stored:
+def store_content(uploader: Uploader, content: bytes) -> StoredContent:
     if len(content) <= SINGLE_CHUNK_MAX:
         return uploader.add_bytes(content)
     file = io.BytesIO(content)
@@ -76,7 +76,7 @@ def commit(
         tree = write_tree(uploader, base, changes)
         uploader.finish()
         parents = () if head.commit is None else (head.commit,)
-        made = Commit(
+        made = CommitRecord(
             root=tree.root, level=tree.level, parents=parents, author=WRITER.author, time_ms=next(TIME),
             message="test", files=tree.files, bytes=tree.bytes, entries=tree.entries,
         )  # fmt: skip
@@ -102,7 +102,7 @@ def read(repository: Repository, commit_id: CommitId) -> Files:
             found[name + "@"] = entry.target
         else:
             assert (entry.kind == Kind.EXECUTABLE) == name.endswith(".sh")
-            wanted.append(Wanted(entry, where))
+            wanted.append(WantedFile(entry, where))
     for file, pieces in Fetcher(repository.objects).files(wanted):
         found[file.entry.path.decode()] = b"".join(pieces)
     return found

@@ -14,16 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.diff.lines import TooDifferent
-from dsv.merge.contents import Piece, merge_lines
-from dsv.merge.paths import Choice
+from dsv.merge.contents import MergePiece, merge_lines
+from dsv.merge.paths import ConflictChoice
 
 LINES = [b"a", b"b", b"c", b"d", b"", b"", b"}", b"\t"]
 TEXTS = st.lists(st.sampled_from(LINES), max_size=12).map(b"\n".join)
 
 
-def side(pieces: Iterable[Piece], choice: Choice) -> bytes:
+def side(pieces: Iterable[MergePiece], choice: ConflictChoice) -> bytes:
     """The text with one side's lines in each conflict."""
-    return b"".join(one.theirs if (one.taken or choice) is Choice.THEIRS else one.ours for one in pieces)
+    return b"".join(
+        one.theirs if (one.taken or choice) is ConflictChoice.THEIRS else one.ours for one in pieces
+    )
 
 
 def git_merge_file(folder: Path, texts: Sequence[bytes], *options: str) -> tuple[int, bytes]:
@@ -70,8 +72,8 @@ def compare(folder: Path, texts: Sequence[bytes]) -> None:
     ours, base, theirs = texts
     pieces = list(merge_lines(base, ours, theirs))
     conflicts = any(one.taken is None for one in pieces)
-    assert git_merge_file(folder, texts, "--ours")[1] == side(pieces, Choice.OURS), texts
-    assert git_merge_file(folder, texts, "--theirs")[1] == side(pieces, Choice.THEIRS), texts
+    assert git_merge_file(folder, texts, "--ours")[1] == side(pieces, ConflictChoice.OURS), texts
+    assert git_merge_file(folder, texts, "--theirs")[1] == side(pieces, ConflictChoice.THEIRS), texts
     assert bool(git_merge_file(folder, texts)[0]) == conflicts, texts
 
 
@@ -107,9 +109,9 @@ def test_the_result_is_that_of_git_for_long_texts_that_differ_much(
 
 @given(TEXTS, TEXTS)
 def test_a_side_without_changes_takes_the_other(base: bytes, other: bytes) -> None:
-    assert side(merge_lines(base, base, other), Choice.OURS) == other
-    assert side(merge_lines(base, other, base), Choice.OURS) == other
-    assert side(merge_lines(base, other, other), Choice.OURS) == other
+    assert side(merge_lines(base, base, other), ConflictChoice.OURS) == other
+    assert side(merge_lines(base, other, base), ConflictChoice.OURS) == other
+    assert side(merge_lines(base, other, other), ConflictChoice.OURS) == other
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ def test_texts(
 ) -> None:
     pieces = list(merge_lines(base, ours, theirs))
     assert [one[:2] for one in pieces if one.taken is None] == conflicts
-    assert side(pieces, Choice.OURS) == merged
+    assert side(pieces, ConflictChoice.OURS) == merged
 
 
 @pytest.mark.parametrize("line", [b"", b"0", b"same"])
@@ -138,11 +140,11 @@ def test_a_megabyte_of_equal_lines_is_merged(line: bytes) -> None:
     base = (line + b"\n") * ((1 << 20) // (len(line) + 1))
     begun = time.process_time()
     assert (
-        side(merge_lines(base, b"first\n" + base, base + b"last\n"), Choice.OURS)
+        side(merge_lines(base, b"first\n" + base, base + b"last\n"), ConflictChoice.OURS)
         == b"first\n" + base + b"last\n"
     )
     changed = base[: len(base) // 2] + b"x\n" + base[len(base) // 2 :]
-    assert side(merge_lines(base, changed, base), Choice.OURS) == changed
+    assert side(merge_lines(base, changed, base), ConflictChoice.OURS) == changed
     assert time.process_time() - begun < 60
 
 

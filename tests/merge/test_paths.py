@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from dsv.format.tree import Entry, Kind, check_follows
 from dsv.merge.paths import (
-    Choice,
     Choices,
+    ConflictChoice,
     ConflictKind,
     Decision,
     MergeContent,
@@ -19,7 +19,7 @@ from dsv.merge.paths import (
     merge_changes,
     since_another,
 )
-from dsv.repo.tree.diff import Change, diff_entries
+from dsv.repo.tree.diff import PathChange, diff_entries
 from dsv.values.ids import FileId
 from dsv.values.paths import PathSet, folders_above, sort_key
 
@@ -49,7 +49,7 @@ def ordered(found: Tree) -> list[Entry]:
     return [found[path] for path in sorted(found, key=sort_key)]
 
 
-def changes(before: Tree, after: Tree) -> list[Change]:
+def changes(before: Tree, after: Tree) -> list[PathChange]:
     return list(diff_entries(ordered(before), ((entry, None) for entry in ordered(after))))
 
 
@@ -114,7 +114,7 @@ def sides(draw: st.DrawFn) -> tuple[Tree, Tree, Tree]:
     return base, put(draw, base, few), put(draw, base, few)
 
 
-def overlaps(path: bytes, changed: Iterable[Change]) -> bool:
+def overlaps(path: bytes, changed: Iterable[PathChange]) -> bool:
     """Return whether one of the changes is at the path, above it, or below it."""
     return any(
         change.path == path or change.path.startswith(path + b"/") or path.startswith(change.path + b"/")
@@ -158,27 +158,27 @@ def test_a_merge_is_the_same_from_either_side(three: tuple[Tree, Tree, Tree]) ->
         assert applied(ours, one) == applied(theirs, other)
 
 
-@given(sides(), st.sampled_from([Choice.OURS, Choice.THEIRS, Choice.BOTH]))
+@given(sides(), st.sampled_from([ConflictChoice.OURS, ConflictChoice.THEIRS, ConflictChoice.BOTH]))
 @settings(max_examples=400)
 def test_a_choice_for_everything_leaves_a_tree_and_no_conflict(
-    three: tuple[Tree, Tree, Tree], choice: Choice
+    three: tuple[Tree, Tree, Tree], choice: ConflictChoice
 ) -> None:
     base, ours, theirs = three
     choices = {
-        Choice.OURS: Choices(ours=ALL),
-        Choice.THEIRS: Choices(theirs=ALL),
-        Choice.BOTH: Choices(both=ALL),
+        ConflictChoice.OURS: Choices(ours=ALL),
+        ConflictChoice.THEIRS: Choices(theirs=ALL),
+        ConflictChoice.BOTH: Choices(both=ALL),
     }[choice]
     decisions = merge(base, ours, theirs, choices)
     left = [one.conflict for one in decisions if one.conflict is not None]
-    if choice is Choice.BOTH:
+    if choice is ConflictChoice.BOTH:
         assert all(one.kind is ConflictKind.FILE_AND_FOLDER or "empty folder" in one.reason for one in left)
     else:
         assert not left
     if not left:
         check_valid(applied(ours, decisions))
     undecided = {one.path for one in merge(base, ours, theirs) if one.undecided}
-    for one in decisions if choice is Choice.THEIRS else ():
+    for one in decisions if choice is ConflictChoice.THEIRS else ():
         if one.path in undecided and one.result != theirs.get(one.path):
             assert one.result is None and theirs[one.path].kind is Kind.EMPTY_DIRECTORY
 

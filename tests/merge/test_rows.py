@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from dsv.diff.tables import TableFault
 from dsv.merge.contents import merge_rows
-from dsv.merge.paths import Choice
+from dsv.merge.paths import ConflictChoice
 
 Row = tuple[object, ...]
 
@@ -16,7 +16,7 @@ TABLES = st.dictionaries(st.integers(0, 5), st.tuples(st.integers(0, 2), st.inte
 
 
 def merge(
-    base: list[Row], ours: list[Row], theirs: list[Row], choice: Choice | None = None
+    base: list[Row], ours: list[Row], theirs: list[Row], choice: ConflictChoice | None = None
 ) -> list[Row] | str:
     versions = [list(zip(*rows, strict=True)) or [(), (), ()] for rows in (base, ours, theirs)]
     try:
@@ -86,7 +86,9 @@ def test_what_can_not_be_merged_is_said_with_its_row() -> None:
 def test_a_choice_decides_of_the_cells_that_both_changed_and_of_no_others(
     base: list[Row], ours: list[Row], theirs: list[Row]
 ) -> None:
-    merged = {choice: merge(base, ours, theirs, choice) for choice in (Choice.OURS, Choice.THEIRS)}
+    merged = {
+        choice: merge(base, ours, theirs, choice) for choice in (ConflictChoice.OURS, ConflictChoice.THEIRS)
+    }
     was, one, other = ({row[0]: row for row in rows} for rows in (base, ours, theirs))
     for choice, rows in merged.items():
         assert isinstance(rows, list)
@@ -98,11 +100,11 @@ def test_a_choice_decides_of_the_cells_that_both_changed_and_of_no_others(
             elif right in (before, left):
                 assert found.get(key) == left
             elif before is None or left is None or right is None:
-                assert found.get(key) == (left if choice is Choice.OURS else right)
+                assert found.get(key) == (left if choice is ConflictChoice.OURS else right)
             else:
                 for column in (1, 2):
                     cells = left[column], right[column]
-                    expected = cells[choice is Choice.THEIRS]
+                    expected = cells[choice is ConflictChoice.THEIRS]
                     if before[column] in cells:
                         expected = cells[cells[0] == before[column]]
                     assert found[key][column] == expected

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dsv.merge.contents import _write_parquet, is_table, merge_tables
-from dsv.merge.paths import Choice, MergedContent
+from dsv.merge.paths import ConflictChoice, MergedContent
 from tests.kit.intervals import interval_table
 
 
@@ -190,7 +190,7 @@ def test_key_value_metadata_of_both_sides_is_in_the_result() -> None:
     assert read_back(merged).schema.metadata == {b"made": b"by hand", b"by": b"ann", b"licence": b"CC0"}
     other = parquet_of({**columns, "a": ["X", "y"]}, {"made": "by hand", "licence": "MIT"})
     assert merge_tables(b"x.parquet", "id", base, other, theirs) == "both changed its metadata licence"
-    for choice, licence in ((Choice.OURS, b"MIT"), (Choice.THEIRS, b"CC0")):
+    for choice, licence in ((ConflictChoice.OURS, b"MIT"), (ConflictChoice.THEIRS, b"CC0")):
         settled = merge_tables(b"x.parquet", "id", base, other, theirs, choice)
         assert read_back(settled).schema.metadata[b"licence"] == licence
         assert isinstance(settled, MergedContent) and str(settled.settled) == "metadata licence"

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from dsv.cache.claims import read_claims
-from dsv.cache.root import CacheRoot, Place
+from dsv.cache.root import CachePlace, CacheRoot
 from tests.nfs.crew import Crew, Member, Task, Times, assert_same
 from tests.waiting import until
 
@@ -105,7 +105,7 @@ def leases(crew: Crew) -> set[str]:
 def lease_end(crew: Crew) -> float:
     """When the last lease on the one commit ends, by the file server's clock."""
     (name,) = crew.visible()
-    return max(one.until for one in read_claims(CacheRoot(crew.seen), Place(*name.split("/"))).leases)
+    return max(one.until for one in read_claims(CacheRoot(crew.seen), CachePlace(*name.split("/"))).leases)
 
 
 def test_clocks_may_be_a_day_off(crew: Crew, lake: Path) -> None:

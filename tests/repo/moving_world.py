@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dsv.format.records import RefEntry, TagValue, Writer
+from dsv.format.records import RefEntry, TagValue, WriterIdentity
 from dsv.repo.move_refs import NamesMove
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.repository import Repository
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore
 from dsv.store.retry import Retrying
@@ -18,7 +18,7 @@ from tests.store.faulty import Fault, Faulty
 
 PETS = DatasetName.parse("pets")
 SIDE = BranchName.parse("side")
-WRITER = Writer("ann", "host", "dsv test")
+WRITER = WriterIdentity("ann", "host", "dsv test")
 
 
 @dataclass
@@ -63,7 +63,7 @@ class World:
     ) -> tuple[NamesMove, Faulty]:
         leader = Faulty(self.data, plan)
 
-        def part(place: Store) -> Store:
+        def part(place: StoreBackend) -> StoreBackend:
             class Part(Faulty):
                 inner = property(lambda _: place)  # type: ignore[assignment]
 
@@ -75,7 +75,7 @@ class World:
         data = part(self.data)
         old = part(self.old) if self.split else data
         new = part(self.places[target])
-        return NamesMove(data, old, new, target, Writer("bob", "host", "dsv test"), lambda: 1), leader
+        return NamesMove(data, old, new, target, WriterIdentity("bob", "host", "dsv test"), lambda: 1), leader
 
     def check(self, place: MemoryStore) -> None:
         """The names are there, and can be read and written by all."""

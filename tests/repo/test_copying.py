@@ -10,7 +10,7 @@ import pytest
 from dsv.errors import DsvError
 from dsv.format import keys
 from dsv.repo.repository import Repository
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN
@@ -43,7 +43,7 @@ class Busy:
         self.made[commit(self.repository, new)] = self._files
 
 
-def copied(store: Store, busy: Busy, order: list[str]) -> MemoryStore:
+def copied(store: StoreBackend, busy: Busy, order: list[str]) -> MemoryStore:
     copy = MemoryStore()
     for prefix in order:
         found = [item.key for item in store.list(prefix)]

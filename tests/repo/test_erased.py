@@ -15,7 +15,7 @@ from dsv.format import keys
 from dsv.format.records import DatasetErased, FormatEntry, RefEntry, erased_id
 from dsv.repo.format_log import features
 from dsv.repo.repository import Repository
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import Nonce, StoreId
@@ -27,19 +27,19 @@ from tests.kit.repositories import DATASET, commit, create, packs
 OTHER = DatasetName.parse("scans-2")
 
 
-def bury(store: Store, dataset: DatasetName = DATASET, successor: DatasetName | None = OTHER) -> None:
+def bury(store: StoreBackend, dataset: DatasetName = DATASET, successor: DatasetName | None = OTHER) -> None:
     """Puts the tombstone."""
     store_id = Repository.open(store, None).id
     made = DatasetErased(Nonce.random(), 1_790_000_000_000, successor, "a patient asked for it")
     store.put_if_absent(keys.erased_key(erased_id(store_id, dataset)), made.encode())
 
 
-def moves(store: Store) -> list[str]:
+def moves(store: StoreBackend) -> list[str]:
     """Of the dataset, the oldest first."""
     return sorted((item.key for item in store.list(f"refs/{DATASET.component}/")), reverse=True)
 
 
-def world(store: Store) -> Store:
+def world(store: StoreBackend) -> StoreBackend:
     repository = create(store)
     for number in range(3):
         commit(repository, {f"f{number}": b"x"})

@@ -20,7 +20,7 @@ from dsv.repo.move_refs import _chain_of, _in_order
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
 from dsv.repo.session import naming
-from dsv.store.base import Bytes, Put
+from dsv.store.base import Bytes, PutResult
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId, Nonce
@@ -79,7 +79,7 @@ def test_the_feature_comes_before_the_first_entry(repository: Repository) -> Non
     puts: list[str] = []
 
     class Watching(Wrapper):
-        def put_if_absent(self, key: str, data: Bytes) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> PutResult:
             puts.append(key)
             return super().put_if_absent(key, data)
 

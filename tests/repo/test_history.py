@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dsv.errors import IntegrityError
 from dsv.format import keys
-from dsv.format.records import Commit
+from dsv.format.records import CommitRecord
 from dsv.repo.history import ahead_behind, is_ancestor, merge_bases, walk
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId, NodeId
@@ -22,17 +22,17 @@ class Graph:
     def __init__(self, parents: list[list[int]], times: list[int] | None = None) -> None:
         self.ids: list[CommitId] = []
         self.read: list[CommitId] = []
-        self._commits: dict[CommitId, Commit] = {}
+        self._commits: dict[CommitId, CommitRecord] = {}
         for number, above in enumerate(parents):
             time = number if times is None else times[number]
-            made = Commit(
+            made = CommitRecord(
                 root=NodeId(bytes(32)), level=1, parents=tuple(self.ids[one] for one in above), author="Ann",
                 time_ms=time, message=str(number), files=0, bytes=0, entries=0,
             )  # fmt: skip
             self.ids.append(made.id)
             self._commits[made.id] = made
 
-    def commit(self, commit_id: CommitId) -> Commit:
+    def commit(self, commit_id: CommitId) -> CommitRecord:
         self.read.append(commit_id)
         return self._commits[commit_id]
 
@@ -49,7 +49,7 @@ class Graph:
                     left.append(parent)
         return found
 
-    def numbers(self, found: list[tuple[CommitId, Commit]]) -> list[int]:
+    def numbers(self, found: list[tuple[CommitId, CommitRecord]]) -> list[int]:
         return [int(commit.message) for _, commit in found]
 
 

@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from dsv.api import doctor as index_files_module
 from dsv.api.context import Context
-from dsv.api.doctor import State, examine_indexes
+from dsv.api.doctor import CheckState, examine_indexes
 from dsv.errors import IntegrityError, NotFound
 from dsv.format import keys
 from dsv.format.codec import Codec
@@ -20,7 +20,7 @@ from dsv.format.index import ERASED, EXTERNAL, FIXED_SIZE, Index, IndexBuilder
 from dsv.format.locator import Location, ObjectKind
 from dsv.format.records import IndexMerge, MergedFile
 from dsv.repo import session as session_module
-from dsv.repo.merge_indexes import GRACE_SECONDS, IndexReport, Merged, check_indexes, merge_indexes
+from dsv.repo.merge_indexes import GRACE_SECONDS, IndexMergeResult, IndexReport, check_indexes, merge_indexes
 from dsv.repo.objects import indexes as indexes_module
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
@@ -88,7 +88,7 @@ def test_the_originals_of_a_damaged_run_are_read_if_all_are_there() -> None:
     assert found_by(reopened(store), rows)
     (fault,) = check_indexes(reopened(store)).faults
     assert str(run.id) in fault.text
-    assert merge_indexes(reopened(store), WRITER) == Merged(40, 1, 0)
+    assert merge_indexes(reopened(store), WRITER) == IndexMergeResult(40, 1, 0)
     assert found_by(reopened(store), rows)
 
 
@@ -229,7 +229,7 @@ def test_the_newest_run_is_asked_first() -> None:
         session.close()
     memory.now += 2 * GRACE_SECONDS
     before = store.counts
-    assert merge_indexes(reopened(store), WRITER, most_rows=8 * 1000) == Merged(0, 2, 1)
+    assert merge_indexes(reopened(store), WRITER, most_rows=8 * 1000) == IndexMergeResult(0, 2, 1)
     asked = store.counts - before
     assert asked.bytes_down < len(old) / 4
 
@@ -261,5 +261,5 @@ def test_a_check_that_fails_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(index_files_module, "check_indexes", fail)
     (found,) = examine_indexes(cast(Context, Opened()))
-    assert (found.state, found.text) == (State.FAIL, "index/x is gone")
+    assert (found.state, found.text) == (CheckState.FAIL, "index/x is gone")
     assert [*examine_indexes(cast(Context, Absent()))] == []

@@ -12,7 +12,7 @@ from dsv.errors import Conflict
 from dsv.format import keys
 from dsv.repo.format_log import has_layout
 from dsv.repo.repository import Repository
-from dsv.store.base import Bytes, Put, Store
+from dsv.store.base import Bytes, PutResult, StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore
 from tests.store.faulty import Crash, Fault, Faulty, Kind
@@ -21,7 +21,7 @@ from tests.store.wrapper import Wrapper
 MAKERS = 8
 
 
-def create(store: Store, author: str) -> Repository:
+def create(store: StoreBackend, author: str) -> Repository:
     return Repository.create(store, None, author=author, tool="t")
 
 
@@ -43,7 +43,7 @@ def test_who_loses_the_race_adopts_the_winners_store() -> None:
 class Interrupted(Wrapper):
     """Runs `meanwhile` once, just before entry 0 of the format log is put or just after it."""
 
-    def __init__(self, inner: Store, meanwhile: Callable[[], object], *, before: bool) -> None:
+    def __init__(self, inner: StoreBackend, meanwhile: Callable[[], object], *, before: bool) -> None:
         super().__init__(inner)
         self._meanwhile: Callable[[], object] | None = meanwhile
         self._before = before
@@ -53,7 +53,7 @@ class Interrupted(Wrapper):
         if meanwhile is not None:
             meanwhile()
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         if key == keys.format_key(0) and self._before:
             self._run()
         put = self.inner.put_if_absent(key, data)

@@ -17,12 +17,12 @@ from dsv.format.locator import Location, ObjectKind
 from dsv.format.records import IndexMerge
 from dsv.repo import merge_indexes as module
 from dsv.repo import session as session_module
-from dsv.repo.merge_indexes import GRACE_SECONDS, Merged, merge_indexes, tidy
+from dsv.repo.merge_indexes import GRACE_SECONDS, IndexMergeResult, merge_indexes, tidy
 from dsv.repo.objects import indexes as indexes_module
 from dsv.repo.objects import indexes as remote_module
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import Bytes, Put, Store
+from dsv.store.base import Bytes, PutResult, StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore
 from dsv.values.ids import ChunkId, CommitId, Id, IndexId, PackId
@@ -39,9 +39,9 @@ class Clocked(MemoryStore):
         self.now = 1e9
         self.times: dict[str, float] = {}
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         put = super().put_if_absent(key, data)
-        if put is Put.WON:
+        if put is PutResult.WON:
             self.times[key] = self.now
         return put
 
@@ -50,7 +50,7 @@ class Clocked(MemoryStore):
         return self.times[key]
 
 
-def reopened(store: Store, folder: Path | None = None) -> Repository:
+def reopened(store: StoreBackend, folder: Path | None = None) -> Repository:
     return Repository.open(store, None if folder is None else lambda _: folder)
 
 
@@ -69,7 +69,7 @@ def add(repository: Repository, syncs: int, start: int = 0) -> dict[Id, Location
     return rows
 
 
-def index_files(store: Store) -> list[IndexId]:
+def index_files(store: StoreBackend) -> list[IndexId]:
     return [one for item in store.list("index/") if (one := keys.parse_index_key(item.key)) is not None]
 
 
@@ -78,7 +78,7 @@ def found_by(repository: Repository, rows: dict[Id, Location]) -> bool:
     return all(indexes.find(ObjectKind.CHUNK, object_id) == place for object_id, place in rows.items())
 
 
-def found_by_old_version(store: Store, rows: dict[Id, Location]) -> bool:
+def found_by_old_version(store: StoreBackend, rows: dict[Id, Location]) -> bool:
     """One that knows nothing of merges reads every index file, and nothing else."""
     files = [Index.parse(store.get(keys.index_key(one))) for one in index_files(store)]
     return all(
@@ -90,7 +90,7 @@ def found_by_old_version(store: Store, rows: dict[Id, Location]) -> bool:
 def test_a_writer_reads_few_files_after_a_merge() -> None:
     store = OpenStore(Clocked())
     rows = add(create(store), 300)
-    assert merge_indexes(reopened(store), WRITER) == Merged(300, 1, 0)
+    assert merge_indexes(reopened(store), WRITER) == IndexMergeResult(300, 1, 0)
     before = store.counts
     assert found_by(reopened(store), rows)
     asked = store.counts - before
@@ -107,13 +107,13 @@ def test_replaced_files_are_deleted_by_a_later_merge() -> None:
     store.now += GRACE_SECONDS - 1
     assert merge_indexes(reopened(store), WRITER).deleted == 0
     store.now += GRACE_SECONDS
-    assert merge_indexes(reopened(store), WRITER) == Merged(0, 1, 81)
+    assert merge_indexes(reopened(store), WRITER) == IndexMergeResult(0, 1, 81)
     assert len(index_files(store)) == 1 and not first & {*index_files(store)}
     assert [item.key for item in store.list("index/merge-")] == [store_record(store)]
     assert found_by(reopened(store), rows) and found_by_old_version(store, rows)
 
 
-def store_record(store: Store) -> str:
+def store_record(store: StoreBackend) -> str:
     return max(item.key for item in store.list("index/merge-"))
 
 
@@ -154,7 +154,7 @@ def test_whoever_may_not_delete_merges_all_the_same() -> None:
     assert found_by(reopened(store), rows) and found_by_old_version(store, rows)
 
 
-def reopened_files(store: Store) -> list[IndexId]:
+def reopened_files(store: StoreBackend) -> list[IndexId]:
     indexes = reopened(store).objects.indexes
     indexes.refresh()
     return [*indexes.listed.standing.files]

@@ -10,14 +10,14 @@ import pytest
 
 from dsv.errors import Conflict, IntegrityError, NotFound, OutcomeUnknown, Unreachable
 from dsv.format import keys
-from dsv.format.records import BranchRule, Feature, FeatureRule, Limits
+from dsv.format.records import BranchLimits, BranchRule, Feature, FeatureRule
 from dsv.repo import move_refs
 from dsv.repo.format_log import (
     DATA_ELSEWHERE,
     NAMES_ELSEWHERE,
     NAMES_MOVED,
     PROTECTED_BRANCHES,
-    Format,
+    FormatLog,
     read_format,
 )
 from dsv.repo.move_refs import NamesMove
@@ -121,7 +121,9 @@ def test_nothing_is_written_while_names_move(split: bool) -> None:
     writes: list[Callable[[], object]] = [
         lambda: during.refs.move(PETS, MAIN, newest, entry(b"late")),
         lambda: during.refs.set_tag(PETS, TagName.parse("late"), tag(b"late")),
-        lambda: during.refs.add_rule(BranchRule.of(Limits(), Nonce.random(), 1, "ann", "", PETS, MAIN, 0)),
+        lambda: during.refs.add_rule(
+            BranchRule.of(BranchLimits(), Nonce.random(), 1, "ann", "", PETS, MAIN, 0)
+        ),
         lambda: during.add_feature(feature, WRITER),
         lambda: Session.open(during, WRITER),
     ]
@@ -233,13 +235,13 @@ def test_features_and_their_rules_come_along() -> None:
     feature = Feature(PROTECTED_BRANCHES, FeatureRule.READ_ONLY)
     assert repository.add_feature(feature, WRITER)
     run(world.mover()[0])
-    made = Format(tuple(read_format(world.new)))
+    made = FormatLog(tuple(read_format(world.new)))
     assert feature in made.entries[-1].features and made.has(DATA_ELSEWHERE)
     assert not made.has(NAMES_MOVED) and made.entries[-1].names is None
     other = Feature("unheard-of", FeatureRule.IGNORE)
     with pytest.raises(OutcomeUnknown):  # it opened the store before
         before.add_feature(other, WRITER)
-    data = Format(tuple(read_format(world.data)))
+    data = FormatLog(tuple(read_format(world.data)))
     assert data.has(NAMES_ELSEWHERE) and data.entries[-1].names == "memory://new"
 
 

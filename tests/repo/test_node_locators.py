@@ -21,7 +21,7 @@ from dsv.repo.session import Session
 from dsv.repo.tree import write
 from dsv.repo.tree.diff import diff_trees
 from dsv.repo.tree.read import TreeReader, find_paths
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore
 from dsv.transfer.upload import Uploader
@@ -48,18 +48,18 @@ def everything(count: int = FILES) -> dict[str, bytes]:
     return {name(number): b"x%d" % number for number in range(count)}
 
 
-def older(store: Store) -> Repository:
+def older(store: StoreBackend) -> Repository:
     """A store as it was made before nodes had locators."""
     made = FormatEntry(StoreId.random(), Nonce.random(), 0, "", "", features=features(NAMED_RECORDS))
     make_layout(store, made)
     return create(store)
 
 
-def opened(store: Store) -> Repository:
+def opened(store: StoreBackend) -> Repository:
     return Repository.open(store, None, clock=lambda: next(repositories.TIME))
 
 
-def without_index(store: Store) -> Repository:
+def without_index(store: StoreBackend) -> Repository:
     """A reader for whom no index file exists."""
     for item in list(store.list(keys.INDEX_PREFIX)):
         store.delete(item.key)
@@ -208,7 +208,7 @@ def test_two_writers_of_one_segment_name_different_packs_and_both_are_right() ->
         assert trees[0].root == trees[1].root and trees[0].locator != trees[1].locator
         made = []
         for session, tree in zip((first, second), trees, strict=True):
-            record = repositories.Commit(
+            record = repositories.CommitRecord(
                 root=tree.root, level=tree.level, parents=(), author="", time_ms=next(repositories.TIME), message="",
                 files=tree.files, bytes=tree.bytes, entries=tree.entries,
             )  # fmt: skip
@@ -258,7 +258,7 @@ def test_an_older_store_takes_a_tree_that_is_too_large_for_a_commits_locator(
 
 
 def nodes_read(
-    store: Store, folder: Path, head: CommitId, read_something: Callable[[TreeReader], object]
+    store: StoreBackend, folder: Path, head: CommitId, read_something: Callable[[TreeReader], object]
 ) -> int:
     """Return how many nodes somebody without local copies has read after that."""
     repository = Repository.open(store, lambda _: folder)

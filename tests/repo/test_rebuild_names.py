@@ -15,7 +15,7 @@ from dsv.api import store as store_upkeep
 from dsv.api.store import prove_names
 from dsv.errors import Conflict
 from dsv.repo.format_log import make_names
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.store.probe import Proof
 from tests.kit.dsv import Dsv, plain_environment, write_files
 
@@ -73,7 +73,7 @@ def test_a_place_gets_the_names_of_one_store_if_two_race(
 ) -> None:
     start = threading.Barrier(2)
 
-    def prove_together(names: Store) -> Proof:
+    def prove_together(names: StoreBackend) -> Proof:
         start.wait()  # both have seen that the place is empty
         return prove_names(names)
 
@@ -96,7 +96,7 @@ def test_a_place_that_has_become_that_of_another_store_at_the_last_moment_is_ref
     one = two_stores[0]
     folder = one.home.parent
 
-    def make_late(names: Store, *arguments: Any, **named: Any) -> None:
+    def make_late(names: StoreBackend, *arguments: Any, **named: Any) -> None:
         shutil.copytree(folder / "names-two/format", folder / "names/format", dirs_exist_ok=True)
         make_names(names, *arguments, **named)
 

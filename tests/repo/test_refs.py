@@ -13,7 +13,7 @@ from dsv.repo.refs import read as listed_module
 from dsv.repo.refs.branches import Head, LostRace, Refs
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
-from dsv.store.base import Bytes, Put
+from dsv.store.base import Bytes, PutResult
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore
 from dsv.values.ids import CommitId, Nonce
@@ -39,7 +39,7 @@ def test_of_many_moves_one_wins_and_the_others_know_it(repository: Repository) -
 
 def test_a_move_that_is_denied_names_the_branch(repository: Repository) -> None:
     class Denying(Wrapper):
-        def put_if_absent(self, key: str, data: Bytes) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> PutResult:
             raise Denied(f"writing {self.url}/{key} was refused: Access Denied", subject=key, hint="log in")
 
     refs = Refs(Denying(repository.store))
@@ -116,13 +116,13 @@ def test_a_store_that_no_longer_lets_one_writer_win() -> None:
     class Overwrites(Wrapper):
         other: Callable[[], object] | None = None
 
-        def put_if_absent(self, key: str, data: Bytes) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> PutResult:
             self.inner.delete(key)
             self.inner.put_if_absent(key, data)
             if self.other is not None:
                 other, self.other = self.other, None
                 other()
-            return Put.WON
+            return PutResult.WON
 
     store = Overwrites(MemoryStore())
     ann, bob = Refs(store), Refs(store)

@@ -9,7 +9,7 @@ from dsv.format import keys
 from dsv.format.index import IndexBuilder
 from dsv.format.locator import ObjectKind
 from dsv.format.records import (
-    Commit,
+    CommitRecord,
     ExpiryAction,
     Feature,
     FeatureRule,
@@ -25,7 +25,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Session, naming
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import write_tree
-from dsv.store.base import Bytes, Put
+from dsv.store.base import Bytes, PutResult
 from dsv.store.memory import MemoryStore
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import ChunkId, CommitId, IndexId, Nonce, PackId
@@ -179,11 +179,12 @@ def test_a_fenced_session_publishes_nothing(repository: Repository) -> None:
     with Session.open(repository, WRITER) as session, Uploader(session) as uploader:
         tree = write_tree(uploader, None, [change(uploader, "f", b"content")])
         uploader.finish()
-        made = Commit(tree.root, tree.level, (), "a", 0, "", tree.files, tree.bytes, tree.entries)
+        made = CommitRecord(tree.root, tree.level, (), "a", 0, "", tree.files, tree.bytes, tree.entries)
         commit_id = session.put_commit(made, tree.locator)
         fence = SessionVerdict(None, Nonce.random())
         assert (
-            repository.store.put_if_absent(keys.session_key(session.id, "verdict"), fence.encode()) is Put.WON
+            repository.store.put_if_absent(keys.session_key(session.id, "verdict"), fence.encode())
+            is PutResult.WON
         )
         with pytest.raises(Conflict, match="suspended so long"):
             publish(session, head, commit_id)
@@ -195,7 +196,7 @@ class Forgetful(MemoryStore):
 
     honours = True
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         if not self.honours:
             self.delete(key)
         return super().put_if_absent(key, data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dsv.format.records import Limits, RefEntry, TagDeleted, TagValue
+from dsv.format.records import BranchLimits, RefEntry, TagDeleted, TagValue
 from dsv.repo.refs.branches import Head, Refs
 from dsv.repo.tracking import Answers, Tracked, Tracking, file_of, read, tracked_datasets
 from dsv.store.memory import MemoryStore
@@ -60,12 +60,14 @@ def test_a_branch_that_no_listing_has_any_more_keeps_the_proof_of_its_move(tmp_p
 
 def test_an_answer_without_the_rule_keeps_the_rule(tmp_path: Path) -> None:
     path, answers = tmp_path / "tracking.json", Answers()
-    answers.add_branch(SCANS, MAIN, entry(FIRST), 0, Limits(only_merge=True))
+    answers.add_branch(SCANS, MAIN, entry(FIRST), 0, BranchLimits(only_merge=True))
     answers.write(path, SCANS, "place", 1)
     refs = Refs(MemoryStore())
     move(refs, MAIN, SECOND)  # it was listed nowhere, so there may be a rule
     refs.answers.write(path, SCANS, "place", 2)
-    assert read(path).branches["main"] == Tracked(2, str(SECOND), False, 0, "place", Limits(only_merge=True))
+    assert read(path).branches["main"] == Tracked(
+        2, str(SECOND), False, 0, "place", BranchLimits(only_merge=True)
+    )
 
 
 def test_a_listing_of_datasets_is_the_whole_truth(tmp_path: Path) -> None:

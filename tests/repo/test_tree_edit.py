@@ -14,7 +14,7 @@ from dsv.format.codec import Codec
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.segment import Segment
 from dsv.format.tree import Entry, Kind, Node
-from dsv.repo.tree.read import LocatedSegment, Part, TreeReader
+from dsv.repo.tree.read import LocatedSegment, TreePart, TreeReader
 from dsv.repo.tree.write import TreeChange, WrittenTree, write_tree
 from dsv.values.ids import EMPTY_FILE, FileId, NodeId, PackId, RecipeId, SegmentId
 from dsv.values.paths import sort_key
@@ -41,7 +41,7 @@ class Sink:
     going: frozenset[PackId] = frozenset()
     segments: dict[SegmentId, LocatedSegment] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
-    leaves: list[Part] = field(default_factory=list)
+    leaves: list[TreePart] = field(default_factory=list)
 
     def put_segment(self, segment: Segment, locator: Locator) -> tuple[SegmentId, Location]:
         encoded = segment.encode()
@@ -58,10 +58,10 @@ class Sink:
         self.nodes.append(node)
         node_id = NodeId.hash(node.encode())
         if node.level == 1:
-            self.leaves += [Part(child, None) for child in node.children]
+            self.leaves += [TreePart(child, None) for child in node.children]
         return node_id, self._place(node_id)
 
-    def kept_location(self, kind: ObjectKind, part: Part) -> Location:
+    def kept_location(self, kind: ObjectKind, part: TreePart) -> Location:
         return self._place(part.child.id)
 
     def avoids(self, pack_id: PackId) -> bool:
@@ -90,10 +90,10 @@ class Base(TreeReader):
     def __init__(self, sink: Sink) -> None:
         self.sink, self.read = sink, []
 
-    def leaves(self) -> list[Part]:
+    def leaves(self) -> list[TreePart]:
         return self.sink.leaves
 
-    def segments(self, leaves: list[Part] | None = None) -> Iterator[LocatedSegment]:
+    def segments(self, leaves: list[TreePart] | None = None) -> Iterator[LocatedSegment]:
         for leaf in self.leaves() if leaves is None else leaves:
             self.read.append(leaf.id)
             yield self.sink.segments[leaf.id]

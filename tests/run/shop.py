@@ -13,7 +13,7 @@ from dsv.errors import NotFound
 from dsv.run.active_runs import RunRecords
 from dsv.run.dirs import RunPlace
 from dsv.run.engines.attach import Signals
-from dsv.run.engines.base import Plan
+from dsv.run.engines.base import JobPlan
 from dsv.run.listing import RunView
 from dsv.run.node_order import NO_ACCESS, StoreAccess
 from dsv.run.record import RunId, RunOutput, RunRecord
@@ -21,7 +21,7 @@ from dsv.run.record_store import SPOOLS, RunStore, Spool
 from dsv.run.spec import Again, JobSpec, again
 from dsv.run.staged import Staged
 from dsv.run.supervisor import dry_run, run
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName, Target
@@ -124,7 +124,7 @@ class Shop:
 
     home: Path
     environ: dict[str, str] = field(default_factory=lambda: dict(os.environ))
-    store: Store = field(default_factory=lambda: MemoryStore("memory://shop"))
+    store: StoreBackend = field(default_factory=lambda: MemoryStore("memory://shop"))
     notes: Notes = field(default_factory=Notes)
 
     def __post_init__(self) -> None:
@@ -167,7 +167,7 @@ class Shop:
                 signals=signals, progress=self.notes, grace=grace,
             )  # fmt: skip
 
-    def dry_run(self, *command: str, **more: Any) -> Plan:
+    def dry_run(self, *command: str, **more: Any) -> JobPlan:
         return dry_run(self.request(*command, **more), place=self.place, staging=self.data)
 
     def again(self, record: RunRecord, **more: Any) -> Again:

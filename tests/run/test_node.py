@@ -11,9 +11,9 @@ from dsv.run.completing import completed, end_of_parts, join_logs
 from dsv.run.node_order import NodeOrder
 from dsv.run.record import (
     EndCause,
+    JobUsage,
     RunId,
     RunPart,
-    Usage,
     decode_part,
     encode_part,
     node_log_name,
@@ -52,7 +52,7 @@ def test_parts_travel() -> None:
         node=3, attempt=2, host="n", end=EndCause.PREEMPTED, exit_code=143, error="x", stage_seconds=1.5
     )
     assert decode_part(encode_part(part), "runs/x/y/part-3-2") == (part, None)
-    used = Usage(7, 1.5)
+    used = JobUsage(7, 1.5)
     assert decode_part(encode_part(part, used), "part-3-2") == (part, used)
     with pytest.raises(IntegrityError, match="another node"):
         decode_part(encode_part(part), "runs/x/y/part-0-1")

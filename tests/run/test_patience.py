@@ -13,8 +13,8 @@ import pytest
 from dsv.run import pools
 from dsv.run.engines import attach as foreground
 from dsv.run.engines.attach import Foreground
-from dsv.run.engines.base import Ended, Engine, JobStatus, NoPlaceYet, Plan
-from dsv.run.engines.output import Output
+from dsv.run.engines.base import Ended, Engine, JobPlan, JobStatus, NoPlaceYet
+from dsv.run.engines.output import JobOutput
 from dsv.run.pools import GaveUp, Patience
 from dsv.run.record import EndCause, JobRef, RunState
 from tests.waiting import PATIENCE, until
@@ -105,7 +105,7 @@ class Full(Queue):
 
     ref = REF
 
-    def submit(self, plan: Plan, output: Output, cancelled: Event) -> Full:
+    def submit(self, plan: JobPlan, output: JobOutput, cancelled: Event) -> Full:
         self.asked += 1
         if self.asked < self.places_after:
             raise NoPlaceYet("the quota is used up")
@@ -116,9 +116,9 @@ class Full(Queue):
 
 
 def submitted(engine: Full, patience: Patience) -> Foreground:
-    plan = cast("Plan", None)
+    plan = cast("JobPlan", None)
     return Foreground(
-        cast("Engine", engine), plan, Output(None, None), lambda: None, lambda ref: None, patience.refused
+        cast("Engine", engine), plan, JobOutput(None, None), lambda: None, lambda ref: None, patience.refused
     )
 
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from dsv.errors import DsvError, LaunchError, Unreachable
 from dsv.run.active_runs import Marks, RunRecords
 from dsv.run.engines.base import JobStatus
-from dsv.run.engines.process import Process
+from dsv.run.engines.process import ProcessEngine
 from dsv.run.pools import (
-    Choice,
     GaveUp,
+    PoolChoice,
     PoolFacts,
     Prefer,
     ask_all,
@@ -64,23 +64,23 @@ def over(*pools: str) -> tuple[PassedOver, ...]:
 @pytest.mark.parametrize(
     ("given_", "prefer", "expected"),
     [
-        ([FREE], Prefer.CACHED, Choice("free")),
-        ([FREE, CACHED], Prefer.CACHED, Choice("cached", over("free"), ("free",))),
-        ([FREE, CACHED], Prefer.ORDER, Choice("free", (), ("cached",))),
-        ([CACHED, FREE], Prefer.CACHED, Choice("cached", (), ("free",))),
+        ([FREE], Prefer.CACHED, PoolChoice("free")),
+        ([FREE, CACHED], Prefer.CACHED, PoolChoice("cached", over("free"), ("free",))),
+        ([FREE, CACHED], Prefer.ORDER, PoolChoice("free", (), ("cached",))),
+        ([CACHED, FREE], Prefer.CACHED, PoolChoice("cached", (), ("free",))),
         # If it doesn't begin there after all, the others come next.
-        ([FULL, FREE], Prefer.CACHED, Choice("free", over("full"), ("full",))),
+        ([FULL, FREE], Prefer.CACHED, PoolChoice("free", over("full"), ("full",))),
         # Data in a pool that can't begin now doesn't make the job wait.
-        ([FULL_CACHED, FREE], Prefer.CACHED, Choice("free", over("full-cached"), ("full-cached",))),
+        ([FULL_CACHED, FREE], Prefer.CACHED, PoolChoice("free", over("full-cached"), ("full-cached",))),
         ([DOWN, SMALL, REFUSED, NO_ROOM, FREE], Prefer.CACHED,
-         Choice("free", over("down", "small", "refused", "no-room"))),
+         PoolChoice("free", over("down", "small", "refused", "no-room"))),
         # None can begin: it waits at the first that ever can, and then at the others.
-        ([FULL, FULL_CACHED], Prefer.CACHED, Choice("full", (), ("full-cached",), NOW["full"])),
+        ([FULL, FULL_CACHED], Prefer.CACHED, PoolChoice("full", (), ("full-cached",), NOW["full"])),
         ([DOWN, FULL, SMALL, FULL_CACHED], Prefer.CACHED,
-         Choice("full", over("down"), ("full-cached",), NOW["full"])),
+         PoolChoice("full", over("down"), ("full-cached",), NOW["full"])),
     ],
 )  # fmt: skip
-def test_the_choice(given_: list[PoolFacts], prefer: Prefer, expected: Choice) -> None:
+def test_the_choice(given_: list[PoolFacts], prefer: Prefer, expected: PoolChoice) -> None:
     assert choose_pool(given_, prefer) == expected
 
 
@@ -173,7 +173,7 @@ def test_a_run_that_no_pool_took_is_recorded_as_not_launched(
     def enter(pool: str, *given: object) -> tuple[JobSpec, Folders, None] | GaveUp:
         return (spec, shop.data, None) if pool == "a" else GaveUp("it is closed")
 
-    monkeypatch.setattr(Process, "submit", refuse)
+    monkeypatch.setattr(ProcessEngine, "submit", refuse)
     spec, records = shop.request("true"), RunRecords(shop.place.state, STORE, shop.runs)
     turns = Turns({"a": 60.0, "b": None}, enter)
     with pytest.raises(LaunchError, match="a: it takes no jobs; b: it is closed"):

@@ -17,13 +17,13 @@ from dsv.run.record import (
     MAX_RECORD,
     CodeState,
     GpuUse,
+    JobUsage,
     LogInfo,
     RunData,
     RunId,
     RunOutput,
     RunRecord,
     RunState,
-    Usage,
 )
 from dsv.run.record_store import RunStore
 from dsv.store.memory import MemoryStore
@@ -41,7 +41,7 @@ RECORD = RunRecord(
     ),
     state=RunState.ENDED, engine="docker", params={"lr": 0.1, "deep": {"x": [1, None, True]}}, out="/o",
     host="h", user="u", started_ms=1, ended_ms=2, exit_code=0, code=CodeState("/c", "a" * 40, True),
-    log=LogInfo(3, 2), usage=Usage(1, 2.5, (GpuUse("A100", 50.0, 9),)), metrics={"acc": 1},
+    log=LogInfo(3, 2), usage=JobUsage(1, 2.5, (GpuUse("A100", 50.0, 9),)), metrics={"acc": 1},
     again_of=RunId.parse("20261120-132145-00000000"),
 )  # fmt: skip
 

@@ -11,14 +11,14 @@ import pytest
 
 from dsv.errors import LaunchError
 from dsv.fs.process import Process as Known
-from dsv.run.active_runs import Marks, Owner, RunRecords
+from dsv.run.active_runs import Marks, RunOwner, RunRecords
 from dsv.run.completing import Completer
 from dsv.run.dirs import run_folder
 from dsv.run.engine_list import Engines, find_job
 from dsv.run.engines.attach import FollowedJob, Foreground
-from dsv.run.engines.base import JobStatus, Plan, SubmittedJob
-from dsv.run.engines.output import Output
-from dsv.run.engines.process import Process, _ProcessRun
+from dsv.run.engines.base import JobPlan, JobStatus, SubmittedJob
+from dsv.run.engines.output import JobOutput
+from dsv.run.engines.process import ProcessEngine, _ProcessRun
 from dsv.run.engines.reaper import processes_of
 from dsv.run.listing import RunView
 from dsv.run.record import START, JobRef, RunId, RunOutput, RunRecord, RunState
@@ -47,7 +47,7 @@ def test_the_start_names_the_job_before_it_begins(shop: Shop, monkeypatch: pytes
         if part == START:
             begun = RunRecord.decode(data, "start")
             assert begun.job is not None
-            seen.append((begun, Process(shop.environ).status(begun.job), processes_of(number)))
+            seen.append((begun, ProcessEngine(shop.environ).status(begun.job), processes_of(number)))
         return keep(self, dataset, number, part, data)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Spool, "keep", watched)
@@ -69,7 +69,7 @@ def test_a_job_whose_program_is_being_loaded_has_not_begun(
     monkeypatch.setattr(Path, "read_bytes", lambda path: b"" if path.name == "cmdline" else read(path))
     here = Known.here()
     ref = JobRef("process", RunId.make(0, bytes(4)), here.kernel, f"{here.pid}:{here.start}")
-    assert Process(shop.environ).status(ref) == JobStatus(RunState.SUBMITTED)
+    assert ProcessEngine(shop.environ).status(ref) == JobStatus(RunState.SUBMITTED)
 
 
 def test_a_job_whose_start_cannot_be_kept_does_not_begin(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,13 +86,13 @@ def test_a_run_is_shown_as_submitted_until_its_engine_has_the_job(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[RunState] = []
-    submit = Process.submit
+    submit = ProcessEngine.submit
 
-    def watched(self: Process, plan: Plan, output: Output, cancelled: Event) -> SubmittedJob:
+    def watched(self: ProcessEngine, plan: JobPlan, output: JobOutput, cancelled: Event) -> SubmittedJob:
         seen.extend(each.state for each in Marks(shop.place.state, STORE).known())
         return submit(self, plan, output, cancelled)
 
-    monkeypatch.setattr(Process, "submit", watched)
+    monkeypatch.setattr(ProcessEngine, "submit", watched)
     assert start(shop, "true").record.state is RunState.ENDED
     assert seen == [RunState.SUBMITTED]
 
@@ -104,7 +104,7 @@ def test_a_run_whose_job_may_begin_yet_stays_under_way(shop: Shop, monkeypatch: 
         raise LaunchError("no answer")
 
     def not_known(self: Foreground, ref: JobRef) -> bool:
-        Process(shop.environ).cancel(ref, 0)
+        ProcessEngine(shop.environ).cancel(ref, 0)
         return False
 
     monkeypatch.setattr(FollowedJob, "begin", unanswered)
@@ -117,7 +117,7 @@ def test_a_run_whose_job_may_begin_yet_stays_under_way(shop: Shop, monkeypatch: 
     assert (known.run, known.state, known.job is not None) == (result.record.run, RunState.RUNNING, True)
     scratch = run_folder(shop.place.state, SCANS, known.run) / "scratch"
     assert scratch.is_dir()
-    monkeypatch.setattr(Owner, "is_dead", True)
+    monkeypatch.setattr(RunOwner, "is_dead", True)
     completed: list[RunRecord] = []
     until(
         lambda: completed.extend(complete_cut_off(shop, marks)) or completed
@@ -146,10 +146,10 @@ def test_a_job_of_this_machine_that_can_not_be_followed_is_ended(
 
 def test_a_reference_from_the_store_ends_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anyone who may write to the store could name a job of somebody else in a record."""
-    monkeypatch.setattr(Owner, "is_dead", True)
-    bystander = Process(shop.environ)
-    plan = Plan(engine="process", run="another", where=Known.here().kernel, argv=("true",), env={})
-    job = bystander.submit(plan, Output(None, None), Event())
+    monkeypatch.setattr(RunOwner, "is_dead", True)
+    bystander = ProcessEngine(shop.environ)
+    plan = JobPlan(engine="process", run="another", where=Known.here().kernel, argv=("true",), env={})
+    job = bystander.submit(plan, JobOutput(None, None), Event())
     ref = job.ref
     try:
         record = start(shop, "true").record
@@ -183,7 +183,7 @@ def test_a_supervisor_that_is_killed_during_the_upload_of_output_has_saved_the_e
     with pytest.raises(SystemExit):
         start(shop, "sh", "-c", "echo said; exit 6", keep_output=True)
     marks = Marks(shop.place.state, STORE)
-    monkeypatch.setattr(Owner, "is_dead", True)
+    monkeypatch.setattr(RunOwner, "is_dead", True)
     (cut,) = complete_cut_off(shop, marks)
     assert (cut.state, cut.exit_code) == (RunState.ENDED, 6)
     assert cut.output is not None and cut.output.error == "dsv was killed while it sent it"

@@ -11,7 +11,7 @@ from dsv.errors import Conflict
 from dsv.fs.process import Process
 from dsv.run.active_runs import this_machine
 from dsv.run.parameters import SweepId
-from dsv.run.sweep import Owner, being_started, driver, driving, sweep_folder
+from dsv.run.sweep import RunOwner, being_started, driver, driving, sweep_folder
 
 SWEEP = SweepId.parse("sweep-20261120-132145-1f2e3d4c")
 
@@ -21,12 +21,12 @@ def test_the_mark_of_a_killed_process_is_replaced_and_that_of_a_living_one_refus
 ) -> None:
     folder, here = sweep_folder(tmp_path, SWEEP), Process.here()
     folder.mkdir(parents=True)
-    dead = Owner(msgspec.structs.replace(here, start=here.start + 1), this_machine())
+    dead = RunOwner(msgspec.structs.replace(here, start=here.start + 1), this_machine())
     (folder / "driver").write_bytes(msgspec.json.encode(dead))
     assert driver(tmp_path, SWEEP) is None
     with driving(tmp_path, SWEEP):
-        assert being_started(tmp_path, SWEEP.short) == (SWEEP, Owner.here())
+        assert being_started(tmp_path, SWEEP.short) == (SWEEP, RunOwner.here())
         with pytest.raises(Conflict, match="another dsv here"), driving(tmp_path, SWEEP):
             pass
-        assert driver(tmp_path, SWEEP) == Owner.here()
+        assert driver(tmp_path, SWEEP) == RunOwner.here()
     assert driver(tmp_path, SWEEP) is None and not (folder / "driver").exists()

@@ -16,7 +16,7 @@ import pytest
 from dsv.errors import Conflict
 from dsv.fs.process import Process
 from dsv.run.parameters import SweepId
-from dsv.run.sweep import Owner, SweepNotes
+from dsv.run.sweep import RunOwner, SweepNotes
 from dsv.store.memory import MemoryStore
 from dsv.store.open import open_store
 from dsv.values.names import DatasetName
@@ -149,7 +149,7 @@ def test_a_second_driver_is_refused_by_name_until_the_sweep_is_stopped(place: Pl
         place,
         begun["id"],
         "turn-2",
-        msgspec.json.encode(Owner(Process("another kernel", 1, 1), "gpu7/1f2e")),
+        msgspec.json.encode(RunOwner(Process("another kernel", 1, 1), "gpu7/1f2e")),
     )
     refused = dsv.process("run", "--again", begun["id"])
     assert refused.code == 4 and "are being started by dsv on gpu7\n" in refused.err
@@ -183,8 +183,8 @@ def test_a_driver_is_in_effect_until_a_later_stop() -> None:
 
 
 def test_a_driver_that_was_killed_is_replaced() -> None:
-    store, here = MemoryStore(), Owner.here()
-    dead = Owner(msgspec.structs.replace(here.process, start=here.process.start + 1), here.host)
+    store, here = MemoryStore(), RunOwner.here()
+    dead = RunOwner(msgspec.structs.replace(here.process, start=here.process.start + 1), here.host)
     store.put_if_absent(f"runs/pets/{SWEEP}/turn-1", msgspec.json.encode(dead))
     notes = SweepNotes(store, PETS, SWEEP)
     assert notes.next_turn() == 2

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from dsv.store.base import LARGEST, Busy, Bytes, Item, NoAnswer, Put, Store, cut_short
+from dsv.store.base import LARGEST, Busy, Bytes, ListedObject, NoAnswer, PutResult, StoreBackend, cut_short
 from tests.store.wrapper import Wrapper
 
 _T = TypeVar("_T")
@@ -64,7 +64,7 @@ class Faulty(Wrapper):
 
     def __init__(
         self,
-        inner: Store,
+        inner: StoreBackend,
         plan: Mapping[int, Fault] | None = None,
         *,
         always: Fault | None = None,
@@ -98,11 +98,11 @@ class Faulty(Wrapper):
             raise cut_short(self.url, key, start, length, length // 2)
         return memoryview(_flipped(data)) if fault is not None and fault.kind is Kind.FLIPPED else data
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         fault = self._begin(Operation.PUT, key)
         return self._apply(fault, key, lambda: self.inner.put_if_absent(key, data))
 
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         fault = self._begin(Operation.LIST, prefix)
         if fault is None:
             return self.inner.list(prefix, start_after)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dsv.errors import NotFound
-from dsv.store.base import Put
+from dsv.store.base import PutResult
 from dsv.store.directory import DirectoryStore
 from dsv.store.retry import Retrying
 from tests.waiting import until
@@ -27,7 +27,7 @@ def race(root: str, me: str, hosts: str, keys: str, below: str) -> dict[str, obj
     meeting.mkdir(exist_ok=True)
     (meeting / me).touch()
     until(lambda: len(list(meeting.iterdir())) == int(hosts))
-    won = [name for name in names if store.put_if_absent(f"race/{name}", me.encode()) is Put.WON]
+    won = [name for name in names if store.put_if_absent(f"race/{name}", me.encode()) is PutResult.WON]
     return {"won": won, "seen": {name: store.get(f"race/{name}").decode() for name in names}}
 
 

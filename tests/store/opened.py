@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 
-S = TypeVar("S", bound=Store)
+S = TypeVar("S", bound=StoreBackend)
 
 
 class Opened(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from dsv.store.base import Put
+from dsv.store.base import PutResult
 from dsv.store.open import open_store
 from tests.waiting import PATIENCE
 
@@ -72,7 +72,7 @@ def _race(
     def write(number: int) -> None:
         for key in keys:
             value = f"{os.getpid()}-{number}-{key}".encode() * 50
-            if store.put_if_absent(key, value) is Put.WON:
+            if store.put_if_absent(key, value) is PutResult.WON:
                 won.append((key, value))
 
     start.wait(PATIENCE)

@@ -17,7 +17,7 @@ import pytest
 
 from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, NotFound, Unreachable, Unsupported
 from dsv.store import directory
-from dsv.store.base import NoAnswer, Put
+from dsv.store.base import NoAnswer, PutResult
 from dsv.store.directory import DirectoryStore, as_store_error
 from dsv.store.open import open_store
 from tests.store.opened import Opened
@@ -71,7 +71,7 @@ def test_a_folder_that_must_be_made(tmp_path: Path, opened: Opened) -> None:
         DirectoryStore(tmp_path / "deep/down/store")
     assert caught.value.hint and "ls -ld" in caught.value.hint and "--store" in caught.value.hint
     store = opened(DirectoryStore(tmp_path / "deep/down/store", create=True))
-    assert store.put_if_absent("k", b"x") is Put.WON
+    assert store.put_if_absent("k", b"x") is PutResult.WON
     assert opened(DirectoryStore(tmp_path / "deep/down/store", create=True)).get("k") == b"x"
 
 
@@ -161,7 +161,7 @@ def test_a_file_swept_before_it_was_linked_is_written_again(
             real(self, folder)
 
     monkeypatch.setattr(DirectoryStore, "_sweep_once", sweep_mine)
-    assert opened(DirectoryStore(root)).put_if_absent("a/k", b"x") is Put.WON
+    assert opened(DirectoryStore(root)).put_if_absent("a/k", b"x") is PutResult.WON
     assert swept and (root / "a/k").read_bytes() == b"x"
 
 
@@ -169,10 +169,10 @@ def test_a_link_that_was_made_though_its_answer_was_lost(root: Path, opened: Ope
     """NFS repeats the call and gets the error that the name exists: it exists for this very file."""
     store = opened(DirectoryStore(root))
     with store._holding(b"mine") as (holder, file, inode):
-        assert store._link(holder, file, inode, ["a"], "k") is Put.WON
-        assert store._link(holder, file, inode, ["a"], "k") is Put.WON
+        assert store._link(holder, file, inode, ["a"], "k") is PutResult.WON
+        assert store._link(holder, file, inode, ["a"], "k") is PutResult.WON
     with store._holding(b"mine") as (holder, file, inode):
-        assert store._link(holder, file, inode, ["a"], "k") is Put.LOST
+        assert store._link(holder, file, inode, ["a"], "k") is PutResult.LOST
 
 
 def test_everything_is_synced_before_it_counts(
@@ -213,7 +213,7 @@ def test_a_folder_that_upkeep_removes_meanwhile(root: Path, opened: Opened) -> N
     thread.start()
     try:
         for number in range(40):
-            assert store.put_if_absent(f"a/b/{number}", b"x") is Put.WON
+            assert store.put_if_absent(f"a/b/{number}", b"x") is PutResult.WON
             store.delete(f"a/b/{number}")
     finally:
         stop.set()

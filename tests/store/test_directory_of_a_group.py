@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import Denied, IntegrityError
-from dsv.store.base import Put
+from dsv.store.base import PutResult
 from dsv.store.directory import DirectoryStore
 from tests.store.opened import Opened
 from tests.store.test_directory import in_a_process, needs_root
@@ -98,7 +98,7 @@ def test_a_groups_folder_that_another_makes_meanwhile(
         with pytest.raises(IntegrityError):
             store.put_if_absent("a/k", b"x")
     else:
-        assert store.put_if_absent("a/k", b"x") is Put.WON
+        assert store.put_if_absent("a/k", b"x") is PutResult.WON
         assert (root / "a").stat().st_mode & 0o2770 == 0o2770
     assert {path.name for path in root.iterdir()} == {".tmp", "a", "k"}
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from dsv.errors import IntegrityError
-from dsv.store.base import Busy, NoAnswer, Put, Store
+from dsv.store.base import Busy, NoAnswer, PutResult, StoreBackend
 from dsv.store.memory import MemoryStore
 from tests.store.faulty import Crash, Fault, Faulty, Kind, Operation
 
-CALLS: dict[Operation, Callable[[Store], object]] = {
+CALLS: dict[Operation, Callable[[StoreBackend], object]] = {
     Operation.GET: lambda store: store.get("there"),
     Operation.RANGE: lambda store: store.get_range("there", 0, 4),
     Operation.PUT: lambda store: store.put_if_absent("new", b"x"),
@@ -54,7 +54,7 @@ def test_fails_the_nth_call_and_no_other() -> None:
             with pytest.raises(Busy):
                 store.put_if_absent(f"k{number}", b"")
         else:
-            assert store.put_if_absent(f"k{number}", b"") is Put.WON
+            assert store.put_if_absent(f"k{number}", b"") is PutResult.WON
     assert store.calls == 5
     assert store.log[2] == (Operation.PUT, "k3")
 

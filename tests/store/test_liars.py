@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import DsvError
-from dsv.store.base import LARGEST, Bytes, Item, Put, Store
+from dsv.store.base import LARGEST, Bytes, ListedObject, PutResult, StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore, open_raw
 from dsv.store.options import StoreOptions
@@ -27,7 +27,7 @@ from tests.store.wrapper import Wrapper
 class Below(Wrapper):
     """The keys of a store that begin with `folder`, without it."""
 
-    def __init__(self, inner: Store, folder: str) -> None:
+    def __init__(self, inner: StoreBackend, folder: str) -> None:
         super().__init__(inner)
         self._folder = folder
 
@@ -39,13 +39,13 @@ class Below(Wrapper):
         with self._named():
             return self.inner.get_range(self._folder + key, start, length)
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         return self.inner.put_if_absent(self._folder + key, data)
 
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         after = None if start_after is None else self._folder + start_after
         for item in self.inner.list(self._folder + prefix, after):
-            yield Item(item.key.removeprefix(self._folder), item.size)
+            yield ListedObject(item.key.removeprefix(self._folder), item.size)
 
     def folders(self, prefix: str) -> Sequence[str]:
         return self.inner.folders(self._folder + prefix)
@@ -94,12 +94,12 @@ class TestData(StoreConformance):
         outside = OutsideS3(ceph_s3.client(), world.bucket, "dsv/packs")
         yield from subjects(lambda: Subject(Below(store, "packs/"), outside))
 
-    def test_never_overwrites(self, store: Store, outside: Outside) -> None:
+    def test_never_overwrites(self, store: StoreBackend, outside: Outside) -> None:
         """The same bytes twice are the same bytes."""
-        assert [store.put_if_absent("k", b"same") for _ in range(2)] == [Put.WON] * 2
+        assert [store.put_if_absent("k", b"same") for _ in range(2)] == [PutResult.WON] * 2
         assert store.get("k") == outside.get("k") == b"same"
 
-    def test_is_proven(self, store: Store, outside: Outside) -> None:
+    def test_is_proven(self, store: StoreBackend, outside: Outside) -> None:
         assert prove_data(store) == ()
         assert outside.keys() == set()
 

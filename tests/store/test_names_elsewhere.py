@@ -12,7 +12,7 @@ import pytest
 
 from dsv.api.store import find_heads
 from dsv.format import keys
-from dsv.format.records import Commit
+from dsv.format.records import CommitRecord
 from dsv.values.ids import CommitId, NodeId
 from dsv.values.names import BranchName, DatasetName
 from tests.kit.dsv import Dsv, Result, write_files
@@ -287,8 +287,10 @@ def test_listings_that_are_late_are_found_out_at_init(world: World) -> None:
     assert "listing" in result.err
 
 
-def commit(number: int, parents: tuple[CommitId, ...], branch: str, time: int) -> tuple[CommitId, Commit]:
-    made = Commit(
+def commit(
+    number: int, parents: tuple[CommitId, ...], branch: str, time: int
+) -> tuple[CommitId, CommitRecord]:
+    made = CommitRecord(
         NodeId(bytes([number] * 32)),
         1,
         parents,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, NotFound, Unreachable, Unsupported
 from dsv.format.keys import PACK_PREFIX
-from dsv.store.base import Busy, CutShortError, NoAnswer, Put, Store, StoreMissing, TooLargeError
+from dsv.store.base import Busy, CutShortError, NoAnswer, PutResult, StoreBackend, StoreMissing, TooLargeError
 from dsv.store.clients import ForkedS3
 from dsv.store.object_errors import as_store_error
 from dsv.store.open import open_raw, open_store
@@ -25,7 +25,7 @@ from tests.store.buckets import Bucket
 from tests.store.wire import Wire, answer, s3_error, serving
 from tests.waiting import PATIENCE
 
-Call = Callable[[Store], object]
+Call = Callable[[StoreBackend], object]
 CALLS: dict[str, Call] = {
     "get": lambda store: store.get("k"),
     "get_range": lambda store: store.get_range("k", 0, 100),
@@ -39,11 +39,11 @@ def options(endpoint: str, **more: object) -> StoreOptions:
     return StoreOptions(endpoint=endpoint, access_key="key", secret_key="secret", region="us-east-1", **more)  # type: ignore[arg-type]
 
 
-def store_at(wire: Wire, **more: object) -> Store:
+def store_at(wire: Wire, **more: object) -> StoreBackend:
     return open_raw("s3://bucket/some/prefix", options(wire.endpoint, **more))
 
 
-def forked_at(wire: Wire) -> Store:
+def forked_at(wire: Wire) -> StoreBackend:
     return ForkedS3("s3://bucket/some/prefix", "bucket", "some/prefix", options(wire.endpoint))
 
 
@@ -178,7 +178,7 @@ def test_a_large_upload_has_more_time_than_a_small_request() -> None:
     """A slow line is no silent server."""
     with serving(relay=lambda request: time.sleep(0.6) or answer("200 OK")) as wire:
         store = store_at(wire, read_timeout=0.3, transfer_timeout=PATIENCE)
-        assert store.put_if_absent("k", bytes(1 << 20)) is Put.WON
+        assert store.put_if_absent("k", bytes(1 << 20)) is PutResult.WON
     with serving(None) as wire, pytest.raises(NoAnswer):
         store_at(wire, read_timeout=0.3, transfer_timeout=PATIENCE).put_if_absent("k", bytes(10))
     with serving(None) as wire, pytest.raises(NoAnswer):
@@ -188,7 +188,7 @@ def test_a_large_upload_has_more_time_than_a_small_request() -> None:
 @pytest.mark.parametrize("status", ["409 Conflict", "412 Precondition Failed", "304 Not Modified"])
 def test_a_refused_condition_is_a_lost_race(status: str) -> None:
     with serving(s3_error(status, "Whatever")) as wire:
-        assert store_at(wire).put_if_absent("k", b"x") is Put.LOST
+        assert store_at(wire).put_if_absent("k", b"x") is PutResult.LOST
     assert "\r\nif-none-match: *" in wire.asked[0].lower()
 
 
@@ -307,7 +307,7 @@ def test_a_fork_reads_the_same_by_another_client(moto_bucket: Bucket) -> None:
         store.put_if_absent(f"many/{number:03}/x", b"")
     store.put_if_absent("k", content)
     other = ForkedS3(url, name, "lake", settings)
-    assert isinstance(other, Store)
+    assert isinstance(other, StoreBackend)
     assert (other.get("k"), bytes(other.get_range("k", 3, 5)), bytes(other.get_range("k", 3, 0))) == (
         content, content[3:8], b"",
     )  # fmt: skip
@@ -348,7 +348,7 @@ def test_large_transfers_make_no_copies(ceph_bucket: Bucket) -> None:
     data = os.urandom(32 << 20)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(lambda n: store.put_if_absent(f"k{n}", data), range(4))) == {Put.WON}
+        assert set(pool.map(lambda n: store.put_if_absent(f"k{n}", data), range(4))) == {PutResult.WON}
     put = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     with ThreadPoolExecutor(4) as pool:
         parts = list(pool.map(lambda n: store.get_range(f"k{n}", n << 23, 8 << 20), range(4)))
@@ -378,7 +378,7 @@ LISTS: dict[str, Call] = {
 @pytest.mark.parametrize("opened", [store_at, forked_at])
 @pytest.mark.parametrize("xml", [b"<html/>", b"<Status>maintenance</Status>"])
 def test_xml_that_is_no_listing_is_no_empty_one(
-    call: str, opened: Callable[[Wire], Store], xml: bytes
+    call: str, opened: Callable[[Wire], StoreBackend], xml: bytes
 ) -> None:
     """The server has a format log, so that its listing can't be empty."""
     with serving(answer("200 OK", xml)) as wire:
@@ -405,7 +405,7 @@ def test_an_empty_listing_is_confirmed_once(call: str) -> None:
 
 
 @pytest.mark.parametrize("opened", [store_at, forked_at])
-def test_a_listing_that_repeats_its_pages_ends(opened: Callable[[Wire], Store]) -> None:
+def test_a_listing_that_repeats_its_pages_ends(opened: Callable[[Wire], StoreBackend]) -> None:
     more = "<IsTruncated>true</IsTruncated><NextContinuationToken>again</NextContinuationToken>"
     with (
         serving(page("packs/00/a", "packs/00/b", more=more)) as wire,

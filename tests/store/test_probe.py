@@ -14,7 +14,7 @@ import pytest
 
 from dsv.errors import Denied, NotFound, Unreachable
 from dsv.store import probe
-from dsv.store.base import Bytes, Item, Put
+from dsv.store.base import Bytes, ListedObject, PutResult
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
 from dsv.store.open import open_store
@@ -29,7 +29,7 @@ from tests.waiting import PATIENCE
 class IgnoresTheCondition(MemoryStore):
     """Accepts If-None-Match, and overwrites."""
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         self.delete(key)
         return super().put_if_absent(key, data)
 
@@ -40,7 +40,7 @@ class ChecksThenWrites(MemoryStore):
     looked: ClassVar[Counter[str]] = Counter()
     change: ClassVar = threading.Condition()
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         try:
             self.get(key)
         except NotFound:
@@ -50,21 +50,21 @@ class ChecksThenWrites(MemoryStore):
                 assert "/race/" not in key or self.change.wait_for(lambda: self.looked[key] > 1, PATIENCE)
             self.delete(key)
             return super().put_if_absent(key, data)
-        return Put.LOST
+        return PutResult.LOST
 
 
 class TellsNobodyThatHeWon(MemoryStore):
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         super().put_if_absent(key, data)
-        return Put.LOST
+        return PutResult.LOST
 
 
 class TheLastOneStays(MemoryStore):
     """One writer gets the answer that it won, but another's bytes stay."""
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         put = super().put_if_absent(key, data)
-        if put is Put.LOST:
+        if put is PutResult.LOST:
             self.delete(key)
             super().put_if_absent(key, data)
         return put
@@ -73,20 +73,20 @@ class TheLastOneStays(MemoryStore):
 class ListsLate(MemoryStore):
     """A listing shows only what is some time old."""
 
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         rows = [*super().list(prefix, start_after)]
         return iter(rows[:-1])
 
 
 class ListsInAnyOrder(MemoryStore):
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         rows = [*super().list(prefix, start_after)]
         random.Random(1).shuffle(rows)
         return iter(rows)
 
 
 class IgnoresStartAfter(MemoryStore):
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         return super().list(prefix)
 
 
@@ -133,7 +133,7 @@ def test_a_bucket_that_allows_no_deletion() -> None:
 
 def test_what_was_written_is_removed_after_a_failure() -> None:
     class FailsLate(MemoryStore):
-        def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+        def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
             raise Denied("no listing here")
 
     store = FailsLate()
@@ -158,7 +158,7 @@ def test_every_round_races_all_writers() -> None:
             super().__init__(MemoryStore())
             self.inside = threading.Barrier(WRITERS)
 
-        def put_if_absent(self, key: str, data: Bytes) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> PutResult:
             if "/race/" in key and bytes(data) != b"late":
                 self.inside.wait(PATIENCE)
             return super().put_if_absent(key, data)

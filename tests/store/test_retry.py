@@ -21,7 +21,16 @@ from dsv.errors import (
 )
 from dsv.format.keys import PACK_PREFIX
 from dsv.periodic import NEVER, Periodic
-from dsv.store.base import LARGEST, Busy, Bytes, CutShortError, Item, NoAnswer, Put, Store
+from dsv.store.base import (
+    LARGEST,
+    Busy,
+    Bytes,
+    CutShortError,
+    ListedObject,
+    NoAnswer,
+    PutResult,
+    StoreBackend,
+)
 from dsv.store.memory import MemoryStore
 from dsv.store.retry import SILENT, Retrying, RetryPolicy
 from tests.store.faulty import Fault, Faulty, Kind, Operation
@@ -43,12 +52,12 @@ class Time:
         return self.now
 
 
-def retrying(store: Store, time: Time | None = None) -> Retrying:
+def retrying(store: StoreBackend, time: Time | None = None) -> Retrying:
     time = time or Time()
     return Retrying(store, clock=time.clock, sleep=time.sleep)
 
 
-def failing(inner: Store, *kinds: Kind, only: Operation) -> Faulty:
+def failing(inner: StoreBackend, *kinds: Kind, only: Operation) -> Faulty:
     """Fails the first calls as given, one after another."""
     return Faulty(inner, {n: Fault(kind) for n, kind in enumerate(kinds, 1)}, only=[only])
 
@@ -56,7 +65,7 @@ def failing(inner: Store, *kinds: Kind, only: Operation) -> Faulty:
 @pytest.mark.parametrize("kind", [Kind.LOST_ANSWER, Kind.ERROR_500_AFTER])
 def test_a_lost_answer_is_no_lost_write(kind: Kind) -> None:
     inner = MemoryStore()
-    assert retrying(failing(inner, kind, only=Operation.PUT)).put_if_absent("k", b"mine") is Put.WON
+    assert retrying(failing(inner, kind, only=Operation.PUT)).put_if_absent("k", b"mine") is PutResult.WON
     assert inner.get("k") == b"mine"
 
 
@@ -64,7 +73,7 @@ def test_a_lost_answer_is_no_lost_write(kind: Kind) -> None:
 def test_a_write_that_never_arrived_is_made_again(kind: Kind) -> None:
     inner = MemoryStore()
     faulty = failing(inner, kind, kind, only=Operation.PUT)
-    assert retrying(faulty).put_if_absent("k", b"mine") is Put.WON
+    assert retrying(faulty).put_if_absent("k", b"mine") is PutResult.WON
     assert inner.get("k") == b"mine" and faulty.calls == 3
 
 
@@ -72,20 +81,20 @@ def test_the_same_bytes_under_the_key_are_ones_own() -> None:
     inner = MemoryStore()
     inner.put_if_absent("k", b"same")
     for data in (b"same", bytearray(b"same"), memoryview(b"same")):
-        assert retrying(inner).put_if_absent("k", data) is Put.WON
-    assert retrying(inner).put_if_absent("k", b"other") is Put.LOST
+        assert retrying(inner).put_if_absent("k", data) is PutResult.WON
+    assert retrying(inner).put_if_absent("k", b"other") is PutResult.LOST
 
 
 def test_a_lost_answer_and_another_writer() -> None:
     """This writer's put never arrived; before it tries again another one's did."""
 
     class AnotherComesFirst(Wrapper):
-        def put_if_absent(self, key: str, data: Bytes) -> Put:
-            if self.inner.put_if_absent(key, b"theirs") is Put.WON:
+        def put_if_absent(self, key: str, data: Bytes) -> PutResult:
+            if self.inner.put_if_absent(key, b"theirs") is PutResult.WON:
                 raise NoAnswer("nothing came back")
-            return Put.LOST
+            return PutResult.LOST
 
-    assert retrying(AnotherComesFirst(MemoryStore())).put_if_absent("k", b"mine") is Put.LOST
+    assert retrying(AnotherComesFirst(MemoryStore())).put_if_absent("k", b"mine") is PutResult.LOST
 
 
 def test_a_write_that_never_arrived_and_another_writer() -> None:
@@ -94,14 +103,14 @@ def test_a_write_that_never_arrived_and_another_writer() -> None:
     class AnotherComesBetween(Wrapper):
         calls = 0
 
-        def put_if_absent(self, key: str, data: Bytes) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> PutResult:
             self.calls += 1
             if self.calls == 1:
                 raise NoAnswer("nothing came back")
             self.inner.put_if_absent(key, b"theirs")
             return self.inner.put_if_absent(key, data)
 
-    assert retrying(AnotherComesBetween(MemoryStore())).put_if_absent("k", b"mine") is Put.LOST
+    assert retrying(AnotherComesBetween(MemoryStore())).put_if_absent("k", b"mine") is PutResult.LOST
 
 
 def test_a_conflict_with_a_writer_that_never_finished() -> None:
@@ -110,25 +119,25 @@ def test_a_conflict_with_a_writer_that_never_finished() -> None:
     class Conflicts(Wrapper):
         times = 2
 
-        def put_if_absent(self, key: str, data: Bytes) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> PutResult:
             self.times -= 1
-            return Put.LOST if self.times >= 0 else self.inner.put_if_absent(key, data)
+            return PutResult.LOST if self.times >= 0 else self.inner.put_if_absent(key, data)
 
-    assert retrying(Conflicts(MemoryStore())).put_if_absent("k", b"mine") is Put.WON
+    assert retrying(Conflicts(MemoryStore())).put_if_absent("k", b"mine") is PutResult.WON
 
 
 def test_a_conflict_that_never_ends_is_no_lost_race() -> None:
     class Refuses(Wrapper):
-        def put_if_absent(self, key: str, data: Bytes) -> Put:
-            return Put.LOST
+        def put_if_absent(self, key: str, data: Bytes) -> PutResult:
+            return PutResult.LOST
 
     with pytest.raises(Unreachable, match="never finished"):
         retrying(Refuses(MemoryStore())).put_if_absent("k", b"mine")
 
 
 @pytest.mark.parametrize("kind", [Kind.LOST_ANSWER, Kind.ERROR_500_AFTER])
-@pytest.mark.parametrize(("there", "put"), [(None, Put.WON), (b"theirs", Put.LOST)])
-def test_the_answers_of_all_puts_are_lost(kind: Kind, there: bytes | None, put: Put) -> None:
+@pytest.mark.parametrize(("there", "put"), [(None, PutResult.WON), (b"theirs", PutResult.LOST)])
+def test_the_answers_of_all_puts_are_lost(kind: Kind, there: bytes | None, put: PutResult) -> None:
     """The key is read back, which shows what was written."""
     store = MemoryStore()
     if there is not None:
@@ -154,7 +163,7 @@ def test_credentials_that_expire_between_the_write_and_its_answer() -> None:
     class Expires(Wrapper):
         asked = 0
 
-        def put_if_absent(self, key: str, data: Bytes) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> PutResult:
             self.asked += 1
             if self.asked > 1:
                 raise Denied("expired", hint="log in")
@@ -191,7 +200,7 @@ def test_refusals_are_not_repeated() -> None:
     class Refuses(Wrapper):
         asked = 0
 
-        def put_if_absent(self, key: str, data: Bytes) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> PutResult:
             self.asked += 1
             raise Denied("no")
 
@@ -259,14 +268,14 @@ def test_a_long_transfer_that_breaks_is_made_again() -> None:
     class Slow(Wrapper):
         broke = False
 
-        def put_if_absent(self, key: str, data: Bytes) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> PutResult:
             time.now += 200
             if not self.broke:
                 self.broke = True
                 raise NoAnswer("broke off")
             return self.inner.put_if_absent(key, data)
 
-    assert retrying(Slow(MemoryStore()), time).put_if_absent("k", bytes(100)) is Put.WON
+    assert retrying(Slow(MemoryStore()), time).put_if_absent("k", bytes(100)) is PutResult.WON
 
 
 def test_a_body_cut_short_is_read_again() -> None:
@@ -304,12 +313,12 @@ def test_where_an_object_ends_too_soon_is_found_out_once() -> None:
 class BreaksOff(Wrapper):
     """Listings that break after every third row, in the order that `mixed` makes of them."""
 
-    def __init__(self, inner: Store, *, ordered: bool) -> None:
+    def __init__(self, inner: StoreBackend, *, ordered: bool) -> None:
         super().__init__(inner)
         self.ordered_listing = ordered
         self.times = 0
 
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         rows = [*self.inner.list(prefix, start_after)]
         if not self.ordered_listing:
             rows = rows[::2] + rows[1::2]
@@ -357,7 +366,7 @@ def test_won_means_that_ones_own_bytes_are_there(
     for key, value in writes:
         data = b"%d" % value
         try:
-            won = store.put_if_absent(key, data) is Put.WON
+            won = store.put_if_absent(key, data) is PutResult.WON
         except Unreachable:  # so many faults in a row are a store that is away: it may be there or not
             if any(item.key == key for item in inner.list("")):
                 first.setdefault(key, inner.get(key))
@@ -369,7 +378,7 @@ def test_won_means_that_ones_own_bytes_are_there(
 class Slow(Wrapper):
     """Passes `seconds` in each request, and lets the watcher look before and after the limit."""
 
-    def __init__(self, inner: Store, time: Time) -> None:
+    def __init__(self, inner: StoreBackend, time: Time) -> None:
         super().__init__(inner)
         self.time = time
         self.looked: list[float] = []
@@ -389,11 +398,11 @@ class Slow(Wrapper):
         self._pass()
         return self.inner.get_range(key, start, length)
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         self._pass()
         return self.inner.put_if_absent(key, data)
 
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         self._pass()
         yield from self.inner.list(prefix, start_after)
 

@@ -9,7 +9,7 @@ from dsv.errors import Conflict, Unsupported
 from dsv.format import keys
 from dsv.run.record import RECORD, RunId
 from dsv.run.record_store import RunStore
-from dsv.store.base import Bytes, Put
+from dsv.store.base import Bytes, PutResult
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore
 from dsv.store.retry import Retrying
@@ -45,5 +45,5 @@ def test_names_that_are_in_the_bucket_again_are_not_written_without_a_condition(
     assert data.conditional
 
 
-def refuse(key: str, data: Bytes) -> Put:
+def refuse(key: str, data: Bytes) -> PutResult:
     raise Unsupported(f"{key}: no conditions")

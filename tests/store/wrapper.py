@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from dsv.errors import Denied
-from dsv.store.base import LARGEST, Bytes, Item, Put, Store
+from dsv.store.base import LARGEST, Bytes, ListedObject, PutResult, StoreBackend
 
 
 class Wrapper:
     """A store that hands every call to `inner`, which it owns."""
 
-    def __init__(self, inner: Store) -> None:
+    def __init__(self, inner: StoreBackend) -> None:
         self.inner = inner
 
     @property
@@ -44,10 +44,10 @@ class Wrapper:
     def get_range(self, key: str, start: int, length: int) -> memoryview:
         return self.inner.get_range(key, start, length)
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         return self.inner.put_if_absent(key, data)
 
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         return self.inner.list(prefix, start_after)
 
     def folders(self, prefix: str) -> Sequence[str]:
@@ -69,7 +69,7 @@ class Wrapper:
 class Watched(Wrapper):
     """Calls `before` ahead of each request, with its kind and its key or prefix."""
 
-    def __init__(self, inner: Store, before: Callable[[str, str], object]) -> None:
+    def __init__(self, inner: StoreBackend, before: Callable[[str, str], object]) -> None:
         super().__init__(inner)
         self.before = before
 
@@ -81,11 +81,11 @@ class Watched(Wrapper):
         self.before("get_range", key)
         return self.inner.get_range(key, start, length)
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         self.before("put", key)
         return self.inner.put_if_absent(key, data)
 
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         self.before("list", prefix)
         return self.inner.list(prefix, start_after)
 
@@ -99,5 +99,5 @@ class Watched(Wrapper):
 
 
 class ReadOnly(Wrapper):
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         raise Denied(f"writing {key} was refused", subject=key)

@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv.training.order import Plan, Shape
+from dsv.training.order import Shape, TrainingPlan
 from tests.exhaustive import examples
 
 MB = 1 << 20
 SIZES = st.lists(st.sampled_from([0, 1, 500, 90_000, 3 * MB, 30 * MB]), max_size=150)
 
 
-def plan(*sizes: list[int], weights: list[float] | None = None, **options: Any) -> Plan:
+def plan(*sizes: list[int], weights: list[float] | None = None, **options: Any) -> TrainingPlan:
     known = {"seed": 0, "window": 64 * MB, "shuffle": True, "length": sum(map(len, sizes))}
-    return Plan(
+    return TrainingPlan(
         [Shape.of(np.array(one, np.uint64)) for one in sizes],
         weights or [1.0] * len(sizes),
         **known | options,
     )
 
 
-def whole(one: Plan, epoch: int = 0, start: int = 0) -> list[int]:
+def whole(one: TrainingPlan, epoch: int = 0, start: int = 0) -> list[int]:
     return [int(number) for samples, _ in one.sequence(epoch, start) for number in samples]
 
 

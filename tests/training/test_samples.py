@@ -21,7 +21,7 @@ from dsv.errors import DsvError, made
 from dsv.store.base import NoAnswer
 from dsv.training import window
 from dsv.training.samples import Samples
-from dsv.training.window import PACKET, Answer, Asked, _Blocks
+from dsv.training.window import PACKET, Asked, WindowReply, _Blocks
 from tests.api.pets_in_python import BIG, SMALL, close_all, environ_of, make_home, of
 from tests.waiting import PATIENCE, until
 
@@ -187,7 +187,7 @@ def test_a_block_is_read_once_for_all_processes_of_a_host(home: Path, shared: Sa
 
 def test_an_error_of_another_process_is_of_the_nearest_class() -> None:
     error = NoAnswer("nobody answers", hint="try again")
-    there = msgspec.msgpack.decode(msgspec.msgpack.encode(Answer.of(1, error)), type=Answer)
+    there = msgspec.msgpack.decode(msgspec.msgpack.encode(WindowReply.of(1, error)), type=WindowReply)
     assert there.error is not None
     found = made(*there.error)
     assert type(found) is dsv.Unreachable and (found.message, found.hint) == (error.message, error.hint)
@@ -263,10 +263,10 @@ def test_samples_whose_blocks_are_here_are_not_read_by_themselves(home: Path) ->
     samples = of(home).open("pets").samples()
     blocks, (here, there) = _Blocks(samples), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
-    def answer() -> Answer:
+    def answer() -> WindowReply:
         found, files, _, _ = socket.recv_fds(there, PACKET, 1)
         os.close(files[0])
-        return msgspec.msgpack.decode(found, type=Answer)
+        return msgspec.msgpack.decode(found, type=WindowReply)
 
     with here, there:
         last = len(samples) - 1

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from dsv.api.branches import tag
-from dsv.training.order import Plan
+from dsv.training.order import TrainingPlan
 from dsv.training.samples import Samples
 from dsv.values.names import TagName, Target
 from tests.api.pets_in_python import SMALL, close_all, environ_of, make_home, make_store, of
@@ -202,7 +202,9 @@ def in_order(*mixed: tuple[Samples, float]) -> Iterator[str]:
     """The paths of a training with the window of the trainer, epoch after epoch."""
     sources = [samples for samples, _ in mixed]
     count, window = sum(map(len, sources)), int((2 << 20) * 0.75)
-    plan = Plan([one.shape for one in sources], [weight for _, weight in mixed], 3, window, True, count)
+    plan = TrainingPlan(
+        [one.shape for one in sources], [weight for _, weight in mixed], 3, window, True, count
+    )
     paths = [one.path(number) for one in sources for number in range(len(one))]
     for epoch in range(2):
         for numbers, _ in plan.sequence(epoch):

@@ -18,7 +18,7 @@ from dsv.repo.refs.branches import LostRace
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange
-from dsv.store.base import Bytes, Put
+from dsv.store.base import Bytes, PutResult
 from dsv.store.memory import MemoryStore
 from dsv.transfer.commit import Committed, Draft, Unchanged, commit_changes
 from dsv.transfer.upload import Uploader
@@ -179,7 +179,7 @@ class Dying(MemoryStore):
 
     left = 1 << 30
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         if self.left <= 0:
             raise Killed
         self.left -= 1

@@ -12,10 +12,10 @@ from dsv.format.tree import Entry, Kind
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.read import TreeReader
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore
-from dsv.transfer.download import Donor, Fetcher, Layout, Wanted, donor_chunks
+from dsv.transfer.download import Donor, Fetcher, Layout, WantedFile, donor_chunks
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import FileId, RecipeId
 from tests.kit.repositories import WRITER, commit, create, read, store_content
@@ -28,8 +28,8 @@ def random_files(count: int, size: int) -> dict[str, bytes | None]:
     return {f"d{n // 100}/f{n:05}": rng.randbytes(rng.randrange(size)) for n in range(count)}
 
 
-def wanted_of(repository: Repository, head) -> list[Wanted]:  # type: ignore[no-untyped-def]
-    return [Wanted(entry, where) for entry, where in TreeReader(repository.objects, head).below(b"")]
+def wanted_of(repository: Repository, head) -> list[WantedFile]:  # type: ignore[no-untyped-def]
+    return [WantedFile(entry, where) for entry, where in TreeReader(repository.objects, head).below(b"")]
 
 
 def test_many_small_files_take_few_requests() -> None:
@@ -90,18 +90,20 @@ def test_unchanged_chunks_come_from_the_older_file(tmp_path: Path) -> None:
     donor = Donor(tmp_path / "old", donor_chunks(repository.objects, entry.recipe_id, where))
     entry, where = TreeReader(repository.objects, two).entry(b"f") or pytest.fail("no entry")
     fetcher = Fetcher(repository.objects)
-    [(_, pieces)] = [(file, b"".join(parts)) for file, parts in fetcher.files([Wanted(entry, where, donor)])]
+    [(_, pieces)] = [
+        (file, b"".join(parts)) for file, parts in fetcher.files([WantedFile(entry, where, donor)])
+    ]
     assert pieces == changed
     assert 0 < fetcher.fetched_bytes < 9 << 20
     # A donor that is not what it was costs a fetch, nothing else.
     (tmp_path / "old").write_bytes(content[: 9 << 20] + bytes(15 << 20))
     [pieces] = [
-        b"".join(parts) for _, parts in Fetcher(repository.objects).files([Wanted(entry, where, donor)])
+        b"".join(parts) for _, parts in Fetcher(repository.objects).files([WantedFile(entry, where, donor)])
     ]
     assert pieces == changed
     (tmp_path / "old").unlink()
     [pieces] = [
-        b"".join(parts) for _, parts in Fetcher(repository.objects).files([Wanted(entry, where, donor)])
+        b"".join(parts) for _, parts in Fetcher(repository.objects).files([WantedFile(entry, where, donor)])
     ]
     assert pieces == changed
 
@@ -114,11 +116,11 @@ def test_a_recipe_that_is_not_its_file_is_refused() -> None:
         uploader.finish()
     liar = Entry(b"f", Kind.FILE, stored.size, FileId(b"\1" * 32), stored.recipe_id)
     with pytest.raises(IntegrityError, match="not its file"):
-        for _, pieces in Fetcher(repository.objects).files([Wanted(liar, stored.location)]):
+        for _, pieces in Fetcher(repository.objects).files([WantedFile(liar, stored.location)]):
             list(pieces)
     short = Entry(b"f", Kind.FILE, stored.size + 1, stored.file_id, stored.recipe_id)
     with pytest.raises(IntegrityError, match="not its file"):
-        for _, pieces in Fetcher(repository.objects).files([Wanted(short, stored.location)]):
+        for _, pieces in Fetcher(repository.objects).files([WantedFile(short, stored.location)]):
             list(pieces)
 
 
@@ -153,7 +155,7 @@ def test_a_missing_recipe_is_an_integrity_error() -> None:
     repository = create(MemoryStore())
     entry = Entry(b"f", Kind.FILE, 5 << 20, FileId(b"\1" * 32), RecipeId(b"\2" * 32))
     with pytest.raises(IntegrityError, match="recipe 0202"):
-        for _, pieces in Fetcher(repository.objects).files([Wanted(entry)]):
+        for _, pieces in Fetcher(repository.objects).files([WantedFile(entry)]):
             list(pieces)
 
 
@@ -163,7 +165,7 @@ def test_one_bad_read_is_read_again_and_two_are_an_error(kind: FaultKind) -> Non
     files = random_files(20, 3000)
     head = commit(create(inner), files)
 
-    def attempt(store: Store) -> dict[str, bytes | None]:
+    def attempt(store: StoreBackend) -> dict[str, bytes | None]:
         return read(Repository.open(store, None), head)
 
     # The third ranged read is that of the data; node and segment come before it.

@@ -15,7 +15,7 @@ from dsv.format.keys import PACK_PREFIX
 from dsv.format.locator import ObjectKind
 from dsv.format.pack import PACK_TARGET, PackBuilder
 from dsv.repo.session import Session
-from dsv.store.base import Bytes, Put
+from dsv.store.base import Bytes, PutResult
 from dsv.store.memory import MemoryStore
 from dsv.transfer import packing
 from dsv.transfer.packing import Memory, SealedPack, Sender
@@ -26,7 +26,7 @@ from tests.kit.repositories import WRITER, create
 class Refusing(MemoryStore):
     """Takes everything but the pack of this content."""
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         if key.startswith(PACK_PREFIX) and bytes(data) == b"refused":
             raise Denied("the store refused this pack", subject=key)
         return super().put_if_absent(key, data)

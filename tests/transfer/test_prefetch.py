@@ -22,11 +22,11 @@ from dsv.format.tree import Kind
 from dsv.fs.descent import Descent
 from dsv.transfer import prefetch as readers_module
 from dsv.transfer.file_reader import ROW, row_of
-from dsv.transfer.prefetch import SLOT, UNREAD, Batch, Order, Readers, read_batch, suitable
+from dsv.transfer.prefetch import SLOT, UNREAD, ReadBatch, Readers, ReadRequest, read_batch, suitable
 from dsv.workspace.scan.folder import Relation
 from dsv.workspace.scan.result import Gone, Pending, WorkspaceScan
 from dsv.workspace.scan.scanner import scan_workspace
-from dsv.workspace.scan.state import State
+from dsv.workspace.scan.state import WorkspaceState
 from tests.processes import running
 from tests.waiting import until
 
@@ -52,7 +52,7 @@ def fill(root: Path, count: int, seed: int = 3) -> dict[bytes, bytes]:
 
 
 def scan(root: Path, state: Path) -> WorkspaceScan:
-    return scan_workspace(root, State.load(state), None, lambda: ())
+    return scan_workspace(root, WorkspaceState.load(state), None, lambda: ())
 
 
 def filled(folder: Path, count: int = 2500) -> tuple[Path, dict[bytes, bytes], WorkspaceScan, list[bytes]]:
@@ -78,7 +78,7 @@ def each(readers: Readers, found: WorkspaceScan) -> Iterator[tuple[Pending | Gon
             yield item, read.get(at)
 
 
-def unpacked(batch: Batch, sizes: list[int], memory: memoryview) -> dict[int, bytes]:
+def unpacked(batch: ReadBatch, sizes: list[int], memory: memoryview) -> dict[int, bytes]:
     packed = batch.packed(sizes, memory)
     found, end = {}, 0
     numbers = [at for at, read in enumerate(batch.read) if read]
@@ -211,7 +211,7 @@ def test_what_is_not_as_it_was_listed_is_left_unread(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(os, "readv", readv)
     names = [b"emptied", b"gone", b"grown", b"link", b"no/folder", b"pipe", b"shrunk", b"touched", b"whole"]
-    order = Order(0, b"\0".join(names), [7] * len(names))
+    order = ReadRequest(0, b"\0".join(names), [7] * len(names))
     memory = memoryview(bytearray(SLOT))
     with Descent(tmp_path) as descent:
         batch = read_batch(descent, Compressor(), order, memory)

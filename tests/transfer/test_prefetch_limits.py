@@ -16,7 +16,7 @@ from dsv.format.codec import Compressor
 from dsv.format.tree import Kind
 from dsv.fs.descent import Descent
 from dsv.transfer import prefetch as readers_module
-from dsv.transfer.prefetch import FILES, SLOT, Order, Readers, Slot, read_batch
+from dsv.transfer.prefetch import FILES, SLOT, Readers, ReadRequest, Slot, read_batch
 from dsv.workspace.scan.folder import Relation
 from dsv.workspace.scan.result import Gone, Pending
 from tests.waiting import PATIENCE
@@ -67,7 +67,7 @@ def test_an_answer_has_room_behind_its_slot_whatever_it_says(tmp_path: Path) -> 
     assert len(slot.contents) == SLOT
     with Descent(tmp_path) as descent:
         batch = read_batch(
-            descent, Compressor(), Order(1 << 31, b"\0".join(names), [1] * FILES), slot.contents
+            descent, Compressor(), ReadRequest(1 << 31, b"\0".join(names), [1] * FILES), slot.contents
         )
     assert slot.read(slot.write(batch)) == batch
 

@@ -24,7 +24,7 @@ from dsv.repo.merge_indexes import merge_indexes
 from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.repo.session import point_branch
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.store.open import open_raw, open_store
 from dsv.store.options import StoreOptions
 from dsv.upkeep.datasets import rename_dataset
@@ -48,7 +48,7 @@ class Rounds:
 
     def __init__(
         self,
-        store: Store,
+        store: StoreBackend,
         folder: Path,
         seed: int,
         dsv: Dsv | None = None,
@@ -482,7 +482,7 @@ class Rounds:
         return ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))
 
 
-def only_collect(store: Store, folder: Path, seed: int, dsv: Dsv) -> None:
+def only_collect(store: StoreBackend, folder: Path, seed: int, dsv: Dsv) -> None:
     """Collect, and fill the cache that the other host fills as well."""
     chance, counts = random.Random(seed), Counter[str]()
     while not (folder / "stop").exists():

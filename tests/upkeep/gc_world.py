@@ -12,7 +12,7 @@ import pytest
 
 from dsv.errors import Conflict
 from dsv.format import keys
-from dsv.format.records import Commit, ExpiryAction, RefEntry
+from dsv.format.records import CommitRecord, ExpiryAction, RefEntry
 from dsv.repo.expiry import append
 from dsv.repo.merge_indexes import merge_indexes
 from dsv.repo.refs.branches import Head
@@ -20,10 +20,10 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import write_tree
-from dsv.store.base import Item, Store
+from dsv.store.base import ListedObject, StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore
-from dsv.transfer.download import Fetcher, Wanted
+from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.upload import Uploader
 from dsv.upkeep.gc import Collected, Collector, Options
 from dsv.values.ids import CommitId, Nonce, PackId
@@ -56,7 +56,7 @@ class Time:
 
 
 def collect(
-    store: Store,
+    store: StoreBackend,
     folder: Path,
     options: Options = SOON,
     time: Time | None = None,
@@ -77,7 +77,9 @@ class World:
     """Commits of one branch, of which the first ones are expired; what each had when it was made; and the rest of a
     killed upload."""
 
-    def __init__(self, store: Store, commits: int = 5, expired: int = 3, *, merged: bool = True) -> None:
+    def __init__(
+        self, store: StoreBackend, commits: int = 5, expired: int = 3, *, merged: bool = True
+    ) -> None:
         self.store = store
         self.files: dict[CommitId, Files] = {}
         self.repository = create(store)
@@ -107,7 +109,7 @@ class World:
     def kept(self) -> dict[CommitId, Files]:
         return {one: files for one, files in self.files.items() if one not in self.expired}
 
-    def check(self, store: Store | None = None) -> None:
+    def check(self, store: StoreBackend | None = None) -> None:
         """Every commit that is not expired is there, byte for byte, for somebody without a copy of anything; and every
         pack is whole."""
         store = self.store if store is None else store
@@ -126,21 +128,21 @@ def read_left(repository: Repository, commit_id: CommitId) -> tuple[Files, set[s
         if repository.objects.erasures.of(entry) is not None:
             erased.add(entry.path.decode())
         elif entry.is_file:
-            wanted.append(Wanted(entry, where))
+            wanted.append(WantedFile(entry, where))
     files: Files = {}
     for file, pieces in Fetcher(repository.objects).files(wanted):
         files[file.entry.path.decode()] = b"".join(pieces)
     return files, erased
 
 
-def size(store: Store) -> int:
+def size(store: StoreBackend) -> int:
     return sum(item.size for item in store.list(keys.PACK_PREFIX))
 
 
 class Writing:
     """A commit under way: all of it is in packs and indexes, and nothing names it."""
 
-    def __init__(self, store: Store, files: Mapping[str, bytes | None]) -> None:
+    def __init__(self, store: StoreBackend, files: Mapping[str, bytes | None]) -> None:
         self.repository = Repository.open(store, None)
         self.head = self.repository.refs.head(DATASET, MAIN)
         assert self.head.commit is not None
@@ -152,7 +154,7 @@ class Writing:
         tree = write_tree(uploader, base, changes)
         uploader.finish()
         uploader.__exit__()
-        made = Commit(
+        made = CommitRecord(
             root=tree.root, level=tree.level, parents=(self.head.commit,), author=WRITER.author, time_ms=9,
             message="beside", files=tree.files, bytes=tree.bytes, entries=tree.entries,
         )  # fmt: skip
@@ -174,7 +176,7 @@ class Beside(Watched):
     """Before the n-th request, or the first one of a kind, somebody else does something. A kind is the last part of a
     key that is put, or `get packs`, `list packs`, with the first part of a key."""
 
-    def __init__(self, inner: Store, actions: Mapping[int | str, Callable[[], None]]) -> None:
+    def __init__(self, inner: StoreBackend, actions: Mapping[int | str, Callable[[], None]]) -> None:
         super().__init__(inner, self._begin)
         self._actions = dict(actions)
         self._lock = threading.Lock()
@@ -213,7 +215,7 @@ class Meanwhile:
         return counted
 
 
-def copy_of(store: Store) -> MemoryStore:
+def copy_of(store: StoreBackend) -> MemoryStore:
     made = MemoryStore()
     for item in store.list(""):
         made.put_if_absent(item.key, store.get(item.key))
@@ -223,13 +225,13 @@ def copy_of(store: Store) -> MemoryStore:
 class EndsEarly(Wrapper):
     """The n-th listing, or all from the n-th on, end after half of what they have, and say nothing."""
 
-    def __init__(self, inner: Store, number: int, *, further: bool = False) -> None:
+    def __init__(self, inner: StoreBackend, number: int, *, further: bool = False) -> None:
         super().__init__(inner)
         self._number = number
         self._further = further
         self.listings = 0
 
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         found = list(self.inner.list(prefix, start_after))
         return iter(found[: len(found) // 2] if self._cut() else found)
 

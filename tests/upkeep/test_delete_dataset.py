@@ -9,13 +9,13 @@ import pytest
 
 from dsv.errors import Conflict, NotFound
 from dsv.format import keys
-from dsv.format.records import DELETE_DATASET, ExpiryAction, RefEntry, TagValue, Writer
+from dsv.format.records import DELETE_DATASET, ExpiryAction, RefEntry, TagValue, WriterIdentity
 from dsv.repo.expiry import append, read_expiry
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
 from dsv.repo.session import naming, point_branch
-from dsv.store.base import Bytes, Put, Store
+from dsv.store.base import Bytes, PutResult, StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.upkeep.datasets import delete_dataset, undelete_dataset
 from dsv.upkeep.roots import read_names, read_roots
@@ -34,12 +34,12 @@ class Died(Exception):
 class Dying(Wrapper):
     """Dies before or behind the n-th write, or calls something before the write of a key."""
 
-    def __init__(self, inner: Store, at: int = -1, *, behind: bool = False) -> None:
+    def __init__(self, inner: StoreBackend, at: int = -1, *, behind: bool = False) -> None:
         super().__init__(inner)
         self.at, self.behind, self.puts = at, behind, 0
         self.before: dict[str, Callable[[], object]] = {}
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         self.before.pop(key, lambda: None)()
         number, self.puts = self.puts, self.puts + 1
         if number == self.at and not self.behind:
@@ -50,7 +50,7 @@ class Dying(Wrapper):
         return done
 
 
-def opened(store: Store) -> Repository:
+def opened(store: StoreBackend) -> Repository:
     return Repository.open(store, None)
 
 
@@ -71,11 +71,11 @@ def make() -> tuple[MemoryStore, list[CommitId]]:
     return store, commits
 
 
-def heads(store: Store) -> dict[str, CommitId | None]:
+def heads(store: StoreBackend) -> dict[str, CommitId | None]:
     return {str(head.branch): head.commit for head in opened(store).refs.heads(DATASET)}
 
 
-def check_deleted(store: Store, commits: list[CommitId]) -> None:
+def check_deleted(store: StoreBackend, commits: list[CommitId]) -> None:
     repository = opened(store)
     assert heads(store) == {}
     assert set(read_expiry(repository.refs, DATASET).expired) == set(commits)
@@ -89,7 +89,7 @@ def check_deleted(store: Store, commits: list[CommitId]) -> None:
     assert set(read_roots(repository)) == set(commits), "until they are freed, all of it stays"
 
 
-def check_back(store: Store, commits: list[CommitId]) -> None:
+def check_back(store: StoreBackend, commits: list[CommitId]) -> None:
     repository = opened(store)
     assert heads(store) == {"main": commits[2], "dev": commits[1]}
     assert read_expiry(repository.refs, DATASET).states == {}
@@ -174,7 +174,7 @@ def test_of_two_who_delete_at_once_both_know_who_was_first() -> None:
     store, commits = make()
     dying = Dying(store)
     number = opened(store).refs.head(DATASET, MAIN).number + 1
-    eve = Writer("eve", "host", "test")
+    eve = WriterIdentity("eve", "host", "test")
     dying.before[keys.branch_key(DATASET, MAIN, number)] = lambda: delete_dataset(opened(store), eve, DATASET)
     done = delete_dataset(opened(dying), WRITER, DATASET)
     assert (done.author, done.commits) == ("eve", 3)

@@ -17,12 +17,12 @@ from dsv.repo.objects.erasures import RefusedContent
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, point_branch
 from dsv.repo.tree.read import TreeReader
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.store.memory import MemoryStore
-from dsv.transfer.download import Fetcher, Wanted
+from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.upload import Uploader
 from dsv.upkeep.copy import make_successor
-from dsv.upkeep.erase import Eraser, Place, Plan, adopt, refuse_shared
+from dsv.upkeep.erase import DatasetPath, ErasePlan, Eraser, adopt, refuse_shared
 from dsv.values.ids import CommitId, FileId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from tests.kit.packs import everything
@@ -45,11 +45,11 @@ SIMILAR = LARGE[:8_000_000] + noise(2, 1_000_000)
 """Shares its first chunks with LARGE."""
 
 
-def opened(store: Store) -> Repository:
+def opened(store: StoreBackend) -> Repository:
     return Repository.open(store, None)
 
 
-def read_left(store: Store, commit_id: CommitId) -> Files:
+def read_left(store: StoreBackend, commit_id: CommitId) -> Files:
     """Read what was not erased, as somebody without a copy of anything."""
     repository = opened(store)
     found, _ = read_files(repository, commit_id)
@@ -59,15 +59,15 @@ def read_left(store: Store, commit_id: CommitId) -> Files:
 
 def plan_for(
     repository: Repository, *contents: bytes, paths: tuple[str, ...] | None = None, choice: str | None = None
-) -> tuple[Eraser, Plan]:
+) -> tuple[Eraser, ErasePlan]:
     eraser = Eraser(repository)
-    asked = None if paths is None else [Place(str(DATASET), one.encode()) for one in paths]
+    asked = None if paths is None else [DatasetPath(str(DATASET), one.encode()) for one in paths]
     return eraser, eraser.plan([FileId.hash(one) for one in contents], asked, choice)  # type: ignore[arg-type]
 
 
 def erase(
-    store: Store, *contents: bytes, paths: tuple[str, ...] | None = None, choice: str | None = None
-) -> Plan:
+    store: StoreBackend, *contents: bytes, paths: tuple[str, ...] | None = None, choice: str | None = None
+) -> ErasePlan:
     eraser, plan = plan_for(opened(store), *contents, paths=paths, choice=choice)
     refuse_shared(plan, choice)  # type: ignore[arg-type]
     eraser.carry_out(plan, WRITER, "consent withdrawn")
@@ -88,7 +88,7 @@ def test_an_erased_file_is_read_by_nobody_and_its_bytes_go_with_the_next_gc(tmp_
         with pytest.raises(
             Erased, match=rf"{path.decode()} was erased on .* by Ann Lee.*: consent withdrawn"
         ):
-            next(Fetcher(fresh.objects).files([Wanted(*found)]))
+            next(Fetcher(fresh.objects).files([WantedFile(*found)]))
         fresh.objects.threads.close()
     assert read_left(store, first) == {"a": OTHER, "c": b"c" * 100}
     done = collect(store, tmp_path / "1")
@@ -227,7 +227,7 @@ def test_a_file_that_was_stored_meanwhile_has_lost_a_part_and_is_no_damage(tmp_p
     found = TreeReader(repository.objects, made).entry(b"similar")
     assert found is not None
     with pytest.raises(Erased, match="a part of similar was erased"):
-        list(Fetcher(repository.objects).files([Wanted(*found)]))
+        list(Fetcher(repository.objects).files([WantedFile(*found)]))
     collect(store, tmp_path / "1")
     assert LARGE[:1000] not in everything(store)
     assert read_partly(store, made)["a"] == OTHER
@@ -378,12 +378,12 @@ def test_a_successor_has_what_a_branch_names_and_no_tag_of_an_expired_commit() -
     assert (tag, value.commit) == ("v2", refs.head(new, dev).commit)
 
 
-def read_partly(store: Store, commit_id: CommitId) -> Files:
+def read_partly(store: StoreBackend, commit_id: CommitId) -> Files:
     repository = opened(store)
     found: Files = {}
     for entry, where in TreeReader(repository.objects, commit_id).below(b""):
         try:
-            _, pieces = next(Fetcher(repository.objects).files([Wanted(entry, where)]))
+            _, pieces = next(Fetcher(repository.objects).files([WantedFile(entry, where)]))
             found[entry.path.decode()] = b"".join(pieces)
         except Erased:
             pass
@@ -398,14 +398,14 @@ def test_a_store_that_never_erased_anything_pays_no_request() -> None:
     fresh = opened(_Lists(store, listed.append))
     found = TreeReader(fresh.objects, made).entry(b"a")
     assert found is not None
-    _, pieces = next(Fetcher(fresh.objects).files([Wanted(*found)]))
+    _, pieces = next(Fetcher(fresh.objects).files([WantedFile(*found)]))
     assert b"".join(pieces) == OTHER
     Session.open(fresh, WRITER).close()
     assert not [one for one in listed if one.startswith(keys.ERASURE_PREFIX)]
 
 
 class _Lists:
-    def __init__(self, store: Store, tell: Callable[[str], None]) -> None:
+    def __init__(self, store: StoreBackend, tell: Callable[[str], None]) -> None:
         self._store, self._tell = store, tell
 
     def __getattr__(self, name: str) -> object:

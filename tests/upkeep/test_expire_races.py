@@ -13,17 +13,17 @@ from dsv.format import keys
 from dsv.format.records import TagValue
 from dsv.repo.expiry import read_expiry
 from dsv.repo.session import naming, point_branch
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.upkeep.datasets import delete_dataset, undelete_dataset
-from dsv.upkeep.expire import Rules, expire, plan_expiry, undo_expiry
+from dsv.upkeep.expire import RetentionRules, expire, plan_expiry, undo_expiry
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import BranchName, TagName
 from tests.kit.repositories import DATASET, WRITER, commit, create, read
 from tests.store.wrapper import ReadOnly
 from tests.upkeep.test_delete_dataset import Died, Dying, heads, make, opened
 
-LAST = Rules(last=1)
+LAST = RetentionRules(last=1)
 ENTRY = keys.expiry_key(DATASET, 0)
 
 
@@ -33,18 +33,18 @@ def four() -> tuple[MemoryStore, list[CommitId]]:
     return store, [commit(repository, {"a": b"%d" % number}) for number in range(4)]
 
 
-def tag(store: Store, one: CommitId) -> None:
+def tag(store: StoreBackend, one: CommitId) -> None:
     repository, name = opened(store), TagName.parse("v1")
     with naming(repository, WRITER, DATASET, one, "tag v1"):
         repository.refs.set_tag(DATASET, name, TagValue(one, Nonce.random(), 0, "a", ""))
 
 
-def branch(store: Store, one: CommitId) -> None:
+def branch(store: StoreBackend, one: CommitId) -> None:
     point_branch(opened(store), WRITER, (DATASET, BranchName.parse("dev")), None, one, "create")
 
 
 @pytest.mark.parametrize("name", [tag, branch])
-def test_what_is_named_before_the_entry_stays(name: Callable[[Store, CommitId], None]) -> None:
+def test_what_is_named_before_the_entry_stays(name: Callable[[StoreBackend, CommitId], None]) -> None:
     """The plan was made before the name."""
     store, commits = four()
     dying = Dying(store)
@@ -104,7 +104,9 @@ def test_a_run_of_the_last_year_keeps_its_commit() -> None:
     reasons = {one.commit: one.reasons for one in plan.items}
     assert reasons[commits[1]] == ("run 20261120-132145-1f2e3d4c",)
     assert set(plan.commits) == {commits[0], commits[2]}
-    assert set(plan_expiry(opened(store), DATASET, Rules(last=1, also_runs=True)).commits) == set(commits[:3])
+    assert set(plan_expiry(opened(store), DATASET, RetentionRules(last=1, also_runs=True)).commits) == set(
+        commits[:3]
+    )
 
 
 def test_without_the_right_to_write_nothing_changes() -> None:
@@ -120,7 +122,7 @@ def test_without_the_right_to_write_nothing_changes() -> None:
     assert heads(store) == {}
     store, commits = four()
     denied = opened(ReadOnly(store))
-    old = Rules(older_than=0)
+    old = RetentionRules(older_than=0)
     considered = plan_expiry(denied, DATASET, old, dry_run=True).items
     assert [one.commit for one in considered] == commits[::-1], "a dry run needs no right to write"
     with pytest.raises(Denied):

@@ -16,17 +16,17 @@ from msgspec.structs import replace
 
 from dsv.errors import NotFound, Unsupported
 from dsv.format import keys
-from dsv.format.external import Source
+from dsv.format.external import ExternalSource
 from dsv.format.tree import Entry, Kind
 from dsv.repo.objects.externals import Found, SourceChanged
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange
-from dsv.store.base import Bytes, Put, Store
+from dsv.store.base import Bytes, PutResult, StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.transfer.commit import Committed, Draft, commit_changes
-from dsv.transfer.download import Fetcher, Wanted
+from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN
@@ -51,11 +51,11 @@ class Elsewhere:
         self.count += 1
         self.files.setdefault(url, []).append((str(self.count), content))
 
-    def source(self, url: str) -> Source:
+    def source(self, url: str) -> ExternalSource:
         tag, content = self.files[url][-1]
-        return Source(url, "", tag if self.versions else "", tag, len(content))
+        return ExternalSource(url, "", tag if self.versions else "", tag, len(content))
 
-    def read(self, source: Source, start: int, length: int) -> Found:
+    def read(self, source: ExternalSource, start: int, length: int) -> Found:
         self.asked.append((source.url, start, length))
         known = self.files.get(source.url, [])[0 if self.versions else -1 :]
         known = [one for one in known if not source.version or one[0] == source.version]
@@ -66,13 +66,13 @@ class Elsewhere:
         return content[start : start + length], replace(source, tag=tag, version=version, size=len(content))
 
 
-def opened(store: Store, elsewhere: Elsewhere) -> Repository:
+def opened(store: StoreBackend, elsewhere: Elsewhere) -> Repository:
     repository = Repository.open(store, None)
     repository.objects.externals.read_source = elsewhere.read
     return repository
 
 
-def publish(repository: Repository, files: dict[str, tuple[bytes, Source | None]]) -> CommitId | None:
+def publish(repository: Repository, files: dict[str, tuple[bytes, ExternalSource | None]]) -> CommitId | None:
     """Commit files, of which those with a source are referred to. Return the commit, None if nothing changed."""
     head = repository.refs.head(DATASET, MAIN)
 
@@ -95,7 +95,7 @@ def contents(repository: Repository, commit: CommitId) -> dict[str, bytes | None
     """Every file of a commit; None for those that are refused."""
     found: dict[str, bytes | None] = {}
     tree = TreeReader(repository.objects, commit)
-    wanted = [Wanted(entry, where) for entry, where in tree.below(b"")]
+    wanted = [WantedFile(entry, where) for entry, where in tree.below(b"")]
     for one, pieces in Fetcher(repository.objects).files(wanted):
         name = one.entry.path.decode()
         try:
@@ -106,7 +106,7 @@ def contents(repository: Repository, commit: CommitId) -> dict[str, bytes | None
     return found
 
 
-def external(store: Store) -> list[str]:
+def external(store: StoreBackend) -> list[str]:
     packs = (keys.parse_pack_key(item.key) for item in store.list(keys.PACK_PREFIX))
     return [str(pack) for pack in packs if pack is not None and pack.is_external]
 
@@ -205,7 +205,7 @@ def test_the_order_of_writes() -> None:
     """The feature comes before the first external pack, and that before the index which names it."""
 
     class Ordered(Wrapper):
-        def put_if_absent(self, key: str, data: Bytes) -> Put:
+        def put_if_absent(self, key: str, data: Bytes) -> PutResult:
             order.append(key)
             return super().put_if_absent(key, data)
 
@@ -246,4 +246,4 @@ def test_nobody_has_said_how_to_read() -> None:
     objects = Repository.open(store, None).objects
     (entry, _), *_ = TreeReader(objects, commit).below(b"")
     with pytest.raises(Unsupported, match="s3://lake/a can't be read from here"):
-        list(Fetcher(objects).files([Wanted(entry)]))
+        list(Fetcher(objects).files([WantedFile(entry)]))

@@ -16,12 +16,12 @@ from dsv.format.locator import ObjectKind
 from dsv.format.records import Damage, ExpiryAction, RefEntry, SessionBeat, TagValue
 from dsv.repo.damage import mark_damage
 from dsv.repo.expiry import append
-from dsv.repo.merge_indexes import Merged, merge_indexes
+from dsv.repo.merge_indexes import IndexMergeResult, merge_indexes
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, naming
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.store.memory import MemoryStore
-from dsv.store.open import Counts, OpenStore
+from dsv.store.open import OpenStore, RequestCounts
 from dsv.upkeep.erase import Eraser
 from dsv.upkeep.gc import Collected, Options
 from dsv.values.ids import ChunkId, CommitId, FileId, Nonce
@@ -210,9 +210,9 @@ def test_index_files_may_be_merged_beside_any_request(tmp_path: Path) -> None:
     world = World(MemoryStore(), 5, 3, merged=False)
     for number in count(1, EVERY):
         store = copy_of(world.store)
-        merged: list[Merged] = []
+        merged: list[IndexMergeResult] = []
 
-        def merge(store: MemoryStore = store, merged: list[Merged] = merged) -> None:
+        def merge(store: MemoryStore = store, merged: list[IndexMergeResult] = merged) -> None:
             merged.append(merge_indexes(Repository.open(store, None), WRITER))
 
         collect(Beside(store, {number: merge}), tmp_path / str(number))
@@ -330,7 +330,7 @@ def many_files(store: MemoryStore) -> CommitId:
     return head
 
 
-def counted(store: Store, work: Callable[[Repository], object]) -> Counts:
+def counted(store: StoreBackend, work: Callable[[Repository], object]) -> RequestCounts:
     opened = OpenStore(store)
     repository = Repository.open(opened, None)
     before = opened.counts

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsv.api import environment
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.store.open import open_raw, open_store
 from dsv.store.options import StoreOptions
@@ -30,7 +30,7 @@ def _no_system_config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "folder"])
 def test_commits_that_are_not_expired_restore_whatever_happens(kind: str, tmp_path: Path) -> None:
-    store: Store = MemoryStore()
+    store: StoreBackend = MemoryStore()
     dsv = None
     if kind == "folder":
         store = open_raw(str(tmp_path / "store"), StoreOptions(), create=True)

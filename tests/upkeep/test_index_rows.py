@@ -22,7 +22,7 @@ from dsv.format.pack import FOOTER_SIZE
 from dsv.repo.merge_indexes import merge_indexes
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import Item, Store
+from dsv.store.base import ListedObject, StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore
 from dsv.upkeep.index_rows import IndexRows, PackList, id_of
@@ -130,7 +130,7 @@ def test_local_copies_are_used_and_not_believed(tmp_path: Path) -> None:
         assert everything(found) == right
 
 
-def damage(store: Store, key: str) -> None:
+def damage(store: StoreBackend, key: str) -> None:
     data = bytearray(store.get(key))
     data[-40] ^= 1
     store.delete(key)
@@ -227,12 +227,12 @@ def test_a_million_packs_take_little_memory(tmp_path: Path, count: int) -> None:
         session.close()
 
     class Listed(Wrapper):
-        def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+        def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
             if prefix != keys.PACK_PREFIX:
                 yield from self.inner.list(prefix, start_after)
                 return
             for at in range(0, 16 * count, 16):
-                yield Item(keys.pack_key(PackId(names[at : at + 16])), size)
+                yield ListedObject(keys.pack_key(PackId(names[at : at + 16])), size)
 
     folder = tmp_path / "scratch"
     repository = Repository.open(Listed(repository.store), None)

@@ -14,18 +14,18 @@ import pytest
 
 from dsv.errors import Conflict, Denied, DsvError, NotFound
 from dsv.format import keys
-from dsv.format.records import ExpiryAction, RefEntry, TagDeleted, TagValue, Writer
+from dsv.format.records import ExpiryAction, RefEntry, TagDeleted, TagValue, WriterIdentity
 from dsv.repo.expiry import append, read_expiry
 from dsv.repo.history import is_ancestor
 from dsv.repo.refs.branches import LostRace
 from dsv.repo.resolve import resolve
 from dsv.repo.session import naming, point_branch
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.store.open import open_raw
 from dsv.store.options import StoreOptions
 from dsv.upkeep.datasets import delete_dataset, rename_dataset
-from dsv.upkeep.expire import Rules, plan_expiry
+from dsv.upkeep.expire import RetentionRules, plan_expiry
 from dsv.upkeep.roots import Parents, kept, read_names, read_roots
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName
@@ -40,12 +40,12 @@ from tests.upkeep.test_roots import RUN, run
 NEW, OTHER = DatasetName.parse("xrays"), DatasetName.parse("other/name")
 DEV, MORE, GONE = BranchName.parse("dev"), BranchName.parse("more"), BranchName.parse("gone")
 V1, V2 = TagName.parse("v1"), TagName.parse("v2")
-EVE = Writer("eve", "host", "test")
+EVE = WriterIdentity("eve", "host", "test")
 
 Commits = list[CommitId]
 
 
-def place(store: Store, dataset: DatasetName, branch: BranchName, one: CommitId) -> None:
+def place(store: StoreBackend, dataset: DatasetName, branch: BranchName, one: CommitId) -> None:
     """Move a branch, or make it."""
     repository = opened(store)
     repository.refs.head(dataset, MAIN)
@@ -54,7 +54,7 @@ def place(store: Store, dataset: DatasetName, branch: BranchName, one: CommitId)
         raise Conflict("lost")
 
 
-def remove(store: Store, dataset: DatasetName, branch: BranchName) -> None:
+def remove(store: StoreBackend, dataset: DatasetName, branch: BranchName) -> None:
     refs = opened(store).refs
     gone = RefEntry(None, True, Nonce.random(), 0, "a", "delete")
     if isinstance(refs.move(dataset, branch, refs.head(dataset, branch), gone), LostRace):
@@ -62,7 +62,7 @@ def remove(store: Store, dataset: DatasetName, branch: BranchName) -> None:
     refs.check_not_gone(dataset, "it was deleted")
 
 
-def tag(store: Store, dataset: DatasetName, name: TagName, one: CommitId) -> None:
+def tag(store: StoreBackend, dataset: DatasetName, name: TagName, one: CommitId) -> None:
     repository = opened(store)
     repository.refs.require(dataset)
     with naming(repository, EVE, dataset, one, f"tag {name}"):
@@ -70,14 +70,14 @@ def tag(store: Store, dataset: DatasetName, name: TagName, one: CommitId) -> Non
     repository.refs.check_not_gone(dataset, "a tag was made")
 
 
-def untag(store: Store, dataset: DatasetName, name: TagName) -> None:
+def untag(store: StoreBackend, dataset: DatasetName, name: TagName) -> None:
     refs = opened(store).refs
     refs.require(dataset)
     refs.delete_tag(dataset, name, TagDeleted(Nonce.random(), 0, "eve", ""))
     refs.check_not_gone(dataset, "a tag was deleted")
 
 
-def log(store: Store, dataset: DatasetName, action: ExpiryAction, one: CommitId) -> None:
+def log(store: StoreBackend, dataset: DatasetName, action: ExpiryAction, one: CommitId) -> None:
     repository = opened(store)
     if action is not ExpiryAction.FREE:
         repository.refs.require(dataset)
@@ -103,16 +103,16 @@ def make() -> tuple[MemoryStore, Commits]:
     return store, commits
 
 
-def live(store: Store) -> list[DatasetName]:
+def live(store: StoreBackend) -> list[DatasetName]:
     refs = opened(store).refs
     return [one for one in refs.datasets() if refs.head_or_none(one, MAIN) is not None]
 
 
-def heads(store: Store, dataset: DatasetName) -> dict[str, CommitId | None]:
+def heads(store: StoreBackend, dataset: DatasetName) -> dict[str, CommitId | None]:
     return {str(head.branch): head.commit for head in opened(store).refs.heads(dataset)}
 
 
-def check_is(store: Store, commits: Commits, dataset: DatasetName, other: DatasetName) -> None:
+def check_is(store: StoreBackend, commits: Commits, dataset: DatasetName, other: DatasetName) -> None:
     """The dataset has this name, and the other name says so."""
     repository = opened(store)
     refs, objects = repository.refs, repository.objects
@@ -144,7 +144,7 @@ def check_is(store: Store, commits: Commits, dataset: DatasetName, other: Datase
             resolve(refs, objects, name, Rev.parse(str(commits[1])))
     with pytest.raises(Conflict, match="its name is not used again"):
         refs.check_new_dataset(other)
-    assert plan_expiry(repository, dataset, Rules(tagged=True)).commits == [commits[5]]
+    assert plan_expiry(repository, dataset, RetentionRules(tagged=True)).commits == [commits[5]]
 
 
 def test_a_dataset_gets_another_name_and_back() -> None:
@@ -195,8 +195,8 @@ def test_the_run_of_the_old_name_keeps_its_commit_under_the_new_one() -> None:
     place(store, OLD, DEV, commits[4])
     store.put_if_absent(keys.run_key(OLD, RUN, "start"), run(OLD, commits[2]))
     rename_dataset(opened(store), WRITER, OLD, NEW)
-    assert plan_expiry(opened(store), NEW, Rules(tagged=True)).commits == [commits[5]]
-    found = plan_expiry(opened(store), NEW, Rules(tagged=True, also_runs=True)).commits
+    assert plan_expiry(opened(store), NEW, RetentionRules(tagged=True)).commits == [commits[5]]
+    found = plan_expiry(opened(store), NEW, RetentionRules(tagged=True, also_runs=True)).commits
     assert set(found) == {commits[2], commits[5]}
     reasons = [one.why for one in read_names(opened(store), NEW) if one.commit == commits[2]]
     assert f"run {RUN}" in reasons
@@ -256,7 +256,7 @@ def test_killed_at_any_write_the_same_command_finishes(behind: bool, back: bool)
     assert at > 7
 
 
-def check_between(store: Store, commits: Commits) -> None:
+def check_between(store: StoreBackend, commits: Commits) -> None:
     """Nothing is there twice or called damaged, and gc keeps what it is to keep."""
     assert len(live(store)) <= 1
     assert set(read_roots(opened(store))) == set(commits[1:])
@@ -265,7 +265,7 @@ def check_between(store: Store, commits: Commits) -> None:
 class Overtaken(Watched):
     """Calls something once, before the n-th request."""
 
-    def __init__(self, inner: Store, at: int, action: Callable[[], object]) -> None:
+    def __init__(self, inner: StoreBackend, at: int, action: Callable[[], object]) -> None:
         super().__init__(inner, self._count)
         self.at, self.action, self.requests = at, action, 0
 
@@ -275,7 +275,7 @@ class Overtaken(Watched):
             self.action()
 
 
-def moved_on(store: Store, commits: Commits) -> None:
+def moved_on(store: StoreBackend, commits: Commits) -> None:
     """Rename the dataset, and continue with the new name."""
     rename_dataset(opened(store), EVE, OLD, NEW)
     place(store, NEW, MAIN, commits[5])
@@ -285,29 +285,29 @@ def moved_on(store: Store, commits: Commits) -> None:
     log(store, NEW, ExpiryAction.UNDO, commits[1])
 
 
-def and_back(store: Store, commits: Commits) -> None:
+def and_back(store: StoreBackend, commits: Commits) -> None:
     moved_on(store, commits)
     rename_dataset(opened(store), EVE, NEW, OLD)
 
 
-def and_expired(store: Store, commits: Commits) -> None:
+def and_expired(store: StoreBackend, commits: Commits) -> None:
     and_back(store, commits)
     log(store, OLD, ExpiryAction.EXPIRE, commits[1])
     place(store, OLD, DEV, commits[2])
 
 
-def look(store: Store, commits: Commits) -> None:
+def look(store: StoreBackend, commits: Commits) -> None:
     check_between(store, commits)
 
 
-Do = Callable[[Store, Commits], object]
-Kept = Callable[[Store, Commits, DatasetName], bool]
+Do = Callable[[StoreBackend, Commits], object]
+Kept = Callable[[StoreBackend, Commits, DatasetName], bool]
 
 
 def on(action: Callable[..., object], *arguments: object) -> Do:
     """Call it for the old name. A number stands for the commit of that number."""
 
-    def do(store: Store, commits: Commits) -> None:
+    def do(store: StoreBackend, commits: Commits) -> None:
         action(store, OLD, *(commits[one] if isinstance(one, int) else one for one in arguments))
 
     return do
@@ -317,16 +317,16 @@ def at(branch: BranchName, number: int) -> Kept:
     return lambda store, commits, name: heads(store, name).get(str(branch)) == commits[number]
 
 
-def tags(store: Store, name: DatasetName) -> dict[str, CommitId]:
+def tags(store: StoreBackend, name: DatasetName) -> dict[str, CommitId]:
     return {str(one): value.commit for one, value in opened(store).refs.tags(name)}
 
 
-def expiry(store: Store, name: DatasetName) -> tuple[set[CommitId], set[CommitId]]:
+def expiry(store: StoreBackend, name: DatasetName) -> tuple[set[CommitId], set[CommitId]]:
     found = read_expiry(opened(store).refs, name)
     return set(found.expired), found.freed
 
 
-def went_on(store: Store, commits: Commits, name: DatasetName) -> bool:
+def went_on(store: StoreBackend, commits: Commits, name: DatasetName) -> bool:
     """Return whether the effect of `moved_on` is there, whoever else renames the dataset."""
     found = heads(store, name), tags(store, name), expiry(store, name)[0]
     return found == ({"main": commits[5], "dev": commits[3], "more": commits[3]}, {}, set())
@@ -397,7 +397,7 @@ def test_a_change_overtaken_by_a_renaming_takes_effect_or_fails(
         store = copied(template)
         told: list[DsvError] = []
 
-        def rename(store: Store = store) -> None:
+        def rename(store: StoreBackend = store) -> None:
             with suppress(DsvError):
                 rename_dataset(opened(store), WRITER, OLD, NEW)
 
@@ -418,7 +418,7 @@ def test_two_who_rename_at_once_while_one_of_them_dies(monkeypatch: pytest.Monke
         for moment in exhaustive.some(range(death, 160, 3)):
             store = copied(template)
 
-            def act(store: Store = store, death: int = death) -> None:
+            def act(store: StoreBackend = store, death: int = death) -> None:
                 with suppress(Died):
                     rename_dataset(opened(Dying(store, death, behind=bool(death % 2))), EVE, OLD, NEW)
 
@@ -432,7 +432,7 @@ def test_who_renames_while_another_does_the_same_is_done(monkeypatch: pytest.Mon
     for moment in range(30):
         store = copied(template)
 
-        def act(store: Store = store) -> None:
+        def act(store: StoreBackend = store) -> None:
             rename_dataset(opened(store), EVE, OLD, NEW)
 
         rename_dataset(opened(Overtaken(store, moment, act)), WRITER, OLD, NEW)
@@ -444,14 +444,14 @@ def one_after_the_other(calls: Sequence[Callable[[], object]], *, first_failure_
     return [call() for call in calls]
 
 
-def copied(store: MemoryStore, made: Store | None = None) -> Store:
+def copied(store: MemoryStore, made: StoreBackend | None = None) -> StoreBackend:
     made = MemoryStore() if made is None else made
     for item in store.list(""):
         made.put_if_absent(item.key, store.get(item.key))
     return made
 
 
-def check(store: Store, commits: Commits, kept: Kept, told: list[DsvError], when: str) -> None:
+def check(store: StoreBackend, commits: Commits, kept: Kept, told: list[DsvError], when: str) -> None:
     names = [one for one in live(store) if heads(store, one)["main"] is not None]
     if not names:
         main = opened(store).refs.deleted_dataset(OLD)
@@ -466,7 +466,7 @@ def check(store: Store, commits: Commits, kept: Kept, told: list[DsvError], when
     assert not named & (expired | freed), when
 
 
-def in_places(places: Iterator[Store], every: int) -> int:
+def in_places(places: Iterator[StoreBackend], every: int) -> int:
     """Kill a renaming at its writes, and have somebody else at work at its requests: one of so many cases, each in a
     new place. Return how many there were."""
     template, commits = make()
@@ -488,7 +488,7 @@ def in_places(places: Iterator[Store], every: int) -> int:
     return len(chosen)
 
 
-def overtake(store: Store, commits: Commits, race: str, moment: int) -> bool:
+def overtake(store: StoreBackend, commits: Commits, race: str, moment: int) -> bool:
     """Rename while somebody else is at work at a request, and return whether there was such a request."""
     do, kept = RACES[race]
     told: list[DsvError] = []

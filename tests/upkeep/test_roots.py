@@ -13,7 +13,7 @@ from dsv.repo.expiry import append
 from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import LARGEST, Item
+from dsv.store.base import LARGEST, ListedObject
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore
 from dsv.upkeep.roots import IncompleteListing, Parents, kept, read_names, read_roots
@@ -188,7 +188,7 @@ class Cut(Wrapper):
         self.prefix, self.flat, self.by_folder, self.keep = prefix, flat, folders, keep
         self.hidden = 0
 
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         rows = list(self.inner.list(prefix))
         if self.flat and prefix.startswith(self.prefix):
             left = self.keep(len(rows))
@@ -261,7 +261,7 @@ def test_a_listing_that_was_cut_once_is_made_again() -> None:
     repository = world()
 
     class Once(Cut):
-        def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+        def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
             rows = super().list(prefix, start_after)
             self.flat = self.flat and not prefix.startswith(self.prefix)
             return rows
@@ -371,7 +371,7 @@ def test_a_dataset_that_is_made_meanwhile_is_found() -> None:
     made: list[CommitId] = []
 
     class Overtaken(Wrapper):
-        def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+        def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
             if prefix == keys.COMMIT_PREFIX and not made:
                 made.append(commit(repository, {"b": b"2"}))
             return self.inner.list(prefix, start_after)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsv.values.patterns import parse
-from dsv.workspace.scan.ignore import Rules
+from dsv.workspace.scan.ignore import IgnoreRules
 from tests.exhaustive import some
 
 PIECES = [
@@ -71,7 +71,7 @@ def is_pattern(text: bytes) -> bool:
 
 def ours(lines: list[bytes], deeper: dict[bytes, list[bytes]], asked: bytes, folders: set[bytes]) -> bool:
     """As a scan asks: from the top down, and no further below a folder that is left out."""
-    rules = Rules().enter(b"", b"\n".join(lines))
+    rules = IgnoreRules().enter(b"", b"\n".join(lines))
     parts = asked.split(b"/")
     for depth in range(1, len(parts) + 1):
         part = b"/".join(parts[:depth])

@@ -13,7 +13,7 @@ from dsv.fs import lock as lock_module
 from dsv.fs.attributes import server_time
 from dsv.fs.files import replace_file
 from dsv.fs.lock import Lock
-from dsv.workspace.scan.state import State
+from dsv.workspace.scan.state import WorkspaceState
 from tests.waiting import PATIENCE
 from tests.workspace.worlds import World
 
@@ -116,7 +116,7 @@ def look(folder: Path) -> dict[str, object]:
     from dsv.workspace.scan.scanner import scan_workspace
 
     root = folder / "w"
-    state = State.load(root / ".dsv/state")
+    state = WorkspaceState.load(root / ".dsv/state")
     assert state.exact is not None
     began = time.monotonic()
     asked: list[bool] = []

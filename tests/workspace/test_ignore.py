@@ -52,12 +52,12 @@ def test_dsvignore(world: World) -> None:
 def test_verdicts_of_ignore_rules_are_remembered(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     write(world, **{".dsvignore": b"*.tmp\n", "a.tmp": b"", "b": b"1"})
     settle(world)
-    from dsv.workspace.scan.ignore import Rules
+    from dsv.workspace.scan.ignore import IgnoreRules
 
     def never(*_: object, **__: object) -> bool:
         raise AssertionError("asked again")
 
-    monkeypatch.setattr(Rules, "ignores", never)
+    monkeypatch.setattr(IgnoreRules, "ignores", never)
     (world.root / "a.tmp").write_bytes(b"other")
     assert world.scan().unchanged
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dsv.format.codec import Codec
 from dsv.format.locator import Location, ObjectKind
 from dsv.values.ids import CommitId, Id, PackId, RecipeId, StoreId
-from dsv.workspace.publish import Journal, Publishing, Row
+from dsv.workspace.publish import Publishing, Row, SyncJournal
 
 STORE = StoreId.random()
 
@@ -31,7 +31,7 @@ def rows(pack: PackId, count: int) -> list[Row]:
 def fill(path: Path) -> tuple[dict[PackId, tuple[int, list[Row]]], dict[RecipeId, bytes]]:
     packs = {pack: (1000, rows(pack, 20)) for pack in (PackId.random() for _ in range(3))}
     recipes = {RecipeId.hash(bytes([n])): bytes([n]) * n for n in range(4)}
-    with Journal.open(path, STORE) as journal:
+    with SyncJournal.open(path, STORE) as journal:
         for recipe, encoded in recipes.items():
             journal.recipe(recipe, encoded)
         for pack, (size, listed) in packs.items():
@@ -43,16 +43,16 @@ def test_the_next_one_reads_the_journal_and_continues(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     packs, recipes = fill(path)
     commit = CommitId.hash(b"c")
-    with Journal.open(path, STORE) as journal:
+    with SyncJournal.open(path, STORE) as journal:
         assert journal.left.packs == packs and journal.left.recipes == recipes
         assert journal.left.publishing is None
         journal.publishing("scans", "main", 7, commit)
-    with Journal.open(path, STORE) as journal:
+    with SyncJournal.open(path, STORE) as journal:
         assert journal.left.packs == packs
         assert journal.left.publishing == Publishing("scans", "main", 7, commit)
         journal.clear()
         journal.recipe(RecipeId.hash(b"x"), b"after")
-    with Journal.open(path, STORE) as journal:
+    with SyncJournal.open(path, STORE) as journal:
         assert not journal.left.packs and journal.left.recipes == {RecipeId.hash(b"x"): b"after"}
 
 
@@ -64,13 +64,13 @@ def test_a_system_without_fdatasync_syncs_all_of_the_file(
     monkeypatch.setattr(os, "fsync", synced.append)
     packs, _ = fill(tmp_path / "journal")
     assert len(synced) >= len(packs)
-    with Journal.open(tmp_path / "journal", STORE) as journal:
+    with SyncJournal.open(tmp_path / "journal", STORE) as journal:
         assert journal.left.packs == packs
 
 
 def test_a_journal_about_another_store_is_dropped(tmp_path: Path) -> None:
     fill(tmp_path / "journal")
-    with Journal.open(tmp_path / "journal", StoreId.random()) as journal:
+    with SyncJournal.open(tmp_path / "journal", StoreId.random()) as journal:
         assert not journal.left.packs and not journal.left.recipes
 
 
@@ -87,18 +87,18 @@ def test_a_torn_or_damaged_journal_gives_a_true_beginning(
     else:
         content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(content)
-    with Journal.open(path, STORE) as journal:
+    with SyncJournal.open(path, STORE) as journal:
         left = journal.left
         assert list(left.packs.items()) == list(packs.items())[: len(left.packs)]
         assert list(left.recipes.items()) == list(recipes.items())[: len(left.recipes)]
         journal.recipe(RecipeId.hash(b"behind"), b"b")
-    with Journal.open(path, STORE) as journal:  # what was written behind the damage can be read
+    with SyncJournal.open(path, STORE) as journal:  # what was written behind the damage can be read
         assert journal.left.recipes == {**left.recipes, RecipeId.hash(b"behind"): b"b"}
 
 
 def test_many_threads(tmp_path: Path) -> None:
     ids = [PackId.random() for _ in range(40)]
-    with Journal.open(tmp_path / "journal", STORE) as journal:
+    with SyncJournal.open(tmp_path / "journal", STORE) as journal:
         threads = [
             threading.Thread(target=lambda part=part: [journal.pack_uploaded(p, 1, rows(p, 3)) for p in part])  # type: ignore[misc]
             for part in (ids[:20], ids[20:])
@@ -107,7 +107,7 @@ def test_many_threads(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    with Journal.open(tmp_path / "journal", STORE) as journal:
+    with SyncJournal.open(tmp_path / "journal", STORE) as journal:
         assert set(journal.left.packs) == set(ids)
 
 
@@ -116,7 +116,7 @@ def test_half_a_record_of_a_full_disk_is_taken_back(tmp_path: Path, monkeypatch:
     from dsv.workspace import publish as module
 
     path = tmp_path / "journal"
-    with Journal.open(path, STORE) as journal:
+    with SyncJournal.open(path, STORE) as journal:
         journal.recipe(RecipeId.hash(b"1"), b"one")
         real = module.write_all
 
@@ -129,5 +129,5 @@ def test_half_a_record_of_a_full_disk_is_taken_back(tmp_path: Path, monkeypatch:
             journal.recipe(RecipeId.hash(b"2"), b"two")
         monkeypatch.undo()
         journal.recipe(RecipeId.hash(b"3"), b"three")
-    with Journal.open(path, STORE) as journal:
+    with SyncJournal.open(path, STORE) as journal:
         assert list(journal.left.recipes.values()) == [b"one", b"three"]

@@ -11,7 +11,7 @@ from dsv.errors import NoRoom
 from dsv.values.ids import CommitId
 from dsv.workspace.scan import state as state_module
 from dsv.workspace.scan.folder import Folder, Relation, decode_folder, encode_folder
-from dsv.workspace.scan.state import State
+from dsv.workspace.scan.state import WorkspaceState
 
 
 def folder(path: bytes, names: list[bytes], seed: int = 0) -> Folder:
@@ -39,10 +39,10 @@ def test_folders_as_bytes(parts: list[tuple[bytes, list[bytes]]]) -> None:
     assert [decode_folder(encode_folder(each)) for each in folders] == folders
 
 
-def filled(folder_path: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> State:
+def filled(folder_path: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> WorkspaceState:
     """A state of many parts."""
     monkeypatch.setattr(state_module, "_PART_SIZE", 4000)
-    state = State.load(folder_path)
+    state = WorkspaceState.load(folder_path)
     for number in range(count):
         state.put(folder(b"f%03d" % number, [b"a", b"b"], number))
     state.set_exact(CommitId.hash(b"c"), {b"gone/one", b"gone/two"})
@@ -59,14 +59,14 @@ def test_a_save_rewrites_only_the_part_that_changed(tmp_path: Path, monkeypatch:
     filled(where, 200, monkeypatch)
     before = parts(where)
     assert len(before) > 8
-    state = State.load(where)
+    state = WorkspaceState.load(where)
     assert not state.has_news
     state.edit(b"f100").own = 7
     assert state.has_news
     state.save()
     after = parts(where)
     assert len(set(before) - set(after)) == 1 and len(set(after) - set(before)) == 1
-    loaded = State.load(where)
+    loaded = WorkspaceState.load(where)
     assert loaded.is_exact_for(CommitId.hash(b"c")) and loaded.gone == {b"gone/one", b"gone/two"}
     assert sorted(loaded.paths()) == [b"f%03d" % number for number in range(200)]
     found = loaded.folder(b"f100")
@@ -81,12 +81,12 @@ def test_folders_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     state.put(folder(b"", [b"top"]))
     state.put(folder(b"f001/below", [b"x"]))
     state.save()
-    loaded = State.load(where)
+    loaded = WorkspaceState.load(where)
     assert set(loaded.paths()) == {b"", b"f001/below", *(b"f%03d" % number for number in range(1, 60, 2))}
     for path in loaded.paths():
         loaded.drop(path)
     loaded.save()
-    assert State.load(where).paths() == []
+    assert WorkspaceState.load(where).paths() == []
 
 
 @settings(deadline=None, max_examples=50)
@@ -107,7 +107,7 @@ def test_damage_is_forgotten_and_never_believed(
         file.write_bytes(content)
     else:
         file.unlink()
-    damaged = State.load(where)
+    damaged = WorkspaceState.load(where)
     assert not damaged.is_exact_for(CommitId.hash(b"c"))
     for path in damaged.paths():
         assert damaged.folder(path) == whole.folder(path)
@@ -117,7 +117,7 @@ def test_damage_is_forgotten_and_never_believed(
         damaged.put(known)
     damaged.set_exact(CommitId.hash(b"c"), set())
     damaged.save()
-    healed = State.load(where)
+    healed = WorkspaceState.load(where)
     assert healed.is_exact_for(CommitId.hash(b"c")) and set(healed.paths()) == set(whole.paths())
 
 
@@ -139,13 +139,13 @@ def test_a_save_that_fails_leaves_the_old_state(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(NoRoom):
         state.save()
     monkeypatch.setattr(state_module, "replace_file", real)
-    old = State.load(where)
+    old = WorkspaceState.load(where)
     assert old.is_exact_for(CommitId.hash(b"c"))
     found = old.folder(b"f007")
     assert found is not None and found.own == 0
     state.save()
     for path in (b"f007", b"f030"):
-        found = State.load(where).folder(path)
+        found = WorkspaceState.load(where).folder(path)
         assert found is not None and found.own == 1
     assert not [file for file in where.iterdir() if file.name.startswith(".")]
 
@@ -153,7 +153,7 @@ def test_a_save_that_fails_leaves_the_old_state(tmp_path: Path, monkeypatch: pyt
 def test_two_states_of_one_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = tmp_path / "state"
     first = filled(where, 3, monkeypatch)
-    second = State.load(where)
+    second = WorkspaceState.load(where)
     assert first.is_newest and second.is_newest
     second.edit(b"f001").own = 3
     second.save()

@@ -17,14 +17,14 @@ from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, Unsupported
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
 from dsv.fs.folders import check_folding
-from dsv.repo.tree.diff import Change
+from dsv.repo.tree.diff import PathChange
 from dsv.transfer.file_reader import row_of
 from dsv.values.ids import CommitId, FileId
 from dsv.values.progress import NoProgress
 from dsv.workspace.baseline import scan_clean_workspace
-from dsv.workspace.plan import Goal, Made
-from dsv.workspace.scan.state import State
-from dsv.workspace.write import FileWriter, Fill, Writer, fill_from
+from dsv.workspace.plan import CheckoutResult, Goal
+from dsv.workspace.scan.state import WorkspaceState
+from dsv.workspace.write import CheckoutWriter, FileWriter, Fill, fill_from
 from tests.exhaustive import numbers
 from tests.workspace.worlds import Tree, World, tree_of
 
@@ -54,10 +54,10 @@ def contents(wanted: Iterator[tuple[Entry, Location | None]]) -> Iterator[Fill]:
         yield fill_from([content[:2], content[2:]])
 
 
-def bring(world: World, goal: Tree, reader: object = contents) -> Made:
+def bring(world: World, goal: Tree, reader: object = contents) -> CheckoutResult:
     scan = world.scan()
     paths = sorted({*world.base, *goal})
-    changes = [Change(path, world.base.get(path), goal.get(path)) for path in paths]
+    changes = [PathChange(path, world.base.get(path), goal.get(path)) for path in paths]
     work = FileWriter(scan, Goal("", COMMIT, lambda: changes), NoProgress())
     assert not work.plan().conflicts
     made = work.apply(reader)  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ def test_a_folder_stays_also_where_unlink_calls_that_not_permitted(
 
     (world.root / "folder").mkdir()
     (world.root / "file").touch()
-    with Writer(world.root) as writer:
+    with CheckoutWriter(world.root) as writer:
         assert not writer.remove(b"folder", None)  # as Linux answers
         monkeypatch.setattr(os, "unlink", refuse)
         assert not writer.remove(b"folder", None)
@@ -244,7 +244,9 @@ def test_killed_anywhere_each_path_is_old_or_new_and_doing_it_again_finishes_it(
                 assert entry in (OLD.get(path), NEW.get(path)) or entry.kind is Kind.EMPTY_DIRECTORY
         for path in OLD.keys() & NEW.keys():
             assert path in found
-        scan_clean_workspace(world.root, State.load(world.state_folder), world.commit, world.base_entries)
+        scan_clean_workspace(
+            world.root, WorkspaceState.load(world.state_folder), world.commit, world.base_entries
+        )
         bring(world, NEW)
         assert tree_of(world.root) == NEW
         world.scan().state.save()
@@ -258,7 +260,7 @@ def test_a_file_system_without_hard_links(world: World, monkeypatch: pytest.Monk
     monkeypatch.setattr("dsv.workspace.write.os.link", no_links)
     bring(world, GOAL)
     assert tree_of(world.root) == GOAL
-    with Writer(world.root) as writer:
+    with CheckoutWriter(world.root) as writer:
         assert writer.file(file("a/one", b"two"), fill_from([b"two"]), None, replace=False) is None
     assert (world.root / "a/one").read_bytes() == b"one"
 
@@ -278,7 +280,7 @@ def test_where_each_name_of_a_file_has_an_inode_of_its_own(
         os.close(source)
 
     monkeypatch.setattr("dsv.workspace.write.os.link", link)
-    with Writer(world.root) as writer:
+    with CheckoutWriter(world.root) as writer:
         row = writer.file(file("a", b"one"), fill_from([b"one"]), None, replace=False)
     assert row == (row_of((world.root / "a").stat()) if is_ours else None)
     assert (world.root / "a").read_bytes() == theirs or b"one"

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
-from dsv.repo.tree.diff import Change, difference
+from dsv.repo.tree.diff import PathChange, difference
 from dsv.values.ids import CommitId, FileId
 from dsv.values.paths import PathSet, sort_key
 from dsv.values.progress import NoProgress
@@ -156,7 +156,7 @@ class Pulls(RuleBasedStateMachine):
             chosen = [path for path in paths if scope.touches(path)]
             if not scope.whole:  # what leads there goes only where the goal has a folder instead
                 chosen = [path for path in chosen if path in scope or path not in goal]
-        changes = [Change(path, base.get(path), goal.get(path)) for path in chosen]
+        changes = [PathChange(path, base.get(path), goal.get(path)) for path in chosen]
         scan = self.world.scan()
         asked = scope if scope is not None and consent else None
         may_overwrite = lambda path: asked is not None and path in asked  # noqa: E731
@@ -180,7 +180,7 @@ class Pulls(RuleBasedStateMachine):
         scan.state.save()
         self._check_knowledge()
 
-    def _expect(self, disk: Tree, changes: list[Change], may_overwrite: object) -> tuple[Tree, bool]:
+    def _expect(self, disk: Tree, changes: list[PathChange], may_overwrite: object) -> tuple[Tree, bool]:
         expected = dict(disk)
         conflict = False
         assert callable(may_overwrite)

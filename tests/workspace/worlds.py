@@ -16,7 +16,7 @@ from dsv.values.ids import CommitId, FileId, RecipeId
 from dsv.values.paths import sort_key
 from dsv.workspace.scan.result import Gone, Pending, WorkspaceScan
 from dsv.workspace.scan.scanner import scan_workspace
-from dsv.workspace.scan.state import State
+from dsv.workspace.scan.state import WorkspaceState
 
 Tree = dict[bytes, Entry]
 UNPRIVILEGED = """
@@ -52,7 +52,9 @@ class World:
         return self.root / ".dsv" / "state"
 
     def scan(self, only: Iterable[bytes] = ()) -> WorkspaceScan:
-        return scan_workspace(self.root, State.load(self.state_folder), self.commit, self.base_entries, only)
+        return scan_workspace(
+            self.root, WorkspaceState.load(self.state_folder), self.commit, self.base_entries, only
+        )
 
     def base_entries(self) -> list[Entry]:
         self.tree_reads += 1

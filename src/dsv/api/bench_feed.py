@@ -54,7 +54,7 @@ PREFETCH = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class AcceleratorLoad:
     """The demand of one accelerator, by a model of MLPerf Storage."""
 
     model: str
@@ -97,20 +97,20 @@ class Load:
 _UNET3D, _RETINANET = (146_600_628, 68_341_808, 4, 0.90), (322_957, 0, 8, 0.85)
 _RESNET50, _COSMOFLOW = (114_660, 0, 8, 0.90, 1251), (2_828_486, 71_311, 4, 0.70)
 LOADS = (
-    Load("unet3d", "b200", "v3.0", 7, 0.162, *_UNET3D),
-    Load("unet3d", "h100", "v1.0 and v2.0", 7, 0.323, *_UNET3D),
-    Load("unet3d", "a100", "v1.0 and v2.0", 7, 0.636, *_UNET3D),
-    Load("retinanet", "b200", "v3.0", 24, 0.04755, *_RETINANET),
-    Load("retinanet", "mi355", "v3.0", 32, 0.0634, *_RETINANET),
-    Load("resnet50", "h100", "v1.0 and v2.0", 400, 0.224, *_RESNET50),
-    Load("resnet50", "a100", "v1.0 and v2.0", 400, 0.435, *_RESNET50),
-    Load("cosmoflow", "h100", "v1.0 and v2.0", 1, 0.0035, *_COSMOFLOW),
-    Load("cosmoflow", "a100", "v1.0 and v2.0", 1, 0.00551, *_COSMOFLOW),
+    AcceleratorLoad("unet3d", "b200", "v3.0", 7, 0.162, *_UNET3D),
+    AcceleratorLoad("unet3d", "h100", "v1.0 and v2.0", 7, 0.323, *_UNET3D),
+    AcceleratorLoad("unet3d", "a100", "v1.0 and v2.0", 7, 0.636, *_UNET3D),
+    AcceleratorLoad("retinanet", "b200", "v3.0", 24, 0.04755, *_RETINANET),
+    AcceleratorLoad("retinanet", "mi355", "v3.0", 32, 0.0634, *_RETINANET),
+    AcceleratorLoad("resnet50", "h100", "v1.0 and v2.0", 400, 0.224, *_RESNET50),
+    AcceleratorLoad("resnet50", "a100", "v1.0 and v2.0", 400, 0.435, *_RESNET50),
+    AcceleratorLoad("cosmoflow", "h100", "v1.0 and v2.0", 1, 0.0035, *_COSMOFLOW),
+    AcceleratorLoad("cosmoflow", "a100", "v1.0 and v2.0", 1, 0.00551, *_COSMOFLOW),
 )
 MODELS = tuple(dict.fromkeys(load.model for load in LOADS))
 
 
-def find_load(model: str, accelerator: str | None) -> Load:
+def find_load(model: str, accelerator: str | None) -> AcceleratorLoad:
     """Return the load of a model on an accelerator (None: its first). Raises `UsageError` if unknown."""
     for load in LOADS:
         if load.model == model and accelerator in (load.accelerator, None):
@@ -128,7 +128,7 @@ def find_load(model: str, accelerator: str | None) -> Load:
 
 @dataclass(frozen=True, slots=True)
 class FeedRequest:
-    load: Load
+    load: AcceleratorLoad
     source: str
     """`store`, `cache` or `folder`."""
     target: Target | None = None
@@ -162,7 +162,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RoundResult:
     """The result of a round, without its warm-up steps."""
 
     accelerators: int
@@ -192,10 +192,10 @@ class FeedResult:
     """Memory of this host in bytes."""
     most: int | None
     """The most accelerators, up to the limit, that reach the mark; None if only one number was measured."""
-    rounds: tuple[Measured, ...]
+    rounds: tuple[RoundResult, ...]
 
     @property
-    def load(self) -> Load:
+    def load(self) -> AcceleratorLoad:
         return self.request.load
 
     @property
@@ -234,7 +234,7 @@ def bench_feed(connection: Connection, request: FeedRequest) -> FeedResult:
         place, commit, paths, sizes = _samples(connection, request)
         if not sum(sizes):
             raise NotFound(f"there are no files with content in {place}", subject=place)
-        rounds: dict[int, Measured] = {}
+        rounds: dict[int, RoundResult] = {}
 
         def passes(accelerators: int) -> bool:
             connection.progress.note(f"measuring {format_count(accelerators, 'accelerator')}")
@@ -321,7 +321,7 @@ def _files_below(folder: Path) -> tuple[list[str], list[int]]:
     return paths, sizes
 
 
-def _measure(what: Round) -> Measured:
+def _measure(what: Round) -> RoundResult:
     """Measure one number of accelerators. Raises the error of a reader."""
     with about(sys.executable):  # Ctrl-C reaches only this process, which then ends the other
         process = start_program(_PROGRAM, what, stdout=subprocess.PIPE, start_new_session=True)
@@ -337,7 +337,7 @@ def _measure(what: Round) -> Measured:
     found = json.loads(said)
     if isinstance(found, list):
         raise made(*found)
-    return Measured(**found, accelerators=what.accelerators)
+    return RoundResult(**found, accelerators=what.accelerators)
 
 
 @contextmanager
@@ -354,7 +354,7 @@ def _made(connection: Connection, request: FeedRequest) -> Iterator[tuple[FeedRe
 
 
 @contextmanager
-def _made_folder(context: Context, above: Path, load: Load, total: int) -> Iterator[Path]:
+def _made_folder(context: Context, above: Path, load: AcceleratorLoad, total: int) -> Iterator[Path]:
     if not above.is_dir():
         raise NotFound(
             f"there is no folder {above}", subject=str(above), hint=f"mkdir -p {shlex.quote(str(above))}"
@@ -382,7 +382,7 @@ def _made_folder(context: Context, above: Path, load: Load, total: int) -> Itera
 
 
 @contextmanager
-def _made_store(connection: Connection, load: Load, total: int) -> Iterator[Connection]:
+def _made_store(connection: Connection, load: AcceleratorLoad, total: int) -> Iterator[Connection]:
     """Make a new store beside the current one, with a dataset `feed`, and remove it at the end."""
     choice = connection.settings.store()
     if choice.names is not None:

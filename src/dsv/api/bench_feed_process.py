@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, Pipe
 from random import Random
 from typing import NamedTuple
 
-from dsv.api.bench_feed import FeedRequest, Load, Round
+from dsv.api.bench_feed import AcceleratorLoad, FeedRequest, Round
 from dsv.errors import Conflict, DsvError, Unreachable, made
 from dsv.fs.descriptors import Opened
 from dsv.fs.errors import as_error
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def batches(
-    sizes: Sequence[int], load: Load, accelerators: int, *, by_bytes: bool, seed: int
+    sizes: Sequence[int], load: AcceleratorLoad, accelerators: int, *, by_bytes: bool, seed: int
 ) -> Callable[[int, int], list[Range]]:
     """Return a function from an accelerator and a step to the ranges to read, in an endless random order of
     files.

@@ -35,7 +35,7 @@ from dsv.values.units import format_count
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
-    from dsv.format.records import Commit, Limits
+    from dsv.format.records import BranchLimits, CommitRecord
     from dsv.repo.refs.branches import Head
     from dsv.repo.repository import Repository
     from dsv.values.ids import CommitId
@@ -70,7 +70,7 @@ class BranchItem(msgspec.Struct, frozen=True):
     moved_ms: int
     followed: bool
     """The current workspace follows the branch."""
-    limits: Limits | None
+    limits: BranchLimits | None
     """The rule of a protected branch."""
     ahead: int | None = None
     """Commits that the branch has and `main` lacks; None if they were not counted."""
@@ -254,7 +254,7 @@ def followed_by(context: Context, repository: Repository, head: Head) -> Workspa
 
 
 def describe(context: Context, repository: Repository, head: Head) -> BranchItem:
-    commit: Commit | None = None
+    commit: CommitRecord | None = None
     if head.commit is not None:
         commit = repository.objects.commit_or_none(head.commit)
     return BranchItem(
@@ -418,7 +418,7 @@ def _action(what: str, message: str) -> Action:
 
 
 def protect_branch(
-    context: Context, name: BranchPath, limits: Limits | None, message: str = ""
+    context: Context, name: BranchPath, limits: BranchLimits | None, message: str = ""
 ) -> tuple[BranchItem, bool]:
     """Give a branch a rule (None: remove it), and record that in the log of the branch's moves.
 

@@ -35,9 +35,9 @@ from dsv.run.staged import Staged
 from dsv.values.names import Target
 
 if TYPE_CHECKING:
-    from dsv.api.cache_targets import Found
+    from dsv.api.cache_targets import CacheTarget
     from dsv.api.context import Context
-    from dsv.cache.root import Place
+    from dsv.cache.root import CachePlace
     from dsv.run.record import RunId
 
 _TRIES = 5
@@ -132,7 +132,7 @@ class Stager(AbstractContextManager["Stager"]):
             lease.release()
             raise
 
-    def _fill(self, found: Found, lease: Lease | NoLease) -> Cached:
+    def _fill(self, found: CacheTarget, lease: Lease | NoLease) -> Cached:
         """Fill if needed. With a lease, the commit is kept from the moment it is seen."""
         writable = isinstance(lease, Lease)
         if isinstance(lease, Lease):
@@ -151,7 +151,7 @@ class Stager(AbstractContextManager["Stager"]):
             f"{found.place} is repeatedly evicted from {self.root.path}", subject=str(found.place)
         )
 
-    def _make(self, found: Found) -> Cached:
+    def _make(self, found: CacheTarget) -> Cached:
         from dsv.cache.evict import RoomMaker
         from dsv.cache.fill.fill import fill
         from dsv.cache.fill.plan import FillRequest
@@ -178,20 +178,20 @@ class Stager(AbstractContextManager["Stager"]):
             obey_at(self.root, found.place, self.targets.repository)
         return made
 
-    def _may_go(self, found: Found) -> float | None:
+    def _may_go(self, found: CacheTarget) -> float | None:
         settings = load_settings(self.root)
         if settings.is_protected(found.dataset) or self._is_held(found.place):
             return None
         unused_for = settings.unused_for(found.dataset)
         return None if unused_for is None else time.time() + unused_for
 
-    def _is_held(self, place: Place) -> bool:
+    def _is_held(self, place: CachePlace) -> bool:
         try:
             return any(pin.until is None for pin in read_claims(self.root, place).pins)
         except OSError:
             return False
 
-    def _not_there(self, found: Found) -> NotFound:
+    def _not_there(self, found: CacheTarget) -> NotFound:
         return NotFound(
             f"{found.place} is not in the cache {self.root.path}",
             subject=str(found.place),
@@ -199,7 +199,7 @@ class Stager(AbstractContextManager["Stager"]):
         )
 
 
-def _staged(found: Found, result: Cached, started: float) -> Staged:
+def _staged(found: CacheTarget, result: Cached, started: float) -> Staged:
     return Staged(
         path=result.path,
         dataset=found.dataset,
@@ -270,7 +270,9 @@ def _taken(link: Path) -> Conflict:
     )
 
 
-def take_lease(root: CacheRoot, place: Place, *, run: str | None = None, optional: bool) -> Lease | NoLease:
+def take_lease(
+    root: CacheRoot, place: CachePlace, *, run: str | None = None, optional: bool
+) -> Lease | NoLease:
     """Take a lease of the run or of this command that renews itself. The caller releases it.
 
     optional: a cached commit can be used without a lease if the cache is full or read-only.
@@ -290,7 +292,7 @@ def take_lease(root: CacheRoot, place: Place, *, run: str | None = None, optiona
         return _take(root, place, run)
 
 
-def _take(root: CacheRoot, place: Place, run: str | None) -> Lease:
+def _take(root: CacheRoot, place: CachePlace, run: str | None) -> Lease:
     prepare_cache(root)
     with explaining(root.path, "hold data in"):
         return Lease.take(root, place, "stage" if run is None else "run", run=run).hold()

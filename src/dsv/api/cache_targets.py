@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from dsv.api.context import mirror_places
 from dsv.cache.names import bind, bound_store, known_store, note_address, show_tag
 from dsv.cache.record import erasures_folder
-from dsv.cache.root import CacheRoot, Place, explain, explaining, folder_name, own_folder
+from dsv.cache.root import CachePlace, CacheRoot, explain, explaining, folder_name, own_folder
 from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unreachable, UsageError
 from dsv.fs.files import FULL, list_names, read_small, replace_file
 from dsv.repo.tracking import file_of, read
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dsv.repo.tracking import Tracked, Tracking
     from dsv.values.ids import StoreId
     from dsv.values.names import DatasetName, Target
-    from dsv.workspace.open import Copies
+    from dsv.workspace.open import LocalCopies
     from dsv.workspace.workspace import Workspace
 
 
@@ -102,7 +102,7 @@ def nearby_caches(settings: Settings) -> list[Path]:
 
 
 @contextmanager
-def lending(context: Context, repository: Repository, dataset: DatasetName) -> Iterator[Copies | None]:
+def lending(context: Context, repository: Repository, dataset: DatasetName) -> Iterator[LocalCopies | None]:
     """Open the caches of this machine that have data or metadata of a dataset, when first needed."""
     from dsv.cache.lending import Lenders
 
@@ -125,7 +125,7 @@ _ASK_SECONDS = 3600.0
 """How often a cache asks the store which files were erased, if it has all data asked for."""
 
 
-class Found(msgspec.Struct, frozen=True):
+class CacheTarget(msgspec.Struct, frozen=True):
     """The meaning of a target in a cache."""
 
     dataset: DatasetName
@@ -137,8 +137,8 @@ class Found(msgspec.Struct, frozen=True):
     tag: TagName | None = None
 
     @property
-    def place(self) -> Place:
-        return Place.of(folder_name(self.dataset), self.commit, self.selection.id)
+    def place(self) -> CachePlace:
+        return CachePlace.of(folder_name(self.dataset), self.commit, self.selection.id)
 
 
 class Targets(AbstractContextManager["Targets"]):
@@ -154,7 +154,7 @@ class Targets(AbstractContextManager["Targets"]):
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def find(self, target: Target) -> Found:
+    def find(self, target: Target) -> CacheTarget:
         """Find a target for `cache` or `run`. The store is not asked if the answer can't have changed and the
         commit is cached. For a known tag, it is asked only whether the tag was deleted; without an answer,
         the tag is used. Raises `UsageError` for an empty target, `NotFound`, `Unreachable`, `Conflict`.
@@ -181,7 +181,7 @@ class Targets(AbstractContextManager["Targets"]):
                 )
             return self._ask(target, selection)
 
-    def find_cached(self, target: Target) -> list[Place]:
+    def find_cached(self, target: Target) -> list[CachePlace]:
         """Return the cache entries of a target, from what the cache knows, or else from the store.
 
         Without a path: of all parts of its commit. Raises `NotFound`, and `Conflict` for a symlink in the
@@ -208,7 +208,7 @@ class Targets(AbstractContextManager["Targets"]):
             )
         return wanted
 
-    def find_exactly(self, target: Target) -> Place:
+    def find_exactly(self, target: Target) -> CachePlace:
         """Like `find_cached`, but without a path only the whole commit, not its parts. Raises `NotFound`."""
         places = self.find_cached(target)
         for place in places:
@@ -238,12 +238,12 @@ class Targets(AbstractContextManager["Targets"]):
         place = choice.url, choice.names, self._context.store_options(choice)
         return partial(open_source, self.root, place, mirror_places(self._context))
 
-    def bind(self, found: Found, lease: str) -> None:
+    def bind(self, found: CacheTarget, lease: str) -> None:
         """Bind the dataset's visible paths to this store. Raises `Conflict` if another store has them."""
         with explaining(self.root.path):
             bind(self.root, found.dataset, found.store, lease)
 
-    def _known(self, target: Target, selection: PathSet, *, branches: bool = False) -> Found | None:
+    def _known(self, target: Target, selection: PathSet, *, branches: bool = False) -> CacheTarget | None:
         """Return what the cache alone knows; None if the store has to be asked."""
         here = None if target.dataset is not None else self._context.workspace()
         dataset = target.dataset or self._context.workspace().dataset
@@ -255,17 +255,17 @@ class Targets(AbstractContextManager["Targets"]):
             return None
         if here is not None and target.rev is None:
             base = here.base()
-            return None if base is None else Found(dataset, base, selection, store)
+            return None if base is None else CacheTarget(dataset, base, selection, store)
         rev = target.rev or Rev(MAIN)
         if rev.ancestor:
             return None
         if rev.commit_prefix is not None:
             commit = self._by_prefix(dataset, rev.text, branches)
-            return None if commit is None else Found(dataset, commit, selection, store)
+            return None if commit is None else CacheTarget(dataset, commit, selection, store)
         tag = TagName.parse(rev.text)
         named = None if target.rev is None else tracked(self.root, store, dataset).tag(tag)
         if named is not None and named.commit_id is not None:
-            return Found(dataset, named.commit_id, selection, store, tag=tag)
+            return CacheTarget(dataset, named.commit_id, selection, store, tag=tag)
         if not branches:
             return None
         known = tracked(self.root, store, dataset, self._context.workspace_or_none())
@@ -274,7 +274,7 @@ class Targets(AbstractContextManager["Targets"]):
             return None
         if self._offline:
             note_branch_age(self._context, self.root, dataset, rev, branch)
-        return Found(dataset, branch.commit_id, selection, store)
+        return CacheTarget(dataset, branch.commit_id, selection, store)
 
     def _by_prefix(self, dataset: DatasetName, prefix: str, cached: bool) -> CommitId | None:
         """Return the commit with this full id, or the only cached commit whose id begins with the prefix."""
@@ -331,7 +331,7 @@ class Targets(AbstractContextManager["Targets"]):
             return False
         return True
 
-    def _ask(self, target: Target, selection: PathSet) -> Found:
+    def _ask(self, target: Target, selection: PathSet) -> CacheTarget:
         try:
             repository = self._open(target)
             resolved = self._context.resolve(repository, target)
@@ -340,9 +340,11 @@ class Targets(AbstractContextManager["Targets"]):
                 offline = f"the cache knows {target}: --offline takes it as it last was"
                 error.hint = f"{offline}; {error.hint}" if error.hint else offline
             raise
-        return Found(resolved.dataset, resolved.commit, selection, repository.id, resolved, resolved.tag)
+        return CacheTarget(
+            resolved.dataset, resolved.commit, selection, repository.id, resolved, resolved.tag
+        )
 
-    def remember(self, found: Found) -> None:
+    def remember(self, found: CacheTarget) -> None:
         """Record what the store reported, unless this user may not write to the cache, which must exist."""
         if found.resolved is None:
             return
@@ -359,7 +361,7 @@ class Targets(AbstractContextManager["Targets"]):
 
         write_tracking(self._context, self.repository)
 
-    def show_tags(self, found: Found, *, filled: bool) -> None:
+    def show_tags(self, found: CacheTarget, *, filled: bool) -> None:
         """Link a commit's tag to it, or after a fill all of its tags that are known here.
 
         The caller has a claim on the commit. Failures are ignored.

@@ -20,9 +20,9 @@ from dsv.cache.fill.check import Checked
 from dsv.cache.fill.parts import estimated_room
 from dsv.cache.fill.workers import read_workers
 from dsv.cache.inventory import Inventory, find_places, take_inventory
-from dsv.cache.policy import CachedCommit, Planner
+from dsv.cache.policy import CachedCommit, EvictionPlanner
 from dsv.cache.record import Filled, local_commit, read_record
-from dsv.cache.root import CacheRoot, Place, explaining, refuse_symlinks
+from dsv.cache.root import CachePlace, CacheRoot, explaining, refuse_symlinks
 from dsv.cache.settings import CacheSettings, load_settings
 from dsv.errors import Conflict, UsageError
 from dsv.fs.shared_path import SharedPath
@@ -163,7 +163,7 @@ def _item(
     )
 
 
-def _names(root: CacheRoot, items: list[CachedCommit]) -> dict[Place, tuple[str, ...]]:
+def _names(root: CacheRoot, items: list[CachedCommit]) -> dict[CachePlace, tuple[str, ...]]:
     """Return the tags and branches that name each commit, read once per dataset."""
 
     @cache
@@ -183,7 +183,7 @@ def _names(root: CacheRoot, items: list[CachedCommit]) -> dict[Place, tuple[str,
     }
 
 
-def _own_bytes(items: list[CachedCommit]) -> dict[Place, int]:
+def _own_bytes(items: list[CachedCommit]) -> dict[CachePlace, int]:
     """Return the room of each commit, less the room that its largest user shares with it by links."""
     taken: dict[str, int] = {}
     for item in items:
@@ -240,7 +240,7 @@ def _room(root: CacheRoot, inventory: Inventory, settings: CacheSettings) -> Roo
         max_files=limits.max_files,
         min_free=tuple(str(amount) for amount in limits.min_free),
         unused_for=limits.unused_for,
-        exceeded=tuple(Planner(inventory.visible, settings, disk, inventory.now).exceeded()),
+        exceeded=tuple(EvictionPlanner(inventory.visible, settings, disk, inventory.now).exceeded()),
     )
 
 
@@ -275,7 +275,7 @@ def check(
 def _check(
     context: Context,
     finder: Targets,
-    place: Place,
+    place: CachePlace,
     known: dict[object, SharedPath],
     *,
     repair: bool,
@@ -305,7 +305,7 @@ def _check(
     return result
 
 
-def _look(root: CacheRoot, place: Place, dataset: DatasetName) -> tuple[Filled | None, bool]:
+def _look(root: CacheRoot, place: CachePlace, dataset: DatasetName) -> tuple[Filled | None, bool]:
     """Return the record of a cache entry, and whether the entry is visible.
 
     An entry becomes visible before it is recorded, and is moved away before its record is removed.
@@ -319,7 +319,7 @@ def _look(root: CacheRoot, place: Place, dataset: DatasetName) -> tuple[Filled |
     return None, False
 
 
-def _check_store(finder: Targets, place: Place, record: Filled) -> None:
+def _check_store(finder: Targets, place: CachePlace, record: Filled) -> None:
     if StoreId.parse(record.store) != finder.repository.id:
         raise Conflict(
             f"{place} comes from another store than {finder.repository.store.url}",

@@ -14,30 +14,30 @@ from dsv.api.cache_targets import lending
 from dsv.api.context import Context
 from dsv.api.sync import open_to_publish, open_to_write
 from dsv.errors import Conflict, Denied, DsvError, NotFound, UsageError
-from dsv.format.records import Action, Commit
+from dsv.format.records import Action, CommitRecord
 from dsv.merge.apply import ContentMerger
-from dsv.merge.paths import Choice, Choices, Settled
+from dsv.merge.paths import Choices, ConflictChoice, Settled
 from dsv.repo.errors import missing_commit
 from dsv.repo.history import distance
 from dsv.repo.objects.erasures import erased_error
 from dsv.repo.refs.branches import Head, LostRace, no_commit
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole
-from dsv.repo.tree.diff import Change, diff_trees, pair_entries
+from dsv.repo.tree.diff import PathChange, diff_trees, pair_entries
 from dsv.repo.tree.read import TreeReader
 from dsv.transfer.commit import Draft, new_commit, publish_commit
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, Target, clean_path
 from dsv.values.paths import PathSet, show, sort_key
-from dsv.workspace.baseline import Baseline, Held, below, open_baseline
+from dsv.workspace.baseline import Baseline, WorkspacePaths, below, open_baseline
 from dsv.workspace.checkout import bring_to, check_out, check_tree
 from dsv.workspace.open import OpenWorkspace
-from dsv.workspace.plan import Counts, Goal, OverwritePolicy
-from dsv.workspace.publish import Journal, adopt_killed_sync
+from dsv.workspace.plan import Goal, OverwritePolicy, PathCounts
+from dsv.workspace.publish import SyncJournal, adopt_killed_sync
 from dsv.workspace.workspace import SWITCH, Workspace
 
 
-class Updated(Counts):
+class Updated(PathCounts):
     """The result of a pull, a switch or a rollback."""
 
     dataset: DatasetName
@@ -122,7 +122,7 @@ def _pull(
         command,
         head,
         hint="dsv pull --ours PATH keeps yours, --theirs PATH takes the branch's, --both PATH keeps both; . means all",
-        may_overwrite=lambda path: choices.of(path) is Choice.THEIRS,
+        may_overwrite=lambda path: choices.of(path) is ConflictChoice.THEIRS,
         choices=choices,
         merger=ContentMerger(after.objects, table_key),
         after=after,
@@ -151,7 +151,7 @@ def switch(context: Context, branch: BranchName, *, create: bool = False) -> Upd
         if home != workspace.dataset:
             opened = replace(opened, workspace=workspace.follow(workspace.branch, home))
         if opened.workspace.journal_path.exists():  # a killed sync's commit is the base
-            with Journal.open(opened.workspace.journal_path, workspace.store_id) as journal:
+            with SyncJournal.open(opened.workspace.journal_path, workspace.store_id) as journal:
                 opened = adopt_killed_sync(opened, journal) or opened
         done = _create(context, opened, branch) if create else _switch(opened, branch)
         return done if home == workspace.dataset else replace(done, renamed_from=workspace.dataset)
@@ -196,7 +196,7 @@ def _create(context: Context, opened: OpenWorkspace, branch: BranchName) -> Upda
     return Updated(dataset, branch, base, base, workspace.branch, made=True)
 
 
-class Restored(Counts):
+class Restored(PathCounts):
     """The commit whose files are now in the workspace. It is also the base, unless paths were given."""
 
     dataset: DatasetName
@@ -291,7 +291,7 @@ def _check_paths(baseline: Baseline, after: TreeReader, chosen: PathSet) -> None
             )
 
 
-def _check_readable(baseline: Baseline, after: TreeReader, chosen: PathSet, held: Held) -> None:
+def _check_readable(baseline: Baseline, after: TreeReader, chosen: PathSet, held: WorkspacePaths) -> None:
     """Raise `Denied` for a chosen path that can't be read here, and `Conflict` for one in a store or cache: neither
     was restored."""
     hidden, apart = baseline.scan.hidden, baseline.scan.apart
@@ -309,17 +309,17 @@ def _check_readable(baseline: Baseline, after: TreeReader, chosen: PathSet, held
 
 
 def _restoring(
-    before: Baseline, after: TreeReader, chosen: PathSet, held: Held, suspects: frozenset[bytes]
-) -> Iterator[Change]:
+    before: Baseline, after: TreeReader, chosen: PathSet, held: WorkspacePaths, suspects: frozenset[bytes]
+) -> Iterator[PathChange]:
     """Yield the changes that make the paths equal `after`, in tree order; `suspects` even if equal."""
     starts = chosen.paths or (b"",)
-    runs: list[tuple[bytes, Iterable[Change]]] = [
+    runs: list[tuple[bytes, Iterable[PathChange]]] = [
         (sort_key(path), pair_entries(before.below(path, held), below(after, path, held))) for path in starts
     ]
     for path in chosen.ways:
         old = before.entry(path)
         if old is not None and after.entry(path) is None:  # a file here is a folder there
-            runs.append((sort_key(path), [Change(path, old, None)]))
+            runs.append((sort_key(path), [PathChange(path, old, None)]))
     for _, run in sorted(runs, key=lambda each: each[0]):
         for change in run:
             if change.before != change.after or change.path in suspects:
@@ -380,7 +380,7 @@ def _check_rule(repository: Repository, head: Head, author: str, after: TreeRead
     repository.refs.check_mover(head, author, removed=removed, entries=before.commit.entries)
 
 
-def _publish(opened: OpenWorkspace, draft: Draft, commit: Commit, source: CommitId) -> None:
+def _publish(opened: OpenWorkspace, draft: Draft, commit: CommitRecord, source: CommitId) -> None:
     """Publish without a journal record: if this is killed before it writes files, `dsv pull` writes them."""
     with Session.open(opened.repository, opened.writer) as session:
         check_whole(session, draft.dataset, source)

@@ -34,7 +34,7 @@ from dsv.values.patterns import EVERYTHING, SparsePatterns
 from dsv.workspace.baseline import open_baseline
 from dsv.workspace.checkout import check_equal, check_out, check_tree
 from dsv.workspace.open import OpenWorkspace
-from dsv.workspace.plan import Counts, Goal, Made, OverwritePolicy
+from dsv.workspace.plan import CheckoutResult, Goal, OverwritePolicy, PathCounts
 from dsv.workspace.workspace import DOT_FOLDER, Workspace, is_vacant
 
 
@@ -143,7 +143,7 @@ class Differing(Enum):
 _HINTS = {Differing.REFUSE: f"{_HINT}; --keep keeps them as local changes, --force overwrites them"}
 
 
-class Cloned(Counts):
+class Cloned(PathCounts):
     root: Path
     dataset: DatasetName
     branch: BranchName
@@ -207,7 +207,7 @@ def clone(
         return done.counting(made)
 
 
-def _fill(opened: OpenWorkspace, tree: TreeReader, differing: Differing) -> Made:
+def _fill(opened: OpenWorkspace, tree: TreeReader, differing: Differing) -> CheckoutResult:
     workspace = opened.workspace
     with open_baseline(opened, workspace.base(), writes=True) as baseline:
         check_tree(tree, workspace.root, baseline.held)

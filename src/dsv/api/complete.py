@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from dsv.api.connection import make_context
 from dsv.api.environment import gather
-from dsv.cache.root import CacheRoot, Place, dataset_of, folder_name, is_dataset
+from dsv.cache.root import CachePlace, CacheRoot, dataset_of, folder_name, is_dataset
 from dsv.fs.files import list_names
 from dsv.fs.folders import open_folder
 from dsv.fs.shared_path import AnyPath
@@ -163,9 +163,9 @@ class Names:
                 found = found.newest(read(file_of(folder, dataset)))
         return found
 
-    def _places(self, dataset: DatasetName) -> list[Place]:
+    def _places(self, dataset: DatasetName) -> list[CachePlace]:
         name = folder_name(dataset)
-        found = (Place.parse(name, each) for each in _listed(list_names, self._cache.top / name))
+        found = (CachePlace.parse(name, each) for each in _listed(list_names, self._cache.top / name))
         return [place for place in found if place is not None]
 
     def _trees(self, text: str, revision: str) -> Iterator[AnyPath]:

@@ -12,7 +12,7 @@ import msgspec
 from dsv import __version__
 from dsv.api import environment
 from dsv.api.context import Context
-from dsv.format.records import Writer
+from dsv.format.records import WriterIdentity
 from dsv.fs.process import host_name
 from dsv.store.options import StoreOptions
 from dsv.values.cached import cached
@@ -108,7 +108,7 @@ def make_context(
     return Context(
         settings=settings,
         options=StoreOptions.from_environment(environ),
-        writer=Writer(author, host_name(), f"dsv {__version__}"),
+        writer=WriterIdentity(author, host_name(), f"dsv {__version__}"),
         metadata=environment.own_folder(environ, "cache") / ".dsv",
         cwd=settings.cwd,
         progress=progress,

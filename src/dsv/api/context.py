@@ -36,7 +36,7 @@ from dsv.workspace.workspace import DOT_FOLDER, Workspace
 if TYPE_CHECKING:
     from dsv.api.settings import Settings, StoreChoice
     from dsv.format.locator import ObjectKind
-    from dsv.format.records import Commit, Writer
+    from dsv.format.records import CommitRecord, WriterIdentity
     from dsv.periodic import Clock
     from dsv.repo.objects.externals import ReadSource
     from dsv.repo.objects.objects import Objects
@@ -58,7 +58,7 @@ class Context(msgspec.Struct, frozen=True):
 
     settings: Settings
     options: StoreOptions
-    writer: Writer
+    writer: WriterIdentity
     metadata: Path
     """The folder of local copies of immutable metadata, with one folder for each store."""
     cwd: Path
@@ -343,7 +343,7 @@ class Mirrors:
         """Return an object, verified, from the first mirror that has it."""
         return self._first(lambda objects: objects.read(kind, object_id), why)
 
-    def commit(self, commit_id: CommitId, why: DsvError) -> Commit | None:
+    def commit(self, commit_id: CommitId, why: DsvError) -> CommitRecord | None:
         """Return a commit, verified, from the first mirror that has it."""
         return self._first(lambda objects: objects.commit_or_none(commit_id), why)
 

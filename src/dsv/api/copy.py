@@ -31,7 +31,7 @@ from dsv.repo.tree.read import TreeReader
 from dsv.store.base import NoAnswer, both, together
 from dsv.store.memory import MemoryStore
 from dsv.store.open import local_folder
-from dsv.upkeep.copy import CommitCopy, Plan, Receiver, TreeCopy, expire_without_content, unnamed
+from dsv.upkeep.copy import CommitCopy, CopyPlan, Receiver, TreeCopy, expire_without_content, unnamed
 from dsv.upkeep.roots import read_names
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target
@@ -76,7 +76,7 @@ class CopiedName:
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopyResult:
     source: str
     to: str
     names: tuple[CopiedName, ...]
@@ -91,7 +91,7 @@ class Copied:
     """Erasures that were adopted."""
 
 
-def copy(context: Context, target: Target, to: str, request: CopyRequest | None = None) -> Copied:
+def copy(context: Context, target: Target, to: str, request: CopyRequest | None = None) -> CopyResult:
     """Copy a dataset, or with a revision one branch or tag of it, to the store that `to` names.
 
     Commits keep their ids. A branch there is only moved forward. Objects sent by a killed call are not sent
@@ -257,7 +257,7 @@ class _Copying:
         self._request = request
         self._names: list[CopiedName] = []
         self._bytes = 0
-        self._plan = Plan(there.objects) if request.dry_run else None
+        self._plan = CopyPlan(there.objects) if request.dry_run else None
         self._planned: set[CommitId] = set()
         self._kept: set[CommitId] = set()
         """With a limited history, the commits of the dataset whose content is copied."""
@@ -268,13 +268,13 @@ class _Copying:
     def moved(self) -> bool:
         return any(one.state == "copied" for one in self._names)
 
-    def result(self, requests: int, erasures: int) -> Copied:
+    def result(self, requests: int, erasures: int) -> CopyResult:
         commits = len(self._planned) if self._plan is not None else sum(one.commits for one in self._names)
         plan = self._plan
         if plan is not None:
             named = sum(one.state == "copied" for one in self._names)
             requests += 15 * named + 3 * commits + 3 * (plan.bytes // PACK_BYTES)
-        return Copied(
+        return CopyResult(
             self._source.store.url,
             self._there.store.url,
             tuple(self._names),

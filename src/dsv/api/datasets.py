@@ -20,7 +20,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.resolve import Resolved
 from dsv.repo.tree.read import TreeReader
 from dsv.store.base import together
-from dsv.transfer.download import Fetcher, Wanted
+from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, DatasetName, Target, clean_path
 from dsv.values.units import format_count
@@ -101,7 +101,9 @@ def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
         if entry.kind == Kind.SYMLINK:
             name = (entry.target or b"").decode(errors="backslashreplace")
             raise UsageError(f"{target} is a symlink to {name}", subject=str(target), hint=f"dsv ls {target}")
-        pieces = Fetcher(repository.objects, resolved.dataset, connections=4).files([Wanted(entry, where)])
+        pieces = Fetcher(repository.objects, resolved.dataset, connections=4).files(
+            [WantedFile(entry, where)]
+        )
         yield next(pieces)[1]
 
 

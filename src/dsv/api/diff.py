@@ -11,10 +11,10 @@ from pathlib import Path
 
 from dsv.api.context import Context, check_binding
 from dsv.api.log import changes_between, names_by_commit
-from dsv.diff.paths import Difference, Found, Summary, differences, find_renames
+from dsv.diff.paths import Difference, PathDifferences, Summary, differences, find_renames
 from dsv.errors import NotFound, Unreachable, UsageError
 from dsv.format.locator import Location
-from dsv.format.records import Commit, Erasure
+from dsv.format.records import CommitRecord, Erasure
 from dsv.format.tree import Entry
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
@@ -23,9 +23,9 @@ from dsv.repo.history import KeptParents
 from dsv.repo.objects.objects import Objects
 from dsv.repo.objects.recipes import count_chunks, read_chunks, shared_bytes
 from dsv.repo.repository import Repository
-from dsv.repo.tree.diff import Change, Located, What, diff_trees
-from dsv.repo.tree.read import Part, TreeReader, find_entries
-from dsv.transfer.download import Fetcher, Wanted
+from dsv.repo.tree.diff import Located, PathChange, What, diff_trees
+from dsv.repo.tree.read import TreePart, TreeReader, find_entries
+from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.file_reader import Problem, read_stable, refusal
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Target, clean_path
@@ -57,14 +57,14 @@ def _workspace_changes(
     scan = baseline.scan
     found, unread = detect_changes(scan, baseline.entry, context.progress)
     changed = _changed(baseline, found)
-    others: list[Change] = []
+    others: list[PathChange] = []
     if before == base:
         old = _unchanged(baseline, changed)
     else:
         old, others = _from_another(baseline, trees.of(before), changed, scope)
     gone = {one.path: one.before for one in others if one.before is not None and one.after is None}
     unread += read_contents(scan, _to_read(changed, {**gone, **old}))
-    changes = [Change(path, old.get(path), each.entry) for path, each in changed.items()]
+    changes = [PathChange(path, old.get(path), each.entry) for path, each in changed.items()]
     if others:
         changes = sorted([*changes, *others], key=lambda change: sort_key(change.path))
     save_news(workspace, state)
@@ -90,7 +90,7 @@ def find_renamed(baseline: Baseline, found: Differences) -> dict[bytes, bytes]:
     if sum(each.size for each in unread) > _MOST_BYTES:
         return {}
     read_contents(baseline.scan, unread)
-    changes = [Change(path, old.get(path), each.entry) for path, each in changed.items()]
+    changes = [PathChange(path, old.get(path), each.entry) for path, each in changed.items()]
     return {
         one.path: one.old_path
         for one in find_renames(differences(changes)).differences
@@ -114,13 +114,13 @@ def _unchanged(baseline: Baseline, paths: Iterable[bytes]) -> dict[bytes, Entry]
 
 def _from_another(
     baseline: Baseline, before: TreeReader | None, changed: _Changed, scope: PathSet
-) -> tuple[dict[bytes, Entry], list[Change]]:
+) -> tuple[dict[bytes, Entry], list[PathChange]]:
     """Return a commit's entries at the changed paths, and its differences from the base elsewhere."""
     others = {change.path: change for change in diff_trees(before, baseline.tree, Both(scope, baseline.held))}
     written = [path for path in baseline.written if path in scope]
     had = find_entries(before, written) if written else {}
     for path in written:
-        others[path] = Change(path, had[path][0] if path in had else None, baseline.written[path])
+        others[path] = PathChange(path, had[path][0] if path in had else None, baseline.written[path])
     old = _unchanged(baseline, changed)
     for path in changed:
         if path in others:
@@ -160,7 +160,7 @@ class Side:
 class Comparison:
     before: Side
     after: Side
-    found: Found
+    found: PathDifferences
     _objects: Callable[[], Objects] = field(repr=False)
     problems: tuple[Problem, ...] = ()
     """Files of the workspace that can't be compared."""
@@ -188,7 +188,7 @@ class Comparison:
             yield one, before, next(new) if _is_file(one.after) else None
 
     def _stored(self, side: Side, files: Iterable[tuple[Entry | None, Location | None]]) -> Iterator[bytes]:
-        wanted = [Wanted(entry, where) for entry, where in files if entry is not None and entry.is_file]
+        wanted = [WantedFile(entry, where) for entry, where in files if entry is not None and entry.is_file]
         if wanted:
             for _, pieces in Fetcher(self._objects(), side.dataset).files(wanted):
                 yield b"".join(pieces)
@@ -261,7 +261,7 @@ def _with_workspace(
     return Comparison(before, after, found, objects, problems, note, folder)
 
 
-def _check_paths(scope: PathSet, found: Found, trees: Sequence[TreeReader | None]) -> None:
+def _check_paths(scope: PathSet, found: PathDifferences, trees: Sequence[TreeReader | None]) -> None:
     seen = PathSet.of(path for one in found.differences for path in (one.path, one.old_path) if path)
     for path in scope.paths:
         if not (found.differences and seen.touches(path)) and not any(
@@ -306,7 +306,7 @@ class ShownPath:
 class ShownCommit:
     dataset: DatasetName
     id: CommitId
-    commit: Commit
+    commit: CommitRecord
     names: tuple[str, ...]
     """Branches and tags that name it now."""
     differences: Iterable[Difference]
@@ -385,7 +385,7 @@ def _file(before: TreeReader | None, after: TreeReader, found: Located) -> Shown
 
 def _folder(after: TreeReader, path: bytes) -> ShownPath | None:
     scope, files, size, entries = PathSet.of([path]), 0, 0, 0
-    partly: list[Part] = []
+    partly: list[TreePart] = []
     for leaf in after.leaves_of(scope):
         one = leaf.child
         if leaf.before is not None and leaf.before in scope and one.last in scope:  # its node has the totals

@@ -29,7 +29,7 @@ from dsv.repo.format_log import has_layout
 from dsv.repo.merge_indexes import check_indexes
 from dsv.repo.repository import Repository
 from dsv.run.engine_list import ENGINES, engine_of
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.store.open import OpenStore, split_of
 from dsv.store.options import StoreOptions
 from dsv.store.probe import KEYS, PROCESSES, THREADS, prove, prove_data, race
@@ -43,7 +43,7 @@ LITTLE_ROOM = 5
 _LIBRARIES = ("obstore", "boto3", "msgspec", "blake3", "zstandard", "typer", "rich")
 
 
-class State(Enum):
+class CheckState(Enum):
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
@@ -52,7 +52,7 @@ class State(Enum):
 @dataclass(frozen=True, slots=True)
 class Finding:
     check: str
-    state: State
+    state: CheckState
     text: str
     """The finding, as a part of a sentence."""
     hint: str | None = None
@@ -171,7 +171,7 @@ def _contents(context: Context, repository: Repository) -> Finding:
     return _ok("contents", f"dsv doctor does not read contents; {last}")
 
 
-def _writing(store: Store, *, single_writer: bool) -> Iterator[Finding]:
+def _writing(store: StoreBackend, *, single_writer: bool) -> Iterator[Finding]:
     key = f"probe/{secrets.token_hex(8)}/clock"
     try:
         before = time.time()
@@ -210,7 +210,7 @@ def _writing(store: Store, *, single_writer: bool) -> Iterator[Finding]:
         yield _ok("store room", f"{format_bytes(free)} free in {store.url}")
 
 
-def _under_load(store: Store, options: StoreOptions) -> Iterator[Finding]:
+def _under_load(store: StoreBackend, options: StoreOptions) -> Iterator[Finding]:
     split = split_of(store)
     names = store if split is None else split.names
     if names.url.startswith("memory://"):
@@ -227,7 +227,7 @@ def _under_load(store: Store, options: StoreOptions) -> Iterator[Finding]:
     yield _proved("write under load", names, findings, good, hint)
 
 
-def _proved(check: str, store: Store, findings: Sequence[str], good: str, hint: str) -> Finding:
+def _proved(check: str, store: StoreBackend, findings: Sequence[str], good: str, hint: str) -> Finding:
     if not findings:
         return _ok(check, good)
     return fail(check, f"{store.url} does not keep what dsv relies on: {'; '.join(findings)}", hint)
@@ -290,15 +290,15 @@ def _engines(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _ok(check: str, text: str) -> Finding:
-    return Finding(check, State.OK, text)
+    return Finding(check, CheckState.OK, text)
 
 
 def _warn(check: str, text: str, hint: str | None = None) -> Finding:
-    return Finding(check, State.WARN, text, hint)
+    return Finding(check, CheckState.WARN, text, hint)
 
 
 def fail(check: str, text: str, hint: str | None) -> Finding:
-    return Finding(check, State.FAIL, text, hint)
+    return Finding(check, CheckState.FAIL, text, hint)
 
 
 def _failed(check: str, error: DsvError) -> Finding:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
-from dsv.repo.tree.read import NOTHING, Found, TreeReader, find_paths
-from dsv.transfer.save import Source
-from dsv.transfer.upload import Stored
+from dsv.repo.tree.read import NOTHING, TreeLookup, TreeReader, find_paths
+from dsv.transfer.save import NewContent
+from dsv.transfer.upload import StoredContent
 from dsv.values.paths import check_path, folders_above, show, sort_key
 
 
@@ -25,9 +25,9 @@ class EditedTree:
 
     def __init__(self, base: TreeReader | None) -> None:
         self._base = base
-        self._found: dict[bytes, Found] = {}  # in the base
+        self._found: dict[bytes, TreeLookup] = {}  # in the base
         self._void: set[bytes] = set()  # folders that the base does not have
-        self._edits: dict[bytes, Source | None] = {}  # None: a path of the base that is removed
+        self._edits: dict[bytes, NewContent | None] = {}  # None: a path of the base that is removed
         self._filled: Counter[bytes] = Counter()  # how many edits put an entry below each folder
         self._touched: Counter[bytes] = Counter()  # how many paths of the base below each folder are edited
 
@@ -42,7 +42,7 @@ class EditedTree:
         elif self._in_base(folder) == NOTHING:
             self._void.add(folder)
 
-    def find(self, path: bytes) -> Source | None:
+    def find(self, path: bytes) -> NewContent | None:
         """Return the entry at exactly this path: a file, a symlink, or an empty folder."""
         if path in self._edits:
             return self._edits[path]
@@ -54,30 +54,30 @@ class EditedTree:
         here = self.find(path) if path else None
         return not path or (here is not None and here.kind is Kind.EMPTY_DIRECTORY) or self._has_below(path)
 
-    def below(self, path: bytes) -> Iterator[tuple[bytes, Source]]:
+    def below(self, path: bytes) -> Iterator[tuple[bytes, NewContent]]:
         """Yield all entries at and below the path, in any order. Do not edit the tree while iterating."""
         prefix = path + b"/" if path else b""
         yield from (item for item in self._placed() if item[0] == path or item[0].startswith(prefix))
         yield from self._staying(() if self._base is None else self._base.below(path))
 
-    def starting_with(self, prefix: bytes) -> Iterator[tuple[bytes, Source]]:
+    def starting_with(self, prefix: bytes) -> Iterator[tuple[bytes, NewContent]]:
         """Like `below`, for all paths that begin with these bytes."""
         yield from (item for item in self._placed() if item[0].startswith(prefix))
         yield from self._staying(() if self._base is None else self._base.starting_with(prefix))
 
-    def _placed(self) -> Iterator[tuple[bytes, Source]]:
+    def _placed(self) -> Iterator[tuple[bytes, NewContent]]:
         return ((path, what) for path, what in self._edits.items() if what is not None)
 
-    def _staying(self, found: Iterable[tuple[Entry, Location | None]]) -> Iterator[tuple[bytes, Source]]:
+    def _staying(self, found: Iterable[tuple[Entry, Location | None]]) -> Iterator[tuple[bytes, NewContent]]:
         for entry, location in found:
             if entry.path not in self._edits:
                 yield entry.path, _as_source(entry, location)
 
-    def keep(self, found: Iterable[tuple[bytes, Source]]) -> None:
+    def keep(self, found: Iterable[tuple[bytes, NewContent]]) -> None:
         """Remember entries of `below` or `starting_with` that will be edited, to avoid reading them again."""
         for path, what in found:
             if path not in self._edits:
-                self._found[path] = Found(
+                self._found[path] = TreeLookup(
                     what.entry(path), None if what.stored is None else what.stored.location
                 )
 
@@ -87,7 +87,7 @@ class EditedTree:
             raise NotFound(f"{show(path)} is not there", subject=as_text(path))
         self._set(path, None)
 
-    def place(self, path: bytes, what: Source, *, replace: bool = True) -> None:
+    def place(self, path: bytes, what: NewContent, *, replace: bool = True) -> None:
         """Put an entry at a path. An empty folder where a folder exists changes nothing.
 
         Raises `UsageError` for an invalid path, and `Conflict` if a folder or (without `replace`) anything
@@ -115,7 +115,7 @@ class EditedTree:
         self._make_way(path)
         self._set(path, what)
 
-    def changes(self) -> list[tuple[bytes, Source | None]]:
+    def changes(self) -> list[tuple[bytes, NewContent | None]]:
         """Return the differences from the base, in tree order; None is a removed path."""
         edits = sorted(self._edits.items(), key=lambda edit: sort_key(edit[0]))
         return [
@@ -128,7 +128,7 @@ class EditedTree:
         """Return whether the base has exactly this path."""
         return self._in_base(path).entry is not None
 
-    def _set(self, path: bytes, what: Source | None) -> None:
+    def _set(self, path: bytes, what: NewContent | None) -> None:
         before, had = self._edits.get(path), self.had(path)
         if had and path not in self._edits:
             self._touched.update(folders_above(path))
@@ -172,7 +172,7 @@ class EditedTree:
         assert self._base is not None
         return any(entry.path not in self._edits for entry, _ in self._base.below(path))
 
-    def _in_base(self, path: bytes) -> Found:
+    def _in_base(self, path: bytes) -> TreeLookup:
         found = self._found.get(path)
         if found is None:
             if self._void and any(folder in self._void for folder in folders_above(path)):
@@ -187,11 +187,11 @@ def as_text(path: bytes) -> str:
     return path.decode("utf-8", "backslashreplace")
 
 
-def _as_source(entry: Entry, location: Location | None) -> Source:
+def _as_source(entry: Entry, location: Location | None) -> NewContent:
     if entry.file_id is None:
-        return Source(entry.kind, target=entry.target)
-    stored = Stored(entry.size, entry.file_id, entry.recipe_id, location)
-    return Source(entry.kind, entry.size, stored=stored)
+        return NewContent(entry.kind, target=entry.target)
+    stored = StoredContent(entry.size, entry.file_id, entry.recipe_id, location)
+    return NewContent(entry.kind, entry.size, stored=stored)
 
 
 def _word(kind: Kind) -> str:

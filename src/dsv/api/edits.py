@@ -13,17 +13,17 @@ from pathlib import Path
 from dsv.api.context import Context
 from dsv.api.edited_tree import EditedTree, as_text
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
-from dsv.format.records import Commit
+from dsv.format.records import CommitRecord
 from dsv.format.tree import Kind
 from dsv.repo.refs.branches import Head, LostRace, deleted
 from dsv.repo.repository import Repository
-from dsv.repo.tree.diff import Change, diff_trees
+from dsv.repo.tree.diff import PathChange, diff_trees
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange
 from dsv.store.open import OpenStore
 from dsv.transfer.commit import Draft, Unchanged, commit_changes
 from dsv.transfer.file_reader import Problem, refusal
-from dsv.transfer.save import OnStored, ReadInto, Source, save_sources
+from dsv.transfer.save import NewContent, OnStored, ReadInto, save_sources
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target, clean_path
@@ -35,7 +35,7 @@ from dsv.workspace.scan.scanner import named_file, walk
 
 Path_ = str | bytes
 """A path in a dataset, with parts joined by `/`. A trailing slash marks a folder."""
-Chosen = list[tuple[bytes, list[tuple[bytes, Source]]]]
+Chosen = list[tuple[bytes, list[tuple[bytes, NewContent]]]]
 """Files and folders, each with all entries at and below it."""
 
 
@@ -90,7 +90,7 @@ class PutSources:
     """Add or replace files below a path, given in tree order."""
 
     path: Path_
-    sources: Sequence[tuple[bytes, Source]]
+    sources: Sequence[tuple[bytes, NewContent]]
     mirror: bool = False
     """Remove all other entries below the path."""
     problems: Sequence[Problem] = ()
@@ -183,7 +183,7 @@ def edit_in(
     dataset, branch, head = branch_to_edit(context, repository, target, create=request.create)
     name = f"{dataset}@{branch}"
     base = _tree(repository, head)
-    plan = Plan(base, edits, name, context.progress, apart=request.apart)
+    plan = EditPlan(base, edits, name, context.progress, apart=request.apart)
     unread: list[Problem] = []  # by the last attempt
 
     def changes(uploader: Uploader) -> list[TreeChange]:
@@ -194,7 +194,9 @@ def edit_in(
         found = (TreeChange(path, None) if what is None else what.change(path) for path, what in plan.changes)
         return [change for change in found if change is not None]
 
-    def edited(commit_id: CommitId | None, commit: Commit | None, attempts: int, any_change: bool) -> Edited:
+    def edited(
+        commit_id: CommitId | None, commit: CommitRecord | None, attempts: int, any_change: bool
+    ) -> Edited:
         return Edited(
             dataset, branch, commit_id, None if base is None else base.commit_id, tuple(plan.path_edits()),
             None if commit is None else commit.files, None if commit is None else commit.bytes, any_change,
@@ -243,7 +245,7 @@ def _tree(repository: Repository, head: Head | None) -> TreeReader | None:
     return None if commit is None else TreeReader(repository.objects, commit)
 
 
-def _check_removals(plan: Plan, base: TreeReader | None, name: str) -> None:
+def _check_removals(plan: EditPlan, base: TreeReader | None, name: str) -> None:
     before = 0 if base is None else base.commit.entries
     removed = sum(each.what == "removed" for each in plan.path_edits())
     if before >= MANY and removed * 2 > before:
@@ -254,7 +256,7 @@ def _check_removals(plan: Plan, base: TreeReader | None, name: str) -> None:
         )
 
 
-def _check_no_overlap(plan: Plan, theirs: Iterable[Change], winner: Head) -> None:
+def _check_no_overlap(plan: EditPlan, theirs: Iterable[PathChange], winner: Head) -> None:
     """Raise `Conflict` if the plan and the commit just published by another process change one path.
 
     The same result is no conflict, except for a moved path: its new path has the former content. Also raise
@@ -326,7 +328,7 @@ def branch_to_edit(
     return dataset, branch, repository.refs.head(dataset, branch)  # raises if something is missing
 
 
-class Plan:
+class EditPlan:
     """The changes that edits make in a tree. Each edit sees the results of those before it.
 
     Raises `NotFound`, `UsageError` for contradicting edits, and `Conflict` if a file would replace a folder
@@ -405,7 +407,7 @@ class Plan:
                     hint="end the path with the name of a file, such as " + as_text(_join(path, b"NAME")),
                 )
             size = len(edit.content) if isinstance(edit.content, bytes) else 0
-            self._place(path, Source(Kind.FILE, size, open=_opener(edit.content)), edit.replace)
+            self._place(path, NewContent(Kind.FILE, size, open=_opener(edit.content)), edit.replace)
             return
         file = named_file(edit.content)
         name = os.fsencode(edit.content.name)
@@ -425,7 +427,7 @@ class Plan:
                 self._claim(_join(to, name), _join(os.fsencode(edit.content), name))
         self.problems += scan.problems
         if to and not found:
-            self._place(to, Source(Kind.EMPTY_DIRECTORY), edit.replace)
+            self._place(to, NewContent(Kind.EMPTY_DIRECTORY), edit.replace)
         self._tree.look_up_below(to, [path for path, _ in found])
         for path, source in found:
             self._place(path, source, edit.replace)
@@ -465,7 +467,7 @@ class Plan:
                 hint="give one of them another name, or another folder",
             )
 
-    def _place(self, path: bytes, source: Source, replace: bool) -> None:
+    def _place(self, path: bytes, source: NewContent, replace: bool) -> None:
         if replace or self._tree.find(path) is None:
             self._tree.place(path, source)
             self.old.pop(path, None)
@@ -511,7 +513,7 @@ class Plan:
 
     def _relocate(self, pairs: list[tuple[bytes, bytes]], replace: bool) -> None:
         self._tree.look_up(new for _, new in pairs)
-        taken: list[tuple[bytes, bytes, Source]] = []
+        taken: list[tuple[bytes, bytes, NewContent]] = []
         for old, new in pairs:
             what = self._tree.find(old)
             if what is None:
@@ -555,7 +557,7 @@ class Plan:
 
     def _matching(self, pattern: PathPattern) -> Chosen:
         verdicts: dict[bytes, bool] = {}
-        groups: dict[bytes, list[tuple[bytes, Source]]] = {}
+        groups: dict[bytes, list[tuple[bytes, NewContent]]] = {}
         for path, what in self._tree.starting_with(pattern.start):
             matches = pattern.matches(path, folder=what.kind is Kind.EMPTY_DIRECTORY)
             top = path if matches else None  # the highest match among the path and the folders above it

@@ -17,7 +17,7 @@ from dsv.api.settings import (
     TABLES,
     Setting,
     Settings,
-    Source,
+    SettingsSource,
     check_key,
     is_engines_key,
     is_key,
@@ -35,7 +35,7 @@ from dsv.values.json import SHORT_MAX, Json, check_length, is_text, json_or_text
 from dsv.values.toml import BINDING, MAX_BYTES, binding, read_toml
 
 
-def read_config(data: bytes, origin: str) -> Source:
+def read_config(data: bytes, origin: str) -> SettingsSource:
     """Return the settings of a config.toml. Raises `UsageError` for invalid TOML or a wrong type of value."""
     values: dict[str, str] = {}
     raw: dict[str, Json] = {}
@@ -65,7 +65,7 @@ def read_config(data: bytes, origin: str) -> Source:
             raise UsageError(
                 f"{key} in {origin} has to be text in quotes", subject=key, hint=f"dsv config {key} VALUE"
             )
-    return Source(origin, values, tuple(unknown), raw)
+    return SettingsSource(origin, values, tuple(unknown), raw)
 
 
 def lasting(key: str, value: str, cwd: Path) -> str:
@@ -210,7 +210,7 @@ def working_folder(environ: Mapping[str, str]) -> Path:
 
 def gather(environ: Mapping[str, str], cwd: Path, flags: Mapping[str, str | None]) -> Settings:
     """Read all sources, in order. flags: --store, --names, --cache. Raises `UsageError`, `Denied`."""
-    sources = [Source(f"--{key}", {key: value}) for key, value in flags.items() if value is not None]
+    sources = [SettingsSource(f"--{key}", {key: value}) for key, value in flags.items() if value is not None]
     workspace = bound_folder(cwd)
     if workspace is not None:
         config = workspace / BINDING
@@ -226,7 +226,7 @@ def gather(environ: Mapping[str, str], cwd: Path, flags: Mapping[str, str | None
         "store": str(own_folder(environ, "data") / "store"),
         "cache": str(own_folder(environ, "cache")),
     }
-    sources.append(Source(BUILT_IN, built_in))
+    sources.append(SettingsSource(BUILT_IN, built_in))
     return Settings(sources, cwd, home(environ), own_folder(environ, "state"))
 
 

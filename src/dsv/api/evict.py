@@ -11,7 +11,7 @@ from dsv.cache import evict as _evict
 from dsv.cache.evict import EvictionResult
 from dsv.cache.policy import CachedCommit, EvictionRequest
 from dsv.cache.root import CacheRoot
-from dsv.cache.settings import Amount, Limits, check_writable, load_settings
+from dsv.cache.settings import Amount, CacheLimits, check_writable, load_settings
 from dsv.errors import Conflict, UsageError
 from dsv.values.names import Target
 from dsv.values.units import format_duration
@@ -42,7 +42,7 @@ def evict(
             "name targets or limits, not both", hint="dsv evict --dry-run shows what would be evicted"
         )
     free = () if min_free is None else (Amount.parse(min_free),)
-    limits = Limits(unused_for=unused_for, max_size=max_size, max_files=max_files, min_free=free)
+    limits = CacheLimits(unused_for=unused_for, max_size=max_size, max_files=max_files, min_free=free)
     with opened_cache(context, folder) as (root, finder):
         owners = load_settings(root)
         settings = owners.tightened(limits)

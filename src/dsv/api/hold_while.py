@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dsv.api.cache import NoLease, Stager
 from dsv.api.context import Context
-from dsv.cache.hold import LeaseHolder, Order, failure
+from dsv.cache.hold import HoldRequest, LeaseHolder, failure
 from dsv.cache.root import CacheRoot, explaining
 from dsv.errors import NotFound, Unreachable, Unsupported, UsageError
 from dsv.fs.process import Watched
@@ -28,7 +28,7 @@ class HeldData:
     staged: tuple[Staged, ...]
     holder: LeaseHolder | None
     """None if no lease is needed: all targets have holds without an end, in a cache that is not writable."""
-    order: Order
+    order: HoldRequest
 
 
 def hold_while(
@@ -66,7 +66,7 @@ def hold_while(
             found.append(one)
             if not isinstance(lease, NoLease):
                 places.append(lease.place)
-        order = Order(
+        order = HoldRequest(
             root=str(root.path),
             places=tuple((place.dataset, place.name) for place in dict.fromkeys(places)),
             pid=watched.process.pid,

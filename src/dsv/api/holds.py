@@ -12,9 +12,9 @@ from dsv.api.cache_targets import Targets
 from dsv.api.context import Context
 from dsv.cache.claims import PinRecord, at
 from dsv.cache.inventory import find_all
-from dsv.cache.leases import Hold, end_hold, find_claims, find_holds
+from dsv.cache.leases import HoldInfo, end_hold, find_claims, find_holds
 from dsv.cache.leases import hold as take_hold
-from dsv.cache.root import CacheRoot, Place, explaining, refuse_symlinks
+from dsv.cache.root import CachePlace, CacheRoot, explaining, refuse_symlinks
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.fs.process import user_name
 from dsv.values.ids import CommitId
@@ -60,7 +60,7 @@ def release(
         raise UsageError("--everyone needs a target or an id", hint="dsv release --everyone TARGET")
     if not (targets or ids or every or job is not None):
         raise UsageError("no hold given", hint="dsv release TARGET, or dsv release --id ID")
-    chosen: dict[str, Hold] = {}
+    chosen: dict[str, HoldInfo] = {}
     with opened_cache(context, folder) as (root, finder):
         for start in ids:
             chosen |= _by_id(_the_hold(root, start, everyone=everyone))
@@ -76,7 +76,7 @@ def release(
             chosen |= _by_id(*find_holds(root, find_all(root.dot / "claims"), job=job))
             if not chosen:
                 raise _holds_nothing(root, "what is cached")
-        ended: dict[Place, list[str]] = {}
+        ended: dict[CachePlace, list[str]] = {}
         for one in chosen.values():
             end_hold(root, one)
             ended.setdefault(one.place, []).append(one.claim.id)
@@ -113,7 +113,7 @@ def opened_cache(context: Context, folder: Path) -> Iterator[tuple[CacheRoot, Ta
         yield root, finder
 
 
-def _the_hold(root: CacheRoot, start: str, *, everyone: bool) -> Hold:
+def _the_hold(root: CacheRoot, start: str, *, everyone: bool) -> HoldInfo:
     """Return this user's hold (with `everyone` also another's) whose id begins with `start`."""
     if not _ID.fullmatch(start):
         raise UsageError(
@@ -145,7 +145,7 @@ def _the_hold(root: CacheRoot, start: str, *, everyone: bool) -> Hold:
     return one
 
 
-def _no_hold(root: CacheRoot, target: Target, places: Sequence[Place]) -> DsvError:
+def _no_hold(root: CacheRoot, target: Target, places: Sequence[CachePlace]) -> DsvError:
     others = sorted({one.claim.user for one in find_holds(root, places, everyone=True)} - {user_name()})
     if not others:
         return _holds_nothing(root, str(target))
@@ -160,7 +160,7 @@ def _holds_nothing(root: CacheRoot, what: str) -> NotFound:
     return NotFound(f"you have no hold of {what} in {root.path}", subject=what, hint="dsv cached")
 
 
-def _several(root: CacheRoot, target: Target, holds: Sequence[Hold]) -> Conflict:
+def _several(root: CacheRoot, target: Target, holds: Sequence[HoldInfo]) -> Conflict:
     """Return the error for a target of which the caller has several holds: an id must be given."""
     lines = [
         f"you have {len(holds)} holds of {target} in {root.path}, and others of your jobs may need them:"
@@ -179,11 +179,11 @@ def _several(root: CacheRoot, target: Target, holds: Sequence[Hold]) -> Conflict
     )
 
 
-def _by_id(*holds: Hold) -> dict[str, Hold]:
+def _by_id(*holds: HoldInfo) -> dict[str, HoldInfo]:
     return {one.claim.id: one for one in holds}
 
 
 def _item(
-    root: CacheRoot, place: Place, ids: Sequence[str], until: float | None = None, why: str = ""
+    root: CacheRoot, place: CachePlace, ids: Sequence[str], until: float | None = None, why: str = ""
 ) -> HoldItem:
     return HoldItem(root.visible(place).path, place.dataset_name, place.commit, tuple(ids), until, why)

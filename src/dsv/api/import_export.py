@@ -17,7 +17,7 @@ from dsv.api.edits import Edited, EditRequest, PutSources, branch_to_edit, edit_
 from dsv.errors import IntegrityError, NotFound
 from dsv.exchange.export import Exported, Pieces, Selection, UrlExport, export_path, write_out
 from dsv.exchange.hub import HubHistory, at_web
-from dsv.exchange.journal import Journal
+from dsv.exchange.journal import ExchangeJournal
 from dsv.exchange.reference import ReferredSource, open_referred
 from dsv.exchange.remote import absent, open_place
 from dsv.exchange.revisions import DVC, HUB, DvcHistory, Revision, no_revisions
@@ -30,10 +30,10 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole
 from dsv.repo.tree.read import TreeReader, reach_content
 from dsv.store.options import StoreOptions
-from dsv.transfer.download import Fetcher, Wanted
+from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.file_reader import Problem
-from dsv.transfer.save import Source
-from dsv.transfer.upload import Stored, Uploader
+from dsv.transfer.save import NewContent
+from dsv.transfer.upload import StoredContent, Uploader
 from dsv.values.ids import CommitId, FileId
 from dsv.values.json import LONG_MAX, SHORT_MAX
 from dsv.values.names import Target, clean_path
@@ -128,7 +128,7 @@ def import_url(
         if place is not None and chosen:
             edited, steps = _new_steps(context, repository, target, place.url, revisions, steps)
         noted += "\0reference" if reference else ""  # content referred to is not stored yet
-        journal = Journal(context.metadata / "stores" / str(repository.id) / "imports", noted)
+        journal = ExchangeJournal(context.metadata / "stores" / str(repository.id) / "imports", noted)
         found = known = read = read_bytes = 0
         for step in steps[-1:] if request.dry_run else steps:
             files, skipped = step.list_files()
@@ -243,7 +243,7 @@ def materialize(context: Context, url: str, target: Target, *, dry_run: bool = F
         return with_fields(done, edited=edited, read=len(found), read_bytes=read)
 
 
-def _referred(tree: TreeReader, path: bytes, prefix: str) -> Iterator[Wanted]:
+def _referred(tree: TreeReader, path: bytes, prefix: str) -> Iterator[WantedFile]:
     objects, seen = tree.objects, set[FileId | None]()
     for entry, where in tree.below(path):
         if not entry.is_file or not entry.size or entry.file_id in seen:
@@ -254,21 +254,23 @@ def _referred(tree: TreeReader, path: bytes, prefix: str) -> Iterator[Wanted]:
             if place is not None and place.pack.is_external:
                 at = objects.externals.row(place).source.url
                 if at == prefix or at.startswith(f"{prefix}/"):
-                    yield Wanted(entry, where)
+                    yield WantedFile(entry, where)
                     break
 
 
 class _Importing:
-    def __init__(self, journal: Journal, remote: FolderSource | DvcHistory, files: list[RemoteFile]) -> None:
+    def __init__(
+        self, journal: ExchangeJournal, remote: FolderSource | DvcHistory, files: list[RemoteFile]
+    ) -> None:
         self.journal = journal
         self.known = self.read = self.read_bytes = 0
         self._remote = remote
         at = remote.place if isinstance(remote, FolderSource) else None
         self.folder = Path(at.root) if at is not None and "file" in at.protocols else None
         self._unsaved, self._saved = 0, time.monotonic()
-        self._of: dict[Source, RemoteFile] = {}
-        self.sources: list[tuple[bytes, Source]] = []
-        self._same: dict[str, list[Source]] = {}
+        self._of: dict[NewContent, RemoteFile] = {}
+        self.sources: list[tuple[bytes, NewContent]] = []
+        self._same: dict[str, list[NewContent]] = {}
         unknown: list[RemoteFile] = []
         for file in files:
             stored = journal.find(file.content_key, file.version)
@@ -277,7 +279,7 @@ class _Importing:
             self.known += stored is not None
             size = file.size or 0 if stored is None else stored.size
             place = remote.of(file) if isinstance(remote, DvcHistory) else remote
-            source = Source(
+            source = NewContent(
                 Kind.EXECUTABLE if file.executable else Kind.FILE,
                 size,
                 path=os.fsencode(file.key) if self.folder else file.path,
@@ -292,7 +294,7 @@ class _Importing:
         self._unread = len(unknown)
         remote.read_ahead(unknown)
 
-    def stored(self, uploader: Uploader, source: Source, stored: Stored) -> None:
+    def stored(self, uploader: Uploader, source: NewContent, stored: StoredContent) -> None:
         """Record that a file was read and stored; from time to time make that durable, with the journal."""
         file = self._of[source]
         for other in self._same[file.content_key]:

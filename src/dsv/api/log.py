@@ -15,9 +15,9 @@ import msgspec
 from dsv.api.branches import BranchPath, dataset_of
 from dsv.api.context import check_binding
 from dsv.errors import NotFound
-from dsv.format.records import Action, Commit
+from dsv.format.records import Action, CommitRecord
 from dsv.repo import history
-from dsv.repo.expiry import State, check_not_expired, read_expiry
+from dsv.repo.expiry import ExpiryState, check_not_expired, read_expiry
 from dsv.repo.history import CommitsAhead, KeptParents
 from dsv.repo.resolve import Resolved
 from dsv.store.base import together
@@ -28,7 +28,7 @@ from dsv.values.units import format_count
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
-    from dsv.diff.paths import Difference, Found
+    from dsv.diff.paths import Difference, PathDifferences
     from dsv.format.records import RefEntry, TagValue
     from dsv.format.tree import Entry
     from dsv.repo.history import PathHistory
@@ -149,28 +149,28 @@ _AT_ONCE = 16
 """Commits that are checked together if the store must be asked."""
 _LATE = 5
 """More consecutive commits before `since` than this end the walk: clocks differ a little."""
-LogEntry = tuple[CommitId, Commit]
-Chosen = tuple[CommitId, Commit, bool]
+LogEntry = tuple[CommitId, CommitRecord]
+Chosen = tuple[CommitId, CommitRecord, bool]
 
 
 class LogItem(msgspec.Struct, frozen=True):
     """A commit of a history, with the branches and tags that name it now."""
 
     id: CommitId
-    commit: Commit
+    commit: CommitRecord
     names: tuple[str, ...] = ()
     above: tuple[CommitId, ...] = ()
     """Its parents, or in a graph of selected commits its nearest ancestors among them."""
-    found: Found | None = None
+    found: PathDifferences | None = None
     """The change from the first parent, if requested."""
     difference: Difference | None = None
     """The change of the file whose history is shown."""
     present: bool = False
     """The file's content is unchanged since this commit, under any name."""
-    expired: State | None = None
+    expired: ExpiryState | None = None
 
 
-class Query(msgspec.Struct, frozen=True):
+class LogQuery(msgspec.Struct, frozen=True):
     """Which commits of a history to return, and what to return of each."""
 
     limit: int | None = None
@@ -178,7 +178,7 @@ class Query(msgspec.Struct, frozen=True):
     """Only commits that changed something at these paths of the dataset."""
     since_ms: float | None = None
     until_ms: float | None = None
-    filters: Sequence[Callable[[Commit], bool]] = ()
+    filters: Sequence[Callable[[CommitRecord], bool]] = ()
     """Only commits for which each of these is true."""
     first_parent: bool = False
     stat: bool = False
@@ -193,7 +193,7 @@ class Query(msgspec.Struct, frozen=True):
         asked = (self.since_ms, self.until_ms, self.follow)
         return not self.paths and not self.filters and all(value is None for value in asked)
 
-    def fits(self, commit: Commit) -> bool:
+    def fits(self, commit: CommitRecord) -> bool:
         return (
             (self.since_ms is None or commit.time_ms >= self.since_ms)
             and (self.until_ms is None or commit.time_ms <= self.until_ms)
@@ -202,13 +202,13 @@ class Query(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def log(context: Context, target: Target, query: Query | None = None) -> Iterator[Iterator[LogItem]]:
+def log(context: Context, target: Target, query: LogQuery | None = None) -> Iterator[Iterator[LogItem]]:
     """Open the commit that `target` means and its ancestors, newest first, and children before their parents.
 
     In a workspace, an empty target means the head of its branch. Raises `NotFound` for a path in none of
     them.
     """
-    query = query or Query()
+    query = query or LogQuery()
     here = context.workspace_or_none() if target.dataset is None and target.rev is None else None
     # Without the store it is the workspace's store that counts, which a dataset's name alone does not say.
     wanted = target if here is None or context.offline else Target(here.dataset, Rev(here.branch))
@@ -252,7 +252,7 @@ def log(context: Context, target: Target, query: Query | None = None) -> Iterato
 
 
 def _items(
-    repository: Repository, commits: CommitsAhead, start: CommitId, query: Query, kept: KeptParents
+    repository: Repository, commits: CommitsAhead, start: CommitId, query: LogQuery, kept: KeptParents
 ) -> Iterator[LogItem]:
     if query.follow is not None:
         made = follow(repository.objects, start, query.follow, kept)
@@ -265,12 +265,12 @@ def _items(
     return islice(items, query.limit)
 
 
-def _parents(commit: Commit, query: Query) -> tuple[CommitId, ...]:
+def _parents(commit: CommitRecord, query: LogQuery) -> tuple[CommitId, ...]:
     return commit.parents[:1] if query.first_parent else commit.parents
 
 
-def _graph(chosen: Iterable[Chosen], query: Query) -> Iterator[LogItem]:
-    walked, fitting = list[Walked](), list[tuple[CommitId, Commit]]()
+def _graph(chosen: Iterable[Chosen], query: LogQuery) -> Iterator[LogItem]:
+    walked, fitting = list[Walked](), list[tuple[CommitId, CommitRecord]]()
     for commit_id, commit, fits in chosen:
         walked.append((commit_id, _parents(commit, query), fits))
         if fits:
@@ -300,7 +300,7 @@ def _until_too_old(walked: Iterable[LogEntry], since_ms: float | None) -> Iterat
 
 
 def _chosen(
-    repository: Repository, walked: Iterable[LogEntry], query: Query, kept: KeptParents
+    repository: Repository, walked: Iterable[LogEntry], query: LogQuery, kept: KeptParents
 ) -> Iterator[Chosen]:
     """Yield each commit of the walk, and whether it fits. If paths are given, freed commits never fit."""
     if not query.paths:
@@ -334,7 +334,7 @@ def _chosen(
         )
 
 
-def _touches(looked: PathHistory, one: LogEntry, query: Query, kept: KeptParents) -> bool:
+def _touches(looked: PathHistory, one: LogEntry, query: LogQuery, kept: KeptParents) -> bool:
     """Return whether a commit differs from every parent at the paths; a merge that took one side does not."""
     commit_id, commit = one
     if commit_id in kept.freed:
@@ -346,7 +346,7 @@ def _touches(looked: PathHistory, one: LogEntry, query: Query, kept: KeptParents
     return all(looked.differs(parent, commit_id) for parent in parents)
 
 
-def _change(repository: Repository, item: LogItem, kept: KeptParents, scope: PathSet) -> Found:
+def _change(repository: Repository, item: LogItem, kept: KeptParents, scope: PathSet) -> PathDifferences:
     from dsv.repo.tree.read import TreeReader
 
     objects = repository.objects
@@ -357,7 +357,7 @@ def _change(repository: Repository, item: LogItem, kept: KeptParents, scope: Pat
 
 def changes_between(
     objects: Objects, before: TreeReader | None, after: TreeReader | None, scope: Scope
-) -> Found:
+) -> PathDifferences:
     """Return the differences of two trees (None: an empty tree), including renamed files."""
     from dsv.diff.paths import differences, find_renames
     from dsv.repo.objects.recipes import read_chunks

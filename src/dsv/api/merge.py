@@ -18,7 +18,7 @@ from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
 from dsv.repo.session import point_branch
-from dsv.repo.tree.diff import Change, diff_trees
+from dsv.repo.tree.diff import PathChange, diff_trees
 from dsv.repo.tree.read import TreeReader
 from dsv.transfer.commit import Committed, Draft, commit_changes
 from dsv.values.ids import CommitId
@@ -54,7 +54,7 @@ class MergeRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergeResult:
     """A branch after a merge, a cherry-pick or a revert; in a dry run, as it would be."""
 
     dataset: DatasetName
@@ -79,7 +79,7 @@ class Merged:
         return self.counts.any
 
 
-def merge(context: Context, request: MergeRequest) -> Merged:
+def merge(context: Context, request: MergeRequest) -> MergeResult:
     """Publish a commit with the changes of both sides; retry if the branch moves.
 
     Raises `MergeConflict` with all conflicts, and nothing written, if a path changed by both has no choice.
@@ -87,17 +87,17 @@ def merge(context: Context, request: MergeRequest) -> Merged:
     return _run(context, request, "merge")
 
 
-def cherry_pick(context: Context, request: MergeRequest) -> Merged:
+def cherry_pick(context: Context, request: MergeRequest) -> MergeResult:
     """Publish a commit on a branch with the changes of another commit. Raises `MergeConflict`."""
     return _run(context, request, "cherry-pick")
 
 
-def revert(context: Context, request: MergeRequest) -> Merged:
+def revert(context: Context, request: MergeRequest) -> MergeResult:
     """Publish a commit on a branch that undoes the changes of another commit. Raises `MergeConflict`."""
     return _run(context, request, "revert")
 
 
-def _run(context: Context, request: MergeRequest, action: Action) -> Merged:
+def _run(context: Context, request: MergeRequest, action: Action) -> MergeResult:
     with context.repository(request.source) as repository:
         workspace = context.workspace_or_none()
         dataset = request.source.dataset
@@ -113,7 +113,7 @@ def _run(context: Context, request: MergeRequest, action: Action) -> Merged:
             repository.check_last_seen()
             attempt = _Attempt(context, repository, request, action, head, source)
             done = attempt.merge() if action == "merge" else attempt.pick()
-            if isinstance(done, Merged):
+            if isinstance(done, MergeResult):
                 if done.commit in (None, head.commit):
                     return done
                 return replace(
@@ -136,7 +136,7 @@ class _Attempt:
     head: Head
     source: CommitId
 
-    def merge(self) -> Merged | LostRace:
+    def merge(self) -> MergeResult | LostRace:
         objects, head = self.repository.objects, self.head
         base = MergeBase(()) if head.commit is None else find_merge_base(objects, head.commit, self.source)
         result = replace(self._result(), bases=base.commits)
@@ -156,7 +156,7 @@ class _Attempt:
         message = f"merge {self.request.source.rev or Rev(str(MAIN))} into {head.branch}"
         return self._commit(tree, done, message, (head.commit, self.source))
 
-    def pick(self) -> Merged | LostRace:
+    def pick(self) -> MergeResult | LostRace:
         base, theirs = self._tree(self._parent()), self._tree(self.source)
         if self.action == "revert":
             base, theirs = theirs, base
@@ -195,11 +195,11 @@ class _Attempt:
     def _commit(
         self,
         tree: MergedTree,
-        done: Merged,
+        done: MergeResult,
         message: str,
         parents: tuple[CommitId, ...],
         taken_from: tuple[CommitId, ...] = (),
-    ) -> Merged | LostRace:
+    ) -> MergeResult | LostRace:
         if self.request.dry_run:
             return done
         head, chosen = self.head, self.request.message
@@ -212,7 +212,7 @@ class _Attempt:
             return replace(done, commit=head.commit, counts=MergeCounts())
         return replace(done, commit=made.id, uploaded_bytes=made.uploaded_bytes)
 
-    def _fast_forward(self, tree: MergedTree, done: Merged) -> Merged | LostRace:
+    def _fast_forward(self, tree: MergedTree, done: MergeResult) -> MergeResult | LostRace:
         self._check_rule(tree)
         if self.request.dry_run:
             return done
@@ -222,8 +222,8 @@ class _Attempt:
         )
         return moved if isinstance(moved, LostRace) else replace(done, commit=self.source)
 
-    def _result(self) -> Merged:
-        return Merged(self.head.dataset, self.head.branch, None, self.head.commit, self.source)
+    def _result(self) -> MergeResult:
+        return MergeResult(self.head.dataset, self.head.branch, None, self.head.commit, self.source)
 
     def _tree(self, commit: CommitId | None) -> TreeReader | None:
         return None if commit is None else TreeReader(self.repository.objects, commit)
@@ -239,7 +239,7 @@ class _Attempt:
                     hint=f"dsv show {self.head.dataset}@{_short(self.source)} shows what it changed",
                 )
 
-    def _chosen(self, changes: Iterator[Change]) -> Iterator[Change]:
+    def _chosen(self, changes: Iterator[PathChange]) -> Iterator[PathChange]:
         """Yield changes at and below the paths, and removals above them that make way for additions."""
         paths = self.request.paths
         return (

@@ -20,7 +20,7 @@ from dsv.errors import Unreachable
 from dsv.format.records import FormatEntry, RefEntry, TagValue
 from dsv.format.tree import Entry
 from dsv.fs.shared_path import SharedPath
-from dsv.repo.format_log import Format
+from dsv.repo.format_log import FormatLog
 from dsv.repo.objects.metadata import LocalStore, MetadataCache
 from dsv.repo.refs.branches import Head, Refs
 from dsv.repo.repository import Repository
@@ -52,7 +52,7 @@ def open_offline(context: Context, target: Target | None) -> Repository:
         store = LocalStore(url, metadata)
         refs = LastKnownRefs(store, context, root, store_id)
         entry = FormatEntry(store_id=store_id, nonce=Nonce.random(), time_ms=0, author="", tool="")
-        repository = Repository(store, Format((entry,)), refs, metadata, context.clock)
+        repository = Repository(store, FormatLog((entry,)), refs, metadata, context.clock)
         repository.objects.copy_of = cached_files(root, dataset)
         return repository
 

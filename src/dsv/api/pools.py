@@ -9,7 +9,7 @@ from time import monotonic, sleep
 from typing import Any, Final
 
 from dsv.api.cache import Stager
-from dsv.api.cache_targets import Found
+from dsv.api.cache_targets import CacheTarget
 from dsv.api.cached import cached
 from dsv.api.context import Context
 from dsv.api.settings import POOL_FIELDS, Setting, Settings, check_key, is_name
@@ -18,7 +18,7 @@ from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.run.engine_list import Engines, check_image_for, choose, engine_of
 from dsv.run.engines.base import Engine, Task, check_given
-from dsv.run.pools import ANSWERS_WITHIN, Choice, GaveUp, PoolFacts, Prefer, ask_all, choose_pool, waited
+from dsv.run.pools import ANSWERS_WITHIN, GaveUp, PoolChoice, PoolFacts, Prefer, ask_all, choose_pool, waited
 from dsv.run.resources import PassedOver, Pool, Resources, check_resources, fit
 from dsv.run.spec import POOL_OPTIONS, JobSpec, on_pool
 from dsv.values.names import HERE, Target
@@ -132,13 +132,13 @@ def _read(settings: Settings, name: str) -> Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class JobNeeds:
     """The needs of a job, to compare pools by."""
 
     resources: Resources = field(default_factory=Resources)
     image: str | bool | None = False
     """None if the job needs none; False if that is unknown."""
-    data: tuple[tuple[Found, int], ...] = ()
+    data: tuple[tuple[CacheTarget, int], ...] = ()
     """Targets and their sizes."""
 
 
@@ -146,7 +146,7 @@ def report_pools(
     context: Context,
     environ: Mapping[str, str],
     pools: Sequence[Pool],
-    wanted: Wanted,
+    wanted: JobNeeds,
     seconds: float = ANSWERS_WITHIN,
 ) -> list[PoolFacts]:
     """Ask all pools in parallel."""
@@ -159,17 +159,17 @@ def report_pools(
     )
 
 
-def locate(context: Context, cache: Path, targets: Sequence[Target], *, offline: bool = False) -> Wanted:
+def locate(context: Context, cache: Path, targets: Sequence[Target], *, offline: bool = False) -> JobNeeds:
     """Find the data of a job: which commits, and their sizes. Raises like `Stager.locate`."""
     with Stager(context, CacheRoot(cache), offline=offline) as stager:
         found = []
         for target in targets:
             place = stager.targets.find(target)
             found.append((place, stager.locate(target).bytes))
-        return Wanted(data=tuple(found))
+        return JobNeeds(data=tuple(found))
 
 
-def _report(context: Context, environ: Mapping[str, str], pool: Pool, wanted: Wanted) -> PoolFacts:
+def _report(context: Context, environ: Mapping[str, str], pool: Pool, wanted: JobNeeds) -> PoolFacts:
     asked = on_pool(wanted.resources, pool)
     refused = _refusal(pool, asked, wanted.image)
     engine = _engine(environ, pool, wanted)
@@ -215,14 +215,14 @@ def _refusal(pool: Pool, asked: Resources, image: str | bool | None) -> str | No
     return None
 
 
-def _engine(environ: Mapping[str, str], pool: Pool, wanted: Wanted) -> Engine:
+def _engine(environ: Mapping[str, str], pool: Pool, wanted: JobNeeds) -> Engine:
     if pool.engine is not None:
         return engine_of(pool)(environ, pool.options)
     image = None if isinstance(wanted.image, bool) else wanted.image
     return choose(environ, None, image).engine
 
 
-def _room(folder: Path, wanted: Wanted) -> tuple[int | None, str | None]:
+def _room(folder: Path, wanted: JobNeeds) -> tuple[int | None, str | None]:
     """Return a cache's free bytes, and why missing data does not fit; None if the cache is unreadable."""
     try:
         report = cached(folder)
@@ -304,7 +304,7 @@ class Placing:
         else:
             note(f"on {name}")
         then = order[order.index(name) + 1 :]
-        return self._placed(there, Choice(name, there.passed_over, then, reason))
+        return self._placed(there, PoolChoice(name, there.passed_over, then, reason))
 
     def _wait_for(
         self, spec: JobSpec, pool: Pool, seconds: float | None, note: Callable[[str], None], *, queues: bool
@@ -329,11 +329,11 @@ class Placing:
             sleep(min(pause, left))
             pause = min(pause * 1.5, _LONGEST_PAUSE)
 
-    def _wanted(self, spec: JobSpec) -> Wanted:
+    def _wanted(self, spec: JobSpec) -> JobNeeds:
         data = locate(self.context, self.cache, [spec.target, *spec.data.values()], offline=self.offline).data
-        return Wanted(spec, spec.image, data)
+        return JobNeeds(spec, spec.image, data)
 
-    def _placed(self, spec: JobSpec, choice: Choice) -> Placed:
+    def _placed(self, spec: JobSpec, choice: PoolChoice) -> Placed:
         pool = next(each for each in self.pools if each.name == choice.pool)
         cache = cache_folder(self.context.settings, pool)
         if cache is None:

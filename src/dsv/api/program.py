@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from dsv.api.context import Context
     from dsv.api.datasets import DatasetItem
     from dsv.api.edits import Edit, Edited
-    from dsv.api.reading import KeptTree, Opened
+    from dsv.api.reading import KeptTree, OpenRepository
     from dsv.format.locator import Location
-    from dsv.format.records import Commit as Record
+    from dsv.format.records import CommitRecord
     from dsv.repo.resolve import Resolved
     from dsv.run.listing import RunView
     from dsv.training.samples import Samples
@@ -124,11 +124,11 @@ class Store:
         Raises `UsageError` for a key that no record has, `NotFound` for a missing dataset.
         """
         from dsv.api.runs import open_runs
-        from dsv.run.listing import Filter, Query
+        from dsv.run.listing import Filter, RunQuery
 
         name = None if dataset is None else DatasetName.parse(dataset)
         with open_runs(self._connection.reading, self._connection.variables) as found:
-            query = Query(tuple(Filter.parse(text) for text in where), sort, limit=limit)
+            query = RunQuery(tuple(Filter.parse(text) for text in where), sort, limit=limit)
             return found.settle(found.listed(name, query))
 
 
@@ -195,9 +195,9 @@ class Commit:
 
     def log(self, *paths: str, limit: int | None = None) -> list[Commit]:
         """Return this commit and its ancestors, newest first; only those that changed the paths, if any."""
-        from dsv.api.log import Query, log
+        from dsv.api.log import LogQuery, log
 
-        query = Query(limit=limit, paths=tuple(map(_raw, paths)))
+        query = LogQuery(limit=limit, paths=tuple(map(_raw, paths)))
         with log(self._connection.reading, self._pinned(), query) as items:
             return [self._other(item.id) for item in items]
 
@@ -366,7 +366,7 @@ class Commit:
         return cast("Resolved", known)
 
     @property
-    def _opened(self) -> Opened:
+    def _opened(self) -> OpenRepository:
         from dsv.api.reading import opened
 
         return opened(self._connection.reading, self._pinned())
@@ -376,7 +376,7 @@ class Commit:
         return self._opened.tree(self._resolved.commit)
 
     @property
-    def _record(self) -> Record:
+    def _record(self) -> CommitRecord:
         return self._opened.repository.objects.commit(self._resolved.commit)
 
     def _pinned(self, path: str = "") -> Target:

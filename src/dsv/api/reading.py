@@ -22,13 +22,13 @@ from blake3 import blake3
 from dsv.api.connection import Connection
 from dsv.api.context import Context, explaining, open_to_read, write_tracking
 from dsv.cache.record import lookup, mark_used
-from dsv.cache.root import CacheRoot, Place, folder_name
+from dsv.cache.root import CachePlace, CacheRoot, folder_name
 from dsv.errors import DsvError, NotFound, UsageError, made
 from dsv.format.locator import Location
 from dsv.format.tree import Child, Entry
 from dsv.repo.objects.objects import Objects
 from dsv.repo.resolve import Resolved
-from dsv.repo.tree.read import LocatedSegment, Part, TreeReader
+from dsv.repo.tree.read import LocatedSegment, TreePart, TreeReader
 from dsv.transfer.download import Layout, read_ranges
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Rev, Target, clean_path
@@ -37,7 +37,7 @@ from dsv.values.patterns import PathPattern, is_pattern
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-    from dsv.training.samples import Index, Samples
+    from dsv.training.samples import SampleIndex, Samples
 
 _TREES, _SEGMENTS, _LAYOUTS = 16, 64, 32
 """How many recent ones are kept: a segment takes about 1 MB, the layout of a file of 64 GiB 5 MB."""
@@ -72,7 +72,7 @@ class KeptTree(TreeReader):
         super().__init__(objects, commit_id)
         self._kept = kept
 
-    def segments(self, leaves: list[Part] | None = None) -> Iterator[LocatedSegment]:
+    def segments(self, leaves: list[TreePart] | None = None) -> Iterator[LocatedSegment]:
         chosen = self.leaves() if leaves is None else leaves
         kept = [self._kept.get(leaf.child) for leaf in chosen]
         read = super().segments([leaf for leaf, known in zip(chosen, kept, strict=True) if known is None])
@@ -83,7 +83,7 @@ class KeptTree(TreeReader):
             yield found
 
 
-class Opened:
+class OpenRepository:
     """The repository of one store, open for this process. Thread-safe."""
 
     def __init__(self, context: Context, target: Target | None) -> None:
@@ -128,7 +128,7 @@ class _Process:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.lock = threading.Lock()
-        self.opened: dict[Hashable, Opened] = {}
+        self.opened: dict[Hashable, OpenRepository] = {}
 
 
 _processes = [_Process()]
@@ -144,7 +144,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def opened(context: Context, target: Target | None = None) -> Opened:
+def opened(context: Context, target: Target | None = None) -> OpenRepository:
     """Return this process's repository of the current store, and open it once. Raises like `open_to_read`."""
     if _processes[-1].pid != os.getpid():  # forked without Python's hooks
         _after_fork()
@@ -156,7 +156,7 @@ def opened(context: Context, target: Target | None = None) -> Opened:
     with process.lock:
         found = process.opened.get(key)
         if found is None:
-            found = process.opened[key] = Opened(context, target)
+            found = process.opened[key] = OpenRepository(context, target)
         return found
 
 
@@ -244,12 +244,12 @@ class CommitSource:
     def id(self) -> str:
         return str(self._found.commit)
 
-    def opened(self) -> Opened:
+    def opened(self) -> OpenRepository:
         """Return the repository that this process has opened."""
         context = self._connection.reading  # resolved already; only an offline cache needs the target
         return opened(context, Target(self._found.dataset, Rev(self.id)) if context.offline else None)
 
-    def index(self, patterns: Sequence[str]) -> Index:
+    def index(self, patterns: Sequence[str]) -> SampleIndex:
         """Return the index of the files that are samples."""
         from dsv.training.samples import open_index
 
@@ -263,7 +263,7 @@ class CommitSource:
             return open_index(folder, name, tree.segments, _accepting(patterns, tree), erasures)
 
     def read(self, rows: Sequence[tuple[Entry, Location | None]]) -> list[bytes]:
-        """Read like `Source`. Errors also name the commit."""
+        """Read like `SampleSource`. Errors also name the commit."""
         opened = self.opened()
         try:
             asked = [(opened.layout(entry, where), 0, entry.size) for entry, where in rows]
@@ -273,10 +273,10 @@ class CommitSource:
             raise made(kind, f"{message} (in {self})", subject, hint) from error
 
     def cached(self) -> Path | None:
-        """Return like `Source`; record that the commit is used."""
+        """Return like `SampleSource`; record that the commit is used."""
         with suppress(OSError, DsvError):
             root = CacheRoot(self._connection.reading.settings.cache().path)
-            place = Place.of(folder_name(self._found.dataset), self._found.commit)
+            place = CachePlace.of(folder_name(self._found.dataset), self._found.commit)
             there = lookup(root, place)
             if there is not None:
                 with suppress(OSError, DsvError):
@@ -285,7 +285,7 @@ class CommitSource:
         return None
 
     def fill(self) -> None:
-        """Fill like `Source`, with a hold of a day. Raises like `dsv cache`."""
+        """Fill like `SampleSource`, with a hold of a day. Raises like `dsv cache`."""
         from dsv.api.cache import cache
 
         context = self._connection.reading

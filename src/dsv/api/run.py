@@ -26,7 +26,7 @@ from dsv.run.active_runs import RunRecords
 from dsv.run.dirs import RunPlace, code_folder, code_state
 from dsv.run.engine_list import ENGINES
 from dsv.run.engines.attach import Signals
-from dsv.run.engines.base import CANNOT_LAUNCH, Plan
+from dsv.run.engines.base import CANNOT_LAUNCH, JobPlan
 from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import RunView, run_known_here
 from dsv.run.node_order import StoreAccess
@@ -38,13 +38,13 @@ from dsv.run.spec import JobSpec
 from dsv.run.staged import Staged
 from dsv.run.supervisor import Announce, Turns
 from dsv.run.sweep import Started, SweepDriver, SweepPlan, SweepView
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.store.options import StoreOptions, read_certificates
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import Rev, Target
 
 
-class _Staging:
+class RunStaging:
     """The store and the cache of one pool, as `dsv.run.staged.Staging` needs them.
 
     Each target is resolved only once, because a branch may move before it is staged. `opened` closes this
@@ -70,7 +70,7 @@ class _Staging:
         self._sessions = sessions
         jobs = None if spec.pool is None else spec.pool.run.get("jobs")
         self._stager = opened.enter_context(Stager(context, CacheRoot(cache), offline=offline, jobs=jobs))
-        opened.callback(_close, sessions)
+        opened.callback(close_sessions, sessions)
         self.found = {
             target: self._stager.targets.find(_pinned(spec, target))
             for target in (spec.target, *spec.data.values())
@@ -154,8 +154,8 @@ def run(
     with as_launch_error(), ExitStack() as opened:
         sessions: list[Session] = []
 
-        def staging_of(cache: Path, spec: JobSpec) -> _Staging:
-            return _Staging(context, cache, spec, opened, sessions, offline=offline, force=force)
+        def staging_of(cache: Path, spec: JobSpec) -> RunStaging:
+            return RunStaging(context, cache, spec, opened, sessions, offline=offline, force=force)
 
         turns = None
         if placing is None:
@@ -167,7 +167,7 @@ def run(
 
             def enter(
                 pool: str, seconds: float | None, passed: tuple[PassedOver, ...]
-            ) -> tuple[JobSpec, _Staging, str | None] | GaveUp:
+            ) -> tuple[JobSpec, RunStaging, str | None] | GaveUp:
                 found = chooser.enter(placed, pool, seconds, passed, context.progress.note)
                 if isinstance(found, GaveUp):
                     return found
@@ -176,7 +176,9 @@ def run(
             turns = Turns(placing.order(placed), enter)
         store_id = staging.main.store
 
-        runs = RunStore(lambda: _opened_again(context, store_id, opened), started=lambda: _close(sessions))
+        runs = RunStore(
+            lambda: _opened_again(context, store_id, opened), started=lambda: close_sessions(sessions)
+        )
         return supervisor.run(
             spec,
             place=replace(place, author=context.writer.author),
@@ -190,7 +192,7 @@ def run(
         )
 
 
-def _opened_again(context: Context, store_id: StoreId, opened: ExitStack) -> Store:
+def _opened_again(context: Context, store_id: StoreId, opened: ExitStack) -> StoreBackend:
     """Return the store for writing; the data may be from a cache, without asking a store.
 
     Raises `Conflict` if it is another store, and `Unsupported` if it needs a newer dsv.
@@ -215,7 +217,7 @@ def dry_run(
     offline: bool = False,
     placing: Placing | None = None,
     force: bool = False,
-) -> tuple[Plan, JobSpec]:
+) -> tuple[JobPlan, JobSpec]:
     """Return the plan that `run` would submit, except the run's id, and the spec with its pool's settings.
 
     Nothing is fetched or started. Code that a cluster's machines read from the store is committed, because
@@ -226,11 +228,11 @@ def dry_run(
             placed = placing.choose(spec, context.progress.note)
             spec, cache = placed.spec, placed.cache
         sessions: list[Session] = []
-        staging = _Staging(context, cache, spec, opened, sessions, offline=offline, force=force)
+        staging = RunStaging(context, cache, spec, opened, sessions, offline=offline, force=force)
         return supervisor.dry_run(spec, place=place, staging=staging), spec
 
 
-def _close(sessions: list[Session]) -> None:
+def close_sessions(sessions: list[Session]) -> None:
     while sessions:
         sessions.pop().close()
 
@@ -345,7 +347,7 @@ def open_sweep(
     sessions: list[Session] = []
     with ExitStack() as opened:
         with as_launch_error():
-            staging = _Staging(context, cache, spec, opened, sessions, force=force)
+            staging = RunStaging(context, cache, spec, opened, sessions, force=force)
             code = spec.recorded_code
             if spec.code is not None and code is None:
                 folder = code_folder(place, spec.code)

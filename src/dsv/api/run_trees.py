@@ -26,7 +26,7 @@ from dsv.errors import (
     Unsupported,
     UsageError,
 )
-from dsv.format.records import Commit
+from dsv.format.records import CommitRecord
 from dsv.format.tree import Kind
 from dsv.fs.descent import Descent, join, remove_tree, split
 from dsv.fs.descriptors import Opened
@@ -42,9 +42,9 @@ from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import write_tree
 from dsv.run.active_runs import this_machine
 from dsv.run.record import CODE_OF_A_RUN, OUTPUT_OF_RUN, TREE_AUTHOR, RunId, RunOutput, RunRecord
-from dsv.transfer.download import Fetcher, Wanted
+from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.file_reader import Problem, hash_content, refusal
-from dsv.transfer.save import Source, save_sources
+from dsv.transfer.save import NewContent, save_sources
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, Rev, Target
@@ -54,7 +54,7 @@ from dsv.values.units import format_bytes
 from dsv.workspace.scan.ignore import NAME
 from dsv.workspace.scan.scanner import walk
 
-Sources = Sequence[tuple[bytes, Source]]
+Sources = Sequence[tuple[bytes, NewContent]]
 """The files of a commit by path, in tree order."""
 
 
@@ -69,7 +69,7 @@ def commit_sources(
     author: str,
     time_ms: int,
     message: str,
-) -> tuple[Commit, CommitId, Session]:
+) -> tuple[CommitRecord, CommitId, Session]:
     """Store the contents, then the commit, whose fields name `branch`.
 
     The session is open, so that gc keeps the commit; the caller closes it when a record names the commit.
@@ -82,7 +82,7 @@ def commit_sources(
         changes = (source.change(path) for path, source in found)
         tree = write_tree(uploader, None, (change for change in changes if change is not None))
         uploader.finish()
-        commit = Commit(
+        commit = CommitRecord(
             root=tree.root, level=tree.level, parents=(), author=author, time_ms=time_ms, message=message,
             files=tree.files, bytes=tree.bytes, entries=tree.entries,
         )  # fmt: skip
@@ -131,7 +131,7 @@ def commit_code(
     return commit_id, session
 
 
-def _code_sources(folder: Path, progress: Progress) -> list[tuple[bytes, Source]]:
+def _code_sources(folder: Path, progress: Progress) -> list[tuple[bytes, NewContent]]:
     """Return the files of the code, in tree order, by their paths in the folder."""
     top = _work_tree(folder)
     start = b"" if top == folder else os.fsencode(folder.relative_to(top))
@@ -235,7 +235,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class CopiedOutput:
     source: str
     """The folder that it was copied from, or the target in the store."""
     files: int
@@ -255,7 +255,7 @@ class _Item:
     mode: int = 0o644
     mtime_ns: int | None = None
     """For a file in a folder; its copy gets the same."""
-    wanted: Wanted | None = None
+    wanted: WantedFile | None = None
     """For a file in the store."""
 
     @property
@@ -271,7 +271,7 @@ class _Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class KeptOutput:
     """An output, in a visible folder or in the store."""
 
     name: str
@@ -279,9 +279,9 @@ class Output:
     left_out: tuple[str, ...]
     place: Path | Objects
 
-    def copied(self, *, known: bool = False) -> Copied:
+    def copied(self, *, known: bool = False) -> CopiedOutput:
         files = [item for item in self.items if item.is_file]
-        return Copied(self.name, len(files), sum(item.size for item in files), self.left_out, known)
+        return CopiedOutput(self.name, len(files), sum(item.size for item in files), self.left_out, known)
 
     def is_same(self, folder: Path) -> bool:
         """Return whether this folder has this output and nothing else."""
@@ -383,7 +383,7 @@ def _items_of_tree(objects: Objects, commit: CommitId) -> list[_Item]:
             entry.size,
             entry.target,
             0o755 if entry.kind is Kind.EXECUTABLE else 0o644,
-            wanted=Wanted(entry, where) if entry.is_file else None,
+            wanted=WantedFile(entry, where) if entry.is_file else None,
         )
         for entry, where in sorted(found, key=lambda each: each[0].path)
         if objects.erasures.of(entry) is None
@@ -441,7 +441,7 @@ def _hash(path: Path) -> bytes:
         return hash_content(file, os.fstat(file).st_size)[0]
 
 
-def copy_output(repository: Repository, record: RunRecord, to: Path, progress: Progress) -> Copied:
+def copy_output(repository: Repository, record: RunRecord, to: Path, progress: Progress) -> CopiedOutput:
     """Copy the output to a folder, which appears when it is complete.
 
     An interrupted copy is continued from its folder beside the target. Raises `Conflict` if the run has not
@@ -488,7 +488,7 @@ def copy_output(repository: Repository, record: RunRecord, to: Path, progress: P
     return source.copied(known=known)
 
 
-def _put_in_place(tree: Path, whole: Path, source: Output, to: Path) -> bool:
+def _put_in_place(tree: Path, whole: Path, source: KeptOutput, to: Path) -> bool:
     """Rename the complete copy. Return True if another machine has put the same output there first."""
     try:
         tree.rename(whole)
@@ -501,17 +501,17 @@ def _put_in_place(tree: Path, whole: Path, source: Output, to: Path) -> bool:
         raise
 
 
-def _output_of(repository: Repository, record: RunRecord) -> Output:
+def _output_of(repository: Repository, record: RunRecord) -> KeptOutput:
     kept = record.output
     if kept is not None and kept.tree is not None:
         name = str(Target(record.dataset, Rev(kept.tree)))
         items = _items_of_tree(repository.objects, CommitId.parse(kept.tree))
-        return Output(name, items, kept.left_out, repository.objects)
+        return KeptOutput(name, items, kept.left_out, repository.objects)
     folder = Path(record.out)
     # A run's own folder has its id in the path; any other path may be a different folder on another machine.
     if (record.host == host_name() or record.run in folder.parts) and folder.is_dir():
         with about(folder):
-            return Output(str(folder), *_list(folder), folder)
+            return KeptOutput(str(folder), *_list(folder), folder)
     why = f", and is not in the store: {kept.error}" if kept is not None and kept.error else ""
     raise NotFound(
         f"the output of run {record.run} is in {record.out} on {record.host}, which can't be seen from here{why}",

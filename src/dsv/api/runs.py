@@ -19,7 +19,7 @@ from dsv.run.completing import Completer
 from dsv.run.dirs import ANSWERS, LIVE_LOG, remove_run_folder, run_folder
 from dsv.run.engine_list import Engines
 from dsv.run.engines.output import PART_SIZE, READ_SIZE, read_live
-from dsv.run.listing import Query, RunView, list_runs, run_log, show_run
+from dsv.run.listing import RunQuery, RunView, list_runs, run_log, show_run
 from dsv.run.parameters import ID_PART, PREFIX, SweepId, names_sweep
 from dsv.run.record import RECORD, RunId, RunRecord
 from dsv.run.record_store import RunStore, Spool, StoredRun
@@ -49,14 +49,14 @@ class Runs:
     def listed(
         self,
         dataset: DatasetName | None = None,
-        query: Query | None = None,
+        query: RunQuery | None = None,
         skipped: Callable[[DsvError], None] = lambda _: None,
     ) -> list[RunView]:
         """Return the runs on a dataset (None: the workspace's, or else all), newest first or as queried.
 
-        skipped: see `list_runs`. Raises like `Query.choose`, and `NotFound` for a missing dataset.
+        skipped: see `list_runs`. Raises like `RunQuery.choose`, and `NotFound` for a missing dataset.
         """
-        query = query or Query()
+        query = query or RunQuery()
         most, known = None if query.needs_all else query.limit, self.marks.known()
         views = list_runs(self.runs, self.spool, dataset or self.bound, most, early=known, skipped=skipped)
         if not views and dataset is not None and dataset not in self.repository.refs.datasets():

@@ -39,7 +39,7 @@ class Setting(msgspec.Struct, frozen=True):
     origin: str
 
 
-class Source(msgspec.Struct, frozen=True):
+class SettingsSource(msgspec.Struct, frozen=True):
     """The settings of one file or of the environment, by flat key such as `stores.lake.url`."""
 
     origin: str
@@ -96,7 +96,7 @@ class CacheChoice(msgspec.Struct, frozen=True):
 class Settings(msgspec.Struct, frozen=True):
     """Sources in order of precedence. Relative folders and `~` refer to `cwd` and `home`."""
 
-    sources: Sequence[Source]
+    sources: Sequence[SettingsSource]
     cwd: Path
     home: Path
     state: Path
@@ -336,15 +336,15 @@ def is_key(key: str) -> bool:
     return table in TABLES and len(rest) == 2 and bool(rest[0]) and rest[1] in TABLES[table]
 
 
-def read_environment(environ: Mapping[str, str]) -> list[Source]:
+def read_environment(environ: Mapping[str, str]) -> list[SettingsSource]:
     """Return a source for each dsv variable that is set and not empty."""
     return [
-        Source(variable, {key: environ[variable]})
+        SettingsSource(variable, {key: environ[variable]})
         for variable, key in ENVIRONMENT_KEYS.items()
         if environ.get(variable)
     ]
 
 
-def read_workspace(values: Mapping[str, str], origin: str) -> Source:
+def read_workspace(values: Mapping[str, str], origin: str) -> SettingsSource:
     """Return the settings that a workspace is bound to; other values are ignored."""
-    return Source(origin, {key: values[key] for key in WORKSPACE_KEYS if key in values})
+    return SettingsSource(origin, {key: values[key] for key in WORKSPACE_KEYS if key in values})

@@ -21,9 +21,18 @@ from dsv.format.records import ExpiryAction
 from dsv.repo.expiry import read_expiry
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
-from dsv.store.base import Store, StoreMissing
-from dsv.store.open import Counts, OpenStore
-from dsv.upkeep.expire import Expiry, ExpiryItem, Rules, due_ms, expire, last_expiry, plan_expiry, undo_expiry
+from dsv.store.base import StoreBackend, StoreMissing
+from dsv.store.open import OpenStore, RequestCounts
+from dsv.upkeep.expire import (
+    Expiry,
+    ExpiryItem,
+    RetentionRules,
+    due_ms,
+    expire,
+    last_expiry,
+    plan_expiry,
+    undo_expiry,
+)
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Rev, Target
 from dsv.values.units import format_count, format_duration, format_lines, rfc3339
@@ -31,13 +40,13 @@ from dsv.values.units import format_count, format_duration, format_lines, rfc333
 if TYPE_CHECKING:
     from dsv.upkeep.gc import Collected, Options
     from dsv.upkeep.roots import Name, Parents
-    from dsv.upkeep.usage import Measured, Packs, Part, Sum
+    from dsv.upkeep.usage import GroupUsage, MeasuredSpace, PackUsage, Sum
 
 T = TypeVar("T")
 _TIMES = 3
 
 
-def listed_epochs(store: Store) -> set[tuple[int, str]]:
+def listed_epochs(store: StoreBackend) -> set[tuple[int, str]]:
     """Return the records of garbage collections; they are never deleted."""
     return set(filter(None, (keys.parse_gc_key(item.key) for item in store.list(keys.GC_PREFIX))))
 
@@ -116,7 +125,7 @@ class StoreUsed:
     """Objects that no commit has."""
     duplicates: Sum
     """Additional copies of objects that a commit has."""
-    packs: Packs
+    packs: PackUsage
     indexes: int
     commits: int
     """Bytes of commits and their locators."""
@@ -126,7 +135,7 @@ class StoreUsed:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class SpaceUsage:
     url: str
     items: list[Used]
     lost: int
@@ -136,7 +145,7 @@ class Usage:
 
 def usage(
     context: Context, texts: Sequence[str], *, depth: int | None = None, only_unused: bool = False
-) -> Usage:
+) -> SpaceUsage:
     """Measure each `[DATASET][@REV]` or `[DATASET]@REV..REV`; by default the store and each of its datasets.
 
     A branch means its whole history, a tag or an id only that commit, a range the commits of its end that its
@@ -155,7 +164,7 @@ def usage(
 
 def _usage(
     context: Context, repository: Repository, texts: Sequence[str], depth: int | None, only_unused: bool
-) -> Usage:
+) -> SpaceUsage:
     from dsv.upkeep import usage as measuring
     from dsv.upkeep.roots import Parents, kept, read_names
 
@@ -188,7 +197,7 @@ def _usage(
                 else _used("(nodes and segments)", "trees", len(groups[0]), part)
                 for name, part in ordered
             ]
-            return Usage(repository.store.url, items, found.unlisted + found.gone)
+            return SpaceUsage(repository.store.url, items, found.unlisted + found.gone)
         found = measuring.measure(
             repository, roots, [*groups, expired], folder, context.progress, packs=not texts
         )
@@ -208,7 +217,7 @@ def _usage(
                 due_ms(repository, logs.values()),
                 found.unused, found.duplicates, found.packs, *shown,
             )  # fmt: skip
-        return Usage(repository.store.url, items, found.unlisted + found.gone, store)
+        return SpaceUsage(repository.store.url, items, found.unlisted + found.gone, store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +273,7 @@ class _Wanted:
         return roots.intersection(parents.walk([self.commit], seen))
 
 
-def _used(name: str, kind: Kind, commits: int, part: Part) -> Used:
+def _used(name: str, kind: Kind, commits: int, part: GroupUsage) -> Used:
     total, alone, shared = part.total, part.alone, part.shared
     return Used(
         name, kind, commits, total.objects, total.stored, alone.stored, shared.stored,
@@ -273,7 +282,7 @@ def _used(name: str, kind: Kind, commits: int, part: Part) -> Used:
 
 
 def expire_commits(
-    context: Context, dataset: DatasetName, rules: Rules, message: str = "", *, dry_run: bool = False
+    context: Context, dataset: DatasetName, rules: RetentionRules, message: str = "", *, dry_run: bool = False
 ) -> Expiry:
     """Expire the commits of a dataset that no rule keeps. dry_run: write nothing.
 
@@ -364,7 +373,7 @@ class Requests:
         return round((self.list + self.put) * 5e-6 + self.get * 4e-7, 6)
 
     @classmethod
-    def of(cls, counts: Counts) -> Requests:
+    def of(cls, counts: RequestCounts) -> Requests:
         return cls(_pages(counts), counts.puts, counts.gets + counts.ranges, counts.deletes)
 
 
@@ -379,7 +388,7 @@ class OfDataset:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class GcForecast:
     """The plan of a garbage collection."""
 
     url: str
@@ -388,7 +397,7 @@ class Forecast:
     """Bytes that only expired commits of several datasets have."""
     unused: int
     """Bytes that no commit has."""
-    packs: Packs
+    packs: PackUsage
     copied: int
     """Bytes to copy out of packs before these are deleted."""
     left: int
@@ -414,7 +423,7 @@ class Forecast:
         return self.packs.free_bytes + self.packs.rewritten_bytes
 
 
-def forecast(context: Context, options: Options) -> Forecast:
+def forecast(context: Context, options: Options) -> GcForecast:
     """Return what `collect` would do, without writing. Grace is measured by this machine's clock.
 
     Raises `IntegrityError` if a needed object is lost, and the store's errors.
@@ -422,7 +431,7 @@ def forecast(context: Context, options: Options) -> Forecast:
     return read_consistently(context, partial(_forecast, context, options))
 
 
-def _forecast(context: Context, options: Options, repository: Repository) -> Forecast:
+def _forecast(context: Context, options: Options, repository: Repository) -> GcForecast:
     from dsv.upkeep.gc import due, expiring
     from dsv.upkeep.roots import known_moves, list_all, read_notes, read_roots
     from dsv.upkeep.usage import measure
@@ -463,14 +472,14 @@ def _forecast(context: Context, options: Options, repository: Repository) -> For
             for one, commits, part in zip(going, groups, found.groups[:-1], strict=True)
         ]
         shared = found.groups[-1].alone.stored - sum(one.stored for one in datasets)
-        return Forecast(
+        return GcForecast(
             store.url, datasets, shared, found.unused.stored + found.packs.unindexed_bytes, found.packs,
             found.plan.copied, found.plan.left,
             epochs["condemned"] > epochs["done"], waiting, free_from, requests,
         )  # fmt: skip
 
 
-def _check(repository: Repository, found: Measured) -> None:
+def _check(repository: Repository, found: MeasuredSpace) -> None:
     if lost := found.unlisted + found.gone:
         raise IntegrityError(
             f"needed, and in no pack of {repository.store.url} that is there: {format_count(lost, 'object')}; "
@@ -480,7 +489,9 @@ def _check(repository: Repository, found: Measured) -> None:
         )
 
 
-def _estimate(repository: Repository, found: Measured, names: Counts, all_counts: Counts) -> Requests:
+def _estimate(
+    repository: Repository, found: MeasuredSpace, names: RequestCounts, all_counts: RequestCounts
+) -> Requests:
     """Index files and trees are read once. Before a deletion, names are listed and partly read again."""
     from dsv.upkeep.roots import list_all
 
@@ -502,13 +513,13 @@ def _notes(context: Context, repository: Repository) -> Path:
     return context.metadata_folder(repository.id).parent / "gc"
 
 
-def _counts(repository: Repository) -> Counts:
+def _counts(repository: Repository) -> RequestCounts:
     store = repository.store
     assert isinstance(store, OpenStore)
     return store.counts
 
 
-def _pages(counts: Counts) -> int:
+def _pages(counts: RequestCounts) -> int:
     return counts.lists + counts.listed // _PAGE
 
 

@@ -26,7 +26,7 @@ from dsv.workspace.scan.result import detect_changes, whole_folders
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
-    from dsv.format.records import Limits
+    from dsv.format.records import BranchLimits
     from dsv.repo.objects.objects import Objects
     from dsv.transfer.file_reader import Problem
     from dsv.values.ids import CommitId
@@ -59,7 +59,7 @@ class BranchPosition(msgspec.Struct, frozen=True):
     """Commits of the base that the branch lacks; None if unknown."""
     behind: int | None = None
     """Commits of the branch that the base lacks; None if unknown."""
-    limits: Limits | None = None
+    limits: BranchLimits | None = None
     """The rule of a protected branch."""
 
 
@@ -101,7 +101,7 @@ def branch_position(context: Context, workspace: Workspace, base: CommitId | Non
 _BESIDE = " --new-branch NAME"
 
 
-class Forecast(msgspec.Struct, frozen=True):
+class SyncForecast(msgspec.Struct, frozen=True):
     """The expected result of a sync."""
 
     outcome: Literal["nothing", "publish", "refused"]
@@ -113,7 +113,7 @@ class Forecast(msgspec.Struct, frozen=True):
     """The command line that publishes the removals that `next` would restore."""
 
 
-def _forecast(workspace: Workspace, compared: _Compared, branch: BranchPosition, author: str) -> Forecast:
+def _forecast(workspace: Workspace, compared: _Compared, branch: BranchPosition, author: str) -> SyncForecast:
     """Return the obstacles to a sync, and the commands that resolve them."""
     reasons: list[str] = []
     options = ""
@@ -142,8 +142,8 @@ def _forecast(workspace: Workspace, compared: _Compared, branch: BranchPosition,
     if compared.baseline.begun:
         steps, instead = [compared.baseline.begun[-1].finish], None
     if reasons:
-        return Forecast("refused", "; ".join(reasons), tuple(steps), instead)
-    return Forecast("publish" if differences else "nothing", None, tuple(steps))
+        return SyncForecast("refused", "; ".join(reasons), tuple(steps), instead)
+    return SyncForecast("publish" if differences else "nothing", None, tuple(steps))
 
 
 def _by_branch(
@@ -180,7 +180,7 @@ def _by_branch(
     return before, True, [merge] if refused_mover(branch.limits, author, merge=True) is None else []
 
 
-class Status(msgspec.Struct, frozen=True):
+class WorkspaceStatus(msgspec.Struct, frozen=True):
     """The differences of a workspace from its base."""
 
     workspace: Workspace
@@ -198,7 +198,7 @@ class Status(msgspec.Struct, frozen=True):
     """New paths in the way of dataset paths outside a sparse workspace."""
     branch: BranchPosition
     """The branch when the store was last asked."""
-    sync: Forecast
+    sync: SyncForecast
     renamed: Mapping[bytes, bytes]
     """Old paths of renamed files by new path; `differences` has both."""
     whole: frozenset[bytes]
@@ -218,7 +218,7 @@ def status(
     fetch: bool = False,
     author: Callable[[], str] | None = None,
     renames: bool = False,
-) -> Status:
+) -> WorkspaceStatus:
     """Compare the workspace (or these paths of it) with its base.
 
     The store is asked only for data that has no local copy. The branch's position is the one that the store
@@ -243,7 +243,7 @@ def status(
     branch = branch_position(context, workspace, base)
     names_movers = branch.limits is not None and bool(branch.limits.who)
     signer = author() if author is not None and names_movers else context.writer.author
-    return Status(
+    return WorkspaceStatus(
         workspace,
         base,
         differences,

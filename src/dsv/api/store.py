@@ -14,33 +14,33 @@ from msgspec import structs
 from dsv.api.context import Context
 from dsv.errors import Conflict, DsvError, Unsupported, UsageError
 from dsv.format import keys
-from dsv.format.records import Commit, Feature, FormatEntry, RefEntry, signed
+from dsv.format.records import CommitRecord, Feature, FormatEntry, RefEntry, signed
 from dsv.repo.format_log import (
     DATA_ELSEWHERE,
     ERASED_CONTENTS,
     EXTERNAL_FEATURE,
     NAMES_ELSEWHERE,
     NAMES_MOVING,
-    Format,
+    FormatLog,
     make_names,
     read_data_layout,
     read_format,
     read_layout,
 )
-from dsv.repo.merge_indexes import Merged, merge_indexes
+from dsv.repo.merge_indexes import IndexMergeResult, merge_indexes
 from dsv.repo.move_refs import NamesMove, moves_elsewhere, note_place
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.branches import LostRace, Refs
 from dsv.repo.repository import Repository
-from dsv.store.base import Put, Store, ask_each, parsed
+from dsv.store.base import PutResult, StoreBackend, ask_each, parsed
 from dsv.store.open import BELOW, OpenStore, Unavailable, open_names, split_of
 from dsv.store.probe import Proof, prove, prove_data, same_place
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, MAX_COMPONENT, BranchName, DatasetName
 
 
-def merge_index_files(context: Context) -> Merged:
+def merge_index_files(context: Context) -> IndexMergeResult:
     """Merge until nothing is left to merge or to delete. Raises `Denied` if this user may not write."""
     merged = deleted = 0
     with context.repository() as repository:
@@ -48,10 +48,10 @@ def merge_index_files(context: Context) -> Merged:
             done = merge_indexes(repository, context.writer)
             merged, deleted = merged + done.merged, deleted + done.deleted
             if not done.merged and not done.deleted:
-                return Merged(merged, done.files, deleted)
+                return IndexMergeResult(merged, done.files, deleted)
 
 
-def create_repository(context: Context, store: Store, *, single_writer: bool) -> Repository:
+def create_repository(context: Context, store: StoreBackend, *, single_writer: bool) -> Repository:
     """Test that each location of the store gives the guarantees for its use; then make a repository."""
     split = split_of(store)
     if split is not None and single_writer:
@@ -94,7 +94,7 @@ def make_place(context: Context, split: OpenStore) -> None:
         split.names = open_names(split.names.url, options, create=True)
 
 
-def prove_names(store: Store, *, single_writer: bool = False) -> Proof:
+def prove_names(store: StoreBackend, *, single_writer: bool = False) -> Proof:
     """Test a location for names, and return the result. Raises `Unsupported` if it can't hold them."""
     proof = prove(store)
     if proof.unsupported and single_writer:
@@ -145,13 +145,13 @@ def rebuild_names(context: Context, *, dry_run: bool = False) -> tuple[list[Foun
         return found, split.names.url
 
 
-def _make(context: Context, split: OpenStore, layout: Format, found: list[FoundCommit]) -> None:
+def _make(context: Context, split: OpenStore, layout: FormatLog, found: list[FoundCommit]) -> None:
     layout.check(split.data.url, writing=True)
     make_place(context, split)
     _check_empty(split.names)
     proof = prove_names(split.names)
     own = bytes(layout.store_id)
-    claimed = split.names.put_if_absent(keys.REBUILT_FOR_KEY, own) is Put.WON
+    claimed = split.names.put_if_absent(keys.REBUILT_FOR_KEY, own) is PutResult.WON
     if not claimed and split.names.get(keys.REBUILT_FOR_KEY) != own:
         raise Conflict(
             f"the names of another store are being rebuilt in {split.names.url}",
@@ -178,7 +178,7 @@ def _make(context: Context, split: OpenStore, layout: Format, found: list[FoundC
         note_place(split.data, split.names, split.names.url, context.writer, context.clock())
 
 
-def _check_empty(names: Store) -> None:
+def _check_empty(names: StoreBackend) -> None:
     if _is_taken(names):
         raise Conflict(
             f"{names.url} has names already",
@@ -187,7 +187,7 @@ def _check_empty(names: Store) -> None:
         )
 
 
-def _check_lost(split: OpenStore, layout: Format) -> None:
+def _check_lost(split: OpenStore, layout: FormatLog) -> None:
     """Raise `Conflict` if the names are readable at the location in the data's log."""
     place = layout.entries[-1].names
     if place is None:
@@ -206,7 +206,7 @@ def _check_lost(split: OpenStore, layout: Format) -> None:
         )
 
 
-def _is_taken(names: Store) -> bool:
+def _is_taken(names: StoreBackend) -> bool:
     return any(keys.parse_format_key(item.key) is not None for item in names.list(keys.FORMAT_PREFIX))
 
 
@@ -286,7 +286,7 @@ def _copied(move: NamesMove) -> int:
         raise
 
 
-def _find(places: OpenStore) -> tuple[Format, FormatEntry | None]:
+def _find(places: OpenStore) -> tuple[FormatLog, FormatEntry | None]:
     """Follow the names to their last complete location. Return its format log and unfinished move."""
     named = places.names
     layout = read_layout(places)
@@ -294,14 +294,14 @@ def _find(places: OpenStore) -> tuple[Format, FormatEntry | None]:
         return layout, None
     # Only the data's log was read: the names can't be reached, or a process was killed while it moved them.
     places.follow(named)
-    log = Format(tuple(read_format(named)))
+    log = FormatLog(tuple(read_format(named)))
     while (said := log.entries[-1]).names is not None and not log.has(NAMES_MOVING):
         new = places.open_names(said.names)
         entries = read_format(new)
         if not entries:
             return log, said
         places.follow(new)
-        log = Format(tuple(entries))
+        log = FormatLog(tuple(entries))
     return log, None
 
 
@@ -309,7 +309,7 @@ def _below(places: OpenStore) -> str:
     return f"{places.data.url.rstrip('/')}/{_BELOW_DATA.removeprefix(BELOW)}"
 
 
-def _target(places: OpenStore, wanted: str, log: Format, decided: FormatEntry | None) -> str:
+def _target(places: OpenStore, wanted: str, log: FormatLog, decided: FormatEntry | None) -> str:
     """Return the location as the log has it. Below the data it is always new: old names remain there."""
     under_way = decided or (log.entries[-1] if log.has(NAMES_MOVING) else None)
     going = None if under_way is None else under_way.names
@@ -322,13 +322,13 @@ def _target(places: OpenStore, wanted: str, log: Format, decided: FormatEntry | 
     return target
 
 
-def _opened(context: Context, places: OpenStore, target: str) -> closing[Store]:
+def _opened(context: Context, places: OpenStore, target: str) -> closing[StoreBackend]:
     below = f"{places.data.url.rstrip('/')}/{target.removeprefix(BELOW)}"
     url = below if target.startswith(BELOW) else target
     return closing(open_names(url, context.store_options(context.settings.store()), create=True))
 
 
-def _stay(context: Context, places: OpenStore, log: Format, going: FormatEntry | None) -> MovedNames:
+def _stay(context: Context, places: OpenStore, log: FormatLog, going: FormatEntry | None) -> MovedNames:
     old = places.names
     if going is not None:
         raise moves_elsewhere(old.url, going)
@@ -352,12 +352,12 @@ class FoundCommit(msgspec.Struct, frozen=True):
     """A commit of the store, its dataset, and the branch whose head it becomes, if any."""
 
     id: CommitId
-    commit: Commit
+    commit: CommitRecord
     dataset: DatasetName
     head_of: BranchName | None = None
 
 
-def find_heads(commits: Iterable[tuple[CommitId, Commit]]) -> list[FoundCommit]:
+def find_heads(commits: Iterable[tuple[CommitId, CommitRecord]]) -> list[FoundCommit]:
     """Return every commit, by dataset and newest first.
 
     The commits made for one branch form lines. The newest commit that is no parent of another becomes the
@@ -397,9 +397,9 @@ def _further(branch: BranchName, tip: CommitId) -> BranchName:
     return BranchName.parse(f"{begin}{end}")
 
 
-def _dataset(commit: Commit) -> DatasetName:
+def _dataset(commit: CommitRecord) -> DatasetName:
     return RECOVERED if commit.dataset is None else commit.dataset
 
 
-def _age(commit_id: CommitId, known: dict[CommitId, Commit]) -> tuple[int, str]:
+def _age(commit_id: CommitId, known: dict[CommitId, CommitRecord]) -> tuple[int, str]:
     return -known[commit_id].time_ms, str(commit_id)

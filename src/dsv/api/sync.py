@@ -15,7 +15,7 @@ from dsv.cache.root import SETTINGS_FILE
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.format.tree import Entry, Kind
 from dsv.repo.damage import read_damage
-from dsv.repo.tree.diff import Change
+from dsv.repo.tree.diff import PathChange
 from dsv.repo.tree.read import TreeReader, find_paths
 from dsv.transfer.file_reader import refusal
 from dsv.values.ids import CommitId
@@ -26,7 +26,7 @@ from dsv.values.progress import Progress
 from dsv.values.units import format_count, format_lines
 from dsv.workspace.baseline import (
     Baseline,
-    Held,
+    WorkspacePaths,
     check_paths,
     check_removals,
     doubts,
@@ -35,8 +35,8 @@ from dsv.workspace.baseline import (
 )
 from dsv.workspace.checkout import check_out, check_tree
 from dsv.workspace.open import OpenWorkspace
-from dsv.workspace.plan import Goal, Made
-from dsv.workspace.publish import Journal, Publisher, Reuploaded, Synced, adopt_killed_sync, reupload
+from dsv.workspace.plan import CheckoutResult, Goal
+from dsv.workspace.publish import Publisher, Reuploaded, Synced, SyncJournal, adopt_killed_sync, reupload
 from dsv.workspace.scan.result import WorkspaceScan, detect_changes
 from dsv.workspace.workspace import Workspace
 
@@ -113,7 +113,7 @@ def sync(context: Context, request: SyncRequest) -> Synced:
     """
     with (
         open_to_publish(context, "dsv sync", request.branch) as opened,
-        Journal.open(opened.workspace.journal_path, opened.workspace.store_id) as journal,
+        SyncJournal.open(opened.workspace.journal_path, opened.workspace.store_id) as journal,
     ):
         branch = request.branch or opened.workspace.branch
         new_branch = request.new_branch
@@ -253,14 +253,14 @@ def sparse_add(context: Context, texts: Sequence[str]) -> Sparse:
         chosen, come = workspace.chosen.added(lines), SparsePatterns(lines)
         with open_baseline(opened, base, writes=True) as baseline:
             _check_ended(baseline)
-            held = Held(chosen, baseline.held.outside)
+            held = WorkspacePaths(chosen, baseline.held.outside)
 
-            def changes() -> Iterator[Change]:
+            def changes() -> Iterator[PathChange]:
                 for entry, where in () if tree is None else tree.within(come):
                     if entry.path not in baseline.held:
-                        yield Change(entry.path, None, entry, where)
+                        yield PathChange(entry.path, None, entry, where)
 
-            made = Made()
+            made = CheckoutResult()
             if tree is not None:
                 check_tree(tree, workspace.root, held)
                 hint = "move or remove yours, then run the same command again"
@@ -286,7 +286,7 @@ def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
             def goes(path: bytes) -> bool:
                 return path not in chosen and (path in workspace.chosen or go.matches(path))
 
-            def changes() -> Iterator[Change]:
+            def changes() -> Iterator[PathChange]:
                 held = () if tree is None else tree.within(baseline.held)
                 return _going(baseline, (entry for entry, _ in held), goes)
 
@@ -299,7 +299,7 @@ def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
                     hint="dsv status lists the files here",
                 )
             check_matches(tree, new)
-            made = Made()
+            made = CheckoutResult()
             if tree is not None:
                 hint = "publish the changes with dsv sync, or give them up with dsv restore PATH"
                 record = partial(workspace.choose, chosen)
@@ -309,14 +309,14 @@ def sparse_remove(context: Context, texts: Sequence[str]) -> Sparse:
         return Sparse(workspace, removed=made.removed)
 
 
-def _going(baseline: Baseline, held: Iterable[Entry], goes: Callable[[bytes], bool]) -> Iterator[Change]:
+def _going(baseline: Baseline, held: Iterable[Entry], goes: Callable[[bytes], bool]) -> Iterator[PathChange]:
     """Yield the removals in tree order, including folders that a killed call has left empty."""
     left = [
         Entry(path, Kind.EMPTY_DIRECTORY) for path in sorted(baseline.scan.filled_elsewhere, key=sort_key)
     ]
     for entry in heapq.merge(held, left, key=lambda entry: sort_key(entry.path)):
         if goes(entry.path):
-            yield Change(entry.path, entry, None)
+            yield PathChange(entry.path, entry, None)
 
 
 def _choose(

@@ -27,7 +27,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader
 from dsv.store.open import OpenStore
 from dsv.upkeep.copy import Succeeded, make_successor
-from dsv.upkeep.erase import Eraser, Item, Place, Plan, State, find_packs, refuse_shared
+from dsv.upkeep.erase import DatasetPath, ErasedPath, ErasePlan, Eraser, State, find_packs, refuse_shared
 from dsv.upkeep.packs import Schedule
 from dsv.upkeep.repair import Repair
 from dsv.upkeep.verify import Verification, Verifier
@@ -185,7 +185,7 @@ class EraseRequest:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    items: list[Item]
+    items: list[ErasedPath]
     erasures: tuple[ErasureId, ...]
     files: int
     bytes: int
@@ -254,9 +254,9 @@ def erase(
         return replace(done, items=done.items + late, erasures=tuple(made))
 
 
-def _history(context: Context, repository: Repository) -> Status:
+def _history(context: Context, repository: Repository) -> ErasureStatus:
     """Return what keeps old versions and copies of packs, as far as the store reports it."""
-    found = Status([])
+    found = ErasureStatus([])
     with suppress(DsvError):
         asked = _ask_history(context, repository, found)
         if asked is not None and asked[1].versioned:
@@ -283,9 +283,9 @@ def successor(context: Context, text: str, new: str) -> Succeeded:
 
 def _wanted(
     context: Context, repository: Repository, targets: Sequence[Target]
-) -> tuple[list[FileId], list[Place]]:
+) -> tuple[list[FileId], list[DatasetPath]]:
     files: list[FileId] = []
-    places: list[Place] = []
+    places: list[DatasetPath] = []
     for target in targets:
         path = clean_path(target.path)
         if not path:
@@ -301,7 +301,7 @@ def _wanted(
         for entry in found:
             if entry.is_file and entry.size and entry.file_id is not None:
                 files.append(entry.file_id)
-                places.append(Place(str(resolved.dataset), entry.path))
+                places.append(DatasetPath(str(resolved.dataset), entry.path))
         if not any(entry.is_file and entry.size for entry in found):
             raise UsageError(
                 f"{target} has no content that could be erased",
@@ -311,10 +311,10 @@ def _wanted(
     return files, places
 
 
-def _items(plan: Plan, choice: Choice | None) -> list[Item]:
+def _items(plan: ErasePlan, choice: Choice | None) -> list[ErasedPath]:
     shared = {((one.dataset, one.path), one.file_id) for one in plan.shared}
     found = [
-        Item(*place, file_id, plan.files[file_id], state="erased")
+        ErasedPath(*place, file_id, plan.files[file_id], state="erased")
         for place, file_id in plan.places
         if (place, file_id) not in shared
     ]
@@ -322,7 +322,7 @@ def _items(plan: Plan, choice: Choice | None) -> list[Item]:
     return found + _with_state(plan.kept, "kept")
 
 
-def _with_state(items: Iterable[Item], state: State) -> list[Item]:
+def _with_state(items: Iterable[ErasedPath], state: State) -> list[ErasedPath]:
     return [structs.replace(one, state=state) for one in items]
 
 
@@ -345,7 +345,7 @@ class ErasureItem:
 
 
 @dataclass(slots=True)
-class Status:
+class ErasureStatus:
     """Where erased contents may remain."""
 
     items: list[ErasureItem]
@@ -371,13 +371,13 @@ class Status:
         return not (self.packs or self.unindexed or self.versions or self.cached)
 
 
-def status(context: Context, *, deadline: float, purge: bool = False) -> Status:
+def status(context: Context, *, deadline: float, purge: bool = False) -> ErasureStatus:
     """Look for erased contents in packs and in old versions of packs, and for caches that have obeyed.
 
     deadline: seconds that caches have. purge: delete the old versions of packs that have erased contents.
     """
     with context.repository() as repository, room(context) as folder:
-        done = Status(_erasures(repository, deadline))
+        done = ErasureStatus(_erasures(repository, deadline))
         if not done.items:
             return done
         _look_at_caches(context, repository, done)
@@ -415,7 +415,7 @@ def _erasures(repository: Repository, deadline: float) -> list[ErasureItem]:
     return sorted(found, key=lambda item: (item.time_ms, item.erasure))
 
 
-def _look_at_caches(context: Context, repository: Repository, done: Status) -> None:
+def _look_at_caches(context: Context, repository: Repository, done: ErasureStatus) -> None:
     """Look into each cache that this user has used or configured on this machine."""
     for path in nearby_caches(context.settings):
         name = f"{socket.gethostname()}:{path}"
@@ -444,7 +444,7 @@ def _cache_name(repository: Repository, key: str) -> str:
 
 
 def _ask_history(
-    context: Context, repository: Repository, done: Status
+    context: Context, repository: Repository, done: ErasureStatus
 ) -> tuple[BucketVersions, History] | None:
     """Find out what keeps copies of deleted data. Return the versions in the bucket, if it is on S3."""
     store = repository.store
@@ -467,7 +467,7 @@ def _ask_history(
     return versions, history
 
 
-def _look_at_versions(context: Context, repository: Repository, done: Status, *, purge: bool) -> None:
+def _look_at_versions(context: Context, repository: Repository, done: ErasureStatus, *, purge: bool) -> None:
     found = _ask_history(context, repository, done)
     done.elsewhere.append(
         "snapshots and backups of the store, and copies that dsv copy or other tools have made"
@@ -484,7 +484,7 @@ def _look_at_versions(context: Context, repository: Repository, done: Status, *,
 
 
 def _remove_version(
-    versions: BucketVersions, old: OldVersion, done: Status, *, purge: bool, locked: bool
+    versions: BucketVersions, old: OldVersion, done: ErasureStatus, *, purge: bool, locked: bool
 ) -> None:
     failure = versions.delete(old) if purge else ""
     if failure is None:

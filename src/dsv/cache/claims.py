@@ -1,6 +1,6 @@
 """Leases and pins, which keep a place, and intents to evict it: the content of the place's claims folder.
 
-The random id of an `Owner` decides who holds a claim. Its other fields let a process on the same kernel,
+The random id of an `LeaseOwner` decides who holds a claim. Its other fields let a process on the same kernel,
 which alone can know that the holder has died, skip the wait for expiry. Rules L1 to L3 and E1 to E3 of
 docs/internals/cache-protocol.md say why a taker that removes an evictor's empty folder has stopped it
 permanently.
@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 import msgspec
 from msgspec.structs import replace
 
-from dsv.cache.root import CacheRoot, Place
+from dsv.cache.root import CachePlace, CacheRoot
 from dsv.fs import system
 from dsv.fs.attributes import GONE
 from dsv.fs.files import FULL, list_names, read_json, read_small
@@ -29,7 +29,7 @@ from dsv.fs.process import Fate, Process, host_name, user_name
 from dsv.fs.shared_path import SharedPath
 
 
-class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+class LeaseOwner(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """One holder of claims. Two are the same only if their `id` is."""
 
     id: str
@@ -40,12 +40,12 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     start: int = 0
 
     @classmethod
-    def new(cls) -> Owner:
+    def new(cls) -> LeaseOwner:
         """Return a new owner in this process. Each claim and each worker needs its own, also after a fork."""
         here = Process.here()
         return cls(os.urandom(16).hex(), host_name(), user_name(), here.kernel, here.pid, here.start)
 
-    def same_process(self, other: Owner) -> bool:
+    def same_process(self, other: LeaseOwner) -> bool:
         """Return False only if the claims are known to be of two processes."""
         return self._process == other._process
 
@@ -65,7 +65,7 @@ class IntentRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An evictor's intent to remove a cached commit."""
 
     version: int = 1
-    owner: Owner
+    owner: LeaseOwner
     """Its `id` names the trash folder."""
     at: float
     """By the file server's clock."""
@@ -78,13 +78,13 @@ class Intent(msgspec.Struct, frozen=True):
     """This process's intent on one place."""
 
     root: CacheRoot
-    place: Place
-    owner: Owner
+    place: CachePlace
+    owner: LeaseOwner
 
     @classmethod
-    def declare(cls, root: CacheRoot, place: Place, now: float) -> Intent:
+    def declare(cls, root: CacheRoot, place: CachePlace, now: float) -> Intent:
         """Make a trash folder, then the intent: later listings show all earlier takers. Raises `OSError`."""
-        intent = cls(root, place, Owner.new())
+        intent = cls(root, place, LeaseOwner.new())
         intent._make_folder()
         try:
             intent._tell(IntentRecord(owner=intent.owner, at=now))
@@ -141,7 +141,7 @@ class Intent(msgspec.Struct, frozen=True):
         self.file.unlink(missing_ok=True)
 
 
-def cancel_intent(root: CacheRoot, place: Place, name: str) -> bool:
+def cancel_intent(root: CacheRoot, place: CachePlace, name: str) -> bool:
     """Make sure that this intent can no longer `fire`; return False if it already has. Raises `OSError`."""
     if not _remove_folder(root.trash / name.removeprefix(INTENT)):
         return False
@@ -149,14 +149,14 @@ def cancel_intent(root: CacheRoot, place: Place, name: str) -> bool:
     return True
 
 
-def cancel_intents(root: CacheRoot, place: Place, names: Iterable[str]) -> None:
+def cancel_intents(root: CacheRoot, place: CachePlace, names: Iterable[str]) -> None:
     """End every intent among these names of claims. Raises `OSError`."""
     for name in names:
         if name.startswith(INTENT):
             cancel_intent(root, place, name)
 
 
-def read_intent(root: CacheRoot, place: Place, name: str) -> IntentRecord | None:
+def read_intent(root: CacheRoot, place: CachePlace, name: str) -> IntentRecord | None:
     """Return an intent, or None if it was withdrawn or can't be decoded. Raises `OSError`."""
     return read_json(root.claims(place) / name, _INTENT)
 
@@ -187,7 +187,7 @@ class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An expiring claim. Times are the file server's."""
 
     version: int = 1
-    owner: Owner
+    owner: LeaseOwner
     purpose: Literal["stage", "run", "hold"]
     """`stage` for a running command, `run` for a job, `hold` for a person."""
     run: str | None = None
@@ -312,7 +312,7 @@ class Claims(msgspec.Struct, frozen=True):
 
 
 def read_claims(
-    root: CacheRoot, place: Place, *, asked: bool = False, known: Collection[str] | None = None
+    root: CacheRoot, place: CachePlace, *, asked: bool = False, known: Collection[str] | None = None
 ) -> Claims:
     """Read all claims on a place. Raises `OSError`.
 
@@ -335,7 +335,7 @@ def read_claims(
     return Claims(unknown=(Unknown("names that keep changing", float("inf")),), names=tuple(names))
 
 
-def list_claims(root: CacheRoot, place: Place, known: Collection[str]) -> list[str]:
+def list_claims(root: CacheRoot, place: CachePlace, known: Collection[str]) -> list[str]:
     """List the claims folder of a place for a decision: rule T6 of docs/internals/cache-protocol.md.
 
     While other hosts change a folder, a file server may leave out names that are there all the time. So a

@@ -27,7 +27,7 @@ from dsv.cache.names import remove_dangling
 from dsv.cache.policy import EvictionRequest
 from dsv.cache.record import ENTRY, SHARE, USED, Extent, used_until
 from dsv.cache.removal import Remover
-from dsv.cache.root import CacheRoot, Place, explain, remove_probes
+from dsv.cache.root import CachePlace, CacheRoot, explain, remove_probes
 from dsv.cache.settings import DEFAULT_UNUSED_FOR, CacheSettings
 from dsv.errors import DsvError, Unsupported
 from dsv.fs.attributes import PROBE, unless_gone
@@ -105,7 +105,7 @@ def _inside(folder: SharedPath) -> tuple[list[os.stat_result], list[SharedPath]]
     return files, folders
 
 
-def _stuck(folder: SharedPath, place: Place | None, error: OSError) -> Trash:
+def _stuck(folder: SharedPath, place: CachePlace | None, error: OSError) -> Trash:
     """Return a folder in the trash that neither an earlier eviction nor this one could delete."""
     found = None
     with contextlib.suppress(OSError):
@@ -140,7 +140,7 @@ class Sweeper:
         self._stuck: list[Trash] = []
         self._busy: set[str] = set()
         self._now = remembered.now
-        self._visible: frozenset[Place] = frozenset()
+        self._visible: frozenset[CachePlace] = frozenset()
 
     def run(self) -> tuple[Extent, list[Trash]]:
         """Return the freed room, and what can't be deleted. Raise `OSError` if the cache is not writable."""
@@ -171,7 +171,7 @@ class Sweeper:
         with self._lock:
             self._freed += room
 
-    def _fill(self, place: Place) -> None:
+    def _fill(self, place: CachePlace) -> None:
         """Give up a fill on which no process has worked for as long as a commit may stay unused."""
         try:
             found = directory.join(self._root, place)
@@ -194,7 +194,7 @@ class Sweeper:
         elif (self._hurry or self._now - last > allowed) and directory.give_up(found):
             self._free(sum((Extent(worker.written, worker.made) for worker in workers.values()), Extent()))
 
-    def _claims(self, place: Place) -> None:
+    def _claims(self, place: CachePlace) -> None:
         """End the intents of dead evictors, and remove claims that have expired."""
         facts = self._remembered.read(place)
         claims = facts.claims
@@ -217,7 +217,7 @@ class Sweeper:
         elif not claims.intents and not expired:
             self._remembered.trust(place, facts)
 
-    def _clear_invisible(self, place: Place, claims: Claims) -> None:
+    def _clear_invisible(self, place: CachePlace, claims: Claims) -> None:
         if self._root.visible(place).is_dir():
             return
         if visible_identity(self._root, place) is None:
@@ -229,7 +229,7 @@ class Sweeper:
             self._unlink(place, USED)
         remove_empty(self._root, place)
 
-    def _is_dead(self, place: Place, name: str) -> bool:
+    def _is_dead(self, place: CachePlace, name: str) -> bool:
         record = read_intent(self._root, place, name)
         if record is not None:
             return record.owner.surely_dead() or self._now - record.at > ABANDONED
@@ -252,7 +252,7 @@ class Sweeper:
         if folder.path not in {one.path for one in self._stuck}:  # already reported with its place
             self._remove(folder, None)
 
-    def _remove(self, folder: SharedPath, place: Place | None) -> None:
+    def _remove(self, folder: SharedPath, place: CachePlace | None) -> None:
         remover = Remover()
         try:
             with self._deleting:
@@ -287,11 +287,11 @@ class Sweeper:
         if found and folder not in (self._root.top, self._root.room):
             folder.rmdir()  # if nothing else is in it
 
-    def _unlink(self, place: Place, name: str) -> None:
+    def _unlink(self, place: CachePlace, name: str) -> None:
         (self._root.claims(place) / name).unlink(missing_ok=True)
 
 
-def remove_empty(root: CacheRoot, place: Place) -> None:
+def remove_empty(root: CacheRoot, place: CachePlace) -> None:
     """Remove the empty folders of a place and of its dataset. A process that needs them makes them again."""
     claims = root.claims(place)
     remove_probes(claims)

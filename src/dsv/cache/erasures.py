@@ -29,7 +29,7 @@ from dsv.values.paths import PathSet
 from dsv.values.units import format_count
 
 if TYPE_CHECKING:
-    from dsv.cache.root import CacheRoot, Place
+    from dsv.cache.root import CachePlace, CacheRoot
     from dsv.repo.repository import Repository
     from dsv.values.ids import ErasureId
 
@@ -88,7 +88,7 @@ def _not_obeyed(root: CacheRoot, repository: Repository) -> list[ErasureId]:
     return [one for one in erasures.known if str(one) not in done]
 
 
-def _places(root: CacheRoot, repository: Repository) -> tuple[list[Place], list[str]]:
+def _places(root: CacheRoot, repository: Repository) -> tuple[list[CachePlace], list[str]]:
     """Return the cached commits of the store, by their records: a name may have passed to another store.
 
     And the folders of its datasets that this user can't read.
@@ -104,7 +104,7 @@ def _places(root: CacheRoot, repository: Repository) -> tuple[list[Place], list[
     return found, list(closed)
 
 
-def obey_at(root: CacheRoot, place: Place, repository: Repository) -> bool:
+def obey_at(root: CacheRoot, place: CachePlace, repository: Repository) -> bool:
     """Remove erased files from one cached commit, and record how many it lacks; False if it can't."""
     try:
         record = read_record(root, place)

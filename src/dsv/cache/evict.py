@@ -20,10 +20,10 @@ from dsv.cache.fill.reservations import NoRoomBeside
 from dsv.cache.inventory import Inventory, Remembered, take_inventory
 from dsv.cache.leases import visible_identity
 from dsv.cache.names import hide_tags, show_tag
-from dsv.cache.policy import CachedCommit, Disk, EvictionRequest, Need, Planner
+from dsv.cache.policy import CachedCommit, DiskSpace, EvictionPlanner, EvictionRequest, Need
 from dsv.cache.record import USED, Extent, add_share, last_used, record_path
 from dsv.cache.removal import Removed, Remover
-from dsv.cache.root import CacheRoot, Place, explain, explaining, nearest_folder
+from dsv.cache.root import CachePlace, CacheRoot, explain, explaining, nearest_folder
 from dsv.cache.settings import CacheSettings, check_writable, load_settings
 from dsv.errors import DsvError
 from dsv.values.names import TagName
@@ -104,10 +104,10 @@ def look(root: CacheRoot, remembered: Remembered) -> Inventory:
 
 def planner_of(
     root: CacheRoot, settings: CacheSettings, request: EvictionRequest, inventory: Inventory
-) -> Planner:
+) -> EvictionPlanner:
     """Return a planner for the disk as it is now. The inventory may be old: evicting checks each commit."""
     disk = disk_now(root, None if request.need is None else request.need.place)
-    return Planner(inventory.visible, settings, disk, inventory.now, request)
+    return EvictionPlanner(inventory.visible, settings, disk, inventory.now, request)
 
 
 def evict_from(
@@ -164,12 +164,12 @@ def _failed(due: CachedCommit, error: OSError) -> CachedCommit:
     return replace(due, error=explain(error, str(due.place), "evict"))
 
 
-def disk_now(root: CacheRoot, without: Place | None = None) -> Disk:
+def disk_now(root: CacheRoot, without: CachePlace | None = None) -> DiskSpace:
     """Return the file system's figures, what fills have written, and what all but `without` still will."""
     with explaining(root.path, "read"):
         found = os.statvfs(nearest_folder(root.path))
         fills = reservations.reservations(root)
-    return Disk(
+    return DiskSpace(
         free=found.f_bavail * found.f_frsize,
         total=found.f_blocks * found.f_frsize,
         filling=sum((one.written for one in fills), Extent()),
@@ -223,7 +223,7 @@ class _Executor:
         remove_empty(root, place)
         return evicted
 
-    def _show(self, tags: list[TagName], place: Place) -> bool:
+    def _show(self, tags: list[TagName], place: CachePlace) -> bool:
         """Bring back hidden tags, unless the commit is gone. Return whether it is there."""
         visible = visible_identity(self._root, place) is not None
         for tag in tags if visible else ():
@@ -251,7 +251,7 @@ class _Executor:
                 add_share(self._root, successor.place, successor.record.fill, rest)
 
 
-def _half_removed(place: Place, error: OSError) -> DsvError:
+def _half_removed(place: CachePlace, error: OSError) -> DsvError:
     cause = explain(error, str(place), "delete all of")
     return type(cause)(
         f"{cause.message}; it is half removed; the next evict deletes the rest from the trash",
@@ -260,7 +260,7 @@ def _half_removed(place: Place, error: OSError) -> DsvError:
     )
 
 
-def forget(root: CacheRoot, place: Place, claims: Claims) -> None:
+def forget(root: CacheRoot, place: CachePlace, claims: Claims) -> None:
     """Remove the records and claims of an evicted commit: exactly the names that were seen under the intent.
 
     These names are never used again, so a new fill of the same commit keeps its own. The exception is `used`,

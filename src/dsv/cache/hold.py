@@ -53,7 +53,7 @@ _EXEC_TICK = 1.0
 _TRIES = 5  # consecutive starts of a new process
 
 
-class Order(msgspec.Struct, frozen=True):
+class HoldRequest(msgspec.Struct, frozen=True):
     """The places to hold, and the process to watch."""
 
     root: str
@@ -76,7 +76,7 @@ class Order(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
     @staticmethod
-    def decode(text: str | bytes) -> Order:
+    def decode(text: str | bytes) -> HoldRequest:
         return _ORDER.decode(text)
 
     def after(self, held: str) -> Self:
@@ -88,7 +88,7 @@ class Order(msgspec.Struct, frozen=True):
         return replace(self, pid=pid, start=0)
 
 
-_ORDER: Final = msgspec.json.Decoder(Order)
+_ORDER: Final = msgspec.json.Decoder(HoldRequest)
 
 
 class LeaseHolder(msgspec.Struct):
@@ -132,10 +132,10 @@ class LeaseHolder(msgspec.Struct):
         os.close(self.answers)
 
 
-class Hold:
+class HoldProcess:
     """The process that holds the leases, started again if it was killed."""
 
-    def __init__(self, holder: LeaseHolder | None, order: Order) -> None:
+    def __init__(self, holder: LeaseHolder | None, order: HoldRequest) -> None:
         self._holder = holder
         self._order = order
         self._tries = _TRIES
@@ -191,7 +191,7 @@ def exec_command(argv: Sequence[str]) -> int:
     pid, commands, answers = map(int, argv[:3])
     for descriptor in (commands, answers) if pid else ():
         os.set_inheritable(descriptor, False)
-    hold = Hold(LeaseHolder(pid, commands, answers) if pid else None, Order.decode(argv[3]))
+    hold = HoldProcess(LeaseHolder(pid, commands, answers) if pid else None, HoldRequest.decode(argv[3]))
     command = list(argv[4:])
     passed = [number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [*passed, signal.SIGCHLD])
@@ -215,7 +215,7 @@ def exec_command(argv: Sequence[str]) -> int:
     return code if code >= 0 else _die_of(-code)
 
 
-def _wait(child: int, hold: Hold, awaited: Sequence[int]) -> tuple[int, bool]:
+def _wait(child: int, hold: HoldProcess, awaited: Sequence[int]) -> tuple[int, bool]:
     """Return the command's wait status, and whether it was ended because its data is no longer held."""
     lost = False
     deadline: float | None = None
@@ -289,7 +289,7 @@ def hold_leases() -> int:
     line = _next_line(0, unread, None)
     if not line:
         return 1
-    order = Order.decode(line)
+    order = HoldRequest.decode(line)
     held: list[Lease] = []
     try:
         from dsv.cache.root import explaining
@@ -304,14 +304,14 @@ def hold_leases() -> int:
             lease.release()
 
 
-def _hold_while_alive(order: Order, held: list[Lease], unread: bytearray) -> int:
+def _hold_while_alive(order: HoldRequest, held: list[Lease], unread: bytearray) -> int:
     from dsv.cache.leases import Lease, end_hold, find_claims
-    from dsv.cache.root import CacheRoot, Place
+    from dsv.cache.root import CachePlace, CacheRoot
     from dsv.fs.process import Watched
 
     watched = Watched(order.pid, order.start)
     root = CacheRoot(Path(order.root))
-    places = [Place(dataset, name) for dataset, name in order.places]
+    places = [CachePlace(dataset, name) for dataset, name in order.places]
     for place in places:
         lease = Lease.take(
             root, place, "run", run=order.run, job=order.job, process=order.pid, program=order.program

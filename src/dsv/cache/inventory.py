@@ -21,8 +21,8 @@ from dsv.cache.policy import CachedCommit
 from dsv.cache.record import USED, Extent, Filled, last_used, read_record, shares
 from dsv.cache.root import (
     SETTINGS_FILE,
+    CachePlace,
     CacheRoot,
-    Place,
     explaining,
     folder_name,
     is_dataset,
@@ -31,7 +31,7 @@ from dsv.cache.root import (
 )
 from dsv.fs.attributes import refresh
 from dsv.fs.files import GONE, list_names, read_json
-from dsv.fs.shared_path import Listed, SharedPath
+from dsv.fs.shared_path import ListedName, SharedPath
 from dsv.values.names import DatasetName
 
 SETTLED = 10.0
@@ -62,13 +62,13 @@ _FILE = msgspec.json.Decoder(_File)
 class Remembered:
     """Facts about cached commits from earlier inventories and from this one. Threads may share it."""
 
-    def __init__(self, root: CacheRoot, now: float, known: dict[Place, PlaceFacts]) -> None:
+    def __init__(self, root: CacheRoot, now: float, known: dict[CachePlace, PlaceFacts]) -> None:
         self.now = now
         """The start of this inventory by the file server's clock."""
         self._root = root
         self._known = known
-        self._anew: dict[Place, PlaceFacts] = {}
-        self._trusted: dict[Place, PlaceFacts] = {}
+        self._anew: dict[CachePlace, PlaceFacts] = {}
+        self._trusted: dict[CachePlace, PlaceFacts] = {}
 
     @classmethod
     def load(cls, root: CacheRoot, now: float) -> Remembered:
@@ -77,13 +77,13 @@ class Remembered:
         if file is None or file.version != _VERSION:
             return cls(root, now, {})
         known = {
-            Place(dataset, name): facts
+            CachePlace(dataset, name): facts
             for dataset, places in file.places.items()
             for name, facts in places.items()
         }
         return cls(root, now, known)
 
-    def read(self, place: Place) -> PlaceFacts:
+    def read(self, place: CachePlace) -> PlaceFacts:
         """Read a place's claims folder, with one request if it has not changed. Raises `OSError`."""
         if place in self._trusted:
             return self._trusted[place]
@@ -100,11 +100,11 @@ class Remembered:
         self._anew[place] = facts
         return facts
 
-    def trust(self, place: Place, facts: PlaceFacts) -> None:
+    def trust(self, place: CachePlace, facts: PlaceFacts) -> None:
         """Have `read` return these facts without a request. Only a plan may rely on that."""
         self._trusted[place] = facts
 
-    def save(self, places: Iterable[Place]) -> None:
+    def save(self, places: Iterable[CachePlace]) -> None:
         """Save what is known of these places, if enough was read. An error in writing is ignored."""
         settled = {place: facts for place, facts in self._anew.items() if self._is_settled(facts)}
         if len(settled) < WORTH_KEEPING:
@@ -124,7 +124,7 @@ class Remembered:
         return facts.changed < (self.now - SETTLED) * 1e9
 
 
-def read_facts(root: CacheRoot, place: Place, changed: int) -> PlaceFacts:
+def read_facts(root: CacheRoot, place: CachePlace, changed: int) -> PlaceFacts:
     """Read a place's claims folder; `changed` is its mtime, asked for just now. Raises `OSError`."""
     claims = read_claims(root, place, asked=True)
     record = read_record(root, place, claims.names)
@@ -159,7 +159,7 @@ def take_inventory(root: CacheRoot, remembered: Remembered | None = None) -> Inv
         seen = find_visible(root)
         places = sorted(seen.places | set(find_all(root.dot / "claims")))
 
-        def look(place: Place) -> CachedCommit:
+        def look(place: CachePlace) -> CachedCommit:
             facts = known.read(place)
             closed = place.dataset in seen.closed and facts.record is not None
             return _candidate(root, place, facts, known.now, visible=place in seen.places, closed=closed)
@@ -169,7 +169,7 @@ def take_inventory(root: CacheRoot, remembered: Remembered | None = None) -> Inv
 
 
 def _candidate(
-    root: CacheRoot, place: Place, facts: PlaceFacts, now: float, *, visible: bool, closed: bool
+    root: CacheRoot, place: CachePlace, facts: PlaceFacts, now: float, *, visible: bool, closed: bool
 ) -> CachedCommit:
     """closed: it is in a folder that this user may not read, so only its record is known."""
     record, leases, path = facts.record, facts.claims.leases, root.visible(place)
@@ -202,7 +202,7 @@ def server_now(root: CacheRoot) -> float:
         return time.time()
 
 
-def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
+def find_places(root: CacheRoot, dataset: DatasetName) -> list[CachePlace]:
     """Return the visible places of a dataset. Raises `OSError`, and `Conflict` if its folder is a symlink."""
     if not root.exists():
         return []
@@ -213,7 +213,7 @@ def find_places(root: CacheRoot, dataset: DatasetName) -> list[Place]:
 
 
 class Visible(msgspec.Struct, frozen=True):
-    places: set[Place]
+    places: set[CachePlace]
     closed: set[str]  # datasets whose folders this user may not read
     foreign: list[str]  # as in `Inventory`
     links: list[tuple[str, str]]  # the datasets' folders and the names in them that are links of tags
@@ -221,7 +221,7 @@ class Visible(msgspec.Struct, frozen=True):
 
 def find_visible(root: CacheRoot) -> Visible:
     """List the folders of the datasets, without looking into any commit. Raises `OSError`."""
-    places: set[Place] = set()
+    places: set[CachePlace] = set()
     closed: set[str] = set()
     foreign: list[str] = []
     links: list[tuple[str, str]] = []
@@ -238,11 +238,11 @@ def find_visible(root: CacheRoot) -> Visible:
             inside = []
             if ours:
                 closed.add(folder.name)
-        if not ours and all(Place.parse(folder.name, one.name) is None for one in inside):
+        if not ours and all(CachePlace.parse(folder.name, one.name) is None for one in inside):
             foreign.append(folder.name)
             continue
         for one in inside:
-            place = Place.parse(folder.name, one.name)
+            place = CachePlace.parse(folder.name, one.name)
             if place is not None and one.is_dir:
                 places.add(place)
             elif one.name.startswith(PREFIX) and is_tag_link(root.top / folder.name / one.name):
@@ -252,13 +252,13 @@ def find_visible(root: CacheRoot) -> Visible:
     return Visible(places, closed, sorted(foreign), links)
 
 
-def find_all(folder: SharedPath) -> list[Place]:
+def find_all(folder: SharedPath) -> list[CachePlace]:
     """Return the places with a folder below `folder`, one of the dot folder's. Raises `OSError`."""
     datasets = [dataset for dataset in list_names(folder) if is_dataset(dataset)]
     return [place for dataset in datasets for place in places_in(folder / dataset)]
 
 
-def _entries(folder: SharedPath) -> list[Listed]:
+def _entries(folder: SharedPath) -> list[ListedName]:
     """List a folder as the file server has it now, with what another host has just cached."""
     try:
         refresh(folder)

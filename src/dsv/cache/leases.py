@@ -23,15 +23,15 @@ from dsv.cache.claims import (
     PIN,
     Claims,
     LeaseName,
+    LeaseOwner,
     LeaseRecord,
-    Owner,
     PinRecord,
     cancel_intents,
     list_claims,
     read_claims,
 )
 from dsv.cache.record import ENTRY, mark_used
-from dsv.cache.root import CacheRoot, Place, own_folder
+from dsv.cache.root import CachePlace, CacheRoot, own_folder
 from dsv.errors import Conflict, DsvError
 from dsv.fs.files import FULL, list_names
 from dsv.fs.process import user_name
@@ -55,7 +55,7 @@ class Lease:
     takes the lease again if the commit is still the same.
     """
 
-    def __init__(self, root: CacheRoot, place: Place, record: LeaseRecord) -> None:
+    def __init__(self, root: CacheRoot, place: CachePlace, record: LeaseRecord) -> None:
         self.root = root
         self.place = place
         self.record = record
@@ -78,7 +78,7 @@ class Lease:
     def take(
         cls,
         root: CacheRoot,
-        place: Place,
+        place: CachePlace,
         purpose: Literal["stage", "run", "hold"],
         *,
         ttl: float = TTL,
@@ -91,7 +91,7 @@ class Lease:
         started = boot_clock()
         now = root.now(root.claims(place))
         record = LeaseRecord(
-            owner=Owner.new(),
+            owner=LeaseOwner.new(),
             purpose=purpose,
             run=None if run is None else str(run),  # a plain str: a subclass may not be encodable
             job=job,
@@ -252,7 +252,7 @@ class Lease:
         return interval if self.secure else 0.0  # it hung for so long that the renewal is too old
 
 
-def end_leases_of(root: CacheRoot, place: Place, gone: Owner, silent_at: float) -> None:
+def end_leases_of(root: CacheRoot, place: CachePlace, gone: LeaseOwner, silent_at: float) -> None:
     """End the `stage` leases of a process whose part was taken over: rule L13 of the cache protocol.
 
     silent_at: the server's time at which the process was found silent, and the fill not done. Names that were
@@ -269,7 +269,7 @@ def end_leases_of(root: CacheRoot, place: Place, gone: Owner, silent_at: float) 
                 (root.claims(place) / name).unlink(missing_ok=True)
 
 
-def visible_identity(root: CacheRoot, place: Place) -> tuple[int, int] | None:
+def visible_identity(root: CacheRoot, place: CachePlace) -> tuple[int, int] | None:
     """Return device and inode of the visible folder by the file server, not by this host's memory.
 
     None if it is absent, or if it or the dataset's folder is a symlink. A change by this process in a folder
@@ -294,14 +294,16 @@ def boot_clock() -> float:
     return time.monotonic()
 
 
-class Hold(msgspec.Struct, frozen=True):
+class HoldInfo(msgspec.Struct, frozen=True):
     """A claim on a place, most often a person's."""
 
-    place: Place
+    place: CachePlace
     claim: LeaseRecord | PinRecord
 
 
-def hold(root: CacheRoot, place: Place, *, why: str = "", seconds: float | None = None) -> PinRecord | None:
+def hold(
+    root: CacheRoot, place: CachePlace, *, why: str = "", seconds: float | None = None
+) -> PinRecord | None:
     """Hold the commit, permanently or for some seconds; None if it is not cached. As with a lease, its file
     is created first, then every evictor's intent is ended. Raises `OSError`.
     """
@@ -328,8 +330,8 @@ def hold(root: CacheRoot, place: Place, *, why: str = "", seconds: float | None 
 
 
 def find_holds(
-    root: CacheRoot, places: Iterable[Place], *, job: str | None = None, everyone: bool = False
-) -> list[Hold]:
+    root: CacheRoot, places: Iterable[CachePlace], *, job: str | None = None, everyone: bool = False
+) -> list[HoldInfo]:
     """Return the user's valid holds of these places, oldest first; no leases of runs or running commands.
 
     job: only those taken in this batch job. everyone: also those that others took by `dsv hold`. Raises
@@ -352,7 +354,7 @@ def find_holds(
     return sorted(found, key=lambda one: (one.claim.since, one.claim.id))
 
 
-def find_claims(root: CacheRoot, places: Iterable[Place], start: str) -> list[Hold]:
+def find_claims(root: CacheRoot, places: Iterable[CachePlace], start: str) -> list[HoldInfo]:
     """Return all leases and holds, of any kind and user, whose ids begin with `start`. Raises `OSError`."""
     found = []
     for place in places:
@@ -364,11 +366,14 @@ def find_claims(root: CacheRoot, places: Iterable[Place], start: str) -> list[Ho
     return found
 
 
-def _all_of(place: Place, claims: Claims) -> list[Hold]:
-    return [*(Hold(place, lease) for lease in claims.leases), *(Hold(place, pin) for pin in claims.pins)]
+def _all_of(place: CachePlace, claims: Claims) -> list[HoldInfo]:
+    return [
+        *(HoldInfo(place, lease) for lease in claims.leases),
+        *(HoldInfo(place, pin) for pin in claims.pins),
+    ]
 
 
-def end_hold(root: CacheRoot, one: Hold) -> None:
+def end_hold(root: CacheRoot, one: HoldInfo) -> None:
     """End one lease or hold and no other. Do nothing if it is gone already. Raises `OSError`."""
     for name in list_claims(root, one.place, ()):
         if one.claim.owns(name):

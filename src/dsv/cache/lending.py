@@ -159,7 +159,7 @@ class _Away(Exception):
     """The cache did not answer in time."""
 
 
-class Loan:
+class LentFiles:
     """The files that caches lend for one run of paths, by their index in the request."""
 
     def __init__(
@@ -264,7 +264,7 @@ class Lenders(MetadataCache):
         self._note = note
         self._found: list[LendingCache] | None = None
 
-    def lend(self, commit: CommitId, entries: Sequence[Entry]) -> Loan | None:
+    def lend(self, commit: CommitId, entries: Sequence[Entry]) -> LentFiles | None:
         """Return a loan of these files of the commit, in tree order; None if no cache has the dataset."""
         files: dict[int, tuple[LendingCache, Lender, Entry]] = {}
         rest = list(range(len(entries)))
@@ -275,7 +275,7 @@ class Lenders(MetadataCache):
             lenders = zip(rest, found or [None] * len(rest), strict=True)
             files |= {at: (shelf, lender, entries[at]) for at, lender in lenders if lender is not None}
             rest = [at for at in rest if at not in files]
-        return Loan(files, self._leave_out) if self._shelves() else None
+        return LentFiles(files, self._leave_out) if self._shelves() else None
 
     def get(self, kind: str, name: str, limit: int) -> bytes | None:
         for shelf in list(self._shelves()):

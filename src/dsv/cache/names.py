@@ -8,7 +8,7 @@ import os
 import msgspec
 from blake3 import blake3
 
-from dsv.cache.root import CacheRoot, Place, folder_name, places_in
+from dsv.cache.root import CachePlace, CacheRoot, folder_name, places_in
 from dsv.errors import Conflict, IntegrityError, UsageError
 from dsv.fs.files import list_names, read_json, read_small
 from dsv.fs.shared_path import SharedPath
@@ -18,7 +18,7 @@ from dsv.values.names import DatasetName, TagName
 PREFIX = "@"
 
 
-def show_tag(root: CacheRoot, place: Place, tag: TagName) -> None:
+def show_tag(root: CacheRoot, place: CachePlace, tag: TagName) -> None:
     """Make the tag's link lead to a place that is a whole commit. Leave anything else with that name alone.
 
     The caller has a claim on the place and has seen that it is visible. Raises `OSError`.
@@ -46,7 +46,7 @@ def is_tag_link(path: SharedPath) -> bool:
     return path.name.startswith(PREFIX) and _target(path) is not None
 
 
-def hide_tags(root: CacheRoot, place: Place, known: dict[str, dict[str, str]]) -> list[TagName]:
+def hide_tags(root: CacheRoot, place: CachePlace, known: dict[str, dict[str, str]]) -> list[TagName]:
     """Remove the links to a place before it is renamed away; return their tags. Raises `OSError`, and keeps them then.
 
     known: the links of each dataset as first listed, filled and kept up to date here.
@@ -90,7 +90,7 @@ def _target(link: SharedPath) -> str | None:
         target = link.readlink()
     except OSError:
         return None
-    place = Place.parse(link.parent.name, target)
+    place = CachePlace.parse(link.parent.name, target)
     return target if place is not None and place.selection is None else None
 
 

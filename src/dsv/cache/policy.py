@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from dsv.cache.claims import Claims
 from dsv.cache.record import Extent, Filled
-from dsv.cache.root import Place
+from dsv.cache.root import CachePlace
 from dsv.cache.settings import CacheSettings
 from dsv.errors import DsvError
 from dsv.values.ids import CommitId
@@ -27,7 +27,7 @@ _OWN_FILES = 64  # inodes that a fill needs beside its commit's files and folder
 class CachedCommit(msgspec.Struct, frozen=True):
     """One cached commit, or a selection of one. Times are the file server's."""
 
-    place: Place
+    place: CachePlace
     dataset: str  # its name
     bytes: int  # of its content, like `files`
     files: int
@@ -65,14 +65,14 @@ class CachedCommit(msgspec.Struct, frozen=True):
         return None if self.error is None else self.error.message
 
 
-class Disk(msgspec.Struct, frozen=True):
+class DiskSpace(msgspec.Struct, frozen=True):
     free: int  # bytes
     total: int  # bytes
     filling: Extent = _NOTHING  # what the current fills have written
     reserved: Extent = _NOTHING  # what is reserved for the rest of them
     free_files: int | None = None  # inodes; None if there is no limit, or none is known
 
-    def freed(self, room: Extent) -> Disk:
+    def freed(self, room: Extent) -> DiskSpace:
         files = None if self.free_files is None else self.free_files + room.files
         return replace(self, free=self.free + room.bytes, free_files=files)
 
@@ -80,10 +80,10 @@ class Disk(msgspec.Struct, frozen=True):
 class Need(msgspec.Struct, frozen=True):
     """Room that a fill needs, beyond what it has written."""
 
-    place: Place
+    place: CachePlace
     bytes: int  # of disk, files counted as whole blocks
     files: int  # inodes
-    keep: frozenset[Place] = frozenset()
+    keep: frozenset[CachePlace] = frozenset()
     """Cached commits that must stay, besides the place: the fill takes files from them."""
     folders: int = 0  # further inodes, which the owner's limits do not count
 
@@ -91,12 +91,12 @@ class Need(msgspec.Struct, frozen=True):
 class EvictionRequest(msgspec.Struct, frozen=True):
     """The purpose of an eviction. If room is needed, neither age nor another dataset's max_size counts."""
 
-    only: frozenset[Place] | None = None  # these and nothing else
+    only: frozenset[CachePlace] | None = None  # these and nothing else
     everything: bool = False  # all that may be evicted
     need: Need | None = None  # room that must be left afterwards
 
     @property
-    def kept(self) -> frozenset[Place]:
+    def kept(self) -> frozenset[CachePlace]:
         """The commits that must stay for the need."""
         return frozenset() if self.need is None else self.need.keep | {self.need.place}
 
@@ -104,14 +104,14 @@ class EvictionRequest(msgspec.Struct, frozen=True):
 _ORDINARY = EvictionRequest()
 
 
-class Planner:
+class EvictionPlanner:
     """Chooses the commits to evict, each after the one before it was evicted."""
 
     def __init__(
         self,
         candidates: Iterable[CachedCommit],
         settings: CacheSettings,
-        disk: Disk,
+        disk: DiskSpace,
         now: float,
         request: EvictionRequest = _ORDINARY,
     ) -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from dsv.cache.root import CacheRoot, Place, own_folder
+from dsv.cache.root import CachePlace, CacheRoot, own_folder
 from dsv.errors import DsvError
 from dsv.format.envelope import RECORD_MAX
-from dsv.format.records import Commit
+from dsv.format.records import CommitRecord
 from dsv.fs.files import list_names, read_json, read_small
 from dsv.fs.process import user_name
 from dsv.fs.shared_path import SharedPath
@@ -69,7 +69,7 @@ class Extent(msgspec.Struct, frozen=True):
         return Extent(max(0, min(self.bytes, other.bytes)), max(0, min(self.files, other.files)))
 
 
-def mark_used(root: CacheRoot, place: Place) -> None:
+def mark_used(root: CacheRoot, place: CachePlace) -> None:
     """Record that the commit was used now, at most once a minute. Raises `OSError`."""
     folder = root.claims(place)
     if not folder.is_dir():
@@ -80,26 +80,26 @@ def mark_used(root: CacheRoot, place: Place) -> None:
         root.replace(folder / USED, msgspec.json.encode(UsedRecord(at=now, user=user_name())))
 
 
-def used_until(root: CacheRoot, place: Place, moment: float) -> None:
+def used_until(root: CacheRoot, place: CachePlace, moment: float) -> None:
     """Record a use that ended at `moment`, unless a later one is known. Raises `OSError`."""
     if (last_used(root, place) or 0.0) < moment:
         record = UsedRecord(at=moment, user=user_name())
         root.replace(root.claims(place) / USED, msgspec.json.encode(record))
 
 
-def last_used(root: CacheRoot, place: Place) -> float | None:
+def last_used(root: CacheRoot, place: CachePlace) -> float | None:
     """Return seconds since 1970 by the file server's clock; None if no use was recorded. Raises `OSError`."""
     record = read_json(root.claims(place) / USED, _USED)
     return None if record is None else record.at
 
 
-def add_share(root: CacheRoot, place: Place, fill: str, extent: Extent) -> None:
+def add_share(root: CacheRoot, place: CachePlace, fill: str, extent: Extent) -> None:
     """Add the room that is left of an evicted commit to this commit's account. Raises `OSError`."""
     path = root.claims(place) / f"{SHARE}{fill[:16]}-{os.urandom(8).hex()}"
     root.write_once(path, msgspec.json.encode(ShareRecord(fill=fill, bytes=extent.bytes, files=extent.files)))
 
 
-def shares(root: CacheRoot, place: Place, fill: str, names: tuple[str, ...]) -> Extent:
+def shares(root: CacheRoot, place: CachePlace, fill: str, names: tuple[str, ...]) -> Extent:
     """Return the room that this fill took over; `names` lists the claims folder. Raises `OSError`."""
     total = Extent()
     for name in names:
@@ -139,16 +139,16 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fa
 _FILLED = msgspec.json.Decoder(Filled)
 
 
-def record_path(root: CacheRoot, place: Place, fill: str) -> SharedPath:
+def record_path(root: CacheRoot, place: CachePlace, fill: str) -> SharedPath:
     return root.claims(place) / f"{ENTRY}{fill}"
 
 
-def write_record(root: CacheRoot, place: Place, record: Filled) -> bool:
+def write_record(root: CacheRoot, place: CachePlace, record: Filled) -> bool:
     """Record that the visible folder is whole, right after the rename; False if it was recorded before."""
     return root.write_once(record_path(root, place, record.fill), msgspec.json.encode(record))
 
 
-def read_record(root: CacheRoot, place: Place, names: Iterable[str] | None = None) -> Filled | None:
+def read_record(root: CacheRoot, place: CachePlace, names: Iterable[str] | None = None) -> Filled | None:
     """Return the readable record of a place, visible or not. names: those of its claims. Raises `OSError`."""
     folder = root.claims(place)
     chosen = list_names(folder) if names is None else names
@@ -169,7 +169,7 @@ class Cached(msgspec.Struct, frozen=True):
     """True if it was cached before."""
 
 
-def lookup(root: CacheRoot, place: Place, *, fresh: bool = False) -> Cached | None:
+def lookup(root: CacheRoot, place: CachePlace, *, fresh: bool = False) -> Cached | None:
     """Return the visible, whole commit, or None. Raises `OSError`, and `Conflict` for a symlink in its place.
 
     fresh: make an NFS client ask its server, because it may answer from memory for up to a minute. This needs
@@ -183,7 +183,7 @@ def lookup(root: CacheRoot, place: Place, *, fresh: bool = False) -> Cached | No
     return None if record is None else Cached(path.path, record)
 
 
-def local_commit(root: CacheRoot, place: Place) -> Commit | None:
+def local_commit(root: CacheRoot, place: CachePlace) -> CommitRecord | None:
     """Return the commit of a cached place from the cache's metadata; None if it has no valid copy."""
     with suppress(OSError, DsvError):
         record = read_record(root, place)
@@ -191,7 +191,7 @@ def local_commit(root: CacheRoot, place: Place) -> Commit | None:
             metadata = MetadataCache(root.metadata(StoreId.parse(record.store)))
             data = metadata.get("commit", str(place.commit), RECORD_MAX)
             if data is not None and CommitId.hash(data) == place.commit:
-                return Commit.decode(data)
+                return CommitRecord.decode(data)
     return None
 
 
@@ -200,12 +200,12 @@ def erasures_folder(root: CacheRoot, store: StoreId) -> SharedPath:
     return root.store(store) / "erasures"
 
 
-def erased_count(root: CacheRoot, place: Place, store: StoreId) -> SharedPath:
+def erased_count(root: CacheRoot, place: CachePlace, store: StoreId) -> SharedPath:
     """Return the file that has the number of erased files that a cached commit lacks."""
     return erasures_folder(root, store) / "files" / f"{place.dataset}-{place.name}"
 
 
-def erased_files(root: CacheRoot, place: Place, store: StoreId) -> int:
+def erased_files(root: CacheRoot, place: CachePlace, store: StoreId) -> int:
     """Return how many erased files a cached commit lacks. Raises `OSError`."""
     found = read_small(erased_count(root, place, store)) or b"0"
     return int(found) if found.isdigit() else 0

@@ -21,7 +21,7 @@ import msgspec
 from dsv.errors import Conflict, Denied, DsvError, NoRoom, NotFound, Unreachable, Unsupported, UsageError
 from dsv.fs.attributes import PROBE, refresh
 from dsv.fs.files import FORGOTTEN, FULL, GONE, link_once, list_names, read_small, write_new
-from dsv.fs.folders import Rights, make_folder, open_folder, umask
+from dsv.fs.folders import FolderRights, make_folder, open_folder, umask
 from dsv.fs.shared_path import AnyPath, SharedPath
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName
@@ -63,7 +63,7 @@ def is_dataset(name: str) -> bool:
     return True
 
 
-class Place(msgspec.Struct, frozen=True, order=True):
+class CachePlace(msgspec.Struct, frozen=True, order=True):
     """A visible path of a cache: `<dataset>/<name>`."""
 
     dataset: str
@@ -72,12 +72,12 @@ class Place(msgspec.Struct, frozen=True, order=True):
     """`<commit>` or `<commit>+<selection>`."""
 
     @classmethod
-    def of(cls, dataset: str, commit: CommitId, selection: str | None = None) -> Place:
+    def of(cls, dataset: str, commit: CommitId, selection: str | None = None) -> CachePlace:
         """`dataset` is the path component; `selection` is 16 hex digits, or None for the whole commit."""
         return cls(dataset, f"{commit}+{selection}" if selection else str(commit))
 
     @classmethod
-    def parse(cls, dataset: str, name: str) -> Place | None:
+    def parse(cls, dataset: str, name: str) -> CachePlace | None:
         """Return the place with these folder names, or None if they are not dsv's."""
         if dataset.startswith(".") or not dataset or "/" in dataset or not _NAME.fullmatch(name):
             return None
@@ -100,9 +100,9 @@ class Place(msgspec.Struct, frozen=True, order=True):
         return dataset_of(self.dataset)
 
 
-def places_in(folder: SharedPath) -> list[Place]:
+def places_in(folder: SharedPath) -> list[CachePlace]:
     """Return the places in a dataset's folder. Raises `OSError`."""
-    places = (Place.parse(folder.name, name) for name in list_names(folder))
+    places = (CachePlace.parse(folder.name, name) for name in list_names(folder))
     return [place for place in places if place is not None]
 
 
@@ -199,13 +199,13 @@ class CacheRoot:
     def __repr__(self) -> str:
         return f"CacheRoot({str(self.path)!r})"
 
-    def visible(self, place: Place) -> SharedPath:
+    def visible(self, place: CachePlace) -> SharedPath:
         return self.top / place.dataset / place.name
 
-    def claims(self, place: Place) -> SharedPath:
+    def claims(self, place: CachePlace) -> SharedPath:
         return self.dot / "claims" / place.dataset / place.name
 
-    def fill(self, place: Place) -> SharedPath:
+    def fill(self, place: CachePlace) -> SharedPath:
         return self.dot / "fill" / place.dataset / place.name
 
     def store(self, store: StoreId) -> SharedPath:
@@ -302,14 +302,14 @@ class CacheRoot:
                 drafts = opened.enter_context(open_folder(self.temporary))
             make_folder(parent, path.name, rights, drafts)
 
-    def _rights_in(self, parent: int) -> Rights:
+    def _rights_in(self, parent: int) -> FolderRights:
         """Return what a folder made in `parent` needs to get the root's mode and group."""
         mode, _, group = self._rights
         above = os.fstat(parent)
         passed_on = above.st_mode & stat.S_ISGID
         born_in = above.st_gid if passed_on else os.getegid()
         plain = born_in == group and passed_on == mode & stat.S_ISGID and not mode & umask()
-        return Rights(given=mode, free=0, group=group if mode & 0o070 else None, plain=plain)
+        return FolderRights(given=mode, free=0, group=group if mode & 0o070 else None, plain=plain)
 
     def write_once(self, path: SharedPath, data: bytes, *, writable: bool = False) -> bool:
         """Create `path` with exactly this content, atomically and durably; False if the name was taken.

@@ -65,7 +65,7 @@ class Amount(msgspec.Struct, frozen=True):
         return f"{self.percent:g}%" if self.percent else format_bytes(self.bytes)
 
 
-class Limits(msgspec.Struct, frozen=True):
+class CacheLimits(msgspec.Struct, frozen=True):
     """The limits of a cache; None means no limit. `unused_for` is in seconds. All `min_free` must be free."""
 
     unused_for: float | None = None
@@ -73,9 +73,9 @@ class Limits(msgspec.Struct, frozen=True):
     max_files: int | None = None
     min_free: tuple[Amount, ...] = ()
 
-    def tightened(self, other: Limits) -> Limits:
+    def tightened(self, other: CacheLimits) -> CacheLimits:
         """Return the stricter limit of each pair."""
-        return Limits(
+        return CacheLimits(
             _least(self.unused_for, other.unused_for),
             _least(self.max_size, other.max_size),
             _least(self.max_files, other.max_files),
@@ -98,7 +98,7 @@ class DatasetRule(msgspec.Struct, frozen=True):
     max_size: _Size | None = None
     protected: bool | None = None
 
-    def tightened(self, limits: Limits) -> DatasetRule:
+    def tightened(self, limits: CacheLimits) -> DatasetRule:
         """Return the rule with a command's limits. Without an age, the general one, tightened, applies."""
         if limits.unused_for is None or self.unused_for is None:
             return self
@@ -109,7 +109,7 @@ class CacheSettings(msgspec.Struct, frozen=True):
     """The file's content. Patterns are shell patterns over dataset names; an exact name takes precedence."""
 
     protocol: int = PROTOCOL
-    limits: Limits = msgspec.field(default_factory=lambda: Limits(unused_for=DEFAULT_UNUSED_FOR))
+    limits: CacheLimits = msgspec.field(default_factory=lambda: CacheLimits(unused_for=DEFAULT_UNUSED_FOR))
     protected: tuple[str, ...] = ()
     datasets: Mapping[str, DatasetRule] = msgspec.field(default_factory=dict)
 
@@ -135,7 +135,7 @@ class CacheSettings(msgspec.Struct, frozen=True):
         limited = (self.limits.max_size, self.limits.max_files, self.rule(dataset).max_size)
         return any(one is not None for one in limited)
 
-    def tightened(self, limits: Limits) -> CacheSettings:
+    def tightened(self, limits: CacheLimits) -> CacheSettings:
         """Return the settings with a command's limits, which apply to all datasets if they are stricter."""
         rules = {name: rule.tightened(limits) for name, rule in self.datasets.items()}
         return replace(self, limits=self.limits.tightened(limits), datasets=rules)
@@ -192,7 +192,7 @@ def parse_settings(data: bytes, name: str) -> CacheSettings:
             file = msgspec.convert(table, _StrictFile, dec_hook=_parse)
         free = file.min_free
         amount = Amount.parse(free) if isinstance(free, str) else Amount(bytes=free or 0)
-        limits = Limits(
+        limits = CacheLimits(
             _finite(file.unused_for), file.max_size, file.max_files, () if free is None else (amount,)
         )
         return CacheSettings(file.protocol, limits, file.protected, file.datasets)

@@ -19,11 +19,11 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from dsv import __version__
-from dsv.cli.call import Session
+from dsv.cli.call import CommandLine
 from dsv.cli.catalogue import COMMANDS, root_help
 from dsv.cli.declare import Command, bypass_pydantic, global_options, option
 from dsv.cli.failure import READER_GONE, failure_json, failure_text, of_error, without_passwords
-from dsv.cli.output import Output, ReaderGone
+from dsv.cli.output import CommandOutput, ReaderGone
 from dsv.cli.terminal import Surroundings, wrapped
 from dsv.errors import NoRoom, Terminated, UsageError
 
@@ -62,13 +62,13 @@ class Root(TyperGroup):
             name, args = args[1], [args[1], "--help"]
         if name not in COMMANDS and not ctx.resilient_parsing:
             raise _no_such_command(name)
-        session = ctx.find_object(Session)
+        session = ctx.find_object(CommandLine)
         if session is not None:
             session.command = name
         return super().resolve_command(ctx, args)
 
     def get_help(self, ctx: Any) -> str:
-        session = ctx.find_object(Session)
+        session = ctx.find_object(CommandLine)
         return root_help(80 if session is None else session.around.columns()).rstrip("\n")
 
 
@@ -92,7 +92,7 @@ def root() -> Root:
 
 
 def _show_version(ctx: typer.Context, value: bool) -> None:
-    session = ctx.find_object(Session)
+    session = ctx.find_object(CommandLine)
     if session is not None and value and not ctx.resilient_parsing:
         session.out.line(f"dsv {__version__}")
         raise typer.Exit
@@ -115,9 +115,9 @@ def run(
     announce: Callable[[str, Path, Path], None] | None = None,
     member: dict[str, Any] | None = None,
 ) -> int:
-    """Run one command line. All output goes to `around`. For `announce` and `member` see `Session`."""
-    with Output(around.stdout) as out, _terminable():
-        session = Session(around, out, arguments=tuple(arguments), announce=announce, member=member)
+    """Run one command line. All output goes to `around`. For `announce` and `member` see `CommandLine`."""
+    with CommandOutput(around.stdout) as out, _terminable():
+        session = CommandLine(around, out, arguments=tuple(arguments), announce=announce, member=member)
         try:
             return _invoke(arguments, session)
         except ReaderGone:
@@ -134,7 +134,7 @@ def exit_now(code: int) -> None:
         os._exit(code)
 
 
-def _invoke(arguments: Sequence[str], session: Session) -> int:
+def _invoke(arguments: Sequence[str], session: CommandLine) -> int:
     code: int | None = 0
     try:
         with root().make_context("dsv", list(arguments), obj=session) as ctx:
@@ -145,7 +145,7 @@ def _invoke(arguments: Sequence[str], session: Session) -> int:
     return int(code or 0)
 
 
-def _fail(error: BaseException, arguments: Sequence[str], session: Session) -> int:
+def _fail(error: BaseException, arguments: Sequence[str], session: CommandLine) -> int:
     session.out.discard()
     around = session.around
     if session.flags.debug or "--debug" in _options(arguments):
@@ -183,7 +183,7 @@ _HINTS = {
 """Hints for options of other tools that are spelled like no option of dsv."""
 
 
-def _of_typer(error: typer.TyperException, session: Session) -> UsageError:
+def _of_typer(error: typer.TyperException, session: CommandLine) -> UsageError:
     """Turn typer's message into one sentence and a hint."""
     path = f"dsv {session.command}".strip()
     hint = f"{path} --help"

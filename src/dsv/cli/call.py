@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from dsv.api.context import Context
     from dsv.api.settings import Settings
-    from dsv.cli.output import Column, Output
+    from dsv.cli.output import Column, CommandOutput
     from dsv.cli.progress import Meter
     from dsv.cli.terminal import Surroundings
 
@@ -42,11 +42,11 @@ class Flags(msgspec.Struct):
     progress: str | None = None
 
 
-class Session(msgspec.Struct):
+class CommandLine(msgspec.Struct):
     """The state of one command line. Typer passes it as `obj`."""
 
     around: Surroundings
-    out: Output
+    out: CommandOutput
     flags: Flags = msgspec.field(default_factory=Flags)
     command: str = ""
     arguments: tuple[str, ...] = ()
@@ -72,8 +72,8 @@ class Call(typer.Context):
     """The result was printed as JSON, so nothing more is printed for people."""
 
     @property
-    def session(self) -> Session:
-        session = self.find_object(Session)
+    def session(self) -> CommandLine:
+        session = self.find_object(CommandLine)
         assert session is not None
         return session
 
@@ -86,7 +86,7 @@ class Call(typer.Context):
         return self.session.around
 
     @property
-    def out(self) -> Output:
+    def out(self) -> CommandOutput:
         return self.session.out
 
     @property

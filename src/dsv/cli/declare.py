@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 from typer.main import get_command
 
-from dsv.cli.call import Call, Session, name_of
+from dsv.cli.call import Call, CommandLine, name_of
 from dsv.cli.catalogue import GLOBAL_OPTIONS
 from dsv.cli.output import Keys
 from dsv.errors import UsageError
@@ -267,13 +267,13 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def _remember(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> None:
-    session = ctx.find_object(Session)
+    session = ctx.find_object(CommandLine)
     if session is not None and value not in (None, False):
         setattr(session.flags, param.name, value)
 
 
 def _show_help(ctx: typer.Context, value: bool) -> None:
-    session = ctx.find_object(Session)
+    session = ctx.find_object(CommandLine)
     if session is not None and value and not ctx.resilient_parsing:
         session.out.line(ctx.get_help())
         raise typer.Exit

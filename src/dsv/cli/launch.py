@@ -22,7 +22,7 @@ from dsv.cli.run_views import cause_text, params_text, result_text, write_table
 from dsv.errors import DsvError, LaunchError, UsageError, as_launch_error
 from dsv.run.dirs import RunPlace
 from dsv.run.engines.attach import Signals, informing_ignored
-from dsv.run.engines.base import Plan
+from dsv.run.engines.base import JobPlan
 from dsv.run.listing import RunView, as_text, flattened
 from dsv.run.parameters import SweepSeat, combination, names_sweep, parse_axes, varied
 from dsv.run.pools import Prefer
@@ -118,7 +118,7 @@ def placing_of(call: Call, typed: RunArguments, context: Context, cache: Path) -
     )
 
 
-def show_plan(call: Call, plan: Plan, spec: JobSpec) -> None:
+def show_plan(call: Call, plan: JobPlan, spec: JobSpec) -> None:
     resources = asked(spec)
     if call.json:
         call.document(plan_document(plan, spec))
@@ -131,7 +131,7 @@ def show_plan(call: Call, plan: Plan, spec: JobSpec) -> None:
         call.say(note)
 
 
-def plan_document(plan: Plan, spec: JobSpec) -> dict[str, Json]:
+def plan_document(plan: JobPlan, spec: JobSpec) -> dict[str, Json]:
     shown = {"engine": plan.engine, "argv": list(plan.argv), "env": sorted(plan.env)}
     script = {} if plan.script is None else {"script": plan.script}
     return {**shown, "resources": asked(spec), **script}

@@ -39,7 +39,7 @@ class ReaderGone(Exception):
     """The other end of stdout was closed."""
 
 
-class Output(AbstractContextManager["Output"]):
+class CommandOutput(AbstractContextManager["CommandOutput"]):
     """Collects the output of a command. `publish` sends it; without that, nothing is shown."""
 
     def __init__(self, raw: BinaryIO) -> None:
@@ -123,7 +123,7 @@ def document(fields: Mapping[str, object]) -> dict[str, object]:
 
 
 def write_items(
-    out: Output, items: Iterable[Mapping[str, object]], head: Mapping[str, object] | None = None
+    out: CommandOutput, items: Iterable[Mapping[str, object]], head: Mapping[str, object] | None = None
 ) -> None:
     """Write one document whose `items` are written one by one: a million of them never exist at once."""
     out.write(to_json(document(head or {}))[:-1].encode() + b', "items": [')
@@ -288,7 +288,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 def write_table(
-    out: Output,
+    out: CommandOutput,
     around: Surroundings,
     columns: Sequence[Column | str],
     rows: Sequence[Sequence[str]],
@@ -361,7 +361,7 @@ def _row(row: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -
 
 
 def _write_stacked(
-    out: Output,
+    out: CommandOutput,
     around: Surroundings,
     columns: Sequence[Column],
     rows: Sequence[Sequence[str]],
@@ -377,7 +377,7 @@ def _write_stacked(
         _write_details(out, details, number)
 
 
-def _write_details(out: Output, details: Sequence[Sequence[str]], number: int) -> None:
+def _write_details(out: CommandOutput, details: Sequence[Sequence[str]], number: int) -> None:
     if number < len(details):
         for line in details[number]:
             out.line(GAP + printable(line))

@@ -12,7 +12,7 @@ from msgspec.structs import fields, replace
 
 from dsv.format.locator import Location
 from dsv.format.tree import Entry
-from dsv.repo.tree.diff import Change, What, difference
+from dsv.repo.tree.diff import PathChange, What, difference
 from dsv.values.ids import EMPTY_FILE, Id
 
 SIMILAR = 50
@@ -73,7 +73,7 @@ class Difference(msgspec.Struct, frozen=True):
         return (before.file_id, before.target, before.size) != (after.file_id, after.target, after.size)
 
 
-class Found(msgspec.Struct, frozen=True):
+class PathDifferences(msgspec.Struct, frozen=True):
     """Differences in tree order."""
 
     differences: tuple[Difference, ...]
@@ -81,7 +81,7 @@ class Found(msgspec.Struct, frozen=True):
     """Files that were too many for a comparison of their chunks: some may be renamed and changed."""
 
 
-def differences(changes: Iterable[Change]) -> Iterator[Difference]:
+def differences(changes: Iterable[PathChange]) -> Iterator[Difference]:
     """Return the changes without renames. A file that is only stored in other chunks does not differ."""
     for change in changes:
         what = difference(change.before, change.after)
@@ -89,7 +89,7 @@ def differences(changes: Iterable[Change]) -> Iterator[Difference]:
             yield Difference(what, change.before, change.after, None, change.location)
 
 
-def find_renames(found: Iterable[Difference], read_chunks: ReadChunks | None = None) -> Found:
+def find_renames(found: Iterable[Difference], read_chunks: ReadChunks | None = None) -> PathDifferences:
     """Join a removed and an added file that have the same content, or share most of their chunks.
 
     read_chunks: called once, and only for large files whose sizes allow that they share enough. An empty file
@@ -122,7 +122,9 @@ def find_renames(found: Iterable[Difference], read_chunks: ReadChunks | None = N
         id(now): replace(now, what=What.RENAMED, before=source.before, similarity=similarity)
         for source, now, similarity in pairs
     }
-    return Found(tuple(renamed.get(id(one), one) for one in given if id(one) not in gone), unsearched)
+    return PathDifferences(
+        tuple(renamed.get(id(one), one) for one in given if id(one) not in gone), unsearched
+    )
 
 
 _Pair = tuple[Difference, Difference, int]

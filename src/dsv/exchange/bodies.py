@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any, Final
 
 from dsv.errors import IntegrityError, Unsupported
-from dsv.exchange.remote import HTTP, S3, Place, changed, is_same, path_in
+from dsv.exchange.remote import HTTP, S3, RemoteRoot, changed, is_same, path_in
 from dsv.values.secrets import hide_in_urls
 from dsv.values.units import format_count
 
@@ -41,7 +41,7 @@ _CHECKSUMS: Final[dict[str, Callable[[], Any]]] = {
 """Those of S3, the fastest first."""
 
 
-def open_file(place: Place, key: str, info: dict[str, Any]) -> io.BufferedReader:
+def open_file(place: RemoteRoot, key: str, info: dict[str, Any]) -> io.BufferedReader:
     """Open a file for reading, with dsv's errors. What a web server has packed is not unpacked."""
     if place.protocol not in (*HTTP, *S3):
         with place.at_work("read"):
@@ -50,7 +50,7 @@ def open_file(place: Place, key: str, info: dict[str, Any]) -> io.BufferedReader
     return io.BufferedReader(body, min(PIECE, 1 + (info.get("size") or PIECE)))
 
 
-def open_unpacked(place: Place, key: str, info: dict[str, Any], say: Callable[[str], None]) -> Any:
+def open_unpacked(place: RemoteRoot, key: str, info: dict[str, Any], say: Callable[[str], None]) -> Any:
     """Open a file as a browser saves it: what a web server has packed on the way is unpacked, but not if the
     name says that it is packed. say: takes a line for people."""
     file = open_file(place, key, info)
@@ -76,7 +76,7 @@ async def at_most(body: Any, length: int) -> bytes:
 
 
 async def get_part(
-    place: Place, which: dict[str, str], start: int, length: int, *, whole: bool = False
+    place: RemoteRoot, which: dict[str, str], start: int, length: int, *, whole: bool = False
 ) -> tuple[dict[str, Any], bytes]:
     """Return part of an object, with what S3 says of it. whole: the part is all of it, and its checksums are wanted"""
     how = {"ChecksumMode": "ENABLED"} if whole else {"Range": f"bytes={start}-{start + length - 1}"}
@@ -88,7 +88,7 @@ async def get_part(
 class _Body(io.RawIOBase):
     """A file that can be read at any position."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RemoteRoot) -> None:
         self.place, self._at = place, 0
 
     @abstractmethod
@@ -120,7 +120,7 @@ class _Body(io.RawIOBase):
 class _File(_Body):
     """A file as fsspec reads it."""
 
-    def __init__(self, place: Place, file: Any) -> None:
+    def __init__(self, place: RemoteRoot, file: Any) -> None:
         super().__init__(place)
         self._file = file
 
@@ -139,7 +139,7 @@ class _Object(_Body):
     """An object of S3. If it is read from its start to its end, it is compared with a hash that S3 states: its
     ETag where that is its MD5, else a checksum."""
 
-    def __init__(self, place: Place, key: str, info: dict[str, Any]) -> None:
+    def __init__(self, place: RemoteRoot, key: str, info: dict[str, Any]) -> None:
         super().__init__(place)
         self._info, self._size = info, int(info["size"])
         self._which = dict(zip(("Bucket", "Key"), key.split("/", 1), strict=True))
@@ -229,7 +229,7 @@ class WebFile(_Body):
     """What a web server sends for a URL, by one request. If that breaks off, or reading goes on elsewhere,
     another one asks for the rest."""
 
-    def __init__(self, place: Place, url: str) -> None:
+    def __init__(self, place: RemoteRoot, url: str) -> None:
         super().__init__(place)
         self._url = url
         self._began = self._next = 0
@@ -291,7 +291,7 @@ class WebFile(_Body):
         return answer
 
 
-async def ask_web(place: Place, url: str, part: str, **headers: str) -> Any:
+async def ask_web(place: RemoteRoot, url: str, part: str, **headers: str) -> Any:
     """Return the answer of a web server that was asked for a file, or a part such as `bytes=5-`, not packed."""
     from aiohttp import ClientTimeout
 

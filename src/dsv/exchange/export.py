@@ -23,8 +23,8 @@ from blake3 import blake3
 
 from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageError
 from dsv.exchange.bodies import PIECE
-from dsv.exchange.journal import Journal
-from dsv.exchange.remote import HTTP, OBJECT_STORES, Place, etag_and_time, version_of
+from dsv.exchange.journal import ExchangeJournal
+from dsv.exchange.remote import HTTP, OBJECT_STORES, RemoteRoot, etag_and_time, version_of
 from dsv.exchange.sources import AHEAD_BYTES, DATA, JOBS, SMALL, TARS
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
@@ -37,7 +37,7 @@ from dsv.fs.lock import Lock
 from dsv.repo.objects.erasures import erased_error, lacks_erased
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.read import TreeReader
-from dsv.transfer.download import Fetcher, Wanted
+from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import CommitId, FileId
 from dsv.values.names import Target, clean_path
 from dsv.values.paths import fold_clashes, folders_above, found_otherwise, show, sort_key
@@ -147,7 +147,7 @@ class Selection:
     def contents(self, found: Found | None = None) -> Iterator[tuple[bytes, Entry, Iterator[bytes]]]:
         """Yield each entry with its content in checked pieces; damaged ones raise `IntegrityError`."""
         chosen = self.found if found is None else found
-        wanted = [Wanted(entry, where) for _, entry, where in chosen if entry.is_file]
+        wanted = [WantedFile(entry, where) for _, entry, where in chosen if entry.is_file]
         files = Fetcher(self.tree.objects, self.tree.commit.dataset).files(wanted)
         for name, entry, _ in chosen:
             if entry.is_file:
@@ -313,7 +313,7 @@ class Pieces(io.RawIOBase):
 class UrlExport:
     """Writes below one URL, with a journal in `notes`. Raise `Unsupported` for a read-only protocol."""
 
-    def __init__(self, place: Place, url: str, notes: Path, progress: Progress, *, force: bool) -> None:
+    def __init__(self, place: RemoteRoot, url: str, notes: Path, progress: Progress, *, force: bool) -> None:
         if place.protocol in HTTP:
             hint = "export to s3:// or sftp://, or to a folder"
             raise Unsupported(f"HTTP export is not supported: {place.shown}", subject=place.shown, hint=hint)
@@ -321,7 +321,7 @@ class UrlExport:
         self._progress, self._force = progress, force
         self._is_store = place.protocol in OBJECT_STORES
         self._made: set[str] = set()
-        self._journal = Journal(notes, url.rstrip("/"), SAVE_SECONDS)
+        self._journal = ExchangeJournal(notes, url.rstrip("/"), SAVE_SECONDS)
         self._mark = blake3(f"{socket.gethostname()} {self._journal.path}".encode()).hexdigest(length=4)
 
     def tar(self, selection: Selection) -> Exported:

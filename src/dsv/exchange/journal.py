@@ -19,7 +19,7 @@ from dsv.errors import UsageError
 from dsv.format.tree import Entry
 from dsv.fs.errors import about
 from dsv.fs.files import sync_data
-from dsv.transfer.upload import Stored
+from dsv.transfer.upload import StoredContent
 from dsv.values.ids import FileId, RecipeId
 from dsv.values.json import is_text
 from dsv.values.secrets import hide_in_urls
@@ -47,7 +47,7 @@ def _without_secret(key: str) -> str:
     return key if shown == key else f"{shown} {_digest(key)}"
 
 
-class Journal:
+class ExchangeJournal:
     """The journal of one URL and one store. every: the seconds after which `add` saves; never by default."""
 
     def __init__(self, folder: Path, url: str, every: float = math.inf) -> None:
@@ -68,13 +68,13 @@ class Journal:
                 continue  # torn, or of another version
             self._known[read.key] = read
 
-    def find(self, key: str, version: str | None) -> Stored | None:
+    def find(self, key: str, version: str | None) -> StoredContent | None:
         known = self._known.get(_without_secret(key))
         if known is None or version is None or known.version != version:
             return None
-        return Stored(known.size, known.file_id, known.recipe_id, None)
+        return StoredContent(known.size, known.file_id, known.recipe_id, None)
 
-    def add(self, key: str, version: str | None, stored: Stored | Entry) -> None:
+    def add(self, key: str, version: str | None, stored: StoredContent | Entry) -> None:
         """Add a line, which the next `save` writes. A name that is not UTF-8 gets none."""
         if version is not None and stored.file_id is not None and is_text(key):
             self._new.append(

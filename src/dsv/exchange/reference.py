@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from dsv.errors import NotFound, Unsupported, UsageError
 from dsv.exchange.bodies import PIECE, ask_web, at_most, encoding_of, get_part
-from dsv.exchange.remote import HTTP, S3, Place, changed, hub_headers, open_place, path_in, split_url
+from dsv.exchange.remote import HTTP, S3, RemoteRoot, changed, hub_headers, open_place, path_in, split_url
 from dsv.exchange.sources import TARS, FolderSource, RemoteFile
-from dsv.format.external import MAX_TEXT, Source
+from dsv.format.external import MAX_TEXT, ExternalSource
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.fs.errors import as_error
 from dsv.fs.files import open_plain
@@ -36,10 +36,10 @@ class SourceReader:
     def __init__(self, options: StoreOptions) -> None:
         """options: those of the store. The S3 server is that of the file."""
         self._options = options
-        self._places: dict[tuple[int, str, str], Place] = {}
+        self._places: dict[tuple[int, str, str], RemoteRoot] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, source: Source, start: int, length: int) -> Found:
+    def __call__(self, source: ExternalSource, start: int, length: int) -> Found:
         """Raise as `ReadSource`."""
         scheme = source.url.partition("://")[0]
         if scheme == "file":
@@ -54,7 +54,7 @@ class SourceReader:
             read = _read_http if scheme in HTTP else _read_s3
             return sync(place.fs.loop, read, place, source, start, length)  # type: ignore[no-any-return]
 
-    def _place(self, scheme: str, source: Source) -> Place:
+    def _place(self, scheme: str, source: ExternalSource) -> RemoteRoot:
         key = os.getpid(), scheme, source.endpoint
         with self._lock:
             place = self._places.get(key)
@@ -65,7 +65,7 @@ class SourceReader:
         return with_fields(place, shown=hide_in_urls(source.url))
 
 
-def _read_file(source: Source, start: int, length: int) -> Found:
+def _read_file(source: ExternalSource, start: int, length: int) -> Found:
     path = Path(source.url.removeprefix("file://"))
     try:
         with open_plain(path) as file:
@@ -78,7 +78,7 @@ def _read_file(source: Source, start: int, length: int) -> Found:
     return data, replace(source, size=now.st_size, version="", tag=str(now.st_mtime_ns))
 
 
-async def _read_s3(place: Place, source: Source, start: int, length: int) -> Found:
+async def _read_s3(place: RemoteRoot, source: ExternalSource, start: int, length: int) -> Found:
     bucket, _, key = source.url.partition("://")[2].partition("/")
     which = {"Bucket": bucket, "Key": key}
     if source.version:
@@ -96,7 +96,7 @@ async def _read_s3(place: Place, source: Source, start: int, length: int) -> Fou
     return data, _seen(source, answer, int(total) if total.isdigit() else len(data))
 
 
-def _seen(source: Source, answer: dict[str, Any], size: int) -> Source:
+def _seen(source: ExternalSource, answer: dict[str, Any], size: int) -> ExternalSource:
     version = str(answer.get("VersionId") or "")
     version = "" if version == "null" else version
     return replace(source, size=size, version=version, tag=_tag(answer.get("ETag")))
@@ -106,7 +106,7 @@ def _tag(text: object) -> str:
     return "" if text is None else str(text).replace('"', "")
 
 
-async def _read_http(place: Place, source: Source, start: int, length: int) -> Found:
+async def _read_http(place: RemoteRoot, source: ExternalSource, start: int, length: int) -> Found:
     part = f"bytes={start}-{start + length - 1}"
     async with await ask_web(place, source.url, part, **hub_headers(source.url)) as answer:
         total = answer.headers.get("Content-Range", "").rpartition("/")[2]
@@ -126,7 +126,7 @@ async def _read_http(place: Place, source: Source, start: int, length: int) -> F
         return data if is_part else data[:length], found
 
 
-def _seen_http(source: Source, answer: Any, size: int) -> Source:
+def _seen_http(source: ExternalSource, answer: Any, size: int) -> ExternalSource:
     """Return the file as found. The Hub's redirect names its content; the tag of its target may change."""
     last = answer.headers
     hub = [one.headers for one in (*answer.history, answer) if "X-Repo-Commit" in one.headers]
@@ -145,15 +145,15 @@ def _unfit(shown: str, reason: str) -> Unsupported:
 class ReferredSource(FolderSource):
     """The files at a URL to refer to. The state of each file is recorded when it is read."""
 
-    def __init__(self, place: Place, read: ReadSource, endpoint: str) -> None:
+    def __init__(self, place: RemoteRoot, read: ReadSource, endpoint: str) -> None:
         """endpoint: the S3 server."""
         super().__init__(place)
         self._read_source = read
         self._scheme = place.protocol or "file"
         self._endpoint = endpoint if self._scheme in S3 else ""
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, ExternalSource] = {}
 
-    def source(self, file: RemoteFile) -> Source:
+    def source(self, file: RemoteFile) -> ExternalSource:
         """Return the state of a file at its first read, which must have happened."""
         return self._sources[file.key]
 
@@ -193,7 +193,7 @@ class ReferredSource(FolderSource):
             raise changed(found.url)
         return data
 
-    def _expected(self, file: RemoteFile) -> Source:
+    def _expected(self, file: RemoteFile) -> ExternalSource:
         url = file.key if self._scheme in HTTP else f"{self._scheme}://{file.key}"
         try:
             fits = len(url.encode()) <= MAX_TEXT
@@ -201,7 +201,7 @@ class ReferredSource(FolderSource):
             fits = False
         if not fits or "\0" in url:
             raise _unfit(show(file.path), "its URL is too long, or not UTF-8")
-        return Source(url, self._endpoint, "", "", self._size(file))
+        return ExternalSource(url, self._endpoint, "", "", self._size(file))
 
 
 def open_referred(url: str, options: StoreOptions) -> ReferredSource:

@@ -72,7 +72,7 @@ _ERRNO = re.compile(r"^\[Errno [^]]*\] ")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RemoteRoot:
     """A file system, and the root in it that the URL names."""
 
     fs: Any
@@ -162,7 +162,7 @@ class Place:
             self.fs.mv(old, new)
 
 
-def open_place(url: str, options: StoreOptions) -> Place:
+def open_place(url: str, options: StoreOptions) -> RemoteRoot:
     """Raise `Unsupported` if a package is missing, `UsageError` for an unknown URL or a missing host."""
     shown = hide_in_urls(url)
     kind = kind_of(url)
@@ -184,7 +184,7 @@ def open_place(url: str, options: StoreOptions) -> Place:
         raise missing_package(url, error) from None
     # paramiko mixes up the answers of two threads
     turn = threading.Lock() if protocol in BY_SSH else nullcontext()
-    return Place(fs, root.rstrip("/") or root[:1], protocol, shown, turn)
+    return RemoteRoot(fs, root.rstrip("/") or root[:1], protocol, shown, turn)
 
 
 def etag_and_time(info: dict[str, Any]) -> tuple[object, object]:

@@ -75,7 +75,7 @@ def no_revisions(url: str) -> UsageError:
     return UsageError(f"{shown} has no {lacking}", subject=shown, hint=hint)
 
 
-class Output(NamedTuple):
+class DvcOutput(NamedTuple):
     """A file or folder that DVC tracks."""
 
     path: str
@@ -299,11 +299,11 @@ class DvcHistory(ExitStack):
         return in_order(files), skipped
 
     def _present(
-        self, outputs: list[Output], skipped: list[Problem], tree: dict[str, str]
-    ) -> list[tuple[Output, RemoteFile]]:
+        self, outputs: list[DvcOutput], skipped: list[Problem], tree: dict[str, str]
+    ) -> list[tuple[DvcOutput, RemoteFile]]:
         """Return the outputs that their remotes have, and add the others to `skipped`."""
-        found: list[tuple[Output, RemoteFile]] = []
-        of_remotes: dict[tuple[str, str], list[Output]] = {}
+        found: list[tuple[DvcOutput, RemoteFile]] = []
+        of_remotes: dict[tuple[str, str], list[DvcOutput]] = {}
         for one in outputs:
             of_remotes.setdefault((one.repository, one.remote), []).append(one)
         for key, several in of_remotes.items():
@@ -317,11 +317,11 @@ class DvcHistory(ExitStack):
                 skipped.append(Problem(one.raw, reason))
         return found
 
-    def _outputs(self, revision: str, tree: dict[str, str]) -> tuple[list[Output], list[Problem]]:
+    def _outputs(self, revision: str, tree: dict[str, str]) -> tuple[list[DvcOutput], list[Problem]]:
         pipelines = ("dvc.lock", "dvc.yaml")
         names = [one for one in tree if one.endswith(".dvc") or posixpath.basename(one) in pipelines]
         texts = dict(zip(names, self.git.read(tree[one] for one in names), strict=True))
-        found: list[Output] = []
+        found: list[DvcOutput] = []
         skipped: list[Problem] = []
         for name in names:
             if posixpath.basename(name) == "dvc.yaml":
@@ -331,7 +331,7 @@ class DvcHistory(ExitStack):
                 above = map(str, PurePosixPath(name).parents)
                 within = next((one for one in above if f"{one}/.dvc/config" in tree), "")
                 own = str(out.get("remote") or "")
-                one = Output(path, md5, out.get("hash") != "md5", out.get("isexec") is True, own, within)
+                one = DvcOutput(path, md5, out.get("hash") != "md5", out.get("isexec") is True, own, within)
                 if path in tree or out.get("cache") is False:
                     continue  # it is in git
                 if path.startswith(("../", "/")) or "://" in out["path"]:
@@ -398,7 +398,7 @@ class DvcHistory(ExitStack):
             raise _damaged(f"{name} of git commit {revision} is not YAML: {said}", name) from None
         return found if isinstance(found, dict) else {}
 
-    def _look_up(self, source: FolderSource, wanted: Iterable[Output]) -> None:
+    def _look_up(self, source: FolderSource, wanted: Iterable[DvcOutput]) -> None:
         """Find out what the remote has: by one listing, or on a web server by one request for each name."""
         place = source.place
         if not any(name in HTTP for name in place.protocols):
@@ -418,7 +418,7 @@ class DvcHistory(ExitStack):
         with ThreadPoolExecutor(JOBS, "dsv-import") as pool:
             list(pool.map(ask, {one.name for one in wanted} - objects.keys()))
 
-    def _file(self, source: FolderSource, one: Output) -> RemoteFile | None:
+    def _file(self, source: FolderSource, one: DvcOutput) -> RemoteFile | None:
         info = self._objects[source].get(one.name)
         if not info:
             return None

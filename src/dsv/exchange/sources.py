@@ -21,7 +21,7 @@ from dsv.exchange.remote import (
     HTTP,
     OBJECT_STORES,
     S3,
-    Place,
+    RemoteRoot,
     changed,
     converting,
     is_same,
@@ -136,7 +136,7 @@ class _Digest:
 class FolderSource(ExitStack):
     """The files at and below a URL. Several threads read small ones ahead, until the context ends."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RemoteRoot) -> None:
         super().__init__()
         self.place = place
         self.say: Callable[[str], None] = NoProgress().note
@@ -288,7 +288,7 @@ class FolderSource(ExitStack):
         return self.open(file)
 
 
-def refuse_page(place: Place, info: dict[str, Any]) -> None:
+def refuse_page(place: RemoteRoot, info: dict[str, Any]) -> None:
     """Raise `Unsupported` if a web server has a page for a file of another kind, as if to log in."""
     if info.get("mimetype") == "text/html" and DATA.search(path_in(place.shown)):
         text = f"what is at {place.shown} is a web page, perhaps one to log in"

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.exchange.bodies import PIECE, open_file
-from dsv.exchange.remote import Place, changed, is_same, open_place, path_in, version_of
+from dsv.exchange.remote import RemoteRoot, changed, is_same, open_place, path_in, version_of
 from dsv.exchange.sources import TARS, FolderSource, RemoteFile, in_order, refuse_page, same_name
 from dsv.store.options import StoreOptions
 from dsv.transfer.file_reader import Problem
@@ -42,7 +42,7 @@ class TarSource(FolderSource):
     """The files below the folder `inside` of a tar at a URL. It is read twice from its start: to list it, and for
     the contents."""
 
-    def __init__(self, place: Place, info: dict[str, Any], inside: str = "") -> None:
+    def __init__(self, place: RemoteRoot, info: dict[str, Any], inside: str = "") -> None:
         super().__init__(place)
         self._inside = _clean(inside)
         self._info = info

@@ -35,7 +35,7 @@ EXTERNAL_MAX = _LARGEST + (1 << 16)
 """Maximum size of an external pack in a store, in bytes."""
 
 
-class Source(msgspec.Struct, frozen=True):
+class ExternalSource(msgspec.Struct, frozen=True):
     """One version of a file that dsv does not manage."""
 
     url: str
@@ -49,7 +49,7 @@ class Source(msgspec.Struct, frozen=True):
     the mtime of a local file in nanoseconds. Empty if the server gives neither."""
     size: int
 
-    def is_at(self, found: Source) -> bool:
+    def is_at(self, found: ExternalSource) -> bool:
         """Return whether the file that was found is still this version."""
         return self.size == found.size and (
             self.version == found.version if self.version else self.tag == found.tag
@@ -62,8 +62,8 @@ class Source(msgspec.Struct, frozen=True):
 class Builder:
     def __init__(self) -> None:
         self.pack = PackId.external()
-        self._rows: list[tuple[ChunkId, Source, int, int]] = []
-        self._sources: set[Source] = set()
+        self._rows: list[tuple[ChunkId, ExternalSource, int, int]] = []
+        self._sources: set[ExternalSource] = set()
         self._texts = self._end = 0
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class Builder:
         most = MAX_TEXTS - 4 * (MAX_TEXT + 1)
         return len(self) >= MAX_ROWS or self._texts > most or self._end > PACK_MAX - MAX_CHUNK
 
-    def add(self, chunk: ChunkId, source: Source, start: int, length: int) -> Location:
+    def add(self, chunk: ChunkId, source: ExternalSource, start: int, length: int) -> Location:
         """Add a chunk, which begins at byte `start` of the source. Return its location."""
         if source not in self._sources:
             self._sources.add(source)
@@ -99,7 +99,7 @@ class Builder:
 
 class ExternalRow(NamedTuple):
     id: ChunkId
-    source: Source
+    source: ExternalSource
     start: int
     """Its first byte in the file."""
     offset: int
@@ -110,7 +110,7 @@ class ExternalRow(NamedTuple):
 class ExternalPack(msgspec.Struct, frozen=True):
     """The content of an external pack. `ends[i]` is the end of chunk i in the pack."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[ExternalSource, ...]
     ids: bytes
     places: array[int]
     starts: array[int]
@@ -194,7 +194,7 @@ class ExternalPack(msgspec.Struct, frozen=True):
         except UnicodeDecodeError:
             raise damaged(what, "a text of it is not UTF-8") from None
         columns = (read_texts[at::4] for at in range(4))
-        sources = tuple(Source(*one) for one in zip(*columns, sizes, strict=True))
+        sources = tuple(ExternalSource(*one) for one in zip(*columns, sizes, strict=True))
         found = cls(sources, ids, places, starts, lengths, list(accumulate(lengths)))
         if fault := found._fault(column):
             raise damaged(what, fault)

@@ -46,7 +46,13 @@ class RefEntry(Record, frozen=True):
 
     @classmethod
     def of(
-        cls, writer: Writer, time_ms: int, commit: CommitId | None, action: str, *, deleted: bool = False
+        cls,
+        writer: WriterIdentity,
+        time_ms: int,
+        commit: CommitId | None,
+        action: str,
+        *,
+        deleted: bool = False,
     ) -> RefEntry:
         """Return a move by this writer with a new nonce."""
         return cls(commit, deleted, Nonce.random(), time_ms, writer.author, action)
@@ -196,7 +202,7 @@ class GcDone(Record, frozen=True):
     time_ms: Millis
 
 
-class Limits(msgspec.Struct, frozen=True):
+class BranchLimits(msgspec.Struct, frozen=True):
     """The rule of a protected branch. Such a branch can only be fast-forwarded."""
 
     only_merge: bool = False
@@ -239,19 +245,19 @@ class BranchRule(Record, frozen=True):
 
     @classmethod
     def of(
-        cls, limits: Limits | None, nonce: Nonce, time_ms: int, author: str, message: str,
+        cls, limits: BranchLimits | None, nonce: Nonce, time_ms: int, author: str, message: str,
         dataset: DatasetName, branch: BranchName, number: int,
     ) -> BranchRule:  # fmt: skip
-        said = limits or Limits()
+        said = limits or BranchLimits()
         return cls(
             limits is not None, said.only_merge, said.who, said.max_removals,
             nonce, time_ms, author, message, dataset, branch, number,
         )  # fmt: skip
 
     @property
-    def limits(self) -> Limits | None:
+    def limits(self) -> BranchLimits | None:
         """None if the branch is not protected."""
-        return Limits(self.only_merge, self.who, self.max_removals) if self.is_protected else None
+        return BranchLimits(self.only_merge, self.who, self.max_removals) if self.is_protected else None
 
     def fault(self) -> str | None:
         if self.limits is not None:
@@ -260,12 +266,12 @@ class BranchRule(Record, frozen=True):
         return None if is_bare else "it protects nothing and has limits"
 
 
-def checked_limits(*, only_merge: bool, who: tuple[str, ...], max_removals: int | None) -> Limits:
+def checked_limits(*, only_merge: bool, who: tuple[str, ...], max_removals: int | None) -> BranchLimits:
     """Return the limits that a user gave. Raises `UsageError`."""
     for one in who:
         check_length(one, SHORT_MAX, "an author of --who")
     check_length("".join(who), LONG_MAX, "the list of authors of --who")
-    limits = Limits(only_merge, tuple(sorted({one.strip() for one in who})), max_removals)
+    limits = BranchLimits(only_merge, tuple(sorted({one.strip() for one in who})), max_removals)
     fault = limits.fault()
     if fault is not None:
         raise UsageError(fault)
@@ -325,7 +331,7 @@ def erased_id(store: StoreId, dataset: DatasetName) -> ErasedId:
     return ErasedId.hash(store + str(dataset).encode())
 
 
-class Writer(msgspec.Struct, frozen=True):
+class WriterIdentity(msgspec.Struct, frozen=True):
     """The person and the program that write, for the records of a session. No decision depends on them."""
 
     author: str
@@ -333,7 +339,7 @@ class Writer(msgspec.Struct, frozen=True):
     tool: str
 
 
-def describe_limits(limits: Limits) -> str:
+def describe_limits(limits: BranchLimits) -> str:
     said = ["only merges"] if limits.only_merge else []
     said += [f"only {', '.join(limits.who)}"] if limits.who else []
     said += [f"at most {limits.max_removals} % removed"] if limits.max_removals is not None else []
@@ -343,7 +349,7 @@ def describe_limits(limits: Limits) -> str:
 MAX_PARENTS = 64
 
 
-class Commit(Record, frozen=True):
+class CommitRecord(Record, frozen=True):
     kind = "commit"
     added = 2
     root: NodeId
@@ -491,7 +497,7 @@ class Damage(Record, frozen=True):
 S = TypeVar("S", FormatEntry, Damage)
 
 
-def signed(record: S, writer: Writer, time_ms: int) -> S:
+def signed(record: S, writer: WriterIdentity, time_ms: int) -> S:
     """Return the record as written by this writer, with a new nonce."""
     return replace(record, nonce=Nonce.random(), time_ms=time_ms, author=writer.author, tool=writer.tool)
 

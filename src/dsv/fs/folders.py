@@ -49,7 +49,7 @@ def bound_folder(start: Path, *, unreadable: bool = False) -> Path | None:
     return None
 
 
-class Rights(msgspec.Struct, frozen=True):
+class FolderRights(msgspec.Struct, frozen=True):
     """Mode and group of new folders."""
 
     given: int = 0
@@ -66,7 +66,7 @@ class Rights(msgspec.Struct, frozen=True):
         return self.given | (born & self.free)
 
 
-def make_folder(parent: int, name: str | bytes, rights: Rights, drafts: int | None = None) -> None:
+def make_folder(parent: int, name: str | bytes, rights: FolderRights, drafts: int | None = None) -> None:
     """Make a folder in an open folder, unless it exists. It is not durable yet: see `sync_folder`.
 
     It appears with its rights. A killed maker locks nobody out: it leaves at most an empty folder with a
@@ -91,7 +91,7 @@ def make_folder(parent: int, name: str | bytes, rights: Rights, drafts: int | No
         ask_again(parent)  # else an NFS client may still believe that it is missing
 
 
-def _give_rights(above: int, draft: str, rights: Rights) -> None:
+def _give_rights(above: int, draft: str, rights: FolderRights) -> None:
     """Set group and mode of a new folder, by its descriptor: in a shared folder, its name may lead elsewhere by
     now. Raises `OSError`."""
     with Opened(os.open(draft, FOLDER_FLAGS, dir_fd=above)) as folder:
@@ -122,7 +122,7 @@ def make_shared_folder(folder: AnyPath) -> int:
     except FileNotFoundError:
         mode = make_shared_folder(folder.parent) & 0o2777
     with open_folder(folder.parent) as parent:
-        make_folder(parent, folder.name, Rights(given=mode, free=0))
+        make_folder(parent, folder.name, FolderRights(given=mode, free=0))
     return mode
 
 

@@ -36,7 +36,7 @@ _FREE = ".free"
 _ALIVE = ".alive"
 
 
-class Owner(msgspec.Struct, frozen=True):
+class LockOwner(msgspec.Struct, frozen=True):
     """The process that took the lock. Two owners are the same only if their `id` is."""
 
     id: str
@@ -52,7 +52,7 @@ class Owner(msgspec.Struct, frozen=True):
     """Seconds since 1970 by the file server's clock; 0 in locks of versions that did not record it."""
 
     @classmethod
-    def here(cls, action: str, taken: float = 0.0) -> Owner:
+    def here(cls, action: str, taken: float = 0.0) -> LockOwner:
         """Return a new owner: this process, for `action`."""
         here = Process.here()
         return cls(os.urandom(16).hex(), here.kernel, here.pid, here.start, host_name(), action, taken)
@@ -61,7 +61,7 @@ class Owner(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self)
 
     @classmethod
-    def decode(cls, data: bytes) -> Owner | None:
+    def decode(cls, data: bytes) -> LockOwner | None:
         """Return None unless the data is a complete owner's record."""
         try:
             return _OWNER.decode(data)
@@ -73,13 +73,13 @@ class Owner(msgspec.Struct, frozen=True):
         return Process(self.system, self.pid, self.started).fate()
 
 
-_OWNER = msgspec.json.Decoder(Owner)
+_OWNER = msgspec.json.Decoder(LockOwner)
 
 
-class Held(msgspec.Struct, frozen=True):
+class LockHeld(msgspec.Struct, frozen=True):
     """Another process has the lock. `owner` is None if its record can't be read."""
 
-    owner: Owner | None
+    owner: LockOwner | None
 
     def refusal(self, place: Path | str) -> Conflict:
         who = "another command"
@@ -105,11 +105,11 @@ class Lock(AbstractContextManager["Lock"]):
         self._heartbeat.start()
 
     @classmethod
-    def take(cls, folder: Path, action: str) -> Lock | Held:
+    def take(cls, folder: Path, action: str) -> Lock | LockHeld:
         """Return the lock, or its holder. `action` names the owner in messages, such as `dsv sync`."""
         with about(folder):
             folder.mkdir(exist_ok=True)
-            owner = Owner.here(action, server_time(folder))
+            owner = LockOwner.here(action, server_time(folder))
             for _ in range(_ATTEMPTS):
                 numbers, free = _listing(folder)
                 top = max(numbers, default=0)
@@ -124,7 +124,7 @@ class Lock(AbstractContextManager["Lock"]):
                     continue  # the listing was old: others have taken and released the lock since
                 _remove_to(folder, top)
                 return cls(folder, top + 1)
-        return Held(None)
+        return LockHeld(None)
 
     def check(self) -> None:
         """Raise `Conflict` if another host took over the lock, because this one sent no heartbeat."""
@@ -180,12 +180,12 @@ def _listing(folder: Path) -> tuple[list[int], set[int]]:
     return numbers, free
 
 
-def _holder(folder: Path, number: int) -> Held | None:
+def _holder(folder: Path, number: int) -> LockHeld | None:
     """Return the holder of this number; None if its process is dead."""
     path = folder / _name(number)
     try:
         # Opening it, unlike stat, makes an NFS client ask the server for the content.
-        owner = Owner.decode(read_file(path))
+        owner = LockOwner.decode(read_file(path))
         fate = Fate.UNKNOWN if owner is None else owner.fate()
         if fate is Fate.UNKNOWN and server_time(folder) - _last_heartbeat(path, owner) > STALE_AFTER:
             fate = Fate.DEAD
@@ -193,10 +193,10 @@ def _holder(folder: Path, number: int) -> Held | None:
         if error.errno in (errno.ENOENT, errno.ESTALE):
             return None  # released and taken again since the listing; the next one shows it
         raise
-    return None if fate is Fate.DEAD else Held(owner)
+    return None if fate is Fate.DEAD else LockHeld(owner)
 
 
-def _last_heartbeat(path: Path, owner: Owner | None) -> float:
+def _last_heartbeat(path: Path, owner: LockOwner | None) -> float:
     """Return the time of the holder's last heartbeat. Raises `OSError`."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         return float(read_file(path.with_name(path.name + _ALIVE)))

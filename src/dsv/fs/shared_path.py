@@ -28,7 +28,7 @@ _OPENAT2 = 437  # its number on all architectures that dsv runs on
 _NO_SYMLINKS, _BENEATH = 0x04, 0x08
 
 
-class Listed(msgspec.Struct, frozen=True):
+class ListedName(msgspec.Struct, frozen=True):
     """A name in a folder."""
 
     name: str
@@ -135,13 +135,13 @@ class SharedPath(msgspec.Struct, frozen=True, order=True):
     def is_symlink(self) -> bool:
         return stat.S_ISLNK(self.mode())
 
-    def entries(self) -> list[Listed]:
+    def entries(self) -> list[ListedName]:
         """List a folder."""
         folder = self.descriptor(os.O_RDONLY | os.O_DIRECTORY)
         try:
             with os.scandir(folder) as found:
                 return [
-                    Listed(one.name, one.is_dir(follow_symlinks=False), one.is_symlink()) for one in found
+                    ListedName(one.name, one.is_dir(follow_symlinks=False), one.is_symlink()) for one in found
                 ]
         finally:
             os.close(folder)

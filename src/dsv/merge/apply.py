@@ -25,8 +25,8 @@ from dsv.fs.errors import about
 from dsv.merge.contents import MAX_TABLE, is_table, merge_tables, merge_text
 from dsv.merge.paths import (
     UNDECIDED,
-    Choice,
     Choices,
+    ConflictChoice,
     ConflictKind,
     Decision,
     MergeConflict,
@@ -40,10 +40,10 @@ from dsv.merge.paths import (
 )
 from dsv.repo.history import merge_bases
 from dsv.repo.objects.objects import Objects
-from dsv.repo.tree.diff import Change, diff_trees
+from dsv.repo.tree.diff import PathChange, diff_trees
 from dsv.repo.tree.read import TreeReader
 from dsv.repo.tree.write import TreeChange
-from dsv.transfer.download import Fetcher, Wanted
+from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
 from dsv.values.paths import show, sort_key
@@ -52,7 +52,7 @@ from dsv.values.units import format_count, format_lines, rfc3339
 _HELD_DECISIONS = 50_000
 _HELD_BYTES = 64 << 20
 
-Changes = Callable[[], Iterator[Change]]
+Changes = Callable[[], Iterator[PathChange]]
 """Computes again what a side changed since the common state, in tree order."""
 
 
@@ -216,9 +216,9 @@ class ContentMerger:
 
     def __call__(
         self,
-        ours: Change,
-        theirs: Change,
-        choice: Choice | None,
+        ours: PathChange,
+        theirs: PathChange,
+        choice: ConflictChoice | None,
         read_ours: Callable[[], bytes | None] | None = None,
     ) -> MergedContent | str:
         """Merge a file, and remember the result.
@@ -235,8 +235,8 @@ class ContentMerger:
         if key in self._known:
             return self._known[key]
         assert before is not None and mine is not None and other is not None
-        wanted = [Wanted(before), Wanted(other, theirs.location)]
-        wanted += [Wanted(mine, ours.location)] if local is None else []
+        wanted = [WantedFile(before), WantedFile(other, theirs.location)]
+        wanted += [WantedFile(mine, ours.location)] if local is None else []
         files = Fetcher(self._objects, connections=4).files(wanted)
         base, there, *stored = (b"".join(pieces) for _, pieces in files)
         merged = self._merge(ours.path, base, stored[0] if local is None else local, there, choice)
@@ -261,7 +261,7 @@ class ContentMerger:
         return self._table_key if is_table(path) else None
 
     def _merge(
-        self, path: bytes, base: bytes, mine: bytes, other: bytes, choice: Choice | None
+        self, path: bytes, base: bytes, mine: bytes, other: bytes, choice: ConflictChoice | None
     ) -> MergedContent | str:
         key = self._key(path)
         if key is not None:
@@ -289,14 +289,14 @@ class MergeBase(msgspec.Struct, frozen=True):
 
     commits: tuple[CommitId, ...]
     """The merge bases from which it was made."""
-    apart: tuple[Change, ...] = ()
+    apart: tuple[PathChange, ...] = ()
     """Its changes against the commit's tree, in tree order."""
 
     @property
     def commit(self) -> CommitId | None:
         return self.commits[0] if self.commits else None
 
-    def changes(self, objects: Objects, commit: CommitId | None) -> Iterator[Change]:
+    def changes(self, objects: Objects, commit: CommitId | None) -> Iterator[PathChange]:
         """Yield a commit's changes (None: an empty tree's) since the base. Reads only differing segments."""
         before, after = (None if one is None else TreeReader(objects, one) for one in (self.commit, commit))
         return since_another(diff_trees(before, after), self.apart)
@@ -312,19 +312,19 @@ def find_merge_base(objects: Objects, left: CommitId, right: CommitId, depth: in
     return MergeBase(commits, tuple(_disagreements(objects, commits)))
 
 
-def _merged_bases(objects: Objects, first: CommitId, second: CommitId, depth: int) -> Iterator[Change]:
+def _merged_bases(objects: Objects, first: CommitId, second: CommitId, depth: int) -> Iterator[PathChange]:
     below = find_merge_base(objects, first, second, depth + 1)
     ours, theirs = below.changes(objects, first), below.changes(objects, second)
     for decision in merge_changes(ours, theirs, lambda *_: ""):
         result: Entry | None = UNDECIDED if decision.undecided else decision.result
         if result != decision.ours:
-            yield Change(decision.path, decision.ours, result)
+            yield PathChange(decision.path, decision.ours, result)
 
 
-def _disagreements(objects: Objects, commits: tuple[CommitId, ...]) -> Iterator[Change]:
+def _disagreements(objects: Objects, commits: tuple[CommitId, ...]) -> Iterator[PathChange]:
     first, *others = (TreeReader(objects, commit) for commit in commits)
-    every: Iterable[Change] = heapq.merge(
+    every: Iterable[PathChange] = heapq.merge(
         *(diff_trees(first, other) for other in others), key=lambda change: sort_key(change.path)
     )
     for path, changes in groupby(every, key=lambda change: change.path):
-        yield Change(path, next(changes).before, UNDECIDED)
+        yield PathChange(path, next(changes).before, UNDECIDED)

@@ -22,21 +22,21 @@ from dsv.diff.tables import (
     shown,
     table_format,
 )
-from dsv.merge.paths import Choice, MergedContent, Places, winner
+from dsv.merge.paths import ConflictChoice, MergedContent, Places, winner
 from dsv.values.paths import show
 from dsv.values.units import format_count
 
 
-class Piece(NamedTuple):
+class MergePiece(NamedTuple):
     """Lines of a merged text as either side has them."""
 
     ours: bytes
     theirs: bytes
-    taken: Choice | None
+    taken: ConflictChoice | None
     """The side whose lines are taken; None if both changed them."""
 
 
-def merge_text(base: bytes, ours: bytes, theirs: bytes, choice: Choice | None) -> MergedContent | str:
+def merge_text(base: bytes, ours: bytes, theirs: bytes, choice: ConflictChoice | None) -> MergedContent | str:
     """Return the text with the changes of both sides, or why it can't be merged. Raises `TooDifferent`.
 
     choice: whose lines are taken where both changed them; None: they can't be merged.
@@ -49,8 +49,8 @@ def merge_text(base: bytes, ours: bytes, theirs: bytes, choice: Choice | None) -
         if side is None:
             mine, other = map(_first_line, (piece.ours, piece.theirs))
             return f"both changed the same lines: line {line} is {mine} in ours, and {other} in theirs"
-        text = piece.theirs if side is Choice.THEIRS else piece.ours
-        if piece.taken is not Choice.OURS:
+        text = piece.theirs if side is ConflictChoice.THEIRS else piece.ours
+        if piece.taken is not ConflictChoice.OURS:
             count = max(len(split_lines(text)), 1)
             place = f"line {line}" if count == 1 else f"lines {line}-{line + count - 1}"
             (settled if piece.taken is None else taken).note(place)
@@ -63,7 +63,7 @@ def _first_line(text: bytes) -> str:
     return show(text.split(b"\n", 1)[0][:_SHOWN]) if text else "gone"
 
 
-def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> Iterator[Piece]:
+def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> Iterator[MergePiece]:
     """Yield the merged text. Overlapping or adjacent changes are one piece. Raises `TooDifferent`."""
     was, *sides = (split_lines(text) for text in (base, ours, theirs))
     changes = [one._replace(side=side) for side in (0, 1) for one in edits(was, sides[side])]
@@ -75,15 +75,15 @@ def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> Iterator[Piece]:
         for one in group:
             moved[one.side] += one.added - one.removed
         same = b"".join(was[at:start])
-        yield Piece(same, same, Choice.OURS)
+        yield MergePiece(same, same, ConflictChoice.OURS)
         mine, other = (
             b"".join(lines[begin : end + each])
             for lines, begin, each in zip(sides, starts, moved, strict=True)
         )
-        yield Piece(mine, other, winner(b"".join(was[start:end]), mine, other))
+        yield MergePiece(mine, other, winner(b"".join(was[start:end]), mine, other))
         at = end
     same = b"".join(was[at:])
-    yield Piece(same, same, Choice.OURS)
+    yield MergePiece(same, same, ConflictChoice.OURS)
 
 
 _SHOWN = 60  # bytes of a line in a message
@@ -103,7 +103,7 @@ def is_table(path: bytes) -> bool:
 
 
 def merge_tables(
-    path: bytes, key: str, base: bytes, ours: bytes, theirs: bytes, choice: Choice | None = None
+    path: bytes, key: str, base: bytes, ours: bytes, theirs: bytes, choice: ConflictChoice | None = None
 ) -> MergedContent | str:
     """Return the table with the rows of both sides, or the reason why it can't be merged.
 
@@ -123,7 +123,7 @@ def merge_rows(
     names: Sequence[str],
     key: str,
     versions: Sequence[Sequence[Sequence[Hashable]]],
-    choice: Choice | None = None,
+    choice: ConflictChoice | None = None,
     show: Callable[[int, int], object] | None = None,
 ) -> tuple[list[Row], Places, Places]:
     """Return the merged rows in ours' order, those with a change of theirs, and those that `choice` decided.
@@ -156,9 +156,9 @@ def merge_rows(
         )
         merged[value] = ours
         side = winner(*rows)
-        if side is Choice.OURS:
+        if side is ConflictChoice.OURS:
             continue
-        merged[value] = theirs if (side or choice) is Choice.THEIRS else ours
+        merged[value] = theirs if (side or choice) is ConflictChoice.THEIRS else ours
         clash = ""
         if side is None:
             if rows[0] is None:
@@ -169,7 +169,9 @@ def merge_rows(
                 sides = [winner(*cells) for cells in zip(*rows, strict=True)]
                 clashes = [name for name, each in zip(names, sides, strict=True) if each is None]
                 clash = f"was changed by both in column {clashes[-1]}" if clashes else ""
-                merged[value] = tuple(theirs if (each or choice) is Choice.THEIRS else ours for each in sides)
+                merged[value] = tuple(
+                    theirs if (each or choice) is ConflictChoice.THEIRS else ours for each in sides
+                )
         where = named(*next((version, row) for version, row in enumerate(places) if row >= 0))
         if clash and choice is None:
             raise TableFault(f"the row with {key} {where} {clash}")
@@ -204,12 +206,12 @@ class _Csv(NamedTuple):
     """The header's text, the line end, the byte order mark before the header, and the line ends at the end."""
 
 
-def _merge_csv(delimiter: str, key: str, choice: Choice | None, *versions: bytes) -> MergedContent:
+def _merge_csv(delimiter: str, key: str, choice: ConflictChoice | None, *versions: bytes) -> MergedContent:
     tables = [_read_csv(delimiter, version) for version in versions]
     names = _check_columns(key, *(table.names for table in tables))
     rows, taken, settled = merge_rows(names, key, [table.cells for table in tables], choice)
     header, line_end, bom, end = (
-        theirs if winner(base, ours, theirs) is Choice.THEIRS else ours
+        theirs if winner(base, ours, theirs) is ConflictChoice.THEIRS else ours
         for base, ours, theirs in zip(*(table.form for table in tables), strict=True)
     )
     texts = list(chain.from_iterable(table.texts for table in tables))
@@ -224,7 +226,7 @@ def _merge_csv(delimiter: str, key: str, choice: Choice | None, *versions: bytes
             cells = [column[one] for column, one in zip(columns, row, strict=True)]
             value, text = cells[at], _write_row(delimiter, cells)
         before = [each.get(value, "") for each in empty]
-        above = before[2 if winner(*before) is Choice.THEIRS else 1]
+        above = before[2 if winner(*before) is ConflictChoice.THEIRS else 1]
         lines.append(above.replace("\n", line_end) + text)
     data = bom + line_end.join(lines) + end.replace("\n", line_end)
     return MergedContent(data.encode(), taken, settled)
@@ -305,7 +307,7 @@ def _write_row(delimiter: str, row: Sequence[str]) -> str:
     return written.getvalue().removesuffix("\r\n")
 
 
-def _merge_parquet(key: str, choice: Choice | None, *versions: bytes) -> MergedContent:
+def _merge_parquet(key: str, choice: ConflictChoice | None, *versions: bytes) -> MergedContent:
     require_pyarrow("to merge Parquet files by their rows, dsv needs pyarrow")
     import pyarrow
     from pyarrow import compute, parquet
@@ -338,9 +340,9 @@ def _merge_parquet(key: str, choice: Choice | None, *versions: bytes) -> MergedC
         side, where = winner(*values), f"metadata {name.decode('utf-8', 'backslashreplace')}"
         if (side or choice) is None:
             raise TableFault(f"both changed its {where}")
-        if side is not Choice.OURS:
+        if side is not ConflictChoice.OURS:
             (taken if side else settled).note(where)
-        value = values[2 if (side or choice) is Choice.THEIRS else 1]
+        value = values[2 if (side or choice) is ConflictChoice.THEIRS else 1]
         if value is not None:
             metadata[name] = value
     try:

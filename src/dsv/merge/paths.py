@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from dsv.errors import Conflict
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
-from dsv.repo.tree.diff import Change
+from dsv.repo.tree.diff import PathChange
 from dsv.values.ids import FileId
 from dsv.values.paths import PathSet, check_path, folders_above, show, sort_key
 
@@ -68,7 +68,7 @@ class MergeConflict(Conflict):
         """Paths for which a side was chosen although they had no conflict."""
 
 
-class Choice(enum.Enum):
+class ConflictChoice(enum.Enum):
     """The winner of a conflict. BOTH: ours stays, and theirs is kept beside it. RESOLVED: the user's file."""
 
     OURS = enum.auto()
@@ -77,11 +77,11 @@ class Choice(enum.Enum):
     RESOLVED = enum.auto()
 
 
-def winner(base: object, ours: object, theirs: object) -> Choice | None:
+def winner(base: object, ours: object, theirs: object) -> ConflictChoice | None:
     """Return the side whose value a merge takes: ours if theirs changes nothing, None if both changed it."""
     if theirs in (ours, base):
-        return Choice.OURS
-    return Choice.THEIRS if ours == base else None
+        return ConflictChoice.OURS
+    return ConflictChoice.THEIRS if ours == base else None
 
 
 class Choices(msgspec.Struct, frozen=True):
@@ -93,10 +93,14 @@ class Choices(msgspec.Struct, frozen=True):
     resolved: dict[bytes, str] = {}
     """Local files with the contents of paths that both sides changed."""
 
-    def of(self, path: bytes) -> Choice | None:
+    def of(self, path: bytes) -> ConflictChoice | None:
         if path in self.resolved:
-            return Choice.RESOLVED
-        sets = ((self.ours, Choice.OURS), (self.theirs, Choice.THEIRS), (self.both, Choice.BOTH))
+            return ConflictChoice.RESOLVED
+        sets = (
+            (self.ours, ConflictChoice.OURS),
+            (self.theirs, ConflictChoice.THEIRS),
+            (self.both, ConflictChoice.BOTH),
+        )
         return next((choice for paths, choice in sets if paths is not None and path in paths), None)
 
     def without_effect(self, settled: Iterable[bytes]) -> tuple[bytes, ...]:
@@ -142,7 +146,7 @@ class Settled(NamedTuple):
     """A path whose content combines both sides, or whose conflict a choice has decided."""
 
     path: bytes
-    choice: Choice | None
+    choice: ConflictChoice | None
     """The side whose rows or lines were taken where both changed them; None if none were."""
     content: MergedContent | None = None
     """None if it is all of one side."""
@@ -161,10 +165,10 @@ class Settled(NamedTuple):
 
 
 _TAKEN = {
-    Choice.OURS: "taken from ours",
-    Choice.THEIRS: "taken from theirs",
-    Choice.BOTH: "taken from ours, with theirs beside it",
-    Choice.RESOLVED: "from a resolved file",
+    ConflictChoice.OURS: "taken from ours",
+    ConflictChoice.THEIRS: "taken from theirs",
+    ConflictChoice.BOTH: "taken from ours, with theirs beside it",
+    ConflictChoice.RESOLVED: "from a resolved file",
 }
 
 
@@ -199,14 +203,14 @@ class NotByRows(str):
     """The reason why a table can't be merged by rows, as was asked: a choice of a side is for rows, then."""
 
 
-MergeContent = Callable[[Change, Change, Choice | None], MergedContent | str]
+MergeContent = Callable[[PathChange, PathChange, ConflictChoice | None], MergedContent | str]
 """Returns the content of a file that both sides changed, or why it can't be merged. The arguments are the
 changes in ours and in theirs, and the choice for rows or lines that both changed."""
 
 
 def merge_changes(
-    ours: Iterable[Change],
-    theirs: Iterable[Change],
+    ours: Iterable[PathChange],
+    theirs: Iterable[PathChange],
     merge_content: MergeContent,
     choices: Choices = Choices(),
 ) -> Iterator[Decision]:
@@ -220,8 +224,8 @@ class _Pair(NamedTuple):
     """A path and its change on each side; None: unchanged."""
 
     path: bytes
-    ours: Change | None
-    theirs: Change | None
+    ours: PathChange | None
+    theirs: PathChange | None
 
     @property
     def value_of_ours(self) -> Entry | None:
@@ -236,7 +240,7 @@ class _Pair(NamedTuple):
         return any(one is not None and one.after is not None for one in (self.ours, self.theirs))
 
 
-def _pairs(ours: Iterable[Change], theirs: Iterable[Change]) -> Iterator[_Pair]:
+def _pairs(ours: Iterable[PathChange], theirs: Iterable[PathChange]) -> Iterator[_Pair]:
     left, right = iter(ours), iter(theirs)
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:
@@ -281,9 +285,9 @@ class _Decider:
     def _file_and_folder(self, first: _Pair, below: list[_Pair]) -> Iterator[Decision]:
         """Decide where a side has a file and the other has added to a folder: one has to win all of it."""
         choice = self._choices.of(first.path)
-        if choice is Choice.OURS:
+        if choice is ConflictChoice.OURS:
             yield from (_settled(_keep_ours(pair), choice) for pair in (first, *below))
-        elif choice is Choice.THEIRS:
+        elif choice is ConflictChoice.THEIRS:
             yield from (_settled(_take_theirs(pair), choice) for pair in (first, *below))
         else:
             reason = "" if choice is None else "a file and a folder can't be kept both"
@@ -306,7 +310,7 @@ class _Decider:
 
 
 def merge_path(
-    ours: Change, theirs: Change, merge_content: MergeContent | None, choices: Choices
+    ours: PathChange, theirs: PathChange, merge_content: MergeContent | None, choices: Choices
 ) -> Decision:
     """Decide about a path that both sides changed differently. merge_content: None to merge nothing of it."""
     pair, reason = _Pair(ours.path, ours, theirs), ""
@@ -316,18 +320,18 @@ def merge_path(
             return merged
         reason = merged
     choice = choices.of(pair.path)
-    if isinstance(reason, NotByRows) and choice in (Choice.OURS, Choice.THEIRS):
+    if isinstance(reason, NotByRows) and choice in (ConflictChoice.OURS, ConflictChoice.THEIRS):
         reason, choice = f"{reason}; without --table-key, --{choice.name.lower()} takes all of it", None
-    if choice is Choice.OURS or (choice is Choice.BOTH and theirs.after is None):
+    if choice is ConflictChoice.OURS or (choice is ConflictChoice.BOTH and theirs.after is None):
         return _settled(_keep_ours(pair), choice)
-    if choice is Choice.THEIRS:
+    if choice is ConflictChoice.THEIRS:
         return _settled(_take_theirs(pair), choice)
-    if choice is Choice.RESOLVED:
+    if choice is ConflictChoice.RESOLVED:
         files = [one for one in (ours.after, theirs.after) if one is not None and one.is_file]
         entry = Entry(pair.path, files[0].kind if files else Kind.FILE)
         file = choices.resolved[pair.path]
         return _settled(Decision(pair.path, pair.value_of_ours, entry, file=file), choice)
-    if choice is Choice.BOTH:
+    if choice is ConflictChoice.BOTH:
         kept = _with_theirs(_settled(_keep_ours(pair), choice), theirs)
         if isinstance(kept, Decision):
             return kept
@@ -337,7 +341,9 @@ def merge_path(
     return _keep_ours(pair)._replace(undecided=True, conflict=conflict)
 
 
-def merge_file(ours: Change, theirs: Change, merge_content: MergeContent, choices: Choices) -> Decision | str:
+def merge_file(
+    ours: PathChange, theirs: PathChange, merge_content: MergeContent, choices: Choices
+) -> Decision | str:
     """Merge content and mode of a file that both sides changed, separately from each other.
 
     If that is impossible, return the reason, or "" if it is only that both changed the same.
@@ -350,10 +356,10 @@ def merge_file(ours: Change, theirs: Change, merge_content: MergeContent, choice
     kind = mine.kind if mine.kind != base.kind else other.kind
     side = winner(*((each.size, each.file_id) for each in (base, mine, other)))
     if side is not None:
-        kept, location = (mine, ours.location) if side is Choice.OURS else (other, theirs.location)
+        kept, location = (mine, ours.location) if side is ConflictChoice.OURS else (other, theirs.location)
         return Decision(ours.path, mine, kept._replace(kind=kind), location)
     choice = choices.of(ours.path)
-    if choice is Choice.RESOLVED:
+    if choice is ConflictChoice.RESOLVED:
         return ""
     merged = merge_content(ours, theirs, choice)
     if isinstance(merged, str):
@@ -367,10 +373,10 @@ def merge_file(ours: Change, theirs: Change, merge_content: MergeContent, choice
             kept = change.after._replace(kind=kind)
             done = done._replace(result=kept, location=change.location, content=None)
             break
-    return _with_theirs(done, theirs) if settled.choice is Choice.BOTH else done
+    return _with_theirs(done, theirs) if settled.choice is ConflictChoice.BOTH else done
 
 
-def _with_theirs(decision: Decision, theirs: Change) -> Decision | str:
+def _with_theirs(decision: Decision, theirs: PathChange) -> Decision | str:
     """Keep the entry of theirs under another name, or return why that is not possible."""
     assert theirs.after is not None
     if theirs.after.kind is Kind.EMPTY_DIRECTORY:
@@ -381,7 +387,7 @@ def _with_theirs(decision: Decision, theirs: Change) -> Decision | str:
     return decision._replace(beside=(theirs.after._replace(path=name), theirs.location))
 
 
-def _settled(decision: Decision, choice: Choice) -> Decision:
+def _settled(decision: Decision, choice: ConflictChoice) -> Decision:
     return decision._replace(settled=Settled(decision.path, choice))
 
 
@@ -411,7 +417,7 @@ def _take_theirs(pair: _Pair) -> Decision:
 def _file_meets_folder(first: _Pair, below: list[_Pair]) -> bool:
     """Return whether a side made the path a file or a symlink, and the other changed something below it."""
 
-    def meets(one: Change | None, other: Iterable[Change | None]) -> bool:
+    def meets(one: PathChange | None, other: Iterable[PathChange | None]) -> bool:
         is_file = one is not None and one.after is not None and one.after.kind is not Kind.EMPTY_DIRECTORY
         return is_file and any(change is not None and change.after is not None for change in other)
 
@@ -443,7 +449,7 @@ def beside(path: bytes) -> bytes | None:
     return made
 
 
-def since_another(changes: Iterable[Change], between: Iterable[Change]) -> Iterator[Change]:
+def since_another(changes: Iterable[PathChange], between: Iterable[PathChange]) -> Iterator[PathChange]:
     """Return the changes from V to X, given those from B to X (`changes`) and from B to V (`between`)."""
     for pair in _pairs(changes, between):
         change, moved = pair.ours, pair.theirs
@@ -451,6 +457,6 @@ def since_another(changes: Iterable[Change], between: Iterable[Change]) -> Itera
             assert change is not None
             yield change
         elif change is None:
-            yield Change(moved.path, moved.after, moved.before)
+            yield PathChange(moved.path, moved.after, moved.before)
         elif change.after != moved.after:
             yield replace(change, before=moved.after)

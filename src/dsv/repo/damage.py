@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from dsv.errors import IntegrityError, NotFound
 from dsv.format import keys
-from dsv.format.records import DAMAGE_MAX, Damage, Feature, FeatureRule, Writer, signed
+from dsv.format.records import DAMAGE_MAX, Damage, Feature, FeatureRule, WriterIdentity, signed
 from dsv.repo.errors import explain_denied_write, read_record
 from dsv.repo.format_log import DAMAGE_MARKS
-from dsv.store.base import Put, Store, StoreMissing
+from dsv.store.base import PutResult, StoreBackend, StoreMissing
 from dsv.values.ids import Nonce
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def read_damage(repository: Repository) -> tuple[int, Damage] | None:
     return learn_damage(repository, [item.key for item in repository.store.list(keys.DAMAGE_PREFIX)])
 
 
-def _last(store: Store, listed: Iterable[str]) -> tuple[int, Damage] | None:
+def _last(store: StoreBackend, listed: Iterable[str]) -> tuple[int, Damage] | None:
     """Return the last mark. If it was deleted after the keys were listed, a later one exists: list again."""
     for _ in range(_LISTINGS):
         numbers = [number for key in listed if (number := keys.parse_gc_damage_key(key)) is not None]
@@ -57,7 +57,7 @@ def _last(store: Store, listed: Iterable[str]) -> tuple[int, Damage] | None:
 
 
 def mark_damage(
-    repository: Repository, writer: Writer, change: Callable[[Damage | None], Damage | None]
+    repository: Repository, writer: WriterIdentity, change: Callable[[Damage | None], Damage | None]
 ) -> Damage | None:
     """Write the next mark: what `change` returns for the last one, which is None if absent or damaged.
 
@@ -85,7 +85,7 @@ def mark_damage(
         number = max(numbers, default=-1) + 1
         wanted = signed(wanted, writer, repository.clock())
         with explain_denied_write(store.url):
-            won = store.put_if_absent(keys.gc_damage_key(number), wanted.encode()) is Put.WON
+            won = store.put_if_absent(keys.gc_damage_key(number), wanted.encode()) is PutResult.WON
         if won:
             packs.learn(number, wanted)
             for old in sorted(numbers)[:-_KEPT]:

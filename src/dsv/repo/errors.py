@@ -10,7 +10,7 @@ from dsv.errors import Denied, IntegrityError, NotFound
 from dsv.format import keys
 from dsv.format.envelope import RECORD_MAX
 from dsv.format.locator import Location, ObjectKind
-from dsv.store.base import Store
+from dsv.store.base import StoreBackend
 from dsv.values.ids import CommitId, Id
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ def damaged_commit(commit_id: CommitId, url: str) -> IntegrityError:
     )
 
 
-def read_record(decode: Callable[[bytes], T], store: Store, key: str, limit: int = RECORD_MAX) -> T:
+def read_record(decode: Callable[[bytes], T], store: StoreBackend, key: str, limit: int = RECORD_MAX) -> T:
     """Return the decoded record of a key.
 
     Raises `NotFound`, `Unsupported`, and `IntegrityError` that names the key (also if `limit` is exceeded).
@@ -94,7 +94,7 @@ def read_record(decode: Callable[[bytes], T], store: Store, key: str, limit: int
         raise broken(key, f"{error.message} ({key} in {store.url})") from None
 
 
-def record_or_none(decode: Callable[[bytes], T], store: Store, key: str) -> T | None:
+def record_or_none(decode: Callable[[bytes], T], store: StoreBackend, key: str) -> T | None:
     """Like `read_record`, but return None if the key is absent."""
     try:
         return read_record(decode, store, key)

@@ -32,7 +32,7 @@ from msgspec.structs import replace
 
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound
 from dsv.format import keys
-from dsv.format.records import MAX_COMMITS, ExpiryAction, ExpiryEntry, Feature, FeatureRule, Writer
+from dsv.format.records import MAX_COMMITS, ExpiryAction, ExpiryEntry, Feature, FeatureRule, WriterIdentity
 from dsv.repo.errors import broken, explain_denied_write
 from dsv.repo.format_log import EXPIRED_COMMITS
 from dsv.repo.refs.branches import Refs, is_deleted_dataset
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from dsv.values.names import DatasetName
 
 
-class State(msgspec.Struct, frozen=True):
+class ExpiryState(msgspec.Struct, frozen=True):
     entry: ExpiryEntry
     """The entry by which it expired."""
     freed: bool = False
@@ -61,12 +61,12 @@ class ExpiryLog(msgspec.Struct, frozen=True, dict=True):
     entries: tuple[ExpiryEntry, ...] = ()
 
     @cached
-    def states(self) -> dict[CommitId, State]:
+    def states(self) -> dict[CommitId, ExpiryState]:
         """Return the commits that are expired or freed."""
         return fold(self.entries)
 
     @property
-    def expired(self) -> dict[CommitId, State]:
+    def expired(self) -> dict[CommitId, ExpiryState]:
         """Return the commits that are expired and not freed: `undo` brings them back."""
         return {commit: state for commit, state in self.states.items() if not state.freed}
 
@@ -83,9 +83,9 @@ class ExpiryLog(msgspec.Struct, frozen=True, dict=True):
         return sorted(found.difference(self.states))
 
 
-def fold(entries: Iterable[ExpiryEntry]) -> dict[CommitId, State]:
+def fold(entries: Iterable[ExpiryEntry]) -> dict[CommitId, ExpiryState]:
     """Return the state of each expired or freed commit, from all entries from number 0 on."""
-    states: dict[CommitId, State] = {}
+    states: dict[CommitId, ExpiryState] = {}
     for entry in entries:
         for commit in entry.commits:
             known = states.get(commit)
@@ -97,7 +97,7 @@ def fold(entries: Iterable[ExpiryEntry]) -> dict[CommitId, State]:
                 if known is not None:
                     states[commit] = replace(known, freed=True)
             elif known is None:
-                states[commit] = State(entry)
+                states[commit] = ExpiryState(entry)
     return states
 
 
@@ -176,7 +176,7 @@ FEATURE = Feature(EXPIRED_COMMITS, FeatureRule.READ_ONLY)
 
 def append(
     repository: Repository,
-    writer: Writer,
+    writer: WriterIdentity,
     dataset: DatasetName,
     action: ExpiryAction,
     choose: Callable[[ExpiryLog], Collection[CommitId]],
@@ -223,7 +223,7 @@ def put_entry(repository: Repository, entry: ExpiryEntry) -> bool:
 
 
 def keep_named(
-    repository: Repository, writer: Writer, dataset: DatasetName, commit: CommitId, name: str
+    repository: Repository, writer: WriterIdentity, dataset: DatasetName, commit: CommitId, name: str
 ) -> None:
     """Undo the expiry of a commit that a branch or tag was just set to. Raises `Conflict` if it is too late.
 

@@ -15,7 +15,7 @@ from dsv.errors import UPGRADE, Conflict, Denied, DsvError, IntegrityError, NoSt
 from dsv.format import keys
 from dsv.format.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
 from dsv.repo.errors import broken, record_or_none
-from dsv.store.base import Put, Store, both, if_there, parsed, together
+from dsv.store.base import PutResult, StoreBackend, both, if_there, parsed, together
 from dsv.store.open import BELOW, OpenStore, Unavailable, split_of
 from dsv.values.ids import Nonce, StoreId
 from dsv.values.units import rfc3339
@@ -31,16 +31,16 @@ _DATA: tuple[tuple[str, Callable[[str], object | None]], ...] = (
 _LOOKED_AT = 1000
 
 
-def has_data(store: Store) -> bool:
+def has_data(store: StoreBackend) -> bool:
     """Return whether keys exist that only a dsv store has, even if its format log is missing."""
     return any(together([partial(_any_of, store, prefix, parse) for prefix, parse in _DATA]))
 
 
-def _any_of(store: Store, prefix: str, parse: Callable[[str], object | None]) -> bool:
+def _any_of(store: StoreBackend, prefix: str, parse: Callable[[str], object | None]) -> bool:
     return any(parse(item.key) is not None for item in islice(store.list(prefix), _LOOKED_AT))
 
 
-def lost_format(store: Store) -> NoReturn:
+def lost_format(store: StoreBackend) -> NoReturn:
     key = keys.format_key(0)
     raise broken(key, f"{store.url} holds the data of a dsv store, and {key}, which makes it one, is gone")
 
@@ -118,7 +118,7 @@ garbage collection would not know what an external pack holds."""
 OF_ONE_PLACE = frozenset((NAMES_ELSEWHERE, NAMES_MOVING, NAMES_MOVED))
 
 
-class Format(msgspec.Struct, frozen=True):
+class FormatLog(msgspec.Struct, frozen=True):
     """The store's log of feature sets, read at every start."""
 
     entries: tuple[FormatEntry, ...]
@@ -180,7 +180,7 @@ def features(*names: str) -> tuple[Feature, ...]:
     return tuple(Feature(name, FeatureRule.REFUSE) for name in sorted(set(names)))
 
 
-def read_layout(store: Store) -> Format:
+def read_layout(store: StoreBackend) -> FormatLog:
     """Return the format of a store; of a split one its names' format, or its data's if they can't be reached.
 
     Raises `NotFound` if no store or no other half is configured, and `Conflict` if the halves don't match.
@@ -208,21 +208,21 @@ def read_layout(store: Store) -> Format:
     return layout
 
 
-def _whole_log(data: Store, entries: list[FormatEntry]) -> Format:
+def _whole_log(data: StoreBackend, entries: list[FormatEntry]) -> FormatLog:
     """Raise `NotFound` if no store exists, and `IntegrityError` if its log was lost."""
     if not entries and has_data(data):
         entries = read_format(data) or lost_format(data)
     if not entries:
         raise _no_store(data)
-    return Format(tuple(entries))
+    return FormatLog(tuple(entries))
 
 
-def _no_store(data: Store) -> NoStore:
+def _no_store(data: StoreBackend) -> NoStore:
     hint = "dsv config store shows where it is sought, if there is a typo; dsv init makes one there"
     return NoStore(f"there is no dsv store at {data.url}", subject=data.url, hint=hint)
 
 
-def has_layout(store: Store) -> bool:
+def has_layout(store: StoreBackend) -> bool:
     """Return whether a store or half of one was created here. Raises `IntegrityError` if the log is lost."""
     split = split_of(store)
     data = store if split is None else split.data
@@ -231,12 +231,12 @@ def has_layout(store: Store) -> bool:
     )
 
 
-def read_data_layout(data: Store) -> Format:
+def read_data_layout(data: StoreBackend) -> FormatLog:
     """Return the format of a split store's data. Raises `NotFound` without one, `Conflict` if it is whole."""
     entries = read_format(data)
     if not entries:
         raise _no_store(data)
-    layout = Format(tuple(entries))
+    layout = FormatLog(tuple(entries))
     layout.check(data.url, writing=False)
     if not layout.has(NAMES_ELSEWHERE):
         raise Conflict(
@@ -247,7 +247,7 @@ def read_data_layout(data: Store) -> Format:
     return layout
 
 
-def make_names(names: Store, entry: FormatEntry, *more: str | Feature, ordered: bool) -> None:
+def make_names(names: StoreBackend, entry: FormatEntry, *more: str | Feature, ordered: bool) -> None:
     """Make a location with refs the names half of a store. After this last write the store can be used.
 
     entry: from the log of the former location or of the data, signed by this writer. more: further features.
@@ -257,7 +257,7 @@ def make_names(names: Store, entry: FormatEntry, *more: str | Feature, ordered: 
     of_place = (DATA_ELSEWHERE,) if ordered else (DATA_ELSEWHERE, UNORDERED_LISTING)
     made = with_features(replace(entry, single_writer=False, names=None), *of_place, *more, without=without)
     names.put_if_absent(keys.README_KEY, README.encode())
-    won = names.put_if_absent(keys.format_key(0), made.encode()) is Put.WON
+    won = names.put_if_absent(keys.format_key(0), made.encode()) is PutResult.WON
     first = made if won else read_entry(names, 0)
     if first is None or first.store_id != entry.store_id:
         raise Conflict(
@@ -291,7 +291,7 @@ def _names_log(split: OpenStore) -> list[FormatEntry] | None:
         return None
 
 
-def _read_split(split: OpenStore, entries: list[FormatEntry] | None, data: Format) -> Format:
+def _read_split(split: OpenStore, entries: list[FormatEntry] | None, data: FormatLog) -> FormatLog:
     named, data_url = split.names.url, split.data.url
     if not data.has(NAMES_ELSEWHERE):
         raise Conflict(
@@ -315,7 +315,7 @@ def _read_split(split: OpenStore, entries: list[FormatEntry] | None, data: Forma
             hint="dsv config stores.NAME.names LOCATION, with the place where they are; if they are lost: "
             "dsv store rebuild-names",
         )
-    names = Format(tuple(entries))
+    names = FormatLog(tuple(entries))
     if names.store_id != data.store_id or not names.has(DATA_ELSEWHERE):
         raise Conflict(
             f"{names_url} has the names of another store than {data_url}",
@@ -326,7 +326,7 @@ def _read_split(split: OpenStore, entries: list[FormatEntry] | None, data: Forma
     return replace(names, left=None if names_url == named or (below and not had_names) else named)
 
 
-def _follow(split: OpenStore, entries: list[FormatEntry] | None, data: Format) -> list[FormatEntry] | None:
+def _follow(split: OpenStore, entries: list[FormatEntry] | None, data: FormatLog) -> list[FormatEntry] | None:
     """Follow moved names, and return their log; None if their present location can't be reached.
 
     The log that they have left says where they are. If it is missing or out of reach, the data's may.
@@ -334,7 +334,7 @@ def _follow(split: OpenStore, entries: list[FormatEntry] | None, data: Format) -
     tried = {split.names.url}
     while True:
         known = data.entries[-1] if not entries else entries[-1]
-        if entries and (known.store_id != data.store_id or not Format(tuple(entries)).has(NAMES_MOVED)):
+        if entries and (known.store_id != data.store_id or not FormatLog(tuple(entries)).has(NAMES_MOVED)):
             return entries
         if known.names is None or known.names in tried:
             return entries
@@ -346,7 +346,7 @@ def _follow(split: OpenStore, entries: list[FormatEntry] | None, data: Format) -
             return None
 
 
-def _open_names(split: OpenStore, place: str, said: FormatEntry) -> Store:
+def _open_names(split: OpenStore, place: str, said: FormatEntry) -> StoreBackend:
     try:
         found = split.open_names(place)
     except DsvError as error:
@@ -373,7 +373,7 @@ def unfinished(split: OpenStore, said: FormatEntry) -> Unreachable:
     )
 
 
-def read_format(store: Store) -> list[FormatEntry]:
+def read_format(store: StoreBackend) -> list[FormatEntry]:
     """Return the entries, numbered from 0 without a gap. Needs no listing, which could not be trusted."""
     entries: list[FormatEntry] = []
     # Two at a time: most stores have one entry, and it takes a second request to know that.
@@ -397,12 +397,12 @@ def read_format(store: Store) -> list[FormatEntry]:
     return entries
 
 
-def _has_a_gap(store: Store, number: int) -> IntegrityError:
+def _has_a_gap(store: StoreBackend, number: int) -> IntegrityError:
     key = keys.format_key(number)
     return broken(key, f"{key} of {store.url} is gone, and a later entry of the format log is there")
 
 
-def check_log(store: Store) -> None:
+def check_log(store: StoreBackend) -> None:
     """Raise `IntegrityError` if an entry is missing before a later one: the log that was read then lacks
     features of the store. `read_format` stops at the first missing entry, and may not notice."""
     split = split_of(store)
@@ -413,11 +413,11 @@ def check_log(store: Store) -> None:
                 raise _has_a_gap(place, number)
 
 
-def read_entry(store: Store, number: int) -> FormatEntry | None:
+def read_entry(store: StoreBackend, number: int) -> FormatEntry | None:
     return record_or_none(FormatEntry.decode, store, keys.format_key(number))
 
 
-def make_layout(store: Store, first: FormatEntry) -> None:
+def make_layout(store: StoreBackend, first: FormatEntry) -> None:
     """Create the store, or adopt the one that another process created at the same moment.
 
     In a split store the names are written first: their winner decides the store's id. If interrupted after
@@ -438,7 +438,7 @@ def make_layout(store: Store, first: FormatEntry) -> None:
     names = with_features(first, DATA_ELSEWHERE)
     split.names.put_if_absent(keys.format_key(0), names.encode())
     made = read_format(split.names)
-    if not Format(tuple(made)).has(DATA_ELSEWHERE) or not _is_maker(split.data, made[0].store_id):
+    if not FormatLog(tuple(made)).has(DATA_ELSEWHERE) or not _is_maker(split.data, made[0].store_id):
         _delete_if_allowed(split.data, maker)
         raise _of_another(split)
     split.names.put_if_absent(keys.README_KEY, README.encode())
@@ -450,7 +450,7 @@ def make_layout(store: Store, first: FormatEntry) -> None:
         _delete_if_allowed(split.data, keys.maker_key(made_by))
 
 
-def _is_maker(data: Store, store_id: StoreId) -> bool:
+def _is_maker(data: StoreBackend, store_id: StoreId) -> bool:
     """Return whether the id that won the location of the names was drawn for this data half.
 
     A process deletes its maker key only after it has written entry 0, so one of the two exists.
@@ -461,7 +461,7 @@ def _is_maker(data: Store, store_id: StoreId) -> bool:
     return entry is not None and entry.store_id == store_id
 
 
-def _delete_if_allowed(store: Store, key: str) -> None:
+def _delete_if_allowed(store: StoreBackend, key: str) -> None:
     with suppress(Denied):
         store.delete(key)
 

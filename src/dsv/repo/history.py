@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from dsv.errors import Denied, DsvError, IntegrityError, Unsupported
 from dsv.format.locator import ObjectKind
-from dsv.format.records import Commit, RefEntry
+from dsv.format.records import CommitRecord, RefEntry
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.diff import diff_trees, difference
 from dsv.repo.tree.read import TreeReader
@@ -34,7 +34,7 @@ _BOTH = _LEFT | _RIGHT
 class Commits(Protocol):
     """A source of commits, such as `dsv.repo.objects.objects.Objects`."""
 
-    def commit(self, commit_id: CommitId) -> Commit:
+    def commit(self, commit_id: CommitId) -> CommitRecord:
         """Raise `IntegrityError` if the commit is missing or does not match its id."""
         ...
 
@@ -48,7 +48,7 @@ class Distance(NamedTuple):
     """Commits of the second side."""
 
 
-def walk(commits: Commits, starts: Iterable[CommitId]) -> Iterator[tuple[CommitId, Commit]]:
+def walk(commits: Commits, starts: Iterable[CommitId]) -> Iterator[tuple[CommitId, CommitRecord]]:
     """Yield the commits of `starts` and all their ancestors, once, newest first, children before parents.
 
     Reads no further than needed. Where history is a line, commits are yielded as they are read. Where it
@@ -78,7 +78,7 @@ class KeptParents:
         self.passed = set[CommitId]()
         """The freed commits that were passed over."""
 
-    def of(self, commit: Commit, *, first_only: bool = False) -> tuple[CommitId, ...]:
+    def of(self, commit: CommitRecord, *, first_only: bool = False) -> tuple[CommitId, ...]:
         """Return the parents of a commit, each freed one replaced by its nearest kept ancestors.
 
         first_only: follow only the first parent of each commit.
@@ -185,7 +185,7 @@ class _Frontier:
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
         self._unread: list[CommitId] = []
-        self._read: list[tuple[int, int, CommitId, Commit]] = []
+        self._read: list[tuple[int, int, CommitId, CommitRecord]] = []
         self._members = set[CommitId]()
         self._number = 0
 
@@ -201,7 +201,7 @@ class _Frontier:
         """Return the commit if it is the only one, else None."""
         return next(iter(self._members)) if len(self._members) == 1 else None
 
-    def take(self) -> tuple[CommitId, Commit]:
+    def take(self) -> tuple[CommitId, CommitRecord]:
         unread, self._unread = self._unread, []
         read = together([partial(self._commits.commit, one) for one in unread])
         for commit_id, commit in zip(unread, read, strict=True):
@@ -217,7 +217,7 @@ class _Seen(NamedTuple):
 
     time_ms: int
     parents: tuple[CommitId, ...]
-    commit: Commit | None
+    commit: CommitRecord | None
 
 
 def _read_until_lines_meet(frontier: _Frontier) -> dict[CommitId, _Seen]:
@@ -234,7 +234,7 @@ def _read_until_lines_meet(frontier: _Frontier) -> dict[CommitId, _Seen]:
     return seen
 
 
-def _in_order(commits: Commits, seen: dict[CommitId, _Seen]) -> Iterator[tuple[CommitId, Commit]]:
+def _in_order(commits: Commits, seen: dict[CommitId, _Seen]) -> Iterator[tuple[CommitId, CommitRecord]]:
     children = dict.fromkeys(seen, 0)
     for one in seen.values():
         for parent in one.parents:
@@ -325,7 +325,7 @@ class CommitsAhead:
         self._window = 8
         self._left = most
 
-    def commit(self, commit_id: CommitId) -> Commit:
+    def commit(self, commit_id: CommitId) -> CommitRecord:
         """Raise `IntegrityError` if the commit is missing or does not match its id."""
         if self._left is not None:
             self._left = max(0, self._left - 1)
@@ -342,7 +342,7 @@ class CommitsAhead:
         self._read_ahead(commit_id)
         return self._objects.commit(commit_id)
 
-    def _find_place(self, commit: Commit) -> None:
+    def _find_place(self, commit: CommitRecord) -> None:
         """Find the first move of the commit's branch that is not older than the commit, by binary search. A
         wrong clock only causes reads of commits that are not needed."""
         branch = commit.branch or MAIN

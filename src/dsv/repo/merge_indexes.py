@@ -17,12 +17,12 @@ from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unsupported
 from dsv.format import index, keys
 from dsv.format.index import FILTER_MAX, ROW_SIZE, Index, encode_filter, merge_all
 from dsv.format.locator import Location, ObjectKind
-from dsv.format.records import MAX_FILES, MERGE_MAX, IndexMerge, MergedFile, Run, Writer
+from dsv.format.records import MAX_FILES, MERGE_MAX, IndexMerge, MergedFile, Run, WriterIdentity
 from dsv.repo.errors import put_back, read_record
 from dsv.repo.objects.indexes import Indexes, ListedIndexes
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import Store, TooLargeError, if_there, together
+from dsv.store.base import StoreBackend, TooLargeError, if_there, together
 from dsv.values.ids import Id, IndexId
 
 
@@ -88,7 +88,7 @@ GRACE_SECONDS = 3600.0
 _SHARE_COMPARED = 8  # an eighth of the rows that may be merged is compared before files are deleted
 
 
-class Merged(msgspec.Struct, frozen=True):
+class IndexMergeResult(msgspec.Struct, frozen=True):
     """The numbers of index files after a merge."""
 
     merged: int
@@ -122,7 +122,7 @@ def choose(found: Sequence[Unit], most_rows: int) -> list[Unit]:
     return ordered[:chosen]
 
 
-def tidy(repository: Repository, writer: Writer) -> None:
+def tidy(repository: Repository, writer: WriterIdentity) -> None:
     """Merge if a sync found too many index files. A failure is ignored, because the next sync tries again."""
     found = _units(repository.objects.indexes.listed)
     small = [unit for unit in found if 2 * unit.rows <= SYNC_ROWS]  # the others stay as they are
@@ -131,7 +131,9 @@ def tidy(repository: Repository, writer: Writer) -> None:
             merge_indexes(repository, writer, most_rows=SYNC_ROWS)
 
 
-def merge_indexes(repository: Repository, writer: Writer, *, most_rows: int = MOST_ROWS) -> Merged:
+def merge_indexes(
+    repository: Repository, writer: WriterIdentity, *, most_rows: int = MOST_ROWS
+) -> IndexMergeResult:
     """Merge the units that `choose` returns, and delete what an earlier merge replaced. Raises `DsvError`."""
     indexes = repository.objects.indexes
     with Session.open(repository, writer, resumed=False) as session:
@@ -143,7 +145,7 @@ def merge_indexes(repository: Repository, writer: Writer, *, most_rows: int = MO
     indexes.renew()
     indexes.refresh()
     merged = sum(len(unit.files) for unit in chosen) if record is not None else 0
-    return Merged(merged, len(indexes.listed.standing.files), deleted)
+    return IndexMergeResult(merged, len(indexes.listed.standing.files), deleted)
 
 
 def _units(listed: ListedIndexes) -> list[Unit]:
@@ -233,7 +235,7 @@ def _settled(session: Session, listed: ListedIndexes, record: str | None) -> int
     return None
 
 
-def delete_index(store: Store, index_id: IndexId) -> None:
+def delete_index(store: StoreBackend, index_id: IndexId) -> None:
     """Delete an index file and its filter."""
     store.delete(keys.index_key(index_id))
     store.delete(keys.index_filter_key(index_id))
@@ -243,7 +245,7 @@ def delete_index(store: Store, index_id: IndexId) -> None:
 _MOST_FILES = 1000
 
 
-class Fault(msgspec.Struct, frozen=True):
+class IndexFault(msgspec.Struct, frozen=True):
     """A fault of a key, and how to repair it."""
 
     text: str
@@ -258,7 +260,7 @@ class IndexReport(msgspec.Struct, frozen=True):
     read: int
     standing: int
     """Files that a writer needs."""
-    faults: tuple[Fault, ...]
+    faults: tuple[IndexFault, ...]
 
 
 def check_indexes(repository: Repository) -> IndexReport:
@@ -277,22 +279,22 @@ def check_indexes(repository: Repository) -> IndexReport:
         if found is not None and standing.lack_any(found):
             record = listed.records[max(listed.records)][0]
             text = f"{keys.index_key(index_id)} has rows that no other index file has, and {record} says otherwise"
-            faults.append(Fault(text, f"remove {record}: without it all index files are read"))
+            faults.append(IndexFault(text, f"remove {record}: without it all index files are read"))
     return IndexReport(len(ids), len(chosen), len(listed.standing.files), tuple(faults))
 
 
-def _of_records(repository: Repository) -> Iterator[Fault]:
+def _of_records(repository: Repository) -> Iterator[IndexFault]:
     records = repository.objects.indexes.listed.records
     for key in [key for number in sorted(records) for key in records[number]]:
         try:
             if_there(partial(read_record, IndexMerge.decode, repository.store, key, MERGE_MAX))
         except IntegrityError as error:
-            yield Fault(error.message, f"remove {key}: without it all index files are read")
+            yield IndexFault(error.message, f"remove {key}: without it all index files are read")
         except Unsupported as error:
-            yield Fault(error.message, error.hint or "install a newer dsv")
+            yield IndexFault(error.message, error.hint or "install a newer dsv")
 
 
-def _of_file(repository: Repository, index_id: IndexId) -> Iterator[Fault]:
+def _of_file(repository: Repository, index_id: IndexId) -> Iterator[IndexFault]:
     key, store = keys.index_key(index_id), repository.store
     try:
         data = if_there(partial(store.get, key, index.FILE_MAX))
@@ -300,7 +302,7 @@ def _of_file(repository: Repository, index_id: IndexId) -> Iterator[Fault]:
             return  # deleted since
         found = Index.parse(data, str(index_id))
     except (IntegrityError, Unsupported) as error:
-        yield Fault(f"{key}: {error.message}", error.hint or put_back(key))
+        yield IndexFault(f"{key}: {error.message}", error.hint or put_back(key))
         return
     if index_id in repository.objects.indexes.listed.filtered:
         described = keys.index_filter_key(index_id)
@@ -310,4 +312,4 @@ def _of_file(repository: Repository, index_id: IndexId) -> Iterator[Fault]:
             right = False
         if not right:
             text = f"{described} is not the filter of its index file, so what that has may be stored twice"
-            yield Fault(text, f"remove {described}: without it the index file is read whole")
+            yield IndexFault(text, f"remove {described}: without it the index file is read whole")

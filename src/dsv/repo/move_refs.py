@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from dsv.errors import Conflict, Denied
 from dsv.format import keys
-from dsv.format.records import FormatEntry, Writer, signed
+from dsv.format.records import FormatEntry, WriterIdentity, signed
 from dsv.periodic import Clock
 from dsv.repo.errors import broken
 from dsv.repo.format_log import (
@@ -31,13 +31,13 @@ from dsv.repo.format_log import (
     NAMES_MOVED,
     NAMES_MOVING,
     OF_ONE_PLACE,
-    Format,
+    FormatLog,
     make_names,
     read_format,
     with_features,
 )
 from dsv.repo.refs.read import changed
-from dsv.store.base import Put, Store, batches, if_there, together
+from dsv.store.base import PutResult, StoreBackend, batches, if_there, together
 
 _AT_ONCE: Final = 256
 """Keys, or branches, that are copied at the same time."""
@@ -49,7 +49,13 @@ class NamesMove:
     """A move of the names from `old`, which may be the data's own location, to `new`, named `target`."""
 
     def __init__(
-        self, data: Store, old: Store, new: Store, target: str, writer: Writer, clock: Clock
+        self,
+        data: StoreBackend,
+        old: StoreBackend,
+        new: StoreBackend,
+        target: str,
+        writer: WriterIdentity,
+        clock: Clock,
     ) -> None:
         self._data = data
         self._old = old
@@ -86,7 +92,8 @@ class NamesMove:
             self._check_here(log)
             last = log.entries[-1]
             first = (
-                self._append(log, replace(with_features(last, NAMES_MOVING), names=self._target)) is Put.WON
+                self._append(log, replace(with_features(last, NAMES_MOVING), names=self._target))
+                is PutResult.WON
             )
         if log.entries[-1].names != self._target:
             raise moves_elsewhere(self._old.url, log.entries[-1])
@@ -141,7 +148,7 @@ class NamesMove:
                 hint="the same command again begins anew",
             )
 
-    def _check_begun(self, log: Format) -> None:
+    def _check_begun(self, log: FormatLog) -> None:
         """Raise `IntegrityError` if the entry that began this move was replaced: the new entry may belong to
         a move to another location, for which nothing was copied."""
         assert self._decides is not None
@@ -168,18 +175,18 @@ class NamesMove:
         if self._old is not self._data:
             note_place(self._data, self._new, self._target, self._writer, self._clock())
 
-    def _log(self) -> Format:
-        return Format(tuple(read_format(self._old)))
+    def _log(self) -> FormatLog:
+        return FormatLog(tuple(read_format(self._old)))
 
-    def _is_decided(self, log: Format) -> bool:
+    def _is_decided(self, log: FormatLog) -> bool:
         decided = _decided_at(log)
         return decided is not None and log.entries[decided].names == self._target
 
-    def _check_here(self, log: Format) -> None:
+    def _check_here(self, log: FormatLog) -> None:
         if log.has(NAMES_MOVED) or log.has(NAMES_ELSEWHERE):
             raise moves_elsewhere(self._old.url, log.entries[-1])
 
-    def _append(self, log: Format, entry: FormatEntry) -> Put:
+    def _append(self, log: FormatLog, entry: FormatEntry) -> PutResult:
         entry = signed(entry, self._writer, self._clock())
         return self._old.put_if_absent(keys.format_key(len(log.entries)), entry.encode())
 
@@ -201,7 +208,7 @@ class NamesMove:
                 if key.startswith(keys.SESSIONS_PREFIX):
                     continue  # a session may be deleted when it is over
                 raise broken(key, f"{key} is gone from {self._old.url}")
-            if self._new.put_if_absent(key, data) is Put.LOST:
+            if self._new.put_if_absent(key, data) is PutResult.LOST:
                 if self._is_decided(self._log()):
                     return  # another process has finished this move, and the new location is in use
                 raise self._taken(f"another {key} than {self._old.url}")
@@ -221,16 +228,18 @@ class NamesMove:
         )
 
 
-def note_place(data: Store, place: Store, target: str, writer: Writer, time_ms: int) -> None:
+def note_place(
+    data: StoreBackend, place: StoreBackend, target: str, writer: WriterIdentity, time_ms: int
+) -> None:
     """Write into the data's log where the names are, unless it says so or they have left since."""
     while (last := (log := read_format(data))[-1]).names != target:
-        if Format(tuple(read_format(place))).has(NAMES_MOVED):  # read after the data's log
+        if FormatLog(tuple(read_format(place))).has(NAMES_MOVED):  # read after the data's log
             return
         noted = signed(replace(last, names=target), writer, time_ms)
         data.put_if_absent(keys.format_key(len(log)), noted.encode())
 
 
-def _decided_at(log: Format) -> int | None:
+def _decided_at(log: FormatLog) -> int | None:
     """Return the number of the entry by which the names have left a location, which they do once. The data's
     log may have later entries."""
     for number, entry in enumerate(log.entries):

@@ -10,7 +10,15 @@ from msgspec.structs import replace
 
 from dsv.errors import Unreachable
 from dsv.format import keys
-from dsv.format.records import Commit, Feature, FormatEntry, Limits, RefEntry, Writer, signed
+from dsv.format.records import (
+    BranchLimits,
+    CommitRecord,
+    Feature,
+    FormatEntry,
+    RefEntry,
+    WriterIdentity,
+    signed,
+)
 from dsv.fs.shared_path import AnyPath
 from dsv.periodic import Clock, now_ms
 from dsv.repo.errors import explain_denied_write
@@ -21,7 +29,7 @@ from dsv.repo.format_log import (
     NODE_LOCATORS,
     UNCONDITIONAL_WRITES,
     UNORDERED_LISTING,
-    Format,
+    FormatLog,
     check_log,
     features,
     make_layout,
@@ -33,7 +41,7 @@ from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects, get_commit
 from dsv.repo.refs.branches import Refs, refused_mover, refused_removals
 from dsv.repo.refs.read import changed
-from dsv.store.base import Put, Store, both
+from dsv.store.base import PutResult, StoreBackend, both
 from dsv.store.open import OpenStore, names_of, split_of
 from dsv.values.ids import CommitId, Nonce, StoreId
 
@@ -48,7 +56,7 @@ class Repository:
     """The objects and names of one store. The caller owns the store and closes it."""
 
     def __init__(
-        self, store: Store, layout: Format, refs: Refs, metadata: MetadataCache, clock: Clock
+        self, store: StoreBackend, layout: FormatLog, refs: Refs, metadata: MetadataCache, clock: Clock
     ) -> None:
         self.store = store
         refs.layout = layout
@@ -61,7 +69,9 @@ class Repository:
         self.last_seen: tuple[DatasetName, BranchName, Tracked] | None = None
         """The branch of the current workspace, and the last answer about it."""
 
-    def _refused(self, limits: Limits, before: CommitId | None, entry: RefEntry, merge: bool) -> str | None:
+    def _refused(
+        self, limits: BranchLimits, before: CommitId | None, entry: RefEntry, merge: bool
+    ) -> str | None:
         """Return why a protected branch may not move from `before` to what the entry names; None if it may.
 
         `Refs.move` calls this, so no command forgets it. Every dsv follows the rules; no store enforces them.
@@ -130,7 +140,7 @@ class Repository:
         return self.format.has(ERASED_CONTENTS) or self.format.has(NAMES_ELSEWHERE)
 
     @property
-    def format(self) -> Format:
+    def format(self) -> FormatLog:
         assert self.refs.layout is not None
         return self.refs.layout
 
@@ -141,7 +151,7 @@ class Repository:
     @classmethod
     def open(
         cls,
-        store: Store,
+        store: StoreBackend,
         metadata: MetadataFolder | None,
         clock: Clock = now_ms,
         *,
@@ -178,7 +188,7 @@ class Repository:
     @classmethod
     def create(
         cls,
-        store: Store,
+        store: StoreBackend,
         metadata: MetadataFolder | None,
         *,
         author: str,
@@ -203,7 +213,7 @@ class Repository:
         make_layout(store, first)
         return cls.open(store, metadata, clock)
 
-    def add_feature(self, feature: Feature, writer: Writer) -> bool:
+    def add_feature(self, feature: Feature, writer: WriterIdentity) -> bool:
         """Note in the format log that the store uses a feature from now on; False if it already did."""
         while not self.format.has(feature.name):
             entries = self.format.entries
@@ -213,19 +223,19 @@ class Repository:
             with explain_denied_write(self.store.url):
                 self.refs.check_one_wins()
                 put = self.store.put_if_absent(keys.format_key(len(entries)), later.encode())
-            if put is Put.WON:
+            if put is PutResult.WON:
                 self.refs.layout = replace(self.format, entries=(*entries, later))
                 return True
             self.refs.check_not_moved(f"feature {feature.name}")
             self.format.check(self.store.url, writing=True)
         return False
 
-    def named(self, commit: Commit, dataset: DatasetName, branch: BranchName) -> Commit:
+    def named(self, commit: CommitRecord, dataset: DatasetName, branch: BranchName) -> CommitRecord:
         """Return the commit as this store keeps it: with its dataset and branch, except in an older store."""
         return replace(commit, dataset=dataset, branch=branch) if self.format.named_records else commit
 
 
-def _unless_away(store: Store, ahead: Callable[[Refs], None], refs: Refs) -> None:
+def _unless_away(store: StoreBackend, ahead: Callable[[Refs], None], refs: Refs) -> None:
     """Read names ahead. In a split store they may be out of reach, and not be needed."""
     try:
         ahead(refs)

@@ -20,7 +20,7 @@ from dsv.format.index import Index, encode_filter
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.records import (
     CONDEMNED_MAX,
-    Commit,
+    CommitRecord,
     GcCondemned,
     GcDecision,
     RefEntry,
@@ -28,7 +28,7 @@ from dsv.format.records import (
     SessionClosed,
     SessionOpen,
     SessionVerdict,
-    Writer,
+    WriterIdentity,
 )
 from dsv.periodic import Periodic
 from dsv.repo.damage import learn_damage
@@ -39,7 +39,7 @@ from dsv.repo.objects.indexes import FILTERED_BYTES
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import TreeReader, reach_tree
-from dsv.store.base import Bytes, Put, listed_size, together
+from dsv.store.base import Bytes, PutResult, listed_size, together
 from dsv.values.ids import CommitId, Id, IndexId, Nonce, PackId, SessionId
 from dsv.values.names import BranchName, DatasetName
 
@@ -60,7 +60,7 @@ class Session(AbstractContextManager["Session"]):
         session_id: SessionId,
         opened: SessionOpen,
         condemned: frozenset[PackId],
-        writer: Writer,
+        writer: WriterIdentity,
         *,
         collected: bool = False,
         resumed: bool = True,
@@ -79,7 +79,7 @@ class Session(AbstractContextManager["Session"]):
         self._renewal = Periodic("dsv-session", self._renew, first=RENEW_SECONDS)
 
     @classmethod
-    def open(cls, repository: Repository, writer: Writer, *, resumed: bool = True) -> Session:
+    def open(cls, repository: Repository, writer: WriterIdentity, *, resumed: bool = True) -> Session:
         """Write the session, then read what gc has condemned, so that one of the two sees the other. Index
         files are read again, because an epoch of gc may have ended since.
 
@@ -144,7 +144,7 @@ class Session(AbstractContextManager["Session"]):
     def put_index(self, encoded: bytes) -> IndexId:
         return put_index(self.repository, encoded)
 
-    def put_commit(self, commit: Commit, locator: Locator | None) -> CommitId:
+    def put_commit(self, commit: CommitRecord, locator: Locator | None) -> CommitId:
         """Store the commit together with its locator, if known, which has a second copy of the commit.
 
         Packs and indexes must have what it refers to. Raises `IntegrityError` if the store lacks a parent.
@@ -213,7 +213,7 @@ class Session(AbstractContextManager["Session"]):
         def put_verdict() -> None:
             put_commit()
             key, verdict = keys.session_key(self.id, "verdict"), SessionVerdict(commit_id, Nonce.random())
-            if self.repository.store.put_if_absent(key, verdict.encode()) is Put.LOST:
+            if self.repository.store.put_if_absent(key, verdict.encode()) is PutResult.LOST:
                 raise Conflict(
                     "this command was suspended so long that the store's gc ended its session; nothing was published",
                     subject=str(self.id),
@@ -258,7 +258,7 @@ class Session(AbstractContextManager["Session"]):
             return
         key = keys.session_key(self.id, "open")
         again = replace(self._opened, nonce=Nonce.random())
-        if self.repository.store.put_if_absent(key, again.encode()) is Put.WON:
+        if self.repository.store.put_if_absent(key, again.encode()) is PutResult.WON:
             url = self.repository.store.url
             raise IntegrityError(
                 f"{url} no longer lets one writer win: it took {key} twice; no branch and no tag was written",
@@ -290,7 +290,7 @@ def put_index(repository: Repository, encoded: bytes) -> IndexId:
 @contextlib.contextmanager
 def naming(
     repository: Repository,
-    writer: Writer,
+    writer: WriterIdentity,
     dataset: DatasetName,
     commit_id: CommitId,
     name: str,
@@ -314,7 +314,7 @@ def naming(
 
 def point_branch(
     repository: Repository,
-    writer: Writer,
+    writer: WriterIdentity,
     where: tuple[DatasetName, BranchName],
     after: Head | None,
     commit_id: CommitId,

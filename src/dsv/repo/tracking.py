@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from dsv.errors import UsageError
-from dsv.format.records import Commit, Limits, RefEntry
+from dsv.format.records import BranchLimits, CommitRecord, RefEntry
 from dsv.fs.files import list_names, read_json, replace_file
 from dsv.fs.folders import make_shared_folder
 from dsv.fs.shared_path import AnyPath
@@ -47,7 +47,7 @@ class Tracked(msgspec.Struct, frozen=True, omit_defaults=True):
     """The number of the branch's move."""
     names: str | None = None
     """The URL of the location where the move was read."""
-    limits: Limits | UnsetType | None = UNSET
+    limits: BranchLimits | UnsetType | None = UNSET
     """The rule of a protected branch; not set if it was not read."""
 
     @property
@@ -133,13 +133,13 @@ class Answers:
         branch: BranchName,
         entry: RefEntry,
         number: int,
-        limits: Limits | UnsetType | None = UNSET,
+        limits: BranchLimits | UnsetType | None = UNSET,
     ) -> None:
         """Add the newest move of a branch that was read or made, or its deletion."""
         commit = None if entry.deleted or entry.commit is None else str(entry.commit)
         self._of(dataset).branches[str(branch)] = Tracked(0, commit, entry.deleted, number, None, limits)
 
-    def add_limits(self, dataset: DatasetName, branch: BranchName, limits: Limits | None) -> None:
+    def add_limits(self, dataset: DatasetName, branch: BranchName, limits: BranchLimits | None) -> None:
         """Add the rule of a branch that was read or made."""
         branches = self._found[dataset].branches if dataset in self._found else {}
         if str(branch) in branches:
@@ -149,7 +149,7 @@ class Answers:
         """Add a tag that was read, set or (None) deleted."""
         self._of(dataset).tags[str(tag)] = Tracked(0, None if commit is None else str(commit), commit is None)
 
-    def add_commit(self, commit_id: CommitId, commit: Commit) -> None:
+    def add_commit(self, commit_id: CommitId, commit: CommitRecord) -> None:
         """Add a commit that was read, unless it doesn't name its dataset."""
         if commit.dataset is not None:
             rows = self._of(commit.dataset).commits

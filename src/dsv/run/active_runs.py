@@ -28,14 +28,14 @@ _MAX_NUMBER: Final = 64
 _TICK: Final = 0.2
 
 
-class Owner(msgspec.Struct, frozen=True):
+class RunOwner(msgspec.Struct, frozen=True):
     """The process that supervises a run or drives a sweep, and its machine."""
 
     process: Process
     host: str
 
     @classmethod
-    def here(cls) -> Owner:
+    def here(cls) -> RunOwner:
         return cls(Process.here(), this_machine())
 
     @property
@@ -149,7 +149,7 @@ class UnderWay:
     """The folder of the marks."""
     store: str
     """The id of the store that gets the record."""
-    owner: Owner
+    owner: RunOwner
     record: RunRecord
     """As it is known so far."""
     live: Path | None
@@ -222,7 +222,7 @@ def under_way(state: Path) -> list[UnderWay]:
             with path.open("rb") as file:
                 mark = _MARK.decode(file.read(_MAX_MARK))
             record = RunRecord.decode(mark.record.encode(), str(path))
-            owner = Owner(Process(*mark.process), mark.host)
+            owner = RunOwner(Process(*mark.process), mark.host)
             live = None if mark.live is None else Path(mark.live)
             found.append(UnderWay(folder, mark.store, owner, record, live))
     return found

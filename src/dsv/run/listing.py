@@ -382,7 +382,7 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class RunQuery:
     """The selection and the order of runs in a list."""
 
     filters: tuple[Filter, ...] = ()

@@ -12,7 +12,7 @@ from dsv import __version__
 from dsv.errors import UsageError
 from dsv.run.dirs import RunPlace, code_folder, code_state, data_mounts, job_folder, output_folder
 from dsv.run.engine_list import Chosen
-from dsv.run.engines.base import OUT, Engine, Job, Mount, Plan
+from dsv.run.engines.base import OUT, Engine, Job, JobPlan, Mount
 from dsv.run.node_order import NO_ACCESS, NodeOrder, StoreAccess
 from dsv.run.parameters import SweepSeat
 from dsv.run.record import CodeState, LogInfo, RunData, RunId, RunRecord, RunState
@@ -85,11 +85,11 @@ class Launch:
         """The folder with the mount points for further data; None if the engine mounts none."""
         return self.scratch / "data" if self.further and self._mounts_data() else None
 
-    def plan(self) -> Plan:
+    def plan(self) -> JobPlan:
         """Return the engine's plan. Pure, except for listing the commit's top. Raise as `Engine.plan`."""
         return self.chosen.engine.plan(self._job(), self.chosen.facts)
 
-    def record(self, plan: Plan, started_ms: int) -> RunRecord:
+    def record(self, plan: JobPlan, started_ms: int) -> RunRecord:
         """Return the record as it is known when the job starts."""
         spec, facts = self.spec, self.chosen.facts
         command = self.masker.argv(spec.command)

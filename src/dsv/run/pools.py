@@ -90,7 +90,7 @@ class PoolFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PoolChoice:
     """The pool chosen for a run."""
 
     pool: str
@@ -105,7 +105,7 @@ class Choice:
 _NOT_CACHED: Final = "it can begin as well, and doesn't have the data cached"
 
 
-def choose_pool(facts: Sequence[PoolFacts], prefer: Prefer = Prefer.CACHED) -> Choice:
+def choose_pool(facts: Sequence[PoolFacts], prefer: Prefer = Prefer.CACHED) -> PoolChoice:
     """Choose the first pool that can begin the job now, preferably with the data; else the first that can
     ever run it. facts: in the order in which the pools were named. Raise `LaunchError` if no pool can."""
     never = {each.pool: why for each in facts if (why := each.never) is not None}
@@ -118,7 +118,7 @@ def choose_pool(facts: Sequence[PoolFacts], prefer: Prefer = Prefer.CACHED) -> C
     chosen = (cached or ready or able)[0].pool
     names = [each.pool for each in facts]
     reasons = {each.pool: _NOT_CACHED for each in ready} | never | not_now
-    return Choice(
+    return PoolChoice(
         chosen,
         passed_over=tuple(PassedOver(name, reasons[name]) for name in names[: names.index(chosen)]),
         then=tuple(each.pool for each in able if each.pool != chosen),

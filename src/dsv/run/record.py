@@ -13,7 +13,7 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 from dsv.errors import DsvError, IntegrityError, Unsupported, UsageError
-from dsv.format.records import Commit
+from dsv.format.records import CommitRecord
 from dsv.run.parameters import RunId as RunId
 from dsv.run.parameters import SweepId, SweepSeat
 from dsv.run.resources import PassedOver
@@ -275,7 +275,7 @@ class GpuUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class JobUsage:
     """The resources that a job used, as far as they could be measured."""
 
     peak_memory_bytes: Int | None = None
@@ -285,13 +285,13 @@ class Usage:
     gpus: tuple[GpuUse, ...] = ()
 
 
-def joint_usage(of_nodes: Iterable[Usage]) -> Usage | None:
+def joint_usage(of_nodes: Iterable[JobUsage]) -> JobUsage | None:
     """Combine the usage of several nodes: the largest memory, and the sum of the times."""
     found = list(of_nodes)
     if not found:
         return None
     memory = max(each.peak_memory_bytes or 0 for each in found)
-    return Usage(memory or None, sum(each.cpu_seconds or 0.0 for each in found))
+    return JobUsage(memory or None, sum(each.cpu_seconds or 0.0 for each in found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +392,7 @@ class RunRecord:
     cache_hit: bool = False
     stage_seconds: float = 0.0
     stage_bytes: Int = 0
-    usage: Usage | None = None
+    usage: JobUsage | None = None
     metrics: dict[str, Json] | None = None
     metrics_error: str | None = None
     log: LogInfo | None = None
@@ -498,7 +498,7 @@ def parse_part_name(name: str) -> tuple[str, int, int] | None:
     return None if match is None else (match[1], int(match[2]), int(match[3]))
 
 
-def encode_part(part: RunPart, usage: Usage | None = None) -> bytes:
+def encode_part(part: RunPart, usage: JobUsage | None = None) -> bytes:
     """Return ASCII JSON. usage: what the command used there"""
     document = {"kind": _KINDS["part"], "version": RECORD_VERSION, **asdict(part)}
     if usage is not None:
@@ -506,12 +506,12 @@ def encode_part(part: RunPart, usage: Usage | None = None) -> bytes:
     return json.dumps(document, indent=1, allow_nan=False).encode("ascii") + b"\n"
 
 
-def decode_part(data: bytes, subject: str) -> tuple[RunPart, Usage | None]:
+def decode_part(data: bytes, subject: str) -> tuple[RunPart, JobUsage | None]:
     """Decode the part at key `subject`. Raise `IntegrityError`, or `Unsupported` for a newer version."""
     document = _load(data, subject, "part")
     try:
         part = msgspec.convert(document, RunPart)
-        usage = msgspec.convert(document.get("usage"), Usage | None)
+        usage = msgspec.convert(document.get("usage"), JobUsage | None)
     except msgspec.ValidationError as error:
         raise IntegrityError(f"{subject} is not a part of a run: {error}", subject=subject) from error
     named = parse_part_name(subject.rpartition("/")[2])
@@ -530,7 +530,7 @@ TREE_AUTHOR: Final = "dsv"
 """The author of commits of code, so that equal code gives equal commits for every user."""
 
 
-def tree_of_run(commit: Commit) -> str | None:
+def tree_of_run(commit: CommitRecord) -> str | None:
     """Return the message of a commit of a run's code or output; None for any other commit."""
     if commit.parents:
         return None

@@ -32,16 +32,16 @@ from dsv.run.record import (
     MAX_RECORD,
     RECORD,
     START,
+    JobUsage,
     RunId,
     RunPart,
     RunRecord,
-    Usage,
     decode_part,
     newest_start,
     parse_part_name,
     start_number,
 )
-from dsv.store.base import Bytes, Put, Store
+from dsv.store.base import Bytes, PutResult, StoreBackend
 from dsv.values.ids import StoreId
 from dsv.values.names import DatasetName
 
@@ -61,7 +61,7 @@ class RunStore:
     """The runs of all datasets of a store. The caller closes the store."""
 
     def __init__(
-        self, store: Store | Callable[[], Store], started: Callable[[], None] = lambda: None
+        self, store: StoreBackend | Callable[[], StoreBackend], started: Callable[[], None] = lambda: None
     ) -> None:
         """store: or a function that opens it, called once; started: called after a run's start was written"""
         self._given = store
@@ -69,7 +69,7 @@ class RunStore:
         self._opening = Lock()
 
     @property
-    def _store(self) -> Store:
+    def _store(self) -> StoreBackend:
         with self._opening:
             if callable(self._given):
                 self._given = self._given()
@@ -86,7 +86,11 @@ class RunStore:
     def add(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> Bytes:
         """Add one part unless it is there, and return what is there now: of several writers, one wins."""
         key = run_key(dataset, run, part)
-        return data if self._store.put_if_absent(key, data) is Put.WON else self._store.get(key, MAX_RECORD)
+        return (
+            data
+            if self._store.put_if_absent(key, data) is PutResult.WON
+            else self._store.get(key, MAX_RECORD)
+        )
 
     def listing(self, dataset: DatasetName | None = None, run_prefix: str = "") -> list[StoredRun]:
         """Return the runs of a dataset (None: of all), oldest first. Other keys are ignored."""
@@ -153,7 +157,7 @@ class RunStore:
         for part in order:
             self._store.delete(run_key(stored.dataset, stored.run, part))
 
-    def node_parts_and_usage(self, stored: StoredRun) -> list[tuple[RunPart, Usage | None]]:
+    def node_parts_and_usage(self, stored: StoredRun) -> list[tuple[RunPart, JobUsage | None]]:
         """Read parts and known usage, by attempt and node. Raise `IntegrityError`, `Unsupported`."""
         found = []
         for name in _of_nodes(stored, "part"):

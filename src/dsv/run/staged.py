@@ -40,7 +40,7 @@ class Staged(msgspec.Struct, frozen=True):
     """The time from which it may be evicted as unused if it is not held; None if that never happens."""
 
 
-class Lease(Protocol):
+class DataLease(Protocol):
     """A claim on staged data that renews itself. `lost` is set, with `reason`, once it can't be held any more."""
 
     @property
@@ -59,7 +59,7 @@ class Staging(Protocol):
         """Return where the target is or would be in the cache, without fetching it."""
         ...
 
-    def stage(self, target: Target, run: RunId) -> tuple[Staged, Lease]:
+    def stage(self, target: Target, run: RunId) -> tuple[Staged, DataLease]:
         """Stage the target, held for a run from before the lookup until the lease is released."""
         ...
 

@@ -32,9 +32,9 @@ from dsv.run.dirs import (
 )
 from dsv.run.engine_list import choose
 from dsv.run.engines.attach import Foreground, Signals, informing_ignored, supervise
-from dsv.run.engines.base import CANNOT_LAUNCH, NO_OPTIONS, Ended, Engine, Plan, check_given
+from dsv.run.engines.base import CANNOT_LAUNCH, NO_OPTIONS, Ended, Engine, JobPlan, check_given
 from dsv.run.engines.machine import GpuWatch, choose_gpus, with_free_gpus
-from dsv.run.engines.output import KeptLog, LiveLog, LogKeeper, Output
+from dsv.run.engines.output import JobOutput, KeptLog, LiveLog, LogKeeper
 from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import RunView
 from dsv.run.node_order import NO_ACCESS
@@ -44,18 +44,18 @@ from dsv.run.record import (
     EndCause,
     GpuUse,
     JobRef,
+    JobUsage,
     RunId,
     RunOutput,
     RunPart,
     RunRecord,
     RunState,
-    Usage,
     exit_signal,
     may_try_again,
 )
 from dsv.run.resources import PassedOver
 from dsv.run.spec import JobSpec, check_spec
-from dsv.run.staged import Lease, Staged, Staging
+from dsv.run.staged import DataLease, Staged, Staging
 from dsv.values.ids import CommitId
 from dsv.values.names import Rev, Target
 from dsv.values.progress import NoProgress, Progress
@@ -148,7 +148,7 @@ class _Supervisor:
             with signals.caught() if self.signals is not None else nullcontext():
                 early = replace(launch.record(launch.plan(), now_ms()), state=RunState.SUBMITTED)
                 attempts = _Attempts(self, launch, held, signals, patience, early)
-                done = attempts.run(lambda: Output(*self.sinks, log), log)
+                done = attempts.run(lambda: JobOutput(*self.sinks, log), log)
                 if isinstance(done, GaveUp):
                     return done
                 record, ended, kept = done
@@ -272,7 +272,7 @@ def _record_not_started(decided: Launch, records: RunRecords, error: BaseExcepti
     records.send()
 
 
-def dry_run(spec: JobSpec, *, place: RunPlace, staging: Staging) -> Plan:
+def dry_run(spec: JobSpec, *, place: RunPlace, staging: Staging) -> JobPlan:
     """Return the plan that `run` would submit, except for the run's id. Fetch and start nothing; but code for
     machines that share no folders is committed, because the plan names its commit."""
     check_spec(spec)
@@ -314,9 +314,9 @@ def _notes(decided: Launch, place: RunPlace) -> tuple[str, ...]:
     return plan.notes if note is None or not first_time(place, "plain-process") else (note, *plan.notes)
 
 
-def _stage(decided: Launch, staging: Staging, leases: ExitStack) -> tuple[Launch, list[Lease]]:
+def _stage(decided: Launch, staging: Staging, leases: ExitStack) -> tuple[Launch, list[DataLease]]:
     """Stage the data and the code. An engine that queues stages and holds the data on its own machines."""
-    held: list[Lease] = []
+    held: list[DataLease] = []
     engine = decided.chosen.engine
 
     def stage(target: Target) -> Staged:
@@ -364,7 +364,7 @@ class _Attempts:
 
     by: _Supervisor
     launch: Launch
-    leases: Sequence[Lease]
+    leases: Sequence[DataLease]
     signals: Signals
     patience: Patience
     record: RunRecord
@@ -377,14 +377,14 @@ class _Attempts:
     _gpus: tuple[GpuUse, ...] = ()
 
     def run(
-        self, output: Callable[[], Output], log: LogKeeper | None
+        self, output: Callable[[], JobOutput], log: LogKeeper | None
     ) -> tuple[RunRecord, Ended, KeptLog | None] | GaveUp:
         """Run the job until an attempt succeeds, must not be repeated, or was the last.
 
         Return the record without the output, how the job ended, and its log; or `GaveUp` if the job did not
         begin in time and moves to another pool.
 
-        output: makes an `Output` for each attempt
+        output: makes an `JobOutput` for each attempt
         """
         launch, engine = self.launch, self.launch.chosen.engine
         parts: list[RunPart] = []
@@ -425,7 +425,7 @@ class _Attempts:
         )
         return record, ended, kept
 
-    def _attempt(self, output: Output) -> Ended:
+    def _attempt(self, output: JobOutput) -> Ended:
         plan, engine, spec = self.launch.plan(), self.launch.chosen.engine, self.launch.spec
         self._began = None
         self.by.records.announce(self.record)
@@ -485,10 +485,10 @@ class _Attempts:
         if self._gpu_watch is not None:
             self._gpus = self._gpu_watch.stop()
 
-    def _usage(self, ended: Ended) -> Usage | None:
+    def _usage(self, ended: Ended) -> JobUsage | None:
         if ended.usage is None and not self._gpus:
             return None
-        return replace(ended.usage or Usage(), gpus=self._gpus)
+        return replace(ended.usage or JobUsage(), gpus=self._gpus)
 
     def _part(self, ended: Ended) -> RunPart:
         by = self.by.records.marks.stopped_by(self.launch.run)

@@ -21,7 +21,7 @@ from dsv.format.keys import runs_prefix
 from dsv.fs.files import list_names, read_json, replace_file
 from dsv.fs.process import Process
 from dsv.periodic import now_ms
-from dsv.run.active_runs import Owner
+from dsv.run.active_runs import RunOwner
 from dsv.run.dirs import RunPlace
 from dsv.run.engines.attach import Signals
 from dsv.run.engines.base import CANNOT_LAUNCH
@@ -31,12 +31,12 @@ from dsv.run.parameters import SweepId, SweepSeat, count_of, due
 from dsv.run.plan import masker_of
 from dsv.run.record import CodeState, RunId, RunRecord
 from dsv.run.spec import JobSpec, seated
-from dsv.store.base import Put, Store, TooLargeError
+from dsv.store.base import PutResult, StoreBackend, TooLargeError
 from dsv.values.json import Json
 from dsv.values.names import DatasetName
 
-_DECODER = msgspec.json.Decoder(Owner)
-_UNKNOWN = Owner(Process("", 0, 0), "another machine")
+_DECODER = msgspec.json.Decoder(RunOwner)
+_UNKNOWN = RunOwner(Process("", 0, 0), "another machine")
 _MAX_NOTE = 4096
 _NOTE = re.compile(r"(stop|turn)-([1-9][0-9]{0,8})", re.ASCII)
 
@@ -45,12 +45,12 @@ class SweepNotes:
     """The notes in the store about a sweep's driver: `turn-N` is the N-th, until a `stop-M` with M >= N.
     Methods raise as the store's."""
 
-    def __init__(self, store: Store, dataset: DatasetName, sweep: SweepId) -> None:
+    def __init__(self, store: StoreBackend, dataset: DatasetName, sweep: SweepId) -> None:
         self._store = store
         self._sweep = sweep
         self._prefix = f"{runs_prefix(dataset)}{sweep}/"
 
-    def driver(self) -> Owner | None:
+    def driver(self) -> RunOwner | None:
         """Return the process that starts its runs; None if there is none, or if it is known to be gone."""
         turn, stop = self._last()
         found = self._read(turn) if turn > stop else None
@@ -63,9 +63,9 @@ class SweepNotes:
 
     def take(self, turn: int) -> None:
         """Make this process the driver. Raise `Conflict` if another became it after `next_turn`."""
-        here = Owner.here()
+        here = RunOwner.here()
         put = self._store.put_if_absent(f"{self._prefix}turn-{turn}", msgspec.json.encode(here))
-        if put is Put.LOST and (other := self._read(turn)) != here:
+        if put is PutResult.LOST and (other := self._read(turn)) != here:
             raise self._refusal(other)
 
     def is_over(self, turn: int) -> bool:
@@ -76,7 +76,7 @@ class SweepNotes:
         """Ask the driver, on any machine, to start no more runs."""
         turn, stop = self._last()
         number = max(turn, stop + 1)
-        while self._store.put_if_absent(f"{self._prefix}stop-{number}", b"") is Put.LOST:
+        while self._store.put_if_absent(f"{self._prefix}stop-{number}", b"") is PutResult.LOST:
             number += 1
 
     def _last(self) -> tuple[int, int]:
@@ -87,13 +87,13 @@ class SweepNotes:
                 last[match[1]] = max(last[match[1]], int(match[2]))
         return last["turn"], last["stop"]
 
-    def _read(self, turn: int) -> Owner:
+    def _read(self, turn: int) -> RunOwner:
         try:
             return _DECODER.decode(self._store.get(f"{self._prefix}turn-{turn}", _MAX_NOTE))
         except (TooLargeError, msgspec.DecodeError, RecursionError):
             return _UNKNOWN
 
-    def _refusal(self, other: Owner) -> Conflict:
+    def _refusal(self, other: RunOwner) -> Conflict:
         return Conflict(
             f"the runs of {self._sweep} are being started by dsv on {other.host_name}",
             subject=self._sweep,
@@ -116,7 +116,7 @@ def driving(state: Path, sweep: SweepId) -> Iterator[None]:
             descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             held.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            replace_file(path, msgspec.json.encode(Owner.here()))
+            replace_file(path, msgspec.json.encode(RunOwner.here()))
         except BlockingIOError as error:
             here = f"the runs of {sweep} are being started by another dsv here"
             raise Conflict(here, subject=sweep, hint=f"dsv wait {sweep.short}") from error
@@ -131,7 +131,7 @@ def driving(state: Path, sweep: SweepId) -> Iterator[None]:
                 path.unlink()
 
 
-def driver(state: Path, sweep: SweepId) -> Owner | None:
+def driver(state: Path, sweep: SweepId) -> RunOwner | None:
     """Return the process that starts its runs, if it lives or may live."""
     with suppress(OSError, msgspec.DecodeError):
         found = read_json(_path(state, sweep), _DECODER)
@@ -140,7 +140,7 @@ def driver(state: Path, sweep: SweepId) -> Owner | None:
     return None
 
 
-def being_started(state: Path, text: str) -> tuple[SweepId, Owner] | None:
+def being_started(state: Path, text: str) -> tuple[SweepId, RunOwner] | None:
     """Return the sweep that a text means and its process on this machine, also before its first run has a record."""
     for name in list_names(state / "sweeps"):
         with suppress(UsageError):

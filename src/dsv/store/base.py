@@ -38,14 +38,14 @@ _A = TypeVar("_A")
 _B = TypeVar("_B")
 
 
-class Put(Enum):
+class PutResult(Enum):
     """The result of a put-if-absent. A lost race is an ordinary result."""
 
     WON = "won"
     LOST = "lost"
 
 
-class Item(msgspec.Struct, frozen=True):
+class ListedObject(msgspec.Struct, frozen=True):
     """One row of a listing: the key, and its object's size in bytes."""
 
     key: str
@@ -86,7 +86,7 @@ class StoreMissing(NoStore):
 
 
 @runtime_checkable
-class Store(Protocol):
+class StoreBackend(Protocol):
     """Named bytes. Implementations may be used from many threads at once.
 
     Every method raises `Unreachable` if the store does not answer, `Denied` if it refuses, and `StoreMissing`
@@ -118,14 +118,14 @@ class Store(Protocol):
         """
         ...
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         """Create the object unless the key exists. Atomic, and durable when it returns WON.
 
         Raises NoRoom, and OutcomeUnknown if the answer was lost and could not be read back.
         """
         ...
 
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         """Yield objects whose key begins with `prefix` (of any key characters) and is > `start_after`."""
         ...
 
@@ -203,12 +203,12 @@ def absent(url: str, key: str) -> NotFound:
     return NotFound(f"{key} is not in {url}", subject=key)
 
 
-def parsed(parse: Callable[[str], _A | None], listed: Iterable[Item]) -> Iterator[_A]:
+def parsed(parse: Callable[[str], _A | None], listed: Iterable[ListedObject]) -> Iterator[_A]:
     """Yield the parsed keys of a listing. Other keys, which another program has written, are left out."""
     return (found for item in listed if (found := parse(item.key)) is not None)
 
 
-def listed_size(store: Store, key: str) -> int | None:
+def listed_size(store: StoreBackend, key: str) -> int | None:
     """Return the size of an object in bytes, by a listing; None if it is absent."""
     return next((item.size for item in store.list(key) if item.key == key), None)
 

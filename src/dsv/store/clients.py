@@ -18,7 +18,7 @@ from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from dsv.errors import Denied, Unsupported, UsageError
-from dsv.store.base import Bytes, Put, check_key
+from dsv.store.base import Bytes, PutResult, check_key
 from dsv.store.credentials import aws_access, boto_client, is_reached_directly
 from dsv.store.object_errors import login_hint
 from dsv.store.objects import ObjectStore, lost_threads
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig
     from obstore.store import ObjectStore as Client
 
-    from dsv.store.base import Store
+    from dsv.store.base import StoreBackend
     from dsv.store.options import StoreOptions
 
 
@@ -43,7 +43,7 @@ _ENDPOINT: Final = re.compile(
 )
 
 
-def open_s3(url: str, options: StoreOptions) -> Store:
+def open_s3(url: str, options: StoreOptions) -> StoreBackend:
     """Open s3://bucket/prefix, at AWS or at any endpoint."""
     bucket, prefix = _parts(url)
     if lost_threads():
@@ -200,7 +200,7 @@ class ForkedS3(ObjectStore):
         endpoint = self._client.meta.endpoint_url
         super().__init__(url, endpoint, prefix, None, None)
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         self._refuse()
 
     def delete(self, key: str) -> None:

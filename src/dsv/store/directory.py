@@ -18,13 +18,13 @@ from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, Unsupported
 from dsv.fs.attributes import GONE, ask_again, refresh, unless_gone
 from dsv.fs.descriptors import Opened
 from dsv.fs.files import write_all
-from dsv.fs.folders import Rights, make_durable, make_folder, sync_folder
+from dsv.fs.folders import FolderRights, make_durable, make_folder, sync_folder
 from dsv.store.base import (
     LARGEST,
     Bytes,
-    Item,
+    ListedObject,
     NoAnswer,
-    Put,
+    PutResult,
     absent,
     check_folder,
     check_key,
@@ -158,7 +158,9 @@ class DirectoryStore:
             mode = os.fstat(self._root).st_mode
         self._is_shared = bool(mode & stat.S_IWGRP)
         """If the group may write here, it may read all files and write all folders below, despite umasks."""
-        self._rights = Rights(given=mode & (stat.S_IRWXG | stat.S_ISGID)) if self._is_shared else Rights()
+        self._rights = (
+            FolderRights(given=mode & (stat.S_IRWXG | stat.S_ISGID)) if self._is_shared else FolderRights()
+        )
         self._swept = False
         self._lock = threading.Lock()
         self._this_thread = threading.local()  # `listed`: the last folder that it has listed
@@ -184,11 +186,11 @@ class DirectoryStore:
             raise cut_short(self.url, key, start, length, len(data))
         return memoryview(data)
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         folders, name = _split(check_key(key))
         with os_errors(self.url, key):
             if self._has(folders, name):
-                return Put.LOST
+                return PutResult.LOST
             for _ in range(_ATTEMPTS):
                 # The file is missing if it took a day to write and another writer has swept it.
                 with unless_gone(), self._holding(data) as (holder, file, inode):
@@ -197,7 +199,7 @@ class DirectoryStore:
                 ask_again(self._root)
         raise NoAnswer(f"{key} in {self.url} could not be written: its folder keeps vanishing", subject=key)
 
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         folders, _, name = check_prefix(prefix).rpartition("/")
         base = f"{folders}/" if folders else ""
         return self._list(folders.split("/") if folders else [], base, name, start_after)
@@ -353,7 +355,7 @@ class DirectoryStore:
                 if now - os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime > _STALE_SECONDS:
                     os.unlink(name, dir_fd=folder)
 
-    def _link_in(self, holder: int, file: str, inode: int, folders: _Folders, name: str) -> Put:
+    def _link_in(self, holder: int, file: str, inode: int, folders: _Folders, name: str) -> PutResult:
         """Link the file. Make its folder again as often as others remove or replace it while it is empty."""
         for attempt in range(_ATTEMPTS):
             with unless_gone():
@@ -363,7 +365,7 @@ class DirectoryStore:
 
     def _link(
         self, holder: int, file: str, inode: int, folders: _Folders, name: str, *, fresh: bool = False
-    ) -> Put:
+    ) -> PutResult:
         """Give the file its name. The name is durable afterwards, whichever writer has won."""
         with self._folder(folders, fresh=fresh, make=True) as folder:
             try:
@@ -378,7 +380,7 @@ class DirectoryStore:
                     raise no_hard_links(self.url, error) from error
                 raise
             self._sync_above(folders, folder)
-        return Put.WON if won else Put.LOST
+        return PutResult.WON if won else PutResult.LOST
 
     def _sync_above(self, folders: _Folders, folder: int) -> None:
         """Make a name in `folder` durable, and those of all folders above, which may be new.
@@ -390,8 +392,10 @@ class DirectoryStore:
             with suppress(FileNotFoundError), self._folder(folders[:depth]) as above:
                 sync_folder(above)
 
-    def _list(self, folders: _Folders, base: str, name: str, start_after: str | None) -> Iterator[Item]:
-        def walk(start_after: str | None) -> Iterator[Item]:
+    def _list(
+        self, folders: _Folders, base: str, name: str, start_after: str | None
+    ) -> Iterator[ListedObject]:
+        def walk(start_after: str | None) -> Iterator[ListedObject]:
             listed = _ListedFolder(folders, self._open_folder(folders, fresh=True))
             self._this_thread.listed = listed
             return self._walk(listed.descriptor, base, name, start_after)
@@ -403,7 +407,7 @@ class DirectoryStore:
 
     def _walk(
         self, folder: int, base: str, begins: str, start_after: str | None
-    ) -> Generator[Item, None, None]:
+    ) -> Generator[ListedObject, None, None]:
         """Yield rows below `base` in key order: a folder sorts as its name with a slash. A caller that takes
         only the first of very many rows waits for the names alone."""
         folders: list[str] = []  # a heap of folders that were seen, and follow later because of their slash
@@ -421,13 +425,13 @@ class DirectoryStore:
             if stat.S_ISDIR(found.st_mode):
                 heappush(folders, f"{name}/")
             elif stat.S_ISREG(found.st_mode) and (start_after is None or key > start_after):
-                yield Item(key, found.st_size)
+                yield ListedObject(key, found.st_size)
         while folders:
             yield from _again(partial(self._walk_below, folder, base, heappop(folders)), start_after)
 
     def _walk_below(
         self, folder: int, base: str, name: str, start_after: str | None
-    ) -> Generator[Item, None, None]:
+    ) -> Generator[ListedObject, None, None]:
         key = base + name
         if start_after is None or key > start_after or start_after.startswith(key):
             with Opened(os.open(name[:-1], _FOLDER_FLAGS, dir_fd=folder)) as below:
@@ -452,7 +456,9 @@ def _split(key: str) -> tuple[_Folders, str]:
     return folders, name
 
 
-def _again(walk: Callable[[str | None], Iterator[Item]], start_after: str | None) -> Iterator[Item]:
+def _again(
+    walk: Callable[[str | None], Iterator[ListedObject]], start_after: str | None
+) -> Iterator[ListedObject]:
     """Yield the rows after `start_after`; none if the folder does not exist.
 
     If another host has removed a folder that is open here, the folder may have been made again. So it is

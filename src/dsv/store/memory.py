@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dsv.store.base import (
     LARGEST,
     Bytes,
-    Item,
-    Put,
+    ListedObject,
+    PutResult,
     absent,
     check_folder,
     check_key,
@@ -57,17 +57,17 @@ class MemoryStore:
             raise cut_short(self.url, key, start, length, len(value))
         return value
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         check_key(key)
         value = bytes(data)
         with self._lock:
             if key in self._objects:
-                return Put.LOST
+                return PutResult.LOST
             self._objects[key] = value
             insort(self._keys, key)
-        return Put.WON
+        return PutResult.WON
 
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         check_prefix(prefix)
         with self._lock:
             begin = bisect_left(self._keys, prefix)
@@ -77,7 +77,7 @@ class MemoryStore:
             for key in self._keys[begin:]:
                 if not key.startswith(prefix):
                     break
-                rows.append(Item(key, len(self._objects[key])))
+                rows.append(ListedObject(key, len(self._objects[key])))
         return iter(rows)
 
     def folders(self, prefix: str) -> Sequence[str]:

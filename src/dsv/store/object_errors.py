@@ -42,7 +42,7 @@ _LOGIN: Final = {
 }
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ErrorMeaning(msgspec.Struct, frozen=True):
     """The meaning of an error's text. `status` 0: no HTTP answer; `kind`: how the network failed."""
 
     status: int
@@ -51,7 +51,7 @@ class Answer(msgspec.Struct, frozen=True):
     text: str
 
     @classmethod
-    def of(cls, error: BaseException) -> Answer:
+    def of(cls, error: BaseException) -> ErrorMeaning:
         text = str(error)
         status = _STATUS.search(text)
         code = _CODE.search(text)
@@ -85,7 +85,7 @@ def login_hint(url: str) -> str:
 
 def as_store_error(error: BaseException, url: str, endpoint: str, key: str | None) -> DsvError:
     """Return the error to raise for obstore's `error` about `key` (None: about the whole store)."""
-    answer = Answer.of(error)
+    answer = ErrorMeaning.of(error)
     bucket = url.partition("://")[2].partition("/")[0]
     about = url if key is None else f"{key} in {url}"
     subject = url if key is None else key
@@ -145,7 +145,7 @@ def no_object_store(endpoint: str, what: str = "") -> Unreachable:
     )
 
 
-def _denied(answer: Answer, about: str, subject: str, url: str) -> Denied:
+def _denied(answer: ErrorMeaning, about: str, subject: str, url: str) -> Denied:
     message, hint = f"{about} was refused: {answer.said}", login_hint(url)
     if answer.code in _EXPIRED:
         message = f"the credentials for {url} have expired: {answer.said}"
@@ -157,7 +157,7 @@ def _denied(answer: Answer, about: str, subject: str, url: str) -> Denied:
     return Denied(message, subject=subject, hint=hint)
 
 
-def _unanswered(answer: Answer, about: str, subject: str, endpoint: str, url: str) -> DsvError:
+def _unanswered(answer: ErrorMeaning, about: str, subject: str, endpoint: str, url: str) -> DsvError:
     """Return the error for every answer that is not plainly about an object."""
     text = answer.text
     if "certificate" in text.lower():

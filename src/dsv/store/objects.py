@@ -19,8 +19,8 @@ from dsv.store.base import (
     KEY_CHARACTERS,
     LARGEST,
     Bytes,
-    Item,
-    Put,
+    ListedObject,
+    PutResult,
     check_folder,
     check_key,
     check_prefix,
@@ -30,7 +30,7 @@ from dsv.store.base import (
     is_component,
     too_large,
 )
-from dsv.store.object_errors import PAGE, Answer, as_store_error, no_object_store
+from dsv.store.object_errors import PAGE, ErrorMeaning, as_store_error, no_object_store
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -87,27 +87,27 @@ class ObjectStore:
         try:
             data = self._part(path, start, length)
         except (BaseError, OSError) as error:
-            if Answer.of(error).beyond_the_end:
+            if ErrorMeaning.of(error).beyond_the_end:
                 raise cut_short(self.url, key, start, length, 0) from error
             raise self._error(error, key) from error
         if len(data) != length:
             raise cut_short(self.url, key, start, length, len(data))
         return data
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         path = self._path(key)
         client = self._patient if len(data) >= BULK else self._quick
         mode: Literal["create", "overwrite"] = "create" if self.conditional else "overwrite"
         try:
             if not self.conditional and first_stays(key) and self._has(path):
-                return Put.LOST
+                return PutResult.LOST
             obstore.put(client, path, data, mode=mode, use_multipart=False)
         except (AlreadyExistsError, PreconditionError, NotModifiedError):
             # 412, 409, and the 304 of some older servers.
-            return Put.LOST
+            return PutResult.LOST
         except (BaseError, OSError) as error:
             raise self._error(error, None if isinstance(error, FileNotFoundError) else key) from error
-        return Put.WON
+        return PutResult.WON
 
     def _has(self, path: str) -> bool:
         try:
@@ -116,19 +116,19 @@ class ObjectStore:
             return False
         return True
 
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         check_prefix(prefix)
         self._check_process()
         return self._list(prefix, start_after)
 
-    def _list(self, prefix: str, start_after: str | None) -> Iterator[Item]:
+    def _list(self, prefix: str, start_after: str | None) -> Iterator[ListedObject]:
         after = max(start_after or "", _just_before(prefix) or "") if self.ordered_listing else None
         try:
             for path, size in self._checked(prefix, self._prefix + after if after else None):
                 key = path.removeprefix(self._prefix)
                 if key.startswith(prefix):
                     if start_after is None or key > start_after:
-                        yield Item(key, size)
+                        yield ListedObject(key, size)
                 elif self.ordered_listing and key > prefix:
                     return
         except (BaseError, OSError) as error:
@@ -180,7 +180,7 @@ class ObjectStore:
             obstore.delete(self._quick, path)
         except FileNotFoundError as error:
             missing, absent_key = self._error(error, key), ("", "NoSuchKey", "BlobNotFound")
-            if isinstance(missing, Unreachable) or Answer.of(error).code not in absent_key:
+            if isinstance(missing, Unreachable) or ErrorMeaning.of(error).code not in absent_key:
                 raise missing from error
         except (BaseError, OSError) as error:
             raise self._error(error, key) from error
@@ -201,7 +201,7 @@ class ObjectStore:
         try:
             return memoryview(obstore.get_range(self._quick, path, start=start, length=length))
         except (BaseError, OSError) as error:
-            if not Answer.of(error).ranges_unusable:
+            if not ErrorMeaning.of(error).ranges_unusable:
                 raise
         return memoryview(_beginning(self._ask(path), start + length))[start:]
 

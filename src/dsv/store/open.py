@@ -16,7 +16,7 @@ import msgspec
 
 from dsv.errors import DsvError, Unreachable, Unsupported, UsageError
 from dsv.format.keys import needs_winner
-from dsv.store.base import LARGEST, Bytes, Item, Put, Store, forwarded
+from dsv.store.base import LARGEST, Bytes, ListedObject, PutResult, StoreBackend, forwarded
 from dsv.store.retry import Retrying
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ BELOW: Final = "./"
 """Begins a location below that of the data, whatever URL the data has."""
 
 
-class Counts(msgspec.Struct, frozen=True):
+class RequestCounts(msgspec.Struct, frozen=True):
     """Calls, including failed ones, and bytes of those that succeeded."""
 
     gets: int = 0
@@ -50,8 +50,10 @@ class Counts(msgspec.Struct, frozen=True):
     def requests(self) -> int:
         return self.gets + self.ranges + self.puts + self.lists + self.deletes
 
-    def __sub__(self, earlier: Counts) -> Counts:
-        return Counts(*(getattr(self, name) - getattr(earlier, name) for name in self.__struct_fields__))
+    def __sub__(self, earlier: RequestCounts) -> RequestCounts:
+        return RequestCounts(
+            *(getattr(self, name) - getattr(earlier, name) for name in self.__struct_fields__)
+        )
 
 
 class OpenStore:
@@ -62,7 +64,10 @@ class OpenStore:
     conditional: bool = forwarded("data", "conditional")
 
     def __init__(
-        self, data: Store, names: Store | None = None, open_names: Callable[[str], Store] | None = None
+        self,
+        data: StoreBackend,
+        names: StoreBackend | None = None,
+        open_names: Callable[[str], StoreBackend] | None = None,
     ) -> None:
         """names: None if the store is not split. They may move while it is open, as `read_layout` finds out.
 
@@ -79,22 +84,22 @@ class OpenStore:
         """Once packs can't be reached, they are not asked for again: mirrors have their contents."""
         self._away: Unreachable | None = None
         self._open_names = open_names
-        self._left: list[Store] = []
-        self._counts = dict.fromkeys(Counts.__struct_fields__, 0)
+        self._left: list[StoreBackend] = []
+        self._counts = dict.fromkeys(RequestCounts.__struct_fields__, 0)
         self._lock = threading.Lock()
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> RequestCounts:
         """The counts until now, which later calls do not change."""
         with self._lock:
-            return Counts(**self._counts)
+            return RequestCounts(**self._counts)
 
     @property
-    def names(self) -> Store:
+    def names(self) -> StoreBackend:
         return self._names
 
     @names.setter
-    def names(self, names: Store) -> None:
+    def names(self, names: StoreBackend) -> None:
         self._names = names
         if isinstance(self.data, Retrying):
             self.data.needs_condition = not self.is_split
@@ -103,20 +108,20 @@ class OpenStore:
     def is_split(self) -> bool:
         return self._names is not self.data
 
-    def open_names(self, place: str) -> Store:
+    def open_names(self, place: str) -> StoreBackend:
         """Open a location that names have moved to, or will; `./PART` is below the data's own location."""
         if self._open_names is None:
             raise Unsupported(f"the names of {self.url} have moved to {place}", subject=self.url)
         below = place.startswith(BELOW)
         return self._open_names(f"{self.data.url.rstrip('/')}/{place[len(BELOW) :]}" if below else place)
 
-    def follow(self, names: Store) -> None:
+    def follow(self, names: StoreBackend) -> None:
         """Use these names from now on. Those left stay open for callers that still use them."""
         if self.is_split:
             self._left.append(self.names)
         self.names = names
 
-    def _place_of(self, key: str) -> Store:
+    def _place_of(self, key: str) -> StoreBackend:
         """Return the half that keeps a key, or all keys with a prefix."""
         return self._names if needs_winner(key) else self.data
 
@@ -139,19 +144,19 @@ class OpenStore:
         self._add(bytes_down=len(data))
         return data
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         self._add(puts=1)
         if self.refusal is not None:
             raise self.refusal
         put = self._place_of(key).put_if_absent(key, data)
-        self._add(bytes_up=len(data), won=int(put is Put.WON))
+        self._add(bytes_up=len(data), won=int(put is PutResult.WON))
         return put
 
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         self._add(lists=1)
         return self._rows(self._place_of(prefix).list(prefix, start_after))
 
-    def _rows(self, rows: Iterator[Item]) -> Iterator[Item]:
+    def _rows(self, rows: Iterator[ListedObject]) -> Iterator[ListedObject]:
         for item in rows:
             self._add(listed=1)
             yield item
@@ -186,12 +191,12 @@ class OpenStore:
                 self._counts[name] += count
 
 
-def split_of(store: Store) -> OpenStore | None:
+def split_of(store: StoreBackend) -> OpenStore | None:
     """Return the store if it is split, else None."""
     return store if isinstance(store, OpenStore) and store.is_split else None
 
 
-def names_of(store: Store) -> Store:
+def names_of(store: StoreBackend) -> StoreBackend:
     """Return the half of a store that has its names; the store itself if it is no `OpenStore`."""
     return store.names if isinstance(store, OpenStore) else store
 
@@ -256,7 +261,7 @@ def open_store(
 
 def open_names(
     names: str, options: StoreOptions, *, create: bool = False, notice: Callable[[str], None] | None = None
-) -> Store:
+) -> StoreBackend:
     """Open the names, even if they can't be reached: the caller may need only the data."""
     try:
         return Retrying(open_raw(names, options, create=create), notice=notice)
@@ -286,7 +291,7 @@ def check_location(url: str, *, is_store: bool = True) -> str:
     return scheme
 
 
-def open_raw(url: str, options: StoreOptions, *, create: bool = False) -> Store:
+def open_raw(url: str, options: StoreOptions, *, create: bool = False) -> StoreBackend:
     """Return the store without retries, for tests and for wrappers that belong below them."""
     scheme = check_location(url)
     if (folder := local_folder(url)) is not None:

@@ -20,7 +20,7 @@ import msgspec
 
 from dsv.errors import Denied, DsvError, Unreachable, Unsupported
 from dsv.format.keys import PROBE_PREFIX
-from dsv.store.base import Put, Store, if_there, together
+from dsv.store.base import PutResult, StoreBackend, if_there, together
 from dsv.store.open import open_store
 from dsv.store.options import StoreOptions
 
@@ -54,7 +54,7 @@ class Proof(msgspec.Struct, frozen=True):
         return self.put_if_absent_ok and self.listing_ok
 
 
-def prove(store: Store, *, writers: int = WRITERS, rounds: int = ROUNDS) -> Proof:
+def prove(store: StoreBackend, *, writers: int = WRITERS, rounds: int = ROUNDS) -> Proof:
     """Race `writers` threads for `rounds` keys, list, and delete. Raises what the store raises.
 
     Keys that may not be deleted, because the bucket allows no deletion, are left under `probe/`.
@@ -74,7 +74,7 @@ def prove(store: Store, *, writers: int = WRITERS, rounds: int = ROUNDS) -> Proo
     return Proof(not findings, listing_ok, ordered, tuple(dict.fromkeys([*findings, *seen])))
 
 
-def prove_data(store: Store, *, writers: int = WRITERS) -> tuple[str, ...]:
+def prove_data(store: StoreBackend, *, writers: int = WRITERS) -> tuple[str, ...]:
     """Return the reasons why a store can't hold data whose names are elsewhere; empty if there is none.
 
     Many threads write and read back: whole, in ranges, and in a listing. Raises what the store raises.
@@ -98,7 +98,7 @@ def prove_data(store: Store, *, writers: int = WRITERS) -> tuple[str, ...]:
     return tuple(dict.fromkeys(finding for finding in [*seen, *listed] if finding))
 
 
-def same_place(one: Store, other: Store) -> bool:
+def same_place(one: StoreBackend, other: StoreBackend) -> bool:
     """Return whether what is written to one store appears in the other, whatever their URLs are."""
     with _probe_folder(one) as (folder, written):
         key = f"{folder}same"
@@ -108,7 +108,7 @@ def same_place(one: Store, other: Store) -> bool:
 
 
 @contextmanager
-def _probe_folder(store: Store) -> Iterator[tuple[str, list[str]]]:
+def _probe_folder(store: StoreBackend) -> Iterator[tuple[str, list[str]]]:
     """Yield a prefix of its own, and a list for the keys below it, which are deleted at the end."""
     written: list[str] = []
     try:
@@ -120,7 +120,7 @@ def _probe_folder(store: Store) -> Iterator[tuple[str, list[str]]]:
 
 
 def _race(
-    store: Store, pool: ThreadPoolExecutor, folder: str, written: list[str], number: int, writers: int
+    store: StoreBackend, pool: ThreadPoolExecutor, folder: str, written: list[str], number: int, writers: int
 ) -> tuple[str, bytes]:
     """Let many writers put one key at once, then one more. Return what went wrong, and the winner's bytes."""
     key = f"{folder}race/{number}"
@@ -129,22 +129,22 @@ def _race(
     values = [secrets.token_bytes(16) + bytes(size - 16) for _ in range(writers)]
     start = threading.Barrier(writers)
 
-    def write(value: bytes) -> Put:
+    def write(value: bytes) -> PutResult:
         start.wait(timeout=60)
         return store.put_if_absent(key, value)
 
     results = list(pool.map(write, values))
-    winners = [value for value, put in zip(values, results, strict=True) if put is Put.WON]
+    winners = [value for value, put in zip(values, results, strict=True) if put is PutResult.WON]
     if len(winners) != 1:
         return f"of {writers} writers of one key {len(winners)} were reported as winners", b""
     if store.get(key) != winners[0]:
         return "the bytes of the writer that won were replaced by another's", b""
-    if store.put_if_absent(key, b"late") is not Put.LOST or store.get(key) != winners[0]:
+    if store.put_if_absent(key, b"late") is not PutResult.LOST or store.get(key) != winners[0]:
         return "a key that existed was written again", b""
     return "", winners[0]
 
 
-def _list(store: Store, folder: str, written: list[str]) -> tuple[bool, bool, list[str]]:
+def _list(store: StoreBackend, folder: str, written: list[str]) -> tuple[bool, bool, list[str]]:
     """Return whether a listing shows what was just written, whether in order, and what went wrong."""
     names = [f"{folder}list/{name}" for name in _LISTED]
     random.shuffle(names)
@@ -170,7 +170,7 @@ _SIZE: Final = 4096
 _SECONDS: Final = 120.0
 
 
-def race(store: Store, options: StoreOptions, *, keys: int = KEYS) -> tuple[str, ...]:
+def race(store: StoreBackend, options: StoreOptions, *, keys: int = KEYS) -> tuple[str, ...]:
     """Return what went wrong when many writers in several processes put the same keys; empty if each key has
     one winner and its bytes. Raises `Denied` or `Unreachable` if a process could not use the store.
 
@@ -240,7 +240,9 @@ def _write(
             def write(thread: int) -> list[tuple[str, str]]:
                 who = f"{me}-{thread}"
                 values = ((name, _value(who, name)) for name in names)
-                return [(name, who) for name, value in values if store.put_if_absent(name, value) is Put.WON]
+                return [
+                    (name, who) for name, value in values if store.put_if_absent(name, value) is PutResult.WON
+                ]
 
             with ThreadPoolExecutor(THREADS) as pool:
                 results.put([one for found in pool.map(write, range(THREADS)) for one in found])

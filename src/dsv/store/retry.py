@@ -24,10 +24,10 @@ from dsv.store.base import (
     Busy,
     Bytes,
     CutShortError,
-    Item,
+    ListedObject,
     NoAnswer,
-    Put,
-    Store,
+    PutResult,
+    StoreBackend,
     TooLargeError,
     cut_short,
     forwarded,
@@ -114,7 +114,7 @@ class Retrying:
 
     def __init__(
         self,
-        inner: Store,
+        inner: StoreBackend,
         policy: RetryPolicy = PATIENT,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -190,7 +190,7 @@ class Retrying:
     def delete(self, key: str) -> None:
         self._repeated(lambda: self.inner.delete(key))
 
-    def put_if_absent(self, key: str, data: Bytes) -> Put:
+    def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         """Put until the outcome is known. Raises OutcomeUnknown if it stays unknown."""
         unsure = looking = False
         with self._trial(len(data) >= _BULK) as trial:
@@ -201,8 +201,8 @@ class Retrying:
                         there = self._there(key, data)
                         if there is not None:
                             return there
-                    if self._put(key, data) is Put.WON:
-                        return Put.WON
+                    if self._put(key, data) is PutResult.WON:
+                        return PutResult.WON
                     there = self._repeated(lambda: self._there(key, data))
                 except _UNANSWERED as error:
                     unsure = looking = unsure or not isinstance(error, NoAnswer) or error.maybe_done
@@ -219,7 +219,7 @@ class Retrying:
                     busy = f"{self.url} refused {key} for a writer that never finished"
                     trial.failed(Busy(busy, subject=key))
 
-    def _put(self, key: str, data: Bytes) -> Put:
+    def _put(self, key: str, data: Bytes) -> PutResult:
         try:
             return self.inner.put_if_absent(key, data)
         except Unsupported:
@@ -228,7 +228,7 @@ class Retrying:
         self.conditional = False
         return self.inner.put_if_absent(key, data)
 
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         """Continue an interrupted listing after the last key, or begin again if keys are unsorted."""
         trial = _Trial(self._policy, self._clock, self._sleep)
         last = start_after
@@ -252,15 +252,15 @@ class Retrying:
             else:
                 return
 
-    def _there(self, key: str, data: Bytes) -> Put | None:
+    def _there(self, key: str, data: Bytes) -> PutResult | None:
         """Return WON if the key has these bytes, LOST if it has others, None if it is absent."""
         try:
             stored = self.inner.get(key, len(data))
         except NotFound:
             return None
         except TooLargeError:
-            return Put.LOST
-        return Put.WON if stored == data else Put.LOST
+            return PutResult.LOST
+        return PutResult.WON if stored == data else PutResult.LOST
 
     def _repeated(self, operation: Callable[[], _T], is_bulk: bool = False) -> _T:
         with self._trial(is_bulk) as trial:

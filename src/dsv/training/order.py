@@ -1,4 +1,4 @@
-"""The order of samples: a pure function of a `Plan` and the epoch.
+"""The order of samples: a pure function of a `TrainingPlan` and the epoch.
 
 Adjacent samples form a block, which is read as a whole. Blocks begin in an order in which each stretch is
 spread evenly over all paths, because the paths of a dataset are often sorted by class. Each sample has a
@@ -61,7 +61,7 @@ class Shape(NamedTuple):
         return np.searchsorted(self.starts, samples, "right") - 1
 
 
-class Plan(msgspec.Struct, frozen=True):
+class TrainingPlan(msgspec.Struct, frozen=True):
     """Everything that determines the order of a training on one commit, or on a mixture of several."""
 
     shapes: Sequence[Shape]
@@ -155,7 +155,7 @@ class Plan(msgspec.Struct, frozen=True):
 class _Stream:
     """The samples of one commit, epoch after epoch."""
 
-    def __init__(self, plan: Plan, at: int, taken: int) -> None:
+    def __init__(self, plan: TrainingPlan, at: int, taken: int) -> None:
         self._plan, self._at = plan, at
         self._epoch, start = divmod(taken, max(1, plan.shapes[at].samples))
         self._runs = plan.of_one(at, self._epoch, start)

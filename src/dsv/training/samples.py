@@ -65,7 +65,7 @@ class _Header(msgspec.Struct, frozen=True):
 _HEADER = msgspec.msgpack.Decoder(_Header)
 
 
-class Index:
+class SampleIndex:
     """The samples of a commit, numbered in the order of their paths. Can be pickled, without mapped bytes."""
 
     def __init__(self, folder: Path, name: str, data: bytes | memoryview) -> None:
@@ -125,13 +125,13 @@ class Index:
         )
 
 
-def _reopened(folder: Path, name: str, data: bytes | None) -> Index:
+def _reopened(folder: Path, name: str, data: bytes | None) -> SampleIndex:
     found = MetadataCache(folder).map(_KIND, name) if data is None else data
     if found is None:
         raise FileNotFoundError(f"the index of samples {name} in {folder} was removed: make the samples anew")
     if data is None:
         MetadataCache(folder).used(_KIND, name, _KEPT_DAYS)
-    return Index(folder, name, found)
+    return SampleIndex(folder, name, found)
 
 
 def open_index(
@@ -140,7 +140,7 @@ def open_index(
     segments: Callable[[], Iterator[LocatedSegment]],
     accepts: Callable[[bytes], bool] | None,
     erasures: Erasures,
-) -> Index:
+) -> SampleIndex:
     """Return the index that a folder keeps under this name, or make it (in memory if the folder can't keep
     it).
     segments: of the tree, to make it. accepts: whether a path is a sample; None accepts all."""
@@ -148,14 +148,14 @@ def open_index(
     known = copies.map(_KIND, name)
     if known is not None and blake3(known[:-32], max_threads=blake3.AUTO).digest() == known[-32:]:
         copies.used(_KIND, name, _KEPT_DAYS)
-        return Index(folder, name, known)
+        return SampleIndex(folder, name, known)
     copies.drop(_KIND, name)
     data = _made(segments(), accepts, erasures)
     data += blake3(data, max_threads=blake3.AUTO).digest()
     copies.put(_KIND, name, data)
     copies.used(_KIND, name, _KEPT_DAYS)
     kept = copies.map(_KIND, name)
-    return Index(folder, name, data if kept is None or kept != data else kept)
+    return SampleIndex(folder, name, data if kept is None or kept != data else kept)
 
 
 def _made(
@@ -246,7 +246,7 @@ class Sample(NamedTuple):
     data: bytes
 
 
-class Source(Protocol):
+class SampleSource(Protocol):
     """A commit, as far as samples need it. Can be pickled."""
 
     @property
@@ -268,7 +268,9 @@ class Samples:
     PyTorch and Grain take it as a data source.
     """
 
-    def __init__(self, source: Source, index: Index, window: int, use_cache: bool | Literal["fill"]) -> None:
+    def __init__(
+        self, source: SampleSource, index: SampleIndex, window: int, use_cache: bool | Literal["fill"]
+    ) -> None:
         self._source, self._index = source, index
         self.window = window
         """Bytes of memory for reading ahead, shared by all processes on a host."""

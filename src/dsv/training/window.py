@@ -53,7 +53,7 @@ _WAITING = 4096
 _PEER = struct.Struct("3i")
 
 
-class Stored(Protocol):
+class WindowSamples(Protocol):
     """The samples of a window: `samples.Samples`."""
 
     window: int
@@ -79,7 +79,7 @@ class Asked(msgspec.Struct, array_like=True):
     """The samples needed of the blocks, if they may be sent without the rest of their blocks."""
 
 
-class Answer(msgspec.Struct, array_like=True):
+class WindowReply(msgspec.Struct, array_like=True):
     """A packet from the window, with a file unless there is an error."""
 
     block: int
@@ -89,12 +89,12 @@ class Answer(msgspec.Struct, array_like=True):
     """If any, the file has these samples, in ascending order, and not a block."""
 
     @classmethod
-    def of(cls, block: int, error: DsvError) -> Answer:
+    def of(cls, block: int, error: DsvError) -> WindowReply:
         kind, message, subject, hint = error.parts()
         return cls(block, (kind, message[:8000], subject, hint))
 
 
-_ANSWER = msgspec.msgpack.Decoder(Answer)
+_ANSWER = msgspec.msgpack.Decoder(WindowReply)
 _ASKED = msgspec.msgpack.Decoder(Asked)
 
 
@@ -107,7 +107,7 @@ class _Unshared(Exception):
     """No address is this user's alone."""
 
 
-def address(samples: Stored, *, anew: bool = False) -> bytes:
+def address(samples: WindowSamples, *, anew: bool = False) -> bytes:
     """Return the name of the socket, the same for the same samples in all processes of a user.
 
     Nobody else can guess it, as it follows from a secret in a folder of this user. anew: make another secret.
@@ -138,7 +138,7 @@ def is_own(connection: socket.socket) -> bool:
 class Window:
     """One process's end of a window. Not thread-safe."""
 
-    def __init__(self, samples: Stored) -> None:
+    def __init__(self, samples: WindowSamples) -> None:
         self._samples = samples
         self._connection: socket.socket | None = None
         self._pid = 0
@@ -205,7 +205,7 @@ class Window:
         for piece in (asked, *(Asked({}, part, []) for part in _pieces(ahead))):
             connection.send(msgspec.msgpack.encode(piece))
 
-    def _answer(self) -> tuple[Answer, int]:
+    def _answer(self) -> tuple[WindowReply, int]:
         data, files, _, _ = socket.recv_fds(self._connected(), PACKET, 1, socket.MSG_CMSG_CLOEXEC)
         if not data:
             raise EOFError("it has ended")
@@ -237,7 +237,7 @@ _started: list[subprocess.Popen[bytes]] = []
 """Processes that this one has started: Python warns if the object of a running process is dropped."""
 
 
-def start(samples: Stored, listening: socket.socket | None) -> None:
+def start(samples: WindowSamples, listening: socket.socket | None) -> None:
     """Start a process that owns the window and answers on this socket, or, without one, fills the cache."""
     files = [] if listening is None else [listening.fileno()]
     nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -248,7 +248,7 @@ def start(samples: Stored, listening: socket.socket | None) -> None:
         process.stdin.close()
 
 
-def _connect(samples: Stored) -> socket.socket:
+def _connect(samples: WindowSamples) -> socket.socket:
     """Return a connection to the window. Start the window if it is not running. Raises `_Unshared`."""
     anew = False
     for _ in range(_TRIES):
@@ -270,7 +270,7 @@ def _connect(samples: Stored) -> socket.socket:
     raise _Unshared("another user takes each address")
 
 
-def _connect_to(samples: Stored, name: bytes) -> socket.socket:
+def _connect_to(samples: WindowSamples, name: bytes) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(_CONNECT_WITHIN)
     try:
@@ -326,7 +326,7 @@ class _Block:
 class _Blocks:
     """The blocks in memory, and the blocks and samples to read. Threads read; any change needs `lock`."""
 
-    def __init__(self, samples: Stored) -> None:
+    def __init__(self, samples: WindowSamples) -> None:
         self._samples, self._budget = samples, samples.window
         self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         """Blocks that are held at most, as each is an open file."""
@@ -379,7 +379,7 @@ class _Blocks:
     def _give(self, block: int, client: socket.socket, count: int) -> None:
         held = self._held[block]
         self._held.move_to_end(block)
-        _send(client, Answer(block), held.file)
+        _send(client, WindowReply(block), held.file)
         held.left -= count
         if held.left <= 0:
             self._done[block] = None
@@ -412,7 +412,7 @@ class _Blocks:
             with self.lock:
                 self._under_way.discard(block)
                 for client, _ in self._waiting.pop(block):
-                    _send(client, Answer.of(block, _explained(error)))
+                    _send(client, WindowReply.of(block, _explained(error)))
             return
         with self.lock:
             self._under_way.discard(block)
@@ -432,9 +432,9 @@ class _Blocks:
         try:
             file, _ = _in_memory(self._samples.read_stored(samples))
         except Exception as error:  # noqa: BLE001 (every waiting thread gets it)
-            _send(client, Answer.of(-1, _explained(error)))
+            _send(client, WindowReply.of(-1, _explained(error)))
             return
-        _send(client, Answer(-1, None, samples), file)
+        _send(client, WindowReply(-1, None, samples), file)
         os.close(file)
 
     def forget(self, client: socket.socket) -> None:
@@ -461,7 +461,7 @@ def _in_memory(contents: list[bytes]) -> tuple[int, int]:
     return file, size
 
 
-def _send(client: socket.socket, answer: Answer, file: int | None = None) -> None:
+def _send(client: socket.socket, answer: WindowReply, file: int | None = None) -> None:
     """Send an answer. A client that can't take it, or does not read, is cut off, and may connect again."""
     try:
         files = [] if file is None else [file]

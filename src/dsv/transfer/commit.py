@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from dsv.errors import Unsupported
 from dsv.format.locator import Locator
-from dsv.format.records import Commit, RefEntry, Writer
+from dsv.format.records import CommitRecord, RefEntry, WriterIdentity
 from dsv.repo.merge_indexes import tidy
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.repository import Repository
@@ -57,7 +57,7 @@ class Committed(msgspec.Struct, frozen=True):
     """A new commit, to which the branch was moved."""
 
     id: CommitId
-    commit: Commit
+    commit: CommitRecord
     head: Head
     uploaded_bytes: int = 0
     """Bytes of packs and indexes."""
@@ -71,7 +71,7 @@ class Unchanged(msgspec.Struct, frozen=True):
 
 def commit_changes(
     repository: Repository,
-    writer: Writer,
+    writer: WriterIdentity,
     draft: Draft,
     base: TreeReader | None,
     changes: Callable[[Uploader], Iterable[TreeChange]],
@@ -106,9 +106,11 @@ def commit_changes(
     return replace(done, uploaded_bytes=uploader.uploaded_bytes) if isinstance(done, Committed) else done
 
 
-def new_commit(repository: Repository, writer: Writer, draft: Draft, tree: WrittenTree | Commit) -> Commit:
+def new_commit(
+    repository: Repository, writer: WriterIdentity, draft: Draft, tree: WrittenTree | CommitRecord
+) -> CommitRecord:
     """Return the commit, for a caller that needs its id before it is published."""
-    commit = Commit(
+    commit = CommitRecord(
         root=tree.root,
         level=tree.level,
         parents=draft.parents,
@@ -124,9 +126,9 @@ def new_commit(repository: Repository, writer: Writer, draft: Draft, tree: Writt
 
 def publish_commit(
     session: Session,
-    writer: Writer,
+    writer: WriterIdentity,
     draft: Draft,
-    commit: Commit,
+    commit: CommitRecord,
     locator: Locator | None,
     before_ref: Callable[[], None] = lambda: None,
     *,

@@ -47,7 +47,7 @@ class Donor(msgspec.Struct, frozen=True):
     chunks: Mapping[ChunkId, tuple[int, int]]
 
 
-class Part(msgspec.Struct, frozen=True):
+class FileChunk(msgspec.Struct, frozen=True):
     """A chunk of a file, with its position in the file."""
 
     start: int
@@ -61,7 +61,7 @@ class Layout:
     """The chunks of a file. The recipes of a large file are read when a range needs them."""
 
     def __init__(self, objects: Objects, entry: Entry, location: Location | None = None) -> None:
-        """location: as in `Wanted`. Raises `IntegrityError` for a recipe that is not the file's; `Erased`."""
+        """location: as in `WantedFile`. Raises `IntegrityError` for a recipe that is not the file's; `Erased`."""
         if (erased := objects.erasures.of(entry)) is not None:
             raise erased_error(show(entry.path), erased)
         self.entry = entry
@@ -70,13 +70,13 @@ class Layout:
         if self._rows is not None and self._rows.size != entry.size:
             raise _not_its_file(entry)
 
-    def parts(self, start: int, stop: int) -> Iterator[Part]:
+    def parts(self, start: int, stop: int) -> Iterator[FileChunk]:
         """Yield the chunks that have any of the bytes from `start` up to `stop`, in order."""
         stop = min(stop, self.entry.size)
         if start >= stop or self.entry.file_id is None:
             return
         if self._rows is None:
-            yield Part(0, self.entry.size, ChunkId(self.entry.file_id), self.location)
+            yield FileChunk(0, self.entry.size, ChunkId(self.entry.file_id), self.location)
         else:
             yield from self._rows.parts(start, stop)
 
@@ -100,7 +100,9 @@ class _Rows:
     def size(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def parts(self, start: int, stop: int, at: int = 0, seen: set[bytes] | None = None) -> Iterator[Part]:
+    def parts(
+        self, start: int, stop: int, at: int = 0, seen: set[bytes] | None = None
+    ) -> Iterator[FileChunk]:
         """Do what `Layout.parts` does; `at` is where this recipe's content begins in the file. seen: recipes
         to leave out, to which those opened are added."""
         row = bisect_right(self._ends, start - at)
@@ -110,7 +112,7 @@ class _Rows:
                 return
             child, length = self._recipe.ids[32 * row : 32 * row + 32], at + self._ends[row] - first
             if self._recipe.level == 0:
-                yield Part(first, length, ChunkId(child), place_at(self._locator, row))
+                yield FileChunk(first, length, ChunkId(child), place_at(self._locator, row))
             elif seen is None or child not in seen:
                 if seen is not None:
                     seen.add(child)
@@ -125,13 +127,13 @@ class _Rows:
         return below[1]
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class WantedFile(msgspec.Struct, frozen=True):
     """A file to fetch; `location` is that of its chunk or recipe by its segment's locator, if known."""
 
     entry: Entry
     location: Location | None = None
     donor: Donor | None = None
-    parts: Sequence[Part] | None = None
+    parts: Sequence[FileChunk] | None = None
     """The chunks of it that are wanted, in order; None for the whole file."""
 
 
@@ -141,7 +143,7 @@ class _Piece(msgspec.Struct, frozen=True):
     fault: why the file has no further pieces, although it is not at its end.
     """
 
-    wanted: Wanted
+    wanted: WantedFile
     chunk: ChunkId | None = None
     length: int = 0
     last: bool = True
@@ -173,14 +175,14 @@ class Fetcher:
         self._span = min(span, budget // 2)
         self._readers: list[RangeReader] = []
         self._read_singly = 0
-        self._given_up: Wanted | None = None
+        self._given_up: WantedFile | None = None
 
     @property
     def fetched_bytes(self) -> int:
         """Bytes of packs read so far, including gaps between chunks."""
         return self._read_singly + sum(reader.fetched_bytes for reader in self._readers)
 
-    def files(self, wanted: Iterable[Wanted]) -> Iterator[tuple[Wanted, Iterator[bytes]]]:
+    def files(self, wanted: Iterable[WantedFile]) -> Iterator[tuple[WantedFile, Iterator[bytes]]]:
         """Yield each file with its content in pieces, to be consumed before the next file is asked for.
 
         A content raises `IntegrityError` in place of a piece that is not available, and at the end of a large
@@ -196,7 +198,7 @@ class Fetcher:
                 self._given_up = piece.wanted
                 content.drain()
 
-    def _pieces(self, wanted: Iterable[Wanted]) -> Iterator[tuple[_Piece, _Read]]:
+    def _pieces(self, wanted: Iterable[WantedFile]) -> Iterator[tuple[_Piece, _Read]]:
         """Yield all pieces in order with their bytes; those that need no request wait in `plan`."""
         plan: deque[_Piece] = deque()
         objects = self._objects
@@ -224,7 +226,7 @@ class Fetcher:
             return self._objects.elsewhere(ObjectKind.CHUNK, tried, piece.chunk)
         return None
 
-    def _remote(self, wanted: Iterable[Wanted], plan: deque[_Piece]) -> Iterator[tuple[Location, _Piece]]:
+    def _remote(self, wanted: Iterable[WantedFile], plan: deque[_Piece]) -> Iterator[tuple[Location, _Piece]]:
         erased = self._objects.erasures
         for one in wanted:
             if (found := erased.of(one.entry)) is not None:
@@ -256,7 +258,7 @@ class Fetcher:
         if found is not None:
             raise erased_error(f"a part of {self._name(entry)}", found)
 
-    def _with_copy(self, file: Wanted) -> Wanted:
+    def _with_copy(self, file: WantedFile) -> WantedFile:
         """Return the same, with a donor that has all of it, for a store that may not be asked."""
         entry, copy_of = file.entry, self._objects.copy_of
         if copy_of is None or not entry.size or entry.file_id is None:
@@ -266,7 +268,7 @@ class Fetcher:
             chunks = donor_chunks(self._objects, entry.recipe_id, file.location)
         return replace(file, donor=Donor(copy_of(entry), chunks))
 
-    def _expand(self, file: Wanted) -> Iterator[tuple[_Piece, Location | None]]:
+    def _expand(self, file: WantedFile) -> Iterator[tuple[_Piece, Location | None]]:
         entry = file.entry
         if not entry.size or file.parts == ():
             yield _Piece(file), None
@@ -389,16 +391,16 @@ def read_ranges(
     Each chunk is read once, and close ones with one request, in any order of the questions. Raises
     `IntegrityError`.
     """
-    files: dict[FileId, tuple[Layout, dict[int, Part]]] = {}
+    files: dict[FileId, tuple[Layout, dict[int, FileChunk]]] = {}
     for layout, start, stop in asked:
         for part in layout.parts(start, stop):
             assert layout.entry.file_id is not None
             files.setdefault(layout.entry.file_id, (layout, {}))[1][part.start] = part
-    wanted: list[Wanted] = []
+    wanted: list[WantedFile] = []
     for layout, needed in files.values():
         parts = tuple(needed[start] for start in sorted(needed))
         whole = sum(part.length for part in parts) == layout.entry.size
-        wanted.append(Wanted(layout.entry, layout.location, None, None if whole else parts))
+        wanted.append(WantedFile(layout.entry, layout.location, None, None if whole else parts))
     wanted.sort(key=_order)
     total = sum(part.length for _, needed in files.values() for part in needed.values())
     fetcher = Fetcher(objects, dataset, span=SPAN if total <= 4 * SPAN else _WIDE, budget=2 * _WIDE)
@@ -420,12 +422,12 @@ def _cut(layout: Layout, start: int, stop: int, found: Mapping[FileId, Mapping[i
     return taken[0] if len(taken) == 1 and isinstance(taken[0], bytes) else b"".join(taken)
 
 
-def _order(file: Wanted) -> tuple[bool, bytes, int]:
+def _order(file: WantedFile) -> tuple[bool, bytes, int]:
     where = file.parts[0].location if file.parts else file.location
     return (True, b"", 0) if where is None else (False, bytes(where.pack), where.offset)
 
 
-def _damaged_copy(wanted: Wanted) -> IntegrityError:
+def _damaged_copy(wanted: WantedFile) -> IntegrityError:
     path = "" if wanted.donor is None else str(wanted.donor.path)
     return IntegrityError(
         f"{path} does not hold what its commit has at {show(wanted.entry.path)}",

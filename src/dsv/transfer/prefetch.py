@@ -37,17 +37,17 @@ FILES = 256
 SLOT = 4 << 20
 """Bytes of a batch's memory. Each file gets one byte more than its size, so that growth is noticed."""
 ANSWER = 32 << 10
-"""Bytes after a slot's contents, for a `Batch`: 82 for each file, and some for the encoding."""
+"""Bytes after a slot's contents, for a `ReadBatch`: 82 for each file, and some for the encoding."""
 PATHS = 64 << 10
 """Bytes of a batch's paths: enough for most, and few enough that sending an order should not block."""
 LARGEST = SINGLE_CHUNK_MAX
 """Bytes of the largest file that is read in a batch: its content is one chunk."""
 UNREAD = 255
-"""In `Batch.codecs`: this file was not read. The caller reads it alone, and finds out why."""
+"""In `ReadBatch.codecs`: this file was not read. The caller reads it alone, and finds out why."""
 _NO_ROW, _NO_ID = bytes(ROW.size), bytes(32)
 
 
-class Item(Protocol):
+class FolderItem(Protocol):
     """A path of a folder: a file, or something without content."""
 
     @property
@@ -62,10 +62,10 @@ class Item(Protocol):
         ...
 
 
-T = TypeVar("T", bound=Item)
+T = TypeVar("T", bound=FolderItem)
 
 
-class Order(msgspec.Struct, array_like=True, frozen=True):
+class ReadRequest(msgspec.Struct, array_like=True, frozen=True):
     slot: int
     paths: bytes
     """Joined by NUL, in tree order."""
@@ -73,7 +73,7 @@ class Order(msgspec.Struct, array_like=True, frozen=True):
     """Bytes of each file, never 0."""
 
 
-class Batch(msgspec.Struct, array_like=True, frozen=True):
+class ReadBatch(msgspec.Struct, array_like=True, frozen=True):
     """The files that were read, in columns, in the order of the paths."""
 
     slot: int
@@ -108,8 +108,8 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
 
 
 _LENGTH = struct.Struct("<I")
-_batches = msgspec.msgpack.Decoder(Batch)
-_orders = msgspec.msgpack.Decoder(Order)
+_batches = msgspec.msgpack.Decoder(ReadBatch)
+_orders = msgspec.msgpack.Decoder(ReadRequest)
 
 
 class Slot:
@@ -121,18 +121,18 @@ class Slot:
         place = memory[number * self.SIZE : (number + 1) * self.SIZE]
         self.contents, self._answer = place[:SLOT], place[SLOT:]
 
-    def write(self, batch: Batch) -> bytes:
+    def write(self, batch: ReadBatch) -> bytes:
         """Write the answer to the slot; return what to send through the pipe."""
         encoded = msgspec.msgpack.encode(batch)
         self._answer[: len(encoded)] = encoded
         return _LENGTH.pack(len(encoded))
 
-    def read(self, length: bytes) -> Batch:
+    def read(self, length: bytes) -> ReadBatch:
         """Return what `write` has written; `length` is what it returned."""
         return _batches.decode(self._answer[: _LENGTH.unpack(length)[0]])
 
 
-def read_batch(descent: Descent, compressor: Compressor, order: Order, memory: memoryview) -> Batch:
+def read_batch(descent: Descent, compressor: Compressor, order: ReadRequest, memory: memoryview) -> ReadBatch:
     """Read each file once into `memory`, as it is stored. `UNREAD`: missing, not readable, or not stable."""
     rows, ids, codecs, quiet = list[bytes](), list[bytes](), bytearray(), bytearray()
     devices, stored = array("Q"), array("I")
@@ -158,7 +158,7 @@ def read_batch(descent: Descent, compressor: Compressor, order: Order, memory: m
         if codec is not Codec.RAW:
             memory[end : end + len(packed)] = packed
         end += len(packed)
-    return Batch(
+    return ReadBatch(
         order.slot,
         b"".join(rows),
         devices.tobytes(),
@@ -280,7 +280,7 @@ class Run(msgspec.Struct, Generic[T]):
     reader: _Reader | None = None
     slot: int = 0
     memory: memoryview | None = None
-    batch: Batch | None = None
+    batch: ReadBatch | None = None
     """The contents of the small files, valid until the next run is asked for; None if they were not read."""
 
     def add(self, item: T) -> bool:
@@ -302,8 +302,8 @@ class Run(msgspec.Struct, Generic[T]):
         self.sizes.append(item.size)
         return True
 
-    def order(self, slot: int) -> Order:
-        return Order(slot, b"\0".join(self.paths), self.sizes)
+    def order(self, slot: int) -> ReadRequest:
+        return ReadRequest(slot, b"\0".join(self.paths), self.sizes)
 
 
 class _Reader:
@@ -337,7 +337,7 @@ class _Reader:
         """Whether `answer` would not wait."""
         return self._pipe.poll(0)
 
-    def answer(self, run: Run[T]) -> Batch | None:
+    def answer(self, run: Run[T]) -> ReadBatch | None:
         """Return what was read for the run, the oldest without an answer; None if the process has died."""
         try:
             return self._slots[run.slot].read(self._pipe.recv_bytes())

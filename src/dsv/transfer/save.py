@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from dsv.format.columns import cut
-from dsv.format.external import Source as ExternalSource
+from dsv.format.external import ExternalSource
 from dsv.format.locator import ObjectKind
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
@@ -27,15 +27,15 @@ from dsv.fs.process import processors
 from dsv.repo.objects.erasures import naming_file
 from dsv.repo.tree.write import TreeChange
 from dsv.transfer.file_reader import OPEN_FLAGS, ROW, Problem, read_stable, row_of
-from dsv.transfer.prefetch import Item, Readers, Run, suitable
-from dsv.transfer.upload import Stored, Uploader
+from dsv.transfer.prefetch import FolderItem, Readers, Run, suitable
+from dsv.transfer.upload import StoredContent, Uploader
 from dsv.values.ids import FileId
 from dsv.values.paths import show
 from dsv.values.progress import Progress
 
 ReadInto = Callable[[memoryview], int]
 """Fills a buffer and returns the number of bytes, 0 at the end."""
-T = TypeVar("T", bound=Item)
+T = TypeVar("T", bound=FolderItem)
 
 # Progress is reported for several small files at a time: a report costs much, compared with one of them.
 _REPORT_FILES, _REPORT_BYTES = 16, 1 << 20
@@ -47,7 +47,7 @@ _HDF5 = (b".h5", b".hdf5", b".he5", b".h5ad", b".nc", b".nc4")
 class Saved(NamedTuple):
     """A file whose content is stored."""
 
-    stored: Stored
+    stored: StoredContent
     row: bytes = b""
     """Its stat before and after it was read, by `row_of`; empty if it was not read."""
     device: int = 0
@@ -174,7 +174,11 @@ class FileSaver(AbstractContextManager["FileSaver[T]"], Generic[T]):
                 with naming_file(path):
                     erasures.check_new(ObjectKind.CHUNK, one)
         stored = map(
-            Stored, packed.lengths, map(FileId, packed.ids), repeat(None), self._uploader.add_all(packed)
+            StoredContent,
+            packed.lengths,
+            map(FileId, packed.ids),
+            repeat(None),
+            self._uploader.add_all(packed),
         )
         columns = zip(
             batch.read, cut(batch.rows, ROW.size), array("Q", batch.devices), batch.quiet, strict=True
@@ -198,7 +202,7 @@ class FileSaver(AbstractContextManager["FileSaver[T]"], Generic[T]):
 
 def save_file(uploader: Uploader, descent: Descent, path: bytes) -> Saved | Problem:
 
-    def upload(descriptor: int, size: int) -> tuple[Stored, int]:
+    def upload(descriptor: int, size: int) -> tuple[StoredContent, int]:
         if size > SINGLE_CHUNK_MAX:
             stored = uploader.add_stream(lambda buffer: os.readv(descriptor, [buffer]))
             return stored, stored.size
@@ -207,7 +211,7 @@ def save_file(uploader: Uploader, descent: Descent, path: bytes) -> Saved | Prob
         while len(data) < size and (more := os.read(descriptor, size + 1 - len(data))):
             data += more
         if len(data) > SINGLE_CHUNK_MAX:  # it has just grown, and is read again
-            return Stored(size, FileId.hash(data), None, None), len(data)
+            return StoredContent(size, FileId.hash(data), None, None), len(data)
         return uploader.add_bytes(data), len(data)
 
     with naming_file(path):
@@ -218,7 +222,7 @@ def save_file(uploader: Uploader, descent: Descent, path: bytes) -> Saved | Prob
 
 
 @dataclass(slots=True, eq=False)
-class Source:
+class NewContent:
     """The future content of a path of a tree: a file yet to be stored, a symlink, or an empty folder."""
 
     kind: Kind
@@ -233,7 +237,7 @@ class Source:
     """Opens, from its start, a content that is not a file of this machine."""
     order: int = 0
     """The position in an archive, which is read from start to end."""
-    stored: Stored | None = None
+    stored: StoredContent | None = None
     """The content, once it is stored; perhaps by an attempt that lost a race, or by an earlier import."""
     reference: Callable[[], ExternalSource] | None = None
     """Returns the reference to record instead of storing the content. Called after some of it was read."""
@@ -262,12 +266,15 @@ class Source:
         return TreeChange(path, entry, None if self.stored is None else self.stored.location)
 
 
-OnStored = Callable[[Uploader, Source, Stored], None]
+OnStored = Callable[[Uploader, NewContent, StoredContent], None]
 """Called for each content that was opened and stored, but is not yet durable."""
 
 
 def save_sources(
-    uploader: Uploader, sources: Iterable[Source], progress: Progress, on_stored: OnStored = lambda *_: None
+    uploader: Uploader,
+    sources: Iterable[NewContent],
+    progress: Progress,
+    on_stored: OnStored = lambda *_: None,
 ) -> list[Problem]:
     """Store the contents that are not stored yet; return the files that could not be read.
 
@@ -294,7 +301,7 @@ def save_sources(
     return problems
 
 
-def _is_stored(uploader: Uploader, source: Source) -> bool:
+def _is_stored(uploader: Uploader, source: NewContent) -> bool:
     """Return whether the content was stored before, and the store still has all of it."""
     if source.stored is None:
         return False
@@ -304,7 +311,7 @@ def _is_stored(uploader: Uploader, source: Source) -> bool:
     return stored is not None
 
 
-def _save_opened(uploader: Uploader, source: Source, on_stored: OnStored) -> None:
+def _save_opened(uploader: Uploader, source: NewContent, on_stored: OnStored) -> None:
     assert source.open is not None
     uploader.source = source.reference
     try:
@@ -316,10 +323,12 @@ def _save_opened(uploader: Uploader, source: Source, on_stored: OnStored) -> Non
     on_stored(uploader, source, stored)
 
 
-def _save_folder(uploader: Uploader, root: Path, sources: list[Source], progress: Progress) -> list[Problem]:
+def _save_folder(
+    uploader: Uploader, root: Path, sources: list[NewContent], progress: Progress
+) -> list[Problem]:
     problems: list[Problem] = []
     rows: dict[bytes, dict[bytes, bytes]] = {}
-    with about(root), FileSaver[Source](uploader, root, len(sources), progress) as saver:
+    with about(root), FileSaver[NewContent](uploader, root, len(sources), progress) as saver:
         for source, saved in saver.save(sources):
             if isinstance(saved, Problem):
                 problems.append(saved)

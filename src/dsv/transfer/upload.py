@@ -19,7 +19,7 @@ from dsv.format.tree import Entry, Node
 from dsv.repo.format_log import EXTERNAL_FEATURE
 from dsv.repo.objects.erasures import NOWHERE, Erasures, RefusedContent
 from dsv.repo.session import Session
-from dsv.repo.tree.read import Part
+from dsv.repo.tree.read import TreePart
 from dsv.store.base import Bytes
 from dsv.transfer.packing import Memory, PackStream, Row, SealedPack, Sender
 from dsv.values.ids import EMPTY_FILE, ChunkId, FileId, Id, NodeId, PackId, RecipeId, SegmentId
@@ -29,7 +29,7 @@ from dsv.values.paths import show
 INDEX_ROWS = 1 << 18
 
 
-class Journal(Protocol):
+class UploadJournal(Protocol):
     """An upload's notes of what the next one need not do again if this one is killed."""
 
     def pack_uploaded(self, pack_id: PackId, size: int, rows: list[Row]) -> None: ...
@@ -41,7 +41,7 @@ class Journal(Protocol):
         ...
 
 
-class Stored(NamedTuple):
+class StoredContent(NamedTuple):
     """A file's content in the store. `location` is that of its chunk or recipe; None if it is empty."""
 
     size: int
@@ -53,7 +53,7 @@ class Stored(NamedTuple):
 class Uploader:
     """Stores contents and trees, for one thread. Only after `finish` may a commit refer to its results."""
 
-    def __init__(self, session: Session, journal: Journal | None = None) -> None:
+    def __init__(self, session: Session, journal: UploadJournal | None = None) -> None:
         self._session = session
         self._journal = journal
         self._new: dict[tuple[ObjectKind, bytes], Location] = {}
@@ -68,7 +68,7 @@ class Uploader:
         self._whole: set[RecipeId] = set()  # all of whose content is known to be in the store
         self._readable: set[RecipeId] = set()  # the same, but contents may be outside the store
         self._external = external.Builder()
-        self.source: Callable[[], external.Source] | None = None
+        self.source: Callable[[], external.ExternalSource] | None = None
         """If set, the next content is not stored, but referred to in the file that this returns. Called after
         its first bytes were read."""
         self._own: set[PackId] = set()  # packs that this upload has filled
@@ -101,13 +101,13 @@ class Uploader:
     def _add_rows(self, rows: list[Row]) -> None:
         self._new.update(((kind, object_id), location) for kind, object_id, location in rows)
 
-    def add_bytes(self, data: bytes) -> Stored:
+    def add_bytes(self, data: bytes) -> StoredContent:
         """Store the content of a file of at most `SINGLE_CHUNK_MAX` bytes."""
         if not data:
-            return Stored(0, EMPTY_FILE, None, None)
+            return StoredContent(0, EMPTY_FILE, None, None)
         chunk_id = ChunkId.hash(data)
         self.erasures.check_new_file(chunk_id)
-        return Stored(len(data), FileId(chunk_id), None, self._chunk(chunk_id, data))
+        return StoredContent(len(data), FileId(chunk_id), None, self._chunk(chunk_id, data))
 
     def add_all(self, packed: Packed) -> list[Location]:
         """Store contents of small files, at least one, already hashed and compressed. They are copied."""
@@ -143,7 +143,7 @@ class Uploader:
         """Return where the store or this upload has a chunk."""
         return self._find(ObjectKind.CHUNK, chunk_id)
 
-    def add_stream(self, readinto: Callable[[memoryview], int]) -> Stored:
+    def add_stream(self, readinto: Callable[[memoryview], int]) -> StoredContent:
         """Store a larger content. `readinto` fills a buffer and returns the number of bytes, 0 at the end."""
         whole = blake3()
         ids, lengths, places = bytearray(), list[int](), list[Location]()
@@ -158,11 +158,11 @@ class Uploader:
         file_id = FileId(whole.digest())
         self.erasures.check_new_file(file_id)
         if size <= SINGLE_CHUNK_MAX:  # it shrank since its size was read; the caller notices that too
-            return Stored(size, file_id, None, places[0] if places else None)
+            return StoredContent(size, file_id, None, places[0] if places else None)
         recipe_id, location = self._recipe(bytes(ids), lengths, places)
-        return Stored(size, file_id, recipe_id, location)
+        return StoredContent(size, file_id, recipe_id, location)
 
-    def add_unsized(self, readinto: Callable[[memoryview], int]) -> Stored:
+    def add_unsized(self, readinto: Callable[[memoryview], int]) -> StoredContent:
         """Store a content of unknown size; `readinto` is as in `add_stream`."""
         start = bytearray(SINGLE_CHUNK_MAX + 1)
         view, size = memoryview(start), 0
@@ -185,10 +185,10 @@ class Uploader:
 
     def find(
         self, size: int, file_id: FileId, recipe_id: RecipeId | None, *, outside: bool = False
-    ) -> Stored | None:
+    ) -> StoredContent | None:
         """Return a content with these ids if all of it is stored and not erased. outside: or referred to."""
         if not size:
-            return Stored(0, file_id, None, None)
+            return StoredContent(0, file_id, None, None)
         if self.erasures.file(file_id) is not None:
             return None
         found = (
@@ -196,7 +196,7 @@ class Uploader:
             if recipe_id is None
             else self._whole_recipe(recipe_id, outside)
         )
-        return None if found is None else Stored(size, file_id, recipe_id, found)
+        return None if found is None else StoredContent(size, file_id, recipe_id, found)
 
     def put_segment(self, segment: Segment, locator: Locator) -> tuple[SegmentId, Location]:
         encoded = self._session.repository.objects.encode_segment(segment)
@@ -219,7 +219,7 @@ class Uploader:
     def avoids(self, pack_id: PackId) -> bool:
         return self._session.avoids(pack_id)
 
-    def kept_location(self, kind: ObjectKind, part: Part) -> Location:
+    def kept_location(self, kind: ObjectKind, part: TreePart) -> Location:
         if part.where is not None and not self._session.avoids(part.where.pack):
             return part.where
         return self._present(kind, part.child.id)
@@ -309,7 +309,7 @@ class Uploader:
             found = self._add_chunk(chunk_id, *self._compressor.pack_next(data), len(data))
         return found
 
-    def _refer(self, chunk_id: ChunkId, source: external.Source, start: int, length: int) -> Location:
+    def _refer(self, chunk_id: ChunkId, source: external.ExternalSource, start: int, length: int) -> Location:
         """Record where a chunk is, unless the store has it or already refers to it there."""
         found = self._find(ObjectKind.CHUNK, chunk_id, outside=True)
         externals = self._session.repository.objects.externals

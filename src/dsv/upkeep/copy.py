@@ -23,7 +23,7 @@ from dsv.errors import Conflict, IntegrityError, NotFound
 from dsv.format.codec import Codec, Compressor
 from dsv.format.locator import Location, Locator, ObjectKind, places_of
 from dsv.format.recipe import Recipe
-from dsv.format.records import Commit, ExpiryAction, RefEntry, Writer
+from dsv.format.records import CommitRecord, ExpiryAction, RefEntry, WriterIdentity
 from dsv.format.tree import Entry, Node
 from dsv.repo.errors import NOT_OURS
 from dsv.repo.expiry import ExpiryLog, append, read_expiry
@@ -34,7 +34,7 @@ from dsv.repo.objects.objects import Located, Objects, checked
 from dsv.repo.objects.ranges import RangeReader, spans
 from dsv.repo.refs.branches import LostRace
 from dsv.repo.session import Session, naming, point_branch
-from dsv.repo.tree.read import Part, TreeReader
+from dsv.repo.tree.read import TreePart, TreeReader
 from dsv.repo.tree.write import TreeChange, write_tree
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import ChunkId, CommitId, Id, NodeId, PackId, RecipeId, SegmentId
@@ -63,7 +63,7 @@ SUCCESSOR = "successor"
 """The action of the first move of a branch of a successor."""
 
 
-class Piece(NamedTuple):
+class ChunkCopy(NamedTuple):
     """A chunk to copy, with the path of a file that it belongs to, for messages."""
 
     chunk: ChunkId
@@ -76,7 +76,7 @@ class TreeCopy:
     def __init__(
         self,
         source: Objects,
-        sink: Receiver | Plan,
+        sink: Receiver | CopyPlan,
         progress: Progress,
         base: TreeReader | None = None,
         erased: Erasures | None = None,
@@ -97,7 +97,7 @@ class TreeCopy:
         return self._node(tree, tree.commit.root, tree.top(), tree.commit.level, None)
 
     def _node(
-        self, tree: TreeReader, node_id: Id, parts: list[Part], level: int, near: list[Part] | None
+        self, tree: TreeReader, node_id: Id, parts: list[TreePart], level: int, near: list[TreePart] | None
     ) -> Location:
         """Copy a node and all below it. near: the base's parts in place of `parts`; None above its root."""
         found = self._placed.get(node_id)
@@ -123,7 +123,9 @@ class TreeCopy:
         )
         return where
 
-    def _nodes(self, tree: TreeReader, parts: list[Part], level: int, near: list[Part] | None) -> None:
+    def _nodes(
+        self, tree: TreeReader, parts: list[TreePart], level: int, near: list[TreePart] | None
+    ) -> None:
         tree.below_nodes(parts, level)  # reads all of them together, before they are used one by one
         if near is not None and self._base is not None:
             self._base.below_nodes([one for one in near if any(_overlap(one, part) for part in parts)], level)
@@ -133,7 +135,7 @@ class TreeCopy:
                 nearer = self._base.below_nodes([one for one in near if _overlap(one, part)], level)
             self._node(tree, part.child.id, tree.below_nodes([part], level), level, nearer)
 
-    def _segments(self, tree: TreeReader, leaves: list[Part], near: list[Part]) -> None:
+    def _segments(self, tree: TreeReader, leaves: list[TreePart], near: list[TreePart]) -> None:
         segments = list(tree.segments(leaves))
         known = self._known(leaves, near)
         lacking: dict[Id, tuple[Entry, Location | None]] = {}
@@ -159,7 +161,7 @@ class TreeCopy:
             _check_same(SegmentId.hash(encoded), leaf.id)
             self._placed[leaf.id] = self._sink.put_metadata(ObjectKind.SEGMENT, leaf.id, encoded, places)
 
-    def _known(self, leaves: list[Part], near: list[Part]) -> dict[Id, Location]:
+    def _known(self, leaves: list[TreePart], near: list[TreePart]) -> dict[Id, Location]:
         """Return where the other store has contents of the base that these segments may have too."""
         known: dict[Id, Location] = {}
         chosen = [one for one in near if any(_overlap(one, leaf) for leaf in leaves)]
@@ -184,7 +186,7 @@ class TreeCopy:
 
     def _pieces(
         self, lacking: dict[Id, tuple[Entry, Location | None]], recipes: list[tuple[Id, list[Recipe]]]
-    ) -> Iterator[tuple[Location, Piece]]:
+    ) -> Iterator[tuple[Location, ChunkCopy]]:
         """Yield the chunks that the other store lacks, in path order. recipes: gets the recipes of each large
         file, each after those that it lists."""
         large = ((entry.recipe_id, at) for entry, at in lacking.values() if entry.recipe_id is not None)
@@ -207,7 +209,7 @@ class TreeCopy:
                     under_way.add(chunk)
                     if place is None or place.pack.is_external:  # it may be in the store by now
                         place = self._source.find(ObjectKind.CHUNK, chunk)
-                    yield place, Piece(chunk, entry.path)
+                    yield place, ChunkCopy(chunk, entry.path)
 
     def _chunks(
         self, found: Located[Recipe], parts: list[Recipe], seen: set[Id]
@@ -252,12 +254,12 @@ def _content_of(entry: Entry) -> Id | None:
     return entry.recipe_id or entry.file_id
 
 
-def _overlap(one: Part, other: Part) -> bool:
+def _overlap(one: TreePart, other: TreePart) -> bool:
     """Return whether two nodes or segments of two trees may have paths in common."""
     return _begins_in(one, other) and _begins_in(other, one)
 
 
-def _begins_in(one: Part, other: Part) -> bool:
+def _begins_in(one: TreePart, other: TreePart) -> bool:
     return one.before is None or sort_key(one.before) < sort_key(other.child.last)
 
 
@@ -284,7 +286,7 @@ class Receiver(Uploader):
         found = self.find(entry.size, entry.file_id, entry.recipe_id)
         return None if found is None else found.location
 
-    def take(self, source: Objects, pieces: Iterator[tuple[Location, Piece]]) -> None:
+    def take(self, source: Objects, pieces: Iterator[tuple[Location, ChunkCopy]]) -> None:
         """Store chunks that the store lacks. Raises `IntegrityError` if the source has no intact copy."""
         reader = RangeReader(source.store, source.threads, source.externals)
         for where, piece, stored in reader.read(spans(pieces, _SPAN)):
@@ -293,7 +295,7 @@ class Receiver(Uploader):
             if sent - self._indexed >= min(max(INDEX_BYTES, sent // _INDEX_SHARE), _INDEX_MOST):
                 self.finish()
 
-    def _add(self, source: Objects, where: Location, piece: Piece, stored: memoryview | None) -> None:
+    def _add(self, source: Objects, where: Location, piece: ChunkCopy, stored: memoryview | None) -> None:
         if stored is not None:
             with suppress(IntegrityError):
                 data = stored[: where.stored]
@@ -354,7 +356,7 @@ class _Either:
     def __init__(self, first: Objects, second: Objects) -> None:
         self._first, self._second = first, second
 
-    def commit(self, commit_id: CommitId) -> Commit:
+    def commit(self, commit_id: CommitId) -> CommitRecord:
         try:
             return self._first.commit_or_none(commit_id) or self._second.commit(commit_id)
         except IntegrityError:
@@ -379,7 +381,7 @@ _NOT_COPIED = "not copied"
 def expire_without_content(
     source: Objects,
     there: Repository,
-    writer: Writer,
+    writer: WriterIdentity,
     name: tuple[DatasetName, CommitId],
     commits: set[CommitId],
 ) -> None:
@@ -404,7 +406,7 @@ def expire_without_content(
     write(ExpiryAction.FREE, mine, _NOT_COPIED)
 
 
-class Plan:
+class CopyPlan:
     """Stands in for a `Receiver`, and counts objects instead of storing them."""
 
     def __init__(self, target: Objects) -> None:
@@ -430,7 +432,7 @@ class Plan:
             return self._find(ObjectKind.RECIPE, entry.recipe_id)
         return self._find(ObjectKind.CHUNK, entry.file_id)
 
-    def take(self, source: Objects, pieces: Iterator[tuple[Location, Piece]]) -> None:
+    def take(self, source: Objects, pieces: Iterator[tuple[Location, ChunkCopy]]) -> None:
         for where, piece in pieces:
             if piece.chunk not in self._new:
                 self._new.add(piece.chunk)
@@ -463,7 +465,7 @@ class Succeeded(msgspec.Struct, frozen=True):
 
 
 def make_successor(
-    repository: Repository, writer: Writer, dataset: DatasetName, new: DatasetName
+    repository: Repository, writer: WriterIdentity, dataset: DatasetName, new: DatasetName
 ) -> Succeeded:
     """Make a new dataset with the branches, tags and unexpired commits of another one, without erased files.
     Raises `NotFound` if there is no such dataset or its `main` has no commit, and `Conflict` if the new name
@@ -527,7 +529,7 @@ def _erased_in(tree: TreeReader, known: dict[SegmentId, list[bytes]]) -> list[by
     return [path for leaf in leaves for path in known[leaf.id]]
 
 
-def _without(uploader: Uploader, tree: TreeReader, paths: list[bytes]) -> tuple[Commit, Locator | None]:
+def _without(uploader: Uploader, tree: TreeReader, paths: list[bytes]) -> tuple[CommitRecord, Locator | None]:
     """Write a tree without these paths. Return the commit with that tree, and the tree's locator."""
     written = write_tree(uploader, tree, [TreeChange(path, None) for path in paths])
     commit = replace(

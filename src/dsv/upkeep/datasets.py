@@ -36,10 +36,10 @@ from dsv.format.records import (
     ExpiryAction,
     ExpiryEntry,
     RefEntry,
-    Writer,
+    WriterIdentity,
 )
 from dsv.repo import history
-from dsv.repo.expiry import FEATURE, ExpiryLog, State, append, put_entry, read_expiry
+from dsv.repo.expiry import FEATURE, ExpiryLog, ExpiryState, append, put_entry, read_expiry
 from dsv.repo.refs.branches import Head, LostRace, deleted, is_deleted_dataset, protected, renamed
 from dsv.repo.refs.read import parts
 from dsv.repo.refs.tags import named_parts
@@ -65,7 +65,11 @@ class Deletion(msgspec.Struct, frozen=True):
 
 
 def delete_dataset(
-    repository: Repository, writer: Writer, dataset: DatasetName, message: str = "", seen: Head | None = None
+    repository: Repository,
+    writer: WriterIdentity,
+    dataset: DatasetName,
+    message: str = "",
+    seen: Head | None = None,
 ) -> Deletion:
     """Delete a dataset, or finish its deletion. seen: where its `main` must be. Raises `NotFound` if there
     never was one, and `Conflict` if a branch is protected and rules are not overridden, or if another writer
@@ -113,7 +117,7 @@ def delete_dataset(
 
 
 def undelete_dataset(
-    repository: Repository, writer: Writer, dataset: DatasetName, message: str = ""
+    repository: Repository, writer: WriterIdentity, dataset: DatasetName, message: str = ""
 ) -> list[Head]:
     """Undelete a dataset and the branches that were deleted with it, and return their heads. Raises
     `NotFound` if there never was one, and `Conflict` if it is not deleted, or gc has removed its content."""
@@ -147,7 +151,7 @@ def _is_still(repository: Repository, main: Head) -> bool:
 
 
 def _bring_branches_back(
-    repository: Repository, writer: Writer, dataset: DatasetName, action: str
+    repository: Repository, writer: WriterIdentity, dataset: DatasetName, action: str
 ) -> list[Head]:
     refs = repository.refs
     branches = {name.branch for name in names_of_refs(repository, dataset) if name.branch is not None}
@@ -159,7 +163,7 @@ def _bring_branches_back(
     return found
 
 
-def _bring_back(repository: Repository, writer: Writer, tombstone: Head, action: str) -> Head:
+def _bring_back(repository: Repository, writer: WriterIdentity, tombstone: Head, action: str) -> Head:
     where = tombstone.dataset, tombstone.branch
     moves = repository.refs.history(tombstone)
     commit = next(move.commit for move in moves if not is_deleted_dataset(replace(tombstone, entry=move)))
@@ -175,7 +179,9 @@ def _bring_back(repository: Repository, writer: Writer, tombstone: Head, action:
     return moved
 
 
-def _delete_branch(repository: Repository, writer: Writer, head: Head, message: str) -> Head | LostRace:
+def _delete_branch(
+    repository: Repository, writer: WriterIdentity, head: Head, message: str
+) -> Head | LostRace:
     action = str(Action(DELETE_DATASET, message[:MESSAGE_MAX]))
     entry = RefEntry.of(writer, repository.clock(), None, action, deleted=True)
     return repository.refs.move(head.dataset, head.branch, head, entry)
@@ -220,7 +226,7 @@ class Renamed(msgspec.Struct, frozen=True):
 
 
 def rename_dataset(
-    repository: Repository, writer: Writer, old: DatasetName, new: DatasetName, message: str = ""
+    repository: Repository, writer: WriterIdentity, old: DatasetName, new: DatasetName, message: str = ""
 ) -> Renamed:
     """Rename a dataset, or finish that. Raises `NotFound` if there is no such dataset, and `Conflict` if
     another dataset ever used the new name, or if a branch is protected and rules are not overridden."""
@@ -235,7 +241,7 @@ def rename_dataset(
 
 
 def _rename(
-    repository: Repository, writer: Writer, old: DatasetName, new: DatasetName, message: str
+    repository: Repository, writer: WriterIdentity, old: DatasetName, new: DatasetName, message: str
 ) -> Renamed:
     refs, already = repository.refs, True
     while True:
@@ -267,7 +273,7 @@ class _Rename:
     """One attempt. Each step may lose to another writer; its caller then reads the names again."""
 
     def __init__(
-        self, repository: Repository, writer: Writer, old: DatasetName, new: DatasetName, message: str
+        self, repository: Repository, writer: WriterIdentity, old: DatasetName, new: DatasetName, message: str
     ) -> None:
         self._repository, self._refs, self._writer = repository, repository.refs, writer
         self._old, self._new = old, new
@@ -364,7 +370,7 @@ class _Rename:
                 return
             put_entry(self._repository, entry)
 
-    def _lacking(self, log: ExpiryLog, wanted: dict[CommitId, State]) -> ExpiryEntry | None:
+    def _lacking(self, log: ExpiryLog, wanted: dict[CommitId, ExpiryState]) -> ExpiryEntry | None:
         """Return the next entry that brings the log closer to `wanted`; None if they agree."""
         kept = [
             commit

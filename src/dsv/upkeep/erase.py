@@ -25,14 +25,14 @@ from msgspec.structs import replace
 from dsv.errors import Conflict, NotFound
 from dsv.format import index, keys
 from dsv.format.locator import Location, ObjectKind, places_of
-from dsv.format.records import MAX_ERASED, Erasure, Feature, FeatureRule, Named, Writer
+from dsv.format.records import MAX_ERASED, Erasure, Feature, FeatureRule, Named, WriterIdentity
 from dsv.repo.errors import broken, explain_denied_write
 from dsv.repo.format_log import ERASED_CONTENTS
 from dsv.repo.objects.erasures import NONE, Erasures
 from dsv.repo.objects.objects import Located, Objects
 from dsv.repo.tree.read import LocatedSegment
-from dsv.store.base import Put
-from dsv.upkeep.gc_packs import Erased, list_packs
+from dsv.store.base import PutResult
+from dsv.upkeep.gc_packs import ErasedRows, list_packs
 from dsv.upkeep.ids import Seen
 from dsv.upkeep.index_rows import IndexRows
 from dsv.upkeep.reach import walk_segments
@@ -49,12 +49,12 @@ Choice = Literal["erase", "keep"]
 State = Literal["erased", "shared", "kept", "damaged"]
 
 
-class Place(NamedTuple):
+class DatasetPath(NamedTuple):
     dataset: str
     path: bytes
 
 
-class Item(msgspec.Struct, frozen=True):
+class ErasedPath(msgspec.Struct, frozen=True):
     """A path that an erasure concerns. The trees that list it keep its size and id."""
 
     dataset: str
@@ -68,16 +68,16 @@ class Item(msgspec.Struct, frozen=True):
     erase, which stays for it; `damaged`: was stored during the erasure, and lost a part."""
 
 
-class Plan(msgspec.Struct):
+class ErasePlan(msgspec.Struct):
     files: dict[FileId, int] = msgspec.field(default_factory=dict)
     """The files to erase, with their sizes."""
     objects: set[Named] = msgspec.field(default_factory=set)
     """The chunks and recipes to erase."""
-    places: list[tuple[Place, FileId]] = msgspec.field(default_factory=list)
+    places: list[tuple[DatasetPath, FileId]] = msgspec.field(default_factory=list)
     """Every path that has one of the files, in any commit."""
-    shared: list[Item] = msgspec.field(default_factory=list)
+    shared: list[ErasedPath] = msgspec.field(default_factory=list)
     """Other paths that share content with the files asked for."""
-    kept: list[Item] = msgspec.field(default_factory=list)
+    kept: list[ErasedPath] = msgspec.field(default_factory=list)
     """Paths with the content of files that were to be erased, which stay for them."""
     kept_bytes: int = 0
     """Bytes of chunks that stay because other files have them too."""
@@ -92,7 +92,7 @@ class _Found(msgspec.Struct):
 
     sizes: dict[FileId, int] = msgspec.field(default_factory=dict)
     recipes: dict[FileId, tuple[RecipeId, Location | None]] = msgspec.field(default_factory=dict)
-    places: dict[FileId, set[Place]] = msgspec.field(default_factory=dict)
+    places: dict[FileId, set[DatasetPath]] = msgspec.field(default_factory=dict)
 
 
 FEATURE = Feature(ERASED_CONTENTS, FeatureRule.REFUSE)
@@ -100,7 +100,7 @@ FEATURE = Feature(ERASED_CONTENTS, FeatureRule.REFUSE)
 
 def put_erasure(
     repository: Repository,
-    writer: Writer,
+    writer: WriterIdentity,
     files: Iterable[FileId],
     objects: Iterable[Named],
     reason: str,
@@ -118,7 +118,7 @@ def put_erasure(
     key = keys.erasure_key(erasure_id)
     with explain_denied_write(repository.store.url):
         put = repository.store.put_if_absent(key, record.encode())
-    if put is Put.LOST:
+    if put is PutResult.LOST:
         raise broken(key, f"{key} in {repository.store.url} has a random name and already exists")
     repository.objects.forget_erasures()
     return erasure_id
@@ -133,7 +133,9 @@ class Eraser:
         self._known = repository.objects.erasures
         self._progress = NoProgress() if progress is None else progress
 
-    def plan(self, wanted: Iterable[FileId], asked: Iterable[Place] | None, choice: Choice | None) -> Plan:
+    def plan(
+        self, wanted: Iterable[FileId], asked: Iterable[DatasetPath] | None, choice: Choice | None
+    ) -> ErasePlan:
         """Return the plan. asked: the paths that were named; None if files were named by id, which means all
         their paths. choice: what happens to shared content. Raises `NotFound` for a file that is not in the
         store, and what reading raises."""
@@ -143,9 +145,11 @@ class Eraser:
         finally:
             self._objects.erasures = self._known
 
-    def _plan(self, files: set[FileId], asked: Iterable[Place] | None, choice: Choice | None) -> Plan:
+    def _plan(
+        self, files: set[FileId], asked: Iterable[DatasetPath] | None, choice: Choice | None
+    ) -> ErasePlan:
         roots = read_roots(self._repository)
-        plan = Plan(commits=set(roots))
+        plan = ErasePlan(commits=set(roots))
         by_dataset = self._by_dataset(roots)
         found = self._find(by_dataset, files)
         for one in sorted(files - found.sizes.keys()):
@@ -163,7 +167,7 @@ class Eraser:
         for one in sorted(files):
             for place in sorted(found.places[one]):
                 if named is not None and place not in named:
-                    plan.shared.append(Item(*place, one, found.sizes[one], found.sizes[one]))
+                    plan.shared.append(ErasedPath(*place, one, found.sizes[one], found.sizes[one]))
         if choice == "keep":
             plan.kept, plan.shared = [*plan.shared], []
             files -= {one.file_id for one in plan.kept}
@@ -173,7 +177,7 @@ class Eraser:
 
     def _parts(
         self,
-        plan: Plan,
+        plan: ErasePlan,
         by_dataset: dict[str, list[CommitId]],
         files: set[FileId],
         found: _Found,
@@ -227,7 +231,7 @@ class Eraser:
                 if entry.file_id in files and entry.size:
                     file_id = FileId(entry.file_id)
                     found.sizes[file_id] = entry.size
-                    found.places.setdefault(file_id, set()).add(Place(dataset, entry.path))
+                    found.places.setdefault(file_id, set()).add(DatasetPath(dataset, entry.path))
                     if entry.recipe_id is not None:
                         found.recipes[file_id] = entry.recipe_id, where
         return found
@@ -263,11 +267,11 @@ class Eraser:
 
     def _sharing(
         self, by_dataset: dict[str, list[CommitId]], files: set[FileId], parts: dict[Named, int]
-    ) -> list[tuple[Item, set[Named]]]:
+    ) -> list[tuple[ErasedPath, set[Named]]]:
         """Return other files that have some of these parts, and which. Files erased before do not count."""
         if not parts:
             return []
-        shared: dict[tuple[Place, FileId], tuple[Item, set[Named]]] = {}
+        shared: dict[tuple[DatasetPath, FileId], tuple[ErasedPath, set[Named]]] = {}
         looked: dict[RecipeId, set[Named]] = {}
         chunks = np.array(sorted(bytes(one) for kind, one in parts if kind is ObjectKind.CHUNK), "S32")
         for dataset, located in self._entries(by_dataset):
@@ -281,10 +285,10 @@ class Eraser:
                     continue
                 theirs = self._parts_in(entry, where, parts, looked)
                 if theirs:
-                    place, file_id = Place(dataset, entry.path), FileId(entry.file_id)
+                    place, file_id = DatasetPath(dataset, entry.path), FileId(entry.file_id)
                     size = sum(parts[one] for one in theirs if one[0] is ObjectKind.CHUNK)
                     shared[place, file_id] = (
-                        Item(*place, file_id, entry.size, min(size, entry.size)), theirs,
+                        ErasedPath(*place, file_id, entry.size, min(size, entry.size)), theirs,
                     )  # fmt: skip
         return [shared[one] for one in sorted(shared)]
 
@@ -303,7 +307,7 @@ class Eraser:
             looked[entry.recipe_id] = below.keys() & parts.keys()
         return looked[entry.recipe_id]
 
-    def carry_out(self, plan: Plan, writer: Writer, reason: str) -> list[ErasureId]:
+    def carry_out(self, plan: ErasePlan, writer: WriterIdentity, reason: str) -> list[ErasureId]:
         """Write the records of a plan: objects first, if they take several records, then the files.
 
         If killed between two records, the same command writes the rest. Raises as `put_erasure`.
@@ -329,7 +333,7 @@ class Eraser:
             made.append(put_erasure(self._repository, writer, [], part, reason, nonce))
         return made
 
-    def new_commits(self, plan: Plan) -> set[CommitId]:
+    def new_commits(self, plan: ErasePlan) -> set[CommitId]:
         self._repository.refs.forget()
         self._repository.objects.indexes.renew()
         return set(read_roots(self._repository)) - plan.commits
@@ -343,7 +347,7 @@ class Eraser:
             self._objects.erasures = self._known
         return set(_taken(found))
 
-    def late(self, plan: Plan) -> list[Item]:
+    def late(self, plan: ErasePlan) -> list[ErasedPath]:
         """Return the files of commits made since the plan that lost a part by the erasure."""
         new = self.new_commits(plan)
         if not new:
@@ -357,7 +361,7 @@ class Eraser:
         return [shared for shared, _ in found]
 
 
-def _taken(found: Iterable[tuple[Item, set[Named]]]) -> dict[Named, set[FileId]]:
+def _taken(found: Iterable[tuple[ErasedPath, set[Named]]]) -> dict[Named, set[FileId]]:
     taken: dict[Named, set[FileId]] = {}
     for shared, parts in found:
         for named in parts:
@@ -365,7 +369,7 @@ def _taken(found: Iterable[tuple[Item, set[Named]]]) -> dict[Named, set[FileId]]
     return taken
 
 
-def adopt(repository: Repository, writer: Writer, theirs: Erasures) -> int:
+def adopt(repository: Repository, writer: WriterIdentity, theirs: Erasures) -> int:
     """Copy the erasures of another store, with their ids, and return how many this store lacked. Parts that
     other files of this store have are not erased."""
     missing = {
@@ -396,7 +400,7 @@ def _needed_parts(repository: Repository, records: Iterable[Erasure]) -> set[Nam
 def find_packs(repository: Repository, folder: Path) -> tuple[int, int]:
     """Return how many packs gc must rewrite or delete to remove all erased bytes, and how many packs in no
     index may have some."""
-    erased = Erased(repository.objects.erasures.objects)
+    erased = ErasedRows(repository.objects.erasures.objects)
     with IndexRows(repository, folder / "rows") as rows:
         listed = list_packs(repository.store)
         places = listed.ids.places(rows.packs)
@@ -411,7 +415,7 @@ def find_packs(repository: Repository, folder: Path) -> tuple[int, int]:
         return int(found.sum()), int((~known).sum())
 
 
-def refuse_shared(plan: Plan, choice: Choice | None) -> None:
+def refuse_shared(plan: ErasePlan, choice: Choice | None) -> None:
     """Raise `Conflict` if other files share content to erase, and the user has not decided about that."""
     if plan.shared and choice is None:
         first = plan.shared[0]

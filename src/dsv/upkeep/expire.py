@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from dsv.errors import Denied, DsvError
 from dsv.format import keys
-from dsv.format.records import Commit, ExpiryAction, Writer
+from dsv.format.records import CommitRecord, ExpiryAction, WriterIdentity
 from dsv.repo import history
 from dsv.repo.expiry import ExpiryLog, append, read_expiry
-from dsv.store.base import Store, ask_each, if_there
+from dsv.store.base import StoreBackend, ask_each, if_there
 from dsv.upkeep.roots import Name, list_all, names_of_refs, names_of_runs
 from dsv.values.names import MAIN, DatasetName
 from dsv.values.units import format_duration
@@ -32,7 +32,7 @@ RUNS_KEEP: Final = 365 * 86400
 """Seconds for which the record of a run keeps its commits."""
 
 
-class Rules(msgspec.Struct, frozen=True):
+class RetentionRules(msgspec.Struct, frozen=True):
     """The rules by which commits stay. A rule that is None keeps none."""
 
     last: int | None = None
@@ -79,7 +79,7 @@ class ExpiryItem(msgspec.Struct, frozen=True):
     """Why it stays. Empty: it expires, or would without `dry_run`."""
 
     @classmethod
-    def of(cls, commit_id: CommitId, commit: Commit, reasons: Iterable[str]) -> ExpiryItem:
+    def of(cls, commit_id: CommitId, commit: CommitRecord, reasons: Iterable[str]) -> ExpiryItem:
         return cls(commit_id, commit.time_ms, commit.author, commit.branch, commit.message, tuple(reasons))
 
     @property
@@ -87,7 +87,7 @@ class ExpiryItem(msgspec.Struct, frozen=True):
         return not self.reasons
 
 
-def kept_by_rules(commits: Iterable[ExpiryItem], rules: Rules) -> dict[CommitId, list[str]]:
+def kept_by_rules(commits: Iterable[ExpiryItem], rules: RetentionRules) -> dict[CommitId, list[str]]:
     """Return the commits that the rules keep, with the reasons.
 
     In each branch, from the newest commit on, a rule keeps the first commit of each period until it has kept
@@ -130,7 +130,7 @@ class Expiry(msgspec.Struct, frozen=True):
 
 
 def plan_expiry(
-    repository: Repository, dataset: DatasetName, rules: Rules, *, dry_run: bool = False
+    repository: Repository, dataset: DatasetName, rules: RetentionRules, *, dry_run: bool = False
 ) -> Expiry:
     """Return which commits of a dataset expire, of those that its moves and tags name, and their ancestors.
 
@@ -205,7 +205,7 @@ def _keep_of_runs(
             reasons[one.commit].append(one.why)
 
 
-def _modified(store: Store, key: str | None) -> float | None:
+def _modified(store: StoreBackend, key: str | None) -> float | None:
     """Return the time of a record; None if it was deleted."""
     return None if key is None else if_there(partial(store.modified, key))
 
@@ -234,7 +234,7 @@ def store_time(repository: Repository, *, dry_run: bool = False) -> float:
             store.delete(key)
 
 
-def expire(repository: Repository, writer: Writer, plan: Expiry, message: str = "") -> ExpiryLog:
+def expire(repository: Repository, writer: WriterIdentity, plan: Expiry, message: str = "") -> ExpiryLog:
     """Expire the commits of a plan, and return the log.
 
     What a branch or tag names by now stays: this reads the names after writing the entry, and a command that
@@ -263,7 +263,7 @@ def last_expiry(log: ExpiryLog) -> list[CommitId]:
 
 def undo_expiry(
     repository: Repository,
-    writer: Writer,
+    writer: WriterIdentity,
     dataset: DatasetName,
     commits: Sequence[CommitId],
     message: str = "",

@@ -29,7 +29,7 @@ from dsv.format.records import (
     GcDone,
     SessionOpen,
     SessionVerdict,
-    Writer,
+    WriterIdentity,
 )
 from dsv.repo.damage import read_damage
 from dsv.repo.errors import broken, explain_denied_write, read_record
@@ -38,17 +38,17 @@ from dsv.repo.format_log import EXPIRED_COMMITS, check_log
 from dsv.repo.refs.tags import named_parts
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import Put, StoreMissing, ask_each, batches, if_there, listed_size, parsed, together
+from dsv.store.base import PutResult, StoreMissing, ask_each, batches, if_there, listed_size, parsed, together
 from dsv.upkeep.expire import GRACE_SECONDS
 from dsv.upkeep.gc_packs import (
     AT_ONCE,
     MAX_REPACK,
-    Copies,
-    Erased,
+    ErasedRows,
+    GcPlan,
     ListedPacks,
     Missing,
     Needed,
-    Plan,
+    RewrittenPacks,
     list_packs,
     replace_indexes,
 )
@@ -86,7 +86,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Collected(msgspec.Struct):
-    plan: Plan | None = None
+    plan: GcPlan | None = None
     """None if it gave up the epoch of an earlier collection."""
     freed: dict[DatasetName, int] = msgspec.field(default_factory=dict)
     """Expired commits whose grace is over, by dataset."""
@@ -114,7 +114,7 @@ class Collector:
     def __init__(
         self,
         repository: Repository,
-        writer: Writer,
+        writer: WriterIdentity,
         folder: Path,
         options: Options | None = None,
         progress: Progress | None = None,
@@ -326,7 +326,7 @@ class Collector:
         self._reach(needed)
         with self._rows() as rows:
             listed = list_packs(self._store)
-            erased = Erased(self._repository.objects.erasures.objects)
+            erased = ErasedRows(self._repository.objects.erasures.objects)
             found = Needed(rows, needed, listed, self._damage(), erased, wanted=self._wanted)
             self._check_missing(found.missing, rows, listed)
             plan = self.result.plan = found.choose(self._options.max_repack)
@@ -337,14 +337,14 @@ class Collector:
             self._progress.note(f"{len(packs) - MAX_CONDEMNED:,} of these packs will be deleted next time")
         return packs[:MAX_CONDEMNED]
 
-    def _copy(self, found: Needed, rows: IndexRows, plan: Plan) -> list[PackId]:
+    def _copy(self, found: Needed, rows: IndexRows, plan: GcPlan) -> list[PackId]:
         """Copy objects to new packs, check each, and write indexes of the copies. Return the packs that were
         copied completely within the time."""
         chosen = found.rows_of(plan.rewrite)
         packs = chosen["pack"]
         begins = np.flatnonzero(np.append(True, packs[1:] != packs[:-1])).tolist()
         self._progress.start(len(begins), plan.copied)
-        copies, done = Copies(self._repository), list[PackId]()
+        copies, done = RewrittenPacks(self._repository), list[PackId]()
         for begin, end in zip(begins, [*begins[1:], len(chosen)], strict=True):
             budget = self._options.budget
             if budget is not None and self._clock() - self._begun >= budget:
@@ -370,7 +370,7 @@ class Collector:
         record = GcCondemned(
             number, tuple(packs), Nonce.random(), self._repository.clock(), self._writer.tool
         )
-        if self._put(keys.gc_key(number, "condemned"), record.encode()) is Put.LOST:
+        if self._put(keys.gc_key(number, "condemned"), record.encode()) is PutResult.LOST:
             raise self._overtaken(keys.gc_key(number, "condemned"))
         self._epochs.add((number, "condemned"))
 
@@ -510,7 +510,7 @@ class Collector:
         """Raise if a move of the names has begun: no deletion or decision made here would then count."""
         self._repository.refs.check_not_moved("this garbage collection")
 
-    def _put(self, key: str, data: bytes) -> Put:
+    def _put(self, key: str, data: bytes) -> PutResult:
         self._check_names()
         with explain_denied_write(self._store.url):
             return self._store.put_if_absent(key, data)

@@ -25,7 +25,7 @@ from dsv.repo.objects.metadata import release
 from dsv.repo.objects.objects import checked
 from dsv.repo.repository import Repository
 from dsv.repo.session import put_index
-from dsv.store.base import Store, ask_each, if_there, together
+from dsv.store.base import StoreBackend, ask_each, if_there, together
 from dsv.transfer.packing import PackStream, SealedPack
 from dsv.upkeep.ids import IdSet, heads_of, is_in
 from dsv.upkeep.index_rows import IndexRows, PackList, Rows, are_external, id_of
@@ -68,7 +68,7 @@ class ListedPacks:
         return [self.ids[int(at)] for at in np.flatnonzero(mask)]
 
 
-def list_packs(store: Store) -> ListedPacks:
+def list_packs(store: StoreBackend) -> ListedPacks:
     """Return all packs: those of a listing, and those that further listings show if it ended early."""
     last, folders = "", set[str]()
 
@@ -98,7 +98,7 @@ class Missing(msgspec.Struct, frozen=True):
     """Packs that index files name for such objects."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class GcPlan(msgspec.Struct, frozen=True):
     whole: tuple[PackId, ...]
     """Packs without needed objects."""
     rewrite: tuple[PackId, ...]
@@ -150,7 +150,7 @@ class Marked:
         return found
 
 
-class Erased:
+class ErasedRows:
     """The rows of erased objects. A pack with such a row is rewritten, whatever else is in it."""
 
     def __init__(self, objects: Iterable[tuple[ObjectKind, Id]] = ()) -> None:
@@ -175,7 +175,7 @@ class Needed:
         reached: IdSet,
         listed: ListedPacks,
         damage: Damage | None = None,
-        erased: Erased | None = None,
+        erased: ErasedRows | None = None,
         condemned: Collection[PackId] = (),
         wanted: IdSet | None = None,
     ) -> None:
@@ -183,7 +183,7 @@ class Needed:
         self._wanted = wanted
         self._condemned = condemned
         self._doomed = listed.marked(condemned)
-        self._erased = Erased() if erased is None else erased
+        self._erased = ErasedRows() if erased is None else erased
         self._with_erased = np.zeros(len(listed.ids), np.bool_)
         self._marked = Marked(damage, rows.packs)
         self._rows = rows
@@ -198,7 +198,7 @@ class Needed:
         self._bytes, _ = self._sum(None)
         self._bytes, self._count = self._sum(self._bytes)
 
-    def choose(self, most_bytes: int) -> Plan:
+    def choose(self, most_bytes: int) -> GcPlan:
         """Return the plan that copies at most so many bytes. Packs with erased objects are chosen first."""
         sizes, used = self._listed.sizes, self._bytes
         whole = self._count == 0
@@ -211,7 +211,7 @@ class Needed:
         rewrite[worth[fits]] = True
         unused = sizes - used - _OVERHEAD
         partly = ~whole & ~rewrite & ~self._external & (unused > 0)
-        return Plan(
+        return GcPlan(
             whole=tuple(self._listed.chosen(whole)),
             rewrite=tuple(self._listed.chosen(rewrite)),
             packs=len(sizes),
@@ -311,7 +311,7 @@ def _places(rows: Rows, of_packs: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(rows["where"] != index.ERASED, of_packs[rows["pack"]], -1)
 
 
-class Copies:
+class RewrittenPacks:
     """New packs with copies of objects, and an index of them."""
 
     def __init__(self, repository: Repository) -> None:

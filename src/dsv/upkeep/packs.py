@@ -23,16 +23,16 @@ from dsv.errors import DsvError, IntegrityError, NotFound, Unsupported
 from dsv.format import keys
 from dsv.format.codec import Codec, unpack
 from dsv.format.columns import from_little, little
-from dsv.format.external import ExternalPack, ExternalRow, Source
+from dsv.format.external import ExternalPack, ExternalRow, ExternalSource
 from dsv.format.locator import PACK_MAX, Location, Locator, ObjectKind
 from dsv.format.pack import PackTable, parse_footer, read_table
-from dsv.format.records import MAX_DIGITS, Verified, Writer
+from dsv.format.records import MAX_DIGITS, Verified, WriterIdentity
 from dsv.fs.process import processors
 from dsv.repo.errors import explain_denied_write, read_record
 from dsv.repo.objects.externals import Externals, SourceChanged, check_source
 from dsv.repo.objects.objects import LOCATOR_ROWS, Objects, is_object
 from dsv.repo.repository import Repository
-from dsv.store.base import CutShortError, Put, StoreMissing, parsed, together
+from dsv.store.base import CutShortError, PutResult, StoreMissing, parsed, together
 from dsv.values.ids import Id, Nonce, PackId
 from dsv.values.units import format_count
 
@@ -167,13 +167,13 @@ def _check_external(
         return CheckedPack(pack, len(data), _lacking(lacking), bad=lacking, rows=rows)
     if every_row:
         return CheckedPack(pack, len(data), rows=rows)
-    of: dict[Source, list[ExternalRow]] = {}
+    of: dict[ExternalSource, list[ExternalRow]] = {}
     for at in range(len(table)):
         row = table.row(at)
         of.setdefault(row.source, []).append(row)
-    faults: dict[Source, SourceChanged] = {}
+    faults: dict[ExternalSource, SourceChanged] = {}
 
-    def check(source: Source, found: list[ExternalRow]) -> None:
+    def check(source: ExternalSource, found: list[ExternalRow]) -> None:
         try:
             if quick:
                 check_source(source, externals.look(source)[1])
@@ -240,7 +240,7 @@ def _without_table(
 
 
 class Schedule:
-    def __init__(self, repository: Repository, writer: Writer) -> None:
+    def __init__(self, repository: Repository, writer: WriterIdentity) -> None:
         self._repository = repository
         self._writer = writer
         self._store = repository.store
@@ -312,7 +312,7 @@ class Schedule:
             )  # fmt: skip
             key = keys.gc_verified_key(self._last + 1)
             with explain_denied_write(self._store.url):
-                won = self._store.put_if_absent(key, record.encode()) is Put.WON
+                won = self._store.put_if_absent(key, record.encode()) is PutResult.WON
             if won:
                 break
         for old in self._listed[: -_KEPT_RECORDS + 1]:

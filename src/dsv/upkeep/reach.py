@@ -177,7 +177,7 @@ def _broken(what: str, object_id: Id) -> IntegrityError:
     return IntegrityError(what, subject=str(object_id), hint=NOT_OURS)
 
 
-class Part(msgspec.Struct, frozen=True):
+class LostPart(msgspec.Struct, frozen=True):
     """A part of a tree of which something is lost."""
 
     paths: tuple[bytes, ...] = ()
@@ -198,7 +198,7 @@ class Losses:
         self._below: dict[Id, tuple[Id, ...]] = {}
         """The ids in `parts` that each node or segment has."""
         self._recipes: dict[RecipeId, bool] = {}
-        self.parts: dict[Id, Part] = {}
+        self.parts: dict[Id, LostPart] = {}
         """By the id of a segment, or of a node that can't be read."""
         self.named: set[tuple[ObjectKind, Id]] = set()
         """Lost objects that were seen."""
@@ -229,9 +229,9 @@ class Losses:
                 below = list(zip(found.value.children, places_of(found.locator), strict=False))
                 self._below[said.id] = self._parts_of(below, level - 1)
                 continue
-            part = Part(last=said.last, entries=said.entries)
+            part = LostPart(last=said.last, entries=said.entries)
             if found is not None:
-                part = Part(self._lost_paths(found))
+                part = LostPart(self._lost_paths(found))
             if found is None or part.paths:
                 self.parts[said.id] = part
             self._below[said.id] = (said.id,) if said.id in self.parts else ()

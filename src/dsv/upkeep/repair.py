@@ -14,11 +14,11 @@ from dsv.format import keys
 from dsv.format.index import Index, IndexBuilder
 from dsv.format.locator import ObjectKind
 from dsv.format.recipe import SINGLE_CHUNK_MAX, FileCutter, Recipe, build_recipe
-from dsv.format.records import IndexMerge, MergedFile, Writer
+from dsv.format.records import IndexMerge, MergedFile, WriterIdentity
 from dsv.format.tree import Node
 from dsv.repo.objects.objects import Objects
 from dsv.repo.session import Session
-from dsv.store.base import Put, ask_each, if_there
+from dsv.store.base import PutResult, ask_each, if_there
 from dsv.transfer.upload import Uploader
 from dsv.upkeep.hints import wrong_hints
 from dsv.upkeep.packs import check_pack
@@ -36,7 +36,7 @@ class Repair:
     def __init__(
         self,
         verifier: Verifier,
-        writer: Writer,
+        writer: WriterIdentity,
         folders: Iterable[Path],
         stores: Iterable[Objects],
         *,
@@ -172,7 +172,7 @@ class Repair:
         there = if_there(partial(store.get, key))
         if there is not None and there != right:
             store.delete(key)  # these bytes are useless, and the right ones are in memory
-        return there != right and store.put_if_absent(key, right) is Put.WON
+        return there != right and store.put_if_absent(key, right) is PutResult.WON
 
     def _tags(self) -> None:
         """Store the record of each tag again from its copy, and the copy from the record."""

@@ -23,7 +23,7 @@ from dsv.repo.expiry import read_expiry
 from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.branches import is_deleted_dataset
 from dsv.repo.repository import Repository
-from dsv.store.base import Item, Store, ask_each, batches, if_there, parsed, together
+from dsv.store.base import ListedObject, StoreBackend, ask_each, batches, if_there, parsed, together
 from dsv.values.ids import CommitId, IndexId, Nonce, SessionId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 
@@ -150,7 +150,7 @@ class Parents:
             waiting = [one for one in above if one not in seen]
 
 
-def list_all(store: Store, prefix: str, depth: int = 0) -> list[Item]:
+def list_all(store: StoreBackend, prefix: str, depth: int = 0) -> list[ListedObject]:
     """Return a listing. Raises `IncompleteListing` where other listings show that it was cut short.
 
     No key may follow its last one, and the folders below the prefix, down to this depth, must be those of its
@@ -168,7 +168,7 @@ def _until_complete(look: Callable[[], T]) -> T:
     return look()
 
 
-def _list_all(store: Store, prefix: str, depth: int) -> list[Item]:
+def _list_all(store: StoreBackend, prefix: str, depth: int) -> list[ListedObject]:
     found = list(store.list(prefix))
     last = max((item.key for item in found), default=None)
     further = next(iter(store.list(prefix, last)), None)
@@ -184,7 +184,7 @@ def _list_all(store: Store, prefix: str, depth: int) -> list[Item]:
     return found
 
 
-def _check_folders(store: Store, above: str, known: set[str]) -> None:
+def _check_folders(store: StoreBackend, above: str, known: set[str]) -> None:
     named = set(store.folders(above))
     lacking = min(known - named, default=None)
     if lacking is not None:
@@ -197,11 +197,11 @@ def _check_folders(store: Store, above: str, known: set[str]) -> None:
             raise cut_short(store, above, f"it lacked all keys of {below}")
 
 
-def _exists(store: Store, key: str) -> bool:
+def _exists(store: StoreBackend, key: str) -> bool:
     return if_there(partial(store.get, key, _RUN_MAX)) is not None
 
 
-def cut_short(store: Store, prefix: str, what: str) -> IncompleteListing:
+def cut_short(store: StoreBackend, prefix: str, what: str) -> IncompleteListing:
     """Return the error for a listing that contradicts another one."""
     return IncompleteListing(
         f"a listing of {prefix} in {store.url} is not complete: {what}",
@@ -334,7 +334,7 @@ def names_of_sessions(repository: Repository) -> Iterator[Name]:
             yield Name(home, verdict.commit, f"session {session_id}")
 
 
-def _verdict(store: Store, session_id: SessionId) -> SessionVerdict | None:
+def _verdict(store: StoreBackend, session_id: SessionId) -> SessionVerdict | None:
     return if_there(
         partial(read_record, SessionVerdict.decode, store, keys.session_key(session_id, "verdict"))
     )
@@ -377,7 +377,7 @@ def names_of_runs(
             yield Name(home(dataset), one, f"run {run}", holds=False)
 
 
-def _run(store: Store, dataset: DatasetName, run: str, part: str) -> Named:
+def _run(store: StoreBackend, dataset: DatasetName, run: str, part: str) -> Named:
     """Return the commits that one part of a run's record names, each with its dataset."""
     key = keys.run_key(dataset, run, part)
     try:

@@ -18,8 +18,8 @@ from dsv.format.tree import Kind
 from dsv.repo.damage import read_damage
 from dsv.repo.objects.objects import Located, Objects
 from dsv.repo.repository import Repository
-from dsv.store.base import Store
-from dsv.upkeep.gc_packs import MAX_REPACK, Erased, Needed, Plan, are_repeated, list_packs
+from dsv.store.base import StoreBackend
+from dsv.upkeep.gc_packs import MAX_REPACK, ErasedRows, GcPlan, Needed, are_repeated, list_packs
 from dsv.upkeep.ids import IdSet, Seen, heads_of, is_in
 from dsv.upkeep.index_rows import IndexRows, Rows
 from dsv.upkeep.reach import Found, Large, contents, not_erased, reach, reach_recipes, walk_segments
@@ -53,7 +53,7 @@ class Sum(msgspec.Struct):
         return Sum(self.objects - other.objects, self.stored - other.stored, self.original - other.original)
 
 
-class Part(msgspec.Struct):
+class GroupUsage(msgspec.Struct):
     """The objects of a group of commits, or of a folder."""
 
     total: Sum
@@ -65,7 +65,7 @@ class Part(msgspec.Struct):
         return self.total - self.alone
 
 
-class Packs(msgspec.Struct):
+class PackUsage(msgspec.Struct):
     """The packs of a store, by how much of them is needed."""
 
     count: int = 0
@@ -88,10 +88,10 @@ class Packs(msgspec.Struct):
     """Packs that an index names and that do not exist."""
 
 
-class Measured(msgspec.Struct):
+class MeasuredSpace(msgspec.Struct):
     """The space of a store's objects, by the groups that need them."""
 
-    groups: list[Part]
+    groups: list[GroupUsage]
     reached: Sum
     """Objects of some commit."""
     unused: Sum
@@ -100,8 +100,8 @@ class Measured(msgspec.Struct):
     """Further copies of reached objects."""
     unlisted: int
     """Objects that commits have and no index lists: they are lost."""
-    packs: Packs | None = None
-    plan: Plan | None = None
+    packs: PackUsage | None = None
+    plan: GcPlan | None = None
     gone: int = 0
     """Needed objects that an index lists in packs that do not exist."""
     index_files: int = 0
@@ -125,7 +125,7 @@ def measure(
     *,
     packs: bool = False,
     max_repack: int = MAX_REPACK,
-) -> Measured:
+) -> MeasuredSpace:
     """Return the space that each group of commits takes. Groups may overlap.
 
     roots: every commit that stays (`read_roots`); those of groups count anyway. folder: created for ids, and
@@ -171,7 +171,7 @@ def measure_folders(
     depth: int,
     folder: Path,
     progress: Progress,
-) -> tuple[dict[bytes, Part], Measured]:
+) -> tuple[dict[bytes, GroupUsage], MeasuredSpace]:
     """Return the space of each folder of these commits, down to a depth. Raises `UsageError` for too many.
 
     A file counts for its folder, or the one above at that depth; nodes and segments count for `TREES`.
@@ -255,9 +255,9 @@ def _add_up(
     labels: int,
     staying: Sequence[int] = (),
     needed: IdSet | None = None,
-) -> Measured:
+) -> MeasuredSpace:
     """needed: gets the heads of objects with a label in `staying`."""
-    measured = Measured([Part(Sum(), Sum()) for _ in groups], Sum(), Sum(), Sum(), 0)
+    measured = MeasuredSpace([GroupUsage(Sum(), Sum()) for _ in groups], Sum(), Sum(), Sum(), 0)
     for first in range(256):
         found = rows.bucket(first)
         found = found[found["where"] != index.ERASED]
@@ -272,15 +272,15 @@ def _add_up(
 
 
 def _add_packs(
-    measured: Measured, repository: Repository, rows: IndexRows, needed: IdSet, max_repack: int
+    measured: MeasuredSpace, repository: Repository, rows: IndexRows, needed: IdSet, max_repack: int
 ) -> None:
     damage = read_damage(repository)
     listed = list_packs(repository.store)
-    erased = Erased(repository.objects.erasures.objects)
+    erased = ErasedRows(repository.objects.erasures.objects)
     found = Needed(rows, needed, listed, None if damage is None else damage[1], erased)
     plan = measured.plan = found.choose(max_repack)
     free = int(listed.sizes[listed.marked(plan.whole)].sum())
-    measured.packs = Packs(
+    measured.packs = PackUsage(
         count=plan.packs, bytes=plan.bytes, free=len(plan.whole), free_bytes=free,
         rewritten=len(plan.rewrite), rewritten_bytes=plan.freed - free - plan.copied,
         partly=plan.partly, partly_unused_bytes=plan.partly_unused,
@@ -291,7 +291,12 @@ def _add_packs(
 
 
 def _count(
-    measured: Measured, groups: Sequence[Sequence[int]], most: int, rows: Rows, beginnings: Any, labels: Any
+    measured: MeasuredSpace,
+    groups: Sequence[Sequence[int]],
+    most: int,
+    rows: Rows,
+    beginnings: Any,
+    labels: Any,
 ) -> None:
     """Add the ids of one bucket to `measured`."""
     known = rows["head"] >> _SHIFT
@@ -331,7 +336,7 @@ def _count(
             part.alone.add(total((mine > 0) & (mine == counts)))
 
 
-def list_sizes(store: Store) -> dict[str, int]:
+def list_sizes(store: StoreBackend) -> dict[str, int]:
     """Return the bytes of all keys by prefix, except packs."""
     prefixes = (
         *(keys.INDEX_PREFIX, keys.COMMIT_PREFIX, keys.LOCATOR_PREFIX, keys.REFS_PREFIX, keys.RUNS_PREFIX),

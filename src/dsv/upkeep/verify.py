@@ -21,7 +21,7 @@ from dsv.format.external import ExternalPack
 from dsv.format.index import ERASED
 from dsv.format.locator import Location, ObjectKind
 from dsv.format.pack import PackTable
-from dsv.format.records import MAX_MARKS, Commit, Damage, Writer
+from dsv.format.records import MAX_MARKS, CommitRecord, Damage, WriterIdentity
 from dsv.repo.damage import mark_damage, read_damage
 from dsv.repo.expiry import freed_at_least, read_expiry
 from dsv.repo.format_log import check_log
@@ -32,7 +32,7 @@ from dsv.upkeep.hints import wrong_hints
 from dsv.upkeep.ids import Heads, IdSet, Seen, is_in
 from dsv.upkeep.index_rows import IndexRows, are_external, row_sums
 from dsv.upkeep.packs import CheckedPack, Schedule, check_packs
-from dsv.upkeep.reach import Losses, Part, reach
+from dsv.upkeep.reach import Losses, LostPart, reach
 from dsv.upkeep.roots import Name, Parents, names_of_sessions, read_names, readable_names
 from dsv.values.ids import CommitId, Id, IndexId, Nonce, PackId
 from dsv.values.names import MAIN, BranchName, DatasetName
@@ -44,7 +44,7 @@ _KEYS = 1000
 """Keys of a listing that are looked at together."""
 
 
-class Fault(msgspec.Struct, frozen=True):
+class StoreFault(msgspec.Struct, frozen=True):
     """Damage to something other than the content of a path."""
 
     what: str
@@ -54,10 +54,10 @@ class Fault(msgspec.Struct, frozen=True):
     hint: str | None = None
 
 
-class Lost(msgspec.Struct, frozen=True):
+class UnreadablePart(msgspec.Struct, frozen=True):
     """A part of trees that can't be read, and the commits that have it."""
 
-    part: Part
+    part: LostPart
     commits: tuple[CommitId, ...]
 
 
@@ -80,10 +80,10 @@ class Verification(msgspec.Struct):
 
     names: dict[CommitId, tuple[str, ...]] = {}
     """The names of each commit that was looked at."""
-    faults: list[Fault] = []
+    faults: list[StoreFault] = []
     packs: list[CheckedPack] = []
     """The damaged ones."""
-    lost: list[Lost] = []
+    lost: list[UnreadablePart] = []
     unnamed: list[Unnamed] = []
     lost_objects: int = 0
     at_risk: int = 0
@@ -108,7 +108,7 @@ class Verifier:
     def __init__(
         self,
         repository: Repository,
-        writer: Writer,
+        writer: WriterIdentity,
         scratch: Path,
         progress: Progress | None = None,
         *,
@@ -185,7 +185,7 @@ class Verifier:
         try:
             check_log(self.repository.store)
         except IntegrityError as error:
-            self.result.faults.append(Fault("format", error.subject or "", error.message, error.hint))
+            self.result.faults.append(StoreFault("format", error.subject or "", error.message, error.hint))
 
     def look_at_erasures(self) -> None:
         """Find damaged erasures. Unless this machine has copies of them, what they erased counts as lost."""
@@ -193,7 +193,7 @@ class Verifier:
         for erasure_id, error in damaged.items():
             self.knows_erasures &= erasure_id in self.objects.erasures.known
             hint = "dsv verify --repair, on a machine that has a copy of it"
-            self.result.faults.append(Fault("erasure", str(erasure_id), error.message, hint))
+            self.result.faults.append(StoreFault("erasure", str(erasure_id), error.message, hint))
 
     def look_at_names(self, datasets: Iterable[DatasetName], commits: dict[CommitId, str]) -> None:
         """Find the commits that these datasets name. commits: further ones, with a name for each."""
@@ -243,7 +243,7 @@ class Verifier:
 
     def _failed(self, what: str, name: str, error: DsvError) -> None:
         hint = "dsv verify --repair" if what == "tag" else error.hint
-        self.result.faults.append(Fault(what, name, error.message, hint))
+        self.result.faults.append(StoreFault(what, name, error.message, hint))
 
     def _look_at_rules(self, dataset: DatasetName) -> None:
         """Find branches whose rule can't be read: they can't be moved."""
@@ -276,7 +276,9 @@ class Verifier:
         at_work = {name.commit for name in names_of_sessions(self.repository)} if following else set()
         self.result.unnamed += [one for one in following if one.commit not in at_work]
 
-    def _following(self, commit_id: CommitId, commit: Commit | None, kept: set[CommitId]) -> Unnamed | None:
+    def _following(
+        self, commit_id: CommitId, commit: CommitRecord | None, kept: set[CommitId]
+    ) -> Unnamed | None:
         """Return the commit if its tree is there, and it follows one of these, or is a dataset's first one."""
         if commit is None or commit.dataset is None or commit.branch is None or commit_id in self._expired:
             return None
@@ -290,7 +292,7 @@ class Verifier:
                 return Unnamed(commit_id, home, commit.branch, parent, commit.author, commit.time_ms, newer)
         return None
 
-    def _commit(self, commit_id: CommitId, *, named: bool = True) -> Commit | None:
+    def _commit(self, commit_id: CommitId, *, named: bool = True) -> CommitRecord | None:
         """Return the store's commit if it is whole, else note the fault and return a local copy. Freed ones
         must exist too: histories lead through them. named: a name leads to the commit."""
         try:
@@ -309,7 +311,9 @@ class Verifier:
         elif not named:
             text += f", and nothing names it: delete {keys.commit_key(commit_id)} if there is no copy of it"
         self.result.faults.append(
-            Fault("commit", str(commit_id), text, "dsv verify --repair, on a machine that has a copy of it")
+            StoreFault(
+                "commit", str(commit_id), text, "dsv verify --repair, on a machine that has a copy of it"
+            )
         )
         return copy or self.objects.local_commit(commit_id)
 
@@ -342,7 +346,7 @@ class Verifier:
         without anything that the commits refer to."""
         rows = self.rows
         for index_id, error in self.damaged_indexes.items():
-            self.result.faults.append(Fault("index", str(index_id), error.message, error.hint))
+            self.result.faults.append(StoreFault("index", str(index_id), error.message, error.hint))
         there = np.zeros(len(rows.packs), np.int64)
         listing = self.repository.store.list(keys.PACK_PREFIX)
         while batch := list(islice(listing, _KEYS)):
@@ -474,7 +478,7 @@ class Verifier:
         for hint in wrong_hints(self.repository, self.rows, self.whole_commits()):
             if hint.is_damaged:
                 text = f"the {hint.what} of {hint.of} is damaged ({hint.key}): lookups need more requests"
-                self.result.faults.append(Fault(hint.what, hint.of, text, "dsv verify --repair"))
+                self.result.faults.append(StoreFault(hint.what, hint.of, text, "dsv verify --repair"))
 
     def whole_commits(self) -> list[CommitId]:
         """Return the commits that are not damaged themselves."""
@@ -521,7 +525,7 @@ class Verifier:
         found = self.rows.packs.places(packs)
         return found[found >= 0]
 
-    def _parts(self) -> list[Lost]:
+    def _parts(self) -> list[UnreadablePart]:
         losses = Losses(self.objects, self.lost)
         by_part: dict[Id, list[CommitId]] = {}
         for one in self.result.names:
@@ -529,7 +533,7 @@ class Verifier:
                 for key in losses.of_commit(one):
                     by_part.setdefault(key, []).append(one)
         self.named |= losses.named
-        return [Lost(losses.parts[key], tuple(commits)) for key, commits in by_part.items()]
+        return [UnreadablePart(losses.parts[key], tuple(commits)) for key, commits in by_part.items()]
 
     def mark(self) -> None:
         """Mark in the store what must not be relied on, and remove marks of what was found whole."""

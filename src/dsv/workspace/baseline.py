@@ -32,24 +32,24 @@ from dsv.values.units import format_count, format_lines
 from dsv.workspace.scan.folder import KEPT, OWN_SAME, Relation
 from dsv.workspace.scan.result import Pending, WorkspaceScan, pending_at
 from dsv.workspace.scan.scanner import scan_workspace
-from dsv.workspace.scan.state import State
+from dsv.workspace.scan.state import WorkspaceState
 from dsv.workspace.workspace import BRIEF, StartedCommand, unfinished
 
 if TYPE_CHECKING:
     from dsv.format.locator import Location
     from dsv.repo.objects.objects import Objects
-    from dsv.repo.tree.diff import Change
-    from dsv.repo.tree.read import Found, TreeReader
+    from dsv.repo.tree.diff import PathChange
+    from dsv.repo.tree.read import TreeLookup, TreeReader
     from dsv.values.patterns import SparsePatterns
     from dsv.values.progress import Progress
     from dsv.workspace.open import OpenWorkspace
-    from dsv.workspace.plan import Disk
+    from dsv.workspace.plan import WorkspaceFiles
     from dsv.workspace.scan.scanner import BaseEntries
     from dsv.workspace.workspace import Workspace
 
 
 @dataclass(frozen=True)
-class Held:
+class WorkspacePaths:
     """The paths that a workspace has: those that its patterns match, and single paths beside these. The
     absence of other paths says nothing about the dataset."""
 
@@ -73,11 +73,11 @@ class Held:
         at = 0 if after is None else bisect.bisect_right(self._keys, sort_key(after))
         return at < len(self._keys) and self._keys[at] <= sort_key(last)
 
-    def with_paths(self, paths: Iterable[bytes]) -> Held:
-        return Held(self.chosen, self.outside.union(paths))
+    def with_paths(self, paths: Iterable[bytes]) -> WorkspacePaths:
+        return WorkspacePaths(self.chosen, self.outside.union(paths))
 
 
-def held_by(state: State) -> Held:
+def held_by(state: WorkspaceState) -> WorkspacePaths:
     """Return the paths of a workspace just scanned: the chosen ones, and every other file on disk."""
     chosen = state.chosen
     outside: set[bytes] = set()
@@ -92,7 +92,7 @@ def held_by(state: State) -> Held:
                 outside.add(folder.path_of(name))
         if path and folder.is_empty and folder.own == OWN_SAME and path not in chosen:
             outside.add(path)
-    return Held(chosen, frozenset(outside))
+    return WorkspacePaths(chosen, frozenset(outside))
 
 
 class Collision(msgspec.Struct, frozen=True):
@@ -109,7 +109,7 @@ class Collision(msgspec.Struct, frozen=True):
 
 
 def compare_outside(
-    scan: WorkspaceScan, base: Callable[[], TreeReader | None], held: Held
+    scan: WorkspaceScan, base: Callable[[], TreeReader | None], held: WorkspacePaths
 ) -> tuple[Collision, ...]:
     """Compare new paths of a sparse workspace with the base there and around them, which the state does not
     know, and return the collisions. A new file at a path of the base that the workspace leaves out is a
@@ -149,7 +149,7 @@ def compare_outside(
     return tuple(collisions)
 
 
-def collisions_with(tree: TreeReader, scan: WorkspaceScan, held: Held) -> Iterator[Collision]:
+def collisions_with(tree: TreeReader, scan: WorkspaceScan, held: WorkspacePaths) -> Iterator[Collision]:
     """Yield the collisions with a tree that is not the base, at paths that the workspace would not have."""
     new = {item.path: item for item in scan.pending() if item.relation is Relation.ABSENT}
     from dsv.repo.tree.read import find_paths
@@ -158,7 +158,9 @@ def collisions_with(tree: TreeReader, scan: WorkspaceScan, held: Held) -> Iterat
         yield from _collisions_at(tree, new[path], found, held)
 
 
-def _collisions_at(tree: TreeReader, item: Pending, found: Found, held: Held) -> Iterator[Collision]:
+def _collisions_at(
+    tree: TreeReader, item: Pending, found: TreeLookup, held: WorkspacePaths
+) -> Iterator[Collision]:
     is_empty = item.kind is Kind.EMPTY_DIRECTORY
     for there in (found.above, found.entry if is_empty else None):
         if there is not None and there.kind is not Kind.EMPTY_DIRECTORY and there.path not in held:
@@ -181,14 +183,14 @@ def count_held(scan: WorkspaceScan) -> int:
     return count
 
 
-def links_with(tree: TreeReader, scan: WorkspaceScan, held: Held) -> dict[bytes, bytes]:
+def links_with(tree: TreeReader, scan: WorkspaceScan, held: WorkspacePaths) -> dict[bytes, bytes]:
     """Return every symlink of the tree that a sync would make: those here, and those of the base that are not held."""
     links = {path: target for path, target in tree.links().items() if path not in held}
     links.update(scan.state.links())
     return links
 
 
-def _absent_below(tree: TreeReader, path: bytes, held: Held) -> bytes | None:
+def _absent_below(tree: TreeReader, path: bytes, held: WorkspacePaths) -> bytes | None:
     return next((entry.path for entry, _ in tree.below(path) if entry.path not in held), None)
 
 
@@ -340,11 +342,11 @@ class Baseline(msgspec.Struct, frozen=True):
     """Interrupted commands."""
     written: Mapping[bytes, Entry | None] = msgspec.field(default_factory=dict)
     """Paths that these commands have written (None: removed). They replace entries of the base."""
-    held: Held = msgspec.field(default_factory=lambda: Held(EVERYTHING))
+    held: WorkspacePaths = msgspec.field(default_factory=lambda: WorkspacePaths(EVERYTHING))
     """The part of commits that the workspace has. Only that part is compared."""
     collisions: tuple[Collision, ...] = ()
     """New paths of the user in the way of paths of the base that the workspace leaves out."""
-    _held_of: dict[CommitId, Held] = msgspec.field(default_factory=dict)
+    _held_of: dict[CommitId, WorkspacePaths] = msgspec.field(default_factory=dict)
 
     @property
     def tree(self) -> TreeReader | None:
@@ -368,7 +370,7 @@ class Baseline(msgspec.Struct, frozen=True):
         found = None if self.tree is None else self.tree.entry(path)
         return None if found is None else found[0]
 
-    def below(self, path: bytes, held: Held | None = None) -> Iterator[Entry]:
+    def below(self, path: bytes, held: WorkspacePaths | None = None) -> Iterator[Entry]:
         """Return the entry of this path, or everything below it, in tree order; all for an empty path. In a
         sparse workspace only held paths."""
         entries = (entry for entry, _ in below(self.tree, path, held or self.held))
@@ -380,14 +382,14 @@ class Baseline(msgspec.Struct, frozen=True):
         kept = (entry for entry in entries if entry.path not in self.written)
         return heapq.merge(kept, new, key=lambda entry: sort_key(entry.path))
 
-    def changes_to(self, after: TreeReader) -> Iterator[Change]:
+    def changes_to(self, after: TreeReader) -> Iterator[PathChange]:
         """Return the changes from the entries that count as unchanged to those of `after`."""
         held = self.held_of(after)
         if self.written:
             return diff_entries(self.below(b"", held), after.within(held))
         return diff_trees(self.tree, after, held)
 
-    def held_of(self, after: TreeReader) -> Held:
+    def held_of(self, after: TreeReader) -> WorkspacePaths:
         """Return the held paths, with those of another commit that are in the way of new files here."""
         if self.held.whole:
             return self.held
@@ -424,7 +426,7 @@ class Baseline(msgspec.Struct, frozen=True):
 
 def find_baseline(
     workspace: Workspace,
-    state: State,
+    state: WorkspaceState,
     base: CommitId | None,
     trees: Trees,
     only: tuple[bytes, ...] = (),
@@ -459,11 +461,11 @@ def find_baseline(
     return Baseline(scan, trees, begun, written, held, collisions)
 
 
-def load_state(workspace: Workspace) -> State:
-    return State.load(workspace.state_folder, workspace.chosen)
+def load_state(workspace: Workspace) -> WorkspaceState:
+    return WorkspaceState.load(workspace.state_folder, workspace.chosen)
 
 
-def save_news(workspace: Workspace, state: State) -> None:
+def save_news(workspace: Workspace, state: WorkspaceState) -> None:
     """Save the state if it has changed, unless another command is at work here or it can't be written."""
     if not state.has_news:
         return
@@ -494,15 +496,15 @@ def open_baseline(
 
 
 def scan_clean_workspace(
-    root: Path, state: State, base: CommitId | None, base_entries: BaseEntries
+    root: Path, state: WorkspaceState, base: CommitId | None, base_entries: BaseEntries
 ) -> WorkspaceScan:
     """Remove the temporary files of killed commands, and scan the whole workspace, again after a removal: a
     temporary file may be a hard link of a finished file, whose ctime then changes."""
     scan = scan_workspace(root, state, base, base_entries)
     if scan.leftovers:
-        from dsv.workspace.write import Writer
+        from dsv.workspace.write import CheckoutWriter
 
-        with Writer(root) as writer:
+        with CheckoutWriter(root) as writer:
             for path in scan.leftovers:
                 writer.remove(path, None)
         scan = scan_workspace(root, state, base, base_entries)
@@ -510,8 +512,8 @@ def scan_clean_workspace(
 
 
 def _changes(
-    begun: tuple[StartedCommand, ...], base: CommitId | None, trees: Trees, held: Held
-) -> Iterator[Change]:
+    begun: tuple[StartedCommand, ...], base: CommitId | None, trees: Trees, held: WorkspacePaths
+) -> Iterator[PathChange]:
     """Yield the changes that these commands were to make, except where the base has changed since."""
     for each in begun:
         before, after = trees.of(each.base), trees.of(each.commit)
@@ -525,26 +527,28 @@ def _changes(
                 yield change
 
 
-def below(tree: TreeReader | None, path: bytes, held: Held) -> Iterator[tuple[Entry, Location | None]]:
+def below(
+    tree: TreeReader | None, path: bytes, held: WorkspacePaths
+) -> Iterator[tuple[Entry, Location | None]]:
     """Return the held entries at or below this path."""
     if tree is None:
         return iter(())
     return tree.below(path) if held.whole else tree.within(Both(PathSet.of([path]), held))
 
 
-def take_written(scan: WorkspaceScan, changes: Iterable[Change]) -> dict[bytes, Entry | None]:
+def take_written(scan: WorkspaceScan, changes: Iterable[PathChange]) -> dict[bytes, Entry | None]:
     """Return the entries of paths that are as an interrupted command was to make them, and mark them as
     unchanged in the scan, which is exact.
 
     changes: the changes of the commands, at paths where the base still has the `before`. Files are read if
     their stats are not enough. Folders above the changes may have become empty.
     """
-    from dsv.workspace.plan import Disk  # which other commands do not need
+    from dsv.workspace.plan import WorkspaceFiles  # which other commands do not need
 
     found: dict[bytes, Entry | None] = {}
     folders: set[bytes] = set()
     with about(scan.root), Descent(scan.root) as descent:
-        disk = Disk(scan, descent)
+        disk = WorkspaceFiles(scan, descent)
         for change in changes:
             if change.path not in found and difference(change.before, change.after) is not None:
                 if _take(scan, disk, change):
@@ -558,7 +562,7 @@ def take_written(scan: WorkspaceScan, changes: Iterable[Change]) -> dict[bytes, 
     return found
 
 
-def _take(scan: WorkspaceScan, disk: Disk, change: Change) -> bool:
+def _take(scan: WorkspaceScan, disk: WorkspaceFiles, change: PathChange) -> bool:
     path, wanted = change.path, change.after
     if wanted is None:
         return disk.row(path) is None and disk.entry(path) is None

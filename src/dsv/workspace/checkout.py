@@ -18,7 +18,7 @@ from dsv.merge.paths import MergeConflict
 from dsv.repo.damage import read_damage
 from dsv.repo.expiry import read_expiry
 from dsv.repo.objects.objects import Objects
-from dsv.repo.tree.diff import Change
+from dsv.repo.tree.diff import PathChange
 from dsv.repo.tree.read import Reached, TreeReader, find_paths, reach_content
 from dsv.transfer.download import Fetcher
 from dsv.values.ids import CommitId, PackId
@@ -26,11 +26,11 @@ from dsv.values.paths import WHOLE, Scope, show, sort_key
 from dsv.values.units import format_count, format_lines
 from dsv.workspace.baseline import Baseline, open_baseline
 from dsv.workspace.open import OpenWorkspace
-from dsv.workspace.plan import Disk, Goal, Made, Plan, Planner
-from dsv.workspace.publish import Journal
+from dsv.workspace.plan import CheckoutPlan, CheckoutPlanner, CheckoutResult, Goal, WorkspaceFiles
+from dsv.workspace.publish import SyncJournal
 from dsv.workspace.scan.result import WorkspaceScan
 from dsv.workspace.workspace import StartedCommand, restored
-from dsv.workspace.write import Contents, FileWriter
+from dsv.workspace.write import CommitContents, FileWriter
 
 
 def check_tree(tree: TreeReader, root: Path, held: Scope = WHOLE) -> None:
@@ -41,14 +41,14 @@ def check_tree(tree: TreeReader, root: Path, held: Scope = WHOLE) -> None:
         check_folding(root, root / ".dsv", (entry.path for entry, _ in tree.within(held)))
 
 
-def bring_to(opened: OpenWorkspace, base: CommitId | None, after: TreeReader, goal: Goal) -> Made:
+def bring_to(opened: OpenWorkspace, base: CommitId | None, after: TreeReader, goal: Goal) -> CheckoutResult:
     """Make the files of a workspace those of `after`; local changes to other paths stay. Raises as `check_out`."""
     with open_baseline(opened, base, writes=True) as baseline:
         check_tree(after, opened.workspace.root, baseline.held)
         return check_out(opened, baseline, replace(goal, changes=lambda: baseline.changes_to(after)))
 
 
-def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
+def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> CheckoutResult:
     """Plan, refuse conflicts with a list of them, write, and move the base if the whole workspace is meant.
 
     The command is recorded as begun before the first file is written, so the next one knows what a killed one
@@ -90,7 +90,7 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Made:
         if (
             workspace.journal_path.exists()
         ):  # of a killed sync, whose commit is now the base or an ancestor of it
-            with Journal.open(workspace.journal_path, workspace.store_id) as journal:
+            with SyncJournal.open(workspace.journal_path, workspace.store_id) as journal:
                 if journal.left.publishing is not None:
                     journal.clear()
     else:
@@ -104,7 +104,7 @@ def _without_erased(objects: Objects, goal: Goal) -> Goal:
     if not erasures:
         return goal
 
-    def left() -> Iterator[Change]:
+    def left() -> Iterator[PathChange]:
         for change in changes():
             erasure = None if change.after is None else erasures.of(change.after)
             if erasure is None:
@@ -116,11 +116,11 @@ def _without_erased(objects: Objects, goal: Goal) -> Goal:
 
 
 def _write(
-    opened: OpenWorkspace, commit: CommitId, scan: WorkspaceScan, writer: FileWriter, plan: Plan
-) -> Made:
+    opened: OpenWorkspace, commit: CommitId, scan: WorkspaceScan, writer: FileWriter, plan: CheckoutPlan
+) -> CheckoutResult:
     opened.progress.start(plan.created + plan.replaced, plan.fetched)
     fetcher = Fetcher(opened.repository.objects, opened.workspace.dataset)
-    with closing(Contents(fetcher, opened.copies, commit)) as contents:
+    with closing(CommitContents(fetcher, opened.copies, commit)) as contents:
         made = writer.apply(contents.of)
     made.cached_files, made.cached_bytes = contents.files, contents.bytes
     opened.progress.finish()
@@ -139,7 +139,7 @@ def _write(
 def check_copies(
     opened: OpenWorkspace,
     tree: TreeReader | None,
-    changes: Iterable[Change],
+    changes: Iterable[PathChange],
     may_overwrite: Callable[[bytes], bool],
 ) -> None:
     """Raise `Conflict` if the changes would remove or overwrite a file whose content the store has lost or damaged.
@@ -191,7 +191,7 @@ def check_copies(
     )
 
 
-def _note_lost(opened: OpenWorkspace, here: list[Change]) -> None:
+def _note_lost(opened: OpenWorkspace, here: list[PathChange]) -> None:
     """Record contents that the store has lost, of files that are here. The next sync stores them again."""
     objects = opened.repository.objects
     if not here or objects.copy_of is not None:
@@ -244,7 +244,7 @@ def check_equal(baseline: Baseline, tree: TreeReader, goal: Goal) -> None:
     if next(scan.pending(), None) is None:
         return  # an empty folder, as most are
     with Descent(scan.root) as descent:
-        found = Planner(goal, Disk(scan, descent)).plan().conflicts
+        found = CheckoutPlanner(goal, WorkspaceFiles(scan, descent)).plan().conflicts
     reasons = {
         one.path: "differs from the commit's" if reason.startswith("was added") else reason
         for one, reason in found

@@ -9,12 +9,12 @@ import msgspec
 from msgspec.structs import replace
 
 from dsv.errors import Conflict
-from dsv.format.records import Writer
+from dsv.format.records import WriterIdentity
 from dsv.fs.lock import Lock
 from dsv.repo.history import distance, standing
 from dsv.repo.refs.branches import deleted
 from dsv.repo.repository import Repository
-from dsv.store.open import Counts
+from dsv.store.open import RequestCounts
 from dsv.values.progress import Progress
 from dsv.values.units import format_count, format_duration
 from dsv.workspace.workspace import SWITCH, Workspace, unfinished
@@ -39,7 +39,7 @@ class Loan(Protocol):
     def close(self) -> None: ...
 
 
-class Copies(Protocol):
+class LocalCopies(Protocol):
     """Files on this machine that may be copied."""
 
     def lend(self, commit: CommitId, entries: Sequence[Entry]) -> Loan | None:
@@ -57,12 +57,12 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
     workspace: Workspace
     repository: Repository
     lock: Lock
-    writer: Writer
+    writer: WriterIdentity
     """The author of commits and moves."""
     progress: Progress
-    counts: Callable[[], Counts] = Counts
+    counts: Callable[[], RequestCounts] = RequestCounts
     """Return the counts of requests to the store so far."""
-    copies: Copies | None = None
+    copies: LocalCopies | None = None
     """Files on this machine that are used before the store is asked."""
 
     def following(self, branch: BranchName) -> OpenWorkspace:

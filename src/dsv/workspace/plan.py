@@ -18,8 +18,8 @@ from dsv.format.tree import Entry, Kind
 from dsv.fs.descent import Descent, split
 from dsv.fs.errors import about
 from dsv.merge.paths import (
-    Choice,
     Choices,
+    ConflictChoice,
     ConflictKind,
     Decision,
     PathConflict,
@@ -27,7 +27,7 @@ from dsv.merge.paths import (
     conflict_kind,
     merge_path,
 )
-from dsv.repo.tree.diff import Change, Located, difference
+from dsv.repo.tree.diff import Located, PathChange, difference
 from dsv.repo.tree.read import TreeReader
 from dsv.transfer.file_reader import OPEN_FLAGS, Problem
 from dsv.values.ids import CommitId, FileId
@@ -40,7 +40,7 @@ from dsv.workspace.scan.state import NameIndex, relate
 if TYPE_CHECKING:
     from dsv.merge.apply import ContentMerger
 
-Changes = Callable[[], Iterable[Change]]
+Changes = Callable[[], Iterable[PathChange]]
 """Returns the same changes at each call, in tree order with each path once."""
 OverwritePolicy = Callable[[bytes], bool]
 """Return whether a file at a path that is in no commit may be overwritten."""
@@ -81,7 +81,7 @@ class Goal(msgspec.Struct, frozen=True):
         """The commit that is the base once the changes are made; None if the base stays."""
         return None if self.paths else self.commit
 
-    def base_of(self, change: Change) -> Entry | None:
+    def base_of(self, change: PathChange) -> Entry | None:
         """Return the base's entry once the change is made."""
         return change.before if self.follow is None else change.after
 
@@ -103,7 +103,7 @@ class Step(msgspec.Struct, frozen=True):
     """The action for one change."""
 
     act: Act
-    change: Change
+    change: PathChange
     row: bytes | None = None
     """The stat that a file must still have to be replaced or removed; None if any will do."""
     conflict: PathConflict | None = None
@@ -128,7 +128,7 @@ class Step(msgspec.Struct, frozen=True):
         return self.change.after if self.made is None else self.made
 
 
-class Counts(msgspec.Struct, kw_only=True):
+class PathCounts(msgspec.Struct, kw_only=True):
     """Paths of a workspace that a command has written."""
 
     created: int = 0
@@ -142,12 +142,12 @@ class Counts(msgspec.Struct, kw_only=True):
     def writes(self) -> bool:
         return bool(self.created or self.replaced or self.removed)
 
-    def counting(self, made: Made) -> Self:
+    def counting(self, made: CheckoutResult) -> Self:
         """Return the same with the counts of a checkout."""
-        return replace(self, **{name: getattr(made, name) for name in Counts.__struct_fields__})
+        return replace(self, **{name: getattr(made, name) for name in PathCounts.__struct_fields__})
 
 
-class Made(Counts):
+class CheckoutResult(PathCounts):
     left: list[bytes] = msgspec.field(default_factory=list)
     """Paths that changed during the checkout, and were left as they are."""
     settled: list[bytes] = msgspec.field(default_factory=list)
@@ -156,7 +156,7 @@ class Made(Counts):
     """Contents that combine both sides."""
 
 
-class Plan(Made):
+class CheckoutPlan(CheckoutResult):
     """The sum of the steps: the result if no path changes before it is written."""
 
     fetched: int = 0
@@ -165,7 +165,7 @@ class Plan(Made):
     """Changes that remove a path."""
     conflicts: list[tuple[PathConflict, str]] = msgspec.field(default_factory=list)
     """Each with its description."""
-    here: list[Change] = msgspec.field(default_factory=list)
+    here: list[PathChange] = msgspec.field(default_factory=list)
     """Files whose content the base does not have there, and which are here already."""
 
     def add(self, step: Step) -> None:
@@ -196,15 +196,15 @@ class Plan(Made):
                 self.fetched += step.entry.size
 
 
-class Planner:
+class CheckoutPlanner:
     """Decides what to do about each change of a goal, by the files of the workspace."""
 
-    def __init__(self, goal: Goal, disk: Disk) -> None:
+    def __init__(self, goal: Goal, disk: WorkspaceFiles) -> None:
         self._goal = goal
         self._disk = disk
 
-    def plan(self) -> Plan:
-        plan = Plan()
+    def plan(self) -> CheckoutPlan:
+        plan = CheckoutPlan()
         for step in self._steps():
             plan.add(step)
         plan.conflicts = list(dict.fromkeys(plan.conflicts))
@@ -214,7 +214,7 @@ class Planner:
         """Decide about all changes. A file that stays conflicts with what the commit has below it, and with a
         file in place of its folder, which then has a second step. The writer need not check that: by then the
         base has no such file."""
-        over: Change | None = None  # the last one that puts a file where a folder is
+        over: PathChange | None = None  # the last one that puts a file where a folder is
         kept: bytes | None = None  # the last file that stays, and that the commit does not have
         for change in self._goal.changes():
             step = self.decide(change)
@@ -229,7 +229,7 @@ class Planner:
                 step = self._settle(self._in_the_way(change, kept), None)
             yield step
 
-    def decide(self, change: Change) -> Step:
+    def decide(self, change: PathChange) -> Step:
         """Apply the change if the disk is as in the base, or may be overwritten. Otherwise settle it, or
         return a conflict."""
         path, after = change.path, change.after
@@ -247,7 +247,7 @@ class Planner:
             return self._settle(step, now)  # theirs, where both changed it
         return step
 
-    def _apply(self, change: Change, now: Entry | None) -> Step:
+    def _apply(self, change: PathChange, now: Entry | None) -> Step:
         path, after, may_overwrite = change.path, change.after, self._goal.may_overwrite
         if self._replaces_folder(change):
             return self._over_folder(change, now)
@@ -273,12 +273,12 @@ class Planner:
             return replace(step, forced=True, settled=path)
         return self._in_the_way(change, foreign)
 
-    def _replaces_folder(self, change: Change) -> bool:
+    def _replaces_folder(self, change: PathChange) -> bool:
         after = change.after
         is_file = after is not None and after.kind is not Kind.EMPTY_DIRECTORY
         return is_file and self._disk.is_folder(change.path)
 
-    def _over_folder(self, change: Change, now: Entry | None) -> Step:
+    def _over_folder(self, change: PathChange, now: Entry | None) -> Step:
         """Put a file or symlink in place of a folder. Paths of the base in it have changes of their own."""
         step = Step(Act.CREATE, change, forced=self._goal.may_overwrite(change.path))
         if now is not None and difference(now, change.before) is not None:
@@ -288,7 +288,7 @@ class Planner:
             return step
         return replace(step, settled=foreign) if step.forced else self._in_the_way(change, foreign)
 
-    def _in_the_way(self, change: Change, foreign: bytes) -> Step:
+    def _in_the_way(self, change: PathChange, foreign: bytes) -> Step:
         """Return the conflict of a file where a folder must be, or the reverse."""
         conflict = PathConflict(foreign, ConflictKind.FILE_AND_FOLDER, self._disk.entry(foreign), None)
         return _conflict(change, conflict, f"is in the way of {_name(change.path)}")
@@ -301,15 +301,15 @@ class Planner:
             return step
         if conflict is not None and conflict.path != change.path:
             choice = choices.of(change.path) or choices.of(conflict.path)
-            if choice is Choice.BOTH:
+            if choice is ConflictChoice.BOTH:
                 return _because(step, "a file and a folder can't be kept both")
             settled = max(change.path, conflict.path, key=len)
-            return Step(Act.STAY, change, settled=settled) if choice is Choice.OURS else step
+            return Step(Act.STAY, change, settled=settled) if choice is ConflictChoice.OURS else step
         merger, content = self._goal.merger, None
         is_erased = change.before is not None and self._goal.is_erased(change.before)
         if merger is not None and now is not None and not is_erased:
             content = partial(merger, read_ours=lambda: self._disk.content(now))
-        decision = merge_path(Change(change.path, change.before, now), change, content, choices)
+        decision = merge_path(PathChange(change.path, change.before, now), change, content, choices)
         if decision.conflict is not None:
             return _because(step, decision.conflict.reason)
         return self._decided(step, now, decision)
@@ -318,10 +318,10 @@ class Planner:
         """Return the step for a decision about a path; the same step if theirs is taken, or can't be."""
         change, made, content, settled = step.change, decision.result, decision.content, decision.settled
         choice = None if settled is None else settled.choice
-        is_merged = settled is None or settled.content is not None or choice is Choice.RESOLVED
-        if choice is Choice.THEIRS and not is_merged:
+        is_merged = settled is None or settled.content is not None or choice is ConflictChoice.RESOLVED
+        if choice is ConflictChoice.THEIRS and not is_merged:
             return step
-        if choice is Choice.BOTH and self._disk.is_folder(change.path):
+        if choice is ConflictChoice.BOTH and self._disk.is_folder(change.path):
             return _because(step, "a file and a folder can't be kept both")
         if decision.file is not None:
             if now is None or not now.is_file or change.after is None or not change.after.is_file:
@@ -364,16 +364,16 @@ def _because(step: Step, reason: str) -> Step:
     return replace(step, conflict=replace(step.conflict, reason=reason), reason=f"{step.reason} ({reason})")
 
 
-def _both_changed(change: Change, now: Entry | None) -> Step:
+def _both_changed(change: PathChange, now: Entry | None) -> Step:
     kind = conflict_kind(change.before, now, change.after)
     return _conflict(change, PathConflict(change.path, kind, now, change.after), _reason(change, now))
 
 
-def _conflict(change: Change, conflict: PathConflict, reason: str) -> Step:
+def _conflict(change: PathChange, conflict: PathConflict, reason: str) -> Step:
     return Step(Act.CONFLICT, change, conflict=conflict, reason=reason)
 
 
-def _reason(change: Change, now: Entry | None) -> str:
+def _reason(change: PathChange, now: Entry | None) -> str:
     here = "removed" if now is None else "added" if change.before is None else "changed"
     if change.before == change.after:
         return f"was {here} here"
@@ -385,7 +385,7 @@ def _name(path: bytes) -> str:
     return path.decode("utf-8", "backslashreplace")
 
 
-class Disk:
+class WorkspaceFiles:
     """The files of the workspace at single paths. Reads a file only if the state is not enough."""
 
     def __init__(self, scan: WorkspaceScan, descent: Descent) -> None:

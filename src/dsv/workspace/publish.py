@@ -24,7 +24,7 @@ import xxhash
 
 from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound, Unsupported
 from dsv.format.locator import Location, LocatorBuilder, ObjectKind, places_of
-from dsv.format.records import Commit, Writer
+from dsv.format.records import CommitRecord, WriterIdentity
 from dsv.format.tree import Entry
 from dsv.fs.descent import Descent
 from dsv.fs.errors import about
@@ -36,7 +36,7 @@ from dsv.repo.refs.branches import Head, LostRace, already_there
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole, point_branch
 from dsv.repo.tree.diff import difference
-from dsv.repo.tree.read import LocatedSegment, Part, Reached, TreeReader, reach_tree
+from dsv.repo.tree.read import LocatedSegment, Reached, TreePart, TreeReader, reach_tree
 from dsv.repo.tree.write import TreeChange, TreeWriter, WrittenTree
 from dsv.transfer.commit import Committed, Draft, new_commit, publish_commit
 from dsv.transfer.download import SPAN
@@ -85,7 +85,7 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=bytes)
 _DECODER = msgspec.msgpack.Decoder(_Pack | _Recipe | Publishing, dec_hook=lambda kind, raw: kind.of(raw))
 
 
-class Left(msgspec.Struct):
+class InterruptedSync(msgspec.Struct):
     """The notes of an earlier sync."""
 
     packs: dict[PackId, tuple[int, list[Row]]] = msgspec.field(default_factory=dict)
@@ -94,10 +94,10 @@ class Left(msgspec.Struct):
     publishing: Publishing | None = None
 
 
-class Journal(AbstractContextManager["Journal"]):
+class SyncJournal(AbstractContextManager["SyncJournal"]):
     """The journal of one workspace. `pack_uploaded` and `recipe` may be called from any thread."""
 
-    def __init__(self, path: Path, descriptor: int, left: Left) -> None:
+    def __init__(self, path: Path, descriptor: int, left: InterruptedSync) -> None:
         self._path = path
         self._descriptor = descriptor
         self._lock = threading.Lock()
@@ -106,13 +106,13 @@ class Journal(AbstractContextManager["Journal"]):
         """The content when it was opened."""
 
     @classmethod
-    def open(cls, path: Path, store_id: StoreId) -> Journal:
+    def open(cls, path: Path, store_id: StoreId) -> SyncJournal:
         """Read the remaining records, and append to them. Records for another store are dropped. The caller
         holds the workspace's lock. Raises `Denied`, `NoRoom`, `Unreachable`."""
         with about(path):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             data = path.read_bytes()
-            left, end = Left(), 0
+            left, end = InterruptedSync(), 0
             if data[:_START] == _MAGIC + store_id:
                 left, end = _replay(data)
             journal = cls(path, descriptor, left)
@@ -144,7 +144,7 @@ class Journal(AbstractContextManager["Journal"]):
             os.ftruncate(self._descriptor, _START)
             os.lseek(self._descriptor, _START, os.SEEK_SET)
             self._end = _START
-        self.left = Left()
+        self.left = InterruptedSync()
 
     def close(self) -> None:
         """Close the file, and keep the records."""
@@ -168,9 +168,9 @@ class Journal(AbstractContextManager["Journal"]):
                 sync_data(self._descriptor)
 
 
-def _replay(data: bytes) -> tuple[Left, int]:
+def _replay(data: bytes) -> tuple[InterruptedSync, int]:
     """Return the content of the records, and the end of the last whole one."""
-    left, end = Left(), _START
+    left, end = InterruptedSync(), _START
     while end + _HEAD.size <= len(data):
         length, check = _HEAD.unpack_from(data, end)
         payload = data[end + _HEAD.size : end + _HEAD.size + length]
@@ -229,12 +229,12 @@ class Synced(msgspec.Struct):
             done.set_base(tree.commit_id, tree.commit)
         return done
 
-    def set_base(self, commit_id: CommitId, commit: Commit) -> None:
+    def set_base(self, commit_id: CommitId, commit: CommitRecord) -> None:
         self.commit, self.files, self.bytes = commit_id, commit.files, commit.bytes
         self.parent = next(iter(commit.parents), None)
 
 
-def adopt_killed_sync(opened: OpenWorkspace, journal: Journal) -> OpenWorkspace | None:
+def adopt_killed_sync(opened: OpenWorkspace, journal: SyncJournal) -> OpenWorkspace | None:
     """Make the commit of a killed sync the base, if it had just moved a branch. Return the workspace, which
     then follows that branch; None without such a sync."""
     intent, workspace = journal.left.publishing, opened.workspace
@@ -258,7 +258,7 @@ class Publisher:
     def __init__(
         self,
         opened: OpenWorkspace,
-        journal: Journal,
+        journal: SyncJournal,
         branch: BranchName,
         base: CommitId | None,
         *,
@@ -476,7 +476,7 @@ class Reuploaded(msgspec.Struct):
 
 def reupload(
     repository: Repository,
-    writer: Writer,
+    writer: WriterIdentity,
     tree: TreeReader,
     root: Path,
     progress: Progress,
@@ -583,7 +583,7 @@ class _Reupload:
         found = next(self._tree.objects.nodes([(node_id, None)]))
         node = found.value
         kind = ObjectKind.SEGMENT if node.level == 1 else ObjectKind.NODE
-        below = map(Part, node.children, places_of(found.locator))
+        below = map(TreePart, node.children, places_of(found.locator))
         self._uploader.put_node(node, [self._uploader.kept_location(kind, part) for part in below])
         self._done.objects += 1
 

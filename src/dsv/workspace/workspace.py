@@ -18,7 +18,7 @@ from dsv.errors import UPGRADE, Conflict, DsvError, IntegrityError, Unsupported,
 from dsv.fs.errors import about
 from dsv.fs.files import read_file, replace_file
 from dsv.fs.folders import bound_folder, sync_folder
-from dsv.fs.lock import Held, Lock
+from dsv.fs.lock import Lock, LockHeld
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import BranchName, DatasetName
 from dsv.values.paths import PathSet
@@ -180,7 +180,7 @@ class Workspace(msgspec.Struct, frozen=True):
         with self.lock(action) as lock:
             yield _read(self.root, self.dot / _CONFIG), lock
 
-    def try_lock(self, action: str) -> Lock | Held:
+    def try_lock(self, action: str) -> Lock | LockHeld:
         """Return the lock, or its holder. Other commands wait up to 5 s for one with the action `BRIEF`."""
         return Lock.take(self.dot / "lock", action)
 

@@ -25,14 +25,14 @@ from dsv.fs.descriptors import Opened
 from dsv.fs.errors import about
 from dsv.fs.files import write_sparse
 from dsv.fs.folders import is_there
-from dsv.repo.tree.diff import Change
-from dsv.transfer.download import Fetcher, Wanted
+from dsv.repo.tree.diff import PathChange
+from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.file_reader import OPEN_FLAGS, ROW, hash_content, row_of
 from dsv.values.ids import CommitId
 from dsv.values.progress import Progress
 from dsv.values.units import format_count
-from dsv.workspace.open import Copies, Loan
-from dsv.workspace.plan import Act, Disk, Goal, Made, Plan, Planner, Step
+from dsv.workspace.open import Loan, LocalCopies
+from dsv.workspace.plan import Act, CheckoutPlan, CheckoutPlanner, CheckoutResult, Goal, Step, WorkspaceFiles
 from dsv.workspace.scan.folder import TEMPORARY
 from dsv.workspace.scan.result import WorkspaceScan
 from dsv.workspace.scan.scanner import scan_workspace
@@ -48,10 +48,10 @@ ContentsOf = Callable[[Iterator[Asked]], Iterator[Fill]]
 """Yields the content of each file that is asked for, in that order."""
 
 
-class Contents:
+class CommitContents:
     """The contents of one commit's files, from copies on this machine or the store. Must be closed."""
 
-    def __init__(self, fetcher: Fetcher, copies: Copies | None, commit: CommitId) -> None:
+    def __init__(self, fetcher: Fetcher, copies: LocalCopies | None, commit: CommitId) -> None:
         self._fetcher, self._copies, self._commit = fetcher, copies, commit
         self._loan: Loan | None = None
         self.files = self.bytes = 0
@@ -78,7 +78,7 @@ class Contents:
             self.close()
 
     def _fetched(self, asked: Iterable[Asked]) -> Iterator[Fill]:
-        for _, pieces in self._fetcher.files(Wanted(entry, where) for entry, where in asked):
+        for _, pieces in self._fetcher.files(WantedFile(entry, where) for entry, where in asked):
             yield fill_from(pieces)
 
     def _copy(self, loan: Loan, at: int, asked: Asked, descriptor: int) -> None:
@@ -121,25 +121,25 @@ class FileWriter:
         self._state = scan.state
         self._goal = goal
         self._progress = progress
-        self._made = Made()
+        self._made = CheckoutResult()
         self._gone = set(scan.state.gone)
         self._removed: list[bytes] = []
-        self._folders: list[Change] = []
+        self._folders: list[PathChange] = []
         self._cleared: set[bytes] = set()
         self._removes = True  # until a plan shows otherwise
 
-    def plan(self) -> Plan:
+    def plan(self) -> CheckoutPlan:
         """Return the plan. Reads files if their stats are not enough. Writes nothing."""
         with Descent(self._scan.root) as descent:
-            plan = Planner(self._goal, Disk(self._scan, descent)).plan()
+            plan = CheckoutPlanner(self._goal, WorkspaceFiles(self._scan, descent)).plan()
         self._removes = plan.absent > 0
-        self._made = Made(settled=plan.settled, merged=plan.merged)
+        self._made = CheckoutResult(settled=plan.settled, merged=plan.merged)
         return plan
 
     def check_copies(self, copy_of: Callable[[Entry], object]) -> None:
         """Call `copy_of` for each content that a plan without conflicts would write. Writes nothing."""
         with Descent(self._scan.root) as descent:
-            planner = Planner(self._goal, Disk(self._scan, descent))
+            planner = CheckoutPlanner(self._goal, WorkspaceFiles(self._scan, descent))
             for change in self._goal.changes():
                 step = planner.decide(change)
                 beside = None if step.beside is None else step.beside[0]
@@ -148,13 +148,13 @@ class FileWriter:
                     if entry is not None and entry.is_file and entry.size:
                         copy_of(entry)
 
-    def apply(self, contents: ContentsOf) -> Made:
+    def apply(self, contents: ContentsOf) -> CheckoutResult:
         """Make the changes. If no path was left, the state mirrors the base afterwards; the caller saves it."""
         exact, self._state.exact = self._scan.exact, None
         assert exact
-        with Descent(self._scan.root) as descent, Writer(self._scan.root) as writer:
-            self._disk = Disk(self._scan, descent)
-            self._planner = Planner(self._goal, self._disk)
+        with Descent(self._scan.root) as descent, CheckoutWriter(self._scan.root) as writer:
+            self._disk = WorkspaceFiles(self._scan, descent)
+            self._planner = CheckoutPlanner(self._goal, self._disk)
             self._writer = writer
             self._patches = Patches(self._state, trusted=self._scan.keeps_ids)
             if self._removes:
@@ -190,7 +190,7 @@ class FileWriter:
                 yield step
                 if step.beside is not None:  # neither the commit nor the base has anything at that name
                     entry, location = step.beside
-                    yield Step(Act.CREATE, Change(entry.path, None, None, location), made=entry)
+                    yield Step(Act.CREATE, PathChange(entry.path, None, None, location), made=entry)
 
     def _remove(self) -> None:
         folders: set[bytes] = set()
@@ -304,13 +304,13 @@ class FileWriter:
             self._gone.discard(entry.path)
             self._patches.written(entry, row, self._goal.base_of(step.change))
 
-    def _keep(self, change: Change, entry: Entry) -> None:
+    def _keep(self, change: PathChange, entry: Entry) -> None:
         if self._disk.row(entry.path) is not None:
             self._stay(change)
         elif self._writer.folder(entry.path):  # it may have been removed with what was in it
             self._folder_made(change)
 
-    def _stay(self, change: Change) -> None:
+    def _stay(self, change: PathChange) -> None:
         """Keep the file here, as a local change if the commit becomes the base and has something else."""
         if self._disk.row(change.path) is None:
             self._lack(change)
@@ -318,7 +318,7 @@ class FileWriter:
             self._disk.relate(change.path, self._goal.base_of(change))
             self._gone.discard(change.path)
 
-    def _lack(self, change: Change) -> None:
+    def _lack(self, change: PathChange) -> None:
         """Note a path that is not on disk. The base may have it, or lack it once the commit is the base."""
         if self._goal.base_of(change) is not None:
             self._gone.add(change.path)
@@ -328,7 +328,7 @@ class FileWriter:
         if folder is not None and folder.own:  # it may be made again, for what is in it then
             self._state.edit(change.path).own = 0
 
-    def _folder_made(self, change: Change) -> None:
+    def _folder_made(self, change: PathChange) -> None:
         """Note a new folder. The scan that follows finds out whether it is empty, as it is in the base."""
         self._folders.append(change)
         if self._goal.base_of(change) is not None:
@@ -341,7 +341,7 @@ _FLAGS = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
 _STAT_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Writer(AbstractContextManager["Writer"]):
+class CheckoutWriter(AbstractContextManager["CheckoutWriter"]):
     """Writes below one root, and follows no symlink. Reports unexpected paths, and leaves them alone.
 
     Files appear complete: each is written beside its path under a name that scans ignore, then linked or

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from dsv.cache.fill.files import Folders, Rights, State, create_file, examine
+from dsv.cache.fill.files import FileState, FillRights, Folders, create_file, examine
 from dsv.cache.fill.source import StoreSource
-from dsv.cache.root import CacheRoot, Place
+from dsv.cache.root import CachePlace, CacheRoot
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
 from dsv.fs.attributes import refresh
@@ -23,7 +23,7 @@ from dsv.fs.descriptors import Opened
 from dsv.fs.folders import open_folder
 from dsv.fs.shared_path import SharedPath
 from dsv.repo.tree.read import TreeReader
-from dsv.transfer.download import Wanted
+from dsv.transfer.download import WantedFile
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName
 from dsv.values.paths import PathSet
@@ -52,7 +52,7 @@ class Checked(msgspec.Struct):
     """The result of the check of one cached commit."""
 
     path: Path
-    place: Place
+    place: CachePlace
     files: int = 0
     wrong: list[Wrong] = msgspec.field(default_factory=list)
     repaired: int = 0  # of `wrong`
@@ -83,7 +83,9 @@ class Checked(msgspec.Struct):
         return self.problem is not None or self.repaired < len(self.wrong) or bool(self.left)
 
 
-def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, progress: Progress) -> Checked:
+def check(
+    root: CacheRoot, place: CachePlace, tree: TreeReader, selection: PathSet, progress: Progress
+) -> Checked:
     """Read every file of a visible commit, which a lease keeps. Raises `OSError`."""
     result = Checked(root.visible(place).path, place)
     jobs: deque[Future[Entry | Wrong]] = deque()
@@ -103,7 +105,7 @@ def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, p
     with (
         Opened(root.visible(place).descriptor(os.O_RDONLY | os.O_DIRECTORY)) as top,
         ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-check") as pool,
-        closing(Folders(top, Rights.of(root), before_close=drain)) as folders,
+        closing(Folders(top, FillRights.of(root), before_close=drain)) as folders,
     ):
         for entry, where in _chosen(tree, selection, result.expected):
             try:
@@ -122,7 +124,7 @@ def check(root: CacheRoot, place: Place, tree: TreeReader, selection: PathSet, p
 
 def repair(
     root: CacheRoot,
-    place: Place,
+    place: CachePlace,
     source: StoreSource,
     result: Checked,
     known: dict[object, SharedPath],
@@ -138,7 +140,7 @@ def repair(
     Raises `OSError`, and what the source raises.
     """
     visible = root.visible(place)
-    rights = Rights.of(root, sync=True)  # on any file system, because it is visible at once
+    rights = FillRights.of(root, sync=True)  # on any file system, because it is visible at once
     files: list[Wrong] = []
     for wrong in result.wrong:
         entry, path = wrong.entry, _at(visible, wrong.entry.path)
@@ -156,7 +158,7 @@ def repair(
                 _put_away(root, path)
             root.make_directory(path)
         result.repaired += 1
-    stream = source.files(Wanted(wrong.entry, wrong.where) for wrong in files)
+    stream = source.files(WantedFile(wrong.entry, wrong.where) for wrong in files)
     for wrong, (_, pieces) in zip(files, stream, strict=True):
         path = _at(visible, wrong.entry.path)
         with _replacing(root, path) as draft, open_folder(root.temporary) as folder:
@@ -212,7 +214,7 @@ def _read(root: CacheRoot, folder: int, name: bytes, entry: Entry) -> str | None
     """
     for last in (False, True):
         try:
-            return None if examine(folder, name, entry) is State.WHOLE else "has other content"
+            return None if examine(folder, name, entry) is FileState.WHOLE else "has other content"
         except OSError as error:
             if error.errno != errno.EIO:
                 raise

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from dsv.cache.claims import Owner
-from dsv.cache.fill.parts import PLAN, VERSION, Plan
+from dsv.cache.claims import LeaseOwner
+from dsv.cache.fill.parts import PLAN, VERSION, FillPlan
 from dsv.cache.record import Filled, lookup, record_path, write_record
 from dsv.cache.removal import Remover
-from dsv.cache.root import CacheRoot, Place, remove_probes
+from dsv.cache.root import CachePlace, CacheRoot, remove_probes
 from dsv.errors import UPGRADE, Conflict, Unsupported
 from dsv.fs.files import FULL, GONE, list_names, read_small
 from dsv.fs.shared_path import SharedPath
@@ -35,7 +35,9 @@ _TRIES = 10
 class FillDirectory:
     """The folders of one fill. They disappear when another process ends the fill."""
 
-    def __init__(self, root: CacheRoot, place: Place, fill: str, folder: SharedPath, plan: Plan) -> None:
+    def __init__(
+        self, root: CacheRoot, place: CachePlace, fill: str, folder: SharedPath, plan: FillPlan
+    ) -> None:
         self.root = root
         self.place = place
         self.fill = fill
@@ -61,8 +63,8 @@ class FillDirectory:
 
 def start(
     root: CacheRoot,
-    place: Place,
-    plan: Plan,
+    place: CachePlace,
+    plan: FillPlan,
     source_map: bytes,
     moves: Mapping[int, bytes],
     enlist: Callable[[SharedPath], None],
@@ -110,7 +112,7 @@ def _appear(root: CacheRoot, draft: SharedPath, target: SharedPath) -> bool:
     return False
 
 
-def join(root: CacheRoot, place: Place) -> FillDirectory | None:
+def join(root: CacheRoot, place: CachePlace) -> FillDirectory | None:
     """Return the current fill; None if there is none, or only the rest of one. Raises `OSError`."""
     home = root.fill(place)
     root.reach(home.parent)
@@ -140,7 +142,7 @@ def join(root: CacheRoot, place: Place) -> FillDirectory | None:
     return None
 
 
-def _newer(place: Place) -> Unsupported:
+def _newer(place: CachePlace) -> Unsupported:
     return Unsupported(
         f"{place} is being cached by another version of dsv",
         subject=str(place),
@@ -156,7 +158,7 @@ def _remove_stray(root: CacheRoot, folder: SharedPath) -> None:
         Remover().remove(trash)
 
 
-def publish(directory: FillDirectory, owner: Owner) -> bool:
+def publish(directory: FillDirectory, owner: LeaseOwner) -> bool:
     """Make the tree visible and record it; False if it was published or given up before.
 
     Also False, with the tree still there, if an earlier fill is visible: this one was planned before that was
@@ -253,11 +255,11 @@ def finalize(directory: FillDirectory) -> None:
         and directory.root.visible(directory.place).is_dir()
         and not record_path(directory.root, directory.place, directory.fill).exists()
     ):
-        write_record(directory.root, directory.place, _record(directory, Owner.new()))
+        write_record(directory.root, directory.place, _record(directory, LeaseOwner.new()))
     clear(directory)
 
 
-def _record(directory: FillDirectory, owner: Owner) -> Filled:
+def _record(directory: FillDirectory, owner: LeaseOwner) -> Filled:
     plan = directory.plan
     return Filled(
         fill=directory.fill,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dsv.cache.fill.directory import FillDirectory, end_unpublished
 from dsv.cache.fill.parts import DonorPlan
 from dsv.cache.fill.reservations import refusal
-from dsv.cache.root import FILE_TIME, CacheRoot, Place
+from dsv.cache.root import FILE_TIME, CachePlace, CacheRoot
 from dsv.errors import DsvError, Unreachable
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
@@ -26,8 +26,7 @@ from dsv.fs import system
 from dsv.fs.attributes import refresh
 from dsv.fs.descriptors import Opened
 from dsv.fs.files import FULL, write_sparse
-from dsv.fs.folders import FOLDER_FLAGS, make_folder, umask
-from dsv.fs.folders import Rights as FolderRights
+from dsv.fs.folders import FOLDER_FLAGS, FolderRights, make_folder, umask
 from dsv.fs.syncer import Syncer
 from dsv.fs.system import begin_write_back
 from dsv.transfer.file_reader import hash_content
@@ -42,7 +41,7 @@ LARGE_PIECE = 256 << 10  # bytes from which on the disk is asked to begin writin
 Buffer = bytes | bytearray | memoryview
 
 
-class Rights(FolderRights, frozen=True):
+class FillRights(FolderRights, frozen=True):
     """Modes and group that give new files and folders the rights of the cache's root."""
 
     file: int = 0  # a mode, like the next one
@@ -51,7 +50,7 @@ class Rights(FolderRights, frozen=True):
     sync: bool = False  # each file is synced before it is closed
 
     @classmethod
-    def of(cls, root: CacheRoot, *, sync: bool = False) -> Rights:
+    def of(cls, root: CacheRoot, *, sync: bool = False) -> FillRights:
         """Return the rights that give this process's files those of the cache's root. Raises `OSError`."""
         mode, file = root.directory_mode, root.file_mode
         group = root.group
@@ -78,7 +77,7 @@ class Folders:
     """
 
     def __init__(
-        self, top: int, rights: Rights, drafts: int = -1, before_close: Callable[[], None] | None = None
+        self, top: int, rights: FillRights, drafts: int = -1, before_close: Callable[[], None] | None = None
     ) -> None:
         """top: a descriptor of the tree, which the caller owns. drafts: a private folder in which to make
         folders that need another mode than they are created with; -1: a missing folder is `FileNotFoundError`
@@ -176,14 +175,14 @@ class Folders:
 
 
 def create_file(
-    folder: int, name: bytes | str, pieces: Iterable[Buffer], rights: Rights, *, executable: bool
+    folder: int, name: bytes | str, pieces: Iterable[Buffer], rights: FillRights, *, executable: bool
 ) -> None:
     """Create a file with this content. Raises `FileExistsError`, `OSError`."""
     descriptor = fill_file(new_file(folder, name, rights, executable=executable), pieces)
     finish_file(descriptor, rights, executable=executable)
 
 
-def new_file(folder: int, name: bytes | str, rights: Rights, *, executable: bool) -> int:
+def new_file(folder: int, name: bytes | str, rights: FillRights, *, executable: bool) -> int:
     """Create a file and return its descriptor. Raise `FileExistsError` if it exists, or another `OSError`."""
     return os.open(name, _CREATE, rights.executable if executable else rights.file, dir_fd=folder)
 
@@ -208,7 +207,7 @@ def _written_back(descriptor: int, pieces: Iterable[Buffer]) -> Iterator[Buffer]
         at += len(piece)
 
 
-def finish_file(descriptor: int, rights: Rights, *, executable: bool) -> None:
+def finish_file(descriptor: int, rights: FillRights, *, executable: bool) -> None:
     """Set a file's time and rights, and close it, which on NFS sends the bytes and reports a full disk."""
     with Opened(descriptor):
         if rights.group is not None:
@@ -253,7 +252,7 @@ class Links:
         self,
         root: CacheRoot,
         donors: Sequence[DonorPlan],
-        rights: Rights,
+        rights: FillRights,
         drafts: int,
         before_close: Callable[[], None],
     ) -> None:
@@ -341,7 +340,9 @@ class Links:
     def _open(self, donor: int) -> Folders | None:
         plan = self._donors[donor]
         try:
-            top = self._root.visible(Place(plan.dataset, plan.name)).descriptor(os.O_RDONLY | os.O_DIRECTORY)
+            top = self._root.visible(CachePlace(plan.dataset, plan.name)).descriptor(
+                os.O_RDONLY | os.O_DIRECTORY
+            )
         except OSError as error:
             if error.errno not in _NO_DONOR:
                 raise
@@ -392,7 +393,7 @@ class Links:
                 os.unlink(draft, dir_fd=self._drafts)
 
 
-class State(enum.Enum):
+class FileState(enum.Enum):
     """MISSING: create it. WHOLE: done. BROKEN: cut short, torn or not readable by this user: replace it."""
 
     MISSING = enum.auto()
@@ -400,38 +401,38 @@ class State(enum.Enum):
     BROKEN = enum.auto()
 
 
-def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None = None) -> State:
+def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None = None) -> FileState:
     """Read and check a file of the tree; a link to `twin` (device, inode) is right. Raises `OSError`."""
     try:
         descriptor = os.open(name, _READ, dir_fd=folder)
     except FileNotFoundError:
-        return State.MISSING
+        return FileState.MISSING
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.ELOOP):
-            return State.BROKEN
+            return FileState.BROKEN
         raise
     with Opened(descriptor):
         found = os.fstat(descriptor)
         executable = entry.kind is Kind.EXECUTABLE
         if not stat.S_ISREG(found.st_mode) or found.st_size != entry.size:
-            return State.BROKEN
+            return FileState.BROKEN
         if (found.st_dev, found.st_ino) == twin:
-            return State.WHOLE
+            return FileState.WHOLE
         if bool(found.st_mode & 0o100) != executable:
-            return State.BROKEN
+            return FileState.BROKEN
         if hash_content(descriptor, entry.size) != (entry.file_id, entry.size):
-            return State.BROKEN
+            return FileState.BROKEN
         if found.st_mtime_ns != _TIMES[0]:
             with contextlib.suppress(PermissionError):  # another user's: later fills can't link to it
                 os.utime(descriptor, ns=_TIMES)
-        return State.WHOLE
+        return FileState.WHOLE
 
 
 # Bytes of small files between two syncs. Less would write the blocks of inodes and folders more often.
 STEP = 32 << 20
 
 
-class Lost(Unreachable):
+class FillFailed(Unreachable):
     """The disk could not write part of a fill; the fill has ended."""
 
 
@@ -445,7 +446,7 @@ def _lost(directory: FillDirectory, error: OSError) -> DsvError:
             directory.root, directory.place, error, directory.plan.need_bytes, directory.plan.need_files
         )
     else:
-        failure = Lost(
+        failure = FillFailed(
             f"cannot cache {directory.place}: {directory.root.path} lost what was written to it: {error.strerror}",
             subject=str(directory.place),
             hint="check the kernel's log for that disk (dmesg), then try again",
@@ -469,7 +470,7 @@ class WriteBack:
         return self._error is not None
 
     def advance(self, written: int) -> None:
-        """Have the disk begin to write, if there is enough and it is idle. Raises `Lost`, `NoRoom`.
+        """Have the disk begin to write, if there is enough and it is idle. Raises `FillFailed`, `NoRoom`.
 
         written: bytes so far in files that were left in memory when they were written.
         """
@@ -479,7 +480,7 @@ class WriteBack:
             self._syncer.begin()
 
     def finish(self) -> None:
-        """Return when everything written before is on stable storage. Raises `Lost`, `NoRoom`."""
+        """Return when everything written before is on stable storage. Raises `FillFailed`, `NoRoom`."""
         if self._syncer.busy:
             self._attempt(self._syncer.wait)
         self.check()
@@ -487,7 +488,7 @@ class WriteBack:
         self.check()
 
     def check(self) -> None:
-        """Raise `Lost` or `NoRoom` if a sync has failed so far."""
+        """Raise `FillFailed` or `NoRoom` if a sync has failed so far."""
         self._attempt(self._syncer.poll)
         if self._error is not None:
             raise self._error

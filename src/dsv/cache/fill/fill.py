@@ -15,18 +15,18 @@ from msgspec.structs import replace
 
 from dsv.cache.fill import reservations
 from dsv.cache.fill.directory import FillDirectory, clear, discard, finalize, give_up, join, publish, start
-from dsv.cache.fill.files import Lost, WriteBack
+from dsv.cache.fill.files import FillFailed, WriteBack
 from dsv.cache.fill.helper_process import Helpers, OpenSource, default_jobs
 from dsv.cache.fill.part_worker import PartWorker
-from dsv.cache.fill.parts import Claim, ClaimTable, Plan
+from dsv.cache.fill.parts import Claim, ClaimTable, FillPlan
 from dsv.cache.fill.plan import FillRequest, Planned, make_plan
 from dsv.cache.fill.reservations import EnsureRoom, NoRoomBeside, need_of, refusal
-from dsv.cache.fill.source import Contents, StoreSource
+from dsv.cache.fill.source import FillContents, StoreSource
 from dsv.cache.fill.workers import Heartbeat, Reporter, Worker, read_worker, read_workers
 from dsv.cache.leases import end_leases_of
 from dsv.cache.policy import Need
 from dsv.cache.record import Cached, lookup
-from dsv.cache.root import CacheRoot, Place, explaining
+from dsv.cache.root import CachePlace, CacheRoot, explaining
 from dsv.errors import Conflict, IntegrityError, NoRoom, Unreachable, Unsupported
 from dsv.fs import system
 from dsv.fs.descent import Descent
@@ -105,7 +105,7 @@ class Fill(msgspec.Struct):
     """True if this process has just made room for the rest of the fill."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> CachePlace:
         return self.request.place
 
     def run(self) -> Cached:
@@ -204,7 +204,7 @@ class Fill(msgspec.Struct):
         planned without the least recently used one, and so on. Raises `NoRoom` if that does not help either.
         """
         root = self.root
-        without: set[Place] = set()
+        without: set[CachePlace] = set()
         refused: NoRoomBeside | None = None
         while True:
             planned = make_plan(root, self.request, self.source, remote=self.kind.remote, without=without)
@@ -300,7 +300,7 @@ def _is_deserted(directory: FillDirectory) -> bool:
     return all(worker.gone(now) for worker in workers)
 
 
-def _left(plan: Plan, workers: Iterable[Worker], unplanned: int = 0) -> tuple[int, int]:
+def _left(plan: FillPlan, workers: Iterable[Worker], unplanned: int = 0) -> tuple[int, int]:
     """Return the bytes and inodes that the whole fill still needs."""
     everybody = list(workers)
     size = plan.need_bytes + unplanned - sum(one.written for one in everybody)
@@ -329,7 +329,7 @@ class FillParticipant:
         """True if the fill should be given up, because no process can or will continue it."""
 
     def run(self) -> None:
-        """Return when the fill has ended. Raises `OSError`, `NoRoom`, `Lost`, and what the source raises."""
+        """Return when the fill has ended. Raises `OSError`, `NoRoom`, `FillFailed`, and what the source raises."""
         directory, context = self._directory, self._context
         self._reporter.start()
         try:
@@ -348,7 +348,7 @@ class FillParticipant:
         except OSError:
             self._check_disk()
             raise
-        except (Lost, Unsupported):
+        except (FillFailed, Unsupported):
             self.hopeless = True
             raise
         finally:
@@ -467,7 +467,7 @@ def _check_names(directory: FillDirectory, source: StoreSource) -> None:
     """Count the paths where a name is found by others: of a symlink or an equal file nothing else shows it."""
     if not any(found_otherwise("drafts", lambda name: (directory.folder / name).exists())):
         return
-    parts = map(Contents(directory, source).of, directory.plan.parts)
+    parts = map(FillContents(directory, source).of, directory.plan.parts)
     wanted, found = sum(1 for part in parts for _ in part), 0
     with Descent(directory.tree) as tree:
         for _, _, entries in tree.walk():

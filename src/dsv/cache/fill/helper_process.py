@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from dsv.cache.fill.directory import FillDirectory, join
 from dsv.cache.fill.part_worker import PartWorker
-from dsv.cache.fill.parts import ClaimTable, Plan
+from dsv.cache.fill.parts import ClaimTable, FillPlan
 from dsv.cache.fill.source import StoreSource
 from dsv.cache.fill.workers import Heartbeat
 from dsv.cache.root import CacheRoot
@@ -37,7 +37,7 @@ PROGRAM = "dsv.cache.fill.helper_process"
 BEGAN = "began\n"  # written by a helper before its first claim
 
 
-def default_jobs(plan: Plan, kind: FileSystem) -> int:
+def default_jobs(plan: FillPlan, kind: FileSystem) -> int:
     """Return how many processes suit this machine and this fill."""
     cores = processors()
     worth = max(plan.entries // _ENTRIES_EACH, plan.need_bytes // _BYTES_EACH)

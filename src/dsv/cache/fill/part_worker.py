@@ -12,16 +12,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from dsv.cache.fill.directory import FillDirectory
-from dsv.cache.fill.files import LARGE_PIECE, State, WriteBack
+from dsv.cache.fill.files import LARGE_PIECE, FileState, WriteBack
 from dsv.cache.fill.parts import Claim, ClaimTable, block_drafts, blocks, read_ahead
-from dsv.cache.fill.place_files import Job, PartWriter
-from dsv.cache.fill.source import Contents, LinkRun, StoreSource
+from dsv.cache.fill.place_files import PartJob, PartWriter
+from dsv.cache.fill.source import FillContents, LinkRun, StoreSource
 from dsv.cache.fill.workers import Worker
 from dsv.errors import IntegrityError, Unreachable
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
 from dsv.fs import system
-from dsv.transfer.download import Wanted
+from dsv.transfer.download import WantedFile
 
 _TICK_EVERY = 64  # small files; a larger one counts as several
 _FIRST = 2  # parts
@@ -51,8 +51,8 @@ class PartWorker:
         self._kind = kind
         self._tick = tick
         self._fetched_before = source.fetched_bytes
-        self._jobs: list[Job] = []
-        self._asked: deque[Job] = deque()
+        self._jobs: list[PartJob] = []
+        self._asked: deque[PartJob] = deque()
         self._since_tick = 0
         self._ahead = read_ahead(directory.plan)
         self.damaged: dict[bytes, IntegrityError] = {}
@@ -64,7 +64,7 @@ class PartWorker:
         self.small = 0
         """Bytes of disk written in files that are too small to be sent to the disk one by one."""
         try:
-            self._contents = Contents(directory, source)
+            self._contents = FillContents(directory, source)
             self._placer = PartWriter(directory, kind)
             self._stack.callback(self._placer.close)
             if kind.remote and not kind.sync_each:
@@ -120,7 +120,7 @@ class PartWorker:
             self._placer.pool.clear()  # a part with an error in there is not done either
             self._count_fetched()
 
-    def _write_all(self, wanted: Iterator[Wanted]) -> None:
+    def _write_all(self, wanted: Iterator[WantedFile]) -> None:
         with contextlib.closing(self._source.files(wanted, ahead=self._ahead)) as files:
             for one, pieces in files:
                 job = self._asked.popleft()
@@ -138,10 +138,10 @@ class PartWorker:
                 if job.passed and not job.open:
                     self._finish(job)
 
-    def _orders(self, claims: Iterable[Claim]) -> Iterator[Wanted]:
+    def _orders(self, claims: Iterable[Claim]) -> Iterator[WantedFile]:
         """Yield what must be fetched for the parts; do everything else on the way."""
         for claim in claims:
-            job = Job(claim, claim.generation > 1)
+            job = PartJob(claim, claim.generation > 1)
             self._jobs.append(job)
             if claim.done:
                 block_drafts(self._directory.drafts, claim.part, claim.generation)
@@ -153,16 +153,16 @@ class PartWorker:
             if not job.open:
                 self._finish(job)
 
-    def _orders_of(self, job: Job) -> Iterator[Wanted]:
+    def _orders_of(self, job: PartJob) -> Iterator[WantedFile]:
         for wanted in self._prepare(job):
             job.open += 1
             self._asked.append(job)
             yield wanted
 
-    def _prepare(self, job: Job) -> Iterator[Wanted]:
+    def _prepare(self, job: PartJob) -> Iterator[WantedFile]:
         placer, contents = self._placer, self._contents
         part = self._directory.plan.parts[job.claim.part]
-        states: dict[bytes, State] = {}
+        states: dict[bytes, FileState] = {}
         if job.check:
             block_drafts(self._directory.drafts, job.claim.part, job.claim.generation)
             states = placer.examine(job, contents.of(part), self._pace)
@@ -174,20 +174,20 @@ class PartWorker:
                 continue
             entry = item.entry
             if plain and entry.size:
-                yield Wanted(entry, item.where)
+                yield WantedFile(entry, item.where)
                 continue
             self._pace()
-            state = states.get(entry.path, State.MISSING)
+            state = states.get(entry.path, FileState.MISSING)
             if entry.kind is Kind.EMPTY_DIRECTORY:
                 placer.make_folder(job, entry.path)
             elif entry.kind is Kind.SYMLINK:
                 placer.make_symlink(job, entry)
-            elif state is State.BROKEN:
+            elif state is FileState.BROKEN:
                 job.replace.add(entry.path)
                 broken = self._directory.tree / os.fsdecode(entry.path)
-                yield Wanted(entry, item.where, contents.same_version(item, broken))
+                yield WantedFile(entry, item.where, contents.same_version(item, broken))
                 continue
-            elif state is State.WHOLE:
+            elif state is FileState.WHOLE:
                 self._count(entry, written=False)
                 continue
             elif not entry.size:
@@ -197,24 +197,24 @@ class PartWorker:
                 self._count_linked(1, entry.size)
                 continue
             else:
-                yield Wanted(entry, item.where, contents.older_version(item))
+                yield WantedFile(entry, item.where, contents.older_version(item))
                 continue
             self._count(entry)
         placer.pool.drain()
         self._count_copies(job)
         yield from self._not_linked(job)
 
-    def _not_linked(self, job: Job) -> Iterator[Wanted]:
+    def _not_linked(self, job: PartJob) -> Iterator[WantedFile]:
         """Yield files that a donor no longer has, and other users' large files that can't share blocks."""
         for item in job.failed:
             assert item.donor is not None
             self._count_linked(-1, -item.entry.size)
             self.unplanned += blocks(item.entry.size)
             donor = self._contents.same_version(item, self._contents.donor_file(item.donor, item.donor_path))
-            yield Wanted(item.entry, item.where, donor)
+            yield WantedFile(item.entry, item.where, donor)
         job.failed.clear()
 
-    def _finish(self, job: Job) -> None:
+    def _finish(self, job: PartJob) -> None:
         """Make sure that all files of a part, which were handed out, are whole; then mark it as done."""
         self._placer.settle(job)
         if job.damaged:
@@ -241,11 +241,11 @@ class PartWorker:
         self._table.finish(job.claim)
         self._drop(job)
 
-    def _look_through(self, job: Job) -> None:
+    def _look_through(self, job: PartJob) -> None:
         """Do the part again, after traces of another process were found in it."""
         self._placer.forget_folders()
         self._placer.end(job)
-        again = Job(job.claim, check=True)
+        again = PartJob(job.claim, check=True)
         asked, self._asked = self._asked, deque()
         with contextlib.closing(self._source.files(self._orders_of(again), ahead=self._ahead)) as files:
             for one, pieces in files:
@@ -255,18 +255,18 @@ class PartWorker:
         self._asked = asked
         job.again, job.symlinks = again.again, again.symlinks
 
-    def _report_links(self, job: Job) -> None:
+    def _report_links(self, job: PartJob) -> None:
         """Report the symlinks to the publisher, which checks that none leads out of the tree."""
         if job.symlinks:
             folder = self._directory.links
             self._directory.make_folder(folder)
             self._directory.root.write_once(folder / str(job.claim.part), b"\0".join(job.symlinks))
 
-    def _drop(self, job: Job) -> None:
+    def _drop(self, job: PartJob) -> None:
         self._placer.end(job)
         self._jobs.remove(job)
 
-    def _count_copies(self, job: Job) -> None:
+    def _count_copies(self, job: PartJob) -> None:
         for item in job.copied:
             size = blocks(item.entry.size)
             self._tally.written += size

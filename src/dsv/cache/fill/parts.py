@@ -46,7 +46,7 @@ MAX_DONORS = 8
 VERSION = 1  # of the plan, and of how the processes that share it work together
 
 
-class Load(msgspec.Struct, frozen=True):
+class SegmentLoad(msgspec.Struct, frozen=True):
     """The wanted entries of one segment."""
 
     number: int  # of the segment in the tree
@@ -55,7 +55,7 @@ class Load(msgspec.Struct, frozen=True):
     heavy: int  # bytes to fetch or copy; the rest is linked
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class FillPart(msgspec.Struct, frozen=True, array_like=True):
     """Whole files, in path order: slice `slice` of `slices` of each segment from `first` to `last`.
 
     `last` is included. `slices` is more than 1 only if first == last.
@@ -77,7 +77,7 @@ class DonorPlan(msgspec.Struct, frozen=True, array_like=True):
     way: str  # `link`, `reflink` or `copy`, as tried when planning
 
 
-class Plan(msgspec.Struct, frozen=True):
+class FillPlan(msgspec.Struct, frozen=True):
     """The plan that all processes of a fill share."""
 
     version: int
@@ -90,16 +90,16 @@ class Plan(msgspec.Struct, frozen=True):
     entries: int
     need_bytes: int  # room on disk, in blocks
     need_files: int  # in inodes
-    parts: list[Part]
+    parts: list[FillPart]
     donors: list[DonorPlan]
     has_source_map: bool = msgspec.field(name="sheet")
     """True if files are taken from `donors`."""
 
 
-PLAN = msgspec.json.Decoder(Plan)
+PLAN = msgspec.json.Decoder(FillPlan)
 
 
-def read_ahead(plan: Plan) -> int:
+def read_ahead(plan: FillPlan) -> int:
     """Return how many bytes a worker may hold that are not on disk, and so lose: those of the heaviest part.
 
     A sixteenth is added, so that gaps between its files don't make it wait for its last piece.
@@ -107,7 +107,7 @@ def read_ahead(plan: Plan) -> int:
     return max((part.bytes + ITEM * part.entries for part in plan.parts), default=0) * 17 // 16
 
 
-def part_size(loads: Sequence[Load], *, remote: bool) -> tuple[int, int]:
+def part_size(loads: Sequence[SegmentLoad], *, remote: bool) -> tuple[int, int]:
     """Return the bytes and entries that a part of these should have, for `cut_parts`."""
     if not remote:
         return PART_BYTES, PART_ENTRIES
@@ -117,13 +117,13 @@ def part_size(loads: Sequence[Load], *, remote: bool) -> tuple[int, int]:
 
 
 def cut_parts(
-    loads: Sequence[Load], part_bytes: int | None = None, part_entries: int | None = None
-) -> list[Part]:
+    loads: Sequence[SegmentLoad], part_bytes: int | None = None, part_entries: int | None = None
+) -> list[FillPart]:
     """Join light segments and slice heavy ones, until each part has about `part_bytes` or `part_entries`."""
     part_bytes = max(part_bytes or PART_BYTES, sum(load.heavy for load in loads) // (MAX_PARTS // 2))
     part_entries = max(part_entries or PART_ENTRIES, sum(load.entries for load in loads) // (MAX_PARTS // 2))
-    parts: list[Part] = []
-    run: list[Load] = []
+    parts: list[FillPart] = []
+    run: list[SegmentLoad] = []
     for load in loads:
         if run and (
             load.number != run[-1].number + 1
@@ -143,17 +143,17 @@ def cut_parts(
     return parts
 
 
-def _joined(run: Sequence[Load]) -> Part:
-    return Part(
+def _joined(run: Sequence[SegmentLoad]) -> FillPart:
+    return FillPart(
         run[0].number, run[-1].number, 0, 1, sum(one.entries for one in run), sum(one.bytes for one in run)
     )
 
 
-def _sliced(load: Load, slices: int) -> Iterator[Part]:
+def _sliced(load: SegmentLoad, slices: int) -> Iterator[FillPart]:
     for number in range(slices):
         entries = load.entries * (number + 1) // slices - load.entries * number // slices
         size = load.bytes * (number + 1) // slices - load.bytes * number // slices
-        yield Part(load.number, load.number, number, slices, entries, size)
+        yield FillPart(load.number, load.number, number, slices, entries, size)
 
 
 def slice_bounds(sizes: Sequence[int], slices: int) -> list[tuple[int, int]]:

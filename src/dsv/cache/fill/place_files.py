@@ -13,10 +13,10 @@ import msgspec
 
 from dsv.cache.fill.directory import FillDirectory
 from dsv.cache.fill.files import (
+    FileState,
+    FillRights,
     Folders,
     Links,
-    Rights,
-    State,
     Taken,
     create_file,
     examine,
@@ -25,7 +25,7 @@ from dsv.cache.fill.files import (
     new_file,
 )
 from dsv.cache.fill.parts import Claim, draft_name
-from dsv.cache.fill.source import Item, LinkRun
+from dsv.cache.fill.source import FillEntry, LinkRun
 from dsv.errors import Unsupported
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
@@ -47,7 +47,7 @@ _LOOKS = 3
 _IN_FLIGHT_BYTES = 64 << 20
 
 
-class Pool:
+class TaskPool:
     """Runs tasks in threads; with 0, in the caller. The next `run` or `drain` raises a task's first error."""
 
     def __init__(self, threads: int) -> None:
@@ -116,7 +116,7 @@ def _run(task: Callable[[], None], done: Future[None]) -> None:
         done.set_result(None)
 
 
-class Job(msgspec.Struct):
+class PartJob(msgspec.Struct):
     """A claimed part in progress."""
 
     claim: Claim
@@ -129,9 +129,9 @@ class Job(msgspec.Struct):
     """Small files whose folder was replaced, with their content."""
     replace: set[bytes] = msgspec.field(default_factory=set)
     """Paths of broken files."""
-    failed: list[Item] = msgspec.field(default_factory=list)
+    failed: list[FillEntry] = msgspec.field(default_factory=list)
     """Items that could be neither linked nor copied."""
-    copied: list[Item] = msgspec.field(default_factory=list)
+    copied: list[FillEntry] = msgspec.field(default_factory=list)
     """Items that were copied instead, and so take room."""
     symlinks: list[bytes] = msgspec.field(default_factory=list)
     """Paths and targets, alternating."""
@@ -144,9 +144,9 @@ class PartWriter:
     def __init__(self, directory: FillDirectory, kind: system.FileSystem) -> None:
         """Open the folders of the tree. Raise `OSError` if that fails."""
         self._directory = directory
-        self._rights = Rights.of(directory.root, sync=kind.sync_each)
+        self._rights = FillRights.of(directory.root, sync=kind.sync_each)
         self._stack = contextlib.ExitStack()
-        self.pool = Pool(_REMOTE_THREADS if kind.remote else 0)
+        self.pool = TaskPool(_REMOTE_THREADS if kind.remote else 0)
         self._stack.callback(self.pool.close)
         try:
             self.top = self._open(directory.tree)
@@ -167,11 +167,11 @@ class PartWriter:
     def close(self) -> None:
         self._stack.close()
 
-    def make_folder(self, job: Job, path: bytes) -> None:
+    def make_folder(self, job: PartJob, path: bytes) -> None:
         with _LookingAgain(job):
             self.asked.open(path)
 
-    def make_symlink(self, job: Job, entry: Entry) -> None:
+    def make_symlink(self, job: PartJob, entry: Entry) -> None:
         assert entry.target is not None
         target = entry.target
         job.symlinks += (entry.path, target)
@@ -186,13 +186,13 @@ class PartWriter:
 
         self._run(job, make)
 
-    def make_empty(self, job: Job, entry: Entry) -> None:
+    def make_empty(self, job: PartJob, entry: Entry) -> None:
         target = self._find(job, self.asked, entry.path)
         executable = entry.kind is Kind.EXECUTABLE
         if target is not None:
             self._run(job, lambda: create_file(*target, (), self._rights, executable=executable))
 
-    def take(self, job: Job, item: Item) -> None:
+    def take(self, job: PartJob, item: FillEntry) -> None:
         """Link the donor's file, or else add the item to the job's `copied` or `failed`."""
         assert item.donor is not None
         source = self._links.folder_of(item.donor, item.donor_path)
@@ -205,14 +205,16 @@ class PartWriter:
 
         self._run(job, lambda: self._take(job, item, source, target))
 
-    def _take(self, job: Job, item: Item, source: tuple[int, bytes], target: tuple[int, bytes]) -> None:
+    def _take(
+        self, job: PartJob, item: FillEntry, source: tuple[int, bytes], target: tuple[int, bytes]
+    ) -> None:
         taken = self._links.take(source, target, item.entry)
         if taken is Taken.NO:
             job.failed.append(item)
         elif taken is Taken.COPIED:
             job.copied.append(item)
 
-    def take_run(self, job: Job, run: LinkRun) -> None:
+    def take_run(self, job: PartJob, run: LinkRun) -> None:
         """Do what `take` does for all files of a run."""
         source = self._links.open_folder(run.donor, run.folder)
         if source is None:
@@ -224,7 +226,9 @@ class PartWriter:
             for start in range(0, len(run.names), step):
                 self._run(job, self._link_all(job, run, source, target, slice(start, start + step)))
 
-    def _link_all(self, job: Job, run: LinkRun, source: int, target: int, which: slice) -> Callable[[], None]:
+    def _link_all(
+        self, job: PartJob, run: LinkRun, source: int, target: int, which: slice
+    ) -> Callable[[], None]:
         def link() -> None:
             left = self._links.take_all(source, target, run.names[which], run.sizes[which], run.kinds[which])
             for at in (which.start + each for each in left):
@@ -232,7 +236,7 @@ class PartWriter:
 
         return link
 
-    def write(self, job: Job, entry: Entry, pieces: Iterable[bytes]) -> None:
+    def write(self, job: PartJob, entry: Entry, pieces: Iterable[bytes]) -> None:
         """Create the file, or replace the broken one, from verified pieces."""
         executable = entry.kind is Kind.EXECUTABLE
         broken = entry.path in job.replace
@@ -275,14 +279,14 @@ class PartWriter:
             self._arriving.forget(entry.path)
         raise AssertionError("unreachable")
 
-    def _write_small(self, job: Job, entry: Entry, content: bytes) -> None:
+    def _write_small(self, job: PartJob, entry: Entry, content: bytes) -> None:
         executable = entry.kind is Kind.EXECUTABLE
         with _LookingAgain(job, (entry, content)):
             folder, name = self._arriving.of(entry.path)
             write = partial(create_file, folder, name, (content,), self._rights, executable=executable)
             self._run(job, write, entry.size, (entry, content))
 
-    def settle(self, job: Job) -> None:
+    def settle(self, job: PartJob) -> None:
         """Return when nothing is in flight. Write again what was fetched for a folder that was replaced."""
         self.pool.drain()
         for _ in range(_LOOKS):
@@ -294,9 +298,11 @@ class PartWriter:
         job.again = job.again or bool(job.unplaced)
         job.unplaced.clear()
 
-    def examine(self, job: Job, items: Iterable[Item], pace: Callable[[], None]) -> dict[bytes, State]:
+    def examine(
+        self, job: PartJob, items: Iterable[FillEntry], pace: Callable[[], None]
+    ) -> dict[bytes, FileState]:
         """Return the state of each of these files in the tree. Raises `OSError`."""
-        states: dict[bytes, State] = {}
+        states: dict[bytes, FileState] = {}
 
         def look(entry: Entry, target: tuple[int, bytes], source: tuple[int, bytes] | None) -> None:
             twin = None if source is None else self._links.identity(source, entry)
@@ -311,7 +317,7 @@ class PartWriter:
         self.pool.drain()
         return states
 
-    def _find(self, job: Job, folders: Folders, path: bytes) -> tuple[int, bytes] | None:
+    def _find(self, job: PartJob, folders: Folders, path: bytes) -> tuple[int, bytes] | None:
         """Return the folder of this path, and the name in it; None if it must be looked up again."""
         with _LookingAgain(job):
             return folders.of(path)
@@ -322,12 +328,12 @@ class PartWriter:
         self.asked.close()
         self._arriving.close()
 
-    def end(self, job: Job) -> None:
+    def end(self, job: PartJob) -> None:
         if job.drafts >= 0:
             os.close(job.drafts)
             job.drafts = -1
 
-    def _draft_folder(self, job: Job) -> int:
+    def _draft_folder(self, job: PartJob) -> int:
         if job.drafts < 0:
             path = self._directory.drafts / draft_name(job.claim.part, job.claim.generation)
             self._directory.make_folder(path)
@@ -340,7 +346,11 @@ class PartWriter:
         return descriptor
 
     def _run(
-        self, job: Job, task: Callable[[], None], size: int = 0, content: tuple[Entry, bytes] | None = None
+        self,
+        job: PartJob,
+        task: Callable[[], None],
+        size: int = 0,
+        content: tuple[Entry, bytes] | None = None,
     ) -> None:
         def run() -> None:
             with _LookingAgain(job, content):
@@ -352,7 +362,7 @@ class PartWriter:
 class _LookingAgain:
     """After an error that this may cure, has a job's part looked through, or the content written, again."""
 
-    def __init__(self, job: Job, content: tuple[Entry, bytes] | None = None) -> None:
+    def __init__(self, job: PartJob, content: tuple[Entry, bytes] | None = None) -> None:
         self._job = job
         self._content = content
 

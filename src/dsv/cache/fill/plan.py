@@ -22,15 +22,15 @@ from dsv.cache.fill.parts import (
     MOVED,
     NOTHING,
     DonorPlan,
-    Load,
-    Plan,
+    FillPlan,
+    SegmentLoad,
     blocks,
     cut_parts,
     estimated_room,
 )
 from dsv.cache.fill.source import StoreSource
 from dsv.cache.record import Filled, read_record
-from dsv.cache.root import CacheRoot, Place, is_dataset, places_in
+from dsv.cache.root import CachePlace, CacheRoot, is_dataset, places_in
 from dsv.errors import IntegrityError, NotFound
 from dsv.format.columns import cut
 from dsv.format.recipe import SINGLE_CHUNK_MAX
@@ -41,7 +41,7 @@ from dsv.fs.descriptors import Opened
 from dsv.fs.files import list_names
 from dsv.fs.folders import check_folding
 from dsv.fs.shared_path import SharedPath
-from dsv.repo.tree.read import Part, TreeReader
+from dsv.repo.tree.read import TreePart, TreeReader
 from dsv.values.ids import CommitId, SegmentId, StoreId
 from dsv.values.paths import PathSet, show, sort_key
 
@@ -51,7 +51,7 @@ _OTHERS = 3
 assert _OWN + _OTHERS <= MAX_DONORS
 _SAMPLES = 8
 
-Candidate = tuple[Place, Filled]
+Candidate = tuple[CachePlace, Filled]
 """A cached commit that files could be taken from."""
 # Two files are the same if this is equal: the kind (executable or not, large or not), then the file id.
 Content = bytes
@@ -69,14 +69,14 @@ class FillRequest(msgspec.Struct, frozen=True):
     selection: PathSet = msgspec.field(default_factory=PathSet)
 
     @property
-    def place(self) -> Place:
-        return Place.of(self.dataset, self.commit, self.selection.id)
+    def place(self) -> CachePlace:
+        return CachePlace.of(self.dataset, self.commit, self.selection.id)
 
 
 class Planned(msgspec.Struct, frozen=True):
     """A plan with its larger pieces."""
 
-    plan: Plan
+    plan: FillPlan
     source_map: bytes  # a byte per entry
     moves: Mapping[int, bytes]  # see `Matching.encoded_moves`
     folders: int = 0  # made by the fill; 0 if there are so many inodes that they were not counted
@@ -102,7 +102,7 @@ def make_plan(
     source: StoreSource,
     *,
     remote: bool,
-    without: Container[Place] = frozenset(),
+    without: Container[CachePlace] = frozenset(),
 ) -> Planned:
     """Read the tree's nodes, and its segments if there is something to compare or to select.
 
@@ -124,7 +124,7 @@ def make_plan(
         loads = [_whole(number, leaf, matching, donors, sums) for number, leaf in enumerate(tree.leaves())]
     paths = (path for located in tree.segments() for path in located.segment.paths)
     check_folding(root.path, root.temporary, (path for path in paths if path in request.selection))
-    plan = Plan(
+    plan = FillPlan(
         version=shape.VERSION,
         fill=os.urandom(16).hex(),
         store=str(request.store),
@@ -148,8 +148,8 @@ def make_plan(
 
 
 def _whole(
-    number: int, leaf: Part, matching: Matching | None, donors: Sequence[DonorPlan], sums: _Sums
-) -> Load:
+    number: int, leaf: TreePart, matching: Matching | None, donors: Sequence[DonorPlan], sums: _Sums
+) -> SegmentLoad:
     """Count a segment that is wanted whole. Its sums are in its node, so it is not read."""
     child = leaf.child
     sums.files += child.files
@@ -158,28 +158,28 @@ def _whole(
     if matching is None:
         sums.need_files += child.entries
         sums.need_bytes += estimated_room(child.files, child.bytes)
-        return Load(number, child.entries, child.bytes, child.bytes)
+        return SegmentLoad(number, child.entries, child.bytes, child.bytes)
     codes = matching.codes[matching.starts[number] : matching.starts[number + 1]]
     sizes = matching.sizes.get(number)
     if sizes is None:  # a donor has the whole segment, so all its entries have one code
         if not _copied(codes[0], donors):
-            return Load(number, child.entries, child.bytes, 0)
+            return SegmentLoad(number, child.entries, child.bytes, 0)
         sums.need_files += child.entries
         sums.need_bytes += estimated_room(child.files, child.bytes)
-        return Load(number, child.entries, child.bytes, child.bytes)
+        return SegmentLoad(number, child.entries, child.bytes, child.bytes)
     if all(donor.way != "copy" for donor in donors):
         codes = codes.translate(_LINKED_AS_ONE)  # linked files take no room
     heavy = sum(
         _count(code, size, donors, sums) for code, size in zip(codes, sizes, strict=True) if code != _NO_ROOM
     )
-    return Load(number, child.entries, child.bytes, heavy)
+    return SegmentLoad(number, child.entries, child.bytes, heavy)
 
 
 def _selected(
     tree: TreeReader, selection: PathSet, matching: Matching | None, donors: Sequence[DonorPlan], sums: _Sums
-) -> list[Load]:
+) -> list[SegmentLoad]:
     """Read the segments that hold selected paths, and count those paths."""
-    loads: list[Load] = []
+    loads: list[SegmentLoad] = []
     leaves = tree.leaves()
     starts = accumulate((leaf.child.entries for leaf in leaves), initial=0)
     befores = [None, *(leaf.child.last for leaf in leaves)]
@@ -205,7 +205,7 @@ def _selected(
             count += 1
             sums.files += kind <= Kind.EXECUTABLE
         if count:
-            loads.append(Load(number, count, size, heavy))
+            loads.append(SegmentLoad(number, count, size, heavy))
     if unseen:
         missing = min(unseen)
         raise NotFound(
@@ -235,7 +235,7 @@ def _copied(code: int, donors: Sequence[DonorPlan]) -> bool:
     return LINK <= code < MOVED and donors[code - LINK].way == "copy"
 
 
-def _donor(root: CacheRoot, place: Place, samples: Sequence[bytes]) -> DonorPlan:
+def _donor(root: CacheRoot, place: CachePlace, samples: Sequence[bytes]) -> DonorPlan:
     """Try on some files how they can be shared, because that decides how much room the fill needs."""
     top = root.visible(place)
     ways = [way for way in (_try(root, top / os.fsdecode(path)) for path in samples) if way is not None]
@@ -288,7 +288,7 @@ def _folders(tree: TreeReader, selection: PathSet) -> int:
     return count
 
 
-def candidates(root: CacheRoot, place: Place, store: StoreId) -> list[Candidate]:
+def candidates(root: CacheRoot, place: CachePlace, store: StoreId) -> list[Candidate]:
     """Return readable commits of the store: the newest of the dataset, then of others. Raises `OSError`."""
     own = of_dataset(root, place.dataset, store)
     others = [
@@ -431,7 +431,7 @@ class Matching(msgspec.Struct):
 class PathWindow:
     """Path -> content of another tree, asked for in tree order. Only the segments needed next are held."""
 
-    def __init__(self, tree: TreeReader, selection: PathSet, leaves: list[Part]) -> None:
+    def __init__(self, tree: TreeReader, selection: PathSet, leaves: list[TreePart]) -> None:
         """selection: the part of the tree that is cached. leaves: the segments that may be needed."""
         self._segments = tree.segments(leaves)
         self._selection = selection

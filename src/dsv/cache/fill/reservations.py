@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from dsv.cache.claims import Owner, read_claims
+from dsv.cache.claims import LeaseOwner, read_claims
 from dsv.cache.fill.directory import PREFIX
-from dsv.cache.fill.parts import Plan
+from dsv.cache.fill.parts import FillPlan
 from dsv.cache.fill.workers import read_workers
 from dsv.cache.policy import Need
 from dsv.cache.record import Extent
-from dsv.cache.root import CacheRoot, Place, free_room
+from dsv.cache.root import CachePlace, CacheRoot, free_room
 from dsv.errors import NoRoom
 from dsv.fs.files import list_names, read_json
 from dsv.values.units import format_bytes, format_count
@@ -29,7 +29,7 @@ _BEGINS_WITHIN = 900.0
 class NoRoomBeside(NoRoom):
     """There is not enough room unless commits that the caller wants to keep are evicted."""
 
-    spare: tuple[Place, ...] = ()
+    spare: tuple[CachePlace, ...] = ()
     """Those that could be evicted, the least recently used first."""
 
 
@@ -41,9 +41,9 @@ Every other fill's reservation counts (see `reservations`), but not that of `nee
 """
 
 
-def need_of(place: Place, plan: Plan, size: int, files: int) -> Need:
+def need_of(place: CachePlace, plan: FillPlan, size: int, files: int) -> Need:
     """Return the need of the rest of a fill; the commits that it takes files from must stay."""
-    return Need(place, size, files, frozenset(Place(donor.dataset, donor.name) for donor in plan.donors))
+    return Need(place, size, files, frozenset(CachePlace(donor.dataset, donor.name) for donor in plan.donors))
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ class _Record(msgspec.Struct, frozen=True):
     name: str
     bytes: int
     files: int
-    owner: Owner
+    owner: LeaseOwner
     time: float
 
 
@@ -59,7 +59,7 @@ _RECORD = msgspec.json.Decoder(_Record)
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    place: Place
+    place: CachePlace
     fill: str
     whole: Extent
     written: Extent
@@ -69,13 +69,13 @@ class Reservation(msgspec.Struct, frozen=True):
     """True if a process works on it."""
 
 
-def reserve(root: CacheRoot, place: Place, fill: str, need_bytes: int, need_files: int) -> None:
+def reserve(root: CacheRoot, place: CachePlace, fill: str, need_bytes: int, need_files: int) -> None:
     """Reserve room, which the caller then makes. An existing reservation stays. Raises `OSError`."""
-    record = _Record(place.dataset, place.name, need_bytes, need_files, Owner.new(), root.now(root.room))
+    record = _Record(place.dataset, place.name, need_bytes, need_files, LeaseOwner.new(), root.now(root.room))
     root.write_once(root.room / fill, msgspec.json.encode(record))
 
 
-def refusal(root: CacheRoot, place: Place, error: OSError, left_bytes: int, left_files: int) -> NoRoom:
+def refusal(root: CacheRoot, place: CachePlace, error: OSError, left_bytes: int, left_files: int) -> NoRoom:
     """Return the error for a disk that stays full, with what is still to come."""
     return NoRoom(
         f"no room for {place} in {root.path}: {error.strerror}; {free_room(root.path)}, "
@@ -110,7 +110,7 @@ def reservations(root: CacheRoot) -> list[Reservation]:
 
 
 def _standing(root: CacheRoot, fill: str, record: _Record, now: float) -> Reservation | None:
-    place = Place(record.dataset, record.name)
+    place = CachePlace(record.dataset, record.name)
     folder = root.fill(place) / f"{PREFIX}{fill}"
     workers = read_workers(folder / "workers")
     if workers:
@@ -127,7 +127,7 @@ def _standing(root: CacheRoot, fill: str, record: _Record, now: float) -> Reserv
     return Reservation(place, fill, whole, written, left if live else Extent(), live)
 
 
-def _is_at_work(root: CacheRoot, place: Place, owner: Owner, now: float) -> bool:
+def _is_at_work(root: CacheRoot, place: CachePlace, owner: LeaseOwner, now: float) -> bool:
     """Return whether the owner's process has a lease on the place, which shows any host that it lives."""
     leases = read_claims(root, place).leases
     return any(

@@ -11,8 +11,8 @@ from itertools import accumulate, islice
 import msgspec
 
 from dsv.cache.fill.directory import FillDirectory
-from dsv.cache.fill.parts import CHUNKS, LINK, MAX_DONORS, MOVED, NOTHING, Part, slice_bounds
-from dsv.cache.root import Place
+from dsv.cache.fill.parts import CHUNKS, LINK, MAX_DONORS, MOVED, NOTHING, FillPart, slice_bounds
+from dsv.cache.root import CachePlace
 from dsv.errors import IntegrityError
 from dsv.format.locator import Location
 from dsv.format.tree import Entry
@@ -21,14 +21,14 @@ from dsv.fs.shared_path import SharedPath
 from dsv.repo.objects.erasures import Erasures
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import LocatedSegment, TreeReader
-from dsv.transfer.download import READ_AHEAD, Donor, Fetcher, Wanted, donor_chunks
+from dsv.transfer.download import READ_AHEAD, Donor, Fetcher, WantedFile, donor_chunks
 from dsv.values.ids import ChunkId, CommitId, RecipeId
 from dsv.values.names import DatasetName
 from dsv.values.paths import MAX_PATH, PathSet
 
 _SEGMENTS = 16  # that are read together
 LEAST_AHEAD = 1 << 20  # bytes; with less, every few files would need a request
-Stream = Generator[tuple[Wanted, Iterator[bytes]], None, None]
+Stream = Generator[tuple[WantedFile, Iterator[bytes]], None, None]
 
 
 class StoreSource:
@@ -64,7 +64,7 @@ class StoreSource:
         self._dataset = tree.commit.dataset
         return tree
 
-    def files(self, wanted: Iterable[Wanted], *, ahead: int = READ_AHEAD) -> Stream:
+    def files(self, wanted: Iterable[WantedFile], *, ahead: int = READ_AHEAD) -> Stream:
         """Yield each wanted file with its verified content in pieces, in the given order.
 
         Reads `wanted` ahead, in the same thread. Calls may overlap. ahead: bytes of memory to use.
@@ -81,7 +81,7 @@ class StoreSource:
         return donor_chunks(self.repository.objects, recipe, where)
 
 
-class Item(msgspec.Struct):
+class FillEntry(msgspec.Struct):
     """An entry and how it gets into the tree."""
 
     entry: Entry
@@ -99,10 +99,10 @@ class LinkRun(msgspec.Struct):
     names: list[bytes]
     sizes: Sequence[int]
     kinds: bytes
-    item: Callable[[int], Item]  # returns the n-th, for those that could not be linked after all
+    item: Callable[[int], FillEntry]  # returns the n-th, for those that could not be linked after all
 
 
-class Contents:
+class FillContents:
     """Reads parts of one fill's tree."""
 
     def __init__(self, directory: FillDirectory, source: StoreSource) -> None:
@@ -121,7 +121,7 @@ class Contents:
         if self._source_map is not None and len(self._source_map) < self._starts[-1]:
             raise IntegrityError(f"the plan of {directory.place} is cut short", subject=str(directory.place))
 
-    def of(self, part: Part) -> Iterator[Item]:
+    def of(self, part: FillPart) -> Iterator[FillEntry]:
         """Yield the part's entries in order, without files that were erased. Raises `OSError`."""
         for one in self.in_runs(part):
             if isinstance(one, LinkRun):
@@ -129,7 +129,7 @@ class Contents:
             else:
                 yield one
 
-    def in_runs(self, part: Part) -> Iterator[Item | LinkRun]:
+    def in_runs(self, part: FillPart) -> Iterator[FillEntry | LinkRun]:
         """Do what `of` does, but yield files linked at their own path in runs, without an object for each."""
         whole = self._selection.whole and not self._erasures
         for number in range(part.first, part.last + 1):
@@ -152,7 +152,7 @@ class Contents:
                     for at in range(*run.span()):
                         yield _coded(codes[at], *located.entry(at), moves)
 
-    def _is_wanted(self, item: Item) -> bool:
+    def _is_wanted(self, item: FillEntry) -> bool:
         return item.entry.path in self._selection and self._erasures.of(item.entry) is None
 
     def _linked(self, located: LocatedSegment, donor: int, start: int, end: int) -> Iterator[LinkRun]:
@@ -169,15 +169,15 @@ class Contents:
             ):
                 stop += 1
 
-            def item(at: int, first: int = start) -> Item:
+            def item(at: int, first: int = start) -> FillEntry:
                 entry, where = located.entry(first + at)
-                return Item(entry, where, donor, entry.path)
+                return FillEntry(entry, where, donor, entry.path)
 
             names = [path[cut:] for path in segment.paths[start:stop]]
             yield LinkRun(donor, folder, names, segment.sizes[start:stop], segment.kinds[start:stop], item)
             start = stop
 
-    def older_version(self, item: Item) -> Donor | None:
+    def older_version(self, item: FillEntry) -> Donor | None:
         """Return the chunks of the file that a donor has at this path, or None."""
         if item.older is None:
             return None
@@ -189,7 +189,7 @@ class Contents:
             return None
         return self._donor(self.donor_file(item.older, item.entry.path), found[0].recipe_id, found[1])
 
-    def same_version(self, item: Item, path: SharedPath) -> Donor | None:
+    def same_version(self, item: FillEntry, path: SharedPath) -> Donor | None:
         """Return the chunks of the file itself, some of which `path` may hold."""
         if item.entry.recipe_id is None:
             return None
@@ -202,11 +202,11 @@ class Contents:
 
     def donor_file(self, donor: int, path: bytes) -> SharedPath:
         plan = self._directory.plan.donors[donor]
-        return self._directory.root.visible(Place(plan.dataset, plan.name)) / os.fsdecode(path)
+        return self._directory.root.visible(CachePlace(plan.dataset, plan.name)) / os.fsdecode(path)
 
-    def _items(self, number: int, located: LocatedSegment) -> Iterator[Item]:
+    def _items(self, number: int, located: LocatedSegment) -> Iterator[FillEntry]:
         if self._source_map is None:
-            return (Item(entry, where) for entry, where in located.entries())
+            return (FillEntry(entry, where) for entry, where in located.entries())
         codes = self._codes(number)
         moves = self._moves(number, codes, 0)
         return (
@@ -233,14 +233,14 @@ class Contents:
             yield from paths[len(codes[:start].translate(None, _UNMOVED)) :]
 
 
-def _coded(code: int, entry: Entry, where: Location | None, moves: Iterator[bytes]) -> Item:
+def _coded(code: int, entry: Entry, where: Location | None, moves: Iterator[bytes]) -> FillEntry:
     if LINK <= code < MOVED:
-        return Item(entry, where, code - LINK, entry.path)
+        return FillEntry(entry, where, code - LINK, entry.path)
     if MOVED <= code < CHUNKS:
-        return Item(entry, where, code - MOVED, next(moves, b""))
+        return FillEntry(entry, where, code - MOVED, next(moves, b""))
     if CHUNKS <= code < CHUNKS + MAX_DONORS:
-        return Item(entry, where, older=code - CHUNKS)
-    return Item(entry, where)
+        return FillEntry(entry, where, older=code - CHUNKS)
+    return FillEntry(entry, where)
 
 
 # Runs of one linking code, and runs of all other codes.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from dsv.cache.claims import Owner
+from dsv.cache.claims import LeaseOwner
 from dsv.cache.fill.directory import FillDirectory
 from dsv.cache.leases import SILENCE
 from dsv.cache.root import CacheRoot
@@ -30,7 +30,7 @@ _RECORD_SIZE = 1024  # bytes; rewritten in place, because a rename would leave r
 class Worker(msgspec.Struct):
     """One process of a fill, and its progress. The worker threads write this process's own."""
 
-    owner: Owner
+    owner: LeaseOwner
     last_beat: float = msgspec.field(name="beat")
     """The time of the last heartbeat by the server's clock."""
     left: bool = False
@@ -60,7 +60,7 @@ class Heartbeat:
     """This process's record in a fill's `workers` folder, renewed by a thread until `stop`."""
 
     def __init__(self, root: CacheRoot, kind: FileSystem) -> None:
-        self.owner = Owner.new()
+        self.owner = LeaseOwner.new()
         self.tally = Worker(self.owner, 0.0)
         self._root = root
         self._folder = root.temporary

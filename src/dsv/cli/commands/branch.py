@@ -10,7 +10,7 @@ from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.options import Author, TargetOrBase, commit_target, one_of
 from dsv.cli.output import short
 from dsv.errors import UsageError
-from dsv.format.records import Limits, checked_limits, describe_limits
+from dsv.format.records import BranchLimits, checked_limits, describe_limits
 from dsv.values.names import DatasetName
 from dsv.values.units import format_duration
 
@@ -94,7 +94,9 @@ def _tell(call: Call, item: BranchItem, lines: list[str]) -> None:
         call.say(note)
 
 
-def _limits(protect: str | None, only_merge: bool, who: list[str] | None, max_removals: int | None) -> Limits:
+def _limits(
+    protect: str | None, only_merge: bool, who: list[str] | None, max_removals: int | None
+) -> BranchLimits:
     if protect is None and (only_merge or who or max_removals is not None):
         raise UsageError(
             "--only-merge, --who and --max-removals say what a protected branch allows",
@@ -179,7 +181,7 @@ def _delete(context: Context, path: BranchPath, message: str, *, force: bool) ->
     return gone, [f"deleted {_name(gone)}{at}", *notes]
 
 
-def _protect(context: Context, path: BranchPath, limits: Limits | None, message: str) -> _Done:
+def _protect(context: Context, path: BranchPath, limits: BranchLimits | None, message: str) -> _Done:
     item, first = protect_branch(context, path, limits, message)
     rule = "is not protected" if limits is None else f"is protected: {describe_limits(limits)}"
     old = ["older versions of dsv, without protected branches, can only read this store from now on"]

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from typer.core import TyperArgument, TyperOption
 
 from dsv.cli.app import load, root
-from dsv.cli.call import Call, Session
+from dsv.cli.call import Call, CommandLine
 from dsv.cli.catalogue import COMMANDS, HIDDEN, MODES
 from dsv.cli.declare import argument
 from dsv.cli.declare import command as declare_command
-from dsv.cli.output import Output
+from dsv.cli.output import CommandOutput
 from dsv.cli.terminal import Surroundings
 from dsv.errors import UsageError
 
@@ -60,7 +60,7 @@ def complete(words: Sequence[str], environ: Mapping[str, str]) -> tuple[str, lis
     """Return what the shell adds by itself, and the words that the last one may become."""
     *typed, word = words
     around = Surroundings(environ, io.BytesIO(), io.StringIO(), False, False)
-    session = Session(around, Output(around.stdout))
+    session = CommandLine(around, CommandOutput(around.stdout))
     # typer's resilient parsing, for completion: nothing is refused, no command runs.
     top = root()
     context = top.make_context("dsv", list(typed), obj=session, resilient_parsing=True)
@@ -132,7 +132,7 @@ def _values(param: Any, context: Any, word: str) -> tuple[str, list[Row]]:
 def _known(context: Any, find: Callable[[Names], Rows]) -> list[Row]:
     from dsv.api.complete import SECONDS, in_time
 
-    session = context.find_object(Session)
+    session = context.find_object(CommandLine)
     assert session is not None
     flags, environ = session.flags, session.around.environ
     named = {"store": flags.store or None, "cache": flags.cache or None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsv.api.copy import Copied, CopyRequest
+from dsv.api.copy import CopyRequest, CopyResult
 from dsv.api.copy import copy as copy_names
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
@@ -63,7 +63,7 @@ def copy(
     _show(call, done, dry_run=dry_run)
 
 
-def _show(call: Call, done: Copied, *, dry_run: bool) -> None:
+def _show(call: Call, done: CopyResult, *, dry_run: bool) -> None:
     rows = [
         [
             f"{one.dataset}@{one.name}",

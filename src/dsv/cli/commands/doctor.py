@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from textwrap import wrap
 
-from dsv.api.doctor import Finding, State, examine
+from dsv.api.doctor import CheckState, Finding, examine
 from dsv.cli.call import Call
 from dsv.cli.declare import command
 from dsv.cli.output import printable
 from dsv.cli.terminal import Style
 
 _INDENT = 23
-_STYLES = {State.OK: Style.ADDED, State.WARN: Style.WARNING, State.FAIL: Style.ERROR}
+_STYLES = {CheckState.OK: Style.ADDED, CheckState.WARN: Style.WARNING, CheckState.FAIL: Style.ERROR}
 
 
 @command(
@@ -44,7 +44,7 @@ def show_findings(call: Call, findings: Iterable[Finding]) -> int:
         if not call.json:
             _write_finding(call, finding)
     call.results(found)
-    return 1 if any(each.state is State.FAIL for each in found) else 0
+    return 1 if any(each.state is CheckState.FAIL for each in found) else 0
 
 
 def _write_finding(call: Call, finding: Finding) -> None:
@@ -52,7 +52,7 @@ def _write_finding(call: Call, finding: Finding) -> None:
     state = ink.paint(_STYLES[finding.state], f"{finding.state.value:<4}")
     lines = _wrapped(call, finding.text)
     call.out.line(f"{state}  {finding.check + ':':<16} {lines[0]}")
-    if finding.hint and finding.state is not State.OK:
+    if finding.hint and finding.state is not CheckState.OK:
         first, *more = _wrapped(call, f"hint: {finding.hint}")
         lines += [first.replace("hint:", ink.paint(Style.HINT, "hint:"), 1), *more]
     for line in lines[1:]:

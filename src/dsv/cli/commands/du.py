@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsv.api.space import StoreUsed, Usage, usage
+from dsv.api.space import SpaceUsage, StoreUsed, usage
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.output import local_time, printable
@@ -49,7 +49,7 @@ def du(
     return IntegrityError.exit_code if found.lost else 0
 
 
-def _write_usage(call: Call, found: Usage) -> None:
+def _write_usage(call: Call, found: SpaceUsage) -> None:
     columns = ["name", "commits>", "stored>", "alone>", "shared>", "original>"]
     rows = [
         [

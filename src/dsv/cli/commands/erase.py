@@ -12,7 +12,7 @@ from dsv.cli.options import Author, DryRun, one_of
 from dsv.cli.output import first, local_time, printable
 from dsv.errors import Conflict, Unreachable, UsageError
 from dsv.upkeep.copy import Succeeded
-from dsv.upkeep.erase import Item
+from dsv.upkeep.erase import ErasedPath
 from dsv.values.ids import FileId
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count, parse_duration
@@ -134,7 +134,7 @@ def _show_copies(call: Call, done: api.Done) -> None:
         call.say(f"gc does not reach: {text_}" if text_ in done.elsewhere else text_)
 
 
-def _story(item: Item) -> str:
+def _story(item: ErasedPath) -> str:
     name = f"{item.dataset}:{printable(item.path)}  {format_bytes(item.size)}"
     if item.shared_bytes is None:
         return name
@@ -181,7 +181,7 @@ def _tell_successor(call: Call, done: Succeeded) -> int:
     return 0
 
 
-def _tell_status(call: Call, done: api.Status) -> int:
+def _tell_status(call: Call, done: api.ErasureStatus) -> int:
     call.results(done.items, done)
     _show_status(call, done)
     if done.unanswered:
@@ -189,7 +189,7 @@ def _tell_status(call: Call, done: api.Status) -> int:
     return 0 if done.is_gone and not done.overdue else 1
 
 
-def _show_status(call: Call, done: api.Status) -> None:
+def _show_status(call: Call, done: api.ErasureStatus) -> None:
     for item in done.items:
         call.line(
             f"{str(item.erasure)[:12]} {local_time(item.time_ms)} {item.author}: "

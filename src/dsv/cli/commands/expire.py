@@ -10,7 +10,7 @@ from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.options import Author, DryRun
 from dsv.cli.output import local_time
 from dsv.errors import UsageError
-from dsv.upkeep.expire import GRACE_SECONDS, Expiry, ExpiryItem, Rules
+from dsv.upkeep.expire import GRACE_SECONDS, Expiry, ExpiryItem, RetentionRules
 from dsv.values.names import DatasetName, Rev
 from dsv.values.units import format_count, parse_duration
 
@@ -54,7 +54,7 @@ def expire(
     Expired commits stay in 'dsv log', and can't be read. 'dsv gc' removes what only they have, two weeks later at the
     earliest; until then --undo restores them.
     """
-    rules = Rules(
+    rules = RetentionRules(
         keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly, keep_tagged,
         None if older_than is None else parse_duration(older_than), also_runs,
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsv.api.space import PRICES, Collection, Forecast, Requests, collect, forecast
+from dsv.api.space import PRICES, Collection, GcForecast, Requests, collect, forecast
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options import Author, DryRun
@@ -77,7 +77,7 @@ def gc(
         _tell(call, collect(context, options))
 
 
-def _tell_forecast(call: Call, found: Forecast) -> None:
+def _tell_forecast(call: Call, found: GcForecast) -> None:
     head = call.head(
         found, dry_run=True, continued=found.unfinished, rewritten=found.packs.rewritten, copied_bytes=found.copied,
         spared=0, **_price(found.url, found.requests),
@@ -87,7 +87,7 @@ def _tell_forecast(call: Call, found: Forecast) -> None:
         call.line(line)
 
 
-def _lines(found: Forecast) -> Iterator[str]:
+def _lines(found: GcForecast) -> Iterator[str]:
     for one in found.datasets:
         yield f"{one.dataset}: {format_bytes(one.stored)} of {format_count(one.commits, 'expired commit')}"
     if found.shared:

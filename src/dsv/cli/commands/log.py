@@ -9,7 +9,7 @@ import typer
 
 from dsv.api.branches import BranchPath
 from dsv.api.context import Context
-from dsv.api.log import LogItem, MoveItem, Query
+from dsv.api.log import LogItem, LogQuery, MoveItem
 from dsv.api.log import log as read_log
 from dsv.api.log import reflog as read_moves
 from dsv.cli.call import Call
@@ -22,13 +22,13 @@ from dsv.values.names import Target
 from dsv.values.units import format_bytes, parse_moment, rfc3339
 
 if TYPE_CHECKING:
-    from dsv.format.records import Commit
+    from dsv.format.records import CommitRecord
     from dsv.values.ids import CommitId
 
 _FILTERS = f"{__name__}.filters"
 
 
-def _filter(fits: Callable[[Commit, Any], bool]) -> Callable[..., Any]:
+def _filter(fits: Callable[[CommitRecord, Any], bool]) -> Callable[..., Any]:
     """Make an option a filter, as its callback: only commits that fit the option's value are shown."""
 
     def remember(call: typer.Context, value: Any) -> Any:
@@ -95,7 +95,7 @@ def log(
     one_of(follow=follow, graph=graph)
     wanted = commit_target("log", target)
     with call.context(offline=offline) as context:
-        query = Query(
+        query = LogQuery(
             limit=limit,
             paths=dataset_paths(context, call.words, [wanted]),
             since_ms=_moment(context, since),
@@ -230,14 +230,14 @@ def _move_row(move: MoveItem) -> list[str]:
     ]
 
 
-def commit_line(commit_id: CommitId, commit: Commit, names: Sequence[str], ink: Ink) -> str:
+def commit_line(commit_id: CommitId, commit: CommitRecord, names: Sequence[str], ink: Ink) -> str:
     """Return its id, its names, and the first line of its message."""
     first = printable(commit.message.partition("\n")[0])
     return f"{ink.paint(Style.COMMIT, str(commit_id)[:12])}{in_parentheses(names, ink)} {first}".rstrip()
 
 
 def commit_lines(
-    commit_id: CommitId, commit: Commit, names: Sequence[str], ink: Ink, *, parents: bool = False
+    commit_id: CommitId, commit: CommitRecord, names: Sequence[str], ink: Ink, *, parents: bool = False
 ) -> list[str]:
     """Return all lines about a commit. parents: show a single parent too."""
     lines = [ink.paint(Style.COMMIT, f"commit {commit_id}") + in_parentheses(names, ink)]

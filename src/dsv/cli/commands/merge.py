@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from dsv.api import merge as api
 from dsv.api.checkout import Updated
 from dsv.api.context import Context
-from dsv.api.merge import Merged, MergeRequest
+from dsv.api.merge import MergeRequest, MergeResult
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.options import Author, DryRun, Force, Message, commit_target, override
@@ -172,7 +172,7 @@ def _source(call: Call, typed: str) -> Target:
 
 def _apply(
     call: Call,
-    function: Callable[[Context, MergeRequest], Merged],
+    function: Callable[[Context, MergeRequest], MergeResult],
     source: str,
     word: str,
     options: Mapping[str, Any],
@@ -221,7 +221,7 @@ def _apply(
     return None
 
 
-def _text(done: Merged, word: str, *, picked: bool) -> str:
+def _text(done: MergeResult, word: str, *, picked: bool) -> str:
     """Return the line for people. `word` is the merged branch, or what was done to a commit, such as `applied`."""
     where = f"{done.dataset}@{done.branch}"
     would = "would be " if done.commit is None else ""

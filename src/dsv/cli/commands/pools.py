@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dsv.api.pools import Wanted, all_pools, load_pool, locate, report_pools, unknown
+from dsv.api.pools import JobNeeds, all_pools, load_pool, locate, report_pools, unknown
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command
 from dsv.cli.failure import of_error
@@ -33,7 +33,7 @@ def pools(call: Call, target: str | None = argument("[TARGET]")) -> int:
     configuration; 'dsv config pools.NAME.engine ENGINE' makes another one.
     """
     with call.context() as context:
-        wanted = Wanted()
+        wanted = JobNeeds()
         if target is not None:
             wanted = locate(context, call.settings.cache().path, [Target.parse(target)])
         checked, wrong = _configured(call)

@@ -14,7 +14,7 @@ from dsv.cli.declare import argument, command, option
 from dsv.cli.options import one_of
 from dsv.cli.run_views import write_csv, write_differences, write_one, write_table
 from dsv.errors import DsvError, NotFound, Unreachable, UsageError
-from dsv.run.listing import Filter, Query, RunView, differences, run_known_here, runs_known_here
+from dsv.run.listing import Filter, RunQuery, RunView, differences, run_known_here, runs_known_here
 from dsv.run.record import RunId, RunRecord, RunState
 from dsv.run.sweep import SweepView
 from dsv.values.names import DatasetName
@@ -73,7 +73,7 @@ def runs(
     if delete or older_than is not None or yes or force:
         _delete(call, ids, of_dataset, older_than, yes, force)
         return
-    query = Query(tuple(Filter.parse(text) for text in where or ()), sort, reverse, limit)
+    query = RunQuery(tuple(Filter.parse(text) for text in where or ()), sort, reverse, limit)
     only = [option for option, given in (("--log", log), ("--out", out is not None)) if given]
     if only and (len(ids) != 1 or compare or as_csv or len(only) > 1):
         raise UsageError(f"{only[0]} needs one run, and nothing else", hint=f"dsv runs ID {only[0]}")
@@ -108,7 +108,7 @@ def _find(
     found: Runs,
     ids: list[str],
     dataset: DatasetName | None,
-    query: Query,
+    query: RunQuery,
     most: int | None,
     *,
     only: bool,
@@ -145,7 +145,7 @@ def _find(
 
 
 def _known_here(
-    call: Call, ids: list[str], dataset: DatasetName | None, query: Query, away: Unreachable
+    call: Call, ids: list[str], dataset: DatasetName | None, query: RunQuery, away: Unreachable
 ) -> list[RunView]:
     """Return the runs that this machine knows, without the store. Raise `away` if it lacks one of `ids`."""
     state = call.settings.state
@@ -159,7 +159,7 @@ def _known_here(
     return views if ids else query.choose(views)
 
 
-def _write(call: Call, views: list[RunView], query: Query, sweep: SweepView | None, *, each: bool) -> None:
+def _write(call: Call, views: list[RunView], query: RunQuery, sweep: SweepView | None, *, each: bool) -> None:
     """each: print all about each run instead of a table."""
     if call.json:
         call.items(view.item() for view in views)

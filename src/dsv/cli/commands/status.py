@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dsv.api.status import Position, Status
+from dsv.api.status import Position, WorkspaceStatus
 from dsv.api.status import status as compare
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
@@ -70,13 +70,13 @@ def status(
     return 1 if exit_code and not found.is_clean else 0
 
 
-def _changes(found: Status) -> Iterator[tuple[bytes, str]]:
+def _changes(found: WorkspaceStatus) -> Iterator[tuple[bytes, str]]:
     for change in ("added", "changed", "removed", "retyped"):
         for path in getattr(found.differences, change):
             yield path, change
 
 
-def _joined(found: Status) -> list[tuple[bytes, str]]:
+def _joined(found: WorkspaceStatus) -> list[tuple[bytes, str]]:
     """Return the changes, with a renamed file as one of them, at its new path."""
     gone = set(found.renamed.values())
     return [
@@ -86,7 +86,7 @@ def _joined(found: Status) -> list[tuple[bytes, str]]:
     ]
 
 
-def _folded(found: Status, changes: Sequence[tuple[bytes, str]]) -> dict[tuple[bytes, str], int]:
+def _folded(found: WorkspaceStatus, changes: Sequence[tuple[bytes, str]]) -> dict[tuple[bytes, str], int]:
     """Join the changes below a folder that was added or removed as a whole. Return them with path counts."""
     rows = Counter[tuple[bytes, str]]()
     for path, change in changes:
@@ -96,7 +96,7 @@ def _folded(found: Status, changes: Sequence[tuple[bytes, str]]) -> dict[tuple[b
     return rows
 
 
-def _write(call: Call, found: Status, typed: Sequence[str], *, everything: bool) -> None:
+def _write(call: Call, found: WorkspaceStatus, typed: Sequence[str], *, everything: bool) -> None:
     ink = call.around.stdout_ink
     changes = _joined(found)
     more, joined = "", False
@@ -135,7 +135,7 @@ def _write(call: Call, found: Status, typed: Sequence[str], *, everything: bool)
         call.say(line)
 
 
-def _write_folders(call: Call, found: Status, changes: Sequence[tuple[bytes, str]]) -> str:
+def _write_folders(call: Call, found: WorkspaceStatus, changes: Sequence[tuple[bytes, str]]) -> str:
     """Print a table with a row for each folder, and return the totals."""
     from dsv.cli.differences import COUNTED, FOLDERS, folder_name
     from dsv.diff.paths import Difference, Summary, Sums
@@ -171,7 +171,7 @@ def _size(path: bytes) -> int:
         return 0
 
 
-def _fields(found: Status, typed: Sequence[str]) -> dict[str, object]:
+def _fields(found: WorkspaceStatus, typed: Sequence[str]) -> dict[str, object]:
     """Return the keys of the JSON document that are not attributes of the status."""
     branch, sync = found.branch, found.sync
     return {
@@ -198,7 +198,7 @@ def _name(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
 
 
-def _outlook(found: Status, paths: Sequence[str]) -> Iterator[str]:
+def _outlook(found: WorkspaceStatus, paths: Sequence[str]) -> Iterator[str]:
     """Yield the last lines: how base and branch compare, what a sync will do, and what to type next."""
     yield _place(found) + _asked(found)
     if found.branch.limits is not None:
@@ -222,7 +222,7 @@ def _with_paths(steps: Sequence[str], paths: Sequence[str]) -> list[str]:
     return [step + words if step.startswith("dsv sync") else step for step in steps]
 
 
-def _place(found: Status) -> str:
+def _place(found: WorkspaceStatus) -> str:
     name, branch = found.workspace.branch, found.branch
     behind = "" if branch.behind is None else format_count(branch.behind, "commit")
     ahead = "" if branch.ahead is None else format_count(branch.ahead, "commit")
@@ -244,7 +244,7 @@ def _place(found: Status) -> str:
     return f"{name} not checked yet: dsv status --fetch"
 
 
-def _asked(found: Status) -> str:
+def _asked(found: WorkspaceStatus) -> str:
     """Return when the store was asked: others may have published since."""
     asked = found.branch.asked_ms
     if asked is None:
@@ -255,7 +255,7 @@ def _asked(found: Status) -> str:
     return f" (checked {format_duration(seconds)} ago; dsv status --fetch checks again)"
 
 
-def _counts(found: Status) -> str:
+def _counts(found: WorkspaceStatus) -> str:
     counts = Counter(change for _, change in _changes(found))  # as sync counts them
     renamed = f" ({len(found.renamed):,} renamed)" if found.renamed else ""
     return ", ".join(f"{count:,} {kind}" for kind, count in counts.items()) + renamed

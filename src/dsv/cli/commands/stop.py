@@ -17,7 +17,7 @@ from dsv.cli.call import Call
 from dsv.cli.commands.runs import opened_runs, warn_of_cut_off, write_log
 from dsv.cli.declare import argument, command, option
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported, UsageError
-from dsv.run.active_runs import Owner, UnderWay
+from dsv.run.active_runs import RunOwner, UnderWay
 from dsv.run.engine_list import find_job
 from dsv.run.engines.base import CANNOT_LAUNCH
 from dsv.run.engines.output import read_live
@@ -128,12 +128,12 @@ def _stop_named_sweep(call: Call, text: str, seconds: float) -> None:
     _stop_sweep(call, view, seconds)
 
 
-def _end_driver(process: Owner) -> None:
+def _end_driver(process: RunOwner) -> None:
     with suppress(ProcessLookupError):
         os.kill(process.process.pid, signal.SIGTERM)
 
 
-def _wait_for_driver(call: Call, sweep: SweepId, process: Owner) -> None:
+def _wait_for_driver(call: Call, sweep: SweepId, process: RunOwner) -> None:
     while driver(call.settings.state, sweep) == process:
         sleep(_TICK)
 

@@ -10,7 +10,7 @@ from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
 from dsv.cli.output import first
 from dsv.errors import IntegrityError, Unreachable, UsageError
-from dsv.upkeep.verify import Lost, Verification
+from dsv.upkeep.verify import UnreadablePart, Verification
 from dsv.values.names import Target
 from dsv.values.paths import show
 from dsv.values.units import format_bytes, format_count, format_duration, parse_duration, rfc3339
@@ -120,7 +120,7 @@ def _items(done: Verification) -> Iterator[dict[str, object]]:
 def _show(call: Call, done: Verification) -> None:
     for fault in done.faults[:_COMMITS]:
         call.line(f"{fault.what} {fault.name}: {fault.text}")
-    by_commit: dict[str, list[Lost]] = {}
+    by_commit: dict[str, list[UnreadablePart]] = {}
     for one in done.lost:
         for commit_id in one.commits:
             by_commit.setdefault(str(commit_id), []).append(one)
@@ -161,7 +161,7 @@ def _show(call: Call, done: Verification) -> None:
         call.say("dsv sync or dsv put of the same files stores them again, for all commits that have them")
 
 
-def _lines(one: Lost) -> Iterator[str]:
+def _lines(one: UnreadablePart) -> Iterator[str]:
     yield from map(show, one.part.paths)
     if one.part.last is not None:
         upto = f" up to {show(one.part.last)}" if one.part.last else ""

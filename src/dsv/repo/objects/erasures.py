@@ -14,7 +14,7 @@ from dsv.format.locator import Location, ObjectKind
 from dsv.format.pack import MAGIC
 from dsv.format.records import ERASURE_MAX, Erasure, Named
 from dsv.repo.errors import read_record
-from dsv.store.base import Store, ask_each, parsed
+from dsv.store.base import StoreBackend, ask_each, parsed
 from dsv.values.ids import ErasureId, Id, PackId
 from dsv.values.paths import show
 from dsv.values.units import rfc3339
@@ -136,7 +136,7 @@ def local_erasures(metadata: MetadataCache) -> Erasures:
     return Erasures(found) if found else NONE
 
 
-def stored_erasures(store: Store, metadata: MetadataCache) -> Erasures:
+def stored_erasures(store: StoreBackend, metadata: MetadataCache) -> Erasures:
     """Return all erasures of a store. Records never change, so each is read once on a machine.
 
     Raises `IntegrityError` if one is damaged.
@@ -145,7 +145,7 @@ def stored_erasures(store: Store, metadata: MetadataCache) -> Erasures:
 
 
 def checked_erasures(
-    store: Store, metadata: MetadataCache
+    store: StoreBackend, metadata: MetadataCache
 ) -> tuple[Erasures, dict[ErasureId, IntegrityError]]:
     """Return all erasures, read from the store itself (damaged ones from local copies), and the errors."""
     copies, errors = local_erasures(metadata).known, dict[ErasureId, IntegrityError]()
@@ -161,10 +161,10 @@ def checked_erasures(
     return Erasures({one: erasure for one, erasure in found if erasure is not None}), errors
 
 
-def _listed(store: Store) -> list[ErasureId]:
+def _listed(store: StoreBackend) -> list[ErasureId]:
     return list(parsed(keys.parse_erasure_key, store.list(keys.ERASURE_PREFIX)))
 
 
-def _read(store: Store, metadata: MetadataCache, erasure_id: ErasureId) -> Erasure:
+def _read(store: StoreBackend, metadata: MetadataCache, erasure_id: ErasureId) -> Erasure:
     key = keys.erasure_key(erasure_id)
     return metadata.record(_COPY, str(erasure_id), store, key, Erasure.decode, ERASURE_MAX)

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unsupported
 from dsv.format import keys
-from dsv.store.base import Store, StoreMissing, together
+from dsv.store.base import StoreBackend, StoreMissing, together
 from dsv.values.ids import ChunkId, PackId
 
 if TYPE_CHECKING:
-    from dsv.format.external import ExternalPack, ExternalRow, Source
+    from dsv.format.external import ExternalPack, ExternalRow, ExternalSource
     from dsv.format.locator import Location
     from dsv.repo.objects.metadata import MetadataCache
 
-Found: TypeAlias = "tuple[bytes, Source]"
+Found: TypeAlias = "tuple[bytes, ExternalSource]"
 """Bytes of a file, and the file as it was when they were read."""
-ReadSource: TypeAlias = "Callable[[Source, int, int], Found]"
+ReadSource: TypeAlias = "Callable[[ExternalSource, int, int], Found]"
 """Reads this many bytes of a file from a start, or fewer at its end. Raises `NotFound`, `Denied`,
 `Unreachable`."""
 _KEPT = 64
@@ -31,7 +31,7 @@ AT_ONCE = 8 << 20
 """Bytes of one file that are read together."""
 
 
-def shown(source: Source) -> str:
+def shown(source: ExternalSource) -> str:
     """Return the URL for messages, without a password that another user may have written into it."""
     from dsv.values.secrets import hide_in_urls  # takes a while to import
 
@@ -41,14 +41,14 @@ def shown(source: Source) -> str:
 class SourceChanged(IntegrityError):
     """A file that a commit refers to is missing or has changed. what: the predicate."""
 
-    def __init__(self, source: Source, what: str) -> None:
+    def __init__(self, source: ExternalSource, what: str) -> None:
         url = shown(source)
         hint = f"put the file that it was back at {url}, or dsv verify --repair --from DIR, with a folder that has it"
         super().__init__(f"{url}, which it refers to, {what}", subject=url, hint=hint)
         self.source = f"{url} {what}"
 
 
-def check_source(source: Source, found: Source) -> None:
+def check_source(source: ExternalSource, found: ExternalSource) -> None:
     """Raise `SourceChanged` if the file found is not the one referred to."""
     if source.is_at(found):
         return
@@ -64,7 +64,7 @@ def check_source(source: Source, found: Source) -> None:
 class Externals:
     """The external packs of one store. Safe in threads."""
 
-    def __init__(self, store: Store, metadata: MetadataCache) -> None:
+    def __init__(self, store: StoreBackend, metadata: MetadataCache) -> None:
         self._store = store
         self._metadata = metadata
         self._packs: dict[PackId, ExternalPack] = {}
@@ -126,14 +126,14 @@ class Externals:
                 at, offset = row.offset - start, row.start - run[0].start
                 data[at : at + row.length] = read[offset : offset + row.length]
 
-    def _read(self, source: Source, start: int, length: int) -> memoryview:
+    def _read(self, source: ExternalSource, start: int, length: int) -> memoryview:
         read, found = self.look(source, start, length)
         check_source(source, found)
         if len(read) != length:
             raise SourceChanged(source, "ends too soon")
         return memoryview(read)
 
-    def look(self, source: Source, start: int = 0, length: int = 1) -> Found:
+    def look(self, source: ExternalSource, start: int = 0, length: int = 1) -> Found:
         """Read a file that is referred to, and return it as found. Raises `SourceChanged` if missing."""
         if self.read_source is None:
             raise Unsupported(f"{shown(source)} can't be read from here", subject=source.url)

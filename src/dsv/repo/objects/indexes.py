@@ -16,7 +16,7 @@ from dsv.format.locator import Location, ObjectKind
 from dsv.format.records import MERGE_MAX, IndexMerge, MergedFile, Run
 from dsv.repo.errors import put_back
 from dsv.repo.objects.metadata import MetadataCache, release
-from dsv.store.base import Store, ask_each, if_there, together
+from dsv.store.base import StoreBackend, ask_each, if_there, together
 from dsv.values.ids import Id, IndexId, PackId
 
 # If the latest records can't be used, records of this many numbers are tried.
@@ -69,7 +69,7 @@ class ListedIndexes(msgspec.Struct, frozen=True):
 
 
 def list_indexes(
-    store: Store, read: Callable[[str], IndexMerge | None], without: Container[IndexId] = ()
+    store: StoreBackend, read: Callable[[str], IndexMerge | None], without: Container[IndexId] = ()
 ) -> ListedIndexes:
     """List once, and read the latest records of merges. Each record includes all earlier ones.
 
@@ -108,7 +108,7 @@ class RemoteIndex:
 
     def __init__(
         self,
-        store: Store,
+        store: StoreBackend,
         metadata: MetadataCache,
         index_id: IndexId,
         size: int,
@@ -201,7 +201,7 @@ Usable = Callable[[ObjectKind, Id, PackId], bool]
 class Indexes:
     """Loads the index files at the first search. They never change, so copies are kept permanently."""
 
-    def __init__(self, store: Store, metadata: MetadataCache) -> None:
+    def __init__(self, store: StoreBackend, metadata: MetadataCache) -> None:
         self._store = store
         self._metadata = metadata
         self._loaded: dict[IndexId, AnyIndex] = {}

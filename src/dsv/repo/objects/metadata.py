@@ -22,7 +22,7 @@ from dsv.fs.files import list_names, replace_file
 from dsv.fs.folders import make_shared_folder
 from dsv.fs.shared_path import AnyPath, open_at
 from dsv.repo.errors import read_record
-from dsv.store.base import LARGEST, Item, Store, absent
+from dsv.store.base import LARGEST, ListedObject, StoreBackend, absent
 from dsv.store.open import Unavailable
 from dsv.values.ids import CommitId
 
@@ -63,7 +63,7 @@ class MetadataCache:
             return None
 
     def record(
-        self, kind: str, name: str, store: Store, key: str, decode: Callable[[bytes], T], limit: int
+        self, kind: str, name: str, store: StoreBackend, key: str, decode: Callable[[bytes], T], limit: int
     ) -> T:
         """Return the decoded copy, or else the store's record under the key, of which a copy is then kept.
 
@@ -174,13 +174,13 @@ class LocalStore(Unavailable):
             raise absent(self.url, key)  # it would only say where in packs to read
         raise self.failure(key)
 
-    def list(self, prefix: str, start_after: str | None = None) -> Iterator[Item]:
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         copies = self._metadata.names("commit") if prefix.startswith(keys.COMMIT_PREFIX) else []
         found = sorted(keys.COMMIT_PREFIX + name for name in copies)
         fitting = [key for key in found if key.startswith(prefix) and key > (start_after or "")]
         if not fitting:
             raise self.failure(f"{prefix}…")
-        return iter([Item(key, 0) for key in fitting])
+        return iter([ListedObject(key, 0) for key in fitting])
 
 
 def _no_copy(url: str, key: str) -> Unreachable:

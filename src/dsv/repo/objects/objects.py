@@ -16,7 +16,7 @@ from dsv.format import codec, keys, recipe, tree
 from dsv.format.envelope import RECORD_MAX, Buffer
 from dsv.format.locator import MAX_ROWS, Location, Locator, ObjectKind, largest
 from dsv.format.recipe import MAX_CHUNK, Recipe
-from dsv.format.records import Commit
+from dsv.format.records import CommitRecord
 from dsv.format.segment import Segment
 from dsv.format.tree import Entry, Node, PathColumns
 from dsv.fs.shared_path import AnyPath
@@ -24,9 +24,9 @@ from dsv.repo.errors import NOT_OURS, damaged, damaged_commit, decoded, missing_
 from dsv.repo.objects.erasures import NOWHERE, Erasures, checked_erasures, erased_error, local_erasures
 from dsv.repo.objects.externals import Externals, SourceChanged
 from dsv.repo.objects.indexes import Indexes
-from dsv.repo.objects.packs import Packs
+from dsv.repo.objects.packs import PackLookup
 from dsv.repo.objects.ranges import RangeReader, ReadThreads, spans
-from dsv.store.base import Bytes, Store, StoreMissing, TooLargeError, absent, ask_each, both, if_there
+from dsv.store.base import Bytes, StoreBackend, StoreMissing, TooLargeError, absent, ask_each, both, if_there
 from dsv.values.ids import CommitId, ErasureId, Id, NodeId, PackId, RecipeId, SegmentId
 from dsv.values.paths import MAX_TARGET
 
@@ -157,13 +157,13 @@ class Mirror(Protocol):
     """Another source of a store's objects; `why` is the error that the store gave."""
 
     def read(self, kind: ObjectKind, object_id: Id, why: DsvError) -> bytes | None: ...
-    def commit(self, commit_id: CommitId, why: DsvError) -> Commit | None: ...
+    def commit(self, commit_id: CommitId, why: DsvError) -> CommitRecord | None: ...
 
 
 class Objects:
     """All objects with an id in one store."""
 
-    def __init__(self, store: Store, metadata: MetadataCache, answers: Answers | None = None) -> None:
+    def __init__(self, store: StoreBackend, metadata: MetadataCache, answers: Answers | None = None) -> None:
         self.store = store
         self.threads = ReadThreads()
         """Threads that read from the store. The code that opened the store closes them."""
@@ -171,7 +171,7 @@ class Objects:
         self.opened: set[CommitId] = set()
         """The commits whose trees were opened."""
         self.indexes = Indexes(store, metadata)
-        self.packs = Packs(store, self.indexes, metadata)
+        self.packs = PackLookup(store, self.indexes, metadata)
         self.externals = Externals(store, metadata)
         self._metadata = metadata
         self._stored: dict[CommitId, bytes | None] = {}
@@ -221,7 +221,7 @@ class Objects:
         if kind <= ObjectKind.RECIPE and (found := self.erasures.objects.get((kind, object_id))) is not None:
             raise erased_error(f"{kind.name.lower()} {object_id}", found)
 
-    def commit(self, commit_id: CommitId) -> Commit:
+    def commit(self, commit_id: CommitId) -> CommitRecord:
         """Return a commit that is named somewhere. Raises `IntegrityError` if it is missing or damaged."""
         found = self.commit_or_none(commit_id)
         if found is None:
@@ -230,7 +230,7 @@ class Objects:
             self._answers.add_commit(commit_id, found)
         return found
 
-    def commit_or_none(self, commit_id: CommitId) -> Commit | None:
+    def commit_or_none(self, commit_id: CommitId) -> CommitRecord | None:
         """Return the commit of an id that may be invented; None if it does not exist. What the store has lost
         is taken from the copy in the commit's locator, or from a mirror."""
         found = self.local_commit(commit_id)
@@ -254,16 +254,16 @@ class Objects:
             raise damage
         return found
 
-    def copied_commit(self, commit_id: CommitId) -> Commit | None:
+    def copied_commit(self, commit_id: CommitId) -> CommitRecord | None:
         """Return a commit from the copy in its locator; None if there is none. No local copy is kept: those are
         of commits that this machine knew before the store lost them (`workspace.open.follows`)."""
         with suppress(NotFound, IntegrityError):
             data = codec.carried(bytes(self.store.get(keys.locator_key(commit_id), _LOCATOR_MAX)), RECORD_MAX)
             if data is not None and CommitId.hash(data) == commit_id:
-                return decoded(Commit.decode, data, "commit", commit_id)
+                return decoded(CommitRecord.decode, data, "commit", commit_id)
         return None
 
-    def stored_commit(self, commit_id: CommitId) -> Commit | None:
+    def stored_commit(self, commit_id: CommitId) -> CommitRecord | None:
         """Return the commit, if the store itself has it. A local copy does not count, because the store may
         have been restored from a backup since. Each commit is asked for once."""
         if commit_id not in self._stored:
@@ -274,7 +274,7 @@ class Objects:
         if CommitId.hash(data) != commit_id:
             raise damaged_commit(commit_id, self.store.url)
         self._metadata.put("commit", str(commit_id), data)
-        return decoded(Commit.decode, data, "commit", commit_id)
+        return decoded(CommitRecord.decode, data, "commit", commit_id)
 
     def check_stored(self, commits: Iterable[CommitId]) -> None:
         """Raise `IntegrityError` if the store itself lacks one of these commits. Each is asked for once."""
@@ -284,11 +284,11 @@ class Objects:
             if self.stored_commit(one) is None:
                 raise missing_commit(one, self.store.url)
 
-    def local_commit(self, commit_id: CommitId) -> Commit | None:
+    def local_commit(self, commit_id: CommitId) -> CommitRecord | None:
         data = self._metadata.get("commit", str(commit_id), RECORD_MAX)
         if data is None or CommitId.hash(data) != commit_id:
             return None
-        return decoded(Commit.decode, data, "commit", commit_id)
+        return decoded(CommitRecord.decode, data, "commit", commit_id)
 
     def is_at_hand(self, commit_id: CommitId) -> bool:
         """Return whether the commit can be returned without a request."""
@@ -300,7 +300,7 @@ class Objects:
         """Take what `get_commit` has just returned, so `stored_commit` need not ask."""
         self._stored[commit_id] = data
 
-    def commit_and_locator(self, commit_id: CommitId) -> tuple[Commit, Locator | None]:
+    def commit_and_locator(self, commit_id: CommitId) -> tuple[CommitRecord, Locator | None]:
         """Return `commit` and `commit_locator`, read at the same time if there is no local copy."""
         if self._metadata.get("commit", str(commit_id), RECORD_MAX) is not None:
             return self.commit(commit_id), self.commit_locator(commit_id)
@@ -581,7 +581,7 @@ class Objects:
             yield object_id, found or self.metadata_object(kind, object_id, None)
 
 
-def get_commit(store: Store, commit_id: CommitId) -> bytes | None:
+def get_commit(store: StoreBackend, commit_id: CommitId) -> bytes | None:
     """Return the store's bytes of a commit, unchecked; None if it has none."""
     try:
         return if_there(partial(store.get, keys.commit_key(commit_id), RECORD_MAX))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from dsv.errors import UsageError
 from dsv.format import keys
 from dsv.format.locator import ObjectKind
-from dsv.store.base import Store, listed_size, parsed, together
+from dsv.store.base import StoreBackend, listed_size, parsed, together
 from dsv.values.ids import ChunkId, CommitId, Id, PackId
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ _LOOKED_FOR = "looked-for"
 _MISSING = "missing-object"  # KIND-ID: the object could be read from nowhere, and was not stored again since
 
 
-class Packs:
+class PackLookup:
     """Asks for each pack once. `known_lost`: missing packs. `missing`: lost objects, found by `noted`."""
 
-    def __init__(self, store: Store, indexes: Indexes, metadata: MetadataCache) -> None:
+    def __init__(self, store: StoreBackend, indexes: Indexes, metadata: MetadataCache) -> None:
         self._store = store
         self._indexes = indexes
         self._metadata = metadata

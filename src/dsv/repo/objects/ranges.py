@@ -13,7 +13,7 @@ import msgspec
 from dsv.errors import IntegrityError, NotFound, Unreachable
 from dsv.format import keys
 from dsv.format.locator import Location
-from dsv.store.base import CutShortError, Store, StoreMissing
+from dsv.store.base import CutShortError, StoreBackend, StoreMissing
 from dsv.values.ids import PackId
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class RangeReader:
 
     def __init__(
         self,
-        store: Store,
+        store: StoreBackend,
         threads: ReadThreads,
         externals: Externals | None = None,
         *,

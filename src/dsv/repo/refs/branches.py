@@ -20,16 +20,16 @@ from dsv.format.records import (
     RENAMED_TO,
     UNDELETE_DATASET,
     Action,
+    BranchLimits,
     BranchRule,
-    Limits,
     RefEntry,
     TagValue,
 )
 from dsv.repo.errors import broken
 from dsv.repo.format_log import EXPIRED_COMMITS
-from dsv.repo.refs.read import Listed, changed, latest, never_again, parts, read_named
+from dsv.repo.refs.read import ListedBranch, changed, latest, never_again, parts, read_named
 from dsv.repo.refs.tags import Tags, named_parts
-from dsv.store.base import Store, absent, both, together
+from dsv.store.base import StoreBackend, absent, both, together
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339
@@ -108,7 +108,7 @@ def deleted(tombstone: Head) -> NotFound:
     return NotFound(f"{what} {who}", subject=subject, hint=hint)
 
 
-def refused_mover(limits: Limits, author: str, *, merge: bool) -> str | None:
+def refused_mover(limits: BranchLimits, author: str, *, merge: bool) -> str | None:
     """Return why this author may not move the branch in this way, as far as known without the new commit."""
     if not limits.names(author):
         return f"{author} is not among those who may move it, {', '.join(limits.who)}"
@@ -117,7 +117,7 @@ def refused_mover(limits: Limits, author: str, *, merge: bool) -> str | None:
     return None
 
 
-def refused_removals(limits: Limits, removed: int, entries: int) -> str | None:
+def refused_removals(limits: BranchLimits, removed: int, entries: int) -> str | None:
     """Return why the branch's next commit may not remove this many of the entries; None if it may."""
     if limits.max_removals is None or removed * 100 <= limits.max_removals * entries:
         return None
@@ -134,7 +134,7 @@ class LostRace(msgspec.Struct, frozen=True):
 _AT_ONCE = 256
 
 
-Refused = Callable[[Limits, CommitId | None, RefEntry, bool], str | None]
+Refused = Callable[[BranchLimits, CommitId | None, RefEntry, bool], str | None]
 """Returns why the limits of a branch forbid a move from a commit to that of an entry. bool: by a merge."""
 
 
@@ -144,9 +144,9 @@ class Refs(Tags):
     Moves and their numbers are never deleted, so a search for the newest may begin at any known move.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StoreBackend) -> None:
         super().__init__(store)
-        self._listed: dict[tuple[DatasetName, BranchName], Listed] = {}
+        self._listed: dict[tuple[DatasetName, BranchName], ListedBranch] = {}
         self._seen: dict[tuple[DatasetName, BranchName], Head] = {}
         self._rules: dict[tuple[DatasetName, BranchName], BranchRule] = {}
         self.refused: Refused | None = None
@@ -335,7 +335,7 @@ class Refs(Tags):
             what = f"move {head.number} of branch {head.branch} of {head.dataset}"
             raise changed(self.store.url, key, what, now)
 
-    def limits(self, dataset: DatasetName, branch: BranchName) -> Limits | None:
+    def limits(self, dataset: DatasetName, branch: BranchName) -> BranchLimits | None:
         """Return what a protected branch allows, else None, by a listing that is made anyway."""
         rule = self.rule(dataset, branch)
         return None if rule is None else rule.limits
@@ -496,7 +496,7 @@ class Refs(Tags):
             listed = self._listed[dataset, branch] = self._list(dataset, branch)
         return listed.number
 
-    def _list(self, dataset: DatasetName, branch: BranchName) -> Listed:
+    def _list(self, dataset: DatasetName, branch: BranchName) -> ListedBranch:
         """List a branch. Its newest move has the smallest key."""
         ordered = self.store.ordered_listing
         rows = self.store.list(keys.branch_prefix(dataset, branch))

@@ -16,7 +16,7 @@ from dsv.repo.errors import ONE_WINS_AGAIN, record_or_none
 from dsv.values.units import rfc3339
 
 if TYPE_CHECKING:
-    from dsv.store.base import Store
+    from dsv.store.base import StoreBackend
     from dsv.values.names import DatasetName
 
 
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 def read_named(
     decode: Callable[[bytes], R],
-    store: Store,
+    store: StoreBackend,
     key: str,
     kind: str,
     names: dict[str, object],
@@ -79,7 +79,7 @@ def _sentence(dataset: DatasetName, found: DatasetErased, url: str) -> str:
 _PASSED = 1000
 
 
-class Listed(msgspec.Struct, frozen=True):
+class ListedBranch(msgspec.Struct, frozen=True):
     """A branch's newest move in a listing, which may lag behind."""
 
     number: int | None
@@ -92,7 +92,7 @@ class Listed(msgspec.Struct, frozen=True):
     """The number of the branch's newest rule, if it has one."""
 
 
-def latest(listed: Iterable[str], ordered: bool) -> Listed:
+def latest(listed: Iterable[str], ordered: bool) -> ListedBranch:
     """Return the newest of these moves, whether the one before it is listed too, and the newest rule. Takes
     no more keys than it needs."""
     rules: list[int] = []
@@ -107,11 +107,11 @@ def latest(listed: Iterable[str], ordered: bool) -> Listed:
     two = list(islice(moves(), 2)) if ordered else nlargest(2, moves())
     rule = max(rules, default=None)
     if not two:
-        return Listed(None, ordered, rule=rule)
-    return Listed(two[0], ordered, two[0] > 0 and two[1:] != [two[0] - 1], rule)
+        return ListedBranch(None, ordered, rule=rule)
+    return ListedBranch(two[0], ordered, two[0] > 0 and two[1:] != [two[0] - 1], rule)
 
 
-def parts(store: Store, prefix: str) -> dict[str, list[str]]:
+def parts(store: StoreBackend, prefix: str) -> dict[str, list[str]]:
     """Return the next components below a prefix, by name, each with its two smallest keys and, besides, the
     smallest key of a branch's rule."""
     found: dict[str, list[str]] = {}

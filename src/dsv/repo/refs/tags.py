@@ -24,10 +24,10 @@ from dsv.format import keys
 from dsv.format.envelope import RECORD_MAX
 from dsv.format.records import DatasetErased, ExpiryEntry, TagDeleted, TagValue, erased_id
 from dsv.repo.errors import ONE_WINS_AGAIN, name_denied_write, record_or_none
-from dsv.repo.format_log import NAMES_ELSEWHERE, NAMES_MOVED, NAMES_MOVING, Format, read_entry, read_format
+from dsv.repo.format_log import NAMES_ELSEWHERE, NAMES_MOVED, NAMES_MOVING, FormatLog, read_entry, read_format
 from dsv.repo.refs.read import Signed, check_kept, gone, parts, read_named
 from dsv.repo.tracking import Answers
-from dsv.store.base import Put, Store, absent, ask_each, both
+from dsv.store.base import PutResult, StoreBackend, absent, ask_each, both
 from dsv.store.open import names_of
 from dsv.values.names import BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339
@@ -39,13 +39,13 @@ Name = TypeVar("Name", DatasetName, BranchName, TagName)
 
 
 class Tags:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StoreBackend) -> None:
         self.store = store
         self.expiry: dict[DatasetName, tuple[ExpiryEntry, ...]] = {}
         """The entries of expiry logs that were read; see `repo.expiry`."""
         self.answers = Answers()
         self._lost: dict[tuple[DatasetName, TagName], TagValue] = {}  # of which only the copy is there
-        self.layout: Format | None = None
+        self.layout: FormatLog | None = None
         """The format log of the names' location; None while they are created, when no process moves them."""
         self.proved = False  # a session has just proved that one writer still wins, and will write a ref
         self.named = False  # whether entries carry their names: set when the store's format is known
@@ -128,9 +128,9 @@ class Tags:
         """Write a record and `read` it back. Return False if another writer has won the key. Raises the same
         as `put`, and `IntegrityError` if the store kept another writer's record."""
         check = partial(check_kept, read, self.store.url, key, what, record)
-        return self.put(key, record.encode(), what, check) is Put.WON
+        return self.put(key, record.encode(), what, check) is PutResult.WON
 
-    def put(self, key: str, data: bytes, what: str, won: Callable[[], None] = lambda: None) -> Put:
+    def put(self, key: str, data: bytes, what: str, won: Callable[[], None] = lambda: None) -> PutResult:
         """Write a key of the names. `won` is called if this writer wins it; `what` says what the key is for.
 
         Raises `Conflict` if the names are moving, and `OutcomeUnknown` if they began to during the write.
@@ -140,7 +140,7 @@ class Tags:
                 self.layout.check_at_rest(names_of(self.store).url)
                 self.check_one_wins()
             put = self.store.put_if_absent(key, data)
-            both(won if put is Put.WON else lambda: None, partial(self.check_not_moved, what))
+            both(won if put is PutResult.WON else lambda: None, partial(self.check_not_moved, what))
         return put
 
     def check_not_moved(self, what: str) -> None:
@@ -181,7 +181,7 @@ class Tags:
         puts = [names.put_if_absent(key, data) for data in (b"first", b"second")]
         with suppress(DsvError):
             names.delete(key)
-        if puts[1] is Put.WON:
+        if puts[1] is PutResult.WON:
             raise IntegrityError(
                 f"{self.store.url} no longer lets one writer win: it took {key} twice; nothing was written",
                 subject=key,

@@ -13,7 +13,7 @@ from dsv.format.tree import Entry, Kind
 from dsv.values.paths import WHOLE, Scope, sort_key
 
 if TYPE_CHECKING:
-    from dsv.repo.tree.read import LocatedSegment, Part, TreeReader
+    from dsv.repo.tree.read import LocatedSegment, TreePart, TreeReader
     from dsv.values.ids import Id
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class What(enum.Enum):
     """The content was at another path before, which was removed; see `renames`."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class PathChange(msgspec.Struct, frozen=True):
     """A path in two trees. An entry is None where the path does not exist."""
 
     path: bytes
@@ -68,31 +68,31 @@ def _type(kind: Kind) -> Kind:
     return Kind.FILE if kind is Kind.EXECUTABLE else kind
 
 
-def diff_entries(before: Iterable[Entry], after: Iterable[Located]) -> Iterator[Change]:
+def diff_entries(before: Iterable[Entry], after: Iterable[Located]) -> Iterator[PathChange]:
     """Yield the paths that differ, in tree order. Both sides must be in tree order."""
     return (change for change in pair_entries(before, after) if change.before != change.after)
 
 
-def pair_entries(before: Iterable[Entry], after: Iterable[Located]) -> Iterator[Change]:
+def pair_entries(before: Iterable[Entry], after: Iterable[Located]) -> Iterator[PathChange]:
     """Yield every path of either side, also equal ones, in tree order. Both sides must be in tree order."""
     left, right = iter(before), iter(after)
     old, new = next(left, None), next(right, None)
     while old is not None and new is not None:
         entry, location = new
         if old.path == entry.path:
-            yield Change(entry.path, old, entry, location)
+            yield PathChange(entry.path, old, entry, location)
             old, new = next(left, None), next(right, None)
         elif sort_key(old.path) < sort_key(entry.path):
-            yield Change(old.path, old, None)
+            yield PathChange(old.path, old, None)
             old = next(left, None)
         else:
-            yield Change(entry.path, None, entry, location)
+            yield PathChange(entry.path, None, entry, location)
             new = next(right, None)
     while old is not None:
-        yield Change(old.path, old, None)
+        yield PathChange(old.path, old, None)
         old = next(left, None)
     while new is not None:
-        yield Change(new[0].path, None, *new)
+        yield PathChange(new[0].path, None, *new)
         new = next(right, None)
 
 
@@ -100,7 +100,9 @@ def pair_entries(before: Iterable[Entry], after: Iterable[Located]) -> Iterator[
 _PICKED_SINGLY = 32
 
 
-def diff_trees(before: TreeReader | None, after: TreeReader | None, scope: Scope = WHOLE) -> Iterator[Change]:
+def diff_trees(
+    before: TreeReader | None, after: TreeReader | None, scope: Scope = WHOLE
+) -> Iterator[PathChange]:
     """Yield the paths that differ, in tree order. Reads only what one side alone has. None: an empty tree.
 
     scope: where to look; segments without any path of it are not read.
@@ -118,7 +120,7 @@ class _Side:
         self._scope = scope
         self.level = 0 if tree is None else tree.commit.level - 1
         """The level of the nodes in `parts`; 0 once they are segments."""
-        self.parts: list[Part] = []
+        self.parts: list[TreePart] = []
 
     def begin(self) -> None:
         if self._tree is not None:
@@ -164,7 +166,7 @@ def _unlike(before: TreeReader | None, after: TreeReader | None, scope: Scope) -
                 side.descend()
 
 
-def _diff_rows(before: _Rows, after: _Rows) -> Iterator[Change]:
+def _diff_rows(before: _Rows, after: _Rows) -> Iterator[PathChange]:
     """Compare segments that begin and end at the same path as a whole, and all others entry by entry."""
     while True:
         old, new = before.current(), after.current()

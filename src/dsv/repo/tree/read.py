@@ -24,7 +24,7 @@ from dsv.values.paths import WHOLE, PathSet, Scope, link_escapes, show, sort_key
 from dsv.values.units import format_count
 
 
-class Part(msgspec.Struct, frozen=True):
+class TreePart(msgspec.Struct, frozen=True):
     """A node or segment as listed in its parent node."""
 
     child: Child
@@ -41,7 +41,7 @@ class Part(msgspec.Struct, frozen=True):
 T = TypeVar("T")
 
 
-def _place(part: Part) -> tuple[Id, bytes]:
+def _place(part: TreePart) -> tuple[Id, bytes]:
     return part.child.id, part.child.last
 
 
@@ -86,24 +86,24 @@ class TreeReader:
         self.commit_id = commit_id
         objects.opened.add(commit_id)
         self.commit, self._locator = objects.commit_and_locator(commit_id)
-        self._top: list[Part] | None = None
-        self._below: dict[tuple[Id, bytes], list[Part]] = {}
+        self._top: list[TreePart] | None = None
+        self._below: dict[tuple[Id, bytes], list[TreePart]] = {}
         """By a node's id and last path, which together are unique in the tree."""
-        self._leaves: list[Part] | None = None
+        self._leaves: list[TreePart] | None = None
         self.left_out: Callable[[Child, IntegrityError], None] | None = None
         """Called with each unreadable part of the tree, which is left out. If None, the error is raised."""
 
-    def leaves(self) -> list[Part]:
+    def leaves(self) -> list[TreePart]:
         """Return all segments, in order."""
         if self._leaves is None:
             self._leaves = self._wanted_leaves(lambda before, last: True)
         return self._leaves
 
-    def leaves_of(self, scope: Scope) -> list[Part]:
+    def leaves_of(self, scope: Scope) -> list[TreePart]:
         """Return the segments that may hold something of the scope, in order."""
         return self.leaves() if scope.whole else self._wanted_leaves(scope.overlaps)
 
-    def top(self) -> list[Part]:
+    def top(self) -> list[TreePart]:
         """Return the root's children: segments, if the commit's level is 1."""
         if self._top is None:
             if self._locator is not None and len(self._locator) > 1:
@@ -114,7 +114,7 @@ class TreeReader:
         assert self._top is not None
         return self._top
 
-    def below_nodes(self, parts: Sequence[Part], level: int) -> list[Part]:
+    def below_nodes(self, parts: Sequence[TreePart], level: int) -> list[TreePart]:
         """Return the children of these nodes of a level, in order."""
         self.top()
         missing = [part for part in parts if _place(part) not in self._below]
@@ -122,15 +122,15 @@ class TreeReader:
             self._below[_place(part)] = self._opened(part, node, level, places_of(None))
         return [leaf for part in parts for leaf in self._below.get(_place(part), ())]
 
-    def _nodes(self, parts: Sequence[Part]) -> Iterator[Located[Node]]:
+    def _nodes(self, parts: Sequence[TreePart]) -> Iterator[Located[Node]]:
         return self.objects.nodes((NodeId(part.child.id), part.where) for part in parts)
 
-    def _segments(self, leaves: Sequence[Part]) -> Iterator[Located[Segment]]:
+    def _segments(self, leaves: Sequence[TreePart]) -> Iterator[Located[Segment]]:
         return self.objects.segments((leaf.id, leaf.where) for leaf in leaves)
 
     def _read(
-        self, parts: Sequence[Part], read: Callable[[Sequence[Part]], Iterator[Located[T]]]
-    ) -> Iterator[tuple[Part, Located[T]]]:
+        self, parts: Sequence[TreePart], read: Callable[[Sequence[TreePart]], Iterator[Located[T]]]
+    ) -> Iterator[tuple[TreePart, Located[T]]]:
         """Yield the parts with their contents. An unreadable one raises `IntegrityError` or is left out."""
         at = 0
         while at < len(parts):
@@ -152,7 +152,7 @@ class TreeReader:
                 self.left_out(child, named)
                 at += 1
 
-    def _wanted_leaves(self, wanted: Callable[[bytes | None, bytes], bool]) -> list[Part]:
+    def _wanted_leaves(self, wanted: Callable[[bytes | None, bytes], bool]) -> list[TreePart]:
         """Return the wanted segments, in order. wanted: called for each segment and each node above it, with
         the last path before it and its own."""
         chosen = self.top()
@@ -162,7 +162,7 @@ class TreeReader:
                 chosen = self.below_nodes(chosen, level)
         return chosen
 
-    def holding(self, paths: Iterable[bytes]) -> list[Part | None]:
+    def holding(self, paths: Iterable[bytes]) -> list[TreePart | None]:
         """Return the segment that has or would have each path (in tree order); None after the end."""
         keys = [sort_key(path) for path in paths]
         parts = self.top()
@@ -187,7 +187,7 @@ class TreeReader:
             parts = self.below_nodes(parts, level)
         return found
 
-    def segments(self, leaves: list[Part] | None = None) -> Iterator[LocatedSegment]:
+    def segments(self, leaves: list[TreePart] | None = None) -> Iterator[LocatedSegment]:
         """Yield the given (else all) segments in order, checked for their order and against their nodes."""
         chosen = self.leaves() if leaves is None else leaves
         previous: bytes | None = None
@@ -298,10 +298,12 @@ class TreeReader:
     def _read_all(self, locator: Locator) -> None:
         """Read all nodes breadth first, in the order of the commit's locator in an older store."""
         listed = places_of(locator)
-        above: list[tuple[Part | None, NodeId, Location | None]] = [(None, self.commit.root, next(listed))]
+        above: list[tuple[TreePart | None, NodeId, Location | None]] = [
+            (None, self.commit.root, next(listed))
+        ]
         for level in range(self.commit.level, 0, -1):
             found = self.objects.nodes((node_id, where) for _, node_id, where in above)
-            parts: list[Part] = []
+            parts: list[TreePart] = []
             for (said, _, _), node in zip(above, found, strict=True):
                 opened = self._opened(said, node, level, listed)
                 if said is None:
@@ -312,16 +314,16 @@ class TreeReader:
             above = [(part, NodeId(part.child.id), part.where) for part in parts]
 
     def _opened(
-        self, said: Part | None, found: Located[Node], level: int, listed: Iterator[Location | None]
-    ) -> list[Part]:
+        self, said: TreePart | None, found: Located[Node], level: int, listed: Iterator[Location | None]
+    ) -> list[TreePart]:
         """Return a node's children, located by its own locator, or else by the next rows of the commit's."""
         before = None if said is None else said.before
         self._check_node(None if said is None else said.child, found.value, level, before)
-        parts: list[Part] = []
+        parts: list[TreePart] = []
         for child, place, by_commit in zip(
             found.value.children, places_of(found.locator), listed, strict=False
         ):
-            parts.append(Part(child, place or by_commit, before))
+            parts.append(TreePart(child, place or by_commit, before))
             before = child.last
         return parts
 
@@ -348,7 +350,7 @@ def _one_folder(first: bytes, last: bytes, low: bytes) -> bool:
     return slash >= 0 and sort_key(last).startswith(low) and first.startswith(last[: slash + 1])
 
 
-class Found(NamedTuple):
+class TreeLookup(NamedTuple):
     """The result of looking up a path in a tree."""
 
     entry: Entry | None = None
@@ -360,10 +362,10 @@ class Found(NamedTuple):
     """The tree has entries below the path, so it is a folder."""
 
 
-NOTHING = Found()
+NOTHING = TreeLookup()
 
 
-def find_paths(tree: TreeReader | None, paths: Iterable[bytes]) -> Iterator[tuple[bytes, Found]]:
+def find_paths(tree: TreeReader | None, paths: Iterable[bytes]) -> Iterator[tuple[bytes, TreeLookup]]:
     """Yield each path once, in tree order. Reads the segments that may have one. None: an empty tree."""
     wanted = sorted(set(paths), key=sort_key)
     holding = [None for _ in wanted] if tree is None else tree.holding(wanted)
@@ -390,7 +392,7 @@ def find_entries(
 
 def _find(
     tree: TreeReader | None, located: LocatedSegment | None, path: bytes, before: bytes | None
-) -> Found:
+) -> TreeLookup:
     """Look up a path in its segment. before: the last path of the segment before.
 
     In tree order an entry is directly followed by the paths below it, and a folder by its first path.
@@ -399,16 +401,16 @@ def _find(
     at = bisect.bisect_left(paths, key, key=sort_key)
     if located is not None and at < len(paths):
         if paths[at] == path:
-            return Found(*located.entry(at))
+            return TreeLookup(*located.entry(at))
         if sort_key(paths[at]).startswith(key + b"\0"):
-            return Found(below=True)
+            return TreeLookup(below=True)
     if located is not None and at:
         above = key.startswith(sort_key(paths[at - 1]) + b"\0")
-        return Found(above=located.segment.entry(at - 1) if above else None)
+        return TreeLookup(above=located.segment.entry(at - 1) if above else None)
     if tree is None or before is None or not key.startswith(sort_key(before) + b"\0"):
         return NOTHING
     found = tree.entry(before)
-    return Found(above=None if found is None else found[0])
+    return TreeLookup(above=None if found is None else found[0])
 
 
 class Reached(NamedTuple):

@@ -11,7 +11,7 @@ import msgspec
 from dsv.format.locator import MAX_ROWS, Location, Locator, LocatorBuilder, ObjectKind
 from dsv.format.segment import Segment, SegmentBuilder, SegmentRows
 from dsv.format.tree import MAX_LEVEL, Child, Cutter, Entry, Kind, Node, check_follows, parent
-from dsv.repo.tree.read import LocatedSegment, Part, TreeReader
+from dsv.repo.tree.read import LocatedSegment, TreePart, TreeReader
 from dsv.values.ids import NodeId, PackId, SegmentId
 from dsv.values.paths import sort_key
 
@@ -37,7 +37,7 @@ class TreeSink(Protocol):
 
     def put_node(self, node: Node, locations: list[Location]) -> tuple[NodeId, Location]: ...
 
-    def kept_location(self, kind: ObjectKind, part: Part) -> Location:
+    def kept_location(self, kind: ObjectKind, part: TreePart) -> Location:
         """Return the location of a kept segment or node, outside condemned packs."""
         ...
 
@@ -57,7 +57,7 @@ class TreeSink(Protocol):
         ...
 
 
-class Made(NamedTuple):
+class WrittenPart(NamedTuple):
     """A node or segment of the new tree, and its location."""
 
     child: Child
@@ -73,9 +73,9 @@ class _Level:
         self.count = 0
         """The number of all of this level so far."""
         self.cutter = Cutter(level + 1)
-        self.waiting: list[Made] = []
+        self.waiting: list[WrittenPart] = []
 
-    def take(self) -> list[Made]:
+    def take(self) -> list[WrittenPart]:
         taken, self.waiting = self.waiting, []
         return taken
 
@@ -89,7 +89,7 @@ class Levels:
         self._columns = SegmentBuilder()
         self._places = LocatorBuilder()
         self._levels = [_Level(level) for level in range(MAX_LEVEL + 2)]
-        self._full: list[list[Made]] = []  # children of unwritten, complete nodes of level 1
+        self._full: list[list[WrittenPart]] = []  # children of unwritten, complete nodes of level 1
         self._placed: list[list[Location]] = [[] for _ in self._levels]
         self._previous: bytes | None = None
 
@@ -119,15 +119,15 @@ class Levels:
             if count is not None:
                 self._end_segment()
 
-    def keep(self, part: Part, level: int) -> None:
+    def keep(self, part: TreePart, level: int) -> None:
         """Take a segment or node unchanged. Its order is not checked, because its tree is valid."""
         if level:
             self.write_full()
         kind = ObjectKind.NODE if level else ObjectKind.SEGMENT
-        self._add_made(level, Made(part.child, self.sink.kept_location(kind, part), kept=True))
+        self._add_made(level, WrittenPart(part.child, self.sink.kept_location(kind, part), kept=True))
         self._previous = part.child.last
 
-    def finish(self) -> tuple[Made, int]:
+    def finish(self) -> tuple[WrittenPart, int]:
         """Return the root and its level: the lowest level with a single node. An empty tree also has one."""
         if self._columns.paths:
             self._end_segment()
@@ -151,7 +151,7 @@ class Levels:
         segment_id, location = self.sink.put_segment(segment, self._places.finish())
         child = Child(segment.last, segment_id, len(segment), segment.files, segment.total_bytes)
         self._columns, self._places = SegmentBuilder(), LocatorBuilder()
-        self._add_made(0, Made(child, location))
+        self._add_made(0, WrittenPart(child, location))
 
     def write_full(self) -> None:
         """Write the nodes of level 1 that have all their children."""
@@ -159,13 +159,13 @@ class Levels:
         for below in full:
             self._put_node(1, below)
 
-    def _put_node(self, level: int, below: list[Made]) -> None:
+    def _put_node(self, level: int, below: list[WrittenPart]) -> None:
         children = tuple(one.child for one in below)
         node_id, location = self.sink.put_node(Node(level, children), [one.where for one in below])
         made = parent(node_id, children) if children else Child(b"", node_id, 0, 0, 0)
-        self._add_made(level, Made(made, location))
+        self._add_made(level, WrittenPart(made, location))
 
-    def _add_made(self, level: int, made: Made) -> None:
+    def _add_made(self, level: int, made: WrittenPart) -> None:
         here = self._levels[level]
         here.count += 1
         here.waiting.append(made)
@@ -240,11 +240,11 @@ class TreeWriter:
         top, level = self._levels.finish()
         while base is not None and level > 1 and top.kept:
             # Only this node of the base is left: the root is the lowest node that has all of it.
-            below = base.below_nodes([Part(top.child, top.where)], level)
+            below = base.below_nodes([TreePart(top.child, top.where)], level)
             if len(below) > 1:
                 break
             level -= 1
-            top = Made(below[0].child, sink.kept_location(ObjectKind.NODE, below[0]), kept=True)
+            top = WrittenPart(below[0].child, sink.kept_location(ObjectKind.NODE, below[0]), kept=True)
         return WrittenTree(
             root=NodeId(top.child.id),
             level=level,
@@ -286,7 +286,7 @@ class TreeWriter:
         located = next(self._base.segments([part]))
         self._rows = _Rows(self._sink, located, limit)
 
-    def _push(self, parts: Sequence[Part], level: int, limit: bytes | None = None) -> None:
+    def _push(self, parts: Sequence[TreePart], level: int, limit: bytes | None = None) -> None:
         """Make these consecutive parts the next of the base. limit: the key of the last path of them."""
         limits = [sort_key(part.child.last) for part in parts[:-1]]
         due = zip(parts, [*limits, limit], strict=True) if parts else ()
@@ -296,7 +296,7 @@ class TreeWriter:
 class _Part(NamedTuple):
     """A segment (level 0) or node of the base that is still to be copied."""
 
-    part: Part
+    part: TreePart
     level: int
     limit: bytes | None
     """The key of the last path that belongs to it; None for the last part, which has all later paths."""

@@ -23,11 +23,11 @@ from dsv.run.engines.base import (
     Engine,
     Handle,
     ImageNotPulled,
+    JobPlan,
     NoPlaceYet,
-    Plan,
     SubmittedJob,
 )
-from dsv.run.engines.output import Output
+from dsv.run.engines.output import JobOutput
 from dsv.run.engines.reaper import GRACE
 from dsv.run.record import TIMED_OUT, EndCause, JobRef
 
@@ -129,7 +129,7 @@ class FollowedJob(ABC):
         self._unsent: list[int] = []  # signals that have not reached the command, in their order
         self._thread = Thread(target=self._follow, name=name, daemon=True)
 
-    def begin(self, output: Output, on_end: Callable[[], None]) -> None:
+    def begin(self, output: JobOutput, on_end: Callable[[], None]) -> None:
         self._on_end = on_end
         self._begin(output)
         self._thread.start()
@@ -167,7 +167,7 @@ class FollowedJob(ABC):
         self._on_end()
 
     @abstractmethod
-    def _begin(self, output: Output) -> None:
+    def _begin(self, output: JobOutput) -> None:
         """Let the job begin. Raise `LaunchError`."""
 
     @abstractmethod
@@ -197,8 +197,8 @@ class Foreground:
     def __init__(
         self,
         engine: Engine,
-        plan: Plan,
-        output: Output,
+        plan: JobPlan,
+        output: JobOutput,
         on_end: Callable[[], None],
         known: Callable[[JobRef], None],
         waits: Callable[[str], bool] = lambda reason: False,
@@ -241,7 +241,7 @@ class Foreground:
             if self._begun is not None:
                 self._begun.kill()
 
-    def _begin(self, plan: Plan) -> None:
+    def _begin(self, plan: JobPlan) -> None:
         job, begun, cause, hint = None, False, None, None
         try:
             job = self._submit(plan)
@@ -266,7 +266,7 @@ class Foreground:
         self._ended = ended
         self._on_end()
 
-    def _submit(self, plan: Plan) -> SubmittedJob:
+    def _submit(self, plan: JobPlan) -> SubmittedJob:
         pause, longest = _PAUSES
         while True:
             try:
@@ -291,7 +291,7 @@ _LAST_OUTPUT: Final = 2.0
 
 def supervise(
     handle: Handle,
-    output: Output,
+    output: JobOutput,
     signals: Signals,
     *,
     lost: Callable[[], str | None],
@@ -325,7 +325,7 @@ def supervise(
 
 def _until_end(
     handle: Handle,
-    output: Output,
+    output: JobOutput,
     signals: Signals,
     lost: Callable[[], str | None],
     note: Callable[[str], None],
@@ -395,7 +395,7 @@ def _judged(ended: Ended, first: int | None, lost: str | None, timed_out: bool) 
     return replace(ended, cause=ended.cause or (EndCause.EXITED if ended.launched else EndCause.NOT_STARTED))
 
 
-def _deliver(output: Output, signals: Signals, *, patient: bool) -> None:
+def _deliver(output: JobOutput, signals: Signals, *, patient: bool) -> None:
     """Wait until a slow reader has the job's whole output; a signal ends the wait."""
     if not patient and not output.settled(_LAST_OUTPUT):
         output.let_go()

@@ -32,9 +32,9 @@ import msgspec
 from dsv.errors import LaunchError, UsageError
 from dsv.fs.process import host_name
 from dsv.run.engines.machine import Machine, gpu_counts, memory, visible
-from dsv.run.engines.output import LogKeeper, Output
+from dsv.run.engines.output import JobOutput, LogKeeper
 from dsv.run.node_order import NO_ACCESS, StoreAccess
-from dsv.run.record import EndCause, JobRef, RunPart, RunState, Usage
+from dsv.run.record import EndCause, JobRef, JobUsage, RunPart, RunState
 from dsv.run.resources import Capacity, NodeRoom, Option, Resources, option, parse_words, parse_yes, setting
 from dsv.values.json import Json, finite_number
 from dsv.values.units import parse_size
@@ -148,7 +148,7 @@ class PrivateFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class JobPlan:
     """The plan of a job."""
 
     engine: str
@@ -207,7 +207,7 @@ class Ended:
     stopped: str | None = None
     """The user who asked dsv, on any machine, to end it."""
     image: ImageIdentity | None = None
-    usage: Usage | None = None
+    usage: JobUsage | None = None
     parts: tuple[RunPart, ...] = ()
     """One for each node and attempt, if the engine manages them itself."""
     may_live: bool = False
@@ -304,7 +304,7 @@ class SubmittedJob(Handle, Protocol):
     @property
     def ref(self) -> JobRef: ...
 
-    def begin(self, output: Output, on_end: Callable[[], None]) -> None:
+    def begin(self, output: JobOutput, on_end: Callable[[], None]) -> None:
         """Let the job begin, and follow it until its end. Its output goes to `output`.
 
         Raise `LaunchError` if the engine does not let it begin; a command that can't be started is an ended
@@ -372,12 +372,12 @@ class Engine(ABC):
         return mount.target
 
     @abstractmethod
-    def plan(self, job: Job, facts: Facts) -> Plan:
+    def plan(self, job: Job, facts: Facts) -> JobPlan:
         """Plan a job. Pure. Raise `UsageError` or `LaunchError` for a job that can't be run. For a cluster,
         `script` is the manifest or the batch script, and `argv` the command that submits it."""
 
     @abstractmethod
-    def submit(self, plan: Plan, output: Output, cancelled: Event) -> SubmittedJob:
+    def submit(self, plan: JobPlan, output: JobOutput, cancelled: Event) -> SubmittedJob:
         """Give the job to the engine, which holds it. Raise `LaunchError`, with nothing of the job left.
 
         Raise `NoPlaceYet` if a later call may succeed. Once `cancelled` is set, this soon ends with an error.

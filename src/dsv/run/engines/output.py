@@ -153,7 +153,7 @@ class _Stream:
                 select.select([], [self._sink], [], 1.0)
 
 
-class Output:
+class JobOutput:
     """The destinations of a job's stdout and stderr. The caller's descriptors stay open."""
 
     def __init__(self, stdout: int | None, stderr: int | None, log: LogKeeper | None = None) -> None:

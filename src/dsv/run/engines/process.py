@@ -20,10 +20,10 @@ from dsv.run.engines.base import (
     Ended,
     Facts,
     Job,
+    JobPlan,
     JobStatus,
     LocalEngine,
     Mount,
-    Plan,
     SubmittedJob,
     check_command,
     check_given,
@@ -36,9 +36,9 @@ from dsv.run.engines.machine import (
     choose_gpus,
     session_memory,
 )
-from dsv.run.engines.output import Output
+from dsv.run.engines.output import JobOutput
 from dsv.run.engines.reaper import COMMAND, Guard, end_groups, marked, processes_of
-from dsv.run.record import EndCause, JobRef, RunState, Usage
+from dsv.run.record import EndCause, JobRef, JobUsage, RunState
 from dsv.values.units import format_bytes
 
 _DYING: Final = 10.0
@@ -46,7 +46,7 @@ _DYING: Final = 10.0
 _PAUSE: Final = 0.05
 
 
-class Process(LocalEngine):
+class ProcessEngine(LocalEngine):
     """Plain processes. A job can write wherever the caller can: data is read-only only by file mode."""
 
     name: ClassVar[str] = "process"
@@ -58,14 +58,14 @@ class Process(LocalEngine):
     def place(self, mount: Mount) -> str:
         return str(mount.source)
 
-    def plan(self, job: Job, facts: Facts) -> Plan:
+    def plan(self, job: Job, facts: Facts) -> JobPlan:
         check_given(self, job)
         check_command(job.command)
         check_machine(job, facts.machine)
         env = dict(job.env)
         if job.gpus is not None:
             env.setdefault("CUDA_VISIBLE_DEVICES", self._visible(job.gpus, job.gpu_type, facts.machine))
-        return Plan(
+        return JobPlan(
             engine=self.name,
             run=job.run,
             where=facts.where,
@@ -76,7 +76,7 @@ class Process(LocalEngine):
             cpus=() if job.cpus is None else choose_cpus(job.cpus, facts.machine, job.run),
         )
 
-    def submit(self, plan: Plan, output: Output, cancelled: Event) -> SubmittedJob:
+    def submit(self, plan: JobPlan, output: JobOutput, cancelled: Event) -> SubmittedJob:
         if plan.cwd is not None and not plan.cwd.is_dir():
             raise LaunchError(f"{plan.cwd} is not a folder to work in", subject=str(plan.cwd))
         guard = Guard(plan.run, self.environ)
@@ -152,7 +152,7 @@ class _ProcessRun(FollowedJob):
     def __init__(
         self,
         ref: JobRef,
-        plan: Plan,
+        plan: JobPlan,
         environ: Mapping[str, str],
         process: subprocess.Popen[bytes],
         order: int,
@@ -171,7 +171,7 @@ class _ProcessRun(FollowedJob):
             lambda: (session_memory(process.pid), None), limit=plan.memory_bytes, exceeded=self.kill
         )
 
-    def _begin(self, output: Output) -> None:
+    def _begin(self, output: JobOutput) -> None:
         assert self._process.stdout is not None and self._process.stderr is not None  # asked for above
         output.attach(self._process.stdout, self._process.stderr)
         self._before = _cpu_seconds(self._process.pid)
@@ -231,7 +231,7 @@ class _ProcessRun(FollowedJob):
         seconds = max(rusage.ru_utime + rusage.ru_stime - self._before, 0.0)
         exit_code, usage = (
             code if code >= 0 else 128 - code,
-            Usage(self._memory.peak_memory_bytes, round(seconds, 3)),
+            JobUsage(self._memory.peak_memory_bytes, round(seconds, 3)),
         )
         if self._memory.was_exceeded:
             reason = f"it used more than {format_bytes(self._plan.memory_bytes or 0)} of memory"

@@ -22,14 +22,14 @@ _LIMIT = 16 << 20  # bytes of one
 _SHOWN = 80  # bytes of a line in a message
 
 
-class Rules:
+class IgnoreRules:
     """The rules in force in one folder: its own `.dsvignore` and those of the folders above. digest:
     identifies a set of rules, so that results can be remembered; 0 for none."""
 
     __slots__ = ("_above", "_patterns", "_start", "digest")
 
     def __init__(
-        self, above: Rules | None = None, folder: bytes = b"", text: bytes = b"", name: str = NAME
+        self, above: IgnoreRules | None = None, folder: bytes = b"", text: bytes = b"", name: str = NAME
     ) -> None:
         self._above = above
         self._start = len(folder) + 1 if folder else 0
@@ -39,15 +39,15 @@ class Rules:
             self._patterns = _parse(folder, text, name)
             self.digest = xxhash.xxh3_64_intdigest(b"\0".join((folder, text)), seed=above.digest) or 1
 
-    def enter(self, folder: bytes, text: bytes, name: str = NAME) -> Rules:
+    def enter(self, folder: bytes, text: bytes, name: str = NAME) -> IgnoreRules:
         """Return the rules in `folder`, whose file of this name holds `text`. Raises `UsageError` for a line
         that is no pattern."""
-        return Rules(self, folder, text, name) if text.strip() else self
+        return IgnoreRules(self, folder, text, name) if text.strip() else self
 
     def ignores(self, path: bytes, *, directory: bool) -> bool:
         """Return whether a path is left out. Must not be asked below a folder that is left out. The last
         pattern that matches decides; those of deeper folders follow those of higher ones."""
-        rules: Rules | None = self
+        rules: IgnoreRules | None = self
         name = path[path.rfind(b"/") + 1 :]
         while rules is not None:
             below = path[rules._start :]

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dsv.values.ids import CommitId, FileId
     from dsv.values.progress import Progress
     from dsv.workspace.scan.folder import Folder
-    from dsv.workspace.scan.state import State
+    from dsv.workspace.scan.state import WorkspaceState
 
 _OWN = -1  # the position of a folder's own entry, as an empty directory
 
@@ -99,7 +99,9 @@ class Gone(msgspec.Struct, frozen=True):
 class WorkspaceScan:
     """The result of a scan. It edits the state, which the holder of the workspace's lock saves."""
 
-    def __init__(self, root: Path, state: State, base: CommitId | None, scope: PathSet, device: int) -> None:
+    def __init__(
+        self, root: Path, state: WorkspaceState, base: CommitId | None, scope: PathSet, device: int
+    ) -> None:
         self.root = root
         self.state = state
         self.base = base

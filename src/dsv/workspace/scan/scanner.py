@@ -46,12 +46,12 @@ from dsv.workspace.scan.folder import (
     mark,
     with_relation,
 )
-from dsv.workspace.scan.ignore import Rules
+from dsv.workspace.scan.ignore import IgnoreRules
 from dsv.workspace.scan.result import WorkspaceScan
-from dsv.workspace.scan.state import NameIndex, State
+from dsv.workspace.scan.state import NameIndex, WorkspaceState
 
 if TYPE_CHECKING:
-    from dsv.transfer.save import Source
+    from dsv.transfer.save import NewContent
     from dsv.values.ids import CommitId
 
 LEAVES = "it is a symlink that leads out of the dataset"
@@ -70,7 +70,7 @@ class Compared(NamedTuple):
     """Positions of names that have not been checked for a tree yet."""
 
 
-def compare(old: Folder | None, now: Folder, rules: Rules) -> Compared | None:
+def compare(old: Folder | None, now: Folder, rules: IgnoreRules) -> Compared | None:
     """Add what is remembered of unchanged names. None if the folder is as in the base, and as remembered."""
     if old is not None and old.names == now.names and old.rules == rules.digest:
         for at in old.positions(IGNORED):
@@ -112,7 +112,7 @@ def _refresh(old: Folder, now: Folder) -> Compared | None:
     return Compared(old, lost, fresh)
 
 
-def _rebuild(old: Folder | None, folder: Folder, rules: Rules) -> Compared:
+def _rebuild(old: Folder | None, folder: Folder, rules: IgnoreRules) -> Compared:
     """Build the folder from the listing, for other names or rules, or if nothing is remembered."""
     folder.rules = rules.digest
     names = folder.name_list()
@@ -141,7 +141,7 @@ def _ignore(
     names: list[bytes],
     old: Folder | None,
     positions: dict[bytes, int],
-    rules: Rules,
+    rules: IgnoreRules,
 ) -> None:
     """Mark what the rules leave out. Matching is slow, so verdicts of the same rules on the same names are kept."""
     same_rules = old is not None and old.rules == rules.digest
@@ -205,7 +205,7 @@ BaseEntries = Callable[[], Iterable[Entry]]
 
 def scan_workspace(
     root: Path,
-    state: State,
+    state: WorkspaceState,
     base: CommitId | None,
     base_entries: BaseEntries,
     only: Iterable[bytes] = (),
@@ -250,7 +250,7 @@ class _Scanner:
         self._state.close_folders()  # so that a folder is a copy until it is put back
         self._descent = descent
         self._unvisited = set(self._state.paths())
-        self._rules: dict[bytes, Rules] = {}  # of folders that lead to a scope
+        self._rules: dict[bytes, IgnoreRules] = {}  # of folders that lead to a scope
         self._problems: dict[bytes, Problem] = {}
         self._lost: set[bytes] = set()
         """Paths in the base that are neither files nor symlinks now."""
@@ -263,7 +263,7 @@ class _Scanner:
         scan = self._scan
         scope = scan.scope if scan.exact else PathSet()
         if scope.whole:
-            self._walk(b"", Rules())
+            self._walk(b"", IgnoreRules())
         for path in scope.paths:
             self._walk_to(path, named=named)
         self._lose_unvisited(scope)
@@ -282,7 +282,7 @@ class _Scanner:
         ]
         scan.find_missing()
 
-    def _walk(self, start: bytes, rules: Rules) -> None:
+    def _walk(self, start: bytes, rules: IgnoreRules) -> None:
         stack = [(start, rules)]
         while stack:
             path, rules = stack.pop()
@@ -296,7 +296,7 @@ class _Scanner:
 
     def _walk_to(self, path: bytes, *, named: bool) -> None:
         """Visit the folders that lead to the path, then all below it."""
-        here, rules = b"", Rules()
+        here, rules = b"", IgnoreRules()
         for part in path.split(b"/"):
             known = self._rules.get(here)
             if known is None:
@@ -315,7 +315,7 @@ class _Scanner:
             here = folder.path_of(part)
         self._walk(here, rules)
 
-    def _visit(self, path: bytes, above: Rules) -> tuple[Folder, Rules] | None:
+    def _visit(self, path: bytes, above: IgnoreRules) -> tuple[Folder, IgnoreRules] | None:
         """Compare one folder with what is remembered of it; None if it can't be listed or is gone."""
         try:
             descriptor = self._descent.at(path)
@@ -446,7 +446,7 @@ class _Scanner:
             old.distrust(lambda name: join(path, name) in scope)
         return old
 
-    def _enter(self, above: Rules, folder: Folder, descriptor: int) -> Rules:
+    def _enter(self, above: IgnoreRules, folder: Folder, descriptor: int) -> IgnoreRules:
         rules = above
         for name in self._ignoring:
             if folder.find(name.encode()) is not None:
@@ -507,7 +507,7 @@ class _Scanner:
 
 def walk(
     root: Path, start: bytes = b"", ignoring: tuple[str, ...] = (ignore.NAME,), *, check_links: bool = False
-) -> tuple[list[tuple[bytes, Source]], WorkspaceScan]:
+) -> tuple[list[tuple[bytes, NewContent]], WorkspaceScan]:
     """Return every path of a folder, which is no workspace, that belongs in a tree, in tree order; and the scan,
     with those that can't be stored or read. A folder is treated as by `dsv sync`.
 
@@ -515,28 +515,28 @@ def walk(
     of files with ignore rules, in the folders from the root on; later ones have the last word. check_links:
     symlinks that lead out of the root can't be stored.
     """
-    from dsv.transfer.save import Source
+    from dsv.transfer.save import NewContent
 
     scan = scan_workspace(
-        root, State(root), None, lambda: (), (start,) if start else (),
+        root, WorkspaceState(root), None, lambda: (), (start,) if start else (),
         ignoring=ignoring, check_links=check_links, named=True,
     )  # fmt: skip
-    found: list[tuple[bytes, Source]] = []
+    found: list[tuple[bytes, NewContent]] = []
     for item in scan.pending():
         if item.kind is Kind.SYMLINK or item.kind is Kind.EMPTY_DIRECTORY:
             assert item.known is not None
-            source = Source(item.kind, target=item.known.target)
+            source = NewContent(item.kind, target=item.known.target)
         else:
-            source = Source(item.kind, item.size, root, item.path)
+            source = NewContent(item.kind, item.size, root, item.path)
         if item.path != start:
             found.append((item.path, source))
     return found, scan
 
 
-def named_file(path: Path) -> Source | None:
+def named_file(path: Path) -> NewContent | None:
     """Return a file that the user named, never ignored, and followed if it is a symlink; None for a folder.
     Raises `NotFound`, `Unsupported`, `Denied`."""
-    from dsv.transfer.save import Source
+    from dsv.transfer.save import NewContent
 
     with about(path):
         try:
@@ -555,4 +555,4 @@ def named_file(path: Path) -> Source | None:
             hint="to store what a command prints: COMMAND | dsv put - DATASET:PATH",
         )
     kind = Kind.EXECUTABLE if info.st_mode & stat.S_IXUSR else Kind.FILE
-    return Source(kind, info.st_size, whole.parent, os.fsencode(whole.name))
+    return NewContent(kind, info.st_size, whole.parent, os.fsencode(whole.name))

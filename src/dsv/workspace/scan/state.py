@@ -53,7 +53,7 @@ class _Current(msgspec.Struct, array_like=True, frozen=True):
     """The file that names the parts of the state."""
 
     exact: bytes | None
-    """See `State.exact`."""
+    """See `WorkspaceState.exact`."""
     gone: bytes
     """Joined by NUL."""
     parts: list[tuple[bytes, str]]
@@ -73,7 +73,7 @@ class _Part(msgspec.Struct):
     members: set[bytes] = msgspec.field(default_factory=set)
 
 
-class State:
+class WorkspaceState:
     """The state of one workspace, in memory. The caller holds the workspace's lock to save it."""
 
     def __init__(self, folder: Path, chosen: SparsePatterns = EVERYTHING) -> None:
@@ -96,7 +96,7 @@ class State:
         """In ns. A file changed at this time or later may change again without a change of its times."""
 
     @classmethod
-    def load(cls, folder: Path, chosen: SparsePatterns = EVERYTHING) -> State:
+    def load(cls, folder: Path, chosen: SparsePatterns = EVERYTHING) -> WorkspaceState:
         """Return the state that can be read. Anything torn, damaged or of another version is forgotten."""
         state = cls(folder, chosen)
         state._loaded = _read(folder / _CURRENT)
@@ -314,7 +314,7 @@ _INDEXES = 64  # folders whose names are held in a dict at a time
 _TO_ABSENT = bytes(with_relation(value, Relation.ABSENT) for value in range(256))
 
 
-def sync_with_tree(state: State, entries: Iterable[Entry]) -> set[bytes]:
+def sync_with_tree(state: WorkspaceState, entries: Iterable[Entry]) -> set[bytes]:
     """Set every relation by these entries, and return the paths that are not on disk. A file of unknown
     content is taken to be the base's until it is read: SAME, and not trusted."""
     for path in state.paths():
@@ -364,7 +364,7 @@ def relate(folder: Folder, at: int, entry: Entry | None) -> None:
 class NameIndex:
     """Positions by name, for the folders that were asked for last."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: WorkspaceState) -> None:
         def positions(path: bytes) -> dict[bytes, int]:
             folder = state.folder(path)
             return {} if folder is None else {name: at for at, name in enumerate(folder.name_list())}
@@ -392,7 +392,7 @@ class _Written(msgspec.Struct, frozen=True):
 class Patches:
     """Paths that dsv wrote, to be merged into the state's folders. Flush before any other use of the state."""
 
-    def __init__(self, state: State, *, trusted: bool = True) -> None:
+    def __init__(self, state: WorkspaceState, *, trusted: bool = True) -> None:
         """`trusted` means that stats are reliable on this file system."""
         self._known = TRUSTED if trusted else READ
         self._state = state

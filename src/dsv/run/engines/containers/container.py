@@ -27,15 +27,15 @@ from dsv.run.engines.base import (
     Ended,
     ImageIdentity,
     ImageNotPulled,
+    JobPlan,
     JobStatus,
     LocalEngine,
-    Plan,
     PrivateFile,
 )
 from dsv.run.engines.machine import UsageSampler, control_group
-from dsv.run.engines.output import Output
+from dsv.run.engines.output import JobOutput
 from dsv.run.engines.reaper import Guard
-from dsv.run.record import EndCause, JobRef, RunState, Usage
+from dsv.run.record import EndCause, JobRef, JobUsage, RunState
 from dsv.values.units import format_bytes
 
 CALL_SECONDS = 20.0
@@ -181,8 +181,8 @@ _PATIENCE: Final = 5.0
 
 def create(
     engine: ContainerProgram,
-    plan: Plan,
-    output: Output,
+    plan: JobPlan,
+    output: JobOutput,
     cancelled: Event,
     watch: Callable[[int | None], None],
 ) -> str:
@@ -281,7 +281,7 @@ class ContainerRun(FollowedJob):
         self._program: subprocess.Popen[bytes] | None = None
         self._sampler = UsageSampler(control_group(self._pid))
 
-    def _begin(self, output: Output) -> None:
+    def _begin(self, output: JobOutput) -> None:
         self._output = output
         try:
             self._open("start", *self._engine.start_options)
@@ -334,7 +334,7 @@ class ContainerRun(FollowedJob):
             reason = f"the {self._engine.name} program ended before the container: what it wrote then is lost"
         if (out_of_memory := self._out_of_memory(details, exit_code)) is not None:
             reason, cause = out_of_memory, EndCause.OUT_OF_MEMORY
-        usage = Usage(self._sampler.peak_memory_bytes, self._sampler.cpu_seconds)
+        usage = JobUsage(self._sampler.peak_memory_bytes, self._sampler.cpu_seconds)
         return Ended(exit_code=exit_code, launched=True, reason=reason, cause=cause, image=image, usage=usage)
 
     def _out_of_memory(self, details: dict[str, Any], exit_code: int) -> str | None:

@@ -20,10 +20,10 @@ from dsv.run.engines.base import (
     Facts,
     ImageIdentity,
     Job,
+    JobPlan,
     JobStatus,
     LocalEngine,
     Mount,
-    Plan,
     PrivateFile,
     SubmittedJob,
     check_given,
@@ -40,7 +40,7 @@ from dsv.run.engines.containers.container import (
     status_of,
 )
 from dsv.run.engines.machine import Machine, check_machine, choose_gpus
-from dsv.run.engines.output import Output
+from dsv.run.engines.output import JobOutput
 from dsv.run.engines.reaper import Guard
 from dsv.run.record import JobRef, RunState
 from dsv.run.resources import ALL_GPUS
@@ -95,7 +95,7 @@ class ContainerEngine(ContainerProgram):
             )
         return self.read_facts(info)
 
-    def plan(self, job: Job, facts: Facts) -> Plan:
+    def plan(self, job: Job, facts: Facts) -> JobPlan:
         image = check_image(job.image)
         check_given(self, job)
         if _NAME.fullmatch(job.name) is None:
@@ -132,7 +132,7 @@ class ContainerEngine(ContainerProgram):
         notes = () if facts.init else (
             f"{self.name} has no init program here: what has no handler for SIGTERM will be killed",
         )  # fmt: skip
-        return Plan(
+        return JobPlan(
             engine=self.name,
             run=job.run,
             where=facts.where,
@@ -144,7 +144,7 @@ class ContainerEngine(ContainerProgram):
             notes=notes,
         )
 
-    def submit(self, plan: Plan, output: Output, cancelled: Event) -> SubmittedJob:
+    def submit(self, plan: JobPlan, output: JobOutput, cancelled: Event) -> SubmittedJob:
         guard = Guard(plan.run, self.environ, container=self.name, files=[file.path for file in plan.files])
         try:
             container = create(self, plan, output, cancelled, guard.watch)

@@ -31,9 +31,9 @@ from dsv.run.engines.base import (
     Engine,
     Facts,
     Job,
+    JobPlan,
     JobStatus,
     NoPlaceYet,
-    Plan,
     PrivateFile,
     SubmittedJob,
     check_command,
@@ -69,7 +69,7 @@ from dsv.run.engines.kubernetes.manifest import (
 )
 from dsv.run.engines.kubernetes.pod import is_over, read_left, read_log
 from dsv.run.engines.machine import Machine
-from dsv.run.engines.output import LogKeeper, Output
+from dsv.run.engines.output import JobOutput, LogKeeper
 from dsv.run.record import JobRef, RunPart, RunState
 from dsv.run.resources import Capacity, Resources
 from dsv.values.json import Json
@@ -128,7 +128,7 @@ class Kubernetes(Engine):
             hosts=hosts_of(pods),
         )
 
-    def plan(self, job: Job, facts: Facts) -> Plan:
+    def plan(self, job: Job, facts: Facts) -> JobPlan:
         image = check_image(job.image)
         check_command(job.command)
         check_given(self, job)
@@ -142,7 +142,7 @@ class Kubernetes(Engine):
             files.append(PrivateFile(Path("credentials"), json.dumps(credentials).encode()))
         elif job.forward:
             notes.append("forward_credentials found no credentials in the environment")
-        return Plan(
+        return JobPlan(
             engine=self.name,
             run=job.run,
             where=facts.where,
@@ -155,7 +155,7 @@ class Kubernetes(Engine):
             notes=tuple(notes),
         )
 
-    def submit(self, plan: Plan, output: Output, cancelled: Event) -> SubmittedJob:
+    def submit(self, plan: JobPlan, output: JobOutput, cancelled: Event) -> SubmittedJob:
         import yaml
 
         name = object_name(plan.run)
@@ -398,7 +398,7 @@ def check_credentials(job: Job, options: KubernetesOptions, forwarded: Mapping[s
     )
 
 
-def secrets_of(plan: Plan, name: str) -> list[Manifest]:
+def secrets_of(plan: JobPlan, name: str) -> list[Manifest]:
     wanted = {name: {key: value.encode("utf-8", "surrogateescape") for key, value in plan.env.items()}}
     for file in plan.files:
         wanted[credentials_name(name)] = {

@@ -20,7 +20,7 @@ from dsv.run.engines.kubernetes.api import KubernetesApi, Refusal
 from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, ended, gone
 from dsv.run.engines.kubernetes.manifest import HOLDING, MAIN
 from dsv.run.engines.kubernetes.pod import METRICS, Obstacle
-from dsv.run.engines.output import NodeLines, Output, through_a_pipe
+from dsv.run.engines.output import JobOutput, NodeLines, through_a_pipe
 from dsv.run.record import JobRef
 
 _ASK: Final = (0.3, 2.0)
@@ -54,7 +54,7 @@ class KubernetesRun(FollowedJob):
         self._printed: set[str] = set()
         self._hopeless: float | None = None  # since when the job waits for what may never come
 
-    def _begin(self, output: Output) -> None:
+    def _begin(self, output: JobOutput) -> None:
         with as_launch_error():
             try:
                 self._job.resume(self._queue)

@@ -44,7 +44,7 @@ from dsv.run.engines.kubernetes.pod import (
     one_line,
     stage_error,
 )
-from dsv.run.record import TIMED_OUT, EndCause, RunPart, RunState, Usage, deciding_part, joint_usage
+from dsv.run.record import TIMED_OUT, EndCause, JobUsage, RunPart, RunState, deciding_part, joint_usage
 
 
 class JobSnapshot:
@@ -231,7 +231,7 @@ def _never_began(job: JobSnapshot, failed: Mapping[str, Any]) -> Ended:
     return Ended(exit_code=code, reason=reason, hint=hint, cause=cause)
 
 
-def _usage(pods: Sequence[Pod]) -> Usage | None:
+def _usage(pods: Sequence[Pod]) -> JobUsage | None:
     return joint_usage(each.usage for each in pods if each.usage is not None)
 
 

@@ -14,7 +14,7 @@ from dsv.fs.files import open_plain
 from dsv.run.engines.base import Ended, error_in, stage_facts
 from dsv.run.engines.kubernetes.manifest import FAILED_KEY, IGNORED_KEY, INDEX_KEY, MAIN, NOT_AGAIN, STAGING
 from dsv.run.engines.output import LogKeeper
-from dsv.run.record import TIMED_OUT, EndCause, RunPart, Usage, deciding_part, exit_signal, may_try_again
+from dsv.run.record import TIMED_OUT, EndCause, JobUsage, RunPart, deciding_part, exit_signal, may_try_again
 
 TOGETHER: Final = "together"
 """The reason of a script that ended the command because the attempt was over on another node."""
@@ -320,11 +320,11 @@ def ended_with_others(reason: str) -> str:
     return f"it was ended with the other nodes: {reason.strip()}"
 
 
-def usage_of(said: Mapping[str, str]) -> Usage | None:
+def usage_of(said: Mapping[str, str]) -> JobUsage | None:
     memory, cpu = said.get("memory", ""), said.get("cpu", "")
     if not (memory.isdecimal() or cpu.isdecimal()):
         return None
-    return Usage(
+    return JobUsage(
         peak_memory_bytes=int(memory) if memory.isdecimal() else None,
         cpu_seconds=int(cpu) / 1e9 if cpu.isdecimal() else None,
     )

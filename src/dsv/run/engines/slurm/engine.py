@@ -27,9 +27,9 @@ from dsv.run.engines.base import (
     Engine,
     Facts,
     Job,
+    JobPlan,
     JobStatus,
     Mount,
-    Plan,
     PrivateFile,
     SubmittedJob,
     check_given,
@@ -37,12 +37,12 @@ from dsv.run.engines.base import (
     until_over,
 )
 from dsv.run.engines.machine import Machine
-from dsv.run.engines.output import NodeLines, Output, through_a_pipe
+from dsv.run.engines.output import JobOutput, NodeLines, through_a_pipe
 from dsv.run.engines.slurm.job_status import (
     ATTENDED,
     SCRIPT,
     STOPPED,
-    Left,
+    JobFiles,
     ended,
     is_late,
     left_here,
@@ -51,8 +51,8 @@ from dsv.run.engines.slurm.job_status import (
     status,
     status_of,
 )
-from dsv.run.engines.slurm.program import NAME, Answer, Queued, SlurmProgram, job_folder, job_id
-from dsv.run.engines.slurm.script import DECODER, Batch, SlurmOptions, passing, render
+from dsv.run.engines.slurm.program import NAME, ProgramResult, Queued, SlurmProgram, job_folder, job_id
+from dsv.run.engines.slurm.script import DECODER, BatchScript, SlurmOptions, passing, render
 from dsv.run.record import EndCause, JobRef, RunState
 from dsv.run.resources import Capacity, GpuCount, NodeRoom, Resources
 from dsv.values.json import Json
@@ -173,12 +173,12 @@ class Slurm(Engine):
     def place(self, mount: Mount) -> str:
         return str(mount.source) if self._options.container == "none" else mount.target
 
-    def plan(self, job: Job, facts: Facts) -> Plan:
+    def plan(self, job: Job, facts: Facts) -> JobPlan:
         check_given(self, job)
-        batch = Batch(job, self._options)
+        batch = BatchScript(job, self._options)
         script = render(batch)
         path = job.scratch / SCRIPT
-        return Plan(
+        return JobPlan(
             engine=self.name,
             run=job.run,
             where=facts.where,
@@ -188,7 +188,7 @@ class Slurm(Engine):
             script=script,
         )
 
-    def submit(self, plan: Plan, output: Output, cancelled: Event) -> SubmittedJob:
+    def submit(self, plan: JobPlan, output: JobOutput, cancelled: Event) -> SubmittedJob:
         (script,) = plan.files
         folder = script.path.parent
         try:
@@ -219,7 +219,7 @@ class Slurm(Engine):
         number = self._number(ref)
         if not number:
             return None
-        left = Left(job_folder(ref))
+        left = JobFiles(job_folder(ref))
         job, answer = self._program.find(number)
         if job is not None and job.state == "PENDING" and left.begun:  # it began after the question
             job, answer = self._program.find(number, fresh=0)
@@ -237,7 +237,7 @@ class Slurm(Engine):
         number, folder = job_id(ref), job_folder(ref)
         if self._program.call("scontrol", "hold", number).problem is None:
             job, answer = self._program.find(number, fresh=0)
-            left = Left(folder)
+            left = JobFiles(folder)
             waits = job is not None and job.state == "PENDING" and not (left.begun or left.unread)
             if waits and job is not None and job.run == ref.run:
                 self._program.call("scancel", number)
@@ -293,7 +293,7 @@ class Slurm(Engine):
         return tuple(JobRef(self.name, each.run or "", cluster, f"{each.id}:{each.folder}") for each in jobs)
 
     def left_on_node(self, folder: Path, node: int, attempt: int) -> Ended | None:
-        return left_here(Left(folder))
+        return left_here(JobFiles(folder))
 
     def _mine(self, run: str | None) -> tuple[Queued, ...]:
         """Return the jobs of dsv that live, of one run or of all. Raise `Unreachable`."""
@@ -301,7 +301,7 @@ class Slurm(Engine):
         if answer.problem is not None:
             raise _unreachable(answer)
         found = [each for each in jobs.values() if each.run is not None and run in (None, each.run)]
-        return tuple(each for each in found if each.lives and status(each, Left(each.folder)).lives)
+        return tuple(each for each in found if each.lives and status(each, JobFiles(each.folder)).lives)
 
     def _cluster(self) -> str:
         answer = self._program.cluster()
@@ -312,7 +312,7 @@ class Slurm(Engine):
     def _number(self, ref: JobRef) -> str:
         """Return the number of a job; empty if it is of another cluster, as far as Slurm answers."""
         number = job_id(ref) if ref.engine == self.name else ""
-        answer = self._program.cluster() if number else Answer()
+        answer = self._program.cluster() if number else ProgramResult()
         return number if answer.problem is not None or answer.text == ref.where else ""
 
     def _end(self, ref: JobRef, seconds: float) -> JobStatus | None:
@@ -330,18 +330,18 @@ class Slurm(Engine):
         number = job_id(ref)
         if ref.engine != NAME or not number:
             return None
-        done = left_here(self._of_this_start(number, Left(job_folder(ref))))
+        done = left_here(self._of_this_start(number, JobFiles(job_folder(ref))))
         return None if done is None else replace(status_of(done), quiet_for=quiet_for(ref))
 
-    def _of_this_start(self, number: str, left: Left) -> Left:
+    def _of_this_start(self, number: str, left: JobFiles) -> JobFiles:
         """Ignore the end of an attempt after which Slurm requeued the job, for instance by order of an
         administrator: the job deletes that only when it begins again."""
         if left.end is None or (self._program.restarts(number) or 0) < left.attempt:
             return left
-        return Left(left.folder, again=True)
+        return JobFiles(left.folder, again=True)
 
 
-def _unreachable(answer: Answer) -> Unreachable:
+def _unreachable(answer: ProgramResult) -> Unreachable:
     return Unreachable(f"Slurm does not answer: {answer.problem}", subject=NAME, hint="scontrol ping")
 
 
@@ -371,7 +371,7 @@ class SlurmRun(FollowedJob):
         self._id, self._folder = job_id(ref), job_folder(ref)
         self._over = Event()
 
-    def _begin(self, output: Output) -> None:
+    def _begin(self, output: JobOutput) -> None:
         job, answer = self._program.find(self._id, fresh=0)
         if job is not None and job.run_state is RunState.SUBMITTED and job.lives:
             answer = self._program.call("scontrol", "release", self._id)
@@ -388,7 +388,7 @@ class SlurmRun(FollowedJob):
 
     def _kill(self) -> bool:
         tell_stopped(self._folder, "SIGKILL")
-        if self._kills == 1 and Left(self._folder).begun:
+        if self._kills == 1 and JobFiles(self._folder).begun:
             send(self._program, self._id, self._folder, signal.SIGKILL)
         else:
             self._program.call("scancel", self._id)
@@ -416,7 +416,7 @@ class SlurmRun(FollowedJob):
         pause, interval, asked, late = _PAUSE[0], _ASK[0], 0.0, 0.0
         while True:
             moved = step()
-            left = Left(self._folder)
+            left = JobFiles(self._folder)
             if left.end is not None:
                 _attend(self._folder)
             if left.end is not None or monotonic() - asked >= interval or self._wake.is_set():
@@ -531,7 +531,7 @@ def read_logs(program: SlurmProgram, ref: JobRef, follow: bool) -> AbstractConte
                 # A dsv that completes the record removes the folder. Slurm keeps the job for minutes longer.
                 is_there = _is_there(folder)
                 is_gone, was_there = was_there and not is_there, was_there or is_there
-                is_over = answer.problem is None and ended(job, Left(folder)) is not None
+                is_over = answer.problem is None and ended(job, JobFiles(folder)) is not None
                 over = not follow or is_gone or is_over
                 for each in streams:
                     each.step(last=over)
@@ -561,7 +561,7 @@ def tell_stopped(folder: Path, how: str) -> None:
 def send(program: SlurmProgram, number: str, folder: Path, which: int) -> bool:
     """Send a signal to the commands of a job; an ending signal cancels a waiting job. Return False if the
     signal has to be sent again once the commands have begun."""
-    if Left(folder).begun:
+    if JobFiles(folder).begun:
         name = signal.Signals(which).name.removeprefix("SIG")
         return program.call("scancel", f"--signal={name}", number).problem is None
     if which not in (*ENDING, signal.SIGKILL):

@@ -33,7 +33,7 @@ _REQUEUED: Final = re.compile("CANCELLED AT .* DUE TO (?:JOB REQUEUE|PREEMPTION|
 _FAILED: Final = re.compile(r"^srun: error: \S+: tasks? ([0-9]+)[^:\n]*: Exited with exit code", re.MULTILINE)
 
 
-class Left:
+class JobFiles:
     """The files of a job's last attempt. Times are the file server's, because clocks of nodes may differ."""
 
     def __init__(self, folder: Path, *, again: bool = False) -> None:
@@ -208,7 +208,7 @@ _SAID: Final = {
 }
 
 
-def is_late(job: Queued | None, left: Left) -> bool:
+def is_late(job: Queued | None, left: JobFiles) -> bool:
     """Check that Slurm reports the script's end, but not all its files are seen: folders may be cached."""
     if job is not None and not job.lives and left.unread:
         return True
@@ -217,7 +217,7 @@ def is_late(job: Queued | None, left: Left) -> bool:
     return left.end is None or (left.end == 0 and not left.succeeded)
 
 
-def ended(job: Queued | None, left: Left, *, settled: bool = False) -> Ended | None:
+def ended(job: Queued | None, left: JobFiles, *, settled: bool = False) -> Ended | None:
     """Return the end of a job; None while it lives, or while its end is not known yet. job: None if Slurm
     doesn't know it any more. settled: no more files will be seen in the folder"""
     done = None if is_late(job, left) and not settled else _ended(job, left)
@@ -243,13 +243,13 @@ def _with_end(part: RunPart, cause: EndCause, written_ms: int | None) -> RunPart
     )
 
 
-def left_here(left: Left) -> Ended | None:
+def left_here(left: JobFiles) -> Ended | None:
     """Return how the job ended, on its own node while Slurm still has it; None if it is not known there."""
     done = None if left.end is None else ended(None, left, settled=True)
     return done if done is not None and done.seen else None
 
 
-def _ended(job: Queued | None, left: Left) -> Ended | None:
+def _ended(job: Queued | None, left: JobFiles) -> Ended | None:
     if job is not None and job.waits:
         return None  # its files are of earlier attempts
     if (
@@ -290,7 +290,7 @@ def _ended(job: Queued | None, left: Left) -> Ended | None:
     )
 
 
-def _never_began(job: Queued | None, left: Left, cause: EndCause | None, said: str | None) -> Ended:
+def _never_began(job: Queued | None, left: JobFiles, cause: EndCause | None, said: str | None) -> Ended:
     code, hint = left.launcher or CANNOT_LAUNCH, None
     # Slurm gave nodes to the job and could not run its batch script, which writes to the log first
     ran = left.end is not None or left.stopped is not None or bool(left.log)
@@ -310,23 +310,25 @@ def _never_began(job: Queued | None, left: Left, cause: EndCause | None, said: s
     return Ended(exit_code=code, reason=reason, hint=hint, cause=cause)
 
 
-def _not_known(reason: str, left: Left, cause: EndCause = EndCause.LOST_SIGHT, *, seen: bool = True) -> Ended:
+def _not_known(
+    reason: str, left: JobFiles, cause: EndCause = EndCause.LOST_SIGHT, *, seen: bool = True
+) -> Ended:
     """Return the end of a job whose command left no exit code."""
     return Ended(launched=left.begun, seen=seen, reason=reason, cause=cause if seen else None)
 
 
-def _who_killed(left: Left) -> str:
+def _who_killed(left: JobFiles) -> str:
     """Describe a command without a reported end: srun, or dsv on the node, was killed."""
     untold = [part for part in left.parts if part.exit_code is None]
     nodes = ", ".join(f"node {part.node} ({part.host})" for part in untold) or "a node"
     return f"the command on {nodes} was killed from outside of it"
 
 
-def _or_stopped(cause: EndCause | None, left: Left, otherwise: EndCause = EndCause.EXITED) -> EndCause:
+def _or_stopped(cause: EndCause | None, left: JobFiles, otherwise: EndCause = EndCause.EXITED) -> EndCause:
     return cause or (otherwise if left.stopped is None else EndCause.CANCELLED)
 
 
-def status(job: Queued | None, left: Left) -> JobStatus:
+def status(job: Queued | None, left: JobFiles) -> JobStatus:
     done = ended(job, left)
     if done is None:
         assert job is not None  # a job unknown to Slurm has ended
@@ -340,7 +342,7 @@ def status_of(done: Ended) -> JobStatus:
     return JobStatus(RunState.ENDED if done.launched else RunState.NOT_LAUNCHED, done.exit_code, done)
 
 
-def _cause(job: Queued | None, left: Left) -> tuple[EndCause | None, str | None]:
+def _cause(job: Queued | None, left: JobFiles) -> tuple[EndCause | None, str | None]:
     """Return why Slurm ended it, and its words. squeue takes precedence over the log, which may be of an
     earlier attempt if the last one never began."""
     if left.was_to_go_on and (job is None or job.state == "CANCELLED"):
@@ -355,7 +357,7 @@ def _cause(job: Queued | None, left: Left) -> tuple[EndCause | None, str | None]
     return None, None
 
 
-def _reason(cause: EndCause | None, said: str | None, part: RunPart | None, left: Left) -> str | None:
+def _reason(cause: EndCause | None, said: str | None, part: RunPart | None, left: JobFiles) -> str | None:
     if cause is EndCause.CANCELLED and left.stopped is not None:
         return f"{_SAID[cause]} by {left.stopped}"
     if cause in _SAID:

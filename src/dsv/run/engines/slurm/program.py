@@ -29,7 +29,7 @@ _MOST: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProgramResult:
     """The output of a program."""
 
     text: str = ""
@@ -55,7 +55,9 @@ def queue_file(environ: Mapping[str, str]) -> Path | None:
     return Path(home) / ".local/state/dsv" / name if home.startswith("/") else None
 
 
-def ask_once(file: Path | None, ask: Callable[[], Answer], *, since: float, force: bool = False) -> Answer:
+def ask_once(
+    file: Path | None, ask: Callable[[], ProgramResult], *, since: float, force: bool = False
+) -> ProgramResult:
     """Return the last answer if its question was asked at `since` or later, by the monotonic clock of this
     boot; else ask, while other processes wait for the answer.
 
@@ -66,7 +68,7 @@ def ask_once(file: Path | None, ask: Callable[[], Answer], *, since: float, forc
             with suppress(OSError, ValueError, KeyError, TypeError):
                 last = json.loads(os.pread(descriptor, _MOST, 0))
                 if last["boot"] == boot() and since <= last["asked"] <= monotonic():
-                    return Answer(last["text"], last["problem"])
+                    return ProgramResult(last["text"], last["problem"])
         asked = monotonic()
         answer = ask()
         if descriptor is not None:
@@ -203,7 +205,9 @@ class SlurmProgram:
         self._cluster: str | None = None
         self._since = -inf  # older answers about the queue are not used
 
-    def call(self, *argv: str, env: Mapping[str, str] | None = None, seconds: float = CALL_SECONDS) -> Answer:
+    def call(
+        self, *argv: str, env: Mapping[str, str] | None = None, seconds: float = CALL_SECONDS
+    ) -> ProgramResult:
         """Run the program, away from the terminal's signals."""
         try:
             done = subprocess.run(
@@ -216,17 +220,17 @@ class SlurmProgram:
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired:
-            return Answer(problem=f"no answer within {seconds:.0f} s")
+            return ProgramResult(problem=f"no answer within {seconds:.0f} s")
         except OSError as error:
-            return Answer(problem=f"{argv[0]} can't be started: {error.strerror or error}")
+            return ProgramResult(problem=f"{argv[0]} can't be started: {error.strerror or error}")
         text = done.stdout.decode("utf-8", "replace")
         return (
-            Answer(text)
+            ProgramResult(text)
             if done.returncode == 0
-            else Answer(text, words(done.stderr.decode("utf-8", "replace")))
+            else ProgramResult(text, words(done.stderr.decode("utf-8", "replace")))
         )
 
-    def cluster(self) -> Answer:
+    def cluster(self) -> ProgramResult:
         """Return the cluster's name and its controller: the same on every machine that reaches it."""
         if self._cluster is None:
             answer = self.call("scontrol", "show", "config", seconds=10)
@@ -236,9 +240,9 @@ class SlurmProgram:
                 re.findall(r"^(ClusterName|SlurmctldHost\[0\])\s*=\s*([^\s(]+)", answer.text, re.MULTILINE)
             )
             self._cluster = "@".join(found[name] for name in sorted(found))
-        return Answer(self._cluster)
+        return ProgramResult(self._cluster)
 
-    def queue(self, *, fresh: float = FRESH) -> tuple[dict[str, Queued], Answer]:
+    def queue(self, *, fresh: float = FRESH) -> tuple[dict[str, Queued], ProgramResult]:
         """Return all jobs of this user, and those that ended lately: one call serves all runs of this user on
         this machine. fresh: the age in seconds up to which an answer is reused"""
         since = max(self._since, monotonic() - fresh)
@@ -246,14 +250,14 @@ class SlurmProgram:
         answer = ask_once(queue_file(self.environ), ask, since=since, force=fresh <= 0)
         return {} if answer.problem is not None else read_queue(answer.text), answer
 
-    def find(self, number: str, *, fresh: float = FRESH) -> tuple[Queued | None, Answer]:
+    def find(self, number: str, *, fresh: float = FRESH) -> tuple[Queued | None, ProgramResult]:
         """Return one job of any user."""
         jobs, answer = self.queue(fresh=fresh)
         if answer.problem is not None or number in jobs:
             return jobs.get(number), answer
         answer = self.squeue(f"--jobs={number}")
         if answer.problem is not None and "Invalid job id" in answer.problem:
-            return None, Answer()
+            return None, ProgramResult()
         return read_queue(answer.text).get(number), answer
 
     def restarts(self, number: str) -> int | None:
@@ -262,7 +266,7 @@ class SlurmProgram:
         found = re.search(r" Restarts=([0-9]{1,6}) ", said)
         return None if found is None else int(found[1])
 
-    def squeue(self, which: str) -> Answer:
+    def squeue(self, which: str) -> ProgramResult:
         return self.call("squeue", "--noheader", "--states=all", f"--format={_FORMAT}", which)
 
     def forget(self) -> None:

@@ -147,7 +147,7 @@ _WARNED: Final = 60
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
-class Batch:
+class BatchScript:
     """The job of a run, on the Slurm that these options describe."""
 
     def __init__(self, job: Job, options: SlurmOptions) -> None:
@@ -194,7 +194,7 @@ def passing(variables: Mapping[str, str]) -> dict[str, str]:
     return {f"{PASSED}{name}": value for name, value in variables.items()}
 
 
-def render(batch: Batch) -> str:
+def render(batch: BatchScript) -> str:
     """Return the script. Raise `UsageError` for a job that Slurm can't run, or whose command is too long."""
     job, folder = batch.job, shlex.quote(str(batch.job.scratch))
     head = ["#!/bin/bash", *(f"#SBATCH {_line(option)}" for option in sbatch_options(batch))]
@@ -224,7 +224,7 @@ def _script(name: str, **values: object) -> str:
     return re.sub(r"@(\w+)@", lambda found: str(values[found[1]]), text)
 
 
-def sbatch_options(batch: Batch) -> list[str]:
+def sbatch_options(batch: BatchScript) -> list[str]:
     """Return options for sbatch's script or command line. The pool's are last, and so take precedence."""
     job = batch.job
     if job.gpus == ALL_GPUS:
@@ -252,7 +252,7 @@ def sbatch_options(batch: Batch) -> list[str]:
     return [*found, *batch.sbatch]
 
 
-def _task(batch: Batch) -> str:
+def _task(batch: BatchScript) -> str:
     """Return the script of each node; srun gets it as one argument."""
     job, words = batch.job, batch.command
     command = shlex.join(words)
@@ -301,7 +301,7 @@ def _exports(job: Job) -> str:
     return "\n".join(lines)
 
 
-def _steps(batch: Batch) -> str:
+def _steps(batch: BatchScript) -> str:
     """Return the script that runs the command while dsv holds the data, and that reports the staging."""
     job = batch.job
     held = shlex.join((batch.options.dsv, *job.hold[:-1]))
@@ -313,7 +313,7 @@ def _steps(batch: Batch) -> str:
     return _script("together", begin=shlex.quote(begin))
 
 
-def _clock(batch: Batch) -> str:
+def _clock(batch: BatchScript) -> str:
     seconds, warning = batch.job.time_seconds, warning_of(batch.sbatch)
     if seconds is None:
         return ""
@@ -325,7 +325,7 @@ def _clock(batch: Batch) -> str:
     return _script("clock", warning=said, seconds=left, grace=GRACE)
 
 
-def _complete(batch: Batch, seconds: int) -> str:
+def _complete(batch: BatchScript, seconds: int) -> str:
     job = batch.job
     if not job.close or not job.order:
         return "complete() { :; }\n"

@@ -263,10 +263,10 @@ class FakeSource:
         until((self._world.folder / "go").exists)
 
     def _from_donor(self, wanted: WantedFile, chunk: bytes) -> bytes | None:
-        known = None if wanted.donor is None else wanted.donor.chunks.get(ChunkId.hash(chunk))
-        if wanted.donor is None or known is None:
+        known = None if wanted.reference is None else wanted.reference.chunks.get(ChunkId.hash(chunk))
+        if wanted.reference is None or known is None:
             return None
-        with os.fdopen(open_at(wanted.donor.path, os.O_RDONLY), "rb") as file:
+        with os.fdopen(open_at(wanted.reference.path, os.O_RDONLY), "rb") as file:
             file.seek(known[0])
             data = file.read(known[1])
         return data if ChunkId.hash(data) == ChunkId.hash(chunk) else None

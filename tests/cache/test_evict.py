@@ -130,10 +130,10 @@ def test_the_sum_of_all_accounts_is_what_the_disk_holds(
     for number in range(data.draw(st.integers(1, 4))):
         names = data.draw(st.sets(st.sampled_from(sorted(contents))))
         visible = sorted(item.place for item in take_inventory(root).visible)
-        donor = data.draw(st.sampled_from([None, *visible]))
+        reference = data.draw(st.sampled_from([None, *visible]))
         publish(
             root, place(number), {name: contents[name] for name in names}, age=number,
-            links=None if donor is None else root.visible(donor).path,
+            links=None if reference is None else root.visible(reference).path,
         )  # fmt: skip
     order = data.draw(st.permutations([item.place for item in take_inventory(root).visible]))
     for chosen in order:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.cache.fake_source import FakeTree, File, TornTree
 
 from dsv.cache.fill import plan as subject
-from dsv.cache.fill.parts import CHUNKS, FETCH, LINK, MAX_DONORS, MOVED, NOTHING
+from dsv.cache.fill.parts import CHUNKS, FETCH, LINK, MAX_REFERENCES, MOVED, NOTHING
 from dsv.cache.fill.plan import Matching, contents
 from dsv.errors import IntegrityError
 from dsv.format import tree as cutting
@@ -89,7 +89,7 @@ def test_codes_say_what_a_plain_comparison_says(
             assert content(other) == content(file)
         else:
             assert not any(content(file) in known for known in linked_anywhere)
-            if CHUNKS <= code < CHUNKS + MAX_DONORS:
+            if CHUNKS <= code < CHUNKS + MAX_REFERENCES:
                 assert there[code - CHUNKS][file.path].size > 0
     assert sorted(matching.moves) == [at for at, code in enumerate(matching.codes) if MOVED <= code < CHUNKS]
     moves = matching.encoded_moves()
@@ -108,9 +108,9 @@ def test_contents_are_by_kind_and_id(files: list[File]) -> None:
 
 def test_the_codes_do_not_overlap() -> None:
     ranges = [
-        range(LINK, LINK + MAX_DONORS),
-        range(MOVED, MOVED + MAX_DONORS),
-        range(CHUNKS, CHUNKS + MAX_DONORS),
+        range(LINK, LINK + MAX_REFERENCES),
+        range(MOVED, MOVED + MAX_REFERENCES),
+        range(CHUNKS, CHUNKS + MAX_REFERENCES),
     ]
     codes = [FETCH, NOTHING, *(code for one in ranges for code in one)]
     assert len(set(codes)) == len(codes)

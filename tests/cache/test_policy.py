@@ -24,9 +24,9 @@ def place(dataset: str, number: int) -> CachePlace:
 
 
 def candidate(
-    number: int, age: float, size: int = 100, dataset: str = "xrays", claim: str | None = None
+    number: int, age: float, size: int = 100, dataset: str = "xrays", kept_by: str | None = None
 ) -> CachedCommit:
-    return CachedCommit(place(dataset, number), dataset, size, size, Extent(size, size), NOW - age, claim)
+    return CachedCommit(place(dataset, number), dataset, size, size, Extent(size, size), NOW - age, kept_by)
 
 
 @dataclass
@@ -110,7 +110,9 @@ def test_a_limit_counts_what_is_really_freed_and_not_what_was_recorded() -> None
 
 
 def test_what_is_claimed_stays_and_the_limit_is_reported_as_exceeded() -> None:
-    plan = plan_eviction([candidate(1, 3 * DAY, claim="in use by run r1")], settings(max_size=10), ROOMY, NOW)
+    plan = plan_eviction(
+        [candidate(1, 3 * DAY, kept_by="in use by run r1")], settings(max_size=10), ROOMY, NOW
+    )
     assert plan.evicted == [] and [due.reason for due in plan.kept] == ["in use by run r1"]
     assert plan.exceeded == ["the cache takes 100 B, max_size is 10 B"]
 
@@ -135,7 +137,7 @@ def test_free_inodes_are_room_too() -> None:
     plan = plan_eviction(full, settings(), few, NOW, wish)
     assert [due.candidate for due, _ in plan.evicted] == full[:3] and plan.exceeded == []
     assert plan.evicted[0][0].reason == "94 inodes are free, 119 are needed"
-    used = [replace(one, claim="in use") for one in full]
+    used = [replace(one, kept_by="in use") for one in full]
     refused = plan_eviction(used, settings(), few, NOW, wish)
     assert refused.exceeded == ["94 inodes are free, 119 are needed"]
     assert (
@@ -177,20 +179,20 @@ def test_room_for_a_commit_is_no_matter_of_another_datasets_max_size() -> None:
     rules = {"scans": DatasetRule(max_size=150), "xrays": DatasetRule(max_size=300)}
     owner = CacheSettings(datasets=rules)
     entries = [
-        candidate(1, 50, 100, "scans", claim="held by ann"), candidate(2, 40, 100, "scans", claim="in use"),
+        candidate(1, 50, 100, "scans", kept_by="held by ann"), candidate(2, 40, 100, "scans", kept_by="in use"),
         candidate(3, 30, 100), candidate(4, 20, 100),
     ]  # fmt: skip
     room = EvictionRequest(need=Need(CachePlace("xrays", "99" * 32), 100, 1))
     plan = plan_eviction(entries, owner, ROOMY, NOW, room)
     assert plan.evicted == [] and plan.exceeded == []
     assert plan_eviction(entries, owner, ROOMY, NOW).exceeded == ["scans takes 200 B, its max_size is 150 B"]
-    loose = [replace(one, claim=None) for one in entries]
+    loose = [replace(one, kept_by=None) for one in entries]
     assert plan_eviction(loose, owner, ROOMY, NOW, room).evicted == [], "it needs nothing of them"
     more = plan_eviction(loose, owner, ROOMY, NOW, replace(room, need=replace(room.need, bytes=150, files=1)))
     assert [due.candidate for due, _ in more.evicted] == [loose[2]], "its own max_size counts"
     whole = owner.tightened(CacheLimits(max_size=450))
     assert [due.candidate for due, _ in plan_eviction(loose, whole, ROOMY, NOW, room).evicted] == [loose[0]]
-    held = [replace(one, claim="in use") for one in entries]
+    held = [replace(one, kept_by="in use") for one in entries]
     assert plan_eviction(held, whole, ROOMY, NOW, room).exceeded == [
         "the cache takes 500 B with 100 B still to come, max_size is 450 B"
     ]
@@ -226,7 +228,7 @@ def test_a_flag_is_a_limit_beside_the_owners_and_never_hides_it(
 
 
 def test_named_and_everything() -> None:
-    entries = [candidate(1, 10), candidate(2, 20, claim="held by ann"), candidate(3, 30)]
+    entries = [candidate(1, 10), candidate(2, 20, kept_by="held by ann"), candidate(3, 30)]
     named = plan_eviction(
         entries, settings(), ROOMY, NOW, EvictionRequest(only=frozenset(e.place for e in entries[:2]))
     )
@@ -267,7 +269,7 @@ def test_every_plan_evicts_the_least_that_keeps_the_limits(
     gone = [due.candidate for due, _ in plan.evicted]
     stay = [due.candidate for due in plan.kept]
     assert sorted(one.place for one in gone + stay) == sorted(one.place for one in entries)
-    assert all(one.claim is None for one in gone)
+    assert all(one.kept_by is None for one in gone)
 
     def too_old(one: CachedCommit) -> bool:
         return limits.unused_for is not None and NOW - one.last_use > limits.unused_for
@@ -281,12 +283,12 @@ def test_every_plan_evicts_the_least_that_keeps_the_limits(
             or any(now_free < amount.bytes for amount in limits.min_free)
         )
 
-    assert not any(too_old(one) for one in stay if one.claim is None)
+    assert not any(too_old(one) for one in stay if one.kept_by is None)
     assert bool(plan.exceeded) == exceeded(stay)
-    assert not plan.exceeded or all(one.claim for one in stay)
+    assert not plan.exceeded or all(one.kept_by for one in stay)
     young = [one for one in gone if not too_old(one)]
     if young:  # without the last of them a limit would not hold, and nobody older than it was passed over
         assert exceeded([*stay, young[-1]])
         assert all(
-            one.claim or (one.last_use, one.place) > (young[-1].last_use, young[-1].place) for one in stay
+            one.kept_by or (one.last_use, one.place) > (young[-1].last_use, young[-1].place) for one in stay
         )

@@ -14,7 +14,7 @@ from tests.cache.places import make_root, place, publish
 from dsv.cache import inventory
 from dsv.cache.claims import read_claims
 from dsv.cache.evict import evict, preview
-from dsv.cache.inventory import SETTLED, WORTH_KEEPING, Inventory, Remembered, take_inventory
+from dsv.cache.inventory import STABLE_SECONDS, WORTH_KEEPING, Inventory, Remembered, take_inventory
 from dsv.cache.leases import Lease, end_hold, find_holds, hold
 from dsv.cache.policy import EvictionRequest
 from dsv.cache.record import Extent, add_share, used_until
@@ -50,7 +50,7 @@ def root(tmp_path: Path) -> CacheRoot:
 _COUNT = itertools.count()
 
 
-def settle(root: CacheRoot, number: int, seconds: float = 2 * SETTLED) -> None:
+def settle(root: CacheRoot, number: int, seconds: float = 2 * STABLE_SECONDS) -> None:
     """As if the claims of a place had last changed so long ago, at a moment when nothing else did."""
     folder = root.claims(place(number)).path
     moment = folder.stat().st_mtime_ns - round(seconds * 1e9) - next(_COUNT)
@@ -105,7 +105,7 @@ def test_a_folder_that_changed_just_now_is_read_again_though_its_time_is_the_sam
     root: CacheRoot, reads: list[CachePlace]
 ) -> None:
     """A file system may count whole seconds: two changes within one then leave the same time."""
-    settle(root, 0, -2 * SETTLED)
+    settle(root, 0, -2 * STABLE_SECONDS)
     changed = root.claims(place(0)).path.stat().st_mtime_ns
     evict_nothing(root)
     hold(root, place(0))

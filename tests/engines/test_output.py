@@ -53,10 +53,10 @@ def test_a_slow_reader_gets_everything() -> None:
         got += len(os.read(reader, 1 << 20))
     thread.join()
     output.job_ended()
-    assert not output.settled(0.2)
+    assert not output.drained(0.2)
     while got < size:
         got += len(os.read(reader, 1 << 20))
-    assert output.settled(PATIENCE) and got == size
+    assert output.drained(PATIENCE) and got == size
     os.close(reader)
     os.close(writer)
 
@@ -73,11 +73,11 @@ def test_held_back_output_is_not_given_up_on(monkeypatch: pytest.MonkeyPatch) ->
     _write(pipes.out, b"y" * 500_000)
     pipes.close()
     output.job_ended()
-    assert not output.settled(1.0)
+    assert not output.drained(1.0)
     got = 0
     while got < 500_000:
         got += len(os.read(reader, 1 << 20))
-    assert output.settled(PATIENCE)
+    assert output.drained(PATIENCE)
     os.close(reader)
     os.close(writer)
 
@@ -87,10 +87,10 @@ def test_a_stream_that_stays_open_ends_after_a_while(monkeypatch: pytest.MonkeyP
     pipes = Pipes()
     output = JobOutput(None, None)
     output.attach(*pipes.sources)
-    assert not output.settled(0.5)
+    assert not output.drained(0.5)
     began = time.monotonic()
     output.job_ended()
-    assert output.settled(PATIENCE)
+    assert output.drained(PATIENCE)
     assert time.monotonic() - began >= 0.3
     pipes.close()
 
@@ -131,7 +131,7 @@ def test_a_process_that_keeps_writing_is_not_read_for_ever(
     reading.start()
     output.attach(*pipes.sources)
     output.job_ended()
-    assert output.settled(PATIENCE)
+    assert output.drained(PATIENCE)
     assert closed.wait(PATIENCE)
     os.close(writer)
     reading.join(PATIENCE)
@@ -153,7 +153,7 @@ def test_letting_go_of_a_stuck_terminal_keeps_the_log_whole() -> None:
     output.let_go()
     output.job_ended()
     thread.join(PATIENCE)
-    assert output.settled(PATIENCE)
+    assert output.drained(PATIENCE)
     assert keeper.kept(Masker()).total == size
     os.close(reader)
     os.close(writer)
@@ -171,7 +171,7 @@ def test_a_terminal_that_does_not_block_is_waited_for() -> None:
     while got < 300_000:
         got += len(os.read(reader, 1 << 16))
     output.job_ended()
-    assert output.settled(PATIENCE)
+    assert output.drained(PATIENCE)
     os.close(reader)
     os.close(writer)
 

@@ -221,7 +221,7 @@ def test_a_folder_that_shows_no_end_yet_is_looked_at_again(tmp_path: Path) -> No
     for state, seen in (("COMPLETED", False), ("FAILED", True)):
         assert ended(queued(state), JobFiles(Path("/none"))) is None
         assert status(queued(state), JobFiles(Path("/none"))).lives
-        done = ended(queued(state), JobFiles(Path("/none")), settled=True)
+        done = ended(queued(state), JobFiles(Path("/none")), drained=True)
         assert done is not None and (done.exit_code, done.seen) == (125, seen)
     half = left(tmp_path, node__1__0="n1 10 0 12\n", end="0 2\n")
     assert ended(queued("COMPLETED"), half) is None and ended(queued("COMPLETING"), half) is None

@@ -391,7 +391,7 @@ def test_a_file_server_that_fails_for_a_while_ends_nothing(
         handle.begin(output, over.set)
         assert over.wait(PATIENCE)
         output.job_ended()
-        assert output.settled(PATIENCE)
+        assert output.drained(PATIENCE)
     assert handle.ended is not None and (handle.ended.exit_code, handle.ended.seen) == (0, True)
     assert (tmp_path / "log").read_text() == "all of it\n"
     assert next(failures, None) is None, "it failed that often"

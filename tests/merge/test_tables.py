@@ -191,9 +191,9 @@ def test_key_value_metadata_of_both_sides_is_in_the_result() -> None:
     other = parquet_of({**columns, "a": ["X", "y"]}, {"made": "by hand", "licence": "MIT"})
     assert merge_tables(b"x.parquet", "id", base, other, theirs) == "both changed its metadata licence"
     for choice, licence in ((ConflictChoice.OURS, b"MIT"), (ConflictChoice.THEIRS, b"CC0")):
-        settled = merge_tables(b"x.parquet", "id", base, other, theirs, choice)
-        assert read_back(settled).schema.metadata[b"licence"] == licence
-        assert isinstance(settled, MergedContent) and str(settled.settled) == "metadata licence"
+        resolved = merge_tables(b"x.parquet", "id", base, other, theirs, choice)
+        assert read_back(resolved).schema.metadata[b"licence"] == licence
+        assert isinstance(resolved, MergedContent) and str(resolved.resolved) == "metadata licence"
 
 
 def test_a_change_of_the_sign_of_zero_is_a_change() -> None:

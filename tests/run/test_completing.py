@@ -71,8 +71,8 @@ def started(**more: Any) -> RunRecord:
     return replace(record, **more)
 
 
-def over(ended: Ended = OVER, quiet_for: float | None = 60.0) -> JobStatus:
-    return JobStatus(RunState.ENDED, ended.exit_code, ended, quiet_for)
+def over(ended: Ended = OVER, idle_seconds: float | None = 60.0) -> JobStatus:
+    return JobStatus(RunState.ENDED, ended.exit_code, ended, idle_seconds)
 
 
 class Supervised(Marks):
@@ -131,8 +131,8 @@ def test_of_two_who_complete_it_one_wins(shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("says", "more", "supervised"),
     [
-        (over(quiet_for=None), {}, False),  # what the job left can't be seen here
-        (over(quiet_for=3.0), {}, False),  # whoever waits for it elsewhere completes it
+        (over(idle_seconds=None), {}, False),  # what the job left can't be seen here
+        (over(idle_seconds=3.0), {}, False),  # whoever waits for it elsewhere completes it
         (over(NEVER), {"then": ("cloud",)}, False),  # it may move to another pool
         (over(), {}, True),
         (over(replace(OVER, seen=False)), {}, False),

@@ -15,7 +15,7 @@ from dsv.repo.tree.read import TreeReader
 from dsv.store.base import StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore
-from dsv.transfer.download import Donor, Fetcher, Layout, WantedFile, donor_chunks
+from dsv.transfer.download import Fetcher, Layout, ReferenceCopy, WantedFile, reference_chunks
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import FileId, RecipeId
 from tests.kit.repositories import WRITER, commit, create, read, store_content
@@ -87,23 +87,25 @@ def test_unchanged_chunks_come_from_the_older_file(tmp_path: Path) -> None:
     (tmp_path / "old").write_bytes(content)
     entry, where = TreeReader(repository.objects, one).entry(b"f") or pytest.fail("no entry")
     assert entry.recipe_id is not None
-    donor = Donor(tmp_path / "old", donor_chunks(repository.objects, entry.recipe_id, where))
+    reference = ReferenceCopy(tmp_path / "old", reference_chunks(repository.objects, entry.recipe_id, where))
     entry, where = TreeReader(repository.objects, two).entry(b"f") or pytest.fail("no entry")
     fetcher = Fetcher(repository.objects)
     [(_, pieces)] = [
-        (file, b"".join(parts)) for file, parts in fetcher.files([WantedFile(entry, where, donor)])
+        (file, b"".join(parts)) for file, parts in fetcher.files([WantedFile(entry, where, reference)])
     ]
     assert pieces == changed
     assert 0 < fetcher.fetched_bytes < 9 << 20
     # A donor that is not what it was costs a fetch, nothing else.
     (tmp_path / "old").write_bytes(content[: 9 << 20] + bytes(15 << 20))
     [pieces] = [
-        b"".join(parts) for _, parts in Fetcher(repository.objects).files([WantedFile(entry, where, donor)])
+        b"".join(parts)
+        for _, parts in Fetcher(repository.objects).files([WantedFile(entry, where, reference)])
     ]
     assert pieces == changed
     (tmp_path / "old").unlink()
     [pieces] = [
-        b"".join(parts) for _, parts in Fetcher(repository.objects).files([WantedFile(entry, where, donor)])
+        b"".join(parts)
+        for _, parts in Fetcher(repository.objects).files([WantedFile(entry, where, reference)])
     ]
     assert pieces == changed
 
@@ -125,14 +127,14 @@ def test_a_recipe_that_is_not_its_file_is_refused() -> None:
 
 
 @pytest.mark.parametrize("donor", [True, False])
-def test_a_chunk_that_is_longer_than_its_file_says_is_refused(tmp_path: Path, donor: bool) -> None:
+def test_a_chunk_that_is_longer_than_its_file_says_is_refused(tmp_path: Path, reference: bool) -> None:
     repository = create(MemoryStore())
     content = random.Random(4).randbytes(6 << 20)
     [file] = wanted_of(repository, commit(repository, {"f": content}))
     first = next(Layout(repository.objects, file.entry, file.location).parts(0, 1))
     (tmp_path / "old").write_bytes(content)
-    older = Donor(tmp_path / "old", {first.chunk: (0, first.length)}) if donor else None
-    liar = replace(file, donor=older, parts=[replace(first, length=1)])
+    older = ReferenceCopy(tmp_path / "old", {first.chunk: (0, first.length)}) if reference else None
+    liar = replace(file, reference=older, parts=[replace(first, length=1)])
     with pytest.raises(IntegrityError, match="not its file"):
         for _, pieces in Fetcher(repository.objects).files([liar]):
             list(pieces)

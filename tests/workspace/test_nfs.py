@@ -80,7 +80,7 @@ def test_a_host_without_power_loses_the_lock_and_a_living_one_keeps_it(
 
 
 def test_a_state_saved_on_one_host_serves_another(nfs_hosts: NfsHosts, folder: Path) -> None:
-    settled = result(start(nfs_hosts, 1, "settle", folder, clock_offset=DAY))
-    assert settled["unchanged"] is True
+    resolved = result(start(nfs_hosts, 1, "settle", folder, clock_offset=DAY))
+    assert resolved["unchanged"] is True
     seen = result(start(nfs_hosts, 2, "look", folder, clock_offset=-DAY))
     assert seen["pending"] == 0 and seen["exact"] is True

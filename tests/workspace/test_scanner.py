@@ -62,11 +62,11 @@ def test_a_file_as_young_as_the_clock_is_not_trusted(world: World) -> None:
     scan.state.trust_before = info.st_ctime_ns  # the scan began in the tick in which the file was written
     from dsv.values.ids import CommitId, FileId
 
-    scan.record(item, row_of(info), info.st_dev, FileId.hash(b"1111"), quiet=True)
+    scan.record(item, row_of(info), info.st_dev, FileId.hash(b"1111"), no_writer=True)
     scan.published(CommitId.hash(b"c"))
     assert [item.path for item in scan.pending()] == [b"a"]  # the row says the same, and is not believed
     scan.state.trust_before = info.st_ctime_ns + 1
-    scan.record(item, row_of(info), info.st_dev, FileId.hash(b"1111"), quiet=True)
+    scan.record(item, row_of(info), info.st_dev, FileId.hash(b"1111"), no_writer=True)
     assert list(scan.pending()) == []
 
 

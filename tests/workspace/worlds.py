@@ -97,7 +97,7 @@ class World:
         self.reads += 1
         recipe = recipe_for(stable.stat.st_size, stable.value)
         row, device = row_of(stable.stat), stable.stat.st_dev
-        entry = scan.record(item, row, device, stable.value, recipe, quiet=stable.quiet)
+        entry = scan.record(item, row, device, stable.value, recipe, no_writer=stable.no_writer)
         assert entry is not None
         return entry
 

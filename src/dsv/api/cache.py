@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dsv.run.record import RunId
 
 _TRIES = 5
-_CLAIM_ROOM = (1 << 20, 16)  # bytes and files to make room for if there is no room even for a claim
+_LEASE_ROOM = (1 << 20, 16)  # bytes and files to make room for if there is no room even for a claim
 
 
 class NoLease(AbstractContextManager["NoLease"]):
@@ -288,7 +288,7 @@ def take_lease(
         from dsv.cache.evict import RoomMaker
         from dsv.cache.policy import Need
 
-        RoomMaker(root)(Need(place, *_CLAIM_ROOM))
+        RoomMaker(root)(Need(place, *_LEASE_ROOM))
         return _take(root, place, run)
 
 

@@ -140,7 +140,7 @@ def _item(
     commit = local_commit(root, item.place)
     protected = settings.is_protected(item.dataset)
     unused_for = settings.unused_for(item.dataset)
-    stays = protected or unused_for is None or item.claim is not None
+    stays = protected or unused_for is None or item.kept_by is not None
     return CachedItem(
         path=item.path,
         dataset=item.place.dataset_name,
@@ -189,8 +189,8 @@ def _own_bytes(items: list[CachedCommit]) -> dict[CachePlace, int]:
     for item in items:
         if item.record is not None:
             linked = estimated_room(item.record.files, item.record.bytes) - item.record.own_bytes
-            for donor in item.record.linked:
-                taken[donor] = max(taken.get(donor, 0), linked)
+            for reference in item.record.linked:
+                taken[reference] = max(taken.get(reference, 0), linked)
     return {
         item.place: max(0, item.room.bytes - taken.get(f"{item.place.dataset}/{item.place.name}", 0))
         for item in items

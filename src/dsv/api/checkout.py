@@ -16,7 +16,7 @@ from dsv.api.sync import open_to_publish, open_to_write
 from dsv.errors import Conflict, Denied, DsvError, NotFound, UsageError
 from dsv.format.records import Action, CommitRecord
 from dsv.merge.apply import ContentMerger
-from dsv.merge.paths import Choices, ConflictChoice, Settled
+from dsv.merge.paths import Choices, ConflictChoice, Resolution
 from dsv.repo.errors import missing_commit
 from dsv.repo.history import distance
 from dsv.repo.objects.erasures import erased_error
@@ -56,7 +56,7 @@ class Updated(PathCounts):
     """For a rollback: the commit whose files the new head has."""
     without_effect: tuple[bytes, ...] = ()
     """Paths for which a side was chosen although they had no conflict."""
-    merged: Sequence[Settled] = ()
+    merged: Sequence[Resolution] = ()
 
     @property
     def any_change(self) -> bool:
@@ -129,7 +129,7 @@ def _pull(
         there=f"{str(head)[:12]} by {opened.author(newest)}",
     )
     made = bring_to(opened, base, after, goal)
-    without_effect = choices.without_effect(made.settled)
+    without_effect = choices.without_effect(made.resolved)
     done = Updated(
         workspace.dataset, workspace.branch, base, head, without_effect=without_effect, merged=made.merged
     )

@@ -415,7 +415,7 @@ class EditPlan:
             name = b""
         to = _join(path, name) if into else path
         if file is not None:
-            self._claim(to, os.fsencode(edit.content))
+            self._note_origin(to, os.fsencode(edit.content))
             self._place(to, file, edit.replace)
             return
         sources, scan = walk(edit.content)
@@ -424,7 +424,7 @@ class EditPlan:
         found = [(_join(to, name), source) for name, source in sources]
         for name, source in sources:
             if source.kind is not Kind.EMPTY_DIRECTORY:
-                self._claim(_join(to, name), _join(os.fsencode(edit.content), name))
+                self._note_origin(_join(to, name), _join(os.fsencode(edit.content), name))
         self.problems += scan.problems
         if to and not found:
             self._place(to, NewContent(Kind.EMPTY_DIRECTORY), edit.replace)
@@ -458,7 +458,7 @@ class EditPlan:
                     continue
             self._place(path, source, replace=True)
 
-    def _claim(self, path: bytes, source: bytes) -> None:
+    def _note_origin(self, path: bytes, source: bytes) -> None:
         """Note where a path's new content is from. Raises `UsageError`: see `EditRequest.apart`."""
         if self._apart and (other := self._from.setdefault(path, source)) != source:
             raise UsageError(
@@ -525,7 +525,7 @@ class EditPlan:
             if new in placed:
                 raise Conflict(f"two paths are moved to {show(new)}", subject=as_text(new))
             placed.add(new)
-            self._claim(new, old)
+            self._note_origin(new, old)
             self._tree.place(new, what, replace=replace)
             self.old[new] = old
 

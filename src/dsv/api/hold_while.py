@@ -52,17 +52,17 @@ def hold_while(
     if not sys.platform.startswith("linux"):
         raise Unsupported("data can be held while a process lives on Linux only", hint="dsv cache --hold 3d")
     root = CacheRoot(folder)
-    with ExitStack() as claims:
+    with ExitStack() as leases:
         with explaining(sys.executable, "start"):
             holder = LeaseHolder.start()  # first, because it takes a while to start
-        unused = claims.enter_context(ExitStack())
+        unused = leases.enter_context(ExitStack())
         unused.callback(holder.close)
-        stager = claims.enter_context(Stager(context, root, offline=offline, jobs=jobs))
+        stager = leases.enter_context(Stager(context, root, offline=offline, jobs=jobs))
         found = []
         places = []
         for target in targets:
             one, lease = stager.stage(target, None)
-            claims.callback(lease.release)
+            leases.callback(lease.release)
             found.append(one)
             if not isinstance(lease, NoLease):
                 places.append(lease.place)

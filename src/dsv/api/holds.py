@@ -12,7 +12,7 @@ from dsv.api.cache_targets import Targets
 from dsv.api.context import Context
 from dsv.cache.claims import PinRecord, at
 from dsv.cache.inventory import find_all
-from dsv.cache.leases import HoldInfo, end_hold, find_claims, find_holds
+from dsv.cache.leases import HoldInfo, end_hold, find_by_id, find_holds
 from dsv.cache.leases import hold as take_hold
 from dsv.cache.root import CachePlace, CacheRoot, explaining, refuse_symlinks
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
@@ -121,7 +121,7 @@ def _the_hold(root: CacheRoot, start: str, *, everyone: bool) -> HoldInfo:
             subject=start,
             hint="dsv cached --json has the ids, and so has what dsv cache --hold --json printed",
         )
-    found = find_claims(root, find_all(root.dot / "claims"), start)
+    found = find_by_id(root, find_all(root.dot / "claims"), start)
     if not found:
         raise NotFound(
             f"there is no hold {start} in {root.path}: it was released, or it has expired",

@@ -186,13 +186,13 @@ class Runs:
     def settle(self, views: Iterable[RunView]) -> list[RunView]:
         """Return the runs as clusters report them now. Complete records that no other process completes."""
         completer = self._completer()
-        settled = []
+        completed_runs = []
         for view in views:
             if view.sent and view.record.state.is_terminal:
                 completer.remove_job(view.record)
             record, sent = completer.settle(view.record)
-            settled.append(view if record is view.record else RunView(record, sent and view.sent))
-        return settled
+            completed_runs.append(view if record is view.record else RunView(record, sent and view.sent))
+        return completed_runs
 
     def complete_cut_off(
         self, warn: Callable[[str], None], stop: Mapping[RunId, float] | None = None

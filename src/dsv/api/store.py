@@ -151,8 +151,8 @@ def _make(context: Context, split: OpenStore, layout: FormatLog, found: list[Fou
     _check_empty(split.names)
     proof = prove_names(split.names)
     own = bytes(layout.store_id)
-    claimed = split.names.put_if_absent(keys.REBUILT_FOR_KEY, own) is PutResult.WON
-    if not claimed and split.names.get(keys.REBUILT_FOR_KEY) != own:
+    is_ours = split.names.put_if_absent(keys.REBUILT_FOR_KEY, own) is PutResult.WON
+    if not is_ours and split.names.get(keys.REBUILT_FOR_KEY) != own:
         raise Conflict(
             f"the names of another store are being rebuilt in {split.names.url}",
             subject=split.names.url,

@@ -160,11 +160,11 @@ class Sweeper:
     def _visit(
         self, pool: ThreadPoolExecutor, clear: Callable[[_T], None], all_of_them: Iterable[_T]
     ) -> None:
-        def quietly(one: _T) -> None:
+        def ignoring_errors(one: _T) -> None:
             with contextlib.suppress(OSError):
                 clear(one)
 
-        for _ in pool.map(quietly, all_of_them):
+        for _ in pool.map(ignoring_errors, all_of_them):
             pass  # raises anything but an `OSError`
 
     def _free(self, room: Extent) -> None:

@@ -350,7 +350,7 @@ def evict_for(root: CacheRoot, settings: CacheSettings, need: Need, remembered: 
 
 def _no_room(settings: CacheSettings, need: Need, result: EvictionResult) -> NoRoomBeside:
     kept = result.kept
-    stays = [one for one in kept if one.claim]
+    stays = [one for one in kept if one.kept_by]
     used = f"; in use or held: {format_count(len(stays), 'cached commit')}" if stays else ""
     refusal = NoRoomBeside(
         f"no room for {need.place}, which needs {format_bytes(need.bytes)} and {format_count(need.files, 'file')}: "
@@ -359,6 +359,6 @@ def _no_room(settings: CacheSettings, need: Need, result: EvictionResult) -> NoR
         hint="dsv cached shows who uses what; dsv evict --dry-run what can be evicted",
     )
     wanted = [one for one in kept if one.place in need.keep and one.place != need.place]
-    free = [one for one in wanted if one.claim is None and not settings.is_protected(one.dataset)]
+    free = [one for one in wanted if one.kept_by is None and not settings.is_protected(one.dataset)]
     refusal.spare = tuple(one.place for one in sorted(free, key=lambda one: (one.last_use, one.place)))
     return refusal

@@ -305,7 +305,7 @@ def hold_leases() -> int:
 
 
 def _hold_while_alive(order: HoldRequest, held: list[Lease], unread: bytearray) -> int:
-    from dsv.cache.leases import Lease, end_hold, find_claims
+    from dsv.cache.leases import Lease, end_hold, find_by_id
     from dsv.cache.root import CachePlace, CacheRoot
     from dsv.fs.process import Watched
 
@@ -323,7 +323,7 @@ def _hold_while_alive(order: HoldRequest, held: list[Lease], unread: bytearray) 
             )
         lease.hold()
     for id_ in order.replaces:
-        for old in find_claims(root, places, id_):
+        for old in find_by_id(root, places, id_):
             end_hold(root, old)
     _say(" ".join(["held", *(lease.record.owner.id for lease in held)]))
     listening = True  # if stdin is closed, the parent may be dead while the watched process lives

@@ -34,7 +34,7 @@ from dsv.fs.files import GONE, list_names, read_json
 from dsv.fs.shared_path import ListedName, SharedPath
 from dsv.values.names import DatasetName
 
-SETTLED = 10.0
+STABLE_SECONDS = 10.0
 """Seconds. Some file systems store whole seconds, so a younger folder may change and keep its mtime."""
 WORTH_KEEPING = 64  # folders read; for fewer, writing the file costs more than it saves
 _VERSION = 1
@@ -106,10 +106,10 @@ class Remembered:
 
     def save(self, places: Iterable[CachePlace]) -> None:
         """Save what is known of these places, if enough was read. An error in writing is ignored."""
-        settled = {place: facts for place, facts in self._anew.items() if self._is_settled(facts)}
-        if len(settled) < WORTH_KEEPING:
+        stable = {place: facts for place, facts in self._anew.items() if self._is_stable(facts)}
+        if len(stable) < WORTH_KEEPING:
             return
-        self._known |= settled
+        self._known |= stable
         file = _File(_VERSION, {})
         for place in places:
             if place in self._known:
@@ -117,11 +117,11 @@ class Remembered:
         with contextlib.suppress(OSError):
             self._root.replace(self._root.inventory, msgspec.json.encode(file))
 
-    def _is_settled(self, facts: PlaceFacts) -> bool:
+    def _is_stable(self, facts: PlaceFacts) -> bool:
         """Return whether any later change would give the folder another mtime."""
         if facts.record is None or facts.claims.unknown:
             return False
-        return facts.changed < (self.now - SETTLED) * 1e9
+        return facts.changed < (self.now - STABLE_SECONDS) * 1e9
 
 
 def read_facts(root: CacheRoot, place: CachePlace, changed: int) -> PlaceFacts:
@@ -184,7 +184,7 @@ def _candidate(
         files=record.files if record else 0,
         room=facts.room,
         last_use=max(uses),
-        claim=facts.claims.protecting(now) or ("in a folder that this user can't read" if closed else None),
+        kept_by=facts.claims.protecting(now) or ("in a folder that this user can't read" if closed else None),
         path=path.path,
         record=record,
         claims=facts.claims,

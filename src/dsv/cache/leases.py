@@ -354,7 +354,7 @@ def find_holds(
     return sorted(found, key=lambda one: (one.claim.since, one.claim.id))
 
 
-def find_claims(root: CacheRoot, places: Iterable[CachePlace], start: str) -> list[HoldInfo]:
+def find_by_id(root: CacheRoot, places: Iterable[CachePlace], start: str) -> list[HoldInfo]:
     """Return all leases and holds, of any kind and user, whose ids begin with `start`. Raises `OSError`."""
     found = []
     for place in places:

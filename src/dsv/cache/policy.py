@@ -33,7 +33,7 @@ class CachedCommit(msgspec.Struct, frozen=True):
     files: int
     room: Extent  # on disk, without what it shares with older ones
     last_use: float  # seconds since 1970, by the file server's clock
-    claim: str | None = None  # what keeps it
+    kept_by: str | None = None  # what keeps it
     path: Path = Path()  # its folder
     record: Filled | None = None
     """None if the process that filled it died before it wrote one, or if it can't be read."""
@@ -141,7 +141,7 @@ class EvictionPlanner:
         failed: list[CachedCommit] = []
         while (due := self._next()) is not None:
             one = replace(due, room=self._there.pop(due.place).room)  # with what was added to its account
-            successor = self._heir(one)
+            successor = self._next_owner(one)
             outcome = act(one, successor)
             if isinstance(outcome, CachedCommit) and outcome.error is not None:
                 failed.append(outcome)
@@ -162,7 +162,7 @@ class EvictionPlanner:
         for one in self._waiting:
             if self._request.only is None or one.place in self._request.only:
                 used = format_duration(max(0.0, self._now - one.last_use))
-                self._kept.append(replace(one, reason=self._claim(one) or f"used {used} ago"))
+                self._kept.append(replace(one, reason=self._kept_by(one) or f"used {used} ago"))
         return evicted, self._kept, failed, self.exceeded() if self._request.only is None else []
 
     def _next(self) -> CachedCommit | None:
@@ -171,11 +171,11 @@ class EvictionPlanner:
         staying = []
         for position, one in enumerate(self._waiting):
             reason = self._reason(one, limit, over)
-            claim = None if reason is None else self._claim(one)
+            kept_by = None if reason is None else self._kept_by(one)
             if reason is None:
                 staying.append(one)
-            elif claim is not None:
-                self._kept.append(replace(one, reason=claim))
+            elif kept_by is not None:
+                self._kept.append(replace(one, reason=kept_by))
             else:
                 self._waiting = staying + self._waiting[position + 1 :]
                 return replace(one, reason=reason)
@@ -186,7 +186,7 @@ class EvictionPlanner:
         self._total += room
         self._datasets[one.dataset] = self._datasets.get(one.dataset, Extent()) + room
 
-    def _heir(self, gone: CachedCommit) -> CachedCommit | None:
+    def _next_owner(self, gone: CachedCommit) -> CachedCommit | None:
         """Return the commit that still linked room is added to: the last used of the dataset, else of all."""
         others = list(self._there.values())
         same = [one for one in others if one.dataset == gone.dataset]
@@ -196,12 +196,12 @@ class EvictionPlanner:
         """Return each exceeded limit in a sentence."""
         return [*self._exceeded(), *self._datasets_over().values()]
 
-    def _claim(self, one: CachedCommit) -> str | None:
+    def _kept_by(self, one: CachedCommit) -> str | None:
         if one.place in self._request.kept:
             return "needed by what is being cached"
         if self._settings.is_protected(one.dataset):
             return "protected by the cache's owner"
-        return one.claim
+        return one.kept_by
 
     def _reason(self, one: CachedCommit, limit: str | None, over: Mapping[str, str]) -> str | None:
         """Return why it is due now, or None."""

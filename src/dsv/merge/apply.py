@@ -34,7 +34,7 @@ from dsv.merge.paths import (
     MergedContent,
     NotByRows,
     PathConflict,
-    Settled,
+    Resolution,
     merge_changes,
     since_another,
 )
@@ -65,7 +65,7 @@ class MergeCounts:
     removed: int = 0
     merged: int = 0
     """Files with content from both sides."""
-    settled: tuple[Settled, ...] = ()
+    resolved: tuple[Resolution, ...] = ()
     """The merged files, and all conflicts that a choice has decided."""
 
     @property
@@ -85,7 +85,7 @@ class MergedTree:
     choices: Choices
     conflicts: list[PathConflict] = field(default_factory=list)
     counts: MergeCounts = field(default_factory=MergeCounts)
-    _settled: list[Settled] = field(default_factory=list)
+    _resolved: list[Resolution] = field(default_factory=list)
     _beside: list[TreeChange] = field(default_factory=list)
     _held: list[Decision] | None = None
 
@@ -96,8 +96,8 @@ class MergedTree:
         for decision in self._decisions():
             if decision.conflict is not None:
                 self.conflicts.append(decision.conflict)
-            if decision.settled is not None:
-                self._settled.append(decision.settled.without_data())
+            if decision.resolved is not None:
+                self._resolved.append(decision.resolved.without_data())
             if decision.beside is not None:
                 self._keep_beside(decision)
             if not decision.changes_ours:
@@ -105,7 +105,7 @@ class MergedTree:
             added += decision.ours is None
             removed += decision.result is None
             changed += decision.ours is not None and decision.result is not None
-            merged += decision.settled is not None and decision.settled.content is not None
+            merged += decision.resolved is not None and decision.resolved.content is not None
             weight += len(decision.content or b"")
             if held is not None:
                 held.append(decision)
@@ -113,17 +113,17 @@ class MergedTree:
                     held = None
         self._held = held
         self._beside.sort(key=lambda change: sort_key(change.path))
-        self.counts = MergeCounts(added + len(self._beside), changed, removed, merged, tuple(self._settled))
+        self.counts = MergeCounts(added + len(self._beside), changed, removed, merged, tuple(self._resolved))
 
     @property
     def without_effect(self) -> tuple[bytes, ...]:
         """Paths for which a side was chosen although they had no conflict."""
-        settled = [one.path for one in self._settled if one.choice is not None]
-        return self.choices.without_effect([*settled, *(one.path for one in self.conflicts)])
+        resolved = [one.path for one in self._resolved if one.choice is not None]
+        return self.choices.without_effect([*resolved, *(one.path for one in self.conflicts)])
 
     def message(self, message: str) -> str:
         """Return the message, followed by the conflicts that choices decided."""
-        lines = [str(one) for one in self._settled if one.choice is not None]
+        lines = [str(one) for one in self._resolved if one.choice is not None]
         if not lines:
             return message
         return f"{message}\n\nConflicts were settled:{format_lines(lines)}".lstrip("\n")

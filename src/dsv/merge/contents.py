@@ -42,7 +42,7 @@ def merge_text(base: bytes, ours: bytes, theirs: bytes, choice: ConflictChoice |
     choice: whose lines are taken where both changed them; None: they can't be merged.
     """
     merged: list[bytes] = []
-    taken, settled = Places(), Places()
+    taken, resolved = Places(), Places()
     line = 1
     for piece in merge_lines(base, ours, theirs):
         side = piece.taken or choice
@@ -53,10 +53,10 @@ def merge_text(base: bytes, ours: bytes, theirs: bytes, choice: ConflictChoice |
         if piece.taken is not ConflictChoice.OURS:
             count = max(len(split_lines(text)), 1)
             place = f"line {line}" if count == 1 else f"lines {line}-{line + count - 1}"
-            (settled if piece.taken is None else taken).note(place)
+            (resolved if piece.taken is None else taken).note(place)
         merged.append(text)
         line += text.count(b"\n")
-    return MergedContent(b"".join(merged), taken, settled)
+    return MergedContent(b"".join(merged), taken, resolved)
 
 
 def _first_line(text: bytes) -> str:
@@ -144,7 +144,7 @@ def merge_rows(
         joined = join(*keys)
     except RepeatedKey as error:
         raise TableFault(f"column {key} has {named(*error.args)} twice") from None
-    taken, settled = Places(), Places()
+    taken, resolved = Places(), Places()
     merged: dict[Hashable, Row | None] = {}
     for value, places in joined.items():
         rows = [
@@ -175,9 +175,9 @@ def merge_rows(
         where = named(*next((version, row) for version, row in enumerate(places) if row >= 0))
         if clash and choice is None:
             raise TableFault(f"the row with {key} {where} {clash}")
-        (settled if clash else taken).note(f"row {key}={where}")
+        (resolved if clash else taken).note(f"row {key}={where}")
     found = [merged[value] for value in _order(joined, keys[1], keys[2])]
-    return [row for row in found if row is not None], taken, settled
+    return [row for row in found if row is not None], taken, resolved
 
 
 def _order(
@@ -209,7 +209,7 @@ class _Csv(NamedTuple):
 def _merge_csv(delimiter: str, key: str, choice: ConflictChoice | None, *versions: bytes) -> MergedContent:
     tables = [_read_csv(delimiter, version) for version in versions]
     names = _check_columns(key, *(table.names for table in tables))
-    rows, taken, settled = merge_rows(names, key, [table.cells for table in tables], choice)
+    rows, taken, resolved = merge_rows(names, key, [table.cells for table in tables], choice)
     header, line_end, bom, end = (
         theirs if winner(base, ours, theirs) is ConflictChoice.THEIRS else ours
         for base, ours, theirs in zip(*(table.form for table in tables), strict=True)
@@ -229,7 +229,7 @@ def _merge_csv(delimiter: str, key: str, choice: ConflictChoice | None, *version
         above = before[2 if winner(*before) is ConflictChoice.THEIRS else 1]
         lines.append(above.replace("\n", line_end) + text)
     data = bom + line_end.join(lines) + end.replace("\n", line_end)
-    return MergedContent(data.encode(), taken, settled)
+    return MergedContent(data.encode(), taken, resolved)
 
 
 def _check_columns(key: str, names: list[str], *others: list[str]) -> list[str]:
@@ -331,7 +331,7 @@ def _merge_parquet(key: str, choice: ConflictChoice | None, *versions: bytes) ->
         raise TableFault(f"column {key} has nested values, which can't be keys")
     numbers = [number(*(table.column(name) for table in tables)) for name in names]
     columns = list(zip(*numbers, strict=True))
-    rows, taken, settled = merge_rows(
+    rows, taken, resolved = merge_rows(
         names, key, columns, choice, lambda version, row: shown(keys[version][row])
     )
     metadata: dict[bytes, bytes] = {}
@@ -341,7 +341,7 @@ def _merge_parquet(key: str, choice: ConflictChoice | None, *versions: bytes) ->
         if (side or choice) is None:
             raise TableFault(f"both changed its {where}")
         if side is not ConflictChoice.OURS:
-            (taken if side else settled).note(where)
+            (taken if side else resolved).note(where)
         value = values[2 if (side or choice) is ConflictChoice.THEIRS else 1]
         if value is not None:
             metadata[name] = value
@@ -363,7 +363,7 @@ def _merge_parquet(key: str, choice: ConflictChoice | None, *versions: bytes) ->
                 raise TableFault(f"column {name} can't be written as it is: {form} would become {other}")
     except pyarrow.ArrowException as error:
         raise TableFault(f"its columns can't be put together: {str(error).splitlines()[0]}") from None
-    return MergedContent(data, taken, settled)
+    return MergedContent(data, taken, resolved)
 
 
 def _write_parquet(columns: Sequence[Any], schema: Any, compression: str) -> bytes:

@@ -103,9 +103,9 @@ class Choices(msgspec.Struct, frozen=True):
         )
         return next((choice for paths, choice in sets if paths is not None and path in paths), None)
 
-    def without_effect(self, settled: Iterable[bytes]) -> tuple[bytes, ...]:
+    def without_effect(self, resolved: Iterable[bytes]) -> tuple[bytes, ...]:
         """Return the named paths at or below which no conflict was settled."""
-        used = {way for path in settled for way in (path, *folders_above(path))}
+        used = {way for path in resolved for way in (path, *folders_above(path))}
         named = (
             path for paths in (self.ours, self.theirs, self.both) if paths is not None for path in paths.paths
         )
@@ -138,11 +138,11 @@ class MergedContent(NamedTuple):
     data: bytes
     taken: Places
     """Places with the change of theirs."""
-    settled: Places
+    resolved: Places
     """Places that both sides changed, and a choice decided."""
 
 
-class Settled(NamedTuple):
+class Resolution(NamedTuple):
     """A path whose content combines both sides, or whose conflict a choice has decided."""
 
     path: bytes
@@ -151,7 +151,7 @@ class Settled(NamedTuple):
     content: MergedContent | None = None
     """None if it is all of one side."""
 
-    def without_data(self) -> Settled:
+    def without_data(self) -> Resolution:
         return self if self.content is None else self._replace(content=self.content._replace(data=b""))
 
     def __str__(self) -> str:
@@ -159,7 +159,7 @@ class Settled(NamedTuple):
         if self.content is not None and self.content.taken.count:
             parts.append(f"{self.content.taken} from theirs")
         if self.choice is not None:
-            where = f"{self.content.settled} " if self.content is not None else ""
+            where = f"{self.content.resolved} " if self.content is not None else ""
             parts.append(where + _TAKEN[self.choice])
         return f"{show(self.path)}: {'; '.join(parts) or 'merged'}"
 
@@ -187,7 +187,7 @@ class Decision(NamedTuple):
     """The local file with the content."""
     undecided: bool = False
     """True if the path is part of a conflict, which is reported once, with its first path."""
-    settled: Settled | None = None
+    resolved: Resolution | None = None
     """A conflict that a choice has decided, or a content that combines both sides."""
     beside: tuple[Entry, Location | None] | None = None
     """The entry of theirs to keep under another name."""
@@ -286,9 +286,9 @@ class _Decider:
         """Decide where a side has a file and the other has added to a folder: one has to win all of it."""
         choice = self._choices.of(first.path)
         if choice is ConflictChoice.OURS:
-            yield from (_settled(_keep_ours(pair), choice) for pair in (first, *below))
+            yield from (_resolved(_keep_ours(pair), choice) for pair in (first, *below))
         elif choice is ConflictChoice.THEIRS:
-            yield from (_settled(_take_theirs(pair), choice) for pair in (first, *below))
+            yield from (_resolved(_take_theirs(pair), choice) for pair in (first, *below))
         else:
             reason = "" if choice is None else "a file and a folder can't be kept both"
             theirs = first.theirs.after if first.theirs is not None else _before(first)
@@ -323,16 +323,16 @@ def merge_path(
     if isinstance(reason, NotByRows) and choice in (ConflictChoice.OURS, ConflictChoice.THEIRS):
         reason, choice = f"{reason}; without --table-key, --{choice.name.lower()} takes all of it", None
     if choice is ConflictChoice.OURS or (choice is ConflictChoice.BOTH and theirs.after is None):
-        return _settled(_keep_ours(pair), choice)
+        return _resolved(_keep_ours(pair), choice)
     if choice is ConflictChoice.THEIRS:
-        return _settled(_take_theirs(pair), choice)
+        return _resolved(_take_theirs(pair), choice)
     if choice is ConflictChoice.RESOLVED:
         files = [one for one in (ours.after, theirs.after) if one is not None and one.is_file]
         entry = Entry(pair.path, files[0].kind if files else Kind.FILE)
         file = choices.resolved[pair.path]
-        return _settled(Decision(pair.path, pair.value_of_ours, entry, file=file), choice)
+        return _resolved(Decision(pair.path, pair.value_of_ours, entry, file=file), choice)
     if choice is ConflictChoice.BOTH:
-        kept = _with_theirs(_settled(_keep_ours(pair), choice), theirs)
+        kept = _with_theirs(_resolved(_keep_ours(pair), choice), theirs)
         if isinstance(kept, Decision):
             return kept
         reason = kept
@@ -364,16 +364,16 @@ def merge_file(
     merged = merge_content(ours, theirs, choice)
     if isinstance(merged, str):
         return merged
-    settled = Settled(ours.path, choice if merged.settled.count else None, merged)
+    resolved = Resolution(ours.path, choice if merged.resolved.count else None, merged)
     file_id = FileId.hash(merged.data)
     made = Entry(ours.path, kind, len(merged.data), file_id)
-    done = Decision(ours.path, mine, made, content=merged.data, settled=settled)
+    done = Decision(ours.path, mine, made, content=merged.data, resolved=resolved)
     for change in (ours, theirs):
         if change.after is not None and change.after.file_id == file_id:
             kept = change.after._replace(kind=kind)
             done = done._replace(result=kept, location=change.location, content=None)
             break
-    return _with_theirs(done, theirs) if settled.choice is ConflictChoice.BOTH else done
+    return _with_theirs(done, theirs) if resolved.choice is ConflictChoice.BOTH else done
 
 
 def _with_theirs(decision: Decision, theirs: PathChange) -> Decision | str:
@@ -387,8 +387,8 @@ def _with_theirs(decision: Decision, theirs: PathChange) -> Decision | str:
     return decision._replace(beside=(theirs.after._replace(path=name), theirs.location))
 
 
-def _settled(decision: Decision, choice: ConflictChoice) -> Decision:
-    return decision._replace(settled=Settled(decision.path, choice))
+def _resolved(decision: Decision, choice: ConflictChoice) -> Decision:
+    return decision._replace(resolved=Resolution(decision.path, choice))
 
 
 def conflict_kind(base: Entry | None, ours: Entry | None, theirs: Entry | None) -> ConflictKind:

@@ -115,7 +115,7 @@ def merge_bases(commits: Commits, left: CommitId, right: CommitId) -> tuple[Comm
 def ahead_behind(commits: Commits, left: CommitId, right: CommitId) -> Distance:
     """Return how many commits `left` has that `right` has not, and the other way round."""
     painting = _Painting(commits, left, right)
-    while not painting.settled:
+    while not painting.is_complete:
         painting.step()
     flags = list(painting.flags.values())
     return Distance(flags.count(_LEFT), flags.count(_RIGHT))
@@ -129,7 +129,7 @@ def distance(
     """
     painting = _Painting(commits, head, *([] if base is None else [base]))
     try:
-        while not painting.settled:
+        while not painting.is_complete:
             if most is not None and len(painting.flags) > most:
                 return None
             painting.step()
@@ -142,7 +142,7 @@ def distance(
 def count_only_in(commits: Commits, commit_id: CommitId, others: Iterable[CommitId]) -> int:
     """Return how many commits (including itself) only this one has: they are lost with its last name."""
     painting = _Painting(commits, commit_id, *others)
-    while not painting.settled and not painting.flags[commit_id] & _RIGHT:
+    while not painting.is_complete and not painting.flags[commit_id] & _RIGHT:
         painting.step()
     if painting.flags[commit_id] & _RIGHT:
         return 0
@@ -156,7 +156,7 @@ def lacking(
     those of the others that `start` descends from."""
     known = tuple(others)
     painting = _Painting(commits, start, *known)
-    while not painting.settled:
+    while not painting.is_complete:
         painting.step()
     wanted = {one for one, flags in painting.flags.items() if flags == _LEFT}
     below = frozenset(one for one in known if painting.flags[one] & _LEFT)
@@ -271,7 +271,7 @@ class _Painting:
             self._paint(right, _RIGHT)
 
     @property
-    def settled(self) -> bool:
+    def is_complete(self) -> bool:
         """True if no flag can change any more: nothing is left, or one common ancestor of all others."""
         if self.open:
             return False

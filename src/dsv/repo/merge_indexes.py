@@ -199,7 +199,7 @@ def _delete_replaced(session: Session, listed: ListedIndexes, record: str | None
     merges. A user who may not delete leaves it to others.
     """
     store = session.repository.store
-    number = _settled(session, listed, record)
+    number = _newest_old_merge(session, listed, record)
     if number is None:
         return 0
     replaced = set[IndexId]()
@@ -224,7 +224,7 @@ def _delete_replaced(session: Session, listed: ListedIndexes, record: str | None
     return 0
 
 
-def _settled(session: Session, listed: ListedIndexes, record: str | None) -> int | None:
+def _newest_old_merge(session: Session, listed: ListedIndexes, record: str | None) -> int | None:
     """Return the latest merge whose records are older than `GRACE_SECONDS`, all by the store's clock."""
     store = session.repository.store
     now = store.modified(record or keys.session_key(session.id, "open"))

@@ -373,8 +373,8 @@ class Completer:
         """Check that no other dsv completes the record. Its submitter may still move it to another pool."""
         assert status.ended is not None  # checked by settle
         moves = bool(record.then) and not status.ended.launched
-        quiet = status.quiet_for is not None and status.quiet_for >= _SUPERVISOR_HAS
-        return status.ended.seen and quiet and not moves and record.run not in self._supervised
+        is_idle = status.idle_seconds is not None and status.idle_seconds >= _SUPERVISOR_HAS
+        return status.ended.seen and is_idle and not moves and record.run not in self._supervised
 
     def _known(self, dataset: DatasetName, run: RunId) -> RunRecord | None:
         """Read the newest record of a run: an unsent one is never older than the stored one."""

@@ -37,7 +37,7 @@ SPAN = 8 << 20
 READ_AHEAD = 64 << 20
 
 
-class Donor(msgspec.Struct, frozen=True):
+class ReferenceCopy(msgspec.Struct, frozen=True):
     """An older version of a file on local disk, and where known chunks are in it: id -> (offset, length).
 
     It is only a hint: what is read from it is verified like everything else.
@@ -132,7 +132,7 @@ class WantedFile(msgspec.Struct, frozen=True):
 
     entry: Entry
     location: Location | None = None
-    donor: Donor | None = None
+    reference: ReferenceCopy | None = None
     parts: Sequence[FileChunk] | None = None
     """The chunks of it that are wanted, in order; None for the whole file."""
 
@@ -241,7 +241,7 @@ class Fetcher:
                         self._check_part(file.entry, piece.chunk)
                     place: Location | None = None
                     if piece.chunk is not None and (
-                        file.donor is None or piece.chunk not in file.donor.chunks
+                        file.reference is None or piece.chunk not in file.reference.chunks
                     ):
                         place = where
                         if place is None or place.pack.is_external:  # it may be in the store now
@@ -265,8 +265,8 @@ class Fetcher:
             return file
         chunks = {ChunkId(entry.file_id): (0, entry.size)}
         if entry.recipe_id is not None:
-            chunks = donor_chunks(self._objects, entry.recipe_id, file.location)
-        return replace(file, donor=Donor(copy_of(entry), chunks))
+            chunks = reference_chunks(self._objects, entry.recipe_id, file.location)
+        return replace(file, reference=ReferenceCopy(copy_of(entry), chunks))
 
     def _expand(self, file: WantedFile) -> Iterator[tuple[_Piece, Location | None]]:
         entry = file.entry
@@ -318,7 +318,7 @@ class Fetcher:
     def _local(self, piece: _Piece) -> tuple[_Piece, _Read]:
         if piece.chunk is None:
             return piece, piece.fault or b""
-        data = _read_donor(piece)
+        data = _read_reference(piece)
         if data is not None and len(data) == piece.length and ChunkId.hash(data) == piece.chunk:
             return piece, data
         # the donor was changed
@@ -353,13 +353,13 @@ class _LargeFile:
             self._next = None if self._next[0].last else next(self._source)
 
 
-def _read_donor(piece: _Piece) -> bytes | None:
+def _read_reference(piece: _Piece) -> bytes | None:
     """Return the bytes where the donor has the chunk; None if they can't be read."""
-    donor = piece.wanted.donor
-    assert donor is not None and piece.chunk is not None
-    offset, length = donor.chunks[piece.chunk]
+    reference = piece.wanted.reference
+    assert reference is not None and piece.chunk is not None
+    offset, length = reference.chunks[piece.chunk]
     try:  # at once: where others write, opening anything but a file must not hang
-        with os.fdopen(open_at(donor.path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
+        with os.fdopen(open_at(reference.path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
             file.seek(offset)
             return file.read(length)
     except OSError as error:
@@ -368,10 +368,10 @@ def _read_donor(piece: _Piece) -> bytes | None:
         return None
 
 
-def donor_chunks(
+def reference_chunks(
     objects: Objects, recipe_id: RecipeId, where: Location | None = None
 ) -> dict[ChunkId, tuple[int, int]]:
-    """Return where each chunk is in a file with this recipe: id -> (offset, length), for a `Donor`."""
+    """Return where each chunk is in a file with this recipe: id -> (offset, length), for a `ReferenceCopy`."""
     rows = _Rows(objects, recipe_id, where)
     found: dict[ChunkId, tuple[int, int]] = {}
     for part in rows.parts(0, rows.size, seen=set()):
@@ -428,7 +428,7 @@ def _order(file: WantedFile) -> tuple[bool, bytes, int]:
 
 
 def _damaged_copy(wanted: WantedFile) -> IntegrityError:
-    path = "" if wanted.donor is None else str(wanted.donor.path)
+    path = "" if wanted.reference is None else str(wanted.reference.path)
     return IntegrityError(
         f"{path} does not hold what its commit has at {show(wanted.entry.path)}",
         subject=path,

@@ -71,8 +71,8 @@ class StableRead(msgspec.Struct, Generic[T], frozen=True):
     value: T
     stat: os.stat_result
     """The same before and after."""
-    quiet: bool
-    """See `is_quiet`."""
+    no_writer: bool
+    """See `has_no_writer`."""
 
 
 def same_times(before: os.stat_result, after: os.stat_result) -> bool:
@@ -80,7 +80,7 @@ def same_times(before: os.stat_result, after: os.stat_result) -> bool:
     return _times(before) == _times(after)
 
 
-def is_quiet(descriptor: int, now: os.stat_result) -> bool:
+def has_no_writer(descriptor: int, now: os.stat_result) -> bool:
     """Return whether a file is known to have no unseen writer: it is old, or no process can write to it. Call
     it before the file is read: a process that maps the file later changes its times.
     """
@@ -102,7 +102,7 @@ def read_stable(
                 before = os.fstat(descriptor)
                 if not stat.S_ISREG(before.st_mode):
                     break
-                quiet = is_quiet(descriptor, before)
+                no_writer = has_no_writer(descriptor, before)
                 value, size = read(descriptor, before.st_size)
                 after = os.fstat(descriptor)
         except OSError as error:
@@ -112,7 +112,7 @@ def read_stable(
                 raise
             return Problem(path, f"it can't be read: {error.strerror or error}")
         if size == after.st_size and same_times(before, after):
-            return StableRead(value, after, quiet)
+            return StableRead(value, after, no_writer)
     else:
         return Problem(path, f"it was changed while it was read, {TRIES} times in a row", changing=True)
     return Problem(path, "it was removed, or became something else, while dsv was at work", changing=True)

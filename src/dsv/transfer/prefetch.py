@@ -29,7 +29,7 @@ from dsv.format.tree import Entry
 from dsv.fs.descent import Descent, split
 from dsv.fs.descriptors import Opened
 from dsv.fs.process import read_order, start_program
-from dsv.transfer.file_reader import OPEN_FLAGS, ROW, is_quiet, row_of, same_times
+from dsv.transfer.file_reader import OPEN_FLAGS, ROW, has_no_writer, row_of, same_times
 from dsv.values.ids import ChunkId
 
 FILES = 256
@@ -81,8 +81,8 @@ class ReadBatch(msgspec.Struct, array_like=True, frozen=True):
     """`file_reader.ROW` of each file, the same before and after reading."""
     devices: bytes
     """The `st_dev` of each."""
-    quiet: bytes
-    """A byte for each: the result of `file_reader.is_quiet`."""
+    no_writer: bytes
+    """A byte for each: the result of `file_reader.has_no_writer`."""
     ids: bytes
     """32 bytes for each."""
     codecs: bytes
@@ -134,13 +134,13 @@ class Slot:
 
 def read_batch(descent: Descent, compressor: Compressor, order: ReadRequest, memory: memoryview) -> ReadBatch:
     """Read each file once into `memory`, as it is stored. `UNREAD`: missing, not readable, or not stable."""
-    rows, ids, codecs, quiet = list[bytes](), list[bytes](), bytearray(), bytearray()
+    rows, ids, codecs, no_writer = list[bytes](), list[bytes](), bytearray(), bytearray()
     devices, stored = array("Q"), array("I")
     end = 0
     for path, size in zip(order.paths.split(b"\0"), order.sizes, strict=True):
         place = memory[end : end + size + 1]
         found = _read(descent, path, size, place)
-        quiet.append(found is not None and found[1])
+        no_writer.append(found is not None and found[1])
         if found is None:
             rows.append(_NO_ROW)
             devices.append(0)
@@ -162,7 +162,7 @@ def read_batch(descent: Descent, compressor: Compressor, order: ReadRequest, mem
         order.slot,
         b"".join(rows),
         devices.tobytes(),
-        bytes(quiet),
+        bytes(no_writer),
         b"".join(ids),
         bytes(codecs),
         stored.tobytes(),
@@ -177,12 +177,12 @@ def _read(descent: Descent, path: bytes, size: int, place: memoryview) -> tuple[
             before = os.fstat(descriptor)
             if not stat.S_ISREG(before.st_mode) or before.st_size != size:
                 return None
-            quiet = is_quiet(descriptor, before)
+            no_writer = has_no_writer(descriptor, before)
             count = os.readv(descriptor, (place,))
             after = os.fstat(descriptor)
     except OSError:
         return None
-    return (after, quiet) if count == size and same_times(before, after) else None
+    return (after, no_writer) if count == size and same_times(before, after) else None
 
 
 _SLOTS = 4  # of each process: one that is read, one that is stored, and some for changes of pace

@@ -52,8 +52,8 @@ class Saved(NamedTuple):
     """Its stat before and after it was read, by `row_of`; empty if it was not read."""
     device: int = 0
     """Its `st_dev`."""
-    quiet: bool = False
-    """The answer of `is_quiet`."""
+    no_writer: bool = False
+    """The answer of `has_no_writer`."""
 
 
 class FileSaver(AbstractContextManager["FileSaver[T]"], Generic[T]):
@@ -181,11 +181,11 @@ class FileSaver(AbstractContextManager["FileSaver[T]"], Generic[T]):
             self._uploader.add_all(packed),
         )
         columns = zip(
-            batch.read, cut(batch.rows, ROW.size), array("Q", batch.devices), batch.quiet, strict=True
+            batch.read, cut(batch.rows, ROW.size), array("Q", batch.devices), batch.no_writer, strict=True
         )
         return [
-            Saved(next(stored), row, device, bool(quiet)) if read else None
-            for read, row, device, quiet in columns
+            Saved(next(stored), row, device, bool(no_writer)) if read else None
+            for read, row, device, no_writer in columns
         ]
 
     def _save(self, item: T) -> Saved | Problem | None:
@@ -218,7 +218,7 @@ def save_file(uploader: Uploader, descent: Descent, path: bytes) -> Saved | Prob
         found = read_stable(descent, path, upload)
     if isinstance(found, Problem):
         return found
-    return Saved(found.value, row_of(found.stat), found.stat.st_dev, found.quiet)
+    return Saved(found.value, row_of(found.stat), found.stat.st_dev, found.no_writer)
 
 
 @dataclass(slots=True, eq=False)

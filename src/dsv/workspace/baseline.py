@@ -224,7 +224,7 @@ def doubts(scan: WorkspaceScan, home: Path) -> str | None:
     top = os.fsencode(scan.root.resolve()) + b"/"
     new = (
         (path, top + path)
-        for folder in filter(None, map(scan.state.folder, scan.unsettled))
+        for folder in filter(None, map(scan.state.folder, scan.changed_folders))
         if _LIKE_SECRETS.search(folder.names)
         for at in folder.unclean()
         if folder.relation(at) is Relation.ABSENT and (path := pending_at(folder, at).path) in scan.scope

@@ -61,7 +61,7 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Checkout
     plan = writer.plan()
     if plan.conflicts:
         conflicts = format_lines([f"{show(one.path)} {reason}" for one, reason in plan.conflicts])
-        paths = [*plan.settled, *(one.path for one, _ in plan.conflicts)]
+        paths = [*plan.resolved, *(one.path for one, _ in plan.conflicts)]
         there = f" (there: {goal.there})" if goal.there else ""
         raise MergeConflict(
             f"nothing was written, as it would overwrite {format_count(len(plan.conflicts), 'path')} in "

@@ -23,7 +23,7 @@ from dsv.merge.paths import (
     ConflictKind,
     Decision,
     PathConflict,
-    Settled,
+    Resolution,
     conflict_kind,
     merge_path,
 )
@@ -111,7 +111,7 @@ class Step(msgspec.Struct, frozen=True):
     """The conflict in words."""
     forced: bool = False
     """Whatever is in the way is removed."""
-    settled: bytes | None = None
+    resolved: bytes | None = None
     """The path of a conflict for which the user chose a side."""
     made: Entry | None = None
     """The entry to write if the commit has another one: a local change."""
@@ -119,7 +119,7 @@ class Step(msgspec.Struct, frozen=True):
     """The content of `made`, if the commit does not have it either."""
     beside: Located | None = None
     """The commit's entry, to be written under another name as a local change."""
-    merged: Settled | None = None
+    merged: Resolution | None = None
     """The content that combines both sides, for the report."""
 
     @property
@@ -150,9 +150,9 @@ class PathCounts(msgspec.Struct, kw_only=True):
 class CheckoutResult(PathCounts):
     left: list[bytes] = msgspec.field(default_factory=list)
     """Paths that changed during the checkout, and were left as they are."""
-    settled: list[bytes] = msgspec.field(default_factory=list)
+    resolved: list[bytes] = msgspec.field(default_factory=list)
     """Paths of conflicts for which the user chose a side."""
-    merged: list[Settled] = msgspec.field(default_factory=list)
+    merged: list[Resolution] = msgspec.field(default_factory=list)
     """Contents that combine both sides."""
 
 
@@ -170,8 +170,8 @@ class CheckoutPlan(CheckoutResult):
 
     def add(self, step: Step) -> None:
         self.absent += step.change.after is None
-        if step.settled is not None:
-            self.settled.append(step.settled)
+        if step.resolved is not None:
+            self.resolved.append(step.resolved)
         if step.merged is not None:
             self.merged.append(step.merged)
         if step.beside is not None:
@@ -243,7 +243,7 @@ class CheckoutPlanner:
         step = self._apply(change, now)
         if step.act is Act.CONFLICT:
             return self._settle(step, now)
-        if step.settled == path and now is not None and self._goal.merger is not None:
+        if step.resolved == path and now is not None and self._goal.merger is not None:
             return self._settle(step, now)  # theirs, where both changed it
         return step
 
@@ -261,16 +261,16 @@ class CheckoutPlanner:
         changed = not lacking and difference(now, change.before) is not None
         if changed and not forced:
             return _both_changed(change, now)
-        settled = path if changed else None
+        resolved = path if changed else None
         if after is None:
-            return Step(Act.REMOVE, change, self._disk.row(path), settled=settled)
+            return Step(Act.REMOVE, change, self._disk.row(path), resolved=resolved)
         act = Act.CREATE if now is None else Act.REPLACE
-        step = Step(act, change, self._disk.row(path), forced=forced, settled=settled)
+        step = Step(act, change, self._disk.row(path), forced=forced, resolved=resolved)
         foreign = self._disk.foreign_above(path)
         if foreign is None:
             return step
         if may_overwrite(foreign):
-            return replace(step, forced=True, settled=path)
+            return replace(step, forced=True, resolved=path)
         return self._in_the_way(change, foreign)
 
     def _replaces_folder(self, change: PathChange) -> bool:
@@ -282,11 +282,11 @@ class CheckoutPlanner:
         """Put a file or symlink in place of a folder. Paths of the base in it have changes of their own."""
         step = Step(Act.CREATE, change, forced=self._goal.may_overwrite(change.path))
         if now is not None and difference(now, change.before) is not None:
-            return replace(step, settled=change.path) if step.forced else _both_changed(change, now)
+            return replace(step, resolved=change.path) if step.forced else _both_changed(change, now)
         foreign = self._disk.foreign_below(change.path)
         if foreign is None:
             return step
-        return replace(step, settled=foreign) if step.forced else self._in_the_way(change, foreign)
+        return replace(step, resolved=foreign) if step.forced else self._in_the_way(change, foreign)
 
     def _in_the_way(self, change: PathChange, foreign: bytes) -> Step:
         """Return the conflict of a file where a folder must be, or the reverse."""
@@ -303,8 +303,8 @@ class CheckoutPlanner:
             choice = choices.of(change.path) or choices.of(conflict.path)
             if choice is ConflictChoice.BOTH:
                 return _because(step, "a file and a folder can't be kept both")
-            settled = max(change.path, conflict.path, key=len)
-            return Step(Act.STAY, change, settled=settled) if choice is ConflictChoice.OURS else step
+            resolved = max(change.path, conflict.path, key=len)
+            return Step(Act.STAY, change, resolved=resolved) if choice is ConflictChoice.OURS else step
         merger, content = self._goal.merger, None
         is_erased = change.before is not None and self._goal.is_erased(change.before)
         if merger is not None and now is not None and not is_erased:
@@ -316,9 +316,9 @@ class CheckoutPlanner:
 
     def _decided(self, step: Step, now: Entry | None, decision: Decision) -> Step:
         """Return the step for a decision about a path; the same step if theirs is taken, or can't be."""
-        change, made, content, settled = step.change, decision.result, decision.content, decision.settled
-        choice = None if settled is None else settled.choice
-        is_merged = settled is None or settled.content is not None or choice is ConflictChoice.RESOLVED
+        change, made, content, resolved = step.change, decision.result, decision.content, decision.resolved
+        choice = None if resolved is None else resolved.choice
+        is_merged = resolved is None or resolved.content is not None or choice is ConflictChoice.RESOLVED
         if choice is ConflictChoice.THEIRS and not is_merged:
             return step
         if choice is ConflictChoice.BOTH and self._disk.is_folder(change.path):
@@ -344,7 +344,7 @@ class CheckoutPlanner:
             act = Act.STAY if made.kind is now.kind else Act.CHMOD
         return Step(
             act, change, self._disk.row(change.path), made=made, content=content, beside=beside,
-            settled=None if choice is None else change.path, merged=settled if is_merged else None,
+            resolved=None if choice is None else change.path, merged=resolved if is_merged else None,
         )  # fmt: skip
 
     def _taken(self, name: bytes) -> str:
@@ -444,7 +444,7 @@ class WorkspaceFiles:
             folder, at = self._find(way)
             if folder is not None and at is not None and folder.kinds[at] == IGNORED:
                 return way, "is left out by .dsvignore"
-            if self._scan.withheld is not None and way in self._scan.withheld:
+            if self._scan.unreadable is not None and way in self._scan.unreadable:
                 return way, "can't be read"
             if way in self._scan.apart:
                 return way, "is a dsv store or cache"

@@ -448,7 +448,9 @@ def _save_files(
             location = saved.stored.location
             if saved.row:
                 _, file_id, recipe_id, _ = saved.stored
-                entry = scan.record(item, saved.row, saved.device, file_id, recipe_id, quiet=saved.quiet)
+                entry = scan.record(
+                    item, saved.row, saved.device, file_id, recipe_id, no_writer=saved.no_writer
+                )
                 if entry == item.base:
                     continue
         assert entry is not None

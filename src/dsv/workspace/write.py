@@ -133,7 +133,7 @@ class FileWriter:
         with Descent(self._scan.root) as descent:
             plan = CheckoutPlanner(self._goal, WorkspaceFiles(self._scan, descent)).plan()
         self._removes = plan.absent > 0
-        self._made = CheckoutResult(settled=plan.settled, merged=plan.merged)
+        self._made = CheckoutResult(resolved=plan.resolved, merged=plan.merged)
         return plan
 
     def check_copies(self, copy_of: Callable[[Entry], object]) -> None:

@@ -271,7 +271,7 @@ def _record(directory: FillDirectory, owner: LeaseOwner) -> Filled:
         own_files=plan.need_files,
         own_bytes=plan.need_bytes,
         selection=tuple(plan.selection),
-        linked=tuple(f"{donor.dataset}/{donor.name}" for donor in plan.donors),
+        linked=tuple(f"{reference.dataset}/{reference.name}" for reference in plan.references),
         host=owner.host,
         user=owner.user,
         time=directory.root.now(),

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dsv.cache.fill.directory import FillDirectory, end_unpublished
-from dsv.cache.fill.parts import DonorPlan
+from dsv.cache.fill.parts import ReferencePlan
 from dsv.cache.fill.reservations import refusal
 from dsv.cache.root import FILE_TIME, CachePlace, CacheRoot
 from dsv.errors import DsvError, Unreachable
@@ -233,7 +233,7 @@ def _is_as_filled(found: os.stat_result, size: int, *, executable: bool) -> bool
 # link(2): at the limit of links, another device, another user's file (fs.protected_hardlinks), not supported.
 NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP)
 # Errors for an evicted or foreign donor.
-_NO_DONOR = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM)
+_NO_REFERENCE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM)
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -251,7 +251,7 @@ class Links:
     def __init__(
         self,
         root: CacheRoot,
-        donors: Sequence[DonorPlan],
+        references: Sequence[ReferencePlan],
         rights: FillRights,
         drafts: int,
         before_close: Callable[[], None],
@@ -261,7 +261,7 @@ class Links:
         with a file of that name.
         """
         self._root = root
-        self._donors = donors
+        self._references = references
         self._rights = rights
         self._drafts = drafts
         self._before_close = before_close
@@ -269,21 +269,21 @@ class Links:
         self._opened = contextlib.ExitStack()
         self._clones = True
 
-    def folder_of(self, donor: int, path: bytes) -> tuple[int, bytes] | None:
+    def folder_of(self, reference: int, path: bytes) -> tuple[int, bytes] | None:
         """Return the donor's folder that has this path, and the name in it; None if it is gone."""
-        if donor not in self._folders:
-            self._folders[donor] = self._open(donor)
-        folders = self._folders[donor]
+        if reference not in self._folders:
+            self._folders[reference] = self._open(reference)
+        folders = self._folders[reference]
         try:
             return None if folders is None else folders.of(path)
         except OSError as error:
-            if error.errno not in _NO_DONOR:
+            if error.errno not in _NO_REFERENCE:
                 raise
             return None
 
-    def open_folder(self, donor: int, folder: bytes) -> int | None:
+    def open_folder(self, reference: int, folder: bytes) -> int | None:
         """Return the donor's folder; None if it is gone. Raises `OSError`."""
-        found = self.folder_of(donor, folder + b"/" if folder else b"")
+        found = self.folder_of(reference, folder + b"/" if folder else b"")
         return None if found is None else found[0]
 
     def take_all(
@@ -300,7 +300,7 @@ class Links:
                     continue
                 link(name, name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
             except OSError as error:
-                if error.errno not in NO_LINK and error.errno not in _NO_DONOR:
+                if error.errno not in NO_LINK and error.errno not in _NO_REFERENCE:
                     raise
                 failed.append(at)
         return failed
@@ -310,7 +310,7 @@ class Links:
         try:
             found = os.stat(source[1], dir_fd=source[0], follow_symlinks=False)
         except OSError as error:
-            if error.errno not in _NO_DONOR:
+            if error.errno not in _NO_REFERENCE:
                 raise
             return None
         same = _is_as_filled(found, entry.size, executable=entry.kind is Kind.EXECUTABLE)
@@ -328,7 +328,7 @@ class Links:
         except OSError as error:
             if error.errno in NO_LINK:
                 return self._copy(source, target, entry)
-            if error.errno in _NO_DONOR:
+            if error.errno in _NO_REFERENCE:
                 return Taken.NO
             raise
         return Taken.LINKED
@@ -337,14 +337,14 @@ class Links:
         self._opened.close()
         self._folders.clear()
 
-    def _open(self, donor: int) -> Folders | None:
-        plan = self._donors[donor]
+    def _open(self, reference: int) -> Folders | None:
+        plan = self._references[reference]
         try:
             top = self._root.visible(CachePlace(plan.dataset, plan.name)).descriptor(
                 os.O_RDONLY | os.O_DIRECTORY
             )
         except OSError as error:
-            if error.errno not in _NO_DONOR:
+            if error.errno not in _NO_REFERENCE:
                 raise
             return None
         self._opened.callback(os.close, top)
@@ -359,7 +359,7 @@ class Links:
         try:
             descriptor = os.open(source[1], _READ, dir_fd=source[0])
         except OSError as error:
-            if error.errno not in _NO_DONOR:
+            if error.errno not in _NO_REFERENCE:
                 raise
             return Taken.NO
         executable = entry.kind is Kind.EXECUTABLE

@@ -192,7 +192,7 @@ class PartWorker:
                 continue
             elif not entry.size:
                 placer.make_empty(job, entry)
-            elif item.donor is not None:
+            elif item.reference is not None:
                 placer.take(job, item)
                 self._count_linked(1, entry.size)
                 continue
@@ -207,11 +207,13 @@ class PartWorker:
     def _not_linked(self, job: PartJob) -> Iterator[WantedFile]:
         """Yield files that a donor no longer has, and other users' large files that can't share blocks."""
         for item in job.failed:
-            assert item.donor is not None
+            assert item.reference is not None
             self._count_linked(-1, -item.entry.size)
             self.unplanned += blocks(item.entry.size)
-            donor = self._contents.same_version(item, self._contents.donor_file(item.donor, item.donor_path))
-            yield WantedFile(item.entry, item.where, donor)
+            reference = self._contents.same_version(
+                item, self._contents.reference_file(item.reference, item.reference_path)
+            )
+            yield WantedFile(item.entry, item.where, reference)
         job.failed.clear()
 
     def _finish(self, job: PartJob) -> None:
@@ -271,7 +273,7 @@ class PartWorker:
             size = blocks(item.entry.size)
             self._tally.written += size
             self._tally.made += 1
-            if item.donor is not None and self._directory.plan.donors[item.donor].way != "copy":
+            if item.reference is not None and self._directory.plan.references[item.reference].way != "copy":
                 self.unplanned += size
         job.copied.clear()
 

@@ -42,7 +42,7 @@ LINK = 1  # LINK + d: donor d has this file at the same path
 MOVED = 32  # MOVED + d: donor d has it at another path, which the table of moves names
 CHUNKS = 64  # CHUNKS + d: a large file whose older version donor d has at the same path
 NOTHING = 255  # no file, or an empty one
-MAX_DONORS = 8
+MAX_REFERENCES = 8
 VERSION = 1  # of the plan, and of how the processes that share it work together
 
 
@@ -69,7 +69,7 @@ class FillPart(msgspec.Struct, frozen=True, array_like=True):
     bytes: int
 
 
-class DonorPlan(msgspec.Struct, frozen=True, array_like=True):
+class ReferencePlan(msgspec.Struct, frozen=True, array_like=True):
     """A cached commit that files are taken from."""
 
     dataset: str
@@ -91,9 +91,9 @@ class FillPlan(msgspec.Struct, frozen=True):
     need_bytes: int  # room on disk, in blocks
     need_files: int  # in inodes
     parts: list[FillPart]
-    donors: list[DonorPlan]
+    references: list[ReferencePlan] = msgspec.field(name="donors")
     has_source_map: bool = msgspec.field(name="sheet")
-    """True if files are taken from `donors`."""
+    """True if files are taken from `references`."""
 
 
 PLAN = msgspec.json.Decoder(FillPlan)

@@ -158,7 +158,9 @@ class PartWriter:
             self._stack.callback(self.asked.close)
             self._arriving = Folders(self.top, self._rights, drafts, self.pool.settle)
             self._stack.callback(self._arriving.close)
-            self._links = Links(directory.root, directory.plan.donors, self._rights, drafts, self.pool.settle)
+            self._links = Links(
+                directory.root, directory.plan.references, self._rights, drafts, self.pool.settle
+            )
             self._stack.callback(self._links.close)
         except OSError:
             self._stack.close()
@@ -194,8 +196,8 @@ class PartWriter:
 
     def take(self, job: PartJob, item: FillEntry) -> None:
         """Link the donor's file, or else add the item to the job's `copied` or `failed`."""
-        assert item.donor is not None
-        source = self._links.folder_of(item.donor, item.donor_path)
+        assert item.reference is not None
+        source = self._links.folder_of(item.reference, item.reference_path)
         if source is None:
             job.failed.append(item)
             return
@@ -216,7 +218,7 @@ class PartWriter:
 
     def take_run(self, job: PartJob, run: LinkRun) -> None:
         """Do what `take` does for all files of a run."""
-        source = self._links.open_folder(run.donor, run.folder)
+        source = self._links.open_folder(run.reference, run.folder)
         if source is None:
             job.failed.extend(run.item(at) for at in range(len(run.names)))
             return
@@ -312,7 +314,11 @@ class PartWriter:
             pace()
             target = self._find(job, self.asked, item.entry.path) if item.entry.is_file else None
             if target is not None:
-                source = None if item.donor is None else self._links.folder_of(item.donor, item.donor_path)
+                source = (
+                    None
+                    if item.reference is None
+                    else self._links.folder_of(item.reference, item.reference_path)
+                )
                 self._run(job, partial(look, item.entry, target, source))
         self.pool.drain()
         return states

@@ -18,11 +18,11 @@ from dsv.cache.fill.parts import (
     CHUNKS,
     FETCH,
     LINK,
-    MAX_DONORS,
+    MAX_REFERENCES,
     MOVED,
     NOTHING,
-    DonorPlan,
     FillPlan,
+    ReferencePlan,
     SegmentLoad,
     blocks,
     cut_parts,
@@ -48,7 +48,7 @@ from dsv.values.paths import PathSet, show, sort_key
 # Other datasets of the store are searched for copies and imports, after the dataset's own commits.
 _OWN = 5
 _OTHERS = 3
-assert _OWN + _OTHERS <= MAX_DONORS
+assert _OWN + _OTHERS <= MAX_REFERENCES
 _SAMPLES = 8
 
 Candidate = tuple[CachePlace, Filled]
@@ -57,7 +57,9 @@ Candidate = tuple[CachePlace, Filled]
 Content = bytes
 _LARGE = 16  # the file has a recipe
 _KIND = tuple(bytes((kind,)) for kind in range(256))
-OPEN = bytes((FETCH, *range(CHUNKS, CHUNKS + MAX_DONORS)))  # codes of entries that a further donor may have
+OPEN = bytes(
+    (FETCH, *range(CHUNKS, CHUNKS + MAX_REFERENCES))
+)  # codes of entries that a further donor may have
 
 
 class FillRequest(msgspec.Struct, frozen=True):
@@ -112,16 +114,18 @@ def make_plan(
     tree = source.tree(request.commit)
     found = candidates(root, request.place, request.store)
     matched = match(source, tree, [one for one in found if one[0] not in without])
-    donors: list[DonorPlan] = []
+    references: list[ReferencePlan] = []
     matching: Matching | None = None
     if matched is not None:
         matching, used = matched
-        donors = [_donor(root, one, matching.samples[number]) for number, (one, _) in enumerate(used)]
+        references = [_reference(root, one, matching.samples[number]) for number, (one, _) in enumerate(used)]
     sums = _Sums()
     if not request.selection.whole:
-        loads = _selected(tree, request.selection, matching, donors, sums)
+        loads = _selected(tree, request.selection, matching, references, sums)
     else:
-        loads = [_whole(number, leaf, matching, donors, sums) for number, leaf in enumerate(tree.leaves())]
+        loads = [
+            _whole(number, leaf, matching, references, sums) for number, leaf in enumerate(tree.leaves())
+        ]
     paths = (path for located in tree.segments() for path in located.segment.paths)
     check_folding(root.path, root.temporary, (path for path in paths if path in request.selection))
     plan = FillPlan(
@@ -136,7 +140,7 @@ def make_plan(
         need_bytes=sums.need_bytes,
         need_files=sums.need_files,
         parts=cut_parts(loads, *shape.part_size(loads, remote=remote)),
-        donors=donors,
+        references=references,
         has_source_map=matching is not None,
     )
     disk = os.statvfs(root.path)
@@ -148,7 +152,7 @@ def make_plan(
 
 
 def _whole(
-    number: int, leaf: TreePart, matching: Matching | None, donors: Sequence[DonorPlan], sums: _Sums
+    number: int, leaf: TreePart, matching: Matching | None, references: Sequence[ReferencePlan], sums: _Sums
 ) -> SegmentLoad:
     """Count a segment that is wanted whole. Its sums are in its node, so it is not read."""
     child = leaf.child
@@ -162,21 +166,27 @@ def _whole(
     codes = matching.codes[matching.starts[number] : matching.starts[number + 1]]
     sizes = matching.sizes.get(number)
     if sizes is None:  # a donor has the whole segment, so all its entries have one code
-        if not _copied(codes[0], donors):
+        if not _copied(codes[0], references):
             return SegmentLoad(number, child.entries, child.bytes, 0)
         sums.need_files += child.entries
         sums.need_bytes += estimated_room(child.files, child.bytes)
         return SegmentLoad(number, child.entries, child.bytes, child.bytes)
-    if all(donor.way != "copy" for donor in donors):
+    if all(reference.way != "copy" for reference in references):
         codes = codes.translate(_LINKED_AS_ONE)  # linked files take no room
     heavy = sum(
-        _count(code, size, donors, sums) for code, size in zip(codes, sizes, strict=True) if code != _NO_ROOM
+        _count(code, size, references, sums)
+        for code, size in zip(codes, sizes, strict=True)
+        if code != _NO_ROOM
     )
     return SegmentLoad(number, child.entries, child.bytes, heavy)
 
 
 def _selected(
-    tree: TreeReader, selection: PathSet, matching: Matching | None, donors: Sequence[DonorPlan], sums: _Sums
+    tree: TreeReader,
+    selection: PathSet,
+    matching: Matching | None,
+    references: Sequence[ReferencePlan],
+    sums: _Sums,
 ) -> list[SegmentLoad]:
     """Read the segments that hold selected paths, and count those paths."""
     loads: list[SegmentLoad] = []
@@ -200,7 +210,7 @@ def _selected(
             if unseen:
                 unseen -= {one for one in unseen if path == one or path.startswith(one + b"/")}
             code = OPEN[0] if matching is None else matching.codes[at]
-            heavy += _count(code, length, donors, sums)
+            heavy += _count(code, length, references, sums)
             size += length
             count += 1
             sums.files += kind <= Kind.EXECUTABLE
@@ -218,29 +228,29 @@ def _selected(
     return loads
 
 
-def _count(code: int, size: int, donors: Sequence[DonorPlan], sums: _Sums) -> int:
+def _count(code: int, size: int, references: Sequence[ReferencePlan], sums: _Sums) -> int:
     """Add the room of one entry; return the bytes that have to be written for it."""
     if code == NOTHING:
         sums.need_files += 1
-    elif code in OPEN or _copied(code, donors):
+    elif code in OPEN or _copied(code, references):
         sums.need_files += 1
         sums.need_bytes += blocks(size)
         return size
     return 0
 
 
-def _copied(code: int, donors: Sequence[DonorPlan]) -> bool:
+def _copied(code: int, references: Sequence[ReferencePlan]) -> bool:
     if MOVED <= code < CHUNKS:
-        return donors[code - MOVED].way == "copy"
-    return LINK <= code < MOVED and donors[code - LINK].way == "copy"
+        return references[code - MOVED].way == "copy"
+    return LINK <= code < MOVED and references[code - LINK].way == "copy"
 
 
-def _donor(root: CacheRoot, place: CachePlace, samples: Sequence[bytes]) -> DonorPlan:
+def _reference(root: CacheRoot, place: CachePlace, samples: Sequence[bytes]) -> ReferencePlan:
     """Try on some files how they can be shared, because that decides how much room the fill needs."""
     top = root.visible(place)
     ways = [way for way in (_try(root, top / os.fsdecode(path)) for path in samples) if way is not None]
     way = max(ways, key=("link", "reflink", "copy").index, default="link")
-    return DonorPlan(place.dataset, place.name, way)
+    return ReferencePlan(place.dataset, place.name, way)
 
 
 def _try(root: CacheRoot, path: SharedPath) -> str | None:
@@ -326,25 +336,25 @@ class Matching(msgspec.Struct):
     samples: dict[int, list[bytes]] = msgspec.field(default_factory=dict)
     """Some linked paths of each donor."""
 
-    def add(self, donor: int, tree: TreeReader, theirs: TreeReader, selection: PathSet) -> bool:
+    def add(self, reference: int, tree: TreeReader, theirs: TreeReader, selection: PathSet) -> bool:
         """Use a donor for what is still to be fetched; False if it has none. selection: its cached part.
 
         After an error, nothing is taken from this donor.
         """
-        before, self.samples[donor] = bytes(self.codes), []
+        before, self.samples[reference] = bytes(self.codes), []
         try:
-            missing = self._same_paths(donor, tree, theirs, selection)
+            missing = self._same_paths(reference, tree, theirs, selection)
             if missing:
-                self._other_paths(donor, theirs, selection, missing)
+                self._other_paths(reference, theirs, selection, missing)
         except BaseException:
             self.codes[:] = before
             self.moves = {at: path for at, path in self.moves.items() if before[at] not in OPEN}
-            del self.samples[donor]
+            del self.samples[reference]
             raise
-        return bool(self.samples[donor]) or CHUNKS + donor in self.codes
+        return bool(self.samples[reference]) or CHUNKS + reference in self.codes
 
     def _same_paths(
-        self, donor: int, tree: TreeReader, theirs: TreeReader, selection: PathSet
+        self, reference: int, tree: TreeReader, theirs: TreeReader, selection: PathSet
     ) -> dict[Content, list[int]]:
         """Link the files that have the same path; return the other entries, by content."""
         shared: set[SegmentId] = set()
@@ -356,9 +366,9 @@ class Matching(msgspec.Struct):
             if not _is_open(self.codes[start:end]):
                 continue
             if leaf.id in shared:
-                linked = bytes.maketrans(OPEN, bytes((LINK + donor,)) * len(OPEN))
+                linked = bytes.maketrans(OPEN, bytes((LINK + reference,)) * len(OPEN))
                 self.codes[start:end] = self.codes[start:end].translate(linked)
-                self._sample(donor, leaf.child.last)
+                self._sample(reference, leaf.child.last)
             else:
                 to_read.append(number)
         missing: dict[Content, list[int]] = {}
@@ -366,11 +376,16 @@ class Matching(msgspec.Struct):
         window = PathWindow(theirs, selection, [leaf for leaf in theirs.leaves() if leaf.id not in shared])
         for number, located in zip(to_read, tree.segments(chosen), strict=True):
             self.sizes[number] = located.segment.sizes
-            self._segment(donor, self.starts[number], located.segment, window, missing)
+            self._segment(reference, self.starts[number], located.segment, window, missing)
         return missing
 
     def _segment(
-        self, donor: int, start: int, segment: Segment, window: PathWindow, missing: dict[Content, list[int]]
+        self,
+        reference: int,
+        start: int,
+        segment: Segment,
+        window: PathWindow,
+        missing: dict[Content, list[int]],
     ) -> None:
         known = window.between(segment.first, segment.last)
         ours = contents(segment)
@@ -378,27 +393,27 @@ class Matching(msgspec.Struct):
         same = bytes(map(operator.eq, ours, theirs))
         codes = self.codes[start : start + len(segment)]
         if not codes.strip(b"\0") and all(segment.sizes):  # usually: all are files, none decided
-            codes = bytearray(same.translate(bytes.maketrans(b"\1", bytes((LINK + donor,)))))
+            codes = bytearray(same.translate(bytes.maketrans(b"\1", bytes((LINK + reference,)))))
             first = same.find(1)
             if first >= 0:
-                self._sample(donor, segment.paths[first])
+                self._sample(reference, segment.paths[first])
         else:
             for at, (code, size) in enumerate(zip(codes, segment.sizes, strict=True)):
                 if not size:
                     codes[at] = NOTHING
                 elif same[at] and code in OPEN:
-                    codes[at] = LINK + donor
-                    self._sample(donor, segment.paths[at])
+                    codes[at] = LINK + reference
+                    self._sample(reference, segment.paths[at])
         for at, code in enumerate(codes):
             if code in OPEN:
                 missing.setdefault(ours[at], []).append(start + at)
                 older = theirs[at]
                 if older and older[0] & _LARGE and segment.sizes[at] > SINGLE_CHUNK_MAX and code == FETCH:
-                    codes[at] = CHUNKS + donor
+                    codes[at] = CHUNKS + reference
         self.codes[start : start + len(segment)] = codes
 
     def _other_paths(
-        self, donor: int, theirs: TreeReader, selection: PathSet, missing: dict[Content, list[int]]
+        self, reference: int, theirs: TreeReader, selection: PathSet, missing: dict[Content, list[int]]
     ) -> None:
         """Link the files that the donor has under another path."""
         for located in theirs.segments():
@@ -409,13 +424,13 @@ class Matching(msgspec.Struct):
             for path, content in zip(segment.paths, column, strict=True):
                 if content in missing and path in selection:
                     for at in missing.pop(content):
-                        self.codes[at] = MOVED + donor
+                        self.codes[at] = MOVED + reference
                         self.moves[at] = path
-                    self._sample(donor, path)
+                    self._sample(reference, path)
 
-    def _sample(self, donor: int, path: bytes) -> None:
-        if len(self.samples[donor]) < _SAMPLES:
-            self.samples[donor].append(path)
+    def _sample(self, reference: int, path: bytes) -> None:
+        if len(self.samples[reference]) < _SAMPLES:
+            self.samples[reference].append(path)
 
     def encoded_moves(self) -> dict[int, bytes]:
         """Return the donors' paths of each segment with moved files, in entry order, joined by NUL."""

@@ -43,7 +43,12 @@ Every other fill's reservation counts (see `reservations`), but not that of `nee
 
 def need_of(place: CachePlace, plan: FillPlan, size: int, files: int) -> Need:
     """Return the need of the rest of a fill; the commits that it takes files from must stay."""
-    return Need(place, size, files, frozenset(CachePlace(donor.dataset, donor.name) for donor in plan.donors))
+    return Need(
+        place,
+        size,
+        files,
+        frozenset(CachePlace(reference.dataset, reference.name) for reference in plan.references),
+    )
 
 
 class _Record(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from itertools import accumulate, islice
 import msgspec
 
 from dsv.cache.fill.directory import FillDirectory
-from dsv.cache.fill.parts import CHUNKS, LINK, MAX_DONORS, MOVED, NOTHING, FillPart, slice_bounds
+from dsv.cache.fill.parts import CHUNKS, LINK, MAX_REFERENCES, MOVED, NOTHING, FillPart, slice_bounds
 from dsv.cache.root import CachePlace
 from dsv.errors import IntegrityError
 from dsv.format.locator import Location
@@ -21,7 +21,7 @@ from dsv.fs.shared_path import SharedPath
 from dsv.repo.objects.erasures import Erasures
 from dsv.repo.repository import Repository
 from dsv.repo.tree.read import LocatedSegment, TreeReader
-from dsv.transfer.download import READ_AHEAD, Donor, Fetcher, WantedFile, donor_chunks
+from dsv.transfer.download import READ_AHEAD, Fetcher, ReferenceCopy, WantedFile, reference_chunks
 from dsv.values.ids import ChunkId, CommitId, RecipeId
 from dsv.values.names import DatasetName
 from dsv.values.paths import MAX_PATH, PathSet
@@ -78,7 +78,7 @@ class StoreSource:
 
     def chunks(self, recipe: RecipeId, where: Location | None) -> Mapping[ChunkId, tuple[int, int]]:
         """Return where each chunk is in a file with this recipe: id -> (offset, length)."""
-        return donor_chunks(self.repository.objects, recipe, where)
+        return reference_chunks(self.repository.objects, recipe, where)
 
 
 class FillEntry(msgspec.Struct):
@@ -86,15 +86,15 @@ class FillEntry(msgspec.Struct):
 
     entry: Entry
     where: Location | None  # a hint where its content is in the store
-    donor: int | None = None  # a cached commit that has this very file
-    donor_path: bytes = b""  # where it has it
+    reference: int | None = None  # a cached commit that has this very file
+    reference_path: bytes = b""  # where it has it
     older: int | None = None  # a donor that has an older version at the same path
 
 
 class LinkRun(msgspec.Struct):
     """Neighbours in one folder that one donor has at the same paths: names, sizes and kinds side by side."""
 
-    donor: int
+    reference: int
     folder: bytes
     names: list[bytes]
     sizes: Sequence[int]
@@ -115,7 +115,7 @@ class FillContents:
         self._erasures = source.erasures
         self._starts = list(accumulate((leaf.child.entries for leaf in tree.leaves()), initial=0))
         self._selection = PathSet.of(path.encode() for path in directory.plan.selection)
-        self._donor_trees: dict[int, TreeReader] = {}
+        self._reference_trees: dict[int, TreeReader] = {}
         has_map = directory.plan.has_source_map
         self._source_map = read_file(directory.folder / "sheet", self._starts[-1]) if has_map else None
         if self._source_map is not None and len(self._source_map) < self._starts[-1]:
@@ -155,7 +155,7 @@ class FillContents:
     def _is_wanted(self, item: FillEntry) -> bool:
         return item.entry.path in self._selection and self._erasures.of(item.entry) is None
 
-    def _linked(self, located: LocatedSegment, donor: int, start: int, end: int) -> Iterator[LinkRun]:
+    def _linked(self, located: LocatedSegment, reference: int, start: int, end: int) -> Iterator[LinkRun]:
         segment = located.segment
         while start < end:
             folder, _, _ = segment.paths[start].rpartition(b"/")
@@ -171,37 +171,39 @@ class FillContents:
 
             def item(at: int, first: int = start) -> FillEntry:
                 entry, where = located.entry(first + at)
-                return FillEntry(entry, where, donor, entry.path)
+                return FillEntry(entry, where, reference, entry.path)
 
             names = [path[cut:] for path in segment.paths[start:stop]]
-            yield LinkRun(donor, folder, names, segment.sizes[start:stop], segment.kinds[start:stop], item)
+            yield LinkRun(
+                reference, folder, names, segment.sizes[start:stop], segment.kinds[start:stop], item
+            )
             start = stop
 
-    def older_version(self, item: FillEntry) -> Donor | None:
+    def older_version(self, item: FillEntry) -> ReferenceCopy | None:
         """Return the chunks of the file that a donor has at this path, or None."""
         if item.older is None:
             return None
-        if item.older not in self._donor_trees:
-            name = self._directory.plan.donors[item.older].name
-            self._donor_trees[item.older] = self._source.tree(CommitId.parse(name[:64]))
-        found = self._donor_trees[item.older].entry(item.entry.path)
+        if item.older not in self._reference_trees:
+            name = self._directory.plan.references[item.older].name
+            self._reference_trees[item.older] = self._source.tree(CommitId.parse(name[:64]))
+        found = self._reference_trees[item.older].entry(item.entry.path)
         if found is None or found[0].recipe_id is None or self._erasures.of(found[0]) is not None:
             return None
-        return self._donor(self.donor_file(item.older, item.entry.path), found[0].recipe_id, found[1])
+        return self._reference(self.reference_file(item.older, item.entry.path), found[0].recipe_id, found[1])
 
-    def same_version(self, item: FillEntry, path: SharedPath) -> Donor | None:
+    def same_version(self, item: FillEntry, path: SharedPath) -> ReferenceCopy | None:
         """Return the chunks of the file itself, some of which `path` may hold."""
         if item.entry.recipe_id is None:
             return None
-        return self._donor(path, item.entry.recipe_id, item.where)
+        return self._reference(path, item.entry.recipe_id, item.where)
 
-    def _donor(self, path: SharedPath, recipe: RecipeId, where: Location | None) -> Donor | None:
+    def _reference(self, path: SharedPath, recipe: RecipeId, where: Location | None) -> ReferenceCopy | None:
         with suppress(IntegrityError):  # a damaged recipe: without it the chunks are unknown
-            return Donor(path, self._source.chunks(recipe, where))
+            return ReferenceCopy(path, self._source.chunks(recipe, where))
         return None
 
-    def donor_file(self, donor: int, path: bytes) -> SharedPath:
-        plan = self._directory.plan.donors[donor]
+    def reference_file(self, reference: int, path: bytes) -> SharedPath:
+        plan = self._directory.plan.references[reference]
         return self._directory.root.visible(CachePlace(plan.dataset, plan.name)) / os.fsdecode(path)
 
     def _items(self, number: int, located: LocatedSegment) -> Iterator[FillEntry]:
@@ -238,15 +240,15 @@ def _coded(code: int, entry: Entry, where: Location | None, moves: Iterator[byte
         return FillEntry(entry, where, code - LINK, entry.path)
     if MOVED <= code < CHUNKS:
         return FillEntry(entry, where, code - MOVED, next(moves, b""))
-    if CHUNKS <= code < CHUNKS + MAX_DONORS:
+    if CHUNKS <= code < CHUNKS + MAX_REFERENCES:
         return FillEntry(entry, where, older=code - CHUNKS)
     return FillEntry(entry, where)
 
 
 # Runs of one linking code, and runs of all other codes.
 _LINKED_OR_NOT = re.compile(
-    b"|".join(b"%b+" % re.escape(bytes((code,))) for code in range(LINK, LINK + MAX_DONORS))
-    + b"|[^%b-%b]+" % (bytes((LINK,)), bytes((LINK + MAX_DONORS - 1,))),
+    b"|".join(b"%b+" % re.escape(bytes((code,))) for code in range(LINK, LINK + MAX_REFERENCES))
+    + b"|[^%b-%b]+" % (bytes((LINK,)), bytes((LINK + MAX_REFERENCES - 1,))),
     re.DOTALL,
 )
 _UNMOVED = bytes(code for code in range(256) if not MOVED <= code < CHUNKS)

@@ -278,14 +278,14 @@ def _write_table(call: Call, table: TableDiff, ink: Ink) -> None:
     for row in table.rows[:ROWS]:
         mark = {"added": "+", "removed": "-", "changed": "~"}[row.change]
         if row.cells is not None:
-            told_cells = [
+            shown_cells = [
                 *_cells(row.key),
                 *(f"{name}: {old} -> {new}" for name, (old, new) in row.cells.items()),
             ]
         else:
-            told_cells = _cells(row.before or row.after or {})
+            shown_cells = _cells(row.before or row.after or {})
         style = {"+": Style.ADDED, "-": Style.REMOVED, "~": Style.CHANGED}[mark]
-        call.out.line("  " + ink.paint(style, printable(f"{mark} {'  '.join(told_cells)}")))
+        call.out.line("  " + ink.paint(style, printable(f"{mark} {'  '.join(shown_cells)}")))
     more = len(table.rows) - ROWS
     if more > 0:
         call.out.line(f"  … and {more:,} more rows; --json has them all")

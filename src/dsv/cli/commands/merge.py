@@ -18,7 +18,7 @@ from dsv.cli.output import first, to_item, written
 from dsv.errors import DsvError, NotFound, UsageError
 from dsv.format.tree import Entry
 from dsv.merge.apply import MergeCounts
-from dsv.merge.paths import Choices, MergeConflict, Settled
+from dsv.merge.paths import Choices, MergeConflict, Resolution
 from dsv.values.names import BranchName, Rev, Target, clean_path
 from dsv.values.paths import PathSet, show
 
@@ -30,7 +30,7 @@ TableKey = Annotated[
     str | None,
     option("--table-key COLUMN", "Merge CSV and Parquet files row by row; COLUMN tells rows apart."),
 ]
-SETTLED_KEYS = "choice from_theirs settled from_theirs_count settled_count"
+RESOLVED_KEYS = "choice from_theirs settled from_theirs_count settled_count"
 CONFLICT_KEYS = "conflicts(path kind ours theirs reason) without_effect"
 
 _OPTIONS: dict[str, Any] = {
@@ -68,7 +68,7 @@ _PICK_OPTIONS = {"into": _OPTIONS["into"], "mainline": _MAINLINE} | _OPTIONS
 
 _COUNTS = "added changed removed merged"
 _RESULT = (
-    f"added changed removed merged settled(path {SETTLED_KEYS}) uploaded_bytes {CONFLICT_KEYS} "
+    f"added changed removed merged settled(path {RESOLVED_KEYS}) uploaded_bytes {CONFLICT_KEYS} "
     "workspace(status reason)"
 )
 _PICKED = f"dataset branch commit before source any_change {_RESULT}"
@@ -202,7 +202,7 @@ def _apply(
     warn_without_effect(call, done.without_effect)
     _tell_workspace(call, done.here)
     failed = isinstance(done.here, DsvError)
-    settled = list(map(settled_json, done.counts.settled))
+    settled = list(map(resolved_json, done.counts.resolved))
     workspace = {
         "status": "not-updated" if failed else "updated",
         "reason": str(done.here) if failed else None,
@@ -217,7 +217,7 @@ def _apply(
         workspace=None if done.here is None else workspace,
     )
     call.line(_text(done, word, picked=function is not api.merge))
-    tell_settled(call, done.counts.settled)
+    say_resolved(call, done.counts.resolved)
     return None
 
 
@@ -291,19 +291,19 @@ def choices(
     return Choices(sides["--ours"], sides["--theirs"], sides["--both"], files)
 
 
-def settled_json(one: Settled) -> dict[str, object]:
+def resolved_json(one: Resolution) -> dict[str, object]:
     content = one.content
     return {
         "path": one.path.decode("utf-8", "surrogateescape"),
         "choice": None if one.choice is None else one.choice.name.lower(),
         "from_theirs": [] if content is None else content.taken.first,
         "from_theirs_count": 0 if content is None else content.taken.count,
-        "settled": [] if content is None else content.settled.first,
-        "settled_count": None if content is None else content.settled.count,
+        "settled": [] if content is None else content.resolved.first,
+        "settled_count": None if content is None else content.resolved.count,
     }
 
 
-def tell_settled(call: Call, settled: Sequence[Settled]) -> None:
+def say_resolved(call: Call, settled: Sequence[Resolution]) -> None:
     """Print a line for each file that was merged or settled by a choice."""
     for line in first(list(map(str, settled)), more="; --json has them all"):
         call.line(f"  {line}")

@@ -7,13 +7,13 @@ from dsv.api.checkout import pull as bring
 from dsv.cli.call import Call
 from dsv.cli.commands.merge import (
     CONFLICT_KEYS,
-    SETTLED_KEYS,
+    RESOLVED_KEYS,
     Resolved,
     TableKey,
     choices,
-    settled_json,
+    resolved_json,
+    say_resolved,
     tell_conflicts,
-    tell_settled,
     warn_without_effect,
 )
 from dsv.cli.declare import command, option
@@ -30,7 +30,7 @@ from dsv.merge.paths import MergeConflict
         dsv pull --both labels.csv  # keep yours, and theirs beside it as labels.theirs.csv
     """,
     result=(
-        f"dataset branch before commit {WRITTEN_KEYS} any_change merged(path {SETTLED_KEYS}) {CONFLICT_KEYS}"
+        f"dataset branch before commit {WRITTEN_KEYS} any_change merged(path {RESOLVED_KEYS}) {CONFLICT_KEYS}"
     ),
 )
 def pull(
@@ -65,7 +65,7 @@ def pull(
 
 
 def _tell_pulled(call: Call, done: Updated) -> None:
-    call.result(done, merged=list(map(settled_json, done.merged)), conflicts=[])
+    call.result(done, merged=list(map(resolved_json, done.merged)), conflicts=[])
     where = f"{done.dataset}@{done.branch}"
     if done.commit is None:
         call.line(f"{where} has no commit yet")
@@ -73,4 +73,4 @@ def _tell_pulled(call: Call, done: Updated) -> None:
         call.line(f"{where} is already at {str(done.commit)[:12]}")
     else:
         call.line(f"pulled {where} ({str(done.commit)[:12]}): {written(done)}")
-        tell_settled(call, done.merged)
+        say_resolved(call, done.merged)

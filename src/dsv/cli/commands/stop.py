@@ -288,11 +288,11 @@ def _wait_for_sweep(call: Call, text: str) -> int:
 def _wait(call: Call, found: Runs, view: SweepView) -> int:
     """Wait for the runs of a sweep, and for those that a dsv will still start. Return the exit code."""
 
-    def settled() -> SweepView:
+    def ended_sweep() -> SweepView:
         now = found.sweep(view.id)
         return replace(now, members=tuple(found.settle(now.members)))
 
-    view = _until(found, settled, lambda now: not _goes_on(call, found, now))
+    view = _until(found, ended_sweep, lambda now: not _goes_on(call, found, now))
     if view.not_begun:
         left = format_count(len(view.not_begun), "run")
         call.warn(f"{left} of {view.id} not begun: dsv run --again {view.id.short}")

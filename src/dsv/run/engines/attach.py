@@ -358,13 +358,13 @@ def _until_end(
             handle.signal(number)
         elif number is not None:
             deadline = monotonic()
-        told_to_end = reason is not None or timed_out
+        end_requested = reason is not None or timed_out
         timed_out = timed_out or (first is None and reason is None and expired())
         if reason is None and (reason := lost()) is not None:
             note(f"ending the job: {reason}")
-        elif timed_out and not told_to_end:
+        elif timed_out and not end_requested:
             note("ending the job: its time limit is reached")
-        if (reason is not None or timed_out) and not told_to_end:
+        if (reason is not None or timed_out) and not end_requested:
             deadline = monotonic() + grace() if deadline is None else deadline
             handle.signal(signal.SIGTERM)
         if deadline is not None and monotonic() >= deadline:
@@ -397,9 +397,9 @@ def _judged(ended: Ended, first: int | None, lost: str | None, timed_out: bool) 
 
 def _deliver(output: JobOutput, signals: Signals, *, patient: bool) -> None:
     """Wait until a slow reader has the job's whole output; a signal ends the wait."""
-    if not patient and not output.settled(_LAST_OUTPUT):
+    if not patient and not output.drained(_LAST_OUTPUT):
         output.let_go()
-    while not output.settled(0.2):
+    while not output.drained(0.2):
         if signals.next(0.0) not in (None, *INFORMING):
             output.let_go()
 

@@ -237,7 +237,7 @@ class JobStatus:
     """Of a job that has ended, if the engine knows it."""
     ended: Ended | None = field(default=None, compare=False)
     """The end of the job, if the engine keeps it."""
-    quiet_for: float | None = field(default=None, compare=False)
+    idle_seconds: float | None = field(default=None, compare=False)
     """Seconds since a job that is over last wrote something; None if this machine can't see its files."""
     reason: str | None = field(default=None, compare=False)
     """The reason why it waits."""

@@ -79,7 +79,7 @@ class _Stream:
             self._since = monotonic()
             self._owed = self._taken + (0 if self._source is None else _waiting(self._source))
 
-    def settled(self) -> bool:
+    def drained(self) -> bool:
         """Check that all of it was read, and written or dropped."""
         with self._change:
             over = self._owed is not None and self._passed >= self._owed
@@ -191,9 +191,9 @@ class JobOutput:
         self._stdout.job_ended()
         self._stderr.job_ended()
 
-    def settled(self, seconds: float) -> bool:
+    def drained(self, seconds: float) -> bool:
         """Wait for at most so long until all was read, and written or dropped."""
-        return _wait(lambda: self._stdout.settled() and self._stderr.settled(), seconds)
+        return _wait(lambda: self._stdout.drained() and self._stderr.drained(), seconds)
 
     def was_read(self, seconds: float) -> bool:
         """Wait for at most so long until both streams have ended."""

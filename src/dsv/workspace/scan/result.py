@@ -118,9 +118,9 @@ class WorkspaceScan:
         """Folders that are stores or caches, and are left out."""
         self.missing: list[bytes] = []
         """Paths in the base that are not on disk."""
-        self.unsettled: list[bytes] = []
+        self.changed_folders: list[bytes] = []
         """Folders in which something is not known to be as in the base, in tree order."""
-        self.withheld: PathSet | None = None
+        self.unreadable: PathSet | None = None
         """Paths that can't be read. The base's entries stay there."""
         self.filled_elsewhere: frozenset[bytes] = frozenset()
         """Folders that are empty here and not in the base, which has paths in them that are left out here."""
@@ -137,7 +137,7 @@ class WorkspaceScan:
     @property
     def hidden(self) -> PathSet | None:
         """Return the paths that were not looked at: those that can't be read, and stores and caches."""
-        paths = (*self.apart, *(() if self.withheld is None else self.withheld.paths))
+        paths = (*self.apart, *(() if self.unreadable is None else self.unreadable.paths))
         return PathSet.of(paths) if paths else None
 
     @property
@@ -152,16 +152,16 @@ class WorkspaceScan:
         """Make the state mirror the base, whose entries these are, in tree order."""
         gone = sync_with_tree(self.state, entries)
         self.state.set_exact(self.base, gone)
-        self._find_unsettled()
+        self._find_changed_folders()
 
     def compared_with_more_than_the_base(self) -> None:
         """Note that paths were compared with entries that are not the base's, for this command only."""
         self.state.provisional = True
-        self._find_unsettled()
+        self._find_changed_folders()
 
-    def _find_unsettled(self) -> None:
+    def _find_changed_folders(self) -> None:
         unclean = (folder.path for folder in self.state.folders() if not folder.is_clean)
-        self.unsettled = sorted(unclean, key=sort_key)
+        self.changed_folders = sorted(unclean, key=sort_key)
         self.find_missing()
 
     def find_missing(self) -> None:
@@ -190,7 +190,7 @@ class WorkspaceScan:
                 at = left.popleft()
                 yield pending_at(folder, at, names[at])
 
-        for path in self.unsettled:
+        for path in self.changed_folders:
             folder = self.state.folder(path)
             if folder is None:
                 continue
@@ -213,7 +213,7 @@ class WorkspaceScan:
             found = [0 if item.known is not None else item.size for item in self.pending()]
             return len(found), sum(found)
         count = size = 0
-        for path in self.unsettled:
+        for path in self.changed_folders:
             folder = self.state.folder(path)
             if folder is not None:
                 one, other = folder.unclean_totals()
@@ -227,7 +227,7 @@ class WorkspaceScan:
             return False
         if folder.path in self.filled_elsewhere:
             return False
-        return self.withheld is None or not self.withheld.touches(folder.path)
+        return self.unreadable is None or not self.unreadable.touches(folder.path)
 
     def work(self) -> Iterator[Pending | Gone]:
         """Yield all that may differ from the base, in tree order, each path once."""
@@ -255,13 +255,13 @@ class WorkspaceScan:
         file_id: FileId,
         recipe_id: RecipeId | None = None,
         *,
-        quiet: bool,
+        no_writer: bool,
     ) -> Entry | None:
         """Remember what was read, and return the entry for a tree; None if `recipe_id` is needed and missing,
         as after mere hashing: the file must then be read again to be stored.
 
         row: the stat before and after the reading, by `row_of`. device: its st_dev. quiet: it has no unseen
-        writer, see `file_reader.is_quiet`.
+        writer, see `file_reader.has_no_writer`.
         """
         folder, at = self.state.edit(item.folder), item.at
         folder.rows[at * ROW.size : (at + 1) * ROW.size] = row
@@ -281,19 +281,19 @@ class WorkspaceScan:
             folder.marks[at] = with_relation(0, relation, base_kind)
             return None
         folder.set_id(at, file_id, recipe_id)
-        tells = self._tells(item.path, device, ctime, quiet=quiet)
+        tells = self._tells(item.path, device, ctime, no_writer=no_writer)
         known = TRUSTED if tells and self.state.vouches(row, foreign=device != self._device) else READ
         folder.marks[at] = with_relation(known, relation, base_kind)
         return Entry(item.path, kind, size, file_id, recipe_id)
 
-    def _tells(self, path: bytes, device: int, ctime: int, *, quiet: bool) -> bool:
+    def _tells(self, path: bytes, device: int, ctime: int, *, no_writer: bool) -> bool:
         """Return whether a later change of the file's content is bound to change its times."""
         kind = self._notices.get(device)
         if kind is None:
             kind = self._notices[device] = notice(self.root / os.fsdecode(path))
         if kind is Notice.WRITTEN_BACK:
             return is_old(ctime)
-        return kind is Notice.ALWAYS or (quiet and kind is Notice.UNMAPPED)
+        return kind is Notice.ALWAYS or (no_writer and kind is Notice.UNMAPPED)
 
     @property
     def keeps_ids(self) -> bool:
@@ -340,7 +340,7 @@ class WorkspaceScan:
 
     def published(self, commit: CommitId) -> None:
         """Make `commit` the base: it has all from `work` that was recorded, and nothing that is `missing`."""
-        for path in self.unsettled:
+        for path in self.changed_folders:
             folder = self.state.edit(path)
             if self.scope.whole or path in self.scope:
                 if self._is_new_itself(folder):
@@ -452,7 +452,7 @@ def hash_file(scan: WorkspaceScan, item: Pending, descent: Descent) -> Problem |
         return stable
     item.size = stable.stat.st_size
     row, device = row_of(stable.stat), stable.stat.st_dev
-    item.known = scan.record(item, row, device, stable.value, quiet=stable.quiet)
+    item.known = scan.record(item, row, device, stable.value, no_writer=stable.no_writer)
     item.kind = Kind.EXECUTABLE if stable.stat.st_mode & 0o100 else Kind.FILE
     if item.known is None:  # a large file: only its upload computes the recipe that a tree needs
         item.known = Entry(item.path, item.kind, item.size, stable.value)

@@ -254,7 +254,7 @@ class _Scanner:
         self._problems: dict[bytes, Problem] = {}
         self._lost: set[bytes] = set()
         """Paths in the base that are neither files nor symlinks now."""
-        self._withheld: list[bytes] = []
+        self._unreadable: list[bytes] = []
         """Paths that can't be read."""
         self._links_moved = False
         """A symlink was added, changed or removed."""
@@ -275,8 +275,8 @@ class _Scanner:
         scan.let_go = sorted(gone - self._state.gone, key=sort_key)
         if check_links:
             self._check_links()
-        scan.withheld = PathSet.of(self._withheld) if self._withheld else None
-        scan.unsettled.sort(key=sort_key)
+        scan.unreadable = PathSet.of(self._unreadable) if self._unreadable else None
+        scan.changed_folders.sort(key=sort_key)
         scan.problems = [
             self._problems[path] for path in sorted(self._problems, key=sort_key) if scan.scope.touches(path)
         ]
@@ -331,7 +331,7 @@ class _Scanner:
             if not path or error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
             self._problem(path, f"it can't be listed: {error.strerror or error}")
-            self._withheld.append(path)
+            self._unreadable.append(path)
             return None
         rules = self._enter(above, now, descriptor)
         self._unvisited.discard(path)
@@ -348,7 +348,7 @@ class _Scanner:
         self._validate(compared, descriptor)
         self._state.put(compared.folder)
         if not compared.folder.is_clean:
-            self._scan.unsettled.append(path)
+            self._scan.changed_folders.append(path)
         return compared.folder, rules
 
     def _validate(self, compared: Compared, descriptor: int) -> None:
@@ -397,7 +397,7 @@ class _Scanner:
                 if not os.access(names[at], os.R_OK, dir_fd=descriptor, effective_ids=effective):
                     path = folder.path_of(names[at])
                     self._refuse(folder, at, names[at], "it may not be read: Permission denied")
-                    self._withheld.append(path)
+                    self._unreadable.append(path)
 
     def _read_link(self, folder: Folder, at: int, name: bytes, descriptor: int) -> None:
         self._links_moved = True
@@ -458,9 +458,9 @@ class _Scanner:
 
     def _lose_unvisited(self, scope: PathSet) -> None:
         """Drop what is remembered below folders that are gone, or that are left out now."""
-        withheld = PathSet.of(self._withheld) if self._withheld else None
+        unreadable = PathSet.of(self._unreadable) if self._unreadable else None
         for path in self._unvisited:
-            if path not in scope or (withheld is not None and path in withheld):
+            if path not in scope or (unreadable is not None and path in unreadable):
                 continue
             folder = self._state.folder(path)
             assert folder is not None
@@ -501,8 +501,8 @@ class _Scanner:
                 self._lost.clear()
                 self._refuse(folder, at, name, LEAVES)
                 self._state.gone |= self._lost
-                self._scan.unsettled.append(above)
-        self._scan.unsettled = list(dict.fromkeys(self._scan.unsettled))
+                self._scan.changed_folders.append(above)
+        self._scan.changed_folders = list(dict.fromkeys(self._scan.changed_folders))
 
 
 def walk(

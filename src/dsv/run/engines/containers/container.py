@@ -277,7 +277,7 @@ class ContainerRun(FollowedJob):
         self._engine = engine
         self._id = ref.id
         self._guard = guard
-        self._told_to_end = False
+        self._end_requested = False
         self._program: subprocess.Popen[bytes] | None = None
         self._sampler = UsageSampler(control_group(self._pid))
 
@@ -294,7 +294,7 @@ class ContainerRun(FollowedJob):
 
     def _send(self, number: int) -> bool:
         """Fails for a container that is just starting, and for an engine that doesn't answer."""
-        self._told_to_end = self._told_to_end or number in (*ENDING, SIGKILL)
+        self._end_requested = self._end_requested or number in (*ENDING, SIGKILL)
         done = self._engine.call("kill", "--signal", str(int(number)), self._id)
         return done is not None and done.returncode == 0
 
@@ -324,7 +324,7 @@ class ContainerRun(FollowedJob):
         image = self._image(details)
         self._engine.call("rm", "--force", "--volumes", self._id)
         if not has_begun(details):
-            if code < 0 and not self._told_to_end:  # the command may have run before the engine noted it
+            if code < 0 and not self._end_requested:  # the command may have run before the engine noted it
                 what = f"{self._engine.name} was killed by signal {-code} while it started container {self._id[:12]}"
                 return Ended(launched=True, seen=False, reason=what, image=image)
             return replace(self._not_launched(code, details), image=image)
@@ -342,7 +342,7 @@ class ContainerRun(FollowedJob):
         if _state(details).get("OOMKilled"):
             return "the engine ended it: out of memory"
         limit = (details.get("HostConfig") or {}).get("Memory")
-        if not limit or exit_code != 128 + SIGKILL or self._told_to_end:
+        if not limit or exit_code != 128 + SIGKILL or self._end_requested:
             return None
         return f"it was killed, most likely out of memory: it could use {format_bytes(int(limit))}"
 

@@ -105,7 +105,7 @@ SECONDS: Final = 15.0
 PROBE_SECONDS: Final = 5.0
 OLDEST: Final = (1, 29)
 """The first release with sidecar containers: init containers with `restartPolicy: Always`."""
-QUIET_SECONDS: Final = 60.0
+IDLE_SECONDS: Final = 60.0
 """Seconds of silence after which a connection may be to a machine that is gone."""
 _TRANSIENT: Final = re.compile(
     r"status unknown for quota|Operation cannot be fulfilled|failed calling webhook|timed? ?out|deadline exceeded"
@@ -277,7 +277,7 @@ class KubernetesApi:
     @contextmanager
     def stream(self, path: str, **query: str) -> Generator[Response, None, None]:
         """Yield a response to read piece by piece."""
-        response = self._send("GET", path, query=query, seconds=QUIET_SECONDS, stream=True)
+        response = self._send("GET", path, query=query, seconds=IDLE_SECONDS, stream=True)
         import httpx2
 
         try:

@@ -136,7 +136,7 @@ def status(job: JobSnapshot) -> JobStatus:
     if done is not None:
         state = RunState.ENDED if done.launched else RunState.NOT_LAUNCHED
         over_ms = job.ended_ms or max((each.ended_ms or 0 for each in done.parts), default=0)
-        return JobStatus(state, done.exit_code, done, quiet_for=max(time() - over_ms / 1000, 0.0))
+        return JobStatus(state, done.exit_code, done, idle_seconds=max(time() - over_ms / 1000, 0.0))
     if job.begun and not job.evicted_by_queue:
         return JobStatus(RunState.RUNNING)
     return JobStatus(RunState.SUBMITTED if job.suspended and job.queue is None else RunState.QUEUED)
@@ -447,8 +447,8 @@ class KubernetesJob:
         The Job is first suspended: the cluster then ends its pods as usual, and shows how the command ended
         if it had begun. A Job of a queue is deleted at once, or its queue would resume it.
         """
-        quiet = facts.suspended and all(each.is_over for each in facts.pods)
-        if quiet or facts.queue is not None:
+        is_idle = facts.suspended and all(each.is_over for each in facts.pods)
+        if is_idle or facts.queue is not None:
             return self.delete()
         with suppress(Refusal):
             self.api.patch(self.path, {"spec": {"suspend": True}})

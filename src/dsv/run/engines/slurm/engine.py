@@ -44,10 +44,10 @@ from dsv.run.engines.slurm.job_status import (
     STOPPED,
     JobFiles,
     ended,
+    idle_seconds,
     is_late,
     left_here,
     nodes_of,
-    quiet_for,
     status,
     status_of,
 )
@@ -230,7 +230,7 @@ class Slurm(Engine):
         if job is not None and job.lives:
             left = self._of_this_start(number, left)
         now = status(job, left)
-        return now if now.lives else replace(now, quiet_for=quiet_for(ref))
+        return now if now.lives else replace(now, idle_seconds=idle_seconds(ref))
 
     def withdraw(self, ref: JobRef) -> JobStatus | None:
         """Hold the job first: Slurm begins no held job. Release it if it has begun, for its next attempt."""
@@ -331,7 +331,7 @@ class Slurm(Engine):
         if ref.engine != NAME or not number:
             return None
         done = left_here(self._of_this_start(number, JobFiles(job_folder(ref))))
-        return None if done is None else replace(status_of(done), quiet_for=quiet_for(ref))
+        return None if done is None else replace(status_of(done), idle_seconds=idle_seconds(ref))
 
     def _of_this_start(self, number: str, left: JobFiles) -> JobFiles:
         """Ignore the end of an attempt after which Slurm requeued the job, for instance by order of an
@@ -431,8 +431,8 @@ class SlurmRun(FollowedJob):
                 if answer.problem is None and is_late(job, left):
                     late, interval = late or monotonic() + LATE, _ASK[0]
                     _look_afresh(self._folder)
-                settled = 0 < late <= monotonic()
-                if answer.problem is None and (done := ended(job, left, settled=settled)) is not None:
+                drained = 0 < late <= monotonic()
+                if answer.problem is None and (done := ended(job, left, drained=drained)) is not None:
                     return done
                 if answer.is_away and left.succeeded and (done := left_here(left)) is not None:
                     return done

@@ -118,7 +118,7 @@ def _number_in(folder: Path, pattern: str, otherwise: int) -> int:
     return otherwise if found is None else int(found[1])
 
 
-def quiet_for(ref: JobRef) -> float | None:
+def idle_seconds(ref: JobRef) -> float | None:
     """Return the seconds since the last write to a job's folder. None if it can't be seen here, or is not of
     this user's job for this run: anyone who can write to a store could have named it."""
     folder = job_folder(ref)
@@ -217,10 +217,10 @@ def is_late(job: Queued | None, left: JobFiles) -> bool:
     return left.end is None or (left.end == 0 and not left.succeeded)
 
 
-def ended(job: Queued | None, left: JobFiles, *, settled: bool = False) -> Ended | None:
+def ended(job: Queued | None, left: JobFiles, *, drained: bool = False) -> Ended | None:
     """Return the end of a job; None while it lives, or while its end is not known yet. job: None if Slurm
-    doesn't know it any more. settled: no more files will be seen in the folder"""
-    done = None if is_late(job, left) and not settled else _ended(job, left)
+    doesn't know it any more. drained: no more files will be seen in the folder"""
+    done = None if is_late(job, left) and not drained else _ended(job, left)
     if done is None:
         return None
     done = replace(done, stopped=left.stopped)
@@ -245,7 +245,7 @@ def _with_end(part: RunPart, cause: EndCause, written_ms: int | None) -> RunPart
 
 def left_here(left: JobFiles) -> Ended | None:
     """Return how the job ended, on its own node while Slurm still has it; None if it is not known there."""
-    done = None if left.end is None else ended(None, left, settled=True)
+    done = None if left.end is None else ended(None, left, drained=True)
     return done if done is not None and done.seen else None
 
 
@@ -319,8 +319,8 @@ def _not_known(
 
 def _who_killed(left: JobFiles) -> str:
     """Describe a command without a reported end: srun, or dsv on the node, was killed."""
-    untold = [part for part in left.parts if part.exit_code is None]
-    nodes = ", ".join(f"node {part.node} ({part.host})" for part in untold) or "a node"
+    unreported = [part for part in left.parts if part.exit_code is None]
+    nodes = ", ".join(f"node {part.node} ({part.host})" for part in unreported) or "a node"
     return f"the command on {nodes} was killed from outside of it"
 
 

@@ -19,7 +19,7 @@ from dsv.repo.damage import mark_damage, read_damage
 from dsv.repo.objects.objects import is_object
 from dsv.values.ids import Id, Nonce, PackId
 from dsv.values.names import DatasetName, Target
-from dsv.workspace.publish import _Reupload
+from dsv.workspace.reupload import _Reupload
 from tests.kit.packs import parse_footer, parse_table, verify
 from tests.kit.people import Files, Person
 

@@ -10,8 +10,9 @@ from msgspec import structs
 from dsv.api.checkout import pull, restore, rollback, switch
 from dsv.api.clone import Differing, clone
 from dsv.api.context import Context
+from dsv.api.sparse import sparse_add, sparse_remove
 from dsv.api.status import status
-from dsv.api.sync import SyncRequest, sparse_add, sparse_remove, sync
+from dsv.api.sync import SyncRequest, sync
 from dsv.errors import Conflict, NotFound, Unsupported
 from dsv.values.names import BranchName, Target
 from dsv.values.paths import show

@@ -11,8 +11,8 @@ import pytest
 
 from dsv.api.checkout import pull
 from dsv.api.clone import Differing, clone
+from dsv.api.sparse import sparse_add, sparse_remove
 from dsv.api.status import status
-from dsv.api.sync import sparse_add, sparse_remove
 from dsv.errors import Conflict, NotFound
 from dsv.repo.repository import Repository
 from dsv.store.memory import MemoryStore

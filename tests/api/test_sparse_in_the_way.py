@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dsv.api.checkout import pull
 from dsv.api.clone import clone
+from dsv.api.sparse import sparse_add, sparse_remove
 from dsv.api.status import status
-from dsv.api.sync import sparse_add, sparse_remove
 from dsv.errors import Conflict, NotFound
 from dsv.store.memory import MemoryStore
 from dsv.values.names import Target

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv.api.run import store_access
 from dsv.api.settings import StoreChoice
+from dsv.api.store_access import store_access
 from dsv.errors import NotFound, UsageError
 from dsv.run.node_order import StoreAccess
 from dsv.store.options import StoreOptions

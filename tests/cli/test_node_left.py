@@ -14,7 +14,8 @@ import pytest
 
 from dsv.run.engines.slurm.script import comment
 from dsv.run.node_order import NodeOrder
-from dsv.run.record import LOG, RECORD, EndCause, JobRef, JobUsage, LogInfo, RunId, RunRecord, RunState
+from dsv.run.part import EndCause
+from dsv.run.record import LOG, RECORD, JobRef, JobUsage, LogInfo, RunId, RunRecord, RunState
 from dsv.run.record_store import RunStore
 from dsv.store.directory import DirectoryStore
 from dsv.values.ids import CommitId

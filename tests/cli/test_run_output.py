@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dsv.api import run_trees
-from dsv.api.run_trees import CopiedOutput, KeptOutput, copy_output
+from dsv.api.run_output import CopiedOutput, KeptOutput, copy_output
 from dsv.errors import NoRoom, NotFound
 from dsv.run.record import RunRecord
 from dsv.values.progress import NoProgress

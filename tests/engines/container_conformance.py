@@ -17,7 +17,8 @@ from dsv.run.engines.base import JobStatus
 from dsv.run.engines.containers.container import ContainerRun, has_begun, lives
 from dsv.run.engines.containers.engine import ContainerEngine
 from dsv.run.engines.output import JobOutput
-from dsv.run.record import EndCause, RunState
+from dsv.run.part import EndCause
+from dsv.run.record import RunState
 from tests.engines.conformance import EngineConformance
 from tests.engines.durable import READY_THEN_WAIT
 from tests.engines.harness import Bench, Running

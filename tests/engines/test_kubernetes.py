@@ -14,7 +14,8 @@ from dsv.run.engines.base import JobStatus, Mount
 from dsv.run.engines.kubernetes.engine import Kubernetes
 from dsv.run.engines.kubernetes.manifest import object_name
 from dsv.run.engines.output import JobOutput
-from dsv.run.record import EndCause, RunState
+from dsv.run.part import EndCause
+from dsv.run.record import RunState
 from tests.engines.cluster_conformance import ClusterConformance
 from tests.engines.durable import in_another_process
 from tests.engines.harness import Bench

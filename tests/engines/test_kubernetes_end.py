@@ -9,7 +9,8 @@ import pytest
 from dsv.run.engines.kubernetes.capacity import refusal_of_pods
 from dsv.run.engines.kubernetes.job import JobSnapshot, ended, gone, status, waits_for_ended_nodes
 from dsv.run.engines.kubernetes.pod import Obstacle, Pod, is_over
-from dsv.run.record import EndCause, RunPart, RunState
+from dsv.run.part import EndCause, RunPart
+from dsv.run.record import RunState
 
 
 def a_job(**more: Any) -> dict[str, Any]:

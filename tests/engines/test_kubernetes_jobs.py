@@ -16,7 +16,8 @@ from dsv.run.engines.kubernetes.engine import make
 from dsv.run.engines.kubernetes.follow import without_numbers
 from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, ended, status
 from dsv.run.engines.kubernetes.pod import Pod
-from dsv.run.record import EndCause, RunState
+from dsv.run.part import EndCause
+from dsv.run.record import RunState
 from tests.engines.test_kubernetes_run import unwatched
 from tests.waiting import until
 

@@ -10,7 +10,8 @@ from dsv.run.engines.kubernetes.api import KubernetesOptions, Refusal
 from dsv.run.engines.kubernetes.capacity import ask_capacity, why_evicted, why_not_admitted
 from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, ended, status
 from dsv.run.engines.kubernetes.manifest import LABEL, QUEUE_LABEL
-from dsv.run.record import EndCause, RunState
+from dsv.run.part import EndCause
+from dsv.run.record import RunState
 from dsv.run.resources import Capacity, Resources
 from tests.engines.test_kubernetes_end import a_job, a_pod
 

@@ -17,7 +17,8 @@ from dsv.run.engines.kubernetes.follow import KubernetesRun, PodLog
 from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob
 from dsv.run.engines.kubernetes.pod import Obstacle, Pod
 from dsv.run.engines.output import JobOutput
-from dsv.run.record import EndCause, JobRef, RunState
+from dsv.run.part import EndCause
+from dsv.run.record import JobRef, RunState
 from tests.engines.test_kubernetes_end import a_pod
 from tests.waiting import until
 

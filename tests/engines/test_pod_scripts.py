@@ -16,7 +16,7 @@ import pytest
 from dsv.run.engines.base import Ended
 from dsv.run.engines.kubernetes.manifest import OWN, SIGNALS, run_script, script
 from dsv.run.engines.kubernetes.pod import read_left, read_log
-from dsv.run.record import EndCause
+from dsv.run.part import EndCause
 from dsv.values.secrets import Masker
 from tests.exhaustive import is_full
 from tests.waiting import until

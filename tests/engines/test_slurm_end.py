@@ -12,7 +12,8 @@ from dsv.run.engines.base import Ended
 from dsv.run.engines.slurm.engine import read_logs
 from dsv.run.engines.slurm.job_status import JobFiles, ended, status
 from dsv.run.engines.slurm.program import ProgramResult, Queued
-from dsv.run.record import EndCause, JobRef
+from dsv.run.part import EndCause
+from dsv.run.record import JobRef
 
 RUN = "20261122-070000-0a1b2c3d"
 FOLDER = Path("/nfs/runs/x y/job")

@@ -26,7 +26,8 @@ from dsv.run.engines.slurm.job_status import JobFiles
 from dsv.run.engines.slurm.program import SlurmProgram
 from dsv.run.engines.slurm.script import BatchScript, SlurmOptions, render
 from dsv.run.node_order import NodeOrder
-from dsv.run.record import EndCause, JobRef, RunId
+from dsv.run.part import EndCause
+from dsv.run.record import JobRef, RunId
 from dsv.values.names import DatasetName
 from tests.waiting import PATIENCE, until
 

@@ -16,7 +16,8 @@ from dsv.run.active_runs import Marks
 from dsv.run.completing import Completer, completed
 from dsv.run.engine_list import Engines
 from dsv.run.engines.base import Ended, JobStatus
-from dsv.run.record import RECORD, EndCause, JobRef, LogInfo, RunId, RunPart, RunRecord, RunState
+from dsv.run.part import EndCause, RunPart
+from dsv.run.record import RECORD, JobRef, LogInfo, RunId, RunRecord, RunState
 from dsv.values.ids import CommitId
 from tests.run.shop import SCANS, STORE, Shop
 

@@ -17,7 +17,8 @@ from dsv.run.engines.containers import container as container_run
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import LogKeeper
 from dsv.run.listing import run_log
-from dsv.run.record import RECORD, EndCause, RunPart, RunState
+from dsv.run.part import EndCause, RunPart
+from dsv.run.record import RECORD, RunState
 from dsv.run.resources import ALL_GPUS
 from dsv.values.secrets import Masker
 from tests.engines.fake_docker import FakeDocker

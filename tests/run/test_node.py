@@ -9,11 +9,10 @@ import pytest
 from dsv.errors import IntegrityError, Unsupported
 from dsv.run.completing import completed, end_of_parts, join_logs
 from dsv.run.node_order import NodeOrder
+from dsv.run.part import EndCause, RunPart
 from dsv.run.record import (
-    EndCause,
     JobUsage,
     RunId,
-    RunPart,
     decode_part,
     encode_part,
     node_log_name,

@@ -15,8 +15,9 @@ from dsv.run.engines import attach as foreground
 from dsv.run.engines.attach import Foreground
 from dsv.run.engines.base import Ended, Engine, JobPlan, JobStatus, NoPlaceYet
 from dsv.run.engines.output import JobOutput
+from dsv.run.part import EndCause
 from dsv.run.pools import GaveUp, Patience
-from dsv.run.record import EndCause, JobRef, RunState
+from dsv.run.record import JobRef, RunState
 from tests.waiting import PATIENCE, until
 
 REF = JobRef("slurm", "20261120-132145-1f2e3d4c", "c", "7:/job")

@@ -14,6 +14,7 @@ from dsv.errors import DsvError, LaunchError, Unreachable
 from dsv.run.active_runs import Marks, RunRecords
 from dsv.run.engines.base import JobStatus
 from dsv.run.engines.process import ProcessEngine
+from dsv.run.part import EndCause
 from dsv.run.pools import (
     GaveUp,
     PoolChoice,
@@ -23,7 +24,7 @@ from dsv.run.pools import (
     choose_pool,
     is_taken_back,
 )
-from dsv.run.record import EndCause, RunState
+from dsv.run.record import RunState
 from dsv.run.resources import Capacity, GpuCount, NodeRoom, PassedOver, Resources, fit
 from dsv.run.spec import JobSpec
 from dsv.run.supervisor import Turns, run

@@ -13,7 +13,8 @@ import pytest
 from dsv.errors import LaunchError, UsageError
 from dsv.run.engines.attach import Signals
 from dsv.run.engines.machine import Gpu, Machine
-from dsv.run.record import EndCause, RunRecord, RunState
+from dsv.run.part import EndCause
+from dsv.run.record import RunRecord, RunState
 from dsv.run.resources import ALL_GPUS
 from tests.engines.fake_docker import FakeDocker
 from tests.run.shop import Shop

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.run.node_order import LOWEST_PORT, PORTS, meeting_port, node_environment
-from dsv.run.record import EndCause, RunPart, deciding_part, exit_signal, may_try_again
+from dsv.run.part import EndCause, RunPart, deciding_part, exit_signal, may_try_again
 
 
 def part(node: int, ended_ms: int | None, code: int | None = 0, **more: object) -> RunPart:

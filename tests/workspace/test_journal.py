@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dsv.format.codec import Codec
 from dsv.format.locator import Location, ObjectKind
 from dsv.values.ids import CommitId, Id, PackId, RecipeId, StoreId
-from dsv.workspace.publish import Publishing, Row, SyncJournal
+from dsv.workspace.sync_journal import Publishing, Row, SyncJournal
 
 STORE = StoreId.random()
 

@@ -33,7 +33,8 @@ from dsv.workspace.baseline import Baseline, WorkspacePaths, below, open_baselin
 from dsv.workspace.checkout import bring_to, check_out, check_tree
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.plan import Goal, OverwritePolicy, PathCounts
-from dsv.workspace.publish import SyncJournal, adopt_killed_sync
+from dsv.workspace.publish import adopt_killed_sync
+from dsv.workspace.sync_journal import SyncJournal
 from dsv.workspace.workspace import SWITCH, Workspace
 
 

@@ -15,8 +15,9 @@ from msgspec import structs
 
 from dsv.api.cache_targets import lending
 from dsv.api.context import Context, write_tracking
+from dsv.api.sparse import chosen_by
 from dsv.api.store import create_repository
-from dsv.api.sync import check_no_cache, chosen_by
+from dsv.api.sync import check_no_cache
 from dsv.errors import Conflict, Denied, UsageError
 from dsv.format.records import RefEntry
 from dsv.fs.errors import about

@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import structs
 
 from dsv.api.context import Context
-from dsv.api.run_trees import commit_output
+from dsv.api.run_output import commit_output
 from dsv.errors import NotFound
 from dsv.periodic import Periodic
 from dsv.repo.repository import Repository
@@ -32,11 +32,10 @@ from dsv.run.engine_list import Engines, FoundJob
 from dsv.run.engines.base import Ended, Engine, JobStatus
 from dsv.run.engines.output import KeptLog, LogKeeper
 from dsv.run.node_order import NodeOrder
+from dsv.run.part import EndCause, RunPart
 from dsv.run.record import (
     RECORD,
-    EndCause,
     RunOutput,
-    RunPart,
     RunRecord,
     RunState,
     encode_part,

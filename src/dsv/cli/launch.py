@@ -12,8 +12,9 @@ from typing import Any
 
 from dsv.api.context import Context
 from dsv.api.pools import Placing, pools_to_try
-from dsv.api.run import become_driver, dry_run, open_sweep, outcome, recorded_run, run
+from dsv.api.run import dry_run, recorded_run, run
 from dsv.api.runs import Runs, open_runs
+from dsv.api.sweep import become_driver, open_sweep, outcome
 from dsv.cli.call import Call
 from dsv.cli.detach import detach, start_supervisor
 from dsv.cli.failure import failure_json, of_error

@@ -11,7 +11,8 @@ from dsv.cli.call import Call
 from dsv.cli.output import GAP, Column, local_time, width
 from dsv.fs.process import host_name
 from dsv.run.listing import RunView, as_text, flattened
-from dsv.run.record import EndCause, RunRecord, RunState
+from dsv.run.part import EndCause
+from dsv.run.record import RunRecord, RunState
 from dsv.run.sweep import SweepView, grouped
 from dsv.values.json import Json
 from dsv.values.units import format_bytes, format_count, format_duration

@@ -20,20 +20,8 @@ from dsv.run.engine_list import Engines, FoundJob, find_job
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended, Engine, JobStatus
 from dsv.run.engines.output import KeptLog, LogKeeper
 from dsv.run.node_order import PASSED
-from dsv.run.record import (
-    LOG,
-    RECORD,
-    EndCause,
-    LogInfo,
-    RunId,
-    RunOutput,
-    RunPart,
-    RunRecord,
-    RunState,
-    deciding_part,
-    ended_at,
-    on_one_clock,
-)
+from dsv.run.part import EndCause, RunPart, deciding_part, ended_at, on_one_clock
+from dsv.run.record import LOG, RECORD, LogInfo, RunId, RunOutput, RunRecord, RunState
 from dsv.run.record_store import RunStore, Spool, encode_within_bounds
 from dsv.values.json import Json
 from dsv.values.names import DatasetName

@@ -19,7 +19,8 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from dsv.errors import DsvError, LaunchError, NotFound, UsageError
 from dsv.run.active_runs import UnderWay, under_way
 from dsv.run.parameters import ID_PART, is_part
-from dsv.run.record import RunId, RunPart, RunRecord
+from dsv.run.part import RunPart
+from dsv.run.record import RunId, RunRecord
 from dsv.run.record_store import SPOOLS, RunStore, Spool, SpooledPart, StoredRun
 from dsv.values.ids import StoreId
 from dsv.values.json import Json, json_or_text

@@ -11,7 +11,8 @@ from typing import Final, TypeVar
 
 from dsv.errors import DsvError, LaunchError, Unreachable
 from dsv.run.engines.base import Ended, Engine, JobStatus
-from dsv.run.record import EndCause, JobRef, RunState
+from dsv.run.part import EndCause
+from dsv.run.record import JobRef, RunState
 from dsv.run.resources import Capacity, GpuCount, PassedOver
 from dsv.values.units import format_duration
 

@@ -26,6 +26,7 @@ from dsv.errors import (
 from dsv.format.keys import RUNS_PREFIX, parse_run_key, run_key, runs_prefix
 from dsv.fs.files import replace_file
 from dsv.fs.folders import sync_folder
+from dsv.run.part import RunPart
 from dsv.run.record import (
     LOG,
     MAX_PART,
@@ -34,7 +35,6 @@ from dsv.run.record import (
     START,
     JobUsage,
     RunId,
-    RunPart,
     RunRecord,
     decode_part,
     newest_start,

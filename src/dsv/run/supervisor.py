@@ -38,21 +38,10 @@ from dsv.run.engines.output import JobOutput, KeptLog, LiveLog, LogKeeper
 from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import RunView
 from dsv.run.node_order import NO_ACCESS
+from dsv.run.part import EndCause, RunPart, exit_signal, may_try_again
 from dsv.run.plan import Launch, code_of, masker_of, output_of
 from dsv.run.pools import GaveUp, Patience, no_pool
-from dsv.run.record import (
-    EndCause,
-    GpuUse,
-    JobRef,
-    JobUsage,
-    RunId,
-    RunOutput,
-    RunPart,
-    RunRecord,
-    RunState,
-    exit_signal,
-    may_try_again,
-)
+from dsv.run.record import GpuUse, JobRef, JobUsage, RunId, RunOutput, RunRecord, RunState
 from dsv.run.resources import PassedOver
 from dsv.run.spec import JobSpec, check_spec
 from dsv.run.staged import DataLease, Staged, Staging

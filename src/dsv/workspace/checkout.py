@@ -27,8 +27,8 @@ from dsv.values.units import format_count, format_lines
 from dsv.workspace.baseline import Baseline, open_baseline
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.plan import CheckoutPlan, CheckoutPlanner, CheckoutResult, Goal, WorkspaceFiles
-from dsv.workspace.publish import SyncJournal
 from dsv.workspace.scan.result import WorkspaceScan
+from dsv.workspace.sync_journal import SyncJournal
 from dsv.workspace.workspace import StartedCommand, restored
 from dsv.workspace.write import CommitContents, FileWriter
 

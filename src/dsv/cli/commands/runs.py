@@ -229,7 +229,7 @@ def write_log(call: Call, found: Runs, record: RunRecord) -> None:
 
 
 def _copy_output(call: Call, context: Context, found: Runs, view: RunView, out: str) -> None:
-    from dsv.api.run_trees import copy_output
+    from dsv.api.run_output import copy_output
 
     done = copy_output(found.repository, view.record, Path(out), context.progress)
     for path in done.left_out:

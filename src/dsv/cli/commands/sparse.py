@@ -36,7 +36,7 @@ def sparse(
     was changed here, it ends with exit code 4 and the list, and nothing is removed. If it is interrupted, the
     same command continues it.
     """
-    from dsv.api.sync import Sparse, sparse_add, sparse_remove
+    from dsv.api.sparse import Sparse, sparse_add, sparse_remove
 
     words = patterns or []
     _check_patterns(action, words)

@@ -29,7 +29,8 @@ from dsv.run.engines.base import (
 )
 from dsv.run.engines.output import JobOutput
 from dsv.run.engines.reaper import GRACE
-from dsv.run.record import TIMED_OUT, EndCause, JobRef
+from dsv.run.part import TIMED_OUT, EndCause
+from dsv.run.record import JobRef
 
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """They ask a job to end."""

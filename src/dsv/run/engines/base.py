@@ -34,7 +34,8 @@ from dsv.fs.process import host_name
 from dsv.run.engines.machine import Machine, gpu_counts, memory, visible
 from dsv.run.engines.output import JobOutput, LogKeeper
 from dsv.run.node_order import NO_ACCESS, StoreAccess
-from dsv.run.record import EndCause, JobRef, JobUsage, RunPart, RunState
+from dsv.run.part import EndCause, RunPart
+from dsv.run.record import JobRef, JobUsage, RunState
 from dsv.run.resources import Capacity, NodeRoom, Option, Resources, option, parse_words, parse_yes, setting
 from dsv.values.json import Json, finite_number
 from dsv.values.units import parse_size

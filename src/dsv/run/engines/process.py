@@ -38,7 +38,8 @@ from dsv.run.engines.machine import (
 )
 from dsv.run.engines.output import JobOutput
 from dsv.run.engines.reaper import COMMAND, Guard, end_groups, marked, processes_of
-from dsv.run.record import EndCause, JobRef, JobUsage, RunState
+from dsv.run.part import EndCause
+from dsv.run.record import JobRef, JobUsage, RunState
 from dsv.values.units import format_bytes
 
 _DYING: Final = 10.0

@@ -35,7 +35,8 @@ from dsv.run.engines.base import (
 from dsv.run.engines.machine import UsageSampler, control_group
 from dsv.run.engines.output import JobOutput
 from dsv.run.engines.reaper import Guard
-from dsv.run.record import EndCause, JobRef, JobUsage, RunState
+from dsv.run.part import EndCause
+from dsv.run.record import JobRef, JobUsage, RunState
 from dsv.values.units import format_bytes
 
 CALL_SECONDS = 20.0

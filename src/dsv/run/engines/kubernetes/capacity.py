@@ -9,7 +9,7 @@ from typing import Any, Final
 from dsv.run.engines.kubernetes.api import KubernetesApi, KubernetesOptions, Refusal, is_transient
 from dsv.run.engines.kubernetes.manifest import COMMIT_KEY, GPU_LABELS
 from dsv.run.engines.kubernetes.pod import Obstacle, Pod, condition, one_line
-from dsv.run.record import EndCause
+from dsv.run.part import EndCause
 from dsv.run.resources import ALL_GPUS, Capacity, GpuCount, NodeRoom, Resources
 
 _SECONDS: Final = 8.0

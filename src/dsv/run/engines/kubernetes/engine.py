@@ -70,7 +70,8 @@ from dsv.run.engines.kubernetes.manifest import (
 from dsv.run.engines.kubernetes.pod import is_over, read_left, read_log
 from dsv.run.engines.machine import Machine
 from dsv.run.engines.output import JobOutput, LogKeeper
-from dsv.run.record import JobRef, RunPart, RunState
+from dsv.run.part import RunPart
+from dsv.run.record import JobRef, RunState
 from dsv.run.resources import Capacity, Resources
 from dsv.values.json import Json
 

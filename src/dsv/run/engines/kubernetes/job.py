@@ -44,7 +44,8 @@ from dsv.run.engines.kubernetes.pod import (
     one_line,
     stage_error,
 )
-from dsv.run.record import TIMED_OUT, EndCause, JobUsage, RunPart, RunState, deciding_part, joint_usage
+from dsv.run.part import TIMED_OUT, EndCause, RunPart, deciding_part
+from dsv.run.record import JobUsage, RunState, joint_usage
 
 
 class JobSnapshot:

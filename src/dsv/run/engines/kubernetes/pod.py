@@ -14,7 +14,8 @@ from dsv.fs.files import open_plain
 from dsv.run.engines.base import Ended, error_in, stage_facts
 from dsv.run.engines.kubernetes.manifest import FAILED_KEY, IGNORED_KEY, INDEX_KEY, MAIN, NOT_AGAIN, STAGING
 from dsv.run.engines.output import LogKeeper
-from dsv.run.record import TIMED_OUT, EndCause, JobUsage, RunPart, deciding_part, exit_signal, may_try_again
+from dsv.run.part import TIMED_OUT, EndCause, RunPart, deciding_part, exit_signal, may_try_again
+from dsv.run.record import JobUsage
 
 TOGETHER: Final = "together"
 """The reason of a script that ended the command because the attempt was over on another node."""

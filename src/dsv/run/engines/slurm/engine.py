@@ -53,7 +53,8 @@ from dsv.run.engines.slurm.job_status import (
 )
 from dsv.run.engines.slurm.program import NAME, ProgramResult, Queued, SlurmProgram, job_folder, job_id
 from dsv.run.engines.slurm.script import DECODER, BatchScript, SlurmOptions, passing, render
-from dsv.run.record import EndCause, JobRef, RunState
+from dsv.run.part import EndCause
+from dsv.run.record import JobRef, RunState
 from dsv.run.resources import Capacity, GpuCount, NodeRoom, Resources
 from dsv.values.json import Json
 

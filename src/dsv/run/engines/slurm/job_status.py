@@ -16,7 +16,8 @@ from dsv.fs.files import open_plain
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended, JobStatus, error_in, stage_facts
 from dsv.run.engines.slurm.program import Queued, job_folder
 from dsv.run.engines.slurm.script import comment
-from dsv.run.record import TIMED_OUT, EndCause, JobRef, RunPart, RunState, deciding_part, exit_signal
+from dsv.run.part import TIMED_OUT, EndCause, RunPart, deciding_part, exit_signal
+from dsv.run.record import JobRef, RunState
 
 SCRIPT: Final = "job.sh"
 STOPPED: Final = "stopped"

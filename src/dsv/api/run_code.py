@@ -1,0 +1,109 @@
+"""The code of a run, as a commit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from dsv.api.context import Context
+from dsv.api.run_trees import commit_sources
+from dsv.errors import (
+    Unsupported,
+    UsageError,
+)
+from dsv.format.tree import Kind
+from dsv.repo.repository import Repository
+from dsv.repo.session import Session
+from dsv.run.record import CODE_OF_A_RUN, TREE_AUTHOR
+from dsv.transfer.file_reader import Problem, refusal
+from dsv.transfer.save import NewContent
+from dsv.values.ids import CommitId
+from dsv.values.names import BranchName, DatasetName
+from dsv.values.paths import link_escapes, show
+from dsv.values.progress import Progress
+from dsv.values.units import format_bytes
+from dsv.workspace.scan.ignore import NAME
+from dsv.workspace.scan.scanner import walk
+
+LARGEST: Final = 200_000_000
+"""Bytes of code. Anything larger is probably a checkpoint or an environment, included by mistake."""
+
+
+GITIGNORE: Final = ".gitignore"
+
+
+CODE_BRANCH: Final = BranchName("code")
+"""The branch in the commit's fields. No such branch exists."""
+
+
+def commit_code(
+    context: Context, repository: Repository, dataset: DatasetName, folder: Path, *, force: bool = False
+) -> tuple[CommitId, Session]:
+    """Commit the folder, except what `.gitignore` and `.dsvignore` exclude, and return the commit's id.
+
+    The session is open, so that gc keeps the commit; the caller closes it when a record names the commit. The
+    same code gives the same commit for every user and time. force: allow more than `LARGEST`. Raises
+    `UsageError` if too large or empty, `Unsupported` for files that no commit can hold, and the store's
+    errors.
+    """
+    found = _code_sources(folder, context.progress)
+    size = sum(source.size for _, source in found)
+    if size > LARGEST and not force:
+        raise UsageError(
+            f"the code in {folder} has {format_bytes(size)}, and without --force {format_bytes(LARGEST)} is the limit",
+            subject=str(folder),
+            hint=f"name what is not code in {NAME} or {GITIGNORE}, or take it all the same by --force",
+        )
+    _, commit_id, session = commit_sources(
+        context,
+        repository,
+        found,
+        lambda problems: _refuse(problems, folder),
+        dataset=dataset,
+        branch=CODE_BRANCH,
+        author=TREE_AUTHOR,
+        time_ms=0,
+        message=CODE_OF_A_RUN,
+    )
+    return commit_id, session
+
+
+def _code_sources(folder: Path, progress: Progress) -> list[tuple[bytes, NewContent]]:
+    """Return the files of the code, in tree order, by their paths in the folder."""
+    top = _work_tree(folder)
+    start = b"" if top == folder else os.fsencode(folder.relative_to(top))
+    sources, scan = walk(top, start, (GITIGNORE, NAME))
+    scan.note_left_out(progress)
+    cut = len(start) + 1 if start else 0
+    found = [(path[cut:], source) for path, source in sources]
+    _refuse(scan.problems, folder)
+    links = {path: source.target for path, source in found if source.target is not None}
+    escaping = link_escapes(links)
+    if escaping:
+        raise Unsupported(
+            f"the symlink {show(escaping[0])} leads out of {folder}, so it would lead nowhere in the job",
+            subject=escaping[0].decode("utf-8", "backslashreplace"),
+            hint=f"name it in {NAME}, or put a copy in its place",
+        )
+    if not any(source.kind is not Kind.EMPTY_DIRECTORY for _, source in found):
+        raise UsageError(
+            f"there is no code in {folder}", subject=str(folder), hint="--code names the folder of the code"
+        )
+    return found
+
+
+def _work_tree(folder: Path) -> Path:
+    """Return the top of the Git work tree around a folder, whose .gitignore applies; else the folder."""
+    real = folder.resolve()
+    for each in (real, *real.parents):
+        if (each / ".git").exists():
+            return each
+    return real
+
+
+def _refuse(problems: list[Problem], folder: Path) -> None:
+    if problems:
+        error = refusal(problems, str(folder))
+        error.hint = error.hint if error.retryable else f"name them in {NAME}"
+        raise error

@@ -1,0 +1,99 @@
+"""A sweep and its process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from dsv.api.context import Context
+from dsv.api.pools import Placing
+from dsv.api.run import dry_run
+from dsv.api.run_staging import RunStaging
+from dsv.api.runs import Runs
+from dsv.errors import Denied, NotFound, as_launch_error
+from dsv.repo.session import Session
+from dsv.run.dirs import RunPlace, code_folder, code_state
+from dsv.run.engine_list import ENGINES
+from dsv.run.engines.base import CANNOT_LAUNCH
+from dsv.run.listing import RunView
+from dsv.run.record import RunId
+from dsv.run.sweep import Started, SweepDriver, SweepPlan, SweepView
+from dsv.values.names import Target
+
+
+@contextmanager
+def open_sweep(
+    context: Context,
+    found: Runs,
+    cache: Path,
+    plan: SweepPlan,
+    place: RunPlace,
+    *,
+    parallel: int,
+    start: Callable[[SweepPlan, int], Started],
+    watch: Callable[[int, RunId | RunView], None],
+    note: Callable[[str], None],
+    placing: Placing | None = None,
+    force: bool = False,
+) -> Iterator[SweepDriver]:
+    """Yield a driver that can start runs: commits and code are found, and data of local runs is held.
+
+    The caller is `driving` the sweep. start: starts one run. watch: called with a run's number, and its id
+    when it has started, or its record when it has ended.
+    """
+    spec = plan.spec
+    first, _ = dry_run(context, cache, spec, place, placing=placing, force=force)
+    stage = placing is None and not ENGINES[first.engine].queues
+    sessions: list[Session] = []
+    with ExitStack() as opened:
+        with as_launch_error():
+            staging = RunStaging(context, cache, spec, opened, sessions, force=force)
+            code = spec.recorded_code
+            if spec.code is not None and code is None:
+                folder = code_folder(place, spec.code)
+                if (tree := staging.commit_code(folder)) is not None:
+                    code = replace(code_state(folder, place.environ), tree=tree.hex())
+            for target in staging.found if stage else ():
+                opened.callback(staging.stage(target, None)[1].release)
+        dataset = staging.main.dataset
+        spec = replace(
+            spec,
+            target=Target(dataset, spec.target.rev, spec.target.path),
+            pins={str(target): str(one.commit) for target, one in staging.found.items()},
+            recorded_code=code,
+        )
+        context.progress.finish()
+        whole = replace(plan, spec=spec)
+        yield SweepDriver(
+            whole,
+            place.state,
+            parallel,
+            found.notes(dataset, plan.seat.id),
+            show=lambda run: found.show(run, dataset),
+            start=lambda number: start(whole, number),
+            watch=watch,
+            note=note,
+        )
+
+
+def become_driver(found: Runs, plan: SweepPlan) -> None:
+    """Make this process the driver of the sweep. Raises `Conflict` if another process has become it."""
+    assert plan.spec.target.dataset is not None  # a record names it, or the command line
+    try:
+        found.notes(plan.spec.target.dataset, plan.seat.id).take(plan.turn)
+    except Denied:
+        if plan.again is not None:
+            raise
+
+
+def outcome(found: Runs, driver: SweepDriver) -> tuple[int, SweepView | None]:
+    """Return the exit code of a sweep, and its runs; None if none has a record."""
+    view = None
+    with suppress(NotFound):
+        view = found.sweep(driver.plan.seat.id)
+    code = None if view is None else view.exit_code
+    if code is None:
+        code = CANNOT_LAUNCH if driver.ended_by is None else 128 + driver.ended_by
+    return code if driver.refused is None else driver.refused, view

@@ -16,7 +16,7 @@ from dsv.format import codec
 from dsv.format.locator import ObjectKind
 from dsv.format.records import Damage
 from dsv.repo.damage import mark_damage, read_damage
-from dsv.repo.objects.objects import is_object
+from dsv.repo.objects.checks import is_object
 from dsv.values.ids import Id, Nonce, PackId
 from dsv.values.names import DatasetName, Target
 from dsv.workspace.reupload import _Reupload

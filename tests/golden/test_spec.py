@@ -31,7 +31,7 @@ from dsv.format import locator as place
 from dsv.format.locator import ObjectKind
 from dsv.format.segment import Segment
 from dsv.format.tree import Entry, Kind
-from dsv.repo.objects import objects as sizes
+from dsv.repo.objects import checks
 from dsv.run import record
 from dsv.values import names, paths
 from dsv.values.ids import EXTERNAL_END, CommitId, FileId, Nonce, SegmentId, StoreId
@@ -399,14 +399,14 @@ LIMITS = {
     "index files that one `index-merge` names": records.MAX_FILES,
     "rows of an index file": index.MAX_ROWS,
     "bytes of an index file": index.FILE_MAX,
-    "bytes of an unpacked recipe": sizes.OBJECT_LIMITS[ObjectKind.RECIPE],
-    "bytes of an unpacked segment": sizes.OBJECT_LIMITS[ObjectKind.SEGMENT],
-    "bytes of an unpacked node": sizes.OBJECT_LIMITS[ObjectKind.NODE],
-    "rows of a segment's locator": sizes.LOCATOR_ROWS[ObjectKind.SEGMENT],
-    "rows of a node's locator": sizes.LOCATOR_ROWS[ObjectKind.NODE],
-    "rows of a recipe's locator": sizes.LOCATOR_ROWS[ObjectKind.RECIPE],
-    "stored bytes of a node for each child, at least": sizes.STORED_CHILD,
-    "bytes by which a stored object may be larger than its kind's limit": sizes.FRAME_SLACK,
+    "bytes of an unpacked recipe": checks.OBJECT_LIMITS[ObjectKind.RECIPE],
+    "bytes of an unpacked segment": checks.OBJECT_LIMITS[ObjectKind.SEGMENT],
+    "bytes of an unpacked node": checks.OBJECT_LIMITS[ObjectKind.NODE],
+    "rows of a segment's locator": checks.LOCATOR_ROWS[ObjectKind.SEGMENT],
+    "rows of a node's locator": checks.LOCATOR_ROWS[ObjectKind.NODE],
+    "rows of a recipe's locator": checks.LOCATOR_ROWS[ObjectKind.RECIPE],
+    "stored bytes of a node for each child, at least": checks.STORED_CHILD,
+    "bytes by which a stored object may be larger than its kind's limit": checks.FRAME_SLACK,
     "chunks, or sources, of an external pack": external.MAX_ROWS,
     "bytes of the texts of an external pack": external.MAX_TEXTS,
     "bytes of one of them": external.MAX_TEXT,

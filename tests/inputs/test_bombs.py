@@ -26,8 +26,9 @@ from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.recipe import Recipe
 from dsv.format.records import CommitRecord, RefEntry, WriterIdentity
 from dsv.format.tree import Entry, Kind
+from dsv.repo.objects.checks import FRAME_SLACK, OBJECT_LIMITS, is_possible
 from dsv.repo.objects.metadata import MetadataCache
-from dsv.repo.objects.objects import FRAME_SLACK, OBJECT_LIMITS, Objects, is_possible
+from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.store.directory import DirectoryStore

@@ -36,9 +36,10 @@ from dsv.repo.format_log import (
     read_layout,
     with_features,
 )
+from dsv.repo.objects.commits import get_commit
 from dsv.repo.objects.erasures import NONE, Erasures, local_erasures, stored_erasures
 from dsv.repo.objects.metadata import MetadataCache
-from dsv.repo.objects.objects import Objects, get_commit
+from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.branches import Refs, refused_mover, refused_removals
 from dsv.repo.refs.read import changed
 from dsv.store.base import PutResult, StoreBackend, both

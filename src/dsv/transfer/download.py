@@ -24,8 +24,9 @@ from dsv.format.locator import Location, ObjectKind, place_at
 from dsv.format.tree import Entry
 from dsv.fs.shared_path import AnyPath, open_at
 from dsv.repo.errors import NOT_OURS
+from dsv.repo.objects.checks import checked
 from dsv.repo.objects.erasures import erased_error
-from dsv.repo.objects.objects import Objects, checked
+from dsv.repo.objects.objects import Objects
 from dsv.repo.objects.ranges import RangeReader, spans
 from dsv.values.ids import ChunkId, FileId, RecipeId
 from dsv.values.names import DatasetName

@@ -29,8 +29,9 @@ from dsv.repo.errors import NOT_OURS
 from dsv.repo.expiry import ExpiryLog, append, read_expiry
 from dsv.repo.history import KeptParents, lacking, walk
 from dsv.repo.merge_indexes import tidy
+from dsv.repo.objects.checks import checked
 from dsv.repo.objects.erasures import NOWHERE, Erasures
-from dsv.repo.objects.objects import Located, Objects, checked
+from dsv.repo.objects.objects import Located, Objects
 from dsv.repo.objects.ranges import RangeReader, spans
 from dsv.repo.refs.branches import LostRace
 from dsv.repo.session import Session, naming, point_branch

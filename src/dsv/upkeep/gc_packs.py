@@ -21,8 +21,8 @@ from dsv.format.pack import FOOTER_SIZE, MAGIC, PACK_TARGET, ROW_SIZE
 from dsv.format.records import Damage, IndexMerge, MergedFile
 from dsv.repo.errors import explain_denied_write
 from dsv.repo.merge_indexes import delete_index
+from dsv.repo.objects.checks import checked
 from dsv.repo.objects.metadata import release
-from dsv.repo.objects.objects import checked
 from dsv.repo.repository import Repository
 from dsv.repo.session import put_index
 from dsv.store.base import StoreBackend, ask_each, if_there, together

@@ -29,8 +29,9 @@ from dsv.format.pack import PackTable, parse_footer, read_table
 from dsv.format.records import MAX_DIGITS, Verified, WriterIdentity
 from dsv.fs.process import processors
 from dsv.repo.errors import explain_denied_write, read_record
+from dsv.repo.objects.checks import LOCATOR_ROWS, is_object
 from dsv.repo.objects.externals import Externals, SourceChanged, check_source
-from dsv.repo.objects.objects import LOCATOR_ROWS, Objects, is_object
+from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
 from dsv.store.base import CutShortError, PutResult, StoreMissing, parsed, together
 from dsv.values.ids import Id, Nonce, PackId

@@ -6,77 +6,30 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from blake3 import blake3
-
-from dsv.errors import DsvError, IntegrityError, NotFound, Unreachable, Unsupported
-from dsv.format import codec, keys, recipe, tree
-from dsv.format.envelope import RECORD_MAX, Buffer
-from dsv.format.locator import MAX_ROWS, Location, Locator, ObjectKind, largest
-from dsv.format.recipe import MAX_CHUNK, Recipe
-from dsv.format.records import CommitRecord
+from dsv.errors import IntegrityError, NotFound, Unreachable, Unsupported
+from dsv.format import keys
+from dsv.format.locator import Location, Locator, ObjectKind, largest
+from dsv.format.recipe import Recipe
 from dsv.format.segment import Segment
 from dsv.format.tree import Entry, Node, PathColumns
 from dsv.fs.shared_path import AnyPath
-from dsv.repo.errors import NOT_OURS, damaged, damaged_commit, decoded, missing_commit, unlisted, unreadable
+from dsv.repo.errors import NOT_OURS, damaged, decoded, unlisted, unreadable
+from dsv.repo.objects.checks import FRAME_SLACK, LOCATOR_ROWS, OBJECT_LIMITS, checked, is_object, is_possible
+from dsv.repo.objects.commits import CommitReader
 from dsv.repo.objects.erasures import NOWHERE, Erasures, checked_erasures, erased_error, local_erasures
 from dsv.repo.objects.externals import Externals, SourceChanged
 from dsv.repo.objects.indexes import Indexes
 from dsv.repo.objects.packs import PackLookup
 from dsv.repo.objects.ranges import RangeReader, ReadThreads, spans
-from dsv.store.base import Bytes, StoreBackend, StoreMissing, TooLargeError, absent, ask_each, both, if_there
+from dsv.store.base import Bytes, StoreBackend, StoreMissing, absent
 from dsv.values.ids import CommitId, ErasureId, Id, NodeId, PackId, RecipeId, SegmentId
-from dsv.values.paths import MAX_TARGET
 
 if TYPE_CHECKING:
     from dsv.repo.objects.metadata import MetadataCache
     from dsv.repo.tracking import Answers
-
-_HEADER: Final = 64
-"""Bytes: more than any header line and the counts behind it."""
-
-OBJECT_LIMITS: Final = {
-    ObjectKind.CHUNK: MAX_CHUNK,
-    ObjectKind.RECIPE: _HEADER + recipe.MAX_ROWS * (32 + 8),
-    ObjectKind.SEGMENT: _HEADER
-    + tree.PATHS_LIMIT
-    + tree.MAX_ENTRIES * (1 + 8 + 32 + 32)
-    + tree.MAX_ENTRIES * (MAX_TARGET + 1),
-    ObjectKind.NODE: _HEADER + tree.PATHS_LIMIT + tree.MAX_ENTRIES * (32 + 3 * 8),
-}
-"""The most bytes of an unpacked object."""
-
-LOCATOR_ROWS: Final = {
-    ObjectKind.NODE: tree.MAX_ENTRIES,
-    ObjectKind.SEGMENT: tree.MAX_ENTRIES,
-    ObjectKind.RECIPE: recipe.MAX_ROWS,
-}
-"""The most rows of the locator that is stored with an object."""
-
-FRAME_SLACK: Final = 64 << 10
-"""Bytes by which a zstd frame may be larger than what it holds."""
-
-STORED_CHILD: Final = 30
-"""The fewest stored bytes of a node for each child: an id is a hash of 32 bytes, and hashes don't shrink."""
-
-
-def has_real_ids(stored: int, node: Buffer) -> bool:
-    """Return whether so few stored bytes can hold the ids of a node's children, which all differ.
-
-    A reader keeps every child of a tree in memory before it reads what is below. Forged ids compress to
-    almost nothing, so a few MB of such nodes would take GBs of memory.
-    """
-    return stored >= STORED_CHILD * tree.count_of_children(node)
-
-
-def is_possible(kind: ObjectKind, where: Location) -> bool:
-    """Return whether an object of this kind and its locator can have the lengths of this location."""
-    rows = LOCATOR_ROWS.get(kind)
-    tail = 0 if rows is None else largest(rows) + FRAME_SLACK
-    limit = OBJECT_LIMITS[kind]
-    return where.length <= limit and where.stored <= limit + FRAME_SLACK and where.tail <= tail
 
 
 _ENOUGH, _REMEMBERED = 4, 30.0
@@ -138,14 +91,8 @@ class Located(Generic[T]):
         return self._locator
 
 
-_CONTEXTS: dict[int, str] = {
-    ObjectKind.RECIPE: RecipeId.context,
-    ObjectKind.SEGMENT: SegmentId.context,
-    ObjectKind.NODE: NodeId.context,
-}
 # Metadata that is stored together is read in ranges of up to this many bytes.
 _METADATA_SPAN = 4 << 20
-_LOCATOR_MAX = largest(MAX_ROWS) + FRAME_SLACK  # bytes of a commit's locator
 _METADATA_WINDOW = 64
 _METADATA_HELD = 32 << 20  # bytes, unpacked
 
@@ -153,28 +100,18 @@ _METADATA_HELD = 32 << 20  # bytes, unpacked
 Named = TypeVar("Named", bound=Id)
 
 
-class Mirror(Protocol):
-    """Another source of a store's objects; `why` is the error that the store gave."""
-
-    def read(self, kind: ObjectKind, object_id: Id, why: DsvError) -> bytes | None: ...
-    def commit(self, commit_id: CommitId, why: DsvError) -> CommitRecord | None: ...
-
-
-class Objects:
+class Objects(CommitReader):
     """All objects with an id in one store."""
 
     def __init__(self, store: StoreBackend, metadata: MetadataCache, answers: Answers | None = None) -> None:
-        self.store = store
+        super().__init__(store, metadata, answers)
         self.threads = ReadThreads()
         """Threads that read from the store. The code that opened the store closes them."""
-        self._answers = answers
         self.opened: set[CommitId] = set()
         """The commits whose trees were opened."""
         self.indexes = Indexes(store, metadata)
         self.packs = PackLookup(store, self.indexes, metadata)
         self.externals = Externals(store, metadata)
-        self._metadata = metadata
-        self._stored: dict[CommitId, bytes | None] = {}
         self._gone: dict[PackId, float] = {}
         """Packs that were missing when they were read, and when that was."""
         self._wrong: dict[PackId, tuple[int, float]] = {}
@@ -188,10 +125,6 @@ class Objects:
         """Finds a file's content on this machine, if the store must not be asked. Raises `Unreachable`."""
         self._erasures: Erasures | None = None
         self.read_erasures: Callable[[MetadataCache], Erasures] = local_erasures
-        self.mirrors: Mirror | None = None
-        """Read for what the store has lost, or once it does not answer. A writer has none."""
-        self.tell: Callable[[str], None] = lambda text: None
-        """Receives a line when something damaged was read from a copy."""
 
     def also_read(self, copies: MetadataCache) -> None:
         """Look for metadata in these copies too, before the store is asked."""
@@ -220,104 +153,6 @@ class Objects:
     def _check_erased(self, kind: ObjectKind, object_id: Id) -> None:
         if kind <= ObjectKind.RECIPE and (found := self.erasures.objects.get((kind, object_id))) is not None:
             raise erased_error(f"{kind.name.lower()} {object_id}", found)
-
-    def commit(self, commit_id: CommitId) -> CommitRecord:
-        """Return a commit that is named somewhere. Raises `IntegrityError` if it is missing or damaged."""
-        found = self.commit_or_none(commit_id)
-        if found is None:
-            raise missing_commit(commit_id, self.store.url)
-        if self._answers is not None:
-            self._answers.add_commit(commit_id, found)
-        return found
-
-    def commit_or_none(self, commit_id: CommitId) -> CommitRecord | None:
-        """Return the commit of an id that may be invented; None if it does not exist. What the store has lost
-        is taken from the copy in the commit's locator, or from a mirror."""
-        found = self.local_commit(commit_id)
-        if found is not None:
-            return found
-        damage: IntegrityError | Unreachable | None = None
-        try:
-            found = self.stored_commit(commit_id)
-        except (IntegrityError, Unreachable) as error:
-            damage = error
-        if found is None and not isinstance(damage, Unreachable):
-            found = self.copied_commit(commit_id)
-            if found is not None:
-                what = f"commit {str(commit_id)[:12]} is {'gone' if damage is None else 'damaged'}"
-                self.tell(
-                    f"{what}, and was read from the copy in its locator; dsv verify --repair puts it back"
-                )
-        if found is None and self.mirrors is not None:
-            found = self.mirrors.commit(commit_id, damage or missing_commit(commit_id, self.store.url))
-        if found is None and damage is not None:
-            raise damage
-        return found
-
-    def copied_commit(self, commit_id: CommitId) -> CommitRecord | None:
-        """Return a commit from the copy in its locator; None if there is none. No local copy is kept: those are
-        of commits that this machine knew before the store lost them (`workspace.open.follows`)."""
-        with suppress(NotFound, IntegrityError):
-            data = codec.carried(bytes(self.store.get(keys.locator_key(commit_id), _LOCATOR_MAX)), RECORD_MAX)
-            if data is not None and CommitId.hash(data) == commit_id:
-                return decoded(CommitRecord.decode, data, "commit", commit_id)
-        return None
-
-    def stored_commit(self, commit_id: CommitId) -> CommitRecord | None:
-        """Return the commit, if the store itself has it. A local copy does not count, because the store may
-        have been restored from a backup since. Each commit is asked for once."""
-        if commit_id not in self._stored:
-            self._stored[commit_id] = get_commit(self.store, commit_id)
-        data = self._stored[commit_id]
-        if data is None:
-            return None
-        if CommitId.hash(data) != commit_id:
-            raise damaged_commit(commit_id, self.store.url)
-        self._metadata.put("commit", str(commit_id), data)
-        return decoded(CommitRecord.decode, data, "commit", commit_id)
-
-    def check_stored(self, commits: Iterable[CommitId]) -> None:
-        """Raise `IntegrityError` if the store itself lacks one of these commits. Each is asked for once."""
-        unknown = [one for one in commits if one not in self._stored]
-        self._stored.update(ask_each(partial(get_commit, self.store), unknown))
-        for one in commits:
-            if self.stored_commit(one) is None:
-                raise missing_commit(one, self.store.url)
-
-    def local_commit(self, commit_id: CommitId) -> CommitRecord | None:
-        data = self._metadata.get("commit", str(commit_id), RECORD_MAX)
-        if data is None or CommitId.hash(data) != commit_id:
-            return None
-        return decoded(CommitRecord.decode, data, "commit", commit_id)
-
-    def is_at_hand(self, commit_id: CommitId) -> bool:
-        """Return whether the commit can be returned without a request."""
-        return (
-            commit_id in self._stored or self._metadata.get("commit", str(commit_id), RECORD_MAX) is not None
-        )
-
-    def stored(self, commit_id: CommitId, data: bytes | None) -> None:
-        """Take what `get_commit` has just returned, so `stored_commit` need not ask."""
-        self._stored[commit_id] = data
-
-    def commit_and_locator(self, commit_id: CommitId) -> tuple[CommitRecord, Locator | None]:
-        """Return `commit` and `commit_locator`, read at the same time if there is no local copy."""
-        if self._metadata.get("commit", str(commit_id), RECORD_MAX) is not None:
-            return self.commit(commit_id), self.commit_locator(commit_id)
-        return both(partial(self.commit, commit_id), partial(self.commit_locator, commit_id))
-
-    def commit_locator(self, commit_id: CommitId) -> Locator | None:
-        """Return the location of the commit's root node, if recorded; it is a hint. In a store without
-        `node-locators`, return the locations of all its nodes and segments."""
-        name, key, decode = str(commit_id), keys.locator_key(commit_id), Locator.decode
-        try:
-            return self._metadata.record("commit-locator", name, self.store, key, decode, _LOCATOR_MAX)
-        except (NotFound, IntegrityError, Unsupported):
-            return None
-        except Unreachable:
-            if self.mirrors is None:
-                raise
-            return None
 
     def nodes(self, wanted: Iterable[tuple[NodeId, Location | None]]) -> Iterator[Located[Node]]:
         """Like `segments`. A node of a store without `node-locators` has no locator."""
@@ -579,36 +414,6 @@ class Objects:
         for object_id, _ in window:
             found = ready.pop(object_id, None)
             yield object_id, found or self.metadata_object(kind, object_id, None)
-
-
-def get_commit(store: StoreBackend, commit_id: CommitId) -> bytes | None:
-    """Return the store's bytes of a commit, unchecked; None if it has none."""
-    try:
-        return if_there(partial(store.get, keys.commit_key(commit_id), RECORD_MAX))
-    except TooLargeError:
-        raise damaged_commit(commit_id, store.url) from None
-
-
-def is_object(kind: int, object_id: bytes, data: Bytes) -> bool:
-    """Return whether these unpacked bytes match the id."""
-    context = _CONTEXTS.get(kind)
-    hashed = blake3(data) if context is None else blake3(data, derive_key_context=context)
-    return hashed.digest() == object_id
-
-
-def checked(kind: ObjectKind, object_id: Id, where: Location, stored: Bytes) -> bytes:
-    """Return the object in these stored bytes. Raises `IntegrityError` if they do not unpack to its id."""
-    if not is_possible(kind, where):
-        raise damaged(kind, object_id, where)
-    try:
-        data = codec.unpack(where.codec, stored, where.length)
-    except IntegrityError as error:
-        raise damaged(kind, object_id, where) from error
-    if not is_object(kind, object_id, data):
-        raise damaged(kind, object_id, where)
-    if kind is ObjectKind.NODE and not has_real_ids(where.stored, data):
-        raise damaged(kind, object_id, where)
-    return data
 
 
 def _locator(data: Bytes, max_rows: int) -> Locator | None:

@@ -35,7 +35,7 @@ from dsv.format.pack import FOOTER_SIZE, ROW_SIZE
 from dsv.format.records import ExpiryAction
 from dsv.repo.expiry import append
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.store.directory import DirectoryStore
 from dsv.store.open import OpenStore
 from dsv.transfer.download import Fetcher, WantedFile

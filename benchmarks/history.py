@@ -31,8 +31,8 @@ from dsv.format.records import RefEntry, WriterIdentity
 from dsv.format.tree import Entry, Kind
 from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import TreeReader
-from dsv.repo.tree.write import TreeChange
+from dsv.repo.tree.reader import TreeReader
+from dsv.repo.tree.writer import TreeChange
 from dsv.store.directory import DirectoryStore
 from dsv.transfer.commit import Committed, Draft, commit_changes
 from dsv.values.ids import FileId, Nonce, PackId, StoreId

@@ -35,7 +35,7 @@ from dsv.format import keys
 from dsv.repo.expiry import read_expiry
 from dsv.repo.history import walk
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.store.open import open_store
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import CommitId

@@ -28,8 +28,8 @@ from dsv.format.tree import Entry, Kind
 from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.repo.tree.read import TreeReader
-from dsv.repo.tree.write import TreeChange, write_tree
+from dsv.repo.tree.reader import TreeReader
+from dsv.repo.tree.writer import TreeChange, write_tree
 from dsv.store.directory import DirectoryStore
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import Nonce

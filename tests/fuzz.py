@@ -48,7 +48,7 @@ from dsv.format.segment import Segment
 from dsv.format.tree import Node
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.run.record import RunRecord
 from dsv.store.directory import DirectoryStore
 from dsv.store.memory import MemoryStore

@@ -8,7 +8,7 @@ from pathlib import Path
 import dsv
 from dsv.api.branches import tag
 from dsv.api.clone import init
-from dsv.api.reading import _processes
+from dsv.api.open_commits import _processes
 from dsv.api.sync import SyncRequest, sync
 from dsv.values.names import DatasetName, TagName, Target
 

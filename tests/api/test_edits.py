@@ -18,7 +18,7 @@ from dsv.repo.repository import Repository
 from dsv.store.memory import MemoryStore
 from dsv.transfer import save
 from dsv.transfer.commit import commit_changes as really_commit
-from dsv.transfer.file_reader import Problem
+from dsv.transfer.stable_read import Problem
 from dsv.values.names import DatasetName, TagName, Target
 from dsv.values.progress import NoProgress
 from tests.kit.people import SCANS, Files, Person, every_store_is

@@ -10,8 +10,8 @@ import pytest
 from dsv.api.edits import EditRequest, MoveAll, Put, Remove, edit
 from dsv.format.tree import Entry, Kind
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import TreeReader
-from dsv.repo.tree.write import TreeChange
+from dsv.repo.tree.reader import TreeReader
+from dsv.repo.tree.writer import TreeChange
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore, RequestCounts, open_store
 from dsv.store.options import StoreOptions

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dsv.api.edits import Edit, Move, MoveAll, Put, Remove
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.store.memory import MemoryStore
 from tests.api.test_edits import Edited, change, files
 from tests.exhaustive import examples

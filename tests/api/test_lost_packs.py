@@ -17,7 +17,7 @@ from dsv.api.sync import SyncRequest, sync
 from dsv.errors import Conflict, DsvError, IntegrityError
 from dsv.format.locator import ObjectKind
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Target

@@ -20,7 +20,7 @@ from dsv.api.status import status
 from dsv.errors import Conflict
 from dsv.fs import mapped
 from dsv.fs.mapped import Notice, has_writers, notice
-from dsv.transfer import file_reader
+from dsv.transfer import stable_read
 from dsv.values.names import Target
 from tests.kit.people import Person
 
@@ -126,7 +126,7 @@ def test_a_pull_does_not_overwrite_what_was_written_to_a_page_that_was_dirty(ann
 
 def test_a_rehash_finds_changes_that_no_stat_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here with a kernel that would say of a mapped file that nobody writes to it."""
-    monkeypatch.setattr(file_reader, "has_writers", lambda _: False)
+    monkeypatch.setattr(stable_read, "has_writers", lambda _: False)
     ann = Person(tmp_path / "ann", str(tmp_path / "store"))
     ann.init()
     ann.write({"a/small": bytes(4096), "a/large": bytes(SIZE), "b": b"b"})

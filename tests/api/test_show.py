@@ -8,7 +8,7 @@ import pytest
 
 from dsv.api.diff import show
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import LocatedSegment, TreePart, TreeReader
+from dsv.repo.tree.reader import LocatedSegment, TreePart, TreeReader
 from dsv.values.names import Target
 from tests.kit.people import SCANS, Person
 

@@ -16,7 +16,7 @@ from dsv.api.status import status
 from dsv.api.sync import SyncRequest, sync
 from dsv.errors import Changing, Conflict, NoRoom, NotFound, Unsupported
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.values.names import BranchName, Target
 from dsv.values.progress import NoProgress
 from tests.kit.people import SCANS, Person

@@ -27,7 +27,7 @@ from dsv.format.segment import Segment
 from dsv.format.tree import Child, Cutter, Entry, Kind
 from dsv.fs.shared_path import open_at
 from dsv.repo.objects.erasures import NONE
-from dsv.repo.tree.read import LocatedSegment, TreePart
+from dsv.repo.tree.reader import LocatedSegment, TreePart
 from dsv.transfer.download import WantedFile
 from dsv.values.ids import ChunkId, CommitId, FileId, RecipeId, SegmentId, StoreId
 from dsv.values.paths import sort_key

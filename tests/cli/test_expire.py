@@ -250,7 +250,7 @@ def test_histories_pass_over_what_gc_has_freed(old: Dsv) -> None:
 def _remove_packs_of(repository: Repository, commit: CommitId) -> None:
     """The packs that hold something that only this commit has, with their rows."""
     from dsv.format.index import Index
-    from dsv.repo.tree.read import TreeReader, reach_tree
+    from dsv.repo.tree.reader import TreeReader, reach_tree
 
     heads, tags = repository.refs.names(PETS)
     names = [head.commit for head in heads if head.commit is not None] + [value.commit for _, value in tags]

@@ -10,8 +10,8 @@ import pytest
 from dsv.format.records import CommitRecord
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.repo.tree.read import TreeReader
-from dsv.repo.tree.write import write_tree
+from dsv.repo.tree.reader import TreeReader
+from dsv.repo.tree.writer import write_tree
 from dsv.store.directory import DirectoryStore
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId

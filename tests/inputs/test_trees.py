@@ -14,7 +14,7 @@ from dsv.format.locator import Location, ObjectKind
 from dsv.format.tree import Entry
 from dsv.reader import StoreError
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import TreeReader, find_entries, find_paths
+from dsv.repo.tree.reader import TreeReader, find_entries, find_paths
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import ChunkId, CommitId, NodeId, SegmentId
 from dsv.values.names import MAIN, DatasetName

@@ -18,7 +18,7 @@ from dsv.api.settings import Settings, SettingsSource
 from dsv.api.sync import SyncRequest, sync
 from dsv.format.records import WriterIdentity
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.store import open as opening
 from dsv.store.base import StoreBackend
 from dsv.store.memory import MemoryStore

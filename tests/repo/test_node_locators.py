@@ -18,9 +18,9 @@ from dsv.repo.format_log import NAMED_RECORDS, features, make_layout
 from dsv.repo.history import PathHistory
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.repo.tree import write
+from dsv.repo.tree import writer
 from dsv.repo.tree.diff import diff_trees
-from dsv.repo.tree.read import TreeReader, find_paths
+from dsv.repo.tree.reader import TreeReader, find_paths
 from dsv.store.base import StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore
@@ -250,7 +250,7 @@ def test_the_history_of_a_path_is_found_without_an_index_file() -> None:
 def test_an_older_store_takes_a_tree_that_is_too_large_for_a_commits_locator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(write, "MAX_ROWS", 20)
+    monkeypatch.setattr(writer, "MAX_ROWS", 20)
     repository = older(MemoryStore())
     head = commit(repository, everything())
     assert repository.objects.commit_locator(head) is None

@@ -15,7 +15,7 @@ from dsv.format import tree as model_tree
 from dsv.repo.history import CommitsAhead, PathHistory
 from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import diff_trees
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.store.base import _CONNECTIONS, LARGEST, NoAnswer
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore

@@ -7,7 +7,7 @@ import pytest
 from dsv.format import keys, recipe
 from dsv.format.locator import ObjectKind
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import Reached, TreeReader, reach_content, reach_tree
+from dsv.repo.tree.reader import Reached, TreeReader, reach_content, reach_tree
 from dsv.store.memory import MemoryStore
 from tests.kit import packs
 from tests.kit.repositories import commit, create

@@ -8,7 +8,7 @@ from dsv.repo.objects import recipes
 from dsv.repo.objects.erasures import NONE
 from dsv.repo.objects.recipes import count_chunks, read_chunks, shared_bytes
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import FileId, Id
 from tests.kit.repositories import commit, create

@@ -9,7 +9,7 @@ from dsv.errors import Conflict, Denied, IntegrityError, NotFound
 from dsv.format import keys
 from dsv.format.records import RefEntry, TagDeleted, TagValue
 from dsv.repo.errors import name_denied_write
-from dsv.repo.refs import read as listed_module
+from dsv.repo.refs import listing as listed_module
 from dsv.repo.refs.branches import Head, LostRace, Refs
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve

@@ -23,8 +23,8 @@ from dsv.repo.expiry import append
 from dsv.repo.format_log import check_log
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, naming
-from dsv.repo.tree.read import TreeReader
-from dsv.repo.tree.write import write_tree
+from dsv.repo.tree.reader import TreeReader
+from dsv.repo.tree.writer import write_tree
 from dsv.store.base import Bytes, PutResult
 from dsv.store.memory import MemoryStore
 from dsv.transfer.upload import Uploader

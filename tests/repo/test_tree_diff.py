@@ -10,7 +10,7 @@ from dsv.format.locator import Location, Locator
 from dsv.format.segment import Segment
 from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import diff_entries, diff_trees
-from dsv.repo.tree.read import TreeReader, find_entries
+from dsv.repo.tree.reader import TreeReader, find_entries
 from dsv.store.memory import MemoryStore
 from dsv.values.ids import CommitId, SegmentId
 from dsv.values.paths import PathSet

@@ -14,8 +14,8 @@ from dsv.format.codec import Codec
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.segment import Segment
 from dsv.format.tree import Entry, Kind, Node
-from dsv.repo.tree.read import LocatedSegment, TreePart, TreeReader
-from dsv.repo.tree.write import TreeChange, WrittenTree, write_tree
+from dsv.repo.tree.reader import LocatedSegment, TreePart, TreeReader
+from dsv.repo.tree.writer import TreeChange, WrittenTree, write_tree
 from dsv.values.ids import EMPTY_FILE, FileId, NodeId, PackId, RecipeId, SegmentId
 from dsv.values.paths import sort_key
 from tests.format.strategies import SINGLE

@@ -16,8 +16,8 @@ from dsv.format.records import RefEntry
 from dsv.format.tree import Entry, Kind
 from dsv.repo.refs.branches import LostRace
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import TreeReader
-from dsv.repo.tree.write import TreeChange
+from dsv.repo.tree.reader import TreeReader
+from dsv.repo.tree.writer import TreeChange
 from dsv.store.base import Bytes, PutResult
 from dsv.store.memory import MemoryStore
 from dsv.transfer.commit import Committed, Draft, Unchanged, commit_changes

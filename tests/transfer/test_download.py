@@ -11,7 +11,7 @@ from dsv.format.locator import ObjectKind
 from dsv.format.tree import Entry, Kind
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.store.base import StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore

@@ -21,8 +21,8 @@ from dsv.format.pack import CODECS
 from dsv.format.tree import Kind
 from dsv.fs.descent import Descent
 from dsv.transfer import prefetch as readers_module
-from dsv.transfer.file_reader import ROW, row_of
 from dsv.transfer.prefetch import SLOT, UNREAD, ReadBatch, Readers, ReadRequest, read_batch, suitable
+from dsv.transfer.stable_read import ROW, row_of
 from dsv.workspace.scan.folder import Relation
 from dsv.workspace.scan.result import Gone, Pending, WorkspaceScan
 from dsv.workspace.scan.scanner import scan_workspace

@@ -18,8 +18,8 @@ from dsv.repo.merge_indexes import merge_indexes
 from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.repo.tree.read import TreeReader
-from dsv.repo.tree.write import write_tree
+from dsv.repo.tree.reader import TreeReader
+from dsv.repo.tree.writer import write_tree
 from dsv.store.base import ListedObject, StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.store.open import OpenStore

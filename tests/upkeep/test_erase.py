@@ -16,7 +16,7 @@ from dsv.repo.expiry import append
 from dsv.repo.objects.erasures import RefusedContent
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, point_branch
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.store.base import StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.transfer.download import Fetcher, WantedFile

@@ -21,8 +21,8 @@ from dsv.format.tree import Entry, Kind
 from dsv.repo.objects.externals import Found, SourceChanged
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.repo.tree.read import TreeReader
-from dsv.repo.tree.write import TreeChange
+from dsv.repo.tree.reader import TreeReader
+from dsv.repo.tree.writer import TreeChange
 from dsv.store.base import Bytes, PutResult, StoreBackend
 from dsv.store.memory import MemoryStore
 from dsv.transfer.commit import Committed, Draft, commit_changes

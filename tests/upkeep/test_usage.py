@@ -13,7 +13,7 @@ from dsv.format import keys, pack
 from dsv.format.index import IndexBuilder
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.repo.tree.read import TreeReader, reach_content, reach_tree
+from dsv.repo.tree.reader import TreeReader, reach_content, reach_tree
 from dsv.store.memory import MemoryStore
 from dsv.upkeep import usage
 from dsv.upkeep.roots import read_roots

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv.errors import Unreachable
-from dsv.transfer.file_reader import ROW, refusal, row_of
+from dsv.transfer.stable_read import ROW, refusal, row_of
 from dsv.workspace.scan.folder import differing, list_folder
 from dsv.workspace.scan.result import WorkspaceScan
 from tests.workspace.worlds import World, readable_by_all, scan_as_another, settle, tree_of, write

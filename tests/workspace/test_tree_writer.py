@@ -18,7 +18,7 @@ from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
 from dsv.fs.folders import check_folding
 from dsv.repo.tree.diff import PathChange
-from dsv.transfer.file_reader import row_of
+from dsv.transfer.stable_read import row_of
 from dsv.values.ids import CommitId, FileId
 from dsv.values.progress import NoProgress
 from dsv.workspace.baseline import scan_clean_workspace

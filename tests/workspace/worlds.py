@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dsv.format.tree import Entry, Kind
 from dsv.fs.descent import Descent
-from dsv.transfer.file_reader import Problem, hash_content, read_stable, row_of
+from dsv.transfer.stable_read import Problem, hash_content, read_stable, row_of
 from dsv.values.ids import CommitId, FileId, RecipeId
 from dsv.values.paths import sort_key
 from dsv.workspace.scan.result import Gone, Pending, WorkspaceScan

@@ -24,7 +24,7 @@ from dsv.repo.refs.branches import Head, LostRace, no_commit
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole
 from dsv.repo.tree.diff import PathChange, diff_trees, pair_entries
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.transfer.commit import Draft, new_commit, publish_commit
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, Target, clean_path

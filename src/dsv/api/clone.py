@@ -27,7 +27,7 @@ from dsv.repo.errors import explain_denied_write
 from dsv.repo.format_log import has_layout
 from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import TreeReader, find_paths
+from dsv.repo.tree.reader import TreeReader, find_paths
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, Target
 from dsv.values.paths import PathSet

@@ -138,7 +138,7 @@ class Context(msgspec.Struct, frozen=True):
 
     def _can_answer_offline(self, target: Target) -> bool:
         """Return whether the target's commit, tree and file can be read without the store."""
-        from dsv.repo.tree.read import TreeReader
+        from dsv.repo.tree.reader import TreeReader
 
         try:
             repository = replace(self, progress=NoProgress()).offline_repository(target)

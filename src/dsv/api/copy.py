@@ -21,13 +21,13 @@ from dsv.repo.history import CommitsAhead, is_ancestor, lacking, walk
 from dsv.repo.merge_indexes import tidy
 from dsv.repo.objects.erasures import Erasures
 from dsv.repo.refs.branches import Head, LostRace
-from dsv.repo.refs.read import parts
+from dsv.repo.refs.listing import parts
 from dsv.repo.refs.tags import named_parts
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole
 from dsv.repo.tracking import file_of
 from dsv.repo.tracking import read as read_tracking
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.store.base import NoAnswer, both, together
 from dsv.store.memory import MemoryStore
 from dsv.store.open import local_folder

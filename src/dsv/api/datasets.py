@@ -18,7 +18,7 @@ from dsv.format.tree import Entry, Kind
 from dsv.repo.objects.erasures import Erasures
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import Resolved
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.store.base import together
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import CommitId

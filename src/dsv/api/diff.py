@@ -24,9 +24,9 @@ from dsv.repo.objects.objects import Objects
 from dsv.repo.objects.recipes import count_chunks, read_chunks, shared_bytes
 from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import Located, PathChange, What, diff_trees
-from dsv.repo.tree.read import TreePart, TreeReader, find_entries
+from dsv.repo.tree.reader import TreePart, TreeReader, find_entries
 from dsv.transfer.download import Fetcher, WantedFile
-from dsv.transfer.file_reader import Problem, read_stable, refusal
+from dsv.transfer.stable_read import Problem, read_stable, refusal
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Target, clean_path
 from dsv.values.paths import WHOLE, Both, PathSet, sort_key

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
-from dsv.repo.tree.read import NOTHING, TreeLookup, TreeReader, find_paths
+from dsv.repo.tree.reader import NOTHING, TreeLookup, TreeReader, find_paths
 from dsv.transfer.save import NewContent
 from dsv.transfer.upload import StoredContent
 from dsv.values.paths import check_path, folders_above, show, sort_key

@@ -18,12 +18,12 @@ from dsv.format.tree import Kind
 from dsv.repo.refs.branches import Head, LostRace, deleted
 from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import PathChange, diff_trees
-from dsv.repo.tree.read import TreeReader
-from dsv.repo.tree.write import TreeChange
+from dsv.repo.tree.reader import TreeReader
+from dsv.repo.tree.writer import TreeChange
 from dsv.store.open import OpenStore
 from dsv.transfer.commit import Draft, Unchanged, commit_changes
-from dsv.transfer.file_reader import Problem, refusal
 from dsv.transfer.save import NewContent, OnStored, ReadInto, save_sources
+from dsv.transfer.stable_read import Problem, refusal
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target, clean_path

@@ -28,11 +28,11 @@ from dsv.format.tree import Kind
 from dsv.repo.expiry import explained
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole
-from dsv.repo.tree.read import TreeReader, reach_content
+from dsv.repo.tree.reader import TreeReader, reach_content
 from dsv.store.options import StoreOptions
 from dsv.transfer.download import Fetcher, WantedFile
-from dsv.transfer.file_reader import Problem
 from dsv.transfer.save import NewContent
+from dsv.transfer.stable_read import Problem
 from dsv.transfer.upload import StoredContent, Uploader
 from dsv.values.ids import CommitId, FileId
 from dsv.values.json import LONG_MAX, SHORT_MAX

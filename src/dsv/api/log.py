@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dsv.repo.objects.objects import Objects
     from dsv.repo.refs.branches import Head
     from dsv.repo.repository import Repository
-    from dsv.repo.tree.read import TreeReader
+    from dsv.repo.tree.reader import TreeReader
     from dsv.values.names import BranchName, DatasetName, TagName
     from dsv.values.paths import Scope
 
@@ -92,7 +92,7 @@ def follow(objects: Objects, start: CommitId, path: bytes, kept: KeptParents) ->
     skipped. Raises `NotFound` if the commit has no such file.
     """
     from dsv.repo.history import PathHistory
-    from dsv.repo.tree.read import TreeReader
+    from dsv.repo.tree.reader import TreeReader
 
     entry = TreeReader(objects, start).entry(path)
     if entry is None:
@@ -130,7 +130,7 @@ def _step(objects: Objects, commit_id: CommitId, before: list[CommitId], now: En
     """Return what a commit changed in the file, compared with the first parent that has it."""
     from dsv.diff.paths import Difference
     from dsv.repo.tree.diff import What
-    from dsv.repo.tree.read import TreeReader
+    from dsv.repo.tree.reader import TreeReader
 
     after = TreeReader(objects, commit_id)
     parents = [TreeReader(objects, parent) for parent in before]
@@ -347,7 +347,7 @@ def _touches(looked: PathHistory, one: LogEntry, query: LogQuery, kept: KeptPare
 
 
 def _change(repository: Repository, item: LogItem, kept: KeptParents, scope: PathSet) -> PathDifferences:
-    from dsv.repo.tree.read import TreeReader
+    from dsv.repo.tree.reader import TreeReader
 
     objects = repository.objects
     parent = next(iter(kept.of(item.commit, first_only=True)), None)

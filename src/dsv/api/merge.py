@@ -19,7 +19,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
 from dsv.repo.session import point_branch
 from dsv.repo.tree.diff import PathChange, diff_trees
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.transfer.commit import Committed, Draft, commit_changes
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, Target

@@ -25,7 +25,7 @@ from dsv.repo.objects.metadata import LocalStore, MetadataCache
 from dsv.repo.refs.branches import Head, Refs
 from dsv.repo.repository import Repository
 from dsv.repo.tracking import Tracked, Tracking
-from dsv.transfer.file_reader import hash_content
+from dsv.transfer.stable_read import hash_content
 from dsv.values.ids import Nonce, StoreId
 from dsv.values.names import BranchName, DatasetName, Rev, TagName, Target
 from dsv.values.paths import show

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dsv.api.context import Context
     from dsv.api.datasets import DatasetItem
     from dsv.api.edits import Edit, Edited
-    from dsv.api.reading import KeptTree, OpenRepository
+    from dsv.api.open_commits import KeptTree, OpenRepository
     from dsv.format.locator import Location
     from dsv.format.records import CommitRecord
     from dsv.repo.resolve import Resolved
@@ -302,10 +302,10 @@ class Commit:
         (about 1 MiB) are fetched, some MB ahead if sequential. Raises `NotFound`, and `UsageError` for a
         folder. A pickle of the file has its commit, path and position.
         """
-        from dsv.api.reading import FileReader
+        from dsv.api.open_commits import CommitFile
 
         size = self._layout(path).entry.size
-        file = _File(FileReader(path, size, partial(self._chunks, path)), buffer_size)
+        file = _File(CommitFile(path, size, partial(self._chunks, path)), buffer_size)
         file._opened_by = self, path, buffer_size
         return file
 
@@ -337,7 +337,7 @@ class Commit:
         commit is cached; `fill`: a loader also fills it. Raises `NotFound` if a path is missing, or if there is
         no such file.
         """
-        from dsv.api.reading import CommitSource, open_samples
+        from dsv.api.open_commits import CommitSource, open_samples
 
         found = open_samples(CommitSource(self._connection, self._resolved), patterns, window, cache)
         for one in patterns:
@@ -358,7 +358,7 @@ class Commit:
     def _resolved(self) -> Resolved:
         known = self.__dict__.get("_found")
         if known is None:
-            from dsv.api.reading import opened
+            from dsv.api.open_commits import opened
 
             context = self._connection.reading
             found = opened(context, self._target).resolve(context, self._target)
@@ -367,7 +367,7 @@ class Commit:
 
     @property
     def _opened(self) -> OpenRepository:
-        from dsv.api.reading import opened
+        from dsv.api.open_commits import opened
 
         return opened(self._connection.reading, self._pinned())
 
@@ -394,7 +394,7 @@ class Commit:
 
     def _layouts(self, paths: Iterable[str]) -> list[Layout]:
         """Return the chunk locations of these files, in the order of the paths."""
-        from dsv.repo.tree.read import find_entries
+        from dsv.repo.tree.reader import find_entries
 
         opened, tree = self._opened, self._tree
         raw = [_raw(path) for path in paths]
@@ -409,7 +409,7 @@ class Commit:
 
     def _followed(self, tree: KeptTree, path: bytes) -> tuple[Entry, Location | None]:
         """Return the file that a path leads to by symlinks. Raises like `open`."""
-        from dsv.repo.tree.read import find_paths
+        from dsv.repo.tree.reader import find_paths
 
         at = path
         for _ in range(_LINKS):

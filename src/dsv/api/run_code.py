@@ -16,8 +16,8 @@ from dsv.format.tree import Kind
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.run.record import CODE_OF_A_RUN, TREE_AUTHOR
-from dsv.transfer.file_reader import Problem, refusal
 from dsv.transfer.save import NewContent
+from dsv.transfer.stable_read import Problem, refusal
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName
 from dsv.values.paths import link_escapes, show

@@ -36,11 +36,11 @@ from dsv.fs.process import host_name
 from dsv.periodic import now_ms
 from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.run.active_runs import this_machine
 from dsv.run.record import OUTPUT_OF_RUN, RunId, RunOutput, RunRecord
 from dsv.transfer.download import Fetcher, WantedFile
-from dsv.transfer.file_reader import Problem, hash_content
+from dsv.transfer.stable_read import Problem, hash_content
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, Rev, Target
 from dsv.values.paths import folders_above, show, sort_key

@@ -8,9 +8,9 @@ from dsv.api.context import Context
 from dsv.format.records import CommitRecord
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.repo.tree.write import write_tree
-from dsv.transfer.file_reader import Problem
+from dsv.repo.tree.writer import write_tree
 from dsv.transfer.save import NewContent, save_sources
+from dsv.transfer.stable_read import Problem
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName

@@ -12,7 +12,7 @@ from dsv.api.sync import open_to_write
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.format.tree import Entry, Kind
 from dsv.repo.tree.diff import PathChange
-from dsv.repo.tree.read import TreeReader, find_paths
+from dsv.repo.tree.reader import TreeReader, find_paths
 from dsv.values.ids import CommitId
 from dsv.values.names import clean_path
 from dsv.values.paths import show, sort_key

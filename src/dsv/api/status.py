@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dsv.api.context import Context
     from dsv.format.records import BranchLimits
     from dsv.repo.objects.objects import Objects
-    from dsv.transfer.file_reader import Problem
+    from dsv.transfer.stable_read import Problem
     from dsv.values.ids import CommitId
     from dsv.workspace.baseline import Baseline, Collision
     from dsv.workspace.scan.result import Differences

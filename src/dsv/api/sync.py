@@ -12,8 +12,8 @@ from dsv.api.context import Context, check_binding, tracking
 from dsv.cache.root import SETTINGS_FILE
 from dsv.errors import Conflict
 from dsv.repo.damage import read_damage
-from dsv.repo.tree.read import TreeReader
-from dsv.transfer.file_reader import refusal
+from dsv.repo.tree.reader import TreeReader
+from dsv.transfer.stable_read import refusal
 from dsv.values.names import BranchName, Rev, Target
 from dsv.values.paths import show
 from dsv.values.progress import Progress

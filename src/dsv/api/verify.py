@@ -24,7 +24,7 @@ from dsv.format.locator import ObjectKind
 from dsv.format.records import Erasure
 from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.store.open import OpenStore
 from dsv.upkeep.copy import Succeeded, make_successor
 from dsv.upkeep.erase import DatasetPath, ErasedPath, ErasePlan, Eraser, State, find_packs, refuse_shared

@@ -23,7 +23,7 @@ from dsv.format import keys
 from dsv.fs.descent import Descent, split
 from dsv.fs.files import list_names, read_small
 from dsv.fs.shared_path import SharedPath
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.values.ids import Nonce
 from dsv.values.paths import PathSet
 from dsv.values.units import format_count

@@ -34,8 +34,8 @@ from dsv.fs.folders import FOLDER_FLAGS
 from dsv.fs.shared_path import AnyPath, descend
 from dsv.repo.objects.metadata import LocalStore, MetadataCache
 from dsv.repo.objects.objects import Objects
-from dsv.repo.tree.read import TreeReader
-from dsv.transfer.file_reader import hash_content
+from dsv.repo.tree.reader import TreeReader
+from dsv.transfer.stable_read import hash_content
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName
 from dsv.values.paths import PathSet, sort_key

@@ -36,7 +36,7 @@ from dsv.fs.folders import check_folding, refuse_clashes
 from dsv.fs.lock import Lock
 from dsv.repo.objects.erasures import erased_error, lacks_erased
 from dsv.repo.objects.objects import Objects
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import CommitId, FileId
 from dsv.values.names import Target, clean_path

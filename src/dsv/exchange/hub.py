@@ -12,7 +12,7 @@ from dsv.exchange.remote import absent, converting, hub_endpoint, missing_packag
 from dsv.exchange.revisions import HUB, Revision, commit_time
 from dsv.exchange.sources import FolderSource, RemoteFile, in_order
 from dsv.store.options import StoreOptions
-from dsv.transfer.file_reader import Problem
+from dsv.transfer.stable_read import Problem
 
 
 class HubHistory(ExitStack):

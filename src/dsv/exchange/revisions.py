@@ -28,7 +28,7 @@ from dsv.exchange.sources import JOBS, FolderSource, RemoteFile, in_order, remot
 from dsv.fs.files import read_small
 from dsv.fs.git import GitError, GitMissingError, GitView, run_git
 from dsv.store.options import StoreOptions
-from dsv.transfer.file_reader import Problem
+from dsv.transfer.stable_read import Problem
 from dsv.values.progress import NoProgress
 from dsv.values.secrets import hide_in_urls
 from dsv.values.units import format_bytes

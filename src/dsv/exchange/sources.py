@@ -29,8 +29,8 @@ from dsv.exchange.remote import (
     version_of,
 )
 from dsv.fs.files import what_it_is
-from dsv.transfer.file_reader import Problem
 from dsv.transfer.save import JOURNALS, ReadInto
+from dsv.transfer.stable_read import Problem
 from dsv.values.paths import show, sort_key
 from dsv.values.progress import NoProgress
 from dsv.values.secrets import hide_in_urls

@@ -17,8 +17,8 @@ from dsv.exchange.bodies import PIECE, open_file
 from dsv.exchange.remote import RemoteRoot, changed, is_same, open_place, path_in, version_of
 from dsv.exchange.sources import TARS, FolderSource, RemoteFile, in_order, refuse_page, same_name
 from dsv.store.options import StoreOptions
-from dsv.transfer.file_reader import Problem
 from dsv.transfer.save import ReadInto
+from dsv.transfer.stable_read import Problem
 from dsv.values.paths import MAX_PATH
 from dsv.values.units import format_bytes
 

@@ -41,8 +41,8 @@ from dsv.merge.paths import (
 from dsv.repo.history import merge_bases
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.diff import PathChange, diff_trees
-from dsv.repo.tree.read import TreeReader
-from dsv.repo.tree.write import TreeChange
+from dsv.repo.tree.reader import TreeReader
+from dsv.repo.tree.writer import TreeChange
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId

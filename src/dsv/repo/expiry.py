@@ -36,7 +36,7 @@ from dsv.format.records import MAX_COMMITS, ExpiryAction, ExpiryEntry, Feature, 
 from dsv.repo.errors import broken, explain_denied_write
 from dsv.repo.format_log import EXPIRED_COMMITS
 from dsv.repo.refs.branches import Refs, is_deleted_dataset
-from dsv.repo.refs.read import read_named
+from dsv.repo.refs.listing import read_named
 from dsv.store.base import ask_each, parsed
 from dsv.values.cached import cached
 from dsv.values.ids import CommitId, Nonce

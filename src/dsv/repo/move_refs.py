@@ -36,7 +36,7 @@ from dsv.repo.format_log import (
     read_format,
     with_features,
 )
-from dsv.repo.refs.read import changed
+from dsv.repo.refs.listing import changed
 from dsv.store.base import PutResult, StoreBackend, batches, if_there, together
 
 _AT_ONCE: Final = 256

@@ -41,7 +41,7 @@ from dsv.repo.objects.erasures import NONE, Erasures, local_erasures, stored_era
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.branches import Refs, refused_mover, refused_removals
-from dsv.repo.refs.read import changed
+from dsv.repo.refs.listing import changed
 from dsv.store.base import PutResult, StoreBackend, both
 from dsv.store.open import OpenStore, names_of, split_of
 from dsv.values.ids import CommitId, Nonce, StoreId
@@ -96,7 +96,7 @@ class Repository:
         if limits.max_removals is None:
             return None
         from dsv.repo.tree.diff import diff_trees
-        from dsv.repo.tree.read import TreeReader
+        from dsv.repo.tree.reader import TreeReader
 
         old = TreeReader(objects, before)
         removed = sum(change.after is None for change in diff_trees(old, TreeReader(objects, entry.commit)))

@@ -29,7 +29,7 @@ from dsv.values.ids import FileId, PackId, RecipeId
 
 if TYPE_CHECKING:
     from dsv.repo.objects.erasures import Erasures
-    from dsv.repo.tree.read import LocatedSegment
+    from dsv.repo.tree.reader import LocatedSegment
 
 
 _KIND, _MAGIC = "samples", b"dsv samples 1\n"

@@ -20,8 +20,8 @@ from dsv.repo.merge_indexes import tidy
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole
-from dsv.repo.tree.read import TreeReader
-from dsv.repo.tree.write import TreeChange, WrittenTree, write_tree
+from dsv.repo.tree.reader import TreeReader
+from dsv.repo.tree.writer import TreeChange, WrittenTree, write_tree
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName

@@ -29,7 +29,7 @@ from dsv.format.tree import Entry
 from dsv.fs.descent import Descent, split
 from dsv.fs.descriptors import Opened
 from dsv.fs.process import read_order, start_program
-from dsv.transfer.file_reader import OPEN_FLAGS, ROW, has_no_writer, row_of, same_times
+from dsv.transfer.stable_read import OPEN_FLAGS, ROW, has_no_writer, row_of, same_times
 from dsv.values.ids import ChunkId
 
 FILES = 256

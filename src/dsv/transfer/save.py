@@ -25,9 +25,9 @@ from dsv.fs.descent import Descent, join, split
 from dsv.fs.errors import about
 from dsv.fs.process import processors
 from dsv.repo.objects.erasures import naming_file
-from dsv.repo.tree.write import TreeChange
-from dsv.transfer.file_reader import OPEN_FLAGS, ROW, Problem, read_stable, row_of
+from dsv.repo.tree.writer import TreeChange
 from dsv.transfer.prefetch import FolderItem, Readers, Run, suitable
+from dsv.transfer.stable_read import OPEN_FLAGS, ROW, Problem, read_stable, row_of
 from dsv.transfer.upload import StoredContent, Uploader
 from dsv.values.ids import FileId
 from dsv.values.paths import show

@@ -35,8 +35,8 @@ from dsv.repo.objects.objects import Located, Objects
 from dsv.repo.objects.ranges import RangeReader, spans
 from dsv.repo.refs.branches import LostRace
 from dsv.repo.session import Session, naming, point_branch
-from dsv.repo.tree.read import TreePart, TreeReader
-from dsv.repo.tree.write import TreeChange, write_tree
+from dsv.repo.tree.reader import TreePart, TreeReader
+from dsv.repo.tree.writer import TreeChange, write_tree
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import ChunkId, CommitId, Id, NodeId, PackId, RecipeId, SegmentId
 from dsv.values.names import MAIN, DatasetName

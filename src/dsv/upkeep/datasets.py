@@ -41,7 +41,7 @@ from dsv.format.records import (
 from dsv.repo import history
 from dsv.repo.expiry import FEATURE, ExpiryLog, ExpiryState, append, put_entry, read_expiry
 from dsv.repo.refs.branches import Head, LostRace, deleted, is_deleted_dataset, protected, renamed
-from dsv.repo.refs.read import parts
+from dsv.repo.refs.listing import parts
 from dsv.repo.refs.tags import named_parts
 from dsv.repo.session import point_branch
 from dsv.store.base import together

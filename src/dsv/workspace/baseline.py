@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dsv.format.locator import Location
     from dsv.repo.objects.objects import Objects
     from dsv.repo.tree.diff import PathChange
-    from dsv.repo.tree.read import TreeLookup, TreeReader
+    from dsv.repo.tree.reader import TreeLookup, TreeReader
     from dsv.values.patterns import SparsePatterns
     from dsv.values.progress import Progress
     from dsv.workspace.open import OpenWorkspace
@@ -129,7 +129,7 @@ def compare_outside(
     missing: set[bytes] = set()
     filled: set[bytes] = set()
     collisions: list[Collision] = []
-    from dsv.repo.tree.read import find_paths
+    from dsv.repo.tree.reader import find_paths
 
     for path, found in find_paths(tree, new):
         item, above = new[path], found.above
@@ -152,7 +152,7 @@ def compare_outside(
 def collisions_with(tree: TreeReader, scan: WorkspaceScan, held: WorkspacePaths) -> Iterator[Collision]:
     """Yield the collisions with a tree that is not the base, at paths that the workspace would not have."""
     new = {item.path: item for item in scan.pending() if item.relation is Relation.ABSENT}
-    from dsv.repo.tree.read import find_paths
+    from dsv.repo.tree.reader import find_paths
 
     for path, found in find_paths(tree, new):
         yield from _collisions_at(tree, new[path], found, held)
@@ -321,7 +321,7 @@ class Trees:
         if commit is None:
             return None
         if commit not in self._trees:
-            from dsv.repo.tree.read import TreeReader  # which a clean folder does not need
+            from dsv.repo.tree.reader import TreeReader  # which a clean folder does not need
 
             self._trees[commit] = TreeReader(self._objects(), commit)
         return self._trees[commit]

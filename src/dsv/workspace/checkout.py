@@ -19,7 +19,7 @@ from dsv.repo.damage import read_damage
 from dsv.repo.expiry import read_expiry
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.diff import PathChange
-from dsv.repo.tree.read import Reached, TreeReader, find_paths, reach_content
+from dsv.repo.tree.reader import Reached, TreeReader, find_paths, reach_content
 from dsv.transfer.download import Fetcher
 from dsv.values.ids import CommitId, PackId
 from dsv.values.paths import WHOLE, Scope, show, sort_key

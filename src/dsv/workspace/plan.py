@@ -28,8 +28,8 @@ from dsv.merge.paths import (
     merge_path,
 )
 from dsv.repo.tree.diff import Located, PathChange, difference
-from dsv.repo.tree.read import TreeReader
-from dsv.transfer.file_reader import OPEN_FLAGS, Problem
+from dsv.repo.tree.reader import TreeReader
+from dsv.transfer.stable_read import OPEN_FLAGS, Problem
 from dsv.values.ids import CommitId, FileId
 from dsv.values.names import BranchName
 from dsv.values.paths import folders_above, show

@@ -23,11 +23,11 @@ from dsv.repo.merge_indexes import tidy
 from dsv.repo.refs.branches import Head, LostRace, already_there
 from dsv.repo.session import Session, check_whole, point_branch
 from dsv.repo.tree.diff import difference
-from dsv.repo.tree.read import TreeReader
-from dsv.repo.tree.write import TreeChange, TreeWriter, WrittenTree
+from dsv.repo.tree.reader import TreeReader
+from dsv.repo.tree.writer import TreeChange, TreeWriter, WrittenTree
 from dsv.transfer.commit import Committed, Draft, new_commit, publish_commit
-from dsv.transfer.file_reader import Problem, refusal
 from dsv.transfer.save import FileSaver
+from dsv.transfer.stable_read import Problem, refusal
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName

@@ -17,10 +17,10 @@ from dsv.repo.objects.checks import checked
 from dsv.repo.objects.ranges import RangeReader, spans
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.repo.tree.read import LocatedSegment, Reached, TreePart, TreeReader, reach_tree
+from dsv.repo.tree.reader import LocatedSegment, Reached, TreePart, TreeReader, reach_tree
 from dsv.transfer.download import SPAN
-from dsv.transfer.file_reader import Problem
 from dsv.transfer.save import save_file
+from dsv.transfer.stable_read import Problem
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import Id, NodeId
 from dsv.values.progress import Progress

@@ -27,7 +27,7 @@ from dsv.fs.files import write_sparse
 from dsv.fs.folders import is_there
 from dsv.repo.tree.diff import PathChange
 from dsv.transfer.download import Fetcher, WantedFile
-from dsv.transfer.file_reader import OPEN_FLAGS, ROW, hash_content, row_of
+from dsv.transfer.stable_read import OPEN_FLAGS, ROW, hash_content, row_of
 from dsv.values.ids import CommitId
 from dsv.values.progress import Progress
 from dsv.values.units import format_count

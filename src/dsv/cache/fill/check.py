@@ -22,7 +22,7 @@ from dsv.fs.attributes import refresh
 from dsv.fs.descriptors import Opened
 from dsv.fs.folders import open_folder
 from dsv.fs.shared_path import SharedPath
-from dsv.repo.tree.read import TreeReader
+from dsv.repo.tree.reader import TreeReader
 from dsv.transfer.download import WantedFile
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName

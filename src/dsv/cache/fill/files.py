@@ -29,7 +29,7 @@ from dsv.fs.files import FULL, write_sparse
 from dsv.fs.folders import FOLDER_FLAGS, FolderRights, make_folder, umask
 from dsv.fs.syncer import Syncer
 from dsv.fs.system import begin_write_back
-from dsv.transfer.file_reader import hash_content
+from dsv.transfer.stable_read import hash_content
 from dsv.values.ids import FileId
 
 _TIMES = (FILE_TIME * 10**9, FILE_TIME * 10**9)

@@ -41,7 +41,7 @@ from dsv.fs.descriptors import Opened
 from dsv.fs.files import list_names
 from dsv.fs.folders import check_folding
 from dsv.fs.shared_path import SharedPath
-from dsv.repo.tree.read import TreePart, TreeReader
+from dsv.repo.tree.reader import TreePart, TreeReader
 from dsv.values.ids import CommitId, SegmentId, StoreId
 from dsv.values.paths import PathSet, show, sort_key
 

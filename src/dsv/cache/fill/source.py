@@ -20,7 +20,7 @@ from dsv.fs.files import read_file
 from dsv.fs.shared_path import SharedPath
 from dsv.repo.objects.erasures import Erasures
 from dsv.repo.repository import Repository
-from dsv.repo.tree.read import LocatedSegment, TreeReader
+from dsv.repo.tree.reader import LocatedSegment, TreeReader
 from dsv.transfer.download import READ_AHEAD, Fetcher, ReferenceCopy, WantedFile, reference_chunks
 from dsv.values.ids import ChunkId, CommitId, RecipeId
 from dsv.values.names import DatasetName

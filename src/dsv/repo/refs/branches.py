@@ -27,7 +27,7 @@ from dsv.format.records import (
 )
 from dsv.repo.errors import broken
 from dsv.repo.format_log import EXPIRED_COMMITS
-from dsv.repo.refs.read import ListedBranch, changed, latest, never_again, parts, read_named
+from dsv.repo.refs.listing import ListedBranch, changed, latest, never_again, parts, read_named
 from dsv.repo.refs.tags import Tags, named_parts
 from dsv.store.base import StoreBackend, absent, both, together
 from dsv.values.ids import CommitId

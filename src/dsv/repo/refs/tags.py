@@ -25,7 +25,7 @@ from dsv.format.envelope import RECORD_MAX
 from dsv.format.records import DatasetErased, ExpiryEntry, TagDeleted, TagValue, erased_id
 from dsv.repo.errors import ONE_WINS_AGAIN, name_denied_write, record_or_none
 from dsv.repo.format_log import NAMES_ELSEWHERE, NAMES_MOVED, NAMES_MOVING, FormatLog, read_entry, read_format
-from dsv.repo.refs.read import Signed, check_kept, gone, parts, read_named
+from dsv.repo.refs.listing import Signed, check_kept, gone, parts, read_named
 from dsv.repo.tracking import Answers
 from dsv.store.base import PutResult, StoreBackend, absent, ask_each, both
 from dsv.store.open import names_of

@@ -13,7 +13,7 @@ from dsv.format.tree import Entry, Kind
 from dsv.values.paths import WHOLE, Scope, sort_key
 
 if TYPE_CHECKING:
-    from dsv.repo.tree.read import LocatedSegment, TreePart, TreeReader
+    from dsv.repo.tree.reader import LocatedSegment, TreePart, TreeReader
     from dsv.values.ids import Id
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from dsv.format.tree import Entry, Kind
-from dsv.transfer.file_reader import ROW, row_of
+from dsv.transfer.stable_read import ROW, row_of
 from dsv.values.ids import FileId, RecipeId
 
 _SIZES = struct.Struct("<8xQ20x")  # the sizes alone, out of rows

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from dsv.errors import UsageError
-from dsv.transfer.file_reader import OPEN_FLAGS
+from dsv.transfer.stable_read import OPEN_FLAGS
 from dsv.values.paths import show
 from dsv.values.patterns import parse
 from dsv.values.units import format_bytes

@@ -22,7 +22,7 @@ from dsv.fs.descent import Descent, join
 from dsv.fs.errors import about
 from dsv.fs.mapped import Notice, is_old, notice
 from dsv.repo.tree.diff import What, difference, retyped
-from dsv.transfer.file_reader import ROW, Problem, hash_content, read_stable, row_of
+from dsv.transfer.stable_read import ROW, Problem, hash_content, read_stable, row_of
 from dsv.values.ids import RecipeId
 from dsv.values.paths import PathSet, folders_above, show, sort_key
 from dsv.values.progress import NoProgress

@@ -16,7 +16,7 @@ from dsv.fs.attributes import earliest_stamp
 from dsv.fs.descent import Descent, join, split
 from dsv.fs.errors import about
 from dsv.fs.files import what_it_is
-from dsv.transfer.file_reader import OPEN_FLAGS, ROW, Problem
+from dsv.transfer.stable_read import OPEN_FLAGS, ROW, Problem
 from dsv.values.paths import (
     MAX_COMPONENT,
     MAX_PATH,

@@ -19,7 +19,7 @@ from dsv.fs.descent import split
 from dsv.fs.errors import about
 from dsv.fs.files import read_file, replace_file
 from dsv.repo.tree.diff import difference
-from dsv.transfer.file_reader import ROW
+from dsv.transfer.stable_read import ROW
 from dsv.values.paths import sort_key
 from dsv.values.patterns import EVERYTHING
 from dsv.workspace.scan.folder import (

@@ -11,7 +11,7 @@ import msgspec
 from dsv.format.locator import MAX_ROWS, Location, Locator, LocatorBuilder, ObjectKind
 from dsv.format.segment import Segment, SegmentBuilder, SegmentRows
 from dsv.format.tree import MAX_LEVEL, Child, Cutter, Entry, Kind, Node, check_follows, parent
-from dsv.repo.tree.read import LocatedSegment, TreePart, TreeReader
+from dsv.repo.tree.reader import LocatedSegment, TreePart, TreeReader
 from dsv.values.ids import NodeId, PackId, SegmentId
 from dsv.values.paths import sort_key
 

@@ -28,7 +28,7 @@ from dsv.format.locator import Location
 from dsv.format.tree import Child, Entry
 from dsv.repo.objects.objects import Objects
 from dsv.repo.resolve import Resolved
-from dsv.repo.tree.read import LocatedSegment, TreePart, TreeReader
+from dsv.repo.tree.reader import LocatedSegment, TreePart, TreeReader
 from dsv.transfer.download import Layout, read_ranges
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Rev, Target, clean_path
@@ -164,7 +164,7 @@ _FIRST, _MOST = 1 << 20, 32 << 20
 """Bytes that are read ahead in a sequential read: at first, and at most."""
 
 
-class FileReader(io.RawIOBase):
+class CommitFile(io.RawIOBase):
     """A file of a commit, read in ranges of whole chunks; keeps the last range. Not thread-safe."""
 
     mode = "rb"

@@ -36,8 +36,8 @@ from dsv.format.records import ExpiryAction
 from dsv.repo.expiry import append
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader
-from dsv.store.directory import DirectoryStore
-from dsv.store.open import OpenStore
+from dsv.stores.directory import DirectoryStore
+from dsv.stores.open import OpenStore
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import CommitId, IndexId, PackId
 from dsv.values.names import MAIN

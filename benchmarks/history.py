@@ -33,7 +33,7 @@ from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader
 from dsv.repo.tree.writer import TreeChange
-from dsv.store.directory import DirectoryStore
+from dsv.stores.directory import DirectoryStore
 from dsv.transfer.commit import Committed, Draft, commit_changes
 from dsv.values.ids import FileId, Nonce, PackId, StoreId
 from dsv.values.names import MAIN, BranchName, DatasetName

@@ -29,9 +29,9 @@ from dsv.format.locator import Location, ObjectKind
 from dsv.format.records import WriterIdentity
 from dsv.repo import merge_indexes
 from dsv.repo.repository import Repository
-from dsv.store.base import StoreBackend
-from dsv.store.open import open_store
-from dsv.store.options import StoreOptions
+from dsv.stores.base import StoreBackend
+from dsv.stores.open import open_store
+from dsv.stores.options import StoreOptions
 from dsv.values.ids import Id, IndexId, PackId
 
 ROWS = (ObjectKind.CHUNK, ObjectKind.SEGMENT, ObjectKind.NODE)

@@ -36,7 +36,7 @@ from dsv.repo.expiry import read_expiry
 from dsv.repo.history import walk
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader
-from dsv.store.open import open_store
+from dsv.stores.open import open_store
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN

@@ -30,7 +30,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.reader import TreeReader
 from dsv.repo.tree.writer import TreeChange, write_tree
-from dsv.store.directory import DirectoryStore
+from dsv.stores.directory import DirectoryStore
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, DatasetName

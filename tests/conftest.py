@@ -28,8 +28,8 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 import dsv
 from dsv.api import store
-from dsv.store import probe
-from dsv.store.retry import Retrying, RetryPolicy
+from dsv.stores import probe
+from dsv.stores.retry import Retrying, RetryPolicy
 from tests import exhaustive
 from tests.labs import dsv_image as dsv_images
 from tests.labs import shelf
@@ -40,7 +40,7 @@ from tests.labs.nfs_hosts import NfsHosts
 from tests.labs.s3_server import S3Server
 from tests.labs.slurm import SlurmNodes
 from tests.scheduling import EXCLUSIVE, Scheduling, shared_by
-from tests.store.servers_on_moto import SmallPages
+from tests.stores.servers_on_moto import SmallPages
 
 # A busy machine is no failure of the code; pytest's own timeout ends what hangs.
 BUSY = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -241,7 +241,7 @@ def home(homes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what a store fails at be tried again as often as ever, but soon; tests/store has the real waits."""
+    """Let what a store fails at be tried again as often as ever, but soon; tests/stores has the real waits."""
     policy = RetryPolicy(first_wait=0.001, longest_wait=0.01, silent_until=0.1, refused_until=0.1)
     monkeypatch.setattr(Retrying.__init__, "__defaults__", (policy,))
 

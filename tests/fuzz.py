@@ -50,8 +50,8 @@ from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
 from dsv.repo.tree.reader import TreeReader
 from dsv.run.record import RunRecord
-from dsv.store.directory import DirectoryStore
-from dsv.store.memory import MemoryStore
+from dsv.stores.directory import DirectoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import ChunkId, CommitId, FileId, Id, IndexId, NodeId, Nonce, PackId, RecipeId, SegmentId
 from dsv.values.names import MAIN, DatasetName

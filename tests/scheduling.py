@@ -19,7 +19,7 @@ _SHARED = {
 # Each of these takes minutes on a busy machine, or waits that long: begun last, one of them would run alone.
 _LONG = re.compile(
     r"tests/(real/|test_hanging|upkeep/test_gc_rounds|counts/test_requests|cli/test_(demo|verify)"
-    r"|store/test_(names_moving|winners_that_change|names_elsewhere|policies))"
+    r"|stores/test_(names_moving|winners_that_change|names_elsewhere|policies))"
 )
 _SOURCE = "tests/test_layers.py"
 """Its tests look at the whole source, which one worker parses for all of them."""

@@ -21,8 +21,8 @@ ROOMS: list[set[str]] = [
     {"errors", "reader"},  # reader.py ships with the package and stands alone
     {"periodic", "values"},
     {"format"},
-    {"fs"},
-    {"store"},
+    {"files"},
+    {"stores"},
     {"repo"},
     {"transfer"},
     {"diff"},
@@ -54,7 +54,7 @@ FOR_CLI_ONLY = {"print", "input", "exit", "quit", "breakpoint", "os._exit"} | {
 # Processes of their own, that others start and talk to by pipes.
 PROGRAMS = {
     PACKAGE / "api/bench_feed_process.py",
-    PACKAGE / "fs/sync_process.py",
+    PACKAGE / "files/sync_process.py",
     PACKAGE / "cache/fill/helper_process.py",
     PACKAGE / "cache/hold.py",
     PACKAGE / "run/engines/kubernetes/rendezvous.py",
@@ -106,7 +106,7 @@ class Source:
 
     @property
     def part(self) -> str:
-        """`store` for store/base.py, `errors` for errors.py, nothing for the package's own `__init__`."""
+        """`stores` for stores/base.py, `errors` for errors.py, nothing for the package's own `__init__`."""
         first = self.path.relative_to(PACKAGE).parts[0].removesuffix(".py")
         return "" if first in ("__init__", "__main__") else first
 
@@ -242,7 +242,7 @@ def owning_generators(source: Source) -> list[str]:
 
 
 def module_of(source: Source) -> str:
-    """`dsv.store.base`; a package's `__init__` is the package."""
+    """`dsv.stores.base`; a package's `__init__` is the package."""
     return ".".join(["dsv", *source.path.relative_to(PACKAGE).with_suffix("").parts]).removesuffix(
         ".__init__"
     )
@@ -437,12 +437,14 @@ def test_a_name_of_a_class_has_one_meaning() -> None:
 
 def test_the_rules_bite() -> None:
     """Each check finds what it is there for."""
-    text = "from ..store import base\nfrom dsv import api\nimport boto3, time\nprint(open(os.environ['X']))\n"
+    text = (
+        "from ..stores import base\nfrom dsv import api\nimport boto3, time\nprint(open(os.environ['X']))\n"
+    )
     source = Source(PACKAGE / "format" / "imaginary.py", ast.parse(text + "def f():\n" + "    pass\n" * 60))
     checks = (upward, strange_libraries, meets_the_process, does_io, long_functions)
     found = [line.split(" ", 1)[1] for check in checks for line in check(source)]
     assert set(found) == {
-        "imports dsv.store",
+        "imports dsv.stores",
         "imports dsv.api",
         "imports boto3",
         "imports time",

@@ -7,7 +7,6 @@ docs/guide/python.md. Each function imports what it needs when it is called.
 from __future__ import annotations
 
 import os
-import sys
 
 # Type checkers know the name, as in typing; importing typing would take a tenth of the time of --help.
 TYPE_CHECKING = False
@@ -134,13 +133,3 @@ def __getattr__(name: str) -> object:
 
         return getattr(errors, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-class _StorePackage(type(sys)):  # type: ignore[misc]
-    """The package `dsv.store`, made callable: its import replaces the function `store` in this module."""
-
-    __call__ = staticmethod(store)
-
-
-__import__("dsv.store")
-sys.modules["dsv.store"].__class__ = _StorePackage

@@ -13,8 +13,8 @@ import pytest
 from dsv.api.clone import clone, init
 from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound
 from dsv.format import keys
-from dsv.store.base import Bytes, PutResult
-from dsv.store.memory import MemoryStore
+from dsv.stores.base import Bytes, PutResult
+from dsv.stores.memory import MemoryStore
 from dsv.values.names import DatasetName, Target
 from dsv.workspace.workspace import Workspace
 from tests.inputs.small_disk import small_disk

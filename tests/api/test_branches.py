@@ -34,15 +34,15 @@ from dsv.errors import Conflict, DsvError, IntegrityError, NotFound
 from dsv.format import keys
 from dsv.format.records import BranchLimits, GcDone, RefEntry
 from dsv.repo.repository import Repository
-from dsv.store.base import Bytes, PutResult, StoreBackend
-from dsv.store.memory import MemoryStore
-from dsv.store.open import OpenStore
+from dsv.stores.base import Bytes, PutResult, StoreBackend
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, Rev, TagName, Target
 from tests.exhaustive import examples
 from tests.kit.people import Person, every_store_is
 from tests.kit.repositories import DATASET, commit, condemn, create, packs
-from tests.store.wrapper import Wrapper
+from tests.stores.wrapper import Wrapper
 
 
 class World:

@@ -11,13 +11,13 @@ from dsv.api.cache import cache
 from dsv.api.evict import evict
 from dsv.errors import DsvError
 from dsv.run.staged import Staged
-from dsv.store.base import StoreBackend
-from dsv.store.memory import MemoryStore
-from dsv.store.retry import Retrying
+from dsv.stores.base import StoreBackend
+from dsv.stores.memory import MemoryStore
+from dsv.stores.retry import Retrying
 from dsv.values.names import Target
 from tests.exhaustive import some
 from tests.kit.people import Files, Person, every_store_is, read_folder
-from tests.store.faulty import Crash, Fault, Faulty, Kind, Operation
+from tests.stores.faulty import Crash, Fault, Faulty, Kind, Operation
 
 RNG = random.Random(11)
 FIRST: Files = {

@@ -7,12 +7,12 @@ import pytest
 
 from dsv.api.clone import Differing, clone, init
 from dsv.errors import Conflict, NotFound
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.values.names import DatasetName, Target
 from tests.exhaustive import some
 from tests.kit.dsv import write_files
 from tests.kit.people import Files, Person, every_store_is, read_folder
-from tests.store.faulty import Crash, Fault, Faulty, Kind
+from tests.stores.faulty import Crash, Fault, Faulty, Kind
 
 FILES: Files = {
     "a/one.txt": b"1\n",

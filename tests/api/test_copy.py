@@ -30,16 +30,16 @@ from dsv.format.records import RefEntry, TagValue
 from dsv.repo.history import walk
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store import open as opening
-from dsv.store.base import Bytes, PutResult, StoreBackend
-from dsv.store.memory import MemoryStore
+from dsv.stores import open as opening
+from dsv.stores.base import Bytes, PutResult, StoreBackend
+from dsv.stores.memory import MemoryStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target
 from tests.exhaustive import some
 from tests.kit.people import SCANS, Dataset, Kept, Person, read_commit
 from tests.kit.repositories import condemn, create, packs
-from tests.store.faulty import Crash, Fault, Faulty, Kind
-from tests.store.wrapper import ReadOnly, Watched, Wrapper
+from tests.stores.faulty import Crash, Fault, Faulty, Kind
+from tests.stores.wrapper import ReadOnly, Watched, Wrapper
 
 HERE, THERE = "memory://here", "memory://there"
 RNG = random.Random(20)

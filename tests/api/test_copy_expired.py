@@ -19,15 +19,15 @@ from dsv.repo.expiry import FEATURE, append, read_expiry
 from dsv.repo.history import walk
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
-from dsv.store.base import Bytes, PutResult, StoreBackend
+from dsv.stores.base import Bytes, PutResult, StoreBackend
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName
 from tests.api.test_copy import HERE, RNG, THERE, World, world
 from tests.exhaustive import some
 from tests.kit.people import SCANS, read_commit
 from tests.kit.repositories import WRITER
-from tests.store.faulty import Crash, Fault, Faulty, Kind
-from tests.store.wrapper import Wrapper
+from tests.stores.faulty import Crash, Fault, Faulty, Kind
+from tests.stores.wrapper import Wrapper
 
 
 def expire_here(made: World, commits: list[CommitId], *actions: ExpiryAction) -> None:

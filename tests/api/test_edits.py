@@ -15,7 +15,7 @@ from dsv.api import edits as edits_module
 from dsv.api.edits import Edit, Edited, EditRequest, Move, MoveAll, PathEdit, Put, Remove, edit
 from dsv.errors import Changing, Conflict, DsvError, NotFound, Unsupported, UsageError
 from dsv.repo.repository import Repository
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.transfer import save
 from dsv.transfer.commit import commit_changes as really_commit
 from dsv.transfer.stable_read import Problem

@@ -12,9 +12,9 @@ from dsv.format.tree import Entry, Kind
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader
 from dsv.repo.tree.writer import TreeChange
-from dsv.store.memory import MemoryStore
-from dsv.store.open import OpenStore, RequestCounts, open_store
-from dsv.store.options import StoreOptions
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore, RequestCounts, open_store
+from dsv.stores.options import StoreOptions
 from dsv.transfer.commit import Committed, Draft, commit_changes
 from dsv.values.ids import EMPTY_FILE
 from dsv.values.names import MAIN, DatasetName, Target

@@ -10,7 +10,7 @@ from dsv.api.edits import Edit, Move, MoveAll, Put, Remove
 from dsv.errors import Conflict, NotFound, UsageError
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from tests.api.test_edits import Edited, change, files
 from tests.exhaustive import examples
 from tests.kit.people import Person, every_store_is

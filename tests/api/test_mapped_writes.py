@@ -18,8 +18,8 @@ from dsv.api.checkout import pull
 from dsv.api.clone import clone
 from dsv.api.status import status
 from dsv.errors import Conflict
-from dsv.fs import mapped
-from dsv.fs.mapped import Notice, has_writers, notice
+from dsv.files import mapped
+from dsv.files.mapped import Notice, has_writers, notice
 from dsv.transfer import stable_read
 from dsv.values.names import Target
 from tests.kit.people import Person

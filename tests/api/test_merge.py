@@ -11,9 +11,9 @@ from dsv.api.merge import MergeRequest, MergeResult, cherry_pick, merge
 from dsv.errors import NotFound, Unsupported, UsageError
 from dsv.format import keys
 from dsv.merge.paths import Choices, ConflictChoice, ConflictKind, MergeConflict
-from dsv.store.base import Bytes, PutResult
-from dsv.store.memory import MemoryStore
-from dsv.store.open import OpenStore
+from dsv.stores.base import Bytes, PutResult
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName
 from dsv.values.paths import PathSet

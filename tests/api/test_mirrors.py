@@ -20,14 +20,14 @@ from dsv.api.settings import Settings, SettingsSource
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError, IntegrityError, NotFound, Unreachable
 from dsv.format import keys
-from dsv.store import open as opening
-from dsv.store.directory import DirectoryStore
-from dsv.store.open import OpenStore
+from dsv.stores import open as opening
+from dsv.stores.directory import DirectoryStore
+from dsv.stores.open import OpenStore
 from dsv.transfer.download import WantedFile
 from dsv.values.names import Target
 from dsv.values.progress import NoProgress
 from tests.kit.people import Files, Person, read_folder
-from tests.store.faulty import Fault, Faulty, Kind, Operation
+from tests.stores.faulty import Fault, Faulty, Kind, Operation
 
 
 class Notes(NoProgress):

@@ -197,10 +197,10 @@ print(*sorted(set(sys.modules) - before))
 
 def test_the_function_store_is_not_hidden_by_the_package_of_its_name(folder: Path) -> None:
     code = """
-import dsv.store.base as base
+import dsv.stores.base as base
 import dsv
 from dsv import store, NotFound
-print(callable(dsv.store), store is dsv.store, base is dsv.store.base, dsv.store().open("pets@v1").files)
+print(callable(dsv.store), store is dsv.store, base is dsv.stores.base, dsv.store().open("pets@v1").files)
 """
     files = len(SMALL) + 4
     assert script(folder, code).split() == ["True", "True", "True", str(files)]

@@ -29,13 +29,13 @@ from dsv.repo import format_log
 from dsv.repo.refs.branches import Head, LostRace, Refs
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, naming
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, Target
 from tests.api.test_branches import World, path
 from tests.kit.people import Person, every_store_is
 from tests.kit.repositories import DATASET, WRITER, commit
-from tests.store.wrapper import Watched
+from tests.stores.wrapper import Watched
 
 MAIN_PATH = path("main")
 FORWARD = BranchLimits()

@@ -15,7 +15,7 @@ from blake3 import blake3
 import dsv
 from dsv.api.clone import init
 from dsv.api.open_commits import _processes
-from dsv.store.open import OpenStore, RequestCounts
+from dsv.stores.open import OpenStore, RequestCounts
 from dsv.values.names import DatasetName
 from tests.api.pets_in_python import BIG, SMALL, SOME, of
 

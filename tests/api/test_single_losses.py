@@ -19,7 +19,7 @@ from dsv.repo.expiry import append
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
 from dsv.repo.session import Session
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.upkeep.roots import read_roots
 from dsv.upkeep.verify import Verification
 from dsv.values.names import MAIN, BranchName, Rev, TagName, Target

@@ -15,8 +15,8 @@ from dsv.api.sparse import sparse_add, sparse_remove
 from dsv.api.status import status
 from dsv.errors import Conflict, NotFound
 from dsv.repo.repository import Repository
-from dsv.store.memory import MemoryStore
-from dsv.store.open import OpenStore
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore
 from dsv.values.names import Target
 from tests.api.test_edits_at_scale import large, segments
 from tests.exhaustive import numbers

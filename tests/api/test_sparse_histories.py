@@ -15,7 +15,7 @@ from dsv.api.clone import clone
 from dsv.api.sparse import sparse_add, sparse_remove
 from dsv.api.status import status
 from dsv.errors import Conflict, NotFound
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.values.names import MAIN, BranchName, Target
 from dsv.values.patterns import SparsePatterns
 from tests.exhaustive import examples

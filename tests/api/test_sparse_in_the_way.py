@@ -15,7 +15,7 @@ from dsv.api.clone import clone
 from dsv.api.sparse import sparse_add, sparse_remove
 from dsv.api.status import status
 from dsv.errors import Conflict, NotFound
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.values.names import Target
 from tests.kit.people import Files, Person, every_store_is
 

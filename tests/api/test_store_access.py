@@ -11,7 +11,7 @@ from dsv.api.settings import StoreChoice
 from dsv.api.store_access import store_access
 from dsv.errors import NotFound, UsageError
 from dsv.run.node_order import StoreAccess
-from dsv.store.options import StoreOptions
+from dsv.stores.options import StoreOptions
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----"
 KEY = "-----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----"

@@ -345,7 +345,7 @@ def test_two_syncs_at_once(ann: Person) -> None:
 
 
 def test_a_full_store_is_found_out_before_reading(ann: Person, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dsv.store.directory import DirectoryStore
+    from dsv.stores.directory import DirectoryStore
 
     ann.write(dict(FILES))
     monkeypatch.setattr(DirectoryStore, "free_bytes", lambda _: 1 << 20)

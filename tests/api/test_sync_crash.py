@@ -17,16 +17,16 @@ import pytest
 from dsv.errors import Conflict, DsvError
 from dsv.format import keys
 from dsv.repo.repository import Repository
-from dsv.store.base import Bytes, PutResult, StoreBackend
-from dsv.store.directory import DirectoryStore
-from dsv.store.memory import MemoryStore
-from dsv.store.open import OpenStore
-from dsv.store.probe import prove, prove_data
-from dsv.store.retry import Retrying
+from dsv.stores.base import Bytes, PutResult, StoreBackend
+from dsv.stores.directory import DirectoryStore
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore
+from dsv.stores.probe import prove, prove_data
+from dsv.stores.retry import Retrying
 from dsv.values.names import MAIN
 from tests.exhaustive import some
 from tests.kit.people import SCANS, Files, Person, every_store_is, read_commit
-from tests.store.faulty import Crash, Fault, Faulty, Kind, Operation
+from tests.stores.faulty import Crash, Fault, Faulty, Kind, Operation
 
 RNG = random.Random(7)
 BEFORE: Files = {"a/one": b"1", "a/two.sh": b"2", "old": RNG.randbytes(2 << 20)}

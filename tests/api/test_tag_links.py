@@ -17,7 +17,7 @@ from dsv.cache.claims import Intent
 from dsv.cache.evict import EvictionResult
 from dsv.cache.names import show_tag
 from dsv.cache.root import CachePlace, CacheRoot
-from dsv.fs.shared_path import SharedPath
+from dsv.files.shared_path import SharedPath
 from dsv.values.ids import CommitId
 from dsv.values.names import TagName, Target
 from tests.kit.people import Files, Person, read_folder

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from dsv.api.checkout import pull, restore
 from dsv.api.clone import clone
 from dsv.errors import Conflict
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.values.ids import CommitId
 from dsv.values.names import Target
 from tests.exhaustive import examples

@@ -19,8 +19,8 @@ from dsv.format.locator import ObjectKind
 from dsv.repo import repository as making
 from dsv.repo.format_log import NODE_LOCATORS, features
 from dsv.repo.merge_indexes import merge_indexes
-from dsv.store.base import Bytes, PutResult
-from dsv.store.directory import DirectoryStore
+from dsv.stores.base import Bytes, PutResult
+from dsv.stores.directory import DirectoryStore
 from dsv.upkeep import packs as packs_file
 from dsv.upkeep.repair import Repair
 from dsv.upkeep.verify import Verification

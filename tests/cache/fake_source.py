@@ -21,11 +21,11 @@ from tests.waiting import until
 
 from dsv.cache.fill.source import Stream
 from dsv.errors import IntegrityError
+from dsv.files.shared_path import open_at
 from dsv.format.locator import Location
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.segment import Segment
 from dsv.format.tree import Child, Cutter, Entry, Kind
-from dsv.fs.shared_path import open_at
 from dsv.repo.objects.erasures import NONE
 from dsv.repo.tree.reader import LocatedSegment, TreePart
 from dsv.transfer.download import WantedFile

@@ -31,7 +31,7 @@ from dsv.cache.removal import Remover
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheLimits, CacheSettings, load_settings, prepare_cache
 from dsv.errors import Denied, NoRoom, NotFound, Unreachable, Unsupported, UsageError
-from dsv.fs.shared_path import SharedPath
+from dsv.files.shared_path import SharedPath
 
 ALL = EvictionRequest(everything=True)
 
@@ -201,7 +201,7 @@ from dsv.cache.evict import evict
 from dsv.cache.root import CacheRoot
 from dsv.cache.policy import CachedCommit, EvictionRequest
 from dsv.cache.settings import CacheSettings
-from dsv.fs.shared_path import SharedPath
+from dsv.files.shared_path import SharedPath
 result = evict(CacheRoot(Path({str(root.path)!r})), CacheSettings(), EvictionRequest(everything=True))
 assert not result.failed, result.failed
 print(len(result.evicted), result.freed.bytes)

@@ -21,11 +21,11 @@ from dsv.cache.policy import Need
 from dsv.cache.record import Cached, read_record, record_path
 from dsv.cache.root import FILE_TIME, CachePlace, CacheRoot
 from dsv.errors import Conflict, IntegrityError, NoRoom, NotFound, Unreachable, Unsupported
+from dsv.files import system
+from dsv.files.attributes import PROBE
+from dsv.files.system import FileSystem
 from dsv.format import tree as cutting
 from dsv.format.tree import Kind
-from dsv.fs import system
-from dsv.fs.attributes import PROBE
-from dsv.fs.system import FileSystem
 from dsv.values.ids import CommitId
 from dsv.values.paths import PathSet
 
@@ -178,7 +178,7 @@ def test_a_file_system_that_takes_two_names_for_one_gets_no_wrong_file(
     def stat(path: Any, **options: Any) -> os.stat_result:
         return real(there(options["dir_fd"], path) if isinstance(path, bytes) else path, **options)
 
-    monkeypatch.setattr("dsv.fs.folders.os.stat", stat)
+    monkeypatch.setattr("dsv.files.folders.os.stat", stat)
     commit = world.commit([File(one, 20, "a"), File(other, 30, "b"), File("z", 5, "c")])
     with pytest.raises(Unsupported, match="has the name of another file"):
         cache_it(root, world, commit)

@@ -20,9 +20,9 @@ from dsv.cache.fill.plan import FillRequest
 from dsv.cache.policy import Need
 from dsv.cache.record import Cached
 from dsv.cache.root import CacheRoot
-from dsv.fs import system
-from dsv.fs.files import write_sparse
-from dsv.fs.system import FileSystem
+from dsv.files import system
+from dsv.files.small_files import write_sparse
+from dsv.files.system import FileSystem
 from dsv.values.ids import CommitId
 
 

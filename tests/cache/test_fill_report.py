@@ -13,7 +13,7 @@ from dsv.cache.fill.directory import FillDirectory
 from dsv.cache.fill.parts import FillPart, FillPlan
 from dsv.cache.fill.workers import Heartbeat, Reporter, Worker
 from dsv.cache.root import CachePlace
-from dsv.fs import system
+from dsv.files import system
 from dsv.values.progress import NoProgress
 
 

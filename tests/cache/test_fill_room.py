@@ -28,7 +28,7 @@ from dsv.cache.record import used_until
 from dsv.cache.root import CachePlace, CacheRoot
 from dsv.cache.settings import CacheLimits, CacheSettings
 from dsv.errors import NoRoom
-from dsv.fs.system import FileSystem
+from dsv.files.system import FileSystem
 from dsv.values.ids import CommitId
 
 MB = 1 << 20

@@ -28,7 +28,7 @@ from dsv.cache.fill.workers import read_workers
 from dsv.cache.policy import Need
 from dsv.cache.removal import Remover
 from dsv.cache.root import CachePlace, CacheRoot
-from dsv.fs.process import start_program
+from dsv.files.process import start_program
 from dsv.values.ids import CommitId, FileId
 
 FILES = [File(f"d{number % 5}/{number:03d}", 90_000 + number * 100, str(number)) for number in range(120)]

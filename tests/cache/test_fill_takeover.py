@@ -17,9 +17,9 @@ from tests.waiting import PATIENCE
 from dsv.cache.fill.files import FileState, FillRights, Folders, examine
 from dsv.cache.fill.parts import Claim, ClaimTable, block_drafts, draft_name
 from dsv.cache.root import FILE_TIME
-from dsv.fs.attributes import server_time
-from dsv.fs.shared_path import ListedName, SharedPath
-from dsv.fs.system import FileSystem
+from dsv.files.attributes import server_time
+from dsv.files.shared_path import ListedName, SharedPath
+from dsv.files.system import FileSystem
 
 LOCAL, REMOTE = FileSystem(remote=False, sync_each=False), FileSystem(remote=True, sync_each=True)
 

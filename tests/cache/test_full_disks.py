@@ -22,10 +22,10 @@ from dsv.cache.policy import Need
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings
 from dsv.errors import NoRoom
+from dsv.files import system
+from dsv.files.small_files import FULL
+from dsv.files.system import FileSystem
 from dsv.format.tree import Kind
-from dsv.fs import system
-from dsv.fs.files import FULL
-from dsv.fs.system import FileSystem
 from dsv.values.ids import CommitId
 
 OLD = [File(f"a/{number}", 100, str(number)) for number in range(4)]

@@ -23,8 +23,8 @@ from dsv.cache.policy import EvictionRequest
 from dsv.cache.root import CachePlace, CacheRoot, explain
 from dsv.cache.settings import CacheSettings, prepare_cache
 from dsv.errors import Denied, NoRoom, Unreachable
-from dsv.fs.files import list_names, read_small
-from dsv.fs.folders import umask
+from dsv.files.folders import umask
+from dsv.files.small_files import list_names, read_small
 
 ANN, BOB, EVE, TEAM = 61001, 61002, 61003, 61100
 

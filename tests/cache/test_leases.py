@@ -28,10 +28,10 @@ from dsv.cache.policy import EvictionRequest
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import CacheSettings, load_settings
 from dsv.errors import Conflict, DsvError
-from dsv.fs import system
-from dsv.fs.files import list_names
-from dsv.fs.shared_path import SharedPath
-from dsv.fs.system import FileSystem
+from dsv.files import system
+from dsv.files.shared_path import SharedPath
+from dsv.files.small_files import list_names
+from dsv.files.system import FileSystem
 
 ALL = EvictionRequest(everything=True)
 EVICTIONS = range(64)

@@ -12,7 +12,7 @@ from dsv.cache.evict import evict
 from dsv.cache.fill.directory import PREFIX
 from dsv.cache.policy import EvictionRequest
 from dsv.cache.settings import CacheSettings
-from dsv.fs.attributes import PROBE
+from dsv.files.attributes import PROBE
 
 ALL = EvictionRequest(everything=True)
 

@@ -19,9 +19,9 @@ from dsv.cache.fill.plan import FillRequest
 from dsv.cache.leases import Lease
 from dsv.cache.root import CacheRoot
 from dsv.errors import Unreachable
+from dsv.files import system
+from dsv.files.system import FileSystem
 from dsv.format.tree import Kind
-from dsv.fs import system
-from dsv.fs.system import FileSystem
 from dsv.values.ids import CommitId
 
 FILES = [

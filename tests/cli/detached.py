@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dsv.fs.process import Watched
+from dsv.files.process import Watched
 from dsv.run.active_runs import under_way
 from tests.kit.dsv import Dsv
 from tests.waiting import until

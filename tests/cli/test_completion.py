@@ -17,7 +17,7 @@ import pytest
 
 from dsv.cli.catalogue import COMMANDS, HIDDEN
 from dsv.cli.commands.completion import complete, split
-from dsv.store.directory import DirectoryStore
+from dsv.stores.directory import DirectoryStore
 from tests.kit.dsv import PROGRAM, Dsv, write_files
 from tests.waiting import PATIENCE
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import dsv.reader
-from dsv.fs.descent import Descent, remove_tree
+from dsv.files.descent import Descent, remove_tree
 from tests.kit.dsv import Dsv
 
 LEVELS = 1200

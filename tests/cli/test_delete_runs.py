@@ -10,11 +10,11 @@ import pytest
 from dsv.errors import Denied
 from dsv.run.record import RECORD, START
 from dsv.run.record_store import RunStore
-from dsv.store.directory import DirectoryStore
+from dsv.stores.directory import DirectoryStore
 from dsv.values.names import DatasetName
 from tests.cli.test_delete_dataset import Interrupted, typed
 from tests.kit.dsv import Dsv, write_files
-from tests.store.wrapper import Wrapper
+from tests.stores.wrapper import Wrapper
 
 PETS = DatasetName.parse("pets")
 

@@ -13,8 +13,8 @@ import pytest
 
 from dsv.api.doctor import LITTLE_ROOM
 from dsv.format.locator import ObjectKind
-from dsv.store.base import Bytes, PutResult
-from dsv.store.directory import DirectoryStore
+from dsv.stores.base import Bytes, PutResult
+from dsv.stores.directory import DirectoryStore
 from tests.api.test_damage_marks import flip
 from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.kit.people import Person

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import Denied
-from dsv.store.directory import DirectoryStore
+from dsv.stores.directory import DirectoryStore
 from tests.kit.dsv import Dsv, assert_documented, write_files
 
 BIG = random.Random(2).randbytes(2 << 20)

@@ -18,9 +18,9 @@ from dsv.errors import Denied, DsvError, Unreachable, Unsupported
 from dsv.format.keys import parse_obeyed_key
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import Bytes, PutResult
-from dsv.store.open import OpenStore, open_store
-from dsv.store.options import StoreOptions
+from dsv.stores.base import Bytes, PutResult
+from dsv.stores.open import OpenStore, open_store
+from dsv.stores.options import StoreOptions
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import ErasureId, FileId
 from tests.cli.test_delete_dataset import Interrupted, Terminal, typed

@@ -13,7 +13,7 @@ from dsv.format.locator import ObjectKind
 from dsv.format.records import ExpiryAction, WriterIdentity
 from dsv.repo.expiry import append
 from dsv.repo.repository import Repository
-from dsv.store.directory import DirectoryStore
+from dsv.stores.directory import DirectoryStore
 from dsv.values.ids import ChunkId, CommitId
 from dsv.values.names import DatasetName
 from tests.kit.dsv import Dsv, write_files

@@ -153,7 +153,7 @@ def test_a_reader_who_may_not_write_gets_an_error_that_says_so(
     pets: Dsv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dsv.errors import Denied
-    from dsv.store.directory import DirectoryStore
+    from dsv.stores.directory import DirectoryStore
 
     put = DirectoryStore.put_if_absent
 

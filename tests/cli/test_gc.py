@@ -18,8 +18,8 @@ from dsv.format.records import ExpiryAction, WriterIdentity
 from dsv.repo.expiry import append
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import Bytes
-from dsv.store.directory import DirectoryStore
+from dsv.stores.base import Bytes
+from dsv.stores.directory import DirectoryStore
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName
 from tests.cli.test_delete_dataset import Interrupted, typed

@@ -11,7 +11,7 @@ import pytest
 from dsv.run.node_order import NodeOrder
 from dsv.run.record import RunId, RunRecord, RunState
 from dsv.run.record_store import RunStore
-from dsv.store.directory import DirectoryStore
+from dsv.stores.directory import DirectoryStore
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName
 from tests.kit.dsv import Dsv

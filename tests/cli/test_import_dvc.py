@@ -23,7 +23,7 @@ from fsspec.asyn import get_loop, sync
 from dsv.errors import UsageError
 from dsv.exchange.remote import storage_options
 from dsv.exchange.revisions import may_name
-from dsv.store.options import StoreOptions
+from dsv.stores.options import StoreOptions
 from tests.kit.dsv import Dsv, write_files
 from tests.kit.web import web_server
 from tests.labs.s3_server import S3Server

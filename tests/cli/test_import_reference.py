@@ -16,7 +16,7 @@ import pytest
 import dsv as program
 from dsv.filesystem import DsvFileSystem
 from dsv.repo import format_log
-from dsv.store.directory import DirectoryStore
+from dsv.stores.directory import DirectoryStore
 from tests.kit.dsv import Dsv, Result, write_files
 from tests.labs.s3_server import S3Server
 from tests.upkeep.gc_world import collect

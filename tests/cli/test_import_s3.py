@@ -14,7 +14,7 @@ import pytest
 from dsv.exchange.crc import Crc
 from tests.kit.dsv import Dsv
 from tests.labs.s3_server import S3Server
-from tests.store.servers_on_moto import SmallPages
+from tests.stores.servers_on_moto import SmallPages
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto.server", reason="needs moto[server]")

@@ -12,7 +12,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.reader import TreeReader
 from dsv.repo.tree.writer import write_tree
-from dsv.store.directory import DirectoryStore
+from dsv.stores.directory import DirectoryStore
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
 from tests.kit import repositories

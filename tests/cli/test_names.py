@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.dsv import Dsv, Result, write_files
 from tests.labs.s3_server import S3Server
-from tests.store.servers_on_moto import LaxServer
+from tests.stores.servers_on_moto import LaxServer
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 from tests.cli.test_bench import ONE
 from tests.kit.dsv import Dsv, write_files
 from tests.labs.nfs_hosts import NfsHosts
-from tests.store.test_nfs import SEARCHED
+from tests.stores.test_nfs import SEARCHED
 
 
 def test_on_nfs(dsv: Dsv, nfs_hosts: NfsHosts) -> None:

@@ -12,7 +12,7 @@ from tests.cli.test_verify_ceph import FILES, sync_all
 from tests.kit.dsv import Dsv, write_files
 from tests.kit.people import Person
 from tests.labs.nfs_hosts import NfsHosts
-from tests.store.test_nfs import SEARCHED
+from tests.stores.test_nfs import SEARCHED
 
 
 def test_on_nfs(dsv: Dsv, nfs_hosts: NfsHosts) -> None:

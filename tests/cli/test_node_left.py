@@ -17,7 +17,7 @@ from dsv.run.node_order import NodeOrder
 from dsv.run.part import EndCause
 from dsv.run.record import LOG, RECORD, JobRef, JobUsage, LogInfo, RunId, RunRecord, RunState
 from dsv.run.record_store import RunStore
-from dsv.store.directory import DirectoryStore
+from dsv.stores.directory import DirectoryStore
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName
 from tests.exhaustive import some

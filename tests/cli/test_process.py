@@ -87,7 +87,7 @@ def test_help_fits_eighty_columns(dsv: Dsv) -> None:
         (["sync", "--help"], ["rich", "pydantic", "botocore", "fsspec", "obstore"]),
         (
             ["config", "store"],
-            ["rich", "pydantic", "botocore", "fsspec", "obstore", "dsv.store.base", "dsv.repo"],
+            ["rich", "pydantic", "botocore", "fsspec", "obstore", "dsv.stores.base", "dsv.repo"],
         ),
     ],
 )

@@ -10,10 +10,10 @@ import pytest
 
 from dsv.cli.progress import Bar, JsonLines, Lines, Meter
 from dsv.periodic import NEVER
-from dsv.store.retry import Retrying
+from dsv.stores.retry import Retrying
 from dsv.values.progress import Progress
 from tests.kit.dsv import Dsv
-from tests.store.wire import s3_error, serving
+from tests.stores.wire import s3_error, serving
 from tests.waiting import PATIENCE
 
 
@@ -158,7 +158,7 @@ def test_a_silent_server_is_named_once(quiet: bool, dsv: Dsv, monkeypatch: pytes
             enough.set()
         return 0.0 if looked[-1] != NEVER else NEVER
 
-    monkeypatch.setattr("dsv.store.retry.SILENT", 0.0)
+    monkeypatch.setattr("dsv.stores.retry.SILENT", 0.0)
     monkeypatch.setattr(Retrying, "look", looking)
     missing = s3_error("404 Not Found", "NoSuchBucket")
     with serving(relay=lambda request: missing if enough.wait(PATIENCE) else b"") as wire:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dsv.format.locator import ObjectKind
-from dsv.store.base import NoAnswer
-from dsv.store.directory import DirectoryStore
+from dsv.stores.base import NoAnswer
+from dsv.stores.directory import DirectoryStore
 from tests.api.test_damage_marks import flip
 from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.kit.people import Person

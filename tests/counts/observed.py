@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from tests.labs.s3_server import S3Server
-from tests.store.servers_on_moto import ServerOnMoto
+from tests.stores.servers_on_moto import ServerOnMoto
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.store.directory import DirectoryStore
+from dsv.stores.directory import DirectoryStore
 from tests.counts.people import person
 
 FILES = 400

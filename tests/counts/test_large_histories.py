@@ -15,8 +15,8 @@ from dsv.api.edits import EditRequest, Put, edit
 from dsv.api.log import LogQuery, log
 from dsv.api.merge import MergeRequest, merge
 from dsv.repo.repository import Repository
-from dsv.store.memory import MemoryStore
-from dsv.store.open import OpenStore, RequestCounts
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore, RequestCounts
 from dsv.values.names import BranchName, Target
 from tests.api.test_edits_at_scale import FILES, large, segments
 from tests.kit.people import SCANS, Person, every_store_is

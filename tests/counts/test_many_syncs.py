@@ -10,7 +10,7 @@ from dsv.api.datasets import dataset_item
 from dsv.format.records import RefEntry
 from dsv.repo.merge_indexes import GRACE_SECONDS, merge_indexes
 from dsv.repo.refs.branches import Head
-from dsv.store.open import OpenStore, RequestCounts
+from dsv.stores.open import OpenStore, RequestCounts
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, DatasetName
 from tests.kit.repositories import WRITER, commit, create

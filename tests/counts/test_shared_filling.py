@@ -28,7 +28,7 @@ import sys
 from msgspec.structs import replace
 from dsv.cache.fill import workers
 from dsv.cli.main import main
-from dsv.store.options import StoreOptions
+from dsv.stores.options import StoreOptions
 from tests.nfs.hurried import hurry
 hurry(part_files={PART_FILES}, part_bytes={PART})
 workers.EXPIRY, usual = {PATIENCE}, StoreOptions.from_environment

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dsv.format.records import RefEntry
 from dsv.repo.refs.branches import Head
-from dsv.store.directory import DirectoryStore
+from dsv.stores.directory import DirectoryStore
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, DatasetName
 from tests.cache.places import make_root, place, publish

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import LaunchError, UsageError
-from dsv.fs.process import Fate
-from dsv.fs.process import Process as Known
+from dsv.files.process import Fate
+from dsv.files.process import Process as Known
 from dsv.run.engines.attach import Foreground, Signals, supervise
 from dsv.run.engines.base import JobStatus
 from dsv.run.engines.output import JobOutput

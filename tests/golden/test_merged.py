@@ -11,7 +11,7 @@ from dsv import reader
 from dsv.format.records import CommitRecord
 from dsv.repo.history import merge_bases
 from dsv.repo.repository import Repository
-from dsv.store.directory import DirectoryStore
+from dsv.stores.directory import DirectoryStore
 from dsv.values.ids import CommitId
 from tests.counts.people import person
 from tests.golden import make

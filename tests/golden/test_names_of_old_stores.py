@@ -9,7 +9,7 @@ import pytest
 
 from dsv.format.records import FormatEntry
 from dsv.repo.format_log import make_layout
-from dsv.store.directory import DirectoryStore
+from dsv.stores.directory import DirectoryStore
 from dsv.values.ids import Nonce, StoreId
 from tests.kit.dsv import Dsv, write_files
 

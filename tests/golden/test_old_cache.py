@@ -19,7 +19,7 @@ COMMITS = ("4fac948", "39b5163")
 AS_ROOT = """
 import sys
 from dsv.cli.main import main
-from dsv.fs import process
+from dsv.files import process
 process.pwd.getpwuid = lambda uid: process.pwd.struct_passwd(("root", "", uid, 0, "", "", ""))
 sys.exit(main())
 """

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsv.store.directory import DirectoryStore
+from dsv.stores.directory import DirectoryStore
 from tests.kit.dsv import Dsv, Result
 from tests.kit.people import Files, read_folder
 

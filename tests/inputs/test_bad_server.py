@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from dsv.store.options import StoreOptions
+from dsv.stores.options import StoreOptions
 from tests.exhaustive import is_full
 from tests.inputs.scene import CACHE, CLONE, FILES, RUN, Scene, Use, nothing_partial, refused, write
 from tests.inputs.troubled import Server, Trouble, hasty, troubled_server

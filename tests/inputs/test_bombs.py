@@ -31,9 +31,9 @@ from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.directory import DirectoryStore
-from dsv.store.memory import MemoryStore
-from dsv.store.open import OpenStore
+from dsv.stores.directory import DirectoryStore
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import ChunkId, FileId, Id, NodeId, RecipeId, SegmentId
 from dsv.values.names import MAIN, DatasetName

@@ -15,7 +15,7 @@ from dsv.format.tree import Entry
 from dsv.reader import StoreError
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader, find_entries, find_paths
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.values.ids import ChunkId, CommitId, NodeId, SegmentId
 from dsv.values.names import MAIN, DatasetName
 from tests.inputs.hostile import SMALL, Below, Maker, file, link, named, node_bytes, segment_bytes, tree

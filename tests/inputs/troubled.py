@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape
 
 from msgspec import structs
 
-from dsv.store.options import StoreOptions
+from dsv.stores.options import StoreOptions
 
 BUCKET = "lake"
 STORE = f"s3://{BUCKET}/dsv"

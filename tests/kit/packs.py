@@ -6,7 +6,7 @@ from dsv.format import keys
 from dsv.format.codec import unpack
 from dsv.format.locator import ObjectKind
 from dsv.format.pack import FOOTER_SIZE, PackRow, PackTable, parse_footer, parse_table, verify
-from dsv.store.base import StoreBackend
+from dsv.stores.base import StoreBackend
 
 
 def unpacked(key: str, data: bytes) -> bytes:

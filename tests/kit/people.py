@@ -19,11 +19,11 @@ from dsv.api.sync import SyncRequest, sync
 from dsv.format.records import WriterIdentity
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader
-from dsv.store import open as opening
-from dsv.store.base import StoreBackend
-from dsv.store.memory import MemoryStore
-from dsv.store.open import OpenStore
-from dsv.store.options import StoreOptions
+from dsv.stores import open as opening
+from dsv.stores.base import StoreBackend
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore
+from dsv.stores.options import StoreOptions
 from dsv.transfer.commit import Committed, Draft, commit_changes
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId

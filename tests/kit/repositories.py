@@ -15,7 +15,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.reader import TreeReader
 from dsv.repo.tree.writer import TreeChange, write_tree
-from dsv.store.base import StoreBackend
+from dsv.stores.base import StoreBackend
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.upload import StoredContent, Uploader
 from dsv.values.ids import CommitId, Nonce

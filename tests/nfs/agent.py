@@ -24,7 +24,7 @@ from dsv.cache.fill import fill  # noqa: F401
 from dsv.cli import progress  # noqa: F401
 from dsv.cli.commands import cache, evict, hold, pull, run, sync  # noqa: F401
 from dsv.cli.main import main as dsv_main
-from dsv.store import clients  # noqa: F401
+from dsv.stores import clients  # noqa: F401
 from tests.nfs.hurried import hurry
 
 BOX = Path("/mnt/box")

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from dsv.cache.removal import Remover
-from dsv.fs.shared_path import SharedPath
+from dsv.files.shared_path import SharedPath
 from tests.nfs.crew import SEARCHED, Crew
 from tests.waiting import until
 
@@ -51,7 +51,7 @@ REMOVES = """
 import sys, time
 from pathlib import Path
 from dsv.cache.removal import Remover
-from dsv.fs.shared_path import SharedPath
+from dsv.files.shared_path import SharedPath
 tree, marks = Path(sys.argv[1]), Path(sys.argv[2])
 class Overtaken(Remover):
     def _empty(self, folder, shown, pool):

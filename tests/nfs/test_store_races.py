@@ -24,7 +24,7 @@ from tests.labs.machine import MissingError
 from tests.labs.s3_server import S3Server
 from tests.nfs.crew import SEARCHED, Answer, Crew, Member, Task
 from tests.nfs.racer import Racer, content, meeting
-from tests.store.proxy import Behaviour, proxy
+from tests.stores.proxy import Behaviour, proxy
 from tests.waiting import until
 
 ROUNDS = int(os.environ.get("RACE_ROUNDS", "6"))

@@ -8,7 +8,7 @@ import sys
 from tests.labs.nfs_hosts import NfsHosts
 from tests.labs.s3_server import S3Server
 from tests.nfs.crew import PROJECT, SEARCHED, Crew
-from tests.store.proxy import proxy
+from tests.stores.proxy import proxy
 
 PYTEST = (
     sys.executable,
@@ -32,7 +32,7 @@ def test_a_host_has_its_names_on_nfs(crew: Crew, nfs_hosts: NfsHosts, ceph_s3: S
             *(
                 sys.executable,
                 "-m",
-                "tests.store.crashing",
+                "tests.stores.crashing",
                 "/run/dying",
                 f"{here}/names",
                 f"s3://{bucket}/dsv",
@@ -41,7 +41,10 @@ def test_a_host_has_its_names_on_nfs(crew: Crew, nfs_hosts: NfsHosts, ceph_s3: S
             **server.env,
         )
         suite = other.start(
-            *PYTEST, f"--basetemp={here}/suite", f"{PROJECT}/tests/store/test_liars.py::TestNames", **SEARCHED
+            *PYTEST,
+            f"--basetemp={here}/suite",
+            f"{PROJECT}/tests/stores/test_liars.py::TestNames",
+            **SEARCHED,
         )
         died, passed = dying.answer(600), suite.answer(600)
     ceph_s3.remove_bucket(bucket)

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dsv.fs.process import user_name
+from dsv.files.process import user_name
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsv.repo.repository import Repository
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from tests.kit.repositories import create
 
 

@@ -8,13 +8,13 @@ from dsv.format.records import RefEntry, TagValue, WriterIdentity
 from dsv.repo.move_refs import NamesMove
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.repository import Repository
-from dsv.store.base import StoreBackend
-from dsv.store.memory import MemoryStore
-from dsv.store.open import OpenStore
-from dsv.store.retry import Retrying
+from dsv.stores.base import StoreBackend
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore
+from dsv.stores.retry import Retrying
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
-from tests.store.faulty import Fault, Faulty
+from tests.stores.faulty import Fault, Faulty
 
 PETS = DatasetName.parse("pets")
 SIDE = BranchName.parse("side")

@@ -10,8 +10,8 @@ import pytest
 from dsv.errors import DsvError
 from dsv.format import keys
 from dsv.repo.repository import Repository
-from dsv.store.base import StoreBackend
-from dsv.store.memory import MemoryStore
+from dsv.stores.base import StoreBackend
+from dsv.stores.memory import MemoryStore
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN
 from tests.kit.repositories import DATASET, commit, create, read

@@ -15,9 +15,9 @@ from dsv.format import keys
 from dsv.format.records import DatasetErased, FormatEntry, RefEntry, erased_id
 from dsv.repo.format_log import features
 from dsv.repo.repository import Repository
-from dsv.store.base import StoreBackend
-from dsv.store.directory import DirectoryStore
-from dsv.store.memory import MemoryStore
+from dsv.stores.base import StoreBackend
+from dsv.stores.directory import DirectoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.values.ids import Nonce, StoreId
 from dsv.values.names import MAIN, DatasetName
 from tests.kit.dsv import Dsv

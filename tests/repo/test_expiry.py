@@ -20,13 +20,13 @@ from dsv.repo.move_refs import _chain_of, _in_order
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
 from dsv.repo.session import naming
-from dsv.store.base import Bytes, PutResult
-from dsv.store.directory import DirectoryStore
-from dsv.store.memory import MemoryStore
+from dsv.stores.base import Bytes, PutResult
+from dsv.stores.directory import DirectoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import Rev, TagName
 from tests.kit.repositories import DATASET, WRITER, commit, create
-from tests.store.wrapper import Wrapper
+from tests.stores.wrapper import Wrapper
 
 EXPIRE, DELETE, UNDO, FREE = ExpiryAction
 IDS = [CommitId(bytes([number]) * 32) for number in range(4)]

@@ -10,7 +10,7 @@ from dsv.errors import IntegrityError
 from dsv.format import keys
 from dsv.format.records import CommitRecord
 from dsv.repo.history import ahead_behind, is_ancestor, merge_bases, walk
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.values.ids import CommitId, NodeId
 from tests.kit.repositories import commit as make_commit
 from tests.kit.repositories import create

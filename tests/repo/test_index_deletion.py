@@ -24,7 +24,7 @@ from dsv.repo.merge_indexes import GRACE_SECONDS, IndexMergeResult, IndexReport,
 from dsv.repo.objects import indexes as indexes_module
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.open import OpenStore
+from dsv.stores.open import OpenStore
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import ChunkId, Id, IndexId, PackId
 from tests.kit.repositories import WRITER, create

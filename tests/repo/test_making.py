@@ -12,11 +12,11 @@ from dsv.errors import Conflict
 from dsv.format import keys
 from dsv.repo.format_log import has_layout
 from dsv.repo.repository import Repository
-from dsv.store.base import Bytes, PutResult, StoreBackend
-from dsv.store.memory import MemoryStore
-from dsv.store.open import OpenStore
-from tests.store.faulty import Crash, Fault, Faulty, Kind
-from tests.store.wrapper import Wrapper
+from dsv.stores.base import Bytes, PutResult, StoreBackend
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore
+from tests.stores.faulty import Crash, Fault, Faulty, Kind
+from tests.stores.wrapper import Wrapper
 
 MAKERS = 8
 

@@ -22,13 +22,13 @@ from dsv.repo.objects import indexes as indexes_module
 from dsv.repo.objects import indexes as remote_module
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import Bytes, PutResult, StoreBackend
-from dsv.store.memory import MemoryStore
-from dsv.store.open import OpenStore
+from dsv.stores.base import Bytes, PutResult, StoreBackend
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore
 from dsv.values.ids import ChunkId, CommitId, Id, IndexId, PackId
 from tests.kit.repositories import WRITER, commit, condemn, create, packs, read
-from tests.store.faulty import Crash, Fault, Faulty, Kind, Operation
-from tests.store.wrapper import Wrapper
+from tests.stores.faulty import Crash, Fault, Faulty, Kind, Operation
+from tests.stores.wrapper import Wrapper
 
 
 class Clocked(MemoryStore):

@@ -27,7 +27,7 @@ from dsv.repo.session import Session
 from dsv.values.ids import Nonce, SessionId
 from dsv.values.names import MAIN, DatasetName, TagName
 from tests.repo.moving_world import PETS, WRITER, World, commit, entry, move, run, tag
-from tests.store.faulty import Crash, Fault, Kind
+from tests.stores.faulty import Crash, Fault, Kind
 
 
 def calls_of_a_move(split: bool) -> int:

@@ -21,9 +21,9 @@ from dsv.repo.session import Session
 from dsv.repo.tree import writer
 from dsv.repo.tree.diff import diff_trees
 from dsv.repo.tree.reader import TreeReader, find_paths
-from dsv.store.base import StoreBackend
-from dsv.store.memory import MemoryStore
-from dsv.store.open import OpenStore
+from dsv.stores.base import StoreBackend
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId, IndexId, Nonce, PackId, StoreId
 from dsv.values.paths import PathSet

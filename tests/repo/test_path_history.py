@@ -16,9 +16,9 @@ from dsv.repo.history import CommitsAhead, PathHistory
 from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import diff_trees
 from dsv.repo.tree.reader import TreeReader
-from dsv.store.base import _CONNECTIONS, LARGEST, NoAnswer
-from dsv.store.memory import MemoryStore
-from dsv.store.open import OpenStore
+from dsv.stores.base import _CONNECTIONS, LARGEST, NoAnswer
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore
 from dsv.values.ids import CommitId
 from dsv.values.paths import PathSet
 from tests.kit.repositories import DATASET, MAIN, commit, create

@@ -16,7 +16,7 @@ from dsv.format import keys
 from dsv.format.codec import Codec
 from dsv.format.locator import Location
 from dsv.repo.objects.ranges import RangeReader, ReadThreads, Span, spans
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.values.ids import PackId
 from tests.waiting import PATIENCE, until
 

@@ -8,7 +8,7 @@ from dsv.format import keys, recipe
 from dsv.format.locator import ObjectKind
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import Reached, TreeReader, reach_content, reach_tree
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from tests.kit import packs
 from tests.kit.repositories import commit, create
 

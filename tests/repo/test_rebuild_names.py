@@ -15,8 +15,8 @@ from dsv.api import store as store_upkeep
 from dsv.api.store import prove_names
 from dsv.errors import Conflict
 from dsv.repo.format_log import make_names
-from dsv.store.base import StoreBackend
-from dsv.store.probe import Proof
+from dsv.stores.base import StoreBackend
+from dsv.stores.probe import Proof
 from tests.kit.dsv import Dsv, plain_environment, write_files
 
 

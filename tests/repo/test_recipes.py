@@ -9,7 +9,7 @@ from dsv.repo.objects.erasures import NONE
 from dsv.repo.objects.recipes import count_chunks, read_chunks, shared_bytes
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.values.ids import FileId, Id
 from tests.kit.repositories import commit, create
 

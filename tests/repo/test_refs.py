@@ -13,13 +13,13 @@ from dsv.repo.refs import listing as listed_module
 from dsv.repo.refs.branches import Head, LostRace, Refs
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
-from dsv.store.base import Bytes, PutResult
-from dsv.store.memory import MemoryStore
-from dsv.store.open import OpenStore
+from dsv.stores.base import Bytes, PutResult
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName
 from tests.kit.repositories import DATASET, commit
-from tests.store.wrapper import Wrapper
+from tests.stores.wrapper import Wrapper
 
 
 def entry(number: int) -> RefEntry:

@@ -14,7 +14,7 @@ from dsv.format.tree import Entry, Kind
 from dsv.repo.objects.objects import SegmentDecoder
 from dsv.repo.tree.diff import diff_trees
 from dsv.repo.tree.reader import TreeReader
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.values.ids import FileId, SegmentId
 from tests.kit.repositories import commit, create
 

@@ -25,14 +25,14 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Session, naming
 from dsv.repo.tree.reader import TreeReader
 from dsv.repo.tree.writer import write_tree
-from dsv.store.base import Bytes, PutResult
-from dsv.store.memory import MemoryStore
+from dsv.stores.base import Bytes, PutResult
+from dsv.stores.memory import MemoryStore
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import ChunkId, CommitId, IndexId, Nonce, PackId
 from dsv.values.names import MAIN
 from tests.kit.packs import verify
 from tests.kit.repositories import DATASET, WRITER, change, commit, condemn, create, packs, publish, read
-from tests.store.wrapper import Watched
+from tests.stores.wrapper import Watched
 from tests.waiting import until
 
 

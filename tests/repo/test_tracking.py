@@ -8,7 +8,7 @@ from pathlib import Path
 from dsv.format.records import BranchLimits, RefEntry, TagDeleted, TagValue
 from dsv.repo.refs.branches import Head, Refs
 from dsv.repo.tracking import Answers, Tracked, Tracking, file_of, read, tracked_datasets
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 

@@ -11,7 +11,7 @@ from dsv.format.segment import Segment
 from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import diff_entries, diff_trees
 from dsv.repo.tree.reader import TreeReader, find_entries
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.values.ids import CommitId, SegmentId
 from dsv.values.paths import PathSet
 from tests.kit.repositories import commit, create

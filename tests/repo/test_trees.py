@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.values.paths import sort_key
 from tests.kit.repositories import commit, create, read
 

@@ -21,8 +21,8 @@ from dsv.run.record_store import SPOOLS, RunStore, Spool
 from dsv.run.spec import Again, JobSpec, again
 from dsv.run.staged import Staged
 from dsv.run.supervisor import dry_run, run
-from dsv.store.base import StoreBackend
-from dsv.store.memory import MemoryStore
+from dsv.stores.base import StoreBackend
+from dsv.stores.memory import MemoryStore
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName, Target
 

@@ -26,7 +26,7 @@ from dsv.run.record import (
     RunState,
 )
 from dsv.run.record_store import RunStore
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.values.ids import CommitId
 from dsv.values.json import check_json, parse_json
 from dsv.values.names import DatasetName

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dsv.errors import LaunchError
-from dsv.fs.process import Process as Known
+from dsv.files.process import Process as Known
 from dsv.run.active_runs import Marks, RunOwner, RunRecords
 from dsv.run.completing import Completer
 from dsv.run.dirs import run_folder

@@ -18,7 +18,7 @@ from dsv.errors import Conflict, DsvError, LaunchError, NotFound, Unreachable, U
 from dsv.run.engines.attach import Signals
 from dsv.run.listing import ended_here, list_runs, run_log, show_run
 from dsv.run.record import LOG, RECORD, START, RunState
-from dsv.store.base import PutResult
+from dsv.stores.base import PutResult
 from dsv.values.names import DatasetName, Target
 from tests.run.shop import SCANS, Shop
 from tests.waiting import until

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from dsv.errors import Conflict
-from dsv.fs.process import Process
+from dsv.files.process import Process
 from dsv.run.active_runs import this_machine
 from dsv.run.parameters import SweepId
 from dsv.run.sweep import RunOwner, being_started, driver, driving, sweep_folder

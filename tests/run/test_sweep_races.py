@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from dsv.errors import Conflict
-from dsv.fs.process import Process
+from dsv.files.process import Process
 from dsv.run.parameters import SweepId
 from dsv.run.sweep import RunOwner, SweepNotes
-from dsv.store.memory import MemoryStore
-from dsv.store.open import open_store
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import open_store
 from dsv.values.names import DatasetName
 from tests.kit.dsv import Dsv, write_files
 from tests.labs.s3_server import S3Server
@@ -35,8 +35,8 @@ from dsv.values.names import DatasetName
 from dsv.errors import Conflict
 from dsv.run.parameters import SweepId
 from dsv.run.sweep import SweepNotes
-from dsv.store.open import open_store
-from dsv.store.options import StoreOptions
+from dsv.stores.open import open_store
+from dsv.stores.options import StoreOptions
 url, sweep = sys.argv[1], SweepId.parse(sys.argv[2])
 with closing(open_store(url, StoreOptions.from_environment(os.environ))) as store:
     notes = SweepNotes(store, DatasetName.parse("pets"), sweep)

@@ -18,7 +18,7 @@ import pytest
 
 import dsv
 from dsv.errors import DsvError, made
-from dsv.store.base import NoAnswer
+from dsv.stores.base import NoAnswer
 from dsv.training import window
 from dsv.training.samples import Samples
 from dsv.training.window import PACKET, Asked, WindowReply, _Blocks

@@ -18,8 +18,8 @@ from dsv.repo.refs.branches import LostRace
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader
 from dsv.repo.tree.writer import TreeChange
-from dsv.store.base import Bytes, PutResult
-from dsv.store.memory import MemoryStore
+from dsv.stores.base import Bytes, PutResult
+from dsv.stores.memory import MemoryStore
 from dsv.transfer.commit import Committed, Draft, Unchanged, commit_changes
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId, FileId, Nonce, PackId

@@ -12,15 +12,15 @@ from dsv.format.tree import Entry, Kind
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.reader import TreeReader
-from dsv.store.base import StoreBackend
-from dsv.store.memory import MemoryStore
-from dsv.store.open import OpenStore
+from dsv.stores.base import StoreBackend
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore
 from dsv.transfer.download import Fetcher, Layout, ReferenceCopy, WantedFile, reference_chunks
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import FileId, RecipeId
 from tests.kit.repositories import WRITER, commit, create, read, store_content
-from tests.store.faulty import Fault, Faulty, Operation
-from tests.store.faulty import Kind as FaultKind
+from tests.stores.faulty import Fault, Faulty, Operation
+from tests.stores.faulty import Kind as FaultKind
 
 
 def random_files(count: int, size: int) -> dict[str, bytes | None]:

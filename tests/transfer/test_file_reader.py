@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv.fs.descent import Descent
+from dsv.files.descent import Descent
 from dsv.transfer.stable_read import TRIES, Problem, StableRead, hash_content, read_stable
 from dsv.values.ids import FileId
 

@@ -15,8 +15,8 @@ from dsv.format.keys import PACK_PREFIX
 from dsv.format.locator import ObjectKind
 from dsv.format.pack import PACK_TARGET, PackBuilder
 from dsv.repo.session import Session
-from dsv.store.base import Bytes, PutResult
-from dsv.store.memory import MemoryStore
+from dsv.stores.base import Bytes, PutResult
+from dsv.stores.memory import MemoryStore
 from dsv.transfer import packing
 from dsv.transfer.packing import Memory, SealedPack, Sender
 from dsv.values.ids import ChunkId, PackId

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
+from dsv.files.descent import Descent
 from dsv.format.codec import Compressor, unpack
 from dsv.format.columns import cut
 from dsv.format.pack import CODECS
 from dsv.format.tree import Kind
-from dsv.fs.descent import Descent
 from dsv.transfer import prefetch as readers_module
 from dsv.transfer.prefetch import SLOT, UNREAD, ReadBatch, Readers, ReadRequest, read_batch, suitable
 from dsv.transfer.stable_read import ROW, row_of

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from dsv.files.descent import Descent
 from dsv.format.codec import Compressor
 from dsv.format.tree import Kind
-from dsv.fs.descent import Descent
 from dsv.transfer import prefetch as readers_module
 from dsv.transfer.prefetch import FILES, SLOT, Readers, ReadRequest, Slot, read_batch
 from dsv.workspace.scan.folder import Relation

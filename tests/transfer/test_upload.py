@@ -14,7 +14,7 @@ from dsv.format.locator import ObjectKind
 from dsv.format.pack import Packed
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.transfer import packing
 from dsv.transfer import upload as upload_module
 from dsv.transfer.upload import Uploader

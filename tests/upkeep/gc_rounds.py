@@ -24,16 +24,16 @@ from dsv.repo.merge_indexes import merge_indexes
 from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.repo.session import point_branch
-from dsv.store.base import StoreBackend
-from dsv.store.open import open_raw, open_store
-from dsv.store.options import StoreOptions
+from dsv.stores.base import StoreBackend
+from dsv.stores.open import open_raw, open_store
+from dsv.stores.options import StoreOptions
 from dsv.upkeep.datasets import rename_dataset
 from dsv.upkeep.erase import Choice, Eraser
 from dsv.values.ids import CommitId, FileId
 from dsv.values.names import MAIN, BranchName, DatasetName
 from tests.kit.dsv import Dsv, Result
 from tests.kit.repositories import DATASET, WRITER, Files, commit, create
-from tests.store.faulty import Crash, Fault, Faulty, Kind
+from tests.stores.faulty import Crash, Fault, Faulty, Kind
 from tests.upkeep.gc_world import Beside, Meanwhile, Writing, collect, read_left
 
 OTHER = DatasetName.parse("another")

@@ -20,9 +20,9 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.reader import TreeReader
 from dsv.repo.tree.writer import write_tree
-from dsv.store.base import ListedObject, StoreBackend
-from dsv.store.memory import MemoryStore
-from dsv.store.open import OpenStore
+from dsv.stores.base import ListedObject, StoreBackend
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.upload import Uploader
 from dsv.upkeep.gc import Collected, Collector, Options
@@ -30,7 +30,7 @@ from dsv.values.ids import CommitId, Nonce, PackId
 from dsv.values.names import MAIN
 from tests.kit.packs import verify
 from tests.kit.repositories import DATASET, WRITER, Files, change, commit, create, read
-from tests.store.wrapper import Watched, Wrapper
+from tests.stores.wrapper import Watched, Wrapper
 
 SOON = Options(grace=-60.0, silent=60.0, poll=10.0, max_wait=3600.0)
 """A store in memory says of each key that it was made just now."""

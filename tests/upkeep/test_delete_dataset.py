@@ -15,14 +15,14 @@ from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
 from dsv.repo.session import naming, point_branch
-from dsv.store.base import Bytes, PutResult, StoreBackend
-from dsv.store.memory import MemoryStore
+from dsv.stores.base import Bytes, PutResult, StoreBackend
+from dsv.stores.memory import MemoryStore
 from dsv.upkeep.datasets import delete_dataset, undelete_dataset
 from dsv.upkeep.roots import read_names, read_roots
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, Rev, TagName
 from tests.kit.repositories import DATASET, WRITER, commit, create, read
-from tests.store.wrapper import Wrapper
+from tests.stores.wrapper import Wrapper
 
 DEV, OLD, V1 = BranchName.parse("dev"), BranchName.parse("old"), TagName.parse("v1")
 

@@ -17,8 +17,8 @@ from dsv.repo.objects.erasures import RefusedContent
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, point_branch
 from dsv.repo.tree.reader import TreeReader
-from dsv.store.base import StoreBackend
-from dsv.store.memory import MemoryStore
+from dsv.stores.base import StoreBackend
+from dsv.stores.memory import MemoryStore
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.upload import Uploader
 from dsv.upkeep.copy import make_successor
@@ -27,8 +27,8 @@ from dsv.values.ids import CommitId, FileId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from tests.kit.packs import everything
 from tests.kit.repositories import DATASET, WRITER, Files, commit, create
-from tests.store.faulty import Crash, Fault, Faulty, Kind, Operation
-from tests.store.wrapper import ReadOnly
+from tests.stores.faulty import Crash, Fault, Faulty, Kind, Operation
+from tests.stores.wrapper import ReadOnly
 from tests.upkeep.gc_world import SOON, Writing, collect, copy_of
 from tests.upkeep.gc_world import read_left as read_files
 

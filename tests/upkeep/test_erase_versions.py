@@ -14,9 +14,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from dsv import reader
-from dsv.store import bucket as buckets
-from dsv.store.open import open_store
-from dsv.store.options import StoreOptions
+from dsv.stores import bucket as buckets
+from dsv.stores.open import open_store
+from dsv.stores.options import StoreOptions
 from tests.kit.dsv import Dsv, write_files
 from tests.kit.packs import unpacked
 from tests.labs.s3_server import S3Server

@@ -13,14 +13,14 @@ from dsv.format import keys
 from dsv.format.records import TagValue
 from dsv.repo.expiry import read_expiry
 from dsv.repo.session import naming, point_branch
-from dsv.store.base import StoreBackend
-from dsv.store.memory import MemoryStore
+from dsv.stores.base import StoreBackend
+from dsv.stores.memory import MemoryStore
 from dsv.upkeep.datasets import delete_dataset, undelete_dataset
 from dsv.upkeep.expire import RetentionRules, expire, plan_expiry, undo_expiry
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import BranchName, TagName
 from tests.kit.repositories import DATASET, WRITER, commit, create, read
-from tests.store.wrapper import ReadOnly
+from tests.stores.wrapper import ReadOnly
 from tests.upkeep.test_delete_dataset import Died, Dying, heads, make, opened
 
 LAST = RetentionRules(last=1)

@@ -23,8 +23,8 @@ from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.reader import TreeReader
 from dsv.repo.tree.writer import TreeChange
-from dsv.store.base import Bytes, PutResult, StoreBackend
-from dsv.store.memory import MemoryStore
+from dsv.stores.base import Bytes, PutResult, StoreBackend
+from dsv.stores.memory import MemoryStore
 from dsv.transfer.commit import Committed, Draft, commit_changes
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.upload import Uploader
@@ -32,7 +32,7 @@ from dsv.values.ids import CommitId
 from dsv.values.names import MAIN
 from tests.exhaustive import examples
 from tests.kit.repositories import DATASET, WRITER, create
-from tests.store.wrapper import Wrapper
+from tests.stores.wrapper import Wrapper
 from tests.upkeep.gc_world import collect
 
 NOISE = random.Random(5).randbytes(3 << 20)

@@ -19,9 +19,9 @@ from dsv.repo.expiry import append
 from dsv.repo.merge_indexes import IndexMergeResult, merge_indexes
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, naming
-from dsv.store.base import StoreBackend
-from dsv.store.memory import MemoryStore
-from dsv.store.open import OpenStore, RequestCounts
+from dsv.stores.base import StoreBackend
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore, RequestCounts
 from dsv.upkeep.erase import Eraser
 from dsv.upkeep.gc import Collected, Options
 from dsv.values.ids import ChunkId, CommitId, FileId, Nonce
@@ -29,7 +29,7 @@ from dsv.values.names import MAIN, BranchName, TagName
 from tests.exhaustive import is_full
 from tests.kit.packs import verify
 from tests.kit.repositories import DATASET, WRITER, Files, commit, create, read
-from tests.store.faulty import Crash, Fault, Faulty, Kind, Operation
+from tests.stores.faulty import Crash, Fault, Faulty, Kind, Operation
 from tests.upkeep.gc_world import ORPHAN, Beside, EndsEarly, Time, World, Writing, collect, copy_of, size
 
 

@@ -14,12 +14,12 @@ from dsv.format.records import RefEntry
 from dsv.repo.merge_indexes import merge_indexes
 from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.upkeep.roots import read_notes
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN
 from tests.kit.repositories import DATASET, WRITER, read
-from tests.store.faulty import Faulty
+from tests.stores.faulty import Faulty
 from tests.upkeep.gc_world import World, collect
 
 

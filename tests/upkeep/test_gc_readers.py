@@ -14,7 +14,7 @@ from dsv.api import environment
 from dsv.format.records import ExpiryAction
 from dsv.repo.expiry import append
 from dsv.repo.repository import Repository
-from dsv.store.directory import DirectoryStore
+from dsv.stores.directory import DirectoryStore
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName
 from tests.exhaustive import numbers

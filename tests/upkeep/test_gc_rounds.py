@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dsv.api import environment
-from dsv.store.base import StoreBackend
-from dsv.store.memory import MemoryStore
-from dsv.store.open import open_raw, open_store
-from dsv.store.options import StoreOptions
+from dsv.stores.base import StoreBackend
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import open_raw, open_store
+from dsv.stores.options import StoreOptions
 from tests.exhaustive import is_full
 from tests.kit.dsv import Dsv
 from tests.labs.s3_server import S3Server

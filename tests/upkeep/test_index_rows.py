@@ -22,14 +22,14 @@ from dsv.format.pack import FOOTER_SIZE
 from dsv.repo.merge_indexes import merge_indexes
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import ListedObject, StoreBackend
-from dsv.store.memory import MemoryStore
-from dsv.store.open import OpenStore
+from dsv.stores.base import ListedObject, StoreBackend
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore
 from dsv.upkeep.index_rows import IndexRows, PackList, id_of
 from dsv.upkeep.verify import Verifier
 from dsv.values.ids import ChunkId, Id, PackId
 from tests.kit.repositories import WRITER, commit, create
-from tests.store.wrapper import Wrapper
+from tests.stores.wrapper import Wrapper
 
 Row = tuple[ObjectKind, bytes, Location]
 KINDS = [kind for kind in ObjectKind if kind is not ObjectKind.LOCATOR]

@@ -12,7 +12,7 @@ from dsv.format import keys, recipe, tree
 from dsv.format.locator import ObjectKind
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader, reach_tree
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.upkeep import reach as reach_file
 from dsv.upkeep.ids import Seen
 from dsv.upkeep.reach import reach

@@ -20,10 +20,10 @@ from dsv.repo.history import is_ancestor
 from dsv.repo.refs.branches import LostRace
 from dsv.repo.resolve import resolve
 from dsv.repo.session import naming, point_branch
-from dsv.store.base import StoreBackend
-from dsv.store.memory import MemoryStore
-from dsv.store.open import open_raw
-from dsv.store.options import StoreOptions
+from dsv.stores.base import StoreBackend
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import open_raw
+from dsv.stores.options import StoreOptions
 from dsv.upkeep.datasets import delete_dataset, rename_dataset
 from dsv.upkeep.expire import RetentionRules, plan_expiry
 from dsv.upkeep.roots import Parents, kept, read_names, read_roots
@@ -33,7 +33,7 @@ from tests import exhaustive
 from tests.kit.repositories import DATASET as OLD
 from tests.kit.repositories import WRITER, commit, create, read
 from tests.labs.s3_server import S3Server
-from tests.store.wrapper import ReadOnly, Watched
+from tests.stores.wrapper import ReadOnly, Watched
 from tests.upkeep.test_delete_dataset import Died, Dying, opened
 from tests.upkeep.test_roots import RUN, run
 
@@ -376,7 +376,7 @@ RACES: dict[str, tuple[Do, Kept]] = {
 
 @pytest.mark.parametrize("race", RACES)
 def test_a_concurrent_change_takes_effect_or_fails(race: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsv.store.base._ask", one_after_the_other)
+    monkeypatch.setattr("dsv.stores.base._ask", one_after_the_other)
     template, commits = make()
     for moment in exhaustive.numbers(0, 5):
         if not overtake(copied(template), commits, race, moment):
@@ -389,7 +389,7 @@ def test_a_change_overtaken_by_a_renaming_takes_effect_or_fails(
     race: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other way round: all of the renaming happens between two requests."""
-    monkeypatch.setattr("dsv.store.base._ask", one_after_the_other)
+    monkeypatch.setattr("dsv.stores.base._ask", one_after_the_other)
     do, kept = RACES[race]
     template, commits = make()
     heavy = race in ("moved on", "and back", "and expired")
@@ -412,7 +412,7 @@ def test_a_change_overtaken_by_a_renaming_takes_effect_or_fails(
 
 
 def test_two_who_rename_at_once_while_one_of_them_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsv.store.base._ask", one_after_the_other)
+    monkeypatch.setattr("dsv.stores.base._ask", one_after_the_other)
     template, commits = make()
     for death in range(1, 14):
         for moment in exhaustive.some(range(death, 160, 3)):
@@ -427,7 +427,7 @@ def test_two_who_rename_at_once_while_one_of_them_dies(monkeypatch: pytest.Monke
 
 
 def test_who_renames_while_another_does_the_same_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsv.store.base._ask", one_after_the_other)
+    monkeypatch.setattr("dsv.stores.base._ask", one_after_the_other)
     template, commits = make()
     for moment in range(30):
         store = copied(template)

@@ -13,14 +13,14 @@ from dsv.repo.expiry import append
 from dsv.repo.refs.branches import Head
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import LARGEST, ListedObject
-from dsv.store.directory import DirectoryStore
-from dsv.store.memory import MemoryStore
+from dsv.stores.base import LARGEST, ListedObject
+from dsv.stores.directory import DirectoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.upkeep.roots import IncompleteListing, Parents, kept, read_names, read_roots
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from tests.kit.repositories import DATASET, TIME, WRITER, commit, create
-from tests.store.wrapper import Wrapper
+from tests.stores.wrapper import Wrapper
 
 OTHER = DatasetName.parse("xrays")
 RUN = "20261120-132145-1f2e3d4c"

@@ -14,7 +14,7 @@ from dsv.format.index import IndexBuilder
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree.reader import TreeReader, reach_content, reach_tree
-from dsv.store.memory import MemoryStore
+from dsv.stores.memory import MemoryStore
 from dsv.upkeep import usage
 from dsv.upkeep.roots import read_roots
 from dsv.upkeep.usage import TREES, Sum, folder_runs, measure, measure_folders

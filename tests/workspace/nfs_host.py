@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 from dsv.errors import Conflict
-from dsv.fs import lock as lock_module
-from dsv.fs.attributes import server_time
-from dsv.fs.files import replace_file
-from dsv.fs.lock import Lock
+from dsv.files import lock as lock_module
+from dsv.files.attributes import server_time
+from dsv.files.lock import Lock
+from dsv.files.small_files import replace_file
 from dsv.workspace.scan.state import WorkspaceState
 from tests.waiting import PATIENCE
 from tests.workspace.worlds import World

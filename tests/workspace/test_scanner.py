@@ -267,7 +267,7 @@ def test_the_scan_follows_no_symlink_that_takes_a_folders_place(world: World, tm
     outside = tmp_path / "outside/deep"
     outside.mkdir(parents=True)
     (outside / "secret").write_bytes(b"s")
-    from dsv.fs.descent import Descent
+    from dsv.files.descent import Descent
 
     with Descent(world.root) as descent:
         descent.at(b"")

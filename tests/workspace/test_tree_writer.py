@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from dsv.errors import Denied, DsvError, IntegrityError, NoRoom, Unsupported
+from dsv.files.folders import check_folding
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
-from dsv.fs.folders import check_folding
 from dsv.repo.tree.diff import PathChange
 from dsv.transfer.stable_read import row_of
 from dsv.values.ids import CommitId, FileId
@@ -186,7 +186,7 @@ def test_a_full_disk_leaves_no_half_file(world: World) -> None:
 
 
 def test_no_room_is_said_to_be_no_room() -> None:
-    from dsv.fs.errors import as_error
+    from dsv.files.errors import as_error
 
     assert isinstance(as_error(OSError(28, "No space left on device"), "x"), NoRoom)
 
@@ -291,7 +291,7 @@ def test_trees_whose_names_overwrite_each_other_are_refused_where_they_would(
 ) -> None:
     paths = [b"A/x", b"a/x", b"b"]
     check_folding(world.root, world.root / ".dsv", paths)  # this file system distinguishes them
-    monkeypatch.setattr("dsv.fs.folders.how_folded", lambda _: (True, False))
+    monkeypatch.setattr("dsv.files.folders.how_folded", lambda _: (True, False))
     with pytest.raises(Unsupported, match="one name"):
         check_folding(world.root, world.root / ".dsv", paths)
     check_folding(world.root, world.root / ".dsv", [b"a", b"b"])

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from dsv.files.descent import Descent
 from dsv.format.tree import Entry, Kind
-from dsv.fs.descent import Descent
 from dsv.transfer.stable_read import Problem, hash_content, read_stable, row_of
 from dsv.values.ids import CommitId, FileId, RecipeId
 from dsv.values.paths import sort_key

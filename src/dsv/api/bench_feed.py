@@ -30,9 +30,9 @@ from dsv.api.datasets import ls
 from dsv.api.program import Commit, Store
 from dsv.api.store import create_repository
 from dsv.errors import DsvError, NoRoom, NotFound, Unsupported, UsageError, made
-from dsv.fs.errors import about
-from dsv.fs.process import start_program
-from dsv.store.base import together
+from dsv.files.errors import about
+from dsv.files.process import start_program
+from dsv.stores.base import together
 from dsv.values.names import Rev, Target
 from dsv.values.progress import NoProgress
 from dsv.values.units import format_bytes, format_count

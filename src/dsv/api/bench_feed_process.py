@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 from dsv.api.bench_feed import AcceleratorLoad, FeedRequest, Round
 from dsv.errors import Conflict, DsvError, Unreachable, made
-from dsv.fs.descriptors import Opened
-from dsv.fs.errors import as_error
-from dsv.fs.process import read_order
+from dsv.files.descriptors import Opened
+from dsv.files.errors import as_error
+from dsv.files.process import read_order
 
 Range = tuple[int, int, int]
 """The index of a file, and the start and end of a byte range in it."""

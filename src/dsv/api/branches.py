@@ -28,7 +28,7 @@ from dsv.format.records import (
 from dsv.repo.format_log import PROTECTED_BRANCHES
 from dsv.repo.history import ahead_behind, count_only_in
 from dsv.repo.refs.branches import Head, LostRace, already_there, no_commit
-from dsv.store.base import together
+from dsv.stores.base import together
 from dsv.values.ids import Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target
 from dsv.values.units import format_count

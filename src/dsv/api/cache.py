@@ -252,8 +252,8 @@ def check_link(link: Path) -> None:
 
 def make_link(link: Path, target: Path) -> None:
     """Make the symlink, or atomically replace one. Raises `Conflict` if anything else is there."""
-    from dsv.fs.errors import about
-    from dsv.fs.files import replace_link
+    from dsv.files.errors import about
+    from dsv.files.small_files import replace_link
 
     with about(link):
         try:

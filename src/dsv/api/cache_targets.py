@@ -19,7 +19,7 @@ from dsv.cache.names import bind, bound_store, known_store, note_address, show_t
 from dsv.cache.record import erasures_folder
 from dsv.cache.root import CachePlace, CacheRoot, explain, explaining, folder_name, own_folder
 from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unreachable, UsageError
-from dsv.fs.files import FULL, list_names, read_small, replace_file
+from dsv.files.small_files import FULL, list_names, read_small, replace_file
 from dsv.repo.tracking import file_of, read
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName, clean_path
@@ -382,7 +382,7 @@ def open_source(root: CacheRoot, place: StorePlace, mirrors: list[StorePlace]) -
     from dsv.api.context import Mirrors, reads_outside, use_mirrors
     from dsv.cache.fill.source import StoreSource
     from dsv.repo.repository import Repository
-    from dsv.store.open import open_store
+    from dsv.stores.open import open_store
 
     url, names, options = place
 

@@ -25,7 +25,7 @@ from dsv.cache.record import Filled, local_commit, read_record
 from dsv.cache.root import CachePlace, CacheRoot, explaining, refuse_symlinks
 from dsv.cache.settings import CacheSettings, load_settings
 from dsv.errors import Conflict, UsageError
-from dsv.fs.shared_path import SharedPath
+from dsv.files.shared_path import SharedPath
 from dsv.run.record import tree_of_run
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName, Target

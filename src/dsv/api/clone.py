@@ -19,9 +19,9 @@ from dsv.api.sparse import chosen_by
 from dsv.api.store import create_repository
 from dsv.api.sync import check_no_cache
 from dsv.errors import Conflict, Denied, UsageError
+from dsv.files.errors import about
+from dsv.files.folders import bound_folder
 from dsv.format.records import RefEntry
-from dsv.fs.errors import about
-from dsv.fs.folders import bound_folder
 from dsv.merge.paths import Choices
 from dsv.repo.errors import explain_denied_write
 from dsv.repo.format_log import has_layout
@@ -90,7 +90,7 @@ def init(context: Context, folder: Path, dataset: DatasetName, *, single_writer:
         _create_dataset(context, repository, workspace, dataset, resumed=resumed)
         warnings: tuple[str, ...] = ()
         if new_store and choice.url.startswith("s3://") and not context.options.anonymous:
-            from dsv.store.bucket import bucket_warnings
+            from dsv.stores.bucket import bucket_warnings
 
             warnings = bucket_warnings(choice.url, context.store_options(choice))
         return Initialized(dataset, store.url, workspace.root, new_store, warnings)

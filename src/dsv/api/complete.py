@@ -16,9 +16,9 @@ from typing import TypeVar
 from dsv.api.connection import make_context
 from dsv.api.environment import gather
 from dsv.cache.root import CachePlace, CacheRoot, dataset_of, folder_name, is_dataset
-from dsv.fs.files import list_names
-from dsv.fs.folders import open_folder
-from dsv.fs.shared_path import AnyPath
+from dsv.files.folders import open_folder
+from dsv.files.shared_path import AnyPath
+from dsv.files.small_files import list_names
 from dsv.repo.refs.branches import Refs
 from dsv.repo.tracking import Tracking, file_of, read, tracked_datasets
 from dsv.values.names import DatasetName

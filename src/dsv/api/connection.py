@@ -12,9 +12,9 @@ import msgspec
 from dsv import __version__
 from dsv.api import environment
 from dsv.api.context import Context
+from dsv.files.process import host_name
 from dsv.format.records import WriterIdentity
-from dsv.fs.process import host_name
-from dsv.store.options import StoreOptions
+from dsv.stores.options import StoreOptions
 from dsv.values.cached import cached
 from dsv.values.progress import NoProgress
 

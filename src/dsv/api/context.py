@@ -24,9 +24,9 @@ from msgspec.structs import replace
 
 from dsv.api.settings import BUILT_IN
 from dsv.errors import Conflict, Denied, DsvError, IntegrityError, NoStore, NotFound, Unreachable, UsageError
-from dsv.fs.files import read_small, replace_file
-from dsv.fs.folders import bound_folder, make_shared_folder
-from dsv.fs.shared_path import AnyPath, SharedPath
+from dsv.files.folders import bound_folder, make_shared_folder
+from dsv.files.shared_path import AnyPath, SharedPath
+from dsv.files.small_files import read_small, replace_file
 from dsv.periodic import now_ms
 from dsv.values.ids import StoreId
 from dsv.values.names import Target, clean_path
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from dsv.repo.refs.branches import Refs
     from dsv.repo.repository import MetadataFolder, Repository
     from dsv.repo.resolve import Resolved
-    from dsv.store.open import OpenStore
-    from dsv.store.options import StoreOptions
+    from dsv.stores.open import OpenStore
+    from dsv.stores.options import StoreOptions
     from dsv.values.ids import CommitId, Id
     from dsv.values.progress import Progress
 
@@ -101,7 +101,7 @@ class Context(msgspec.Struct, frozen=True):
         """
         if self.offline:
             raise Unreachable("this asks the store, and it is not asked offline", hint="leave out offline")
-        from dsv.store.open import open_store
+        from dsv.stores.open import open_store
 
         choice = self.settings.store(text)
         if choice.origin == BUILT_IN and not create and not Path(choice.url).exists():
@@ -166,7 +166,7 @@ class Context(msgspec.Struct, frozen=True):
         target, commit: what the caller will pass to `resolve` and `Objects.stored_commit`.
         """
         from dsv.repo.repository import Repository
-        from dsv.store.open import split_of
+        from dsv.stores.open import split_of
 
         ahead = self._expecting(target)
         repository = Repository.open(store, self.copies_folder, self.clock, ahead=ahead, commit=commit)
@@ -397,7 +397,7 @@ class Mirrors:
 
 def _open(of: str, place: Place, metadata: MetadataFolder) -> Repository:
     from dsv.repo.repository import Repository
-    from dsv.store.open import open_store
+    from dsv.stores.open import open_store
 
     url, names, options = place
     store = open_store(url, options, names=names)
@@ -454,7 +454,7 @@ def open_to_read(
 
 def use_mirrors(repository: Repository, mirrors: Mirrors) -> None:
     """Read objects that the store has lost, or can't return, from its mirrors."""
-    from dsv.store.open import OpenStore
+    from dsv.stores.open import OpenStore
 
     repository.objects.mirrors = mirrors
     if isinstance(repository.store, OpenStore):

@@ -28,9 +28,9 @@ from dsv.repo.session import Session, check_whole
 from dsv.repo.tracking import file_of
 from dsv.repo.tracking import read as read_tracking
 from dsv.repo.tree.reader import TreeReader
-from dsv.store.base import NoAnswer, both, together
-from dsv.store.memory import MemoryStore
-from dsv.store.open import local_folder
+from dsv.stores.base import NoAnswer, both, together
+from dsv.stores.memory import MemoryStore
+from dsv.stores.open import local_folder
 from dsv.upkeep.copy import CommitCopy, CopyPlan, Receiver, TreeCopy, expire_without_content, unnamed
 from dsv.upkeep.roots import read_names
 from dsv.values.ids import CommitId

@@ -19,7 +19,7 @@ from dsv.repo.objects.erasures import Erasures
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import Resolved
 from dsv.repo.tree.reader import TreeReader
-from dsv.store.base import together
+from dsv.stores.base import together
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, DatasetName, Target, clean_path

@@ -13,11 +13,11 @@ from dsv.api.context import Context, check_binding
 from dsv.api.log import changes_between, names_by_commit
 from dsv.diff.paths import Difference, PathDifferences, Summary, differences, find_renames
 from dsv.errors import NotFound, Unreachable, UsageError
+from dsv.files.descent import Descent
+from dsv.files.errors import about
 from dsv.format.locator import Location
 from dsv.format.records import CommitRecord, Erasure
 from dsv.format.tree import Entry
-from dsv.fs.descent import Descent
-from dsv.fs.errors import about
 from dsv.repo.expiry import read_expiry
 from dsv.repo.history import KeptParents
 from dsv.repo.objects.objects import Objects

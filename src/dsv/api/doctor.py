@@ -21,18 +21,18 @@ from dsv.api.settings import BUILT_IN
 from dsv.cache.root import CacheRoot, explain
 from dsv.cache.settings import check_writable, load_settings
 from dsv.errors import Denied, DsvError, NotFound
-from dsv.fs.attributes import server_time
-from dsv.fs.process import host_name
-from dsv.fs.system import kind_of, name_of
+from dsv.files.attributes import server_time
+from dsv.files.process import host_name
+from dsv.files.system import kind_of, name_of
 from dsv.repo.damage import read_damage
 from dsv.repo.format_log import has_layout
 from dsv.repo.merge_indexes import check_indexes
 from dsv.repo.repository import Repository
 from dsv.run.engine_list import ENGINES, engine_of
-from dsv.store.base import StoreBackend
-from dsv.store.open import OpenStore, split_of
-from dsv.store.options import StoreOptions
-from dsv.store.probe import KEYS, PROCESSES, THREADS, prove, prove_data, race
+from dsv.stores.base import StoreBackend
+from dsv.stores.open import OpenStore, split_of
+from dsv.stores.options import StoreOptions
+from dsv.stores.probe import KEYS, PROCESSES, THREADS, prove, prove_data, race
 from dsv.upkeep.packs import Schedule
 from dsv.values.units import format_bytes, format_count, rfc3339
 

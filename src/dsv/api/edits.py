@@ -20,7 +20,7 @@ from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import PathChange, diff_trees
 from dsv.repo.tree.reader import TreeReader
 from dsv.repo.tree.writer import TreeChange
-from dsv.store.open import OpenStore
+from dsv.stores.open import OpenStore
 from dsv.transfer.commit import Draft, Unchanged, commit_changes
 from dsv.transfer.save import NewContent, OnStored, ReadInto, save_sources
 from dsv.transfer.stable_read import Problem, refusal

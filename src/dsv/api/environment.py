@@ -28,9 +28,9 @@ from dsv.api.settings import (
     read_workspace,
 )
 from dsv.errors import Denied, NotFound, UsageError
-from dsv.fs.folders import bound_folder
-from dsv.fs.git import GitError, run_git
-from dsv.fs.process import host_name, user_name
+from dsv.files.folders import bound_folder
+from dsv.files.git import GitError, run_git
+from dsv.files.process import host_name, user_name
 from dsv.values.json import SHORT_MAX, Json, check_length, is_text, json_or_text
 from dsv.values.toml import BINDING, MAX_BYTES, binding, read_toml
 
@@ -84,7 +84,7 @@ def lasting(key: str, value: str, cwd: Path) -> str:
     last = key.rpartition(".")[2]
     of_stores = key == "store" or (key.startswith("stores.") and last in ("url", "names", "mirrors"))
     if of_stores or last in ("endpoint", "ca_bundle"):
-        from dsv.store.open import check_location  # takes a while to import
+        from dsv.stores.open import check_location  # takes a while to import
 
         for place in value.split(",") if of_stores else [value]:
             check_location(place.strip(), is_store=of_stores and "://" in place)

@@ -13,7 +13,7 @@ from dsv.api.context import Context
 from dsv.cache.hold import HoldRequest, LeaseHolder, failure
 from dsv.cache.root import CacheRoot, explaining
 from dsv.errors import NotFound, Unreachable, Unsupported, UsageError
-from dsv.fs.process import Watched
+from dsv.files.process import Watched
 from dsv.run.staged import Staged
 from dsv.values.names import Target, data_variable
 

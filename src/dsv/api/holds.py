@@ -16,7 +16,7 @@ from dsv.cache.leases import HoldInfo, end_hold, find_by_id, find_holds
 from dsv.cache.leases import hold as take_hold
 from dsv.cache.root import CachePlace, CacheRoot, explaining, refuse_symlinks
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
-from dsv.fs.process import user_name
+from dsv.files.process import user_name
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Target
 

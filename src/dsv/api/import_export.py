@@ -29,7 +29,7 @@ from dsv.repo.expiry import explained
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole
 from dsv.repo.tree.reader import TreeReader, reach_content
-from dsv.store.options import StoreOptions
+from dsv.stores.options import StoreOptions
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.save import NewContent
 from dsv.transfer.stable_read import Problem

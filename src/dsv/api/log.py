@@ -20,7 +20,7 @@ from dsv.repo import history
 from dsv.repo.expiry import ExpiryState, check_not_expired, read_expiry
 from dsv.repo.history import CommitsAhead, KeptParents
 from dsv.repo.resolve import Resolved
-from dsv.store.base import together
+from dsv.stores.base import together
 from dsv.values.ids import CommitId
 from dsv.values.names import Rev, Target
 from dsv.values.paths import WHOLE, PathSet, show

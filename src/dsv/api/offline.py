@@ -17,9 +17,9 @@ from dsv.cache.inventory import find_places
 from dsv.cache.names import bound_store
 from dsv.cache.root import CacheRoot, explaining
 from dsv.errors import Unreachable
+from dsv.files.shared_path import SharedPath
 from dsv.format.records import FormatEntry, RefEntry, TagValue
 from dsv.format.tree import Entry
-from dsv.fs.shared_path import SharedPath
 from dsv.repo.format_log import FormatLog
 from dsv.repo.objects.metadata import LocalStore, MetadataCache
 from dsv.repo.refs.branches import Head, Refs

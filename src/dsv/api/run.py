@@ -26,7 +26,7 @@ from dsv.run.resources import PassedOver
 from dsv.run.spec import JobSpec
 from dsv.run.supervisor import Announce, Turns
 from dsv.run.sweep import SweepView
-from dsv.store.base import StoreBackend
+from dsv.stores.base import StoreBackend
 from dsv.values.ids import StoreId
 
 

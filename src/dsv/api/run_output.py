@@ -26,13 +26,13 @@ from dsv.errors import (
     Terminated,
     UsageError,
 )
+from dsv.files.descent import Descent, join, remove_tree, split
+from dsv.files.descriptors import Opened
+from dsv.files.errors import about, as_error
+from dsv.files.folders import check_folding, sync_folder
+from dsv.files.process import host_name
+from dsv.files.small_files import write_sparse
 from dsv.format.tree import Kind
-from dsv.fs.descent import Descent, join, remove_tree, split
-from dsv.fs.descriptors import Opened
-from dsv.fs.errors import about, as_error
-from dsv.fs.files import write_sparse
-from dsv.fs.folders import check_folding, sync_folder
-from dsv.fs.process import host_name
 from dsv.periodic import now_ms
 from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository

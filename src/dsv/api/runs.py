@@ -24,7 +24,7 @@ from dsv.run.parameters import ID_PART, PREFIX, SweepId, names_sweep
 from dsv.run.record import RECORD, RunId, RunRecord
 from dsv.run.record_store import RunStore, Spool, StoredRun
 from dsv.run.sweep import SweepNotes, SweepView, sweep_of
-from dsv.store.base import together
+from dsv.stores.base import together
 from dsv.upkeep.expire import store_time
 from dsv.values.names import DatasetName
 

@@ -21,8 +21,8 @@ from dsv.format.records import ExpiryAction
 from dsv.repo.expiry import read_expiry
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
-from dsv.store.base import StoreBackend, StoreMissing
-from dsv.store.open import OpenStore, RequestCounts
+from dsv.stores.base import StoreBackend, StoreMissing
+from dsv.stores.open import OpenStore, RequestCounts
 from dsv.upkeep.expire import (
     Expiry,
     ExpiryItem,

@@ -33,9 +33,9 @@ from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.branches import LostRace, Refs
 from dsv.repo.repository import Repository
-from dsv.store.base import PutResult, StoreBackend, ask_each, parsed
-from dsv.store.open import BELOW, OpenStore, Unavailable, open_names, split_of
-from dsv.store.probe import Proof, prove, prove_data, same_place
+from dsv.stores.base import PutResult, StoreBackend, ask_each, parsed
+from dsv.stores.open import BELOW, OpenStore, Unavailable, open_names, split_of
+from dsv.stores.probe import Proof, prove, prove_data, same_place
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, MAX_COMPONENT, BranchName, DatasetName
 

@@ -11,7 +11,7 @@ import tomli_w
 from dsv.api.settings import StoreChoice
 from dsv.errors import UsageError
 from dsv.run.node_order import StoreAccess
-from dsv.store.options import StoreOptions, read_certificates
+from dsv.stores.options import StoreOptions, read_certificates
 
 _CERTIFICATE: Final = re.compile(
     rb"-----BEGIN (TRUSTED )?CERTIFICATE-----[^-]+-----END (?:TRUSTED )?CERTIFICATE-----"
@@ -27,7 +27,7 @@ def store_access(store: StoreChoice, options: StoreOptions) -> StoreAccess:
 
     The address in a profile is passed on, but never its credentials or a private key in the certificate file.
     """
-    from dsv.store.open import local_folder
+    from dsv.stores.open import local_folder
 
     places = [local_folder(each) for each in (store.url, store.names) if each is not None]
     folders = tuple(str(each) for each in places if each is not None)
@@ -48,7 +48,7 @@ def store_access(store: StoreChoice, options: StoreOptions) -> StoreAccess:
 
 def _of_profile(store: StoreChoice, options: StoreOptions) -> tuple[str | None, str | None]:
     """Return endpoint and region: of the store's own settings, or else of its profile."""
-    from dsv.store.credentials import aws_session
+    from dsv.stores.credentials import aws_session
 
     _, profile = aws_session(store.url, options)
     return store.endpoint or profile.get("endpoint_url"), store.region or profile.get("region")

@@ -25,7 +25,7 @@ from dsv.format.records import Erasure
 from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader
-from dsv.store.open import OpenStore
+from dsv.stores.open import OpenStore
 from dsv.upkeep.copy import Succeeded, make_successor
 from dsv.upkeep.erase import DatasetPath, ErasedPath, ErasePlan, Eraser, State, find_packs, refuse_shared
 from dsv.upkeep.packs import Schedule
@@ -36,7 +36,7 @@ from dsv.values.names import DatasetName, Target, clean_path
 from dsv.values.paths import show
 
 if TYPE_CHECKING:
-    from dsv.store.bucket import BucketVersions, History, OldVersion
+    from dsv.stores.bucket import BucketVersions, History, OldVersion
     from dsv.upkeep.erase import Choice
 
 
@@ -458,7 +458,7 @@ def _ask_history(
         )
     if scheme != "s3":
         return None
-    from dsv.store.bucket import BucketVersions
+    from dsv.stores.bucket import BucketVersions
 
     versions = BucketVersions(url, context.store_options(context.settings.store()))
     history = versions.history()

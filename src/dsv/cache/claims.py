@@ -21,12 +21,12 @@ import msgspec
 from msgspec.structs import replace
 
 from dsv.cache.root import CachePlace, CacheRoot
-from dsv.fs import system
-from dsv.fs.attributes import GONE
-from dsv.fs.files import FULL, list_names, read_json, read_small
-from dsv.fs.folders import TAKEN
-from dsv.fs.process import Fate, Process, host_name, user_name
-from dsv.fs.shared_path import SharedPath
+from dsv.files import system
+from dsv.files.attributes import GONE
+from dsv.files.folders import TAKEN
+from dsv.files.process import Fate, Process, host_name, user_name
+from dsv.files.shared_path import SharedPath
+from dsv.files.small_files import FULL, list_names, read_json, read_small
 
 
 class LeaseOwner(msgspec.Struct, frozen=True, forbid_unknown_fields=False):

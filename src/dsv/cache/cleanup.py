@@ -30,10 +30,10 @@ from dsv.cache.removal import Remover
 from dsv.cache.root import CachePlace, CacheRoot, explain, remove_probes
 from dsv.cache.settings import DEFAULT_UNUSED_FOR, CacheSettings
 from dsv.errors import DsvError, Unsupported
-from dsv.fs.attributes import PROBE, unless_gone
-from dsv.fs.files import list_names
-from dsv.fs.folders import open_folder
-from dsv.fs.shared_path import SharedPath
+from dsv.files.attributes import PROBE, unless_gone
+from dsv.files.folders import open_folder
+from dsv.files.shared_path import SharedPath
+from dsv.files.small_files import list_names
 from dsv.values.units import format_bytes, format_count
 
 # Seconds after which any process may finish what another one should have finished long ago.

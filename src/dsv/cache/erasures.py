@@ -19,10 +19,10 @@ from dsv.cache.names import bound_store
 from dsv.cache.record import erased_count, erasures_folder, read_record
 from dsv.cache.root import dataset_of
 from dsv.errors import Denied, DsvError, Unsupported
+from dsv.files.descent import Descent, split
+from dsv.files.shared_path import SharedPath
+from dsv.files.small_files import list_names, read_small
 from dsv.format import keys
-from dsv.fs.descent import Descent, split
-from dsv.fs.files import list_names, read_small
-from dsv.fs.shared_path import SharedPath
 from dsv.repo.tree.reader import TreeReader
 from dsv.values.ids import Nonce
 from dsv.values.paths import PathSet

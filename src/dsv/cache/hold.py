@@ -200,7 +200,7 @@ def exec_command(argv: Sequence[str]) -> int:
         usual = [signal.SIGPIPE, signal.SIGXFSZ]
         child = os.posix_spawnp(command[0], command, os.environ, setsigmask=before, setsigdef=usual)
     except OSError as error:
-        from dsv.fs.process import why_not_started
+        from dsv.files.process import why_not_started
 
         hold.release()
         code, why = why_not_started(command[0], error.errno or 0, os.environ)
@@ -307,7 +307,7 @@ def hold_leases() -> int:
 def _hold_while_alive(order: HoldRequest, held: list[Lease], unread: bytearray) -> int:
     from dsv.cache.leases import Lease, end_hold, find_by_id
     from dsv.cache.root import CachePlace, CacheRoot
-    from dsv.fs.process import Watched
+    from dsv.files.process import Watched
 
     watched = Watched(order.pid, order.start)
     root = CacheRoot(Path(order.root))

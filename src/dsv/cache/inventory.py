@@ -29,9 +29,9 @@ from dsv.cache.root import (
     own_folder,
     places_in,
 )
-from dsv.fs.attributes import refresh
-from dsv.fs.files import GONE, list_names, read_json
-from dsv.fs.shared_path import ListedName, SharedPath
+from dsv.files.attributes import refresh
+from dsv.files.shared_path import ListedName, SharedPath
+from dsv.files.small_files import GONE, list_names, read_json
 from dsv.values.names import DatasetName
 
 STABLE_SECONDS = 10.0

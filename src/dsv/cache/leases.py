@@ -33,9 +33,9 @@ from dsv.cache.claims import (
 from dsv.cache.record import ENTRY, mark_used
 from dsv.cache.root import CachePlace, CacheRoot, own_folder
 from dsv.errors import Conflict, DsvError
-from dsv.fs.files import FULL, list_names
-from dsv.fs.process import user_name
-from dsv.fs.shared_path import SharedPath
+from dsv.files.process import user_name
+from dsv.files.shared_path import SharedPath
+from dsv.files.small_files import FULL, list_names
 from dsv.periodic import NEVER, Periodic
 
 TTL = 900.0

@@ -27,11 +27,11 @@ from blake3 import blake3
 from dsv.cache.fill.plan import PathWindow, newest, of_dataset
 from dsv.cache.root import CacheRoot, folder_name
 from dsv.errors import DsvError
+from dsv.files import system
+from dsv.files.folders import FOLDER_FLAGS
+from dsv.files.shared_path import AnyPath, descend
+from dsv.files.small_files import write_sparse
 from dsv.format.tree import Entry
-from dsv.fs import system
-from dsv.fs.files import write_sparse
-from dsv.fs.folders import FOLDER_FLAGS
-from dsv.fs.shared_path import AnyPath, descend
 from dsv.repo.objects.metadata import LocalStore, MetadataCache
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.reader import TreeReader

@@ -10,8 +10,8 @@ from blake3 import blake3
 
 from dsv.cache.root import CachePlace, CacheRoot, folder_name, places_in
 from dsv.errors import Conflict, IntegrityError, UsageError
-from dsv.fs.files import list_names, read_json, read_small
-from dsv.fs.shared_path import SharedPath
+from dsv.files.shared_path import SharedPath
+from dsv.files.small_files import list_names, read_json, read_small
 from dsv.values.ids import StoreId
 from dsv.values.names import DatasetName, TagName
 

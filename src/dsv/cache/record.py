@@ -16,11 +16,11 @@ import msgspec
 
 from dsv.cache.root import CachePlace, CacheRoot, own_folder
 from dsv.errors import DsvError
+from dsv.files.process import user_name
+from dsv.files.shared_path import SharedPath
+from dsv.files.small_files import list_names, read_json, read_small
 from dsv.format.envelope import RECORD_MAX
 from dsv.format.records import CommitRecord
-from dsv.fs.files import list_names, read_json, read_small
-from dsv.fs.process import user_name
-from dsv.fs.shared_path import SharedPath
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.paths import PathSet

@@ -24,10 +24,10 @@ import msgspec
 
 from dsv.cache.record import Extent
 from dsv.cache.root import FILE_TIME
-from dsv.fs.attributes import GONE, unless_gone
-from dsv.fs.descriptors import Opened
-from dsv.fs.folders import FOLDER_FLAGS
-from dsv.fs.shared_path import SharedPath
+from dsv.files.attributes import GONE, unless_gone
+from dsv.files.descriptors import Opened
+from dsv.files.folders import FOLDER_FLAGS
+from dsv.files.shared_path import SharedPath
 
 _THREADS = 8
 _BATCH = 512

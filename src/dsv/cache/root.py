@@ -19,10 +19,10 @@ from pathlib import Path
 import msgspec
 
 from dsv.errors import Conflict, Denied, DsvError, NoRoom, NotFound, Unreachable, Unsupported, UsageError
-from dsv.fs.attributes import PROBE, refresh
-from dsv.fs.files import FORGOTTEN, FULL, GONE, link_once, list_names, read_small, write_new
-from dsv.fs.folders import FolderRights, make_folder, open_folder, umask
-from dsv.fs.shared_path import AnyPath, SharedPath
+from dsv.files.attributes import PROBE, refresh
+from dsv.files.folders import FolderRights, make_folder, open_folder, umask
+from dsv.files.shared_path import AnyPath, SharedPath
+from dsv.files.small_files import FORGOTTEN, FULL, GONE, link_once, list_names, read_small, write_new
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName
 from dsv.values.units import format_bytes

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from dsv.cache.root import CacheRoot, explaining, refuse_symlinks
 from dsv.errors import UPGRADE, Conflict, Unsupported, UsageError
-from dsv.fs.files import read_small
+from dsv.files.small_files import read_small
 from dsv.values.toml import read_toml
 from dsv.values.units import format_bytes, parse_duration, parse_size
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from dsv.cli.call import Call
 from dsv.cli.output import GAP, Column, local_time, width
-from dsv.fs.process import host_name
+from dsv.files.process import host_name
 from dsv.run.listing import RunView, as_text, flattened
 from dsv.run.part import EndCause
 from dsv.run.record import RunRecord, RunState

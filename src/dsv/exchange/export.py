@@ -26,14 +26,14 @@ from dsv.exchange.bodies import PIECE
 from dsv.exchange.journal import ExchangeJournal
 from dsv.exchange.remote import HTTP, OBJECT_STORES, RemoteRoot, etag_and_time, version_of
 from dsv.exchange.sources import AHEAD_BYTES, DATA, JOBS, SMALL, TARS
+from dsv.files.descent import Descent, remove_tree, split
+from dsv.files.descriptors import Opened
+from dsv.files.errors import about
+from dsv.files.folders import check_folding, refuse_clashes
+from dsv.files.lock import Lock
+from dsv.files.small_files import write_sparse
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
-from dsv.fs.descent import Descent, remove_tree, split
-from dsv.fs.descriptors import Opened
-from dsv.fs.errors import about
-from dsv.fs.files import write_sparse
-from dsv.fs.folders import check_folding, refuse_clashes
-from dsv.fs.lock import Lock
 from dsv.repo.objects.erasures import erased_error, lacks_erased
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.reader import TreeReader

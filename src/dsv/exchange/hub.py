@@ -11,7 +11,7 @@ from dsv.exchange.reference import open_referred
 from dsv.exchange.remote import absent, converting, hub_endpoint, missing_package, open_place
 from dsv.exchange.revisions import HUB, Revision, commit_time
 from dsv.exchange.sources import FolderSource, RemoteFile, in_order
-from dsv.store.options import StoreOptions
+from dsv.stores.options import StoreOptions
 from dsv.transfer.stable_read import Problem
 
 

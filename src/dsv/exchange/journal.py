@@ -16,9 +16,9 @@ import msgspec
 from blake3 import blake3
 
 from dsv.errors import UsageError
+from dsv.files.errors import about
+from dsv.files.small_files import sync_data
 from dsv.format.tree import Entry
-from dsv.fs.errors import about
-from dsv.fs.files import sync_data
 from dsv.transfer.upload import StoredContent
 from dsv.values.ids import FileId, RecipeId
 from dsv.values.json import is_text

@@ -19,12 +19,12 @@ from dsv.errors import NotFound, Unsupported, UsageError
 from dsv.exchange.bodies import PIECE, ask_web, at_most, encoding_of, get_part
 from dsv.exchange.remote import HTTP, S3, RemoteRoot, changed, hub_headers, open_place, path_in, split_url
 from dsv.exchange.sources import TARS, FolderSource, RemoteFile
+from dsv.files.errors import as_error
+from dsv.files.small_files import open_plain
 from dsv.format.external import MAX_TEXT, ExternalSource
 from dsv.format.recipe import SINGLE_CHUNK_MAX
-from dsv.fs.errors import as_error
-from dsv.fs.files import open_plain
 from dsv.repo.objects.externals import Found, ReadSource
-from dsv.store.options import StoreOptions
+from dsv.stores.options import StoreOptions
 from dsv.transfer.save import ReadInto
 from dsv.values.paths import show
 from dsv.values.secrets import hide_in_urls

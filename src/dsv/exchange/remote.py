@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from dsv.errors import Changing, Denied, DsvError, NotFound, Unreachable, Unsupported, UsageError
-from dsv.store.options import StoreOptions
+from dsv.stores.options import StoreOptions
 from dsv.values.secrets import hide_in_urls
 
 BY_SSH = ("sftp", "ssh")

@@ -25,9 +25,9 @@ from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unreachable, 
 from dsv.exchange.reference import open_referred
 from dsv.exchange.remote import HTTP, missing_package, open_place, server_of
 from dsv.exchange.sources import JOBS, FolderSource, RemoteFile, in_order, remote_file
-from dsv.fs.files import read_small
-from dsv.fs.git import GitError, GitMissingError, GitView, run_git
-from dsv.store.options import StoreOptions
+from dsv.files.git import GitError, GitMissingError, GitView, run_git
+from dsv.files.small_files import read_small
+from dsv.stores.options import StoreOptions
 from dsv.transfer.stable_read import Problem
 from dsv.values.progress import NoProgress
 from dsv.values.secrets import hide_in_urls

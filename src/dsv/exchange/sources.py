@@ -28,7 +28,7 @@ from dsv.exchange.remote import (
     path_in,
     version_of,
 )
-from dsv.fs.files import what_it_is
+from dsv.files.small_files import what_it_is
 from dsv.transfer.save import JOURNALS, ReadInto
 from dsv.transfer.stable_read import Problem
 from dsv.values.paths import show, sort_key

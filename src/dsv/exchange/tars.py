@@ -16,7 +16,7 @@ from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.exchange.bodies import PIECE, open_file
 from dsv.exchange.remote import RemoteRoot, changed, is_same, open_place, path_in, version_of
 from dsv.exchange.sources import TARS, FolderSource, RemoteFile, in_order, refuse_page, same_name
-from dsv.store.options import StoreOptions
+from dsv.stores.options import StoreOptions
 from dsv.transfer.save import ReadInto
 from dsv.transfer.stable_read import Problem
 from dsv.values.paths import MAX_PATH

@@ -19,9 +19,9 @@ from pathlib import Path
 import msgspec
 
 from dsv.diff.lines import TooDifferent, decode_text
+from dsv.files.errors import about
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry
-from dsv.fs.errors import about
 from dsv.merge.contents import MAX_TABLE, is_table, merge_tables, merge_text
 from dsv.merge.paths import (
     UNDECIDED,

@@ -11,7 +11,7 @@ from dsv.format import keys
 from dsv.format.records import DAMAGE_MAX, Damage, Feature, FeatureRule, WriterIdentity, signed
 from dsv.repo.errors import explain_denied_write, read_record
 from dsv.repo.format_log import DAMAGE_MARKS
-from dsv.store.base import PutResult, StoreBackend, StoreMissing
+from dsv.stores.base import PutResult, StoreBackend, StoreMissing
 from dsv.values.ids import Nonce
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dsv.errors import Denied, IntegrityError, NotFound
 from dsv.format import keys
 from dsv.format.envelope import RECORD_MAX
 from dsv.format.locator import Location, ObjectKind
-from dsv.store.base import StoreBackend
+from dsv.stores.base import StoreBackend
 from dsv.values.ids import CommitId, Id
 
 T = TypeVar("T")

@@ -37,7 +37,7 @@ from dsv.repo.errors import broken, explain_denied_write
 from dsv.repo.format_log import EXPIRED_COMMITS
 from dsv.repo.refs.branches import Refs, is_deleted_dataset
 from dsv.repo.refs.listing import read_named
-from dsv.store.base import ask_each, parsed
+from dsv.stores.base import ask_each, parsed
 from dsv.values.cached import cached
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.units import rfc3339

@@ -15,8 +15,8 @@ from dsv.errors import UPGRADE, Conflict, Denied, DsvError, IntegrityError, NoSt
 from dsv.format import keys
 from dsv.format.records import HASH, ChunkingParams, Feature, FeatureRule, FormatEntry
 from dsv.repo.errors import broken, record_or_none
-from dsv.store.base import PutResult, StoreBackend, both, if_there, parsed, together
-from dsv.store.open import BELOW, OpenStore, Unavailable, split_of
+from dsv.stores.base import PutResult, StoreBackend, both, if_there, parsed, together
+from dsv.stores.open import BELOW, OpenStore, Unavailable, split_of
 from dsv.values.ids import Nonce, StoreId
 from dsv.values.units import rfc3339
 

@@ -13,7 +13,7 @@ from dsv.format.records import CommitRecord, RefEntry
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.diff import diff_trees, difference
 from dsv.repo.tree.reader import TreeReader
-from dsv.store.base import together
+from dsv.stores.base import together
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName
 from dsv.values.paths import PathSet

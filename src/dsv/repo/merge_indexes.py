@@ -22,7 +22,7 @@ from dsv.repo.errors import put_back, read_record
 from dsv.repo.objects.indexes import Indexes, ListedIndexes
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import StoreBackend, TooLargeError, if_there, together
+from dsv.stores.base import StoreBackend, TooLargeError, if_there, together
 from dsv.values.ids import Id, IndexId
 
 

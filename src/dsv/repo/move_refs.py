@@ -37,7 +37,7 @@ from dsv.repo.format_log import (
     with_features,
 )
 from dsv.repo.refs.listing import changed
-from dsv.store.base import PutResult, StoreBackend, batches, if_there, together
+from dsv.stores.base import PutResult, StoreBackend, batches, if_there, together
 
 _AT_ONCE: Final = 256
 """Keys, or branches, that are copied at the same time."""

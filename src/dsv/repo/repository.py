@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from dsv.errors import Unreachable
+from dsv.files.shared_path import AnyPath
 from dsv.format import keys
 from dsv.format.records import (
     BranchLimits,
@@ -19,7 +20,6 @@ from dsv.format.records import (
     WriterIdentity,
     signed,
 )
-from dsv.fs.shared_path import AnyPath
 from dsv.periodic import Clock, now_ms
 from dsv.repo.errors import explain_denied_write
 from dsv.repo.format_log import (
@@ -42,8 +42,8 @@ from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.branches import Refs, refused_mover, refused_removals
 from dsv.repo.refs.listing import changed
-from dsv.store.base import PutResult, StoreBackend, both
-from dsv.store.open import OpenStore, names_of, split_of
+from dsv.stores.base import PutResult, StoreBackend, both
+from dsv.stores.open import OpenStore, names_of, split_of
 from dsv.values.ids import CommitId, Nonce, StoreId
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dsv.errors import IntegrityError, NotFound, UsageError
 from dsv.format import keys
 from dsv.repo.expiry import check_not_expired
 from dsv.repo.refs.branches import Head, Refs, deleted, no_commit
-from dsv.store.base import together
+from dsv.stores.base import together
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName
 

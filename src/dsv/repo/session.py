@@ -39,7 +39,7 @@ from dsv.repo.objects.indexes import FILTERED_BYTES
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader, reach_tree
-from dsv.store.base import Bytes, PutResult, listed_size, together
+from dsv.stores.base import Bytes, PutResult, listed_size, together
 from dsv.values.ids import CommitId, Id, IndexId, Nonce, PackId, SessionId
 from dsv.values.names import BranchName, DatasetName
 

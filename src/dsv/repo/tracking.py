@@ -17,10 +17,10 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from dsv.errors import UsageError
+from dsv.files.folders import make_shared_folder
+from dsv.files.shared_path import AnyPath
+from dsv.files.small_files import list_names, read_json, replace_file
 from dsv.format.records import BranchLimits, CommitRecord, RefEntry
-from dsv.fs.files import list_names, read_json, replace_file
-from dsv.fs.folders import make_shared_folder
-from dsv.fs.shared_path import AnyPath
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, TagName
 

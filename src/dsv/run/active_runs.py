@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 
 from dsv.errors import DsvError, Interrupted, NoRoom, NotFound, Unreachable, Unsupported, UsageError
-from dsv.fs.files import replace_file, write_once
-from dsv.fs.process import Fate, Process, Watched, host_name, user_name
+from dsv.files.process import Fate, Process, Watched, host_name, user_name
+from dsv.files.small_files import replace_file, write_once
 from dsv.run.dirs import remove_scratch, run_folder
 from dsv.run.record import LOG, MAX_RECORD, RunId, RunRecord, RunState, start_name
 from dsv.run.record_store import RunStore, Spool

@@ -12,7 +12,7 @@ from signal import Signals as SignalName
 from typing import Final, TypeVar, cast
 
 from dsv.errors import DsvError, Unreachable
-from dsv.fs.files import replace_file
+from dsv.files.small_files import replace_file
 from dsv.periodic import now_ms
 from dsv.run.active_runs import Marks
 from dsv.run.dirs import Metrics, job_folder, parse_metrics, read_metrics, remove_scratch

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Final, Self
 
 from dsv.errors import LaunchError, UsageError
-from dsv.fs.descent import Descent, remove_tree
-from dsv.fs.files import replace_file
-from dsv.fs.folders import bound_folder
-from dsv.fs.git import GitError, GitView
-from dsv.fs.process import host_name, user_name
+from dsv.files.descent import Descent, remove_tree
+from dsv.files.folders import bound_folder
+from dsv.files.git import GitError, GitView
+from dsv.files.process import host_name, user_name
+from dsv.files.small_files import replace_file
 from dsv.run.engines.base import Mount
 from dsv.run.record import CodeState, RunId
 from dsv.values.json import Json, parse_json

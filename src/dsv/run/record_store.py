@@ -23,9 +23,9 @@ from dsv.errors import (
     Unsupported,
     UsageError,
 )
+from dsv.files.folders import sync_folder
+from dsv.files.small_files import replace_file
 from dsv.format.keys import RUNS_PREFIX, parse_run_key, run_key, runs_prefix
-from dsv.fs.files import replace_file
-from dsv.fs.folders import sync_folder
 from dsv.run.part import RunPart
 from dsv.run.record import (
     LOG,
@@ -41,7 +41,7 @@ from dsv.run.record import (
     parse_part_name,
     start_number,
 )
-from dsv.store.base import Bytes, PutResult, StoreBackend
+from dsv.stores.base import Bytes, PutResult, StoreBackend
 from dsv.values.ids import StoreId
 from dsv.values.names import DatasetName
 

@@ -17,9 +17,9 @@ from time import monotonic
 import msgspec
 
 from dsv.errors import Conflict, DsvError, LaunchError, NotFound, Unreachable, Unsupported, UsageError
+from dsv.files.process import Process
+from dsv.files.small_files import list_names, read_json, replace_file
 from dsv.format.keys import runs_prefix
-from dsv.fs.files import list_names, read_json, replace_file
-from dsv.fs.process import Process
 from dsv.periodic import now_ms
 from dsv.run.active_runs import RunOwner
 from dsv.run.dirs import RunPlace
@@ -31,7 +31,7 @@ from dsv.run.parameters import SweepId, SweepSeat, count_of, due
 from dsv.run.plan import masker_of
 from dsv.run.record import CodeState, RunId, RunRecord
 from dsv.run.spec import JobSpec, seated
-from dsv.store.base import PutResult, StoreBackend, TooLargeError
+from dsv.stores.base import PutResult, StoreBackend, TooLargeError
 from dsv.values.json import Json
 from dsv.values.names import DatasetName
 

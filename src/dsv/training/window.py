@@ -33,9 +33,9 @@ import numpy as np
 from blake3 import blake3
 
 from dsv.errors import DsvError, Unreachable, made
-from dsv.fs.descriptors import Opened
-from dsv.fs.files import replace_file, write_all, write_once
-from dsv.fs.process import read_order, start_program
+from dsv.files.descriptors import Opened
+from dsv.files.process import read_order, start_program
+from dsv.files.small_files import replace_file, write_all, write_once
 
 if TYPE_CHECKING:
     from dsv.training.order import Shape

@@ -20,9 +20,9 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from dsv.errors import IntegrityError
+from dsv.files.shared_path import AnyPath, open_at
 from dsv.format.locator import Location, ObjectKind, place_at
 from dsv.format.tree import Entry
-from dsv.fs.shared_path import AnyPath, open_at
 from dsv.repo.errors import NOT_OURS
 from dsv.repo.objects.checks import checked
 from dsv.repo.objects.erasures import erased_error

@@ -14,7 +14,7 @@ from dsv.format.codec import Codec
 from dsv.format.locator import Location, ObjectKind
 from dsv.format.pack import CODECS, PACK_TARGET, PackBuilder, Packed
 from dsv.repo.session import Session
-from dsv.store.base import Bytes
+from dsv.stores.base import Bytes
 from dsv.values.ids import Id, PackId
 
 # Bytes that a killed sync may have to send again.

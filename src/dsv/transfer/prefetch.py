@@ -21,14 +21,14 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 from blake3 import blake3
 
+from dsv.files.descent import Descent, split
+from dsv.files.descriptors import Opened
+from dsv.files.process import read_order, start_program
 from dsv.format.codec import Codec, Compressor
 from dsv.format.columns import cut
 from dsv.format.pack import Packed
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry
-from dsv.fs.descent import Descent, split
-from dsv.fs.descriptors import Opened
-from dsv.fs.process import read_order, start_program
 from dsv.transfer.stable_read import OPEN_FLAGS, ROW, has_no_writer, row_of, same_times
 from dsv.values.ids import ChunkId
 

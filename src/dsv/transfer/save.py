@@ -16,14 +16,14 @@ from itertools import compress, repeat
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+from dsv.files.descent import Descent, join, split
+from dsv.files.errors import about
+from dsv.files.process import processors
 from dsv.format.columns import cut
 from dsv.format.external import ExternalSource
 from dsv.format.locator import ObjectKind
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
-from dsv.fs.descent import Descent, join, split
-from dsv.fs.errors import about
-from dsv.fs.process import processors
 from dsv.repo.objects.erasures import naming_file
 from dsv.repo.tree.writer import TreeChange
 from dsv.transfer.prefetch import FolderItem, Readers, Run, suitable

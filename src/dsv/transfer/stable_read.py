@@ -14,9 +14,9 @@ import msgspec
 from blake3 import blake3
 
 from dsv.errors import Changing, DsvError, Unsupported
-from dsv.fs.descent import Descent, split
-from dsv.fs.descriptors import Opened
-from dsv.fs.mapped import has_writers, is_old
+from dsv.files.descent import Descent, split
+from dsv.files.descriptors import Opened
+from dsv.files.mapped import has_writers, is_old
 from dsv.values.ids import FileId
 from dsv.values.paths import show
 from dsv.values.units import format_count, format_lines

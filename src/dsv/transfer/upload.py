@@ -20,7 +20,7 @@ from dsv.repo.format_log import EXTERNAL_FEATURE
 from dsv.repo.objects.erasures import NOWHERE, Erasures, RefusedContent
 from dsv.repo.session import Session
 from dsv.repo.tree.reader import TreePart
-from dsv.store.base import Bytes
+from dsv.stores.base import Bytes
 from dsv.transfer.packing import Memory, PackStream, Row, SealedPack, Sender
 from dsv.values.ids import EMPTY_FILE, ChunkId, FileId, Id, NodeId, PackId, RecipeId, SegmentId
 from dsv.values.paths import show

@@ -44,7 +44,7 @@ from dsv.repo.refs.branches import Head, LostRace, deleted, is_deleted_dataset, 
 from dsv.repo.refs.listing import parts
 from dsv.repo.refs.tags import named_parts
 from dsv.repo.session import point_branch
-from dsv.store.base import together
+from dsv.stores.base import together
 from dsv.upkeep.roots import names_of_refs, names_of_runs
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName

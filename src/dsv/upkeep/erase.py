@@ -31,7 +31,7 @@ from dsv.repo.format_log import ERASED_CONTENTS
 from dsv.repo.objects.erasures import NONE, Erasures
 from dsv.repo.objects.objects import Located, Objects
 from dsv.repo.tree.reader import LocatedSegment
-from dsv.store.base import PutResult
+from dsv.stores.base import PutResult
 from dsv.upkeep.gc_packs import ErasedRows, list_packs
 from dsv.upkeep.ids import Seen
 from dsv.upkeep.index_rows import IndexRows

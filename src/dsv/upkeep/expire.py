@@ -17,7 +17,7 @@ from dsv.format import keys
 from dsv.format.records import CommitRecord, ExpiryAction, WriterIdentity
 from dsv.repo import history
 from dsv.repo.expiry import ExpiryLog, append, read_expiry
-from dsv.store.base import StoreBackend, ask_each, if_there
+from dsv.stores.base import StoreBackend, ask_each, if_there
 from dsv.upkeep.roots import Name, list_all, names_of_refs, names_of_runs
 from dsv.values.names import MAIN, DatasetName
 from dsv.values.units import format_duration

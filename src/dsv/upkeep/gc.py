@@ -38,7 +38,16 @@ from dsv.repo.format_log import EXPIRED_COMMITS, check_log
 from dsv.repo.refs.tags import named_parts
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.store.base import PutResult, StoreMissing, ask_each, batches, if_there, listed_size, parsed, together
+from dsv.stores.base import (
+    PutResult,
+    StoreMissing,
+    ask_each,
+    batches,
+    if_there,
+    listed_size,
+    parsed,
+    together,
+)
 from dsv.upkeep.expire import GRACE_SECONDS
 from dsv.upkeep.gc_packs import (
     AT_ONCE,

@@ -25,7 +25,7 @@ from dsv.repo.objects.checks import checked
 from dsv.repo.objects.metadata import release
 from dsv.repo.repository import Repository
 from dsv.repo.session import put_index
-from dsv.store.base import StoreBackend, ask_each, if_there, together
+from dsv.stores.base import StoreBackend, ask_each, if_there, together
 from dsv.transfer.packing import PackStream, SealedPack
 from dsv.upkeep.ids import IdSet, heads_of, is_in
 from dsv.upkeep.index_rows import IndexRows, PackList, Rows, are_external, id_of

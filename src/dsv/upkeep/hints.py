@@ -16,7 +16,7 @@ from dsv.format.locator import MAX_ROWS, Location, Locator, ObjectKind, largest
 from dsv.repo.objects import indexes
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader
-from dsv.store.base import TooLargeError, ask_each, if_there
+from dsv.stores.base import TooLargeError, ask_each, if_there
 from dsv.upkeep.index_rows import IndexRows
 from dsv.values.ids import CommitId, Id, IndexId
 

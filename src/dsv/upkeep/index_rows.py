@@ -24,7 +24,7 @@ from dsv.format.pack import ROW_SIZE as TABLE_ROW
 from dsv.repo.errors import broken
 from dsv.repo.objects.metadata import release
 from dsv.repo.repository import Repository
-from dsv.store.base import StoreMissing, together
+from dsv.stores.base import StoreMissing, together
 from dsv.values.ids import EXTERNAL_END, Id, IndexId, PackId
 
 Rows: TypeAlias = NDArray[Any]

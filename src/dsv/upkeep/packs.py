@@ -20,6 +20,7 @@ import msgspec
 from blake3 import blake3
 
 from dsv.errors import DsvError, IntegrityError, NotFound, Unsupported
+from dsv.files.process import processors
 from dsv.format import keys
 from dsv.format.codec import Codec, unpack
 from dsv.format.columns import from_little, little
@@ -27,13 +28,12 @@ from dsv.format.external import ExternalPack, ExternalRow, ExternalSource
 from dsv.format.locator import PACK_MAX, Location, Locator, ObjectKind
 from dsv.format.pack import PackTable, parse_footer, read_table
 from dsv.format.records import MAX_DIGITS, Verified, WriterIdentity
-from dsv.fs.process import processors
 from dsv.repo.errors import explain_denied_write, read_record
 from dsv.repo.objects.checks import LOCATOR_ROWS, is_object
 from dsv.repo.objects.externals import Externals, SourceChanged, check_source
 from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
-from dsv.store.base import CutShortError, PutResult, StoreMissing, parsed, together
+from dsv.stores.base import CutShortError, PutResult, StoreMissing, parsed, together
 from dsv.values.ids import Id, Nonce, PackId
 from dsv.values.units import format_count
 

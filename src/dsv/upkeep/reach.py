@@ -20,7 +20,7 @@ from dsv.format.tree import Child, Kind, Node
 from dsv.repo.errors import NOT_OURS
 from dsv.repo.objects.erasures import Erasures
 from dsv.repo.objects.objects import Located, Objects
-from dsv.store.base import together
+from dsv.stores.base import together
 from dsv.upkeep.ids import Heads, IdSet, Seen, heads_of, is_in
 from dsv.values.ids import CommitId, Id, NodeId, RecipeId, SegmentId
 from dsv.values.progress import NoProgress, Progress

@@ -18,7 +18,7 @@ from dsv.format.records import IndexMerge, MergedFile, WriterIdentity
 from dsv.format.tree import Node
 from dsv.repo.objects.objects import Objects
 from dsv.repo.session import Session
-from dsv.store.base import PutResult, ask_each, if_there
+from dsv.stores.base import PutResult, ask_each, if_there
 from dsv.transfer.upload import Uploader
 from dsv.upkeep.hints import wrong_hints
 from dsv.upkeep.packs import check_pack

@@ -15,15 +15,15 @@ import msgspec
 from blake3 import blake3
 
 from dsv.errors import UPGRADE, DsvError, IntegrityError, Unsupported, UsageError
+from dsv.files.small_files import replace_file
 from dsv.format import keys
 from dsv.format.records import SessionVerdict
-from dsv.fs.files import replace_file
 from dsv.repo.errors import broken, read_record
 from dsv.repo.expiry import read_expiry
 from dsv.repo.objects.objects import Objects
 from dsv.repo.refs.branches import is_deleted_dataset
 from dsv.repo.repository import Repository
-from dsv.store.base import ListedObject, StoreBackend, ask_each, batches, if_there, parsed, together
+from dsv.stores.base import ListedObject, StoreBackend, ask_each, batches, if_there, parsed, together
 from dsv.values.ids import CommitId, IndexId, Nonce, SessionId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 

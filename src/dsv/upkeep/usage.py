@@ -18,7 +18,7 @@ from dsv.format.tree import Kind
 from dsv.repo.damage import read_damage
 from dsv.repo.objects.objects import Located, Objects
 from dsv.repo.repository import Repository
-from dsv.store.base import StoreBackend
+from dsv.stores.base import StoreBackend
 from dsv.upkeep.gc_packs import MAX_REPACK, ErasedRows, GcPlan, Needed, are_repeated, list_packs
 from dsv.upkeep.ids import IdSet, Seen, heads_of, is_in
 from dsv.upkeep.index_rows import IndexRows, Rows

@@ -27,7 +27,7 @@ from dsv.repo.expiry import freed_at_least, read_expiry
 from dsv.repo.format_log import check_log
 from dsv.repo.objects.indexes import FILTERED_BYTES
 from dsv.repo.repository import Repository
-from dsv.store.base import StoreMissing, ask_each, listed_size, parsed
+from dsv.stores.base import StoreMissing, ask_each, listed_size, parsed
 from dsv.upkeep.hints import wrong_hints
 from dsv.upkeep.ids import Heads, IdSet, Seen, is_in
 from dsv.upkeep.index_rows import IndexRows, are_external, row_sums

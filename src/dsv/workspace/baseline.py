@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dsv.errors import Conflict, Denied, NoRoom, NotFound, Unreachable
+from dsv.files.descent import Descent
+from dsv.files.errors import about
+from dsv.files.lock import Lock
 from dsv.format.tree import Entry, Kind
-from dsv.fs.descent import Descent
-from dsv.fs.errors import about
-from dsv.fs.lock import Lock
 from dsv.repo.tree.diff import diff_entries, diff_trees, difference
 from dsv.values.ids import CommitId
 from dsv.values.paths import Both, PathSet, folders_above, show, sort_key

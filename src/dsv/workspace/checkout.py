@@ -9,11 +9,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from dsv.errors import Conflict, IntegrityError, Unreachable
+from dsv.files.descent import Descent
+from dsv.files.errors import about
+from dsv.files.folders import check_folding
 from dsv.format.locator import Location
 from dsv.format.tree import Entry
-from dsv.fs.descent import Descent
-from dsv.fs.errors import about
-from dsv.fs.folders import check_folding
 from dsv.merge.paths import MergeConflict
 from dsv.repo.damage import read_damage
 from dsv.repo.expiry import read_expiry

@@ -9,12 +9,12 @@ import msgspec
 from msgspec.structs import replace
 
 from dsv.errors import Conflict
+from dsv.files.lock import Lock
 from dsv.format.records import WriterIdentity
-from dsv.fs.lock import Lock
 from dsv.repo.history import distance, standing
 from dsv.repo.refs.branches import deleted
 from dsv.repo.repository import Repository
-from dsv.store.open import RequestCounts
+from dsv.stores.open import RequestCounts
 from dsv.values.progress import Progress
 from dsv.values.units import format_count, format_duration
 from dsv.workspace.workspace import SWITCH, Workspace, unfinished

@@ -14,9 +14,9 @@ import msgspec
 from msgspec.structs import replace
 
 from dsv.errors import Conflict
+from dsv.files.descent import Descent, split
+from dsv.files.errors import about
 from dsv.format.tree import Entry, Kind
-from dsv.fs.descent import Descent, split
-from dsv.fs.errors import about
 from dsv.merge.paths import (
     Choices,
     ConflictChoice,

@@ -16,9 +16,9 @@ import time
 import msgspec
 
 from dsv.errors import Conflict, NoRoom, NotFound, Unsupported
+from dsv.files.descent import Descent
+from dsv.files.errors import about
 from dsv.format.records import CommitRecord
-from dsv.fs.descent import Descent
-from dsv.fs.errors import about
 from dsv.repo.merge_indexes import tidy
 from dsv.repo.refs.branches import Head, LostRace, already_there
 from dsv.repo.session import Session, check_whole, point_branch

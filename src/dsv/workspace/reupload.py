@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 
 from dsv.errors import IntegrityError, NotFound
+from dsv.files.descent import Descent
 from dsv.format.locator import Location, LocatorBuilder, ObjectKind, places_of
 from dsv.format.records import WriterIdentity
 from dsv.format.tree import Entry
-from dsv.fs.descent import Descent
 from dsv.repo.objects.checks import checked
 from dsv.repo.objects.ranges import RangeReader, spans
 from dsv.repo.repository import Repository

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from dsv.files.errors import about
+from dsv.files.small_files import sync_data, write_all
 from dsv.format.locator import Location, ObjectKind
-from dsv.fs.errors import about
-from dsv.fs.files import sync_data, write_all
 from dsv.values.ids import CommitId, Id, PackId, RecipeId, StoreId
 
 _MAGIC = b"dsv journal 2\n"

@@ -15,10 +15,10 @@ import tomli_w
 from msgspec.structs import replace
 
 from dsv.errors import UPGRADE, Conflict, DsvError, IntegrityError, Unsupported, UsageError
-from dsv.fs.errors import about
-from dsv.fs.files import read_file, replace_file
-from dsv.fs.folders import bound_folder, sync_folder
-from dsv.fs.lock import Lock, LockHeld
+from dsv.files.errors import about
+from dsv.files.folders import bound_folder, sync_folder
+from dsv.files.lock import Lock, LockHeld
+from dsv.files.small_files import read_file, replace_file
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import BranchName, DatasetName
 from dsv.values.paths import PathSet

@@ -17,14 +17,14 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from dsv.files.descent import Descent, remove_tree, split
+from dsv.files.descriptors import Opened
+from dsv.files.errors import about
+from dsv.files.folders import is_there
+from dsv.files.small_files import write_sparse
 from dsv.format.locator import Location
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
-from dsv.fs.descent import Descent, remove_tree, split
-from dsv.fs.descriptors import Opened
-from dsv.fs.errors import about
-from dsv.fs.files import write_sparse
-from dsv.fs.folders import is_there
 from dsv.repo.tree.diff import PathChange
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.stable_read import OPEN_FLAGS, ROW, hash_content, row_of

@@ -16,12 +16,12 @@ import msgspec
 from dsv.cache.fill.files import FileState, FillRights, Folders, create_file, examine
 from dsv.cache.fill.source import StoreSource
 from dsv.cache.root import CachePlace, CacheRoot
+from dsv.files.attributes import refresh
+from dsv.files.descriptors import Opened
+from dsv.files.folders import open_folder
+from dsv.files.shared_path import SharedPath
 from dsv.format.locator import Location
 from dsv.format.tree import Entry, Kind
-from dsv.fs.attributes import refresh
-from dsv.fs.descriptors import Opened
-from dsv.fs.folders import open_folder
-from dsv.fs.shared_path import SharedPath
 from dsv.repo.tree.reader import TreeReader
 from dsv.transfer.download import WantedFile
 from dsv.values.ids import CommitId

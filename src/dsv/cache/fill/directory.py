@@ -22,8 +22,8 @@ from dsv.cache.record import Filled, lookup, record_path, write_record
 from dsv.cache.removal import Remover
 from dsv.cache.root import CachePlace, CacheRoot, remove_probes
 from dsv.errors import UPGRADE, Conflict, Unsupported
-from dsv.fs.files import FULL, GONE, list_names, read_small
-from dsv.fs.shared_path import SharedPath
+from dsv.files.shared_path import SharedPath
+from dsv.files.small_files import FULL, GONE, list_names, read_small
 
 PREFIX = "at-"
 _FOLDERS = ("parts", "workers", "drafts", "tree")

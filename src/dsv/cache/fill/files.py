@@ -20,15 +20,15 @@ from dsv.cache.fill.parts import ReferencePlan
 from dsv.cache.fill.reservations import refusal
 from dsv.cache.root import FILE_TIME, CachePlace, CacheRoot
 from dsv.errors import DsvError, Unreachable
+from dsv.files import system
+from dsv.files.attributes import refresh
+from dsv.files.descriptors import Opened
+from dsv.files.folders import FOLDER_FLAGS, FolderRights, make_folder, umask
+from dsv.files.small_files import FULL, write_sparse
+from dsv.files.syncer import Syncer
+from dsv.files.system import begin_write_back
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
-from dsv.fs import system
-from dsv.fs.attributes import refresh
-from dsv.fs.descriptors import Opened
-from dsv.fs.files import FULL, write_sparse
-from dsv.fs.folders import FOLDER_FLAGS, FolderRights, make_folder, umask
-from dsv.fs.syncer import Syncer
-from dsv.fs.system import begin_write_back
 from dsv.transfer.stable_read import hash_content
 from dsv.values.ids import FileId
 

@@ -28,10 +28,10 @@ from dsv.cache.policy import Need
 from dsv.cache.record import Cached, lookup
 from dsv.cache.root import CachePlace, CacheRoot, explaining
 from dsv.errors import Conflict, IntegrityError, NoRoom, Unreachable, Unsupported
-from dsv.fs import system
-from dsv.fs.descent import Descent
-from dsv.fs.files import FORGOTTEN, FULL, GONE, read_small
-from dsv.fs.system import FileSystem
+from dsv.files import system
+from dsv.files.descent import Descent
+from dsv.files.small_files import FORGOTTEN, FULL, GONE, read_small
+from dsv.files.system import FileSystem
 from dsv.values.paths import found_otherwise, link_escapes, show
 from dsv.values.progress import NoProgress, Progress
 from dsv.values.units import format_count, format_lines

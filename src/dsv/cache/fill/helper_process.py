@@ -24,9 +24,9 @@ from dsv.cache.fill.source import StoreSource
 from dsv.cache.fill.workers import Heartbeat
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError
-from dsv.fs import system
-from dsv.fs.process import processors, read_order, start_program
-from dsv.fs.system import FileSystem
+from dsv.files import system
+from dsv.files.process import processors, read_order, start_program
+from dsv.files.system import FileSystem
 
 # Work that pays for the start of one more process, in entries and in bytes to write.
 _ENTRIES_EACH = 16_000

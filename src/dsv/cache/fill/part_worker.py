@@ -18,9 +18,9 @@ from dsv.cache.fill.place_files import PartJob, PartWriter
 from dsv.cache.fill.source import FillContents, LinkRun, StoreSource
 from dsv.cache.fill.workers import Worker
 from dsv.errors import IntegrityError, Unreachable
+from dsv.files import system
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
-from dsv.fs import system
 from dsv.transfer.download import WantedFile
 
 _TICK_EVERY = 64  # small files; a larger one counts as several

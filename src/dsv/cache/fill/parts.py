@@ -19,8 +19,8 @@ import msgspec
 from msgspec.structs import replace
 
 from dsv.cache.removal import is_held
-from dsv.fs.shared_path import SharedPath
-from dsv.fs.system import FileSystem, boot
+from dsv.files.shared_path import SharedPath
+from dsv.files.system import FileSystem, boot
 from dsv.repo.objects.ranges import ITEM
 
 # A part is about a second of work: the death of its claimer costs little, and many can share a fill.

@@ -27,11 +27,11 @@ from dsv.cache.fill.files import (
 from dsv.cache.fill.parts import Claim, draft_name
 from dsv.cache.fill.source import FillEntry, LinkRun
 from dsv.errors import Unsupported
+from dsv.files import system
+from dsv.files.folders import is_listed
+from dsv.files.shared_path import SharedPath
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
-from dsv.fs import system
-from dsv.fs.folders import is_listed
-from dsv.fs.shared_path import SharedPath
 from dsv.values.paths import show
 
 _REMOTE_THREADS = 16

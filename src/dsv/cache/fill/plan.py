@@ -32,15 +32,15 @@ from dsv.cache.fill.source import StoreSource
 from dsv.cache.record import Filled, read_record
 from dsv.cache.root import CachePlace, CacheRoot, is_dataset, places_in
 from dsv.errors import IntegrityError, NotFound
+from dsv.files import system
+from dsv.files.descriptors import Opened
+from dsv.files.folders import check_folding
+from dsv.files.shared_path import SharedPath
+from dsv.files.small_files import list_names
 from dsv.format.columns import cut
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.segment import Segment
 from dsv.format.tree import Kind
-from dsv.fs import system
-from dsv.fs.descriptors import Opened
-from dsv.fs.files import list_names
-from dsv.fs.folders import check_folding
-from dsv.fs.shared_path import SharedPath
 from dsv.repo.tree.reader import TreePart, TreeReader
 from dsv.values.ids import CommitId, SegmentId, StoreId
 from dsv.values.paths import PathSet, show, sort_key

@@ -18,7 +18,7 @@ from dsv.cache.policy import Need
 from dsv.cache.record import Extent
 from dsv.cache.root import CachePlace, CacheRoot, free_room
 from dsv.errors import NoRoom
-from dsv.fs.files import list_names, read_json
+from dsv.files.small_files import list_names, read_json
 from dsv.values.units import format_bytes, format_count
 
 # Seconds for which a reservation counts in any case before its fill begins. Evicting millions of files from a

@@ -14,10 +14,10 @@ from dsv.cache.fill.directory import FillDirectory
 from dsv.cache.fill.parts import CHUNKS, LINK, MAX_REFERENCES, MOVED, NOTHING, FillPart, slice_bounds
 from dsv.cache.root import CachePlace
 from dsv.errors import IntegrityError
+from dsv.files.shared_path import SharedPath
+from dsv.files.small_files import read_file
 from dsv.format.locator import Location
 from dsv.format.tree import Entry
-from dsv.fs.files import read_file
-from dsv.fs.shared_path import SharedPath
 from dsv.repo.objects.erasures import Erasures
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import LocatedSegment, TreeReader

@@ -14,9 +14,9 @@ from dsv.cache.claims import LeaseOwner
 from dsv.cache.fill.directory import FillDirectory
 from dsv.cache.leases import SILENCE
 from dsv.cache.root import CacheRoot
-from dsv.fs.files import FORGOTTEN, list_names, read_small
-from dsv.fs.shared_path import SharedPath
-from dsv.fs.system import FileSystem
+from dsv.files.shared_path import SharedPath
+from dsv.files.small_files import FORGOTTEN, list_names, read_small
+from dsv.files.system import FileSystem
 from dsv.periodic import Periodic
 from dsv.values.progress import Progress
 from dsv.values.units import format_duration

@@ -12,7 +12,7 @@ from dsv.api.settings import PLAIN_KEYS, Setting, Settings, check_key, is_name
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, text
 from dsv.errors import NotFound, UsageError
-from dsv.fs.files import replace_file
+from dsv.files.small_files import replace_file
 from dsv.values.names import HERE
 from dsv.values.secrets import hide_in_urls
 

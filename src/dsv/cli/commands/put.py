@@ -27,7 +27,7 @@ from dsv.cli.options import (
 )
 from dsv.cli.output import printable, to_item
 from dsv.errors import UsageError
-from dsv.fs.errors import about
+from dsv.files.errors import about
 from dsv.values.names import Target
 from dsv.values.units import format_bytes, format_count
 

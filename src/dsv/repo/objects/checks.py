@@ -12,7 +12,7 @@ from dsv.format.envelope import Buffer
 from dsv.format.locator import Location, ObjectKind, largest
 from dsv.format.recipe import MAX_CHUNK
 from dsv.repo.errors import damaged
-from dsv.store.base import Bytes
+from dsv.stores.base import Bytes
 from dsv.values.ids import Id, NodeId, RecipeId, SegmentId
 from dsv.values.paths import MAX_TARGET
 

@@ -14,7 +14,7 @@ from dsv.format.locator import MAX_ROWS, Locator, ObjectKind, largest
 from dsv.format.records import CommitRecord
 from dsv.repo.errors import damaged_commit, decoded, missing_commit
 from dsv.repo.objects.checks import FRAME_SLACK
-from dsv.store.base import StoreBackend, TooLargeError, ask_each, both, if_there
+from dsv.stores.base import StoreBackend, TooLargeError, ask_each, both, if_there
 from dsv.values.ids import CommitId, Id
 
 if TYPE_CHECKING:

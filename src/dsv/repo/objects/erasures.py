@@ -14,7 +14,7 @@ from dsv.format.locator import Location, ObjectKind
 from dsv.format.pack import MAGIC
 from dsv.format.records import ERASURE_MAX, Erasure, Named
 from dsv.repo.errors import read_record
-from dsv.store.base import StoreBackend, ask_each, parsed
+from dsv.stores.base import StoreBackend, ask_each, parsed
 from dsv.values.ids import ErasureId, Id, PackId
 from dsv.values.paths import show
 from dsv.values.units import rfc3339

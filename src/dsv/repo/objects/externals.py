@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unsupported
 from dsv.format import keys
-from dsv.store.base import StoreBackend, StoreMissing, together
+from dsv.stores.base import StoreBackend, StoreMissing, together
 from dsv.values.ids import ChunkId, PackId
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from dsv.format.locator import Location, ObjectKind
 from dsv.format.records import MERGE_MAX, IndexMerge, MergedFile, Run
 from dsv.repo.errors import put_back
 from dsv.repo.objects.metadata import MetadataCache, release
-from dsv.store.base import StoreBackend, ask_each, if_there, together
+from dsv.stores.base import StoreBackend, ask_each, if_there, together
 from dsv.values.ids import Id, IndexId, PackId
 
 # If the latest records can't be used, records of this many numbers are tried.

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from dsv.errors import IntegrityError, Unreachable, Unsupported
+from dsv.files.descriptors import Opened
+from dsv.files.folders import make_shared_folder
+from dsv.files.shared_path import AnyPath, open_at
+from dsv.files.small_files import list_names, replace_file
 from dsv.format import keys
 from dsv.format.envelope import RECORD_MAX
-from dsv.fs.descriptors import Opened
-from dsv.fs.files import list_names, replace_file
-from dsv.fs.folders import make_shared_folder
-from dsv.fs.shared_path import AnyPath, open_at
 from dsv.repo.errors import read_record
-from dsv.store.base import LARGEST, ListedObject, StoreBackend, absent
-from dsv.store.open import Unavailable
+from dsv.stores.base import LARGEST, ListedObject, StoreBackend, absent
+from dsv.stores.open import Unavailable
 from dsv.values.ids import CommitId
 
 T = TypeVar("T")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from dsv.errors import IntegrityError, NotFound, Unreachable, Unsupported
+from dsv.files.shared_path import AnyPath
 from dsv.format import keys
 from dsv.format.locator import Location, Locator, ObjectKind, largest
 from dsv.format.recipe import Recipe
 from dsv.format.segment import Segment
 from dsv.format.tree import Entry, Node, PathColumns
-from dsv.fs.shared_path import AnyPath
 from dsv.repo.errors import NOT_OURS, damaged, decoded, unlisted, unreadable
 from dsv.repo.objects.checks import FRAME_SLACK, LOCATOR_ROWS, OBJECT_LIMITS, checked, is_object, is_possible
 from dsv.repo.objects.commits import CommitReader
@@ -24,7 +24,7 @@ from dsv.repo.objects.externals import Externals, SourceChanged
 from dsv.repo.objects.indexes import Indexes
 from dsv.repo.objects.packs import PackLookup
 from dsv.repo.objects.ranges import RangeReader, ReadThreads, spans
-from dsv.store.base import Bytes, StoreBackend, StoreMissing, absent
+from dsv.stores.base import Bytes, StoreBackend, StoreMissing, absent
 from dsv.values.ids import CommitId, ErasureId, Id, NodeId, PackId, RecipeId, SegmentId
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from dsv.errors import UsageError
 from dsv.format import keys
 from dsv.format.locator import ObjectKind
-from dsv.store.base import StoreBackend, listed_size, parsed, together
+from dsv.stores.base import StoreBackend, listed_size, parsed, together
 from dsv.values.ids import ChunkId, CommitId, Id, PackId
 
 if TYPE_CHECKING:

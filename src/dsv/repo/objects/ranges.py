@@ -13,7 +13,7 @@ import msgspec
 from dsv.errors import IntegrityError, NotFound, Unreachable
 from dsv.format import keys
 from dsv.format.locator import Location
-from dsv.store.base import CutShortError, StoreBackend, StoreMissing
+from dsv.stores.base import CutShortError, StoreBackend, StoreMissing
 from dsv.values.ids import PackId
 
 if TYPE_CHECKING:

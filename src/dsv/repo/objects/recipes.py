@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dsv.store.base import together
+from dsv.stores.base import together
 from dsv.values.ids import Id, RecipeId
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from dsv.repo.errors import broken
 from dsv.repo.format_log import EXPIRED_COMMITS
 from dsv.repo.refs.listing import ListedBranch, changed, latest, never_again, parts, read_named
 from dsv.repo.refs.tags import Tags, named_parts
-from dsv.store.base import StoreBackend, absent, both, together
+from dsv.stores.base import StoreBackend, absent, both, together
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339

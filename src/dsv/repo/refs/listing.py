@@ -16,7 +16,7 @@ from dsv.repo.errors import ONE_WINS_AGAIN, record_or_none
 from dsv.values.units import rfc3339
 
 if TYPE_CHECKING:
-    from dsv.store.base import StoreBackend
+    from dsv.stores.base import StoreBackend
     from dsv.values.names import DatasetName
 
 

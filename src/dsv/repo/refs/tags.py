@@ -27,8 +27,8 @@ from dsv.repo.errors import ONE_WINS_AGAIN, name_denied_write, record_or_none
 from dsv.repo.format_log import NAMES_ELSEWHERE, NAMES_MOVED, NAMES_MOVING, FormatLog, read_entry, read_format
 from dsv.repo.refs.listing import Signed, check_kept, gone, parts, read_named
 from dsv.repo.tracking import Answers
-from dsv.store.base import PutResult, StoreBackend, absent, ask_each, both
-from dsv.store.open import names_of
+from dsv.stores.base import PutResult, StoreBackend, absent, ask_each, both
+from dsv.stores.open import names_of
 from dsv.values.names import BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339
 

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import ClassVar, Final
 
 from dsv.errors import Interrupted, LaunchError
-from dsv.fs.process import host_name, user_name
+from dsv.files.process import host_name, user_name
 from dsv.run.engines.base import (
     CANNOT_LAUNCH,
     Ended,

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeVar
 import msgspec
 
 from dsv.errors import LaunchError, UsageError
-from dsv.fs.process import host_name
+from dsv.files.process import host_name
 from dsv.run.engines.machine import Machine, gpu_counts, memory, visible
 from dsv.run.engines.output import JobOutput, LogKeeper
 from dsv.run.node_order import NO_ACCESS, StoreAccess

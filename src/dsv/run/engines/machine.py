@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from dsv.errors import LaunchError, UsageError
-from dsv.fs.process import user_name
+from dsv.files.process import user_name
 from dsv.periodic import NEVER, Periodic
 from dsv.run.record import GpuUse
 from dsv.run.resources import ALL_GPUS, GpuCount, Resources, counted, is_type

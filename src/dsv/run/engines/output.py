@@ -23,7 +23,7 @@ from threading import Condition, Event, Lock, Thread
 from time import monotonic, sleep
 from typing import IO, BinaryIO, Final
 
-from dsv.fs.files import write_all
+from dsv.files.small_files import write_all
 from dsv.values.secrets import Masker
 
 _PIPE_READ: Final = 1 << 16

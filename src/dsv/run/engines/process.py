@@ -13,8 +13,8 @@ from time import monotonic, sleep
 from typing import ClassVar, Final
 
 from dsv.errors import LaunchError
-from dsv.fs.process import Fate, Watched, why_not_started
-from dsv.fs.process import Process as Known
+from dsv.files.process import Fate, Watched, why_not_started
+from dsv.files.process import Process as Known
 from dsv.run.engines.attach import FollowedJob
 from dsv.run.engines.base import (
     Ended,

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from dsv.files.descent import Descent, join
+from dsv.files.errors import about
+from dsv.files.mapped import Notice, is_old, notice
 from dsv.format.columns import cut
 from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.format.tree import Entry, Kind
-from dsv.fs.descent import Descent, join
-from dsv.fs.errors import about
-from dsv.fs.mapped import Notice, is_old, notice
 from dsv.repo.tree.diff import What, difference, retyped
 from dsv.transfer.stable_read import ROW, Problem, hash_content, read_stable, row_of
 from dsv.values.ids import RecipeId

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dsv.errors import NotFound, Unsupported
+from dsv.files.attributes import earliest_stamp
+from dsv.files.descent import Descent, join, split
+from dsv.files.errors import about
+from dsv.files.small_files import what_it_is
 from dsv.format.tree import Entry, Kind
-from dsv.fs.attributes import earliest_stamp
-from dsv.fs.descent import Descent, join, split
-from dsv.fs.errors import about
-from dsv.fs.files import what_it_is
 from dsv.transfer.stable_read import OPEN_FLAGS, ROW, Problem
 from dsv.values.paths import (
     MAX_COMPONENT,

@@ -14,10 +14,10 @@ import msgspec
 import xxhash
 from blake3 import blake3
 
+from dsv.files.descent import split
+from dsv.files.errors import about
+from dsv.files.small_files import read_file, replace_file
 from dsv.format.tree import Entry, Kind
-from dsv.fs.descent import split
-from dsv.fs.errors import about
-from dsv.fs.files import read_file, replace_file
 from dsv.repo.tree.diff import difference
 from dsv.transfer.stable_read import ROW
 from dsv.values.paths import sort_key

@@ -18,7 +18,7 @@ from time import monotonic, sleep
 from typing import Any, ClassVar, Final
 
 from dsv.errors import LaunchError
-from dsv.fs.files import write_new
+from dsv.files.small_files import write_new
 from dsv.run.engines.attach import ENDING, FollowedJob
 from dsv.run.engines.base import (
     CANNOT_INVOKE,

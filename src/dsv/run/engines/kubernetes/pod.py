@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from dsv.fs.files import open_plain
+from dsv.files.small_files import open_plain
 from dsv.run.engines.base import Ended, error_in, stage_facts
 from dsv.run.engines.kubernetes.manifest import FAILED_KEY, IGNORED_KEY, INDEX_KEY, MAIN, NOT_AGAIN, STAGING
 from dsv.run.engines.output import LogKeeper

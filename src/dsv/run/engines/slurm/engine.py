@@ -18,7 +18,7 @@ from typing import ClassVar, Final
 from msgspec.json import Decoder
 
 from dsv.errors import LaunchError, Unreachable
-from dsv.fs.files import open_plain, replace_file
+from dsv.files.small_files import open_plain, replace_file
 from dsv.run.engines.attach import ENDING, FollowedJob, asked_by
 from dsv.run.engines.base import (
     COMMON,

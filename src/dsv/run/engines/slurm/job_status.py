@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
-from dsv.fs.files import open_plain
+from dsv.files.small_files import open_plain
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended, JobStatus, error_in, stage_facts
 from dsv.run.engines.slurm.program import Queued, job_folder
 from dsv.run.engines.slurm.script import comment

@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Final
 
-from dsv.fs.system import boot
+from dsv.files.system import boot
 from dsv.run.engines.slurm.script import COMMENT
 from dsv.run.record import JobRef, RunState
 

@@ -14,7 +14,7 @@ import pytest
 
 from dsv.run.engines.slurm.script import comment
 from dsv.run.node_order import NodeOrder
-from dsv.run.part import EndCause
+from dsv.run.part import REPORT, EndCause
 from dsv.run.record import LOG, RECORD, JobRef, JobUsage, LogInfo, RunId, RunRecord, RunState
 from dsv.run.record_store import RunStore
 from dsv.stores.directory import DirectoryStore
@@ -116,11 +116,12 @@ def test_the_record_says_how_long_the_node_took_to_get_the_data(either: Left) ->
     """As `dsv with` reports it there."""
     either.begin()
     staged = either.folder / ("stage.1.0" if either.engine == "slurm" else "staged.json")
-    either.dsv.process("with", "pets", "--json-file", str(staged), "--", "true")
+    command = ("with", "pets", "--", "sh", "-c", f"echo said ${REPORT}")
+    done = either.dsv.at(either.dsv.cwd, **{REPORT: str(staged)}).process(*command)
+    assert done.out == "said\n", "the command does not get the variable"
     said = json.loads(staged.read_text())
-    assert said["items"][0].pop("seconds") >= 0
-    said["items"] = [{**said["items"][0], "seconds": seconds} for seconds in (2.5, 1.2504)]
-    staged.write_text(json.dumps(said))
+    assert (said["cache_hit"], said["stage_bytes"]) == (False, 1)
+    staged.write_text(json.dumps({**said, "stage_seconds": 3.75, "of a newer dsv": 1}))
     either.complete()
     whole = either.record()
     assert [part.stage_seconds for part in whole.parts] == [3.75] and whole.stage_seconds == 3.75

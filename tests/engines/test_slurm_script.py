@@ -275,7 +275,7 @@ def test_each_node_is_held_by_one_program_from_its_data_to_the_end_of_its_comman
     for nodes, place in ((1, '"$folder/stage.$attempt.0"'), (2, '"$1/stage.$2.$SLURM_NODEID"')):
         text = render(BatchScript(job(hold=("with", "x@1", "--"), nodes=nodes), SlurmOptions(dsv="/d/dsv")))
         assert text.count("/d/dsv") == len(re.findall(r"^ *srun ", text, re.MULTILINE)) == 1
-        assert f"/d/dsv with x@1 --json-file {place} -- bash -c" in text
+        assert f"env DSV_NODE_REPORT={place} /d/dsv with x@1 -- bash -c" in text
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def run_script(
         srun=SRUN,
         scontrol=SCONTROL,
         **(own or {}),
-        hold='[ "$1" != --json-file ] || echo "{}" >"$2"; until [ "$1" = -- ]; do shift; done; shift; exec "$@"',
+        hold='echo "{}" >"$DSV_NODE_REPORT"; until [ "$1" = -- ]; do shift; done; shift; exec "$@"',
         lost='until [ "$1" = -- ]; do shift; done; shift; "$@"; exit 125',
     )
     env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n", "SLURM_JOB_NUM_NODES": str(batch.job.nodes)}

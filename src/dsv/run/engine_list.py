@@ -34,7 +34,7 @@ ENGINES: Final[MutableMapping[str, type[Engine]]] = _Registry(
     {
         "docker": "dsv.run.engines.containers.engine:Docker",
         "podman": "dsv.run.engines.containers.engine:Podman",
-        PROCESS: "dsv.run.engines.process:Process",
+        PROCESS: "dsv.run.engines.process:ProcessEngine",
         "slurm": "dsv.run.engines.slurm.engine:Slurm",
         "kubernetes": "dsv.run.engines.kubernetes.engine:Kubernetes",
     }

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from signal import Signals
-from typing import Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import msgspec
 
-from dsv.run.parameters import RunId as RunId
+if TYPE_CHECKING:
+    from dsv.run.staged import Staged
 
 TIMED_OUT: Final = 124
 """The exit code, as of `timeout`, if the time limit ended the run but the command exited with 0."""
@@ -59,7 +61,45 @@ class EndCause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunPart:
+class NodeReport:
+    """What dsv on a node knows of a run's data once it is there; all None without a report."""
+
+    cache_hit: bool | None = None
+    stage_seconds: float | None = None
+    stage_bytes: Int | None = None
+
+    @classmethod
+    def of(cls, staged: Collection[Staged]) -> NodeReport:
+        return cls(
+            cache_hit=all(each.hit for each in staged),
+            stage_seconds=round(sum(each.seconds for each in staged), 3) or None,
+            stage_bytes=sum(each.fetched_bytes for each in staged),
+        )
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode("ascii") + b"\n"
+
+    @classmethod
+    def decode(cls, text: str) -> NodeReport:
+        """Decode a report, of an older or newer dsv too; an empty one if it is missing or cut short."""
+        try:
+            return _REPORT.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            return cls()
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What is known, by the names of the fields."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+_REPORT = msgspec.json.Decoder(NodeReport)
+REPORT: Final = "DSV_NODE_REPORT"
+"""The variable with the file that `dsv with` on a node writes its report to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPart(NodeReport):
     """One node in one attempt. A run on one machine has one part for each attempt."""
 
     node: Int = 0
@@ -77,9 +117,6 @@ class RunPart:
     cancelled_by: str | None = None
     error: str | None = None
     """Details of the end, in the engine's words."""
-    cache_hit: bool | None = None
-    stage_seconds: float | None = None
-    stage_bytes: Int | None = None
 
     @property
     def succeeded(self) -> bool:

@@ -15,6 +15,7 @@ from dsv.run.engine_list import Chosen
 from dsv.run.engines.base import OUT, Engine, Job, JobPlan, Mount
 from dsv.run.node_order import NO_ACCESS, NodeOrder, StoreAccess
 from dsv.run.parameters import SweepSeat
+from dsv.run.part import NodeReport
 from dsv.run.record import CodeState, LogInfo, RunData, RunId, RunRecord, RunState
 from dsv.run.spec import JobSpec, recorded
 from dsv.run.staged import Staged
@@ -122,12 +123,10 @@ class Launch:
             host=self.place.host,
             user=self.place.user,
             started_ms=started_ms,
-            cache_hit=all(each.hit for each in self.staged.values()),
-            stage_seconds=round(sum(each.seconds for each in self.staged.values()), 3),
-            stage_bytes=sum(each.fetched_bytes for each in self.staged.values()),
             log=LogInfo(0, 0) if spec.log else None,
             again_of=spec.again_of,
             dsv=__version__,
+            **NodeReport.of(self.staged.values()).fields,
             **recorded(spec),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from dsv.api.hold_while import HeldData, Watched, environment_of, hold_while
@@ -16,7 +16,7 @@ from dsv.cli.launch import launching
 from dsv.cli.options import Offline
 from dsv.cli.output import document, to_json
 from dsv.errors import UsageError
-from dsv.run.staged import Staged
+from dsv.run.part import REPORT, NodeReport
 from dsv.values.names import Target, parse_data
 
 
@@ -64,18 +64,22 @@ def with_(
             offline=offline,
             jobs=jobs,
         )
+    environ = dict(call.around.environ)
     if json_file is not None:
-        _write(call, json_file, held.staged)
+        items = [item_of(each) for each in held.staged]
+        _write(call, json_file, to_json(document({"items": items})).encode() + b"\n")
+    if report := environ.pop(REPORT, None):
+        _write(call, report, NodeReport.of(held.staged).encode())
     variables = environment_of(held.staged[0], dict(zip(further, held.staged[1:], strict=True)))
     with launching():
-        _exec(held, call.words, {**call.around.environ, **variables})
+        _exec(held, call.words, {**environ, **variables})
     raise AssertionError("unreachable")
 
 
-def _write(call: Call, name: str, items: Sequence[Staged]) -> None:
-    """Write what is staged, or warn: the command runs despite an error."""
+def _write(call: Call, name: str, data: bytes) -> None:
+    """Write a file, or warn: the command runs despite an error."""
     try:
-        Path(name).write_text(to_json(document({"items": [item_of(each) for each in items]})) + "\n")
+        Path(name).write_bytes(data)
     except OSError as error:
         call.warn(f"{name} can't be written: {error.strerror}")
 

@@ -37,7 +37,7 @@ from dsv.run.node_order import NO_ACCESS, StoreAccess
 from dsv.run.part import EndCause, RunPart
 from dsv.run.record import JobRef, JobUsage, RunState
 from dsv.run.resources import Capacity, NodeRoom, Option, Resources, option, parse_words, parse_yes, setting
-from dsv.values.json import Json, finite_number
+from dsv.values.json import Json
 from dsv.values.units import parse_size
 
 CANNOT_LAUNCH: Final = 125
@@ -438,19 +438,6 @@ class Engine(ABC):
     def find_image(self, reference: str) -> ImageIdentity | None:
         """Return the image of this name or id, if this machine has it."""
         return None
-
-
-def stage_facts(text: str) -> dict[str, Any]:
-    """Return fields of a `RunPart` from the JSON of `dsv cache` or `dsv with`; none if it is incomplete."""
-    try:
-        items = json.loads(text, parse_float=finite_number, parse_constant=finite_number)["items"]
-        return {
-            "cache_hit": all(bool(each["hit"]) for each in items),
-            "stage_seconds": round(float(sum(each.get("seconds", 0) for each in items)), 3) or None,
-            "stage_bytes": sum(int(each["fetched_bytes"]) for each in items),
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        return {}
 
 
 _NO_ERRORS: Final = ("hint:", "{", "srun:", "slurmstepd", "attempt ")

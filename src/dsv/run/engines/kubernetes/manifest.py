@@ -20,6 +20,7 @@ from dsv.errors import UsageError
 from dsv.run.engines.base import OUT, Facts, Job
 from dsv.run.engines.kubernetes.api import KubernetesOptions, Volume
 from dsv.run.node_order import OUTPUT_SECONDS, PASSED, NodeOrder, meeting_port, node_environment
+from dsv.run.part import REPORT
 from dsv.run.resources import ALL_GPUS, is_type, tpu_chips
 
 Manifest: TypeAlias = dict[str, Any]
@@ -49,7 +50,6 @@ _LONGEST_NAME: Final = 52  # the names of pods add the number of the node and fi
 NOT_AGAIN: Final = [124, 125, 126, 127]
 SIGNALS: Final = "/dsv/signals"
 """The folder in which Kubernetes shows a pod its own annotation with the signals for the command."""
-STAGED: Final = f"{OWN}/staged.json"
 """The result of `dsv with`, about the data that it has fetched."""
 AGAIN_CODE: Final = 190
 """The exit code of a container that ended because the attempt was over on another node."""
@@ -253,7 +253,7 @@ def _data_containers(
     if job.close and job.order and job.hidden:  # masked in the log
         sources.append({"prefix": PASSED, "secretRef": {"name": name, "optional": True}})
     writable = [str(each.source) for each in job.mounts if each.writable]
-    hold = (*writable, "-", options.dsv, *job.hold[:-1], "--json-file", STAGED, "--")
+    hold = (*writable, "-", options.dsv, *job.hold)
     shared = {"image": options.image, "securityContext": _security(options)}
     return [
         {
@@ -331,6 +331,7 @@ def _hold_variables(job: Job, name: str, options: KubernetesOptions) -> dict[str
     of_job = _variables(job, name)
     found: dict[str, str | Manifest] = {
         "HOME": OWN,
+        REPORT: f"{OWN}/staged.json",
         **_given(DSV_SETTINGS=job.access.settings, DSV_CERTIFICATES=job.access.certificates),
     }
     folder = next((each.source for each in job.mounts if each.target == "/out"), None)

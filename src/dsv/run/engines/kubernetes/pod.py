@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from dsv.files.small_files import open_plain
-from dsv.run.engines.base import Ended, error_in, stage_facts
+from dsv.run.engines.base import Ended, error_in
 from dsv.run.engines.kubernetes.manifest import FAILED_KEY, IGNORED_KEY, INDEX_KEY, MAIN, NOT_AGAIN, STAGING
 from dsv.run.engines.output import LogKeeper
-from dsv.run.part import TIMED_OUT, EndCause, RunPart, deciding_part, exit_signal, may_try_again
+from dsv.run.part import TIMED_OUT, EndCause, NodeReport, RunPart, deciding_part, exit_signal, may_try_again
 from dsv.run.record import JobUsage
 
 TOGETHER: Final = "together"
@@ -222,7 +222,7 @@ class Pod:
             exit_code=code,
             exit_signal=exit_signal(code),
             error=said,
-            **stage_facts(self.stage_message),
+            **NodeReport.decode(self.stage_message).fields,
         )
 
     def obstacle(self, autoscaling: bool) -> Obstacle | None:
@@ -289,7 +289,7 @@ def read_left(
         exit_code=code,
         exit_signal=exit_signal(code),
         error=error,
-        **stage_facts(_text(folder / "staged.json")),
+        **NodeReport.decode(_text(folder / "staged.json")).fields,
     )
     signalled, stopped = (_changed_at(folder / each) for each in ("signalled", "stopped"))
     may_be_killed = stopped is not None or code == 137

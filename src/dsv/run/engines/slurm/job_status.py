@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from dsv.files.small_files import open_plain
-from dsv.run.engines.base import CANNOT_LAUNCH, Ended, JobStatus, error_in, stage_facts
+from dsv.run.engines.base import CANNOT_LAUNCH, Ended, JobStatus, error_in
 from dsv.run.engines.slurm.program import Queued, job_folder
 from dsv.run.engines.slurm.script import comment
-from dsv.run.part import TIMED_OUT, EndCause, RunPart, deciding_part, exit_signal
+from dsv.run.part import TIMED_OUT, EndCause, NodeReport, RunPart, deciding_part, exit_signal
 from dsv.run.record import JobRef, RunState
 
 SCRIPT: Final = "job.sh"
@@ -85,8 +85,8 @@ def _parts(folder: Path, unread: list[OSError]) -> Iterator[RunPart]:
     for path in (folder / name for name in names if fnmatch(name, "node.*.*")):
         if (part := _part(path)) is not None:
             late = part.exit_code is not None and _is_late(folder, part)
-            staged = stage_facts(_text(path.with_name(path.name.replace("node", "stage", 1))))
-            yield replace(part, end=EndCause.TIME_LIMIT if late else part.end, **staged)
+            report = NodeReport.decode(_text(path.with_name(path.name.replace("node", "stage", 1))))
+            yield replace(part, end=EndCause.TIME_LIMIT if late else part.end, **report.fields)
 
 
 def _last_written(folder: Path) -> int | None:

@@ -15,6 +15,7 @@ import msgspec
 from dsv.errors import UsageError
 from dsv.run.engines.base import Job, Mount, check_command
 from dsv.run.node_order import OUTPUT_SECONDS, PASSED, NodeOrder, meeting_port
+from dsv.run.part import REPORT
 from dsv.run.resources import ALL_GPUS
 from dsv.values.units import parse_duration
 
@@ -306,10 +307,10 @@ def _steps(batch: BatchScript) -> str:
     job = batch.job
     held = shlex.join((batch.options.dsv, *job.hold[:-1]))
     if not batch.waits:
-        hold = f'{held} --json-file "$folder/stage.$attempt.0" -- ' if job.hold else ""
+        hold = f'env {REPORT}="$folder/stage.$attempt.0" {held} -- ' if job.hold else ""
         return _script("alone", hold=hold)
     said = '"$1/stage.$2.$SLURM_NODEID"'
-    begin = f'exec {held} --json-file {said} -- bash -c "$3" task "$1" "$2"'
+    begin = f'exec env {REPORT}={said} {held} -- bash -c "$3" task "$1" "$2"'
     return _script("together", begin=shlex.quote(begin))
 
 

@@ -1,18 +1,15 @@
-"""The interface between runs and the cache: how data and code are staged."""
+"""A commit, or part of one, in the cache."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from threading import Event
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 if TYPE_CHECKING:
-    from dsv.run.node_order import StoreAccess
-    from dsv.run.record import RunId, RunOutput
     from dsv.values.ids import CommitId
-    from dsv.values.names import DatasetName, Target
+    from dsv.values.names import DatasetName
 
 
 class Staged(msgspec.Struct, frozen=True):
@@ -38,45 +35,3 @@ class Staged(msgspec.Struct, frozen=True):
     held_until: float | None = None
     may_go: float | None = None
     """The time from which it may be evicted as unused if it is not held; None if that never happens."""
-
-
-class DataLease(Protocol):
-    """A claim on staged data that renews itself. `lost` is set, with `reason`, once it can't be held any more."""
-
-    @property
-    def lost(self) -> Event: ...
-
-    @property
-    def reason(self) -> str: ...
-
-    def release(self) -> None: ...
-
-
-class Staging(Protocol):
-    """The functions of the store and the cache that a run needs."""
-
-    def locate(self, target: Target) -> Staged:
-        """Return where the target is or would be in the cache, without fetching it."""
-        ...
-
-    def stage(self, target: Target, run: RunId) -> tuple[Staged, DataLease]:
-        """Stage the target, held for a run from before the lookup until the lease is released."""
-        ...
-
-    def elsewhere(self) -> tuple[str, ...]:
-        """Return the options with which dsv on another machine finds the same store and cache."""
-        ...
-
-    def access(self) -> StoreAccess:
-        """Return the data by which dsv elsewhere, without its own configuration, reaches the store. Raise
-        `UsageError`, `NotFound` or `Denied` for a setting that can't be passed to another machine."""
-        ...
-
-    def commit_code(self, folder: Path) -> CommitId | None:
-        """Commit the code in this folder into the store. If that is impossible, report why; return None."""
-        ...
-
-    def output(self, folder: Path | None, run: RunId) -> RunOutput:
-        """Commit the job's output in this folder into the store, and return the commit or the error. folder:
-        None if the machine of the job has committed it, and only the result is looked up"""
-        ...

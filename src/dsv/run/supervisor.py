@@ -44,7 +44,8 @@ from dsv.run.pools import GaveUp, Patience, no_pool
 from dsv.run.record import GpuUse, JobRef, JobUsage, RunId, RunOutput, RunRecord, RunState
 from dsv.run.resources import PassedOver
 from dsv.run.spec import JobSpec, check_spec
-from dsv.run.staged import DataLease, Staged, Staging
+from dsv.run.staged import Staged
+from dsv.run.staging import DataLease, Staging
 from dsv.values.ids import CommitId
 from dsv.values.names import Rev, Target
 from dsv.values.progress import NoProgress, Progress

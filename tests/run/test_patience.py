@@ -16,7 +16,7 @@ from dsv.run.engines.attach import Foreground
 from dsv.run.engines.base import Ended, Engine, JobPlan, JobStatus, NoPlaceYet
 from dsv.run.engines.output import JobOutput
 from dsv.run.part import EndCause
-from dsv.run.pools import GaveUp, Patience
+from dsv.run.pools import Patience
 from dsv.run.record import JobRef, RunState
 from tests.waiting import PATIENCE, until
 
@@ -48,7 +48,7 @@ class Queue:
         return self.withdrawn
 
 
-def left(queue: Queue, until: Event) -> GaveUp | None:
+def left(queue: Queue, until: Event) -> str | None:
     waiting = Patience(0.0, "no GPU is free")
     waiting.begin(cast("Engine", queue), REF)
     assert until.wait(PATIENCE)
@@ -57,7 +57,7 @@ def left(queue: Queue, until: Event) -> GaveUp | None:
 
 def test_a_job_that_was_taken_back_moves_on_even_if_the_answer_was_lost() -> None:
     queue = Queue(iter([WAITS]), None)
-    assert left(queue, queue.over) == GaveUp("no GPU is free") and queue.asked == 1
+    assert left(queue, queue.over) == "no GPU is free" and queue.asked == 1
 
 
 def test_a_job_is_seen_to_be_taken_back_when_the_engine_answers_again(
@@ -70,7 +70,7 @@ def test_a_job_is_seen_to_be_taken_back_when_the_engine_answers_again(
     assert waiting._thread is not None
     waiting._thread.join(PATIENCE)
     assert not waiting._thread.is_alive()
-    assert waiting.left(CANCELLED) == GaveUp("no GPU is free")
+    assert waiting.left(CANCELLED) == "no GPU is free"
 
 
 def test_a_job_that_was_stopped_while_it_was_taken_back_does_not_move_on() -> None:
@@ -135,7 +135,7 @@ def test_a_job_moves_to_the_next_pool_if_the_engine_stays_full() -> None:
     job = submitted(Full(iter([]), None), waiting)
     until(lambda: job.ended is not None)
     assert job.ended is not None and not job.ended.taken
-    assert waiting.left(job.ended) == GaveUp("the quota is used up")
+    assert waiting.left(job.ended) == "the quota is used up"
 
 
 def test_a_signal_ends_the_wait_for_a_full_engine(monkeypatch: pytest.MonkeyPatch) -> None:

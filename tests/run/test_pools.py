@@ -171,8 +171,10 @@ def test_a_run_that_no_pool_took_is_recorded_as_not_launched(
     def refuse(*_: object) -> None:
         raise LaunchError("it takes no jobs")
 
-    def enter(pool: str, *given: object) -> tuple[JobSpec, Folders, None] | GaveUp:
-        return (spec, shop.data, None) if pool == "a" else GaveUp("it is closed")
+    def enter(pool: str, *given: object) -> tuple[JobSpec, Folders, None]:
+        if pool != "a":
+            raise GaveUp("it is closed")
+        return spec, shop.data, None
 
     monkeypatch.setattr(ProcessEngine, "submit", refuse)
     spec, records = shop.request("true"), RunRecords(shop.place.state, STORE, shop.runs)

@@ -285,9 +285,9 @@ class Placing:
         seconds: float | None,
         passed: tuple[PassedOver, ...],
         note: Callable[[str], None],
-    ) -> Placed | GaveUp:
+    ) -> Placed:
         """Wait until the job may be submitted to this pool: at once if its engine queues jobs, else when
-        there is room. Return `GaveUp` after `seconds`, or if the pool can never run it.
+        there is room. Raise `GaveUp` after `seconds`, or if the pool can never run it.
         """
         pool = next(each for each in self.pools if each.name == name)
         queues = pool.engine is not None and engine_of(pool).queues
@@ -295,10 +295,7 @@ class Placing:
         there = replace(placed.spec, passed_over=(*placed.spec.passed_over, *passed))
         reason = placed.reason
         if passed or (reason is not None and not queues):
-            found = self._wait_for(there, pool, seconds, note, queues=queues)
-            if isinstance(found, GaveUp):
-                return found
-            reason = found
+            reason = self._wait_for(there, pool, seconds, note, queues=queues)
         if queues and reason is not None:
             note(f"queued on {name}{_at_most(seconds)}: {reason}")
         else:
@@ -308,8 +305,9 @@ class Placing:
 
     def _wait_for(
         self, spec: JobSpec, pool: Pool, seconds: float | None, note: Callable[[str], None], *, queues: bool
-    ) -> str | GaveUp | None:
-        """Wait until the job may be submitted. Return why it will queue there; None if it can start."""
+    ) -> str | None:
+        """Wait until the job may be submitted. Return why it will queue there; None if it can start. Raise
+        `GaveUp`."""
         wanted = self._wanted(spec)
         deadline = None if seconds is None else monotonic() + seconds
         pause, reported = _SHORTEST_PAUSE, False
@@ -317,7 +315,7 @@ class Placing:
             (facts,) = report_pools(self.context, self.environ, [pool], wanted)
             never, reason = facts.never, facts.not_now
             if facts.reachable and never is not None:
-                return GaveUp(never)
+                raise GaveUp(never)
             if reason is None or (facts.reachable and queues):
                 return reason
             if not reported:
@@ -325,7 +323,7 @@ class Placing:
                 note(f"waiting for {pool.name}{_at_most(seconds)}: {reason}")
             left = pause if deadline is None else deadline - monotonic()
             if left <= 0:
-                return waited(reason, seconds)
+                raise GaveUp(waited(reason, seconds))
             sleep(min(pause, left))
             pause = min(pause * 1.5, _LONGEST_PAUSE)
 

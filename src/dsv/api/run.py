@@ -19,7 +19,6 @@ from dsv.run.engines.attach import Signals
 from dsv.run.engines.base import JobPlan
 from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import RunView, run_known_here
-from dsv.run.pools import GaveUp
 from dsv.run.record import RunRecord
 from dsv.run.record_store import RunStore
 from dsv.run.resources import PassedOver
@@ -64,10 +63,8 @@ def run(
 
             def enter(
                 pool: str, seconds: float | None, passed: tuple[PassedOver, ...]
-            ) -> tuple[JobSpec, RunStaging, str | None] | GaveUp:
+            ) -> tuple[JobSpec, RunStaging, str | None]:
                 found = chooser.enter(placed, pool, seconds, passed, context.progress.note)
-                if isinstance(found, GaveUp):
-                    return found
                 return found.spec, staging_of(found.cache, found.spec) if passed else staging, found.reason
 
             turns = Turns(placing.order(placed), enter)

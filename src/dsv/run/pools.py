@@ -164,11 +164,8 @@ def ask_all(
     return [in_time[pool] if pool in in_time else failed(pool, late) for pool in pools]
 
 
-@dataclass(frozen=True, slots=True)
-class GaveUp:
-    """A job that no longer waits at a pool, and will never begin there."""
-
-    reason: str
+class GaveUp(Exception):
+    """The job no longer waits at a pool, and will never begin there, for this reason."""
 
 
 def is_taken_back(status: JobStatus | None) -> bool:
@@ -177,9 +174,9 @@ def is_taken_back(status: JobStatus | None) -> bool:
     return status is not None and not stopped and status.state in (RunState.CUT_OFF, RunState.NOT_LAUNCHED)
 
 
-def waited(reason: str, seconds: float | None) -> GaveUp:
+def waited(reason: str, seconds: float | None) -> str:
     """Return the reason for leaving a pool after it reached its time limit."""
-    return GaveUp(reason if not seconds else f"{reason}, for {format_duration(seconds)}")
+    return reason if not seconds else f"{reason}, for {format_duration(seconds)}"
 
 
 def no_pool(passed: Sequence[PassedOver]) -> LaunchError:
@@ -203,7 +200,7 @@ class Patience:
     """None for no limit, because no other pool can run the job."""
     reason: str = "it did not begin"
     """The reason why it could not begin at once."""
-    _left: GaveUp | None = None
+    _left: str | None = None
     # The job was to be withdrawn, and the engine has not reported the result.
     _unanswered: bool = False
     _over: Event = field(default_factory=Event)
@@ -225,7 +222,7 @@ class Patience:
             self._thread = Thread(target=self._watch, args=(engine, ref), name="dsv-patience", daemon=True)
             self._thread.start()
 
-    def left(self, ended: Ended) -> GaveUp | None:
+    def left(self, ended: Ended) -> str | None:
         """Return why the job, which is over here, moves to another pool. None if this was its end."""
         self._over.set()
         if self._thread is not None:
@@ -239,7 +236,7 @@ class Patience:
         if not ended.taken and self._left is not None:
             return self._left
         if not ended.taken or ended.cause is EndCause.UNSCHEDULABLE:
-            return GaveUp(ended.reason or "it can't run the job")
+            return ended.reason or "it can't run the job"
         if self._left is None and self._unanswered and ended.cause is EndCause.CANCELLED:
             return waited(self.reason, self.seconds)
         return self._left

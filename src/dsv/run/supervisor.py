@@ -63,9 +63,10 @@ class Turns:
 
     pools: Mapping[str, float | None]
     """With the seconds to wait at each of them; None at the last, without a limit."""
-    enter: Callable[[str, float | None, tuple[PassedOver, ...]], tuple[JobSpec, Staging, str | None] | GaveUp]
+    enter: Callable[[str, float | None, tuple[PassedOver, ...]], tuple[JobSpec, Staging, str | None]]
     """Waits up to this many seconds until the pool may get the job. Gets the pools passed over before.
-    Returns the spec, the staging, and the reason why the job can't begin there at once, if known."""
+    Returns the spec, the staging, and the reason why the job can't begin there at once, if known.
+    Raises `GaveUp`."""
 
 
 def run(
@@ -108,9 +109,7 @@ def run(
         supervisor = _Supervisor(records, signals, progress, grace, (stdout, stderr), live, terminals)
         if turns is not None:
             return supervisor.run_in_turn(decided, turns)
-        done = supervisor.run_at(decided, staging, Patience())
-        assert not isinstance(done, GaveUp)  # there is no other pool
-        return done
+        return supervisor.run_at(decided, staging, Patience())
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +126,9 @@ class _Supervisor:
     terminals: tuple[int, ...]
     """This process's descriptors that are terminals, found early: a closed one can't be recognized."""
 
-    def run_at(self, decided: Launch, staging: Staging, patience: Patience) -> RunView | GaveUp:
-        """Stage the data, run the job and keep its record, which ends the leases; then send the record."""
+    def run_at(self, decided: Launch, staging: Staging, patience: Patience) -> RunView:
+        """Stage the data, run the job and keep its record, which ends the leases; then send the record. Raise
+        `GaveUp` if the job did not begin in time and was withdrawn."""
         records = self.records
         signals = self.signals or Signals()
         with ExitStack() as leases:
@@ -138,10 +138,7 @@ class _Supervisor:
             with signals.caught() if self.signals is not None else nullcontext():
                 early = replace(launch.record(launch.plan(), now_ms()), state=RunState.SUBMITTED)
                 attempts = _Attempts(self, launch, held, signals, patience, early)
-                done = attempts.run(lambda: JobOutput(*self.sinks, log), log)
-                if isinstance(done, GaveUp):
-                    return done
-                record, ended, kept = done
+                record, ended, kept = attempts.run(lambda: JobOutput(*self.sinks, log), log)
                 data = None if kept is None else kept.data
                 if launch.keeps_output and not ended.may_live:
                     records.ended(record, data)
@@ -182,18 +179,13 @@ class _Supervisor:
                     self.progress.note(f"not on {passed[-1].pool}: {passed[-1].reason}")
                 if records.under_way:
                     records.announce(replace(now.record(now.plan(), now_ms()), state=RunState.QUEUED))
-                entered = turns.enter(pool, seconds, passed)
-                done: RunView | GaveUp
-                if isinstance(entered, GaveUp):
-                    done = entered
-                else:
-                    spec, staging, reason = entered
+                try:
+                    spec, staging, reason = turns.enter(pool, seconds, passed)
                     if passed or not now.chosen.engine.queues:  # what is free has changed while it waited
                         now = _decide(spec, now.place, staging, decided.run)
-                    done = self.run_at(now, staging, Patience(seconds, reason or "it did not begin"))
-                if not isinstance(done, GaveUp):
-                    return done
-                passed = (*passed, PassedOver(pool, done.reason))
+                    return self.run_at(now, staging, Patience(seconds, reason or "it did not begin"))
+                except GaveUp as left:
+                    passed = (*passed, PassedOver(pool, str(left)))
             raise no_pool(passed)
         except BaseException as error:
             _record_not_started(now, records, error)
@@ -368,11 +360,11 @@ class _Attempts:
 
     def run(
         self, output: Callable[[], JobOutput], log: LogKeeper | None
-    ) -> tuple[RunRecord, Ended, KeptLog | None] | GaveUp:
+    ) -> tuple[RunRecord, Ended, KeptLog | None]:
         """Run the job until an attempt succeeds, must not be repeated, or was the last.
 
-        Return the record without the output, how the job ended, and its log; or `GaveUp` if the job did not
-        begin in time and moves to another pool.
+        Return the record without the output, how the job ended, and its log. Raise `GaveUp` if the job did
+        not begin in time, was withdrawn, and moves to another pool.
 
         output: makes an `JobOutput` for each attempt
         """
@@ -386,9 +378,9 @@ class _Attempts:
                 self.launch = replace(launch, attempt=len(parts) + 1)
                 ended = self._attempt(output())
                 may_live = ended.may_live
-                if (gave_up := self.patience.left(ended)) is not None:
+                if (why := self.patience.left(ended)) is not None:
                     self.by.records.moves_on()
-                    return gave_up
+                    raise GaveUp(why)
                 parts.append(self._part(ended))
                 left = 0 if "retries" in engine.gives else launch.spec.retries - len(parts) + 1
                 if left <= 0 or may_live or not may_try_again(parts[-1]):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
@@ -20,15 +21,15 @@ from dsv.run.pools import (
     PoolChoice,
     PoolFacts,
     Prefer,
+    Stop,
     ask_all,
     choose_pool,
     is_taken_back,
 )
 from dsv.run.record import RunState
 from dsv.run.resources import Capacity, GpuCount, NodeRoom, PassedOver, Resources, fit
-from dsv.run.spec import JobSpec
-from dsv.run.supervisor import Turns, run
-from tests.run.shop import SCANS, STORE, Folders, Shop
+from dsv.run.supervisor import run
+from tests.run.shop import SCANS, STORE, Shop
 from tests.waiting import PATIENCE
 
 WANTED = Resources(gpus=8)
@@ -171,16 +172,18 @@ def test_a_run_that_no_pool_took_is_recorded_as_not_launched(
     def refuse(*_: object) -> None:
         raise LaunchError("it takes no jobs")
 
-    def enter(pool: str, *given: object) -> tuple[JobSpec, Folders, None]:
-        if pool != "a":
-            raise GaveUp("it is closed")
-        return spec, shop.data, None
+    class Two:
+        pools: Mapping[str, float | None] = MappingProxyType({"a": 60.0, "b": None})
+
+        def enter(self, name: str, *given: object) -> Stop:
+            if name != "a":
+                raise GaveUp("it is closed")
+            return Stop(spec, shop.data, None)
 
     monkeypatch.setattr(ProcessEngine, "submit", refuse)
     spec, records = shop.request("true"), RunRecords(shop.place.state, STORE, shop.runs)
-    turns = Turns({"a": 60.0, "b": None}, enter)
     with pytest.raises(LaunchError, match="a: it takes no jobs; b: it is closed"):
-        run(spec, place=shop.place, staging=shop.data, records=records, turns=turns)
+        run(spec, place=shop.place, staging=shop.data, records=records, route=Two())
     (stored,) = shop.runs.listing(SCANS)
     record = shop.runs.read(stored)
     assert (record.state, record.end) == (RunState.NOT_LAUNCHED, EndCause.NOT_STARTED)

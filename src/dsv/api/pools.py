@@ -6,19 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dsv.api.cache import Stager
 from dsv.api.cache_targets import CacheTarget
 from dsv.api.cached import cached
 from dsv.api.context import Context
+from dsv.api.run_staging import RunStaging
 from dsv.api.settings import POOL_FIELDS, Setting, Settings, check_key, is_name
 from dsv.cache.record import lookup
 from dsv.cache.root import CacheRoot
 from dsv.errors import DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.run.engine_list import Engines, check_image_for, choose, engine_of
 from dsv.run.engines.base import Engine, Task, check_given
-from dsv.run.pools import ANSWERS_WITHIN, GaveUp, PoolChoice, PoolFacts, Prefer, ask_all, choose_pool, waited
+from dsv.run.pools import ANSWERS_WITHIN, GaveUp, PoolFacts, Prefer, Stop, ask_all, choose_pool, waited
 from dsv.run.resources import PassedOver, Pool, Resources, check_resources, fit
 from dsv.run.spec import POOL_OPTIONS, JobSpec, on_pool
 from dsv.values.names import HERE, Target
@@ -245,8 +246,7 @@ _SHORTEST_PAUSE: Final = 2.0
 _LONGEST_PAUSE: Final = 15.0
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(NamedTuple):
     spec: JobSpec
     cache: Path
     reason: str | None = None
@@ -263,49 +263,16 @@ class Placing:
     prefer: Prefer = Prefer.CACHED
     offline: bool = False
 
-    def choose(self, spec: JobSpec, note: Callable[[str], None]) -> Placed:
+    def choose(self, spec: JobSpec) -> Placed:
         """Ask all pools, and note which were passed over. Raises `LaunchError` if none can ever run it."""
         wanted = self._wanted(spec)
         choice = choose_pool(report_pools(self.context, self.environ, self.pools, wanted), self.prefer)
         for passed in choice.passed_over:
-            note(f"not on {passed.pool}: {passed.reason}")
-        return self._placed(spec, choice)
+            self.context.progress.note(f"not on {passed.pool}: {passed.reason}")
+        spec = replace(spec, passed_over=choice.passed_over)
+        return self.placed(spec, choice.pool, choice.then, choice.reason)
 
-    def order(self, placed: Placed) -> dict[str, float | None]:
-        """Return the pools for the run, from its present one on, with the seconds to wait (last: None)."""
-        assert placed.spec.pool is not None  # it was chosen
-        waits = {pool.name: pool.wait for pool in self.pools}
-        names = (placed.spec.pool.name, *placed.spec.then)
-        return {name: None if name == names[-1] else waits[name] for name in names}
-
-    def enter(
-        self,
-        placed: Placed,
-        name: str,
-        seconds: float | None,
-        passed: tuple[PassedOver, ...],
-        note: Callable[[str], None],
-    ) -> Placed:
-        """Wait until the job may be submitted to this pool: at once if its engine queues jobs, else when
-        there is room. Raise `GaveUp` after `seconds`, or if the pool can never run it.
-        """
-        pool = next(each for each in self.pools if each.name == name)
-        queues = pool.engine is not None and engine_of(pool).queues
-        order = tuple(self.order(placed))
-        there = replace(placed.spec, passed_over=(*placed.spec.passed_over, *passed))
-        reason = placed.reason
-        if passed or (reason is not None and not queues):
-            reason = self._wait_for(there, pool, seconds, note, queues=queues)
-        if queues and reason is not None:
-            note(f"queued on {name}{_at_most(seconds)}: {reason}")
-        else:
-            note(f"on {name}")
-        then = order[order.index(name) + 1 :]
-        return self._placed(there, PoolChoice(name, there.passed_over, then, reason))
-
-    def _wait_for(
-        self, spec: JobSpec, pool: Pool, seconds: float | None, note: Callable[[str], None], *, queues: bool
-    ) -> str | None:
+    def wait_for(self, spec: JobSpec, pool: Pool, seconds: float | None, *, queues: bool) -> str | None:
         """Wait until the job may be submitted. Return why it will queue there; None if it can start. Raise
         `GaveUp`."""
         wanted = self._wanted(spec)
@@ -320,7 +287,7 @@ class Placing:
                 return reason
             if not reported:
                 reported = True
-                note(f"waiting for {pool.name}{_at_most(seconds)}: {reason}")
+                self.context.progress.note(f"waiting for {pool.name}{_at_most(seconds)}: {reason}")
             left = pause if deadline is None else deadline - monotonic()
             if left <= 0:
                 raise GaveUp(waited(reason, seconds))
@@ -331,8 +298,9 @@ class Placing:
         data = locate(self.context, self.cache, [spec.target, *spec.data.values()], offline=self.offline).data
         return JobNeeds(spec, spec.image, data)
 
-    def _placed(self, spec: JobSpec, choice: PoolChoice) -> Placed:
-        pool = next(each for each in self.pools if each.name == choice.pool)
+    def placed(self, spec: JobSpec, name: str, then: tuple[str, ...], reason: str | None) -> Placed:
+        """Return the job as this pool gets it. then: the pools to try after it"""
+        pool = next(each for each in self.pools if each.name == name)
         cache = cache_folder(self.context.settings, pool)
         if cache is None:
             raise Unsupported(
@@ -340,14 +308,40 @@ class Placing:
                 subject=pool.name,
                 hint=f"dsv config pools.{pool.name}.cache DIR",
             )
-        there = replace(
-            on_pool(spec, pool),
-            pool=pool,
-            engine=pool.engine,
-            passed_over=choice.passed_over,
-            then=choice.then,
-        )
-        return Placed(there, cache, choice.reason)
+        there = replace(on_pool(spec, pool), pool=pool, engine=pool.engine, then=then)
+        return Placed(there, cache, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRoute:
+    """The pools for a run, from the chosen one on: a `dsv.run.pools.Route`."""
+
+    placing: Placing
+    chosen: Placed
+    staging: RunStaging
+    """At the chosen pool; `staging_of` makes another pool's from its cache."""
+    staging_of: Callable[[Path, JobSpec], RunStaging]
+
+    @property
+    def pools(self) -> dict[str, float | None]:
+        spec, waits = self.chosen.spec, {pool.name: pool.wait for pool in self.placing.pools}
+        assert spec.pool is not None  # it was chosen
+        names = (spec.pool.name, *spec.then)
+        return {name: None if name == names[-1] else waits[name] for name in names}
+
+    def enter(self, name: str, seconds: float | None, passed: tuple[PassedOver, ...]) -> Stop:
+        """Don't wait at a pool whose engine queues jobs."""
+        pool = next(each for each in self.placing.pools if each.name == name)
+        queues = pool.engine is not None and engine_of(pool).queues
+        spec, _, reason = self.chosen
+        spec = replace(spec, passed_over=(*spec.passed_over, *passed))
+        if passed or (reason is not None and not queues):
+            reason = self.placing.wait_for(spec, pool, seconds, queues=queues)
+        where = f"queued on {name}{_at_most(seconds)}: {reason}" if queues and reason else f"on {name}"
+        self.placing.context.progress.note(where)
+        order = tuple(self.pools)
+        spec, cache, _ = self.placing.placed(spec, name, order[order.index(name) + 1 :], reason)
+        return Stop(spec, self.staging_of(cache, spec) if passed else self.staging, reason)
 
 
 def _at_most(seconds: float | None) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from dsv.api.context import Context
-from dsv.api.pools import Placing
+from dsv.api.pools import Placed, Placing, PoolRoute
 from dsv.api.run_staging import RunStaging, close_sessions
 from dsv.api.runs import open_runs
 from dsv.errors import Conflict, NotFound, UsageError, as_launch_error
@@ -21,9 +22,8 @@ from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import RunView, run_known_here
 from dsv.run.record import RunRecord
 from dsv.run.record_store import RunStore
-from dsv.run.resources import PassedOver
 from dsv.run.spec import JobSpec
-from dsv.run.supervisor import Announce, Turns
+from dsv.run.supervisor import Announce
 from dsv.run.sweep import SweepView
 from dsv.stores.base import StoreBackend
 from dsv.values.ids import StoreId
@@ -49,32 +49,17 @@ def run(
     """
     with as_launch_error(), ExitStack() as opened:
         sessions: list[Session] = []
-
-        def staging_of(cache: Path, spec: JobSpec) -> RunStaging:
-            return RunStaging(context, cache, spec, opened, sessions, offline=offline, force=force)
-
-        turns = None
-        if placing is None:
-            staging = staging_of(cache, spec)
-        else:
-            chooser, placed = placing, placing.choose(spec, context.progress.note)
-            spec = placed.spec
-            staging = staging_of(placed.cache, spec)
-
-            def enter(
-                pool: str, seconds: float | None, passed: tuple[PassedOver, ...]
-            ) -> tuple[JobSpec, RunStaging, str | None]:
-                found = chooser.enter(placed, pool, seconds, passed, context.progress.note)
-                return found.spec, staging_of(found.cache, found.spec) if passed else staging, found.reason
-
-            turns = Turns(placing.order(placed), enter)
+        staging_of = partial(
+            RunStaging, context, opened=opened, sessions=sessions, offline=offline, force=force
+        )
+        placed = Placed(spec, cache) if placing is None else placing.choose(spec)
+        staging = staging_of(placed.cache, placed.spec)
         store_id = staging.main.store
-
         runs = RunStore(
             lambda: _opened_again(context, store_id, opened), started=lambda: close_sessions(sessions)
         )
         return supervisor.run(
-            spec,
+            placed.spec,
             place=replace(place, author=context.writer.author),
             staging=staging,
             records=RunRecords(place.state, store_id, None if offline else runs),
@@ -82,7 +67,7 @@ def run(
             progress=context.progress,
             grace=grace,
             announce=announce,
-            turns=turns,
+            route=None if placing is None else PoolRoute(placing, placed, staging, staging_of),
         )
 
 
@@ -118,12 +103,9 @@ def dry_run(
     the plan could not be submitted without it. force: commit code of any size.
     """
     with as_launch_error(), ExitStack() as opened:
-        if placing is not None:
-            placed = placing.choose(spec, context.progress.note)
-            spec, cache = placed.spec, placed.cache
-        sessions: list[Session] = []
-        staging = RunStaging(context, cache, spec, opened, sessions, offline=offline, force=force)
-        return supervisor.dry_run(spec, place=place, staging=staging), spec
+        placed = Placed(spec, cache) if placing is None else placing.choose(spec)
+        staging = RunStaging(context, placed.cache, placed.spec, opened, [], offline=offline, force=force)
+        return supervisor.dry_run(placed.spec, place=place, staging=staging), placed.spec
 
 
 def recorded_run(context: Context, place: RunPlace, text: str, *, offline: bool = False) -> RunRecord:
@@ -145,5 +127,3 @@ def recorded_run(context: Context, place: RunPlace, text: str, *, offline: bool 
     if isinstance(known, SweepView):
         raise UsageError(f"{text} is a sweep", subject=text, hint=f"dsv run --again {known.id}")
     return known.record
-
-    # A user who can't write to the store leaves no record there from which others could continue.

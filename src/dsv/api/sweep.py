@@ -83,7 +83,7 @@ def become_driver(found: Runs, plan: SweepPlan) -> None:
     assert plan.spec.target.dataset is not None  # a record names it, or the command line
     try:
         found.notes(plan.spec.target.dataset, plan.seat.id).take(plan.turn)
-    except Denied:
+    except Denied:  # such a user leaves no record there from which others could continue
         if plan.again is not None:
             raise
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from threading import Event, Thread
 from time import monotonic
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from dsv.errors import DsvError, LaunchError, Unreachable
 from dsv.run.engines.base import Ended, Engine, JobStatus
 from dsv.run.part import EndCause
 from dsv.run.record import JobRef, RunState
 from dsv.run.resources import Capacity, GpuCount, PassedOver
+from dsv.run.spec import JobSpec
+from dsv.run.staging import Staging
 from dsv.values.units import format_duration
 
 
@@ -166,6 +168,29 @@ def ask_all(
 
 class GaveUp(Exception):
     """The job no longer waits at a pool, and will never begin there, for this reason."""
+
+
+class Stop(NamedTuple):
+    """A pool that may get the job now."""
+
+    spec: JobSpec
+    staging: Staging
+    reason: str | None
+    """Why the job can't begin there at once, if known."""
+
+
+class Route(Protocol):
+    """The pools that a run may go to, in order."""
+
+    @property
+    def pools(self) -> Mapping[str, float | None]:
+        """With the seconds to wait at each of them; None at the last, without a limit."""
+        ...
+
+    def enter(self, name: str, seconds: float | None, passed: tuple[PassedOver, ...]) -> Stop:
+        """Wait up to this many seconds until the pool may get the job. Raise `GaveUp` after that, or if the
+        pool can never run it. passed: the pools passed over before"""
+        ...
 
 
 def is_taken_back(status: JobStatus | None) -> bool:

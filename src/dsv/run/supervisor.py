@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +40,7 @@ from dsv.run.listing import RunView
 from dsv.run.node_order import NO_ACCESS
 from dsv.run.part import EndCause, RunPart, exit_signal, may_try_again
 from dsv.run.plan import Launch, code_of, masker_of, output_of
-from dsv.run.pools import GaveUp, Patience, no_pool
+from dsv.run.pools import GaveUp, Patience, Route, no_pool
 from dsv.run.record import GpuUse, JobRef, JobUsage, RunId, RunOutput, RunRecord, RunState
 from dsv.run.resources import PassedOver
 from dsv.run.spec import JobSpec, check_spec
@@ -57,18 +57,6 @@ Announce: TypeAlias = Callable[[RunId, Path, Path], None]
 """Called with the run's id, its own folder in the user's state, and its output folder."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """The pools that a run may go to, in order."""
-
-    pools: Mapping[str, float | None]
-    """With the seconds to wait at each of them; None at the last, without a limit."""
-    enter: Callable[[str, float | None, tuple[PassedOver, ...]], tuple[JobSpec, Staging, str | None]]
-    """Waits up to this many seconds until the pool may get the job. Gets the pools passed over before.
-    Returns the spec, the staging, and the reason why the job can't begin there at once, if known.
-    Raises `GaveUp`."""
-
-
 def run(
     spec: JobSpec,
     *,
@@ -81,7 +69,7 @@ def run(
     progress: Progress | None = None,
     grace: float = GRACE,
     announce: Announce | None = None,
-    turns: Turns | None = None,
+    route: Route | None = None,
 ) -> RunView:
     """Run a job until its end, and return the run. Its output goes to these descriptors, None for nowhere.
 
@@ -92,7 +80,7 @@ def run(
     grace: the seconds that the job gets to end after a signal, unless `dsv stop` names others
     announce: called after all checks, before any data is fetched. From then on the run has a record in any
         case, and its output goes only to the live log in its own folder, until the record is kept.
-    turns: the pools that it may go to, this one first; it moves to the next if it doesn't begin in time
+    route: the pools that it may go to, this one first; it moves to the next if it doesn't begin in time
     """
     check_spec(spec)
     progress = progress if progress is not None else NoProgress()
@@ -107,9 +95,9 @@ def run(
             live = stack.enter_context(_announced(decided, records, announce))
         terminals = tuple(each for each in (0, 1, 2) if signals is not None and os.isatty(each))
         supervisor = _Supervisor(records, signals, progress, grace, (stdout, stderr), live, terminals)
-        if turns is not None:
-            return supervisor.run_in_turn(decided, turns)
-        return supervisor.run_at(decided, staging, Patience())
+        if route is None:
+            return supervisor.run_at(decided, staging, Patience())
+        return supervisor.run_along(decided, route)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +153,7 @@ class _Supervisor:
         # Its end was seen where it ran.
         return done if known is None else replace(done, record=known, error=None)
 
-    def run_in_turn(self, decided: Launch, turns: Turns) -> RunView:
+    def run_along(self, decided: Launch, route: Route) -> RunView:
         """Run at one pool after another, until the job begins.
 
         An engine gets the job after the former has withdrawn it. If dsv is killed between, the mark has the
@@ -174,13 +162,13 @@ class _Supervisor:
         records, now = self.records, decided
         passed: tuple[PassedOver, ...] = ()
         try:
-            for pool, seconds in turns.pools.items():
+            for pool, seconds in route.pools.items():
                 if passed:
                     self.progress.note(f"not on {passed[-1].pool}: {passed[-1].reason}")
                 if records.under_way:
                     records.announce(replace(now.record(now.plan(), now_ms()), state=RunState.QUEUED))
                 try:
-                    spec, staging, reason = turns.enter(pool, seconds, passed)
+                    spec, staging, reason = route.enter(pool, seconds, passed)
                     if passed or not now.chosen.engine.queues:  # what is free has changed while it waited
                         now = _decide(spec, now.place, staging, decided.run)
                     return self.run_at(now, staging, Patience(seconds, reason or "it did not begin"))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from dsv.api import run_trees
+from dsv.api import run_code
 from dsv.run.engine_list import ENGINES
 from dsv.run.engines.process import ProcessEngine
 from tests.kit.dsv import Dsv, write_files
@@ -118,7 +118,7 @@ def test_what_the_work_tree_ignores_is_no_code_in_a_folder_of_it(pets: Dsv, code
 def test_too_much_is_refused_before_anything_is_run(
     pets: Dsv, code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_trees, "LARGEST", 50)
+    monkeypatch.setattr(run_code, "LARGEST", 50)
     marker = code.parent / "ran"
     refused = pets("run", "pets@v1", "--code", str(code), "--", "touch", str(marker))
     assert refused.code == 2 and "--force" in refused.err and not marker.exists()
@@ -138,7 +138,7 @@ def test_too_much_is_taken_by_force_for_a_sweep_too(
     pets: Dsv, code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the plan of its first run commits the code."""
-    monkeypatch.setattr(run_trees, "LARGEST", 50)
+    monkeypatch.setattr(run_code, "LARGEST", 50)
     monkeypatch.setitem(ENGINES, NoFolders.name, NoFolders)
     pets.ok("config", "pools.far.engine", NoFolders.name)
     pets.ok("config", "pools.far.cache", str(pets.home / "cache"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dsv.api import run_trees
+from dsv.api import run_output
 from dsv.api.run_output import CopiedOutput, KeptOutput, copy_output
 from dsv.errors import NoRoom, NotFound
 from dsv.run.record import RunRecord
@@ -225,7 +225,7 @@ def test_a_full_disk_is_reported_before_anything_is_written(
 ) -> None:
     here = made.at(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("dsv.api.run_trees.shutil.disk_usage", lambda _: SimpleNamespace(free=3))
+        patch.setattr("dsv.api.run_output.shutil.disk_usage", lambda _: SimpleNamespace(free=3))
         refused = here("runs", made.folder["run"], "--out", "r")
     assert refused.code == NoRoom.exit_code and "df -h" in refused.err
     here.ok("runs", made.folder["run"], "--out", "r")
@@ -275,7 +275,7 @@ def test_two_machines_that_copy_to_one_place_have_a_draft_each(
         write(self, tree, *rest)
         if not copies:
             copies.append(str(tree))
-            monkeypatch.setattr(run_trees, "this_machine", lambda: "other/1")
+            monkeypatch.setattr(run_output, "this_machine", lambda: "other/1")
             made.at(tmp_path).ok("runs", made.folder["run"], "--out", "copy")
             assert to.is_dir() and tree.is_dir()
 

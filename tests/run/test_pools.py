@@ -189,3 +189,4 @@ def test_a_run_that_no_pool_took_is_recorded_as_not_launched(
     assert (record.state, record.end) == (RunState.NOT_LAUNCHED, EndCause.NOT_STARTED)
     assert "b: it is closed" in (record.error or "")
     assert Marks(shop.place.state, STORE).known() == []
+    assert [each.released for each in shop.data.leases] == [True]  # of the pool that was left

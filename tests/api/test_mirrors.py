@@ -198,7 +198,7 @@ def test_a_helper_process_reads_mirrors_too(world: World) -> None:
     world.lose_packs()
     context = world.context("bob")
     with Targets(context, CacheRoot(world.base / "bob" / "cache")) as targets:
-        assert targets.repository.objects.mirrors is not None
+        assert targets.repository.access.mirrors is not None
         order = pickle.dumps(targets.helper())
         for _ in range(2):  # with a lost pack, then with nothing there
             source = pickle.loads(order)()

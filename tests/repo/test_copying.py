@@ -9,6 +9,7 @@ import pytest
 
 from dsv.errors import DsvError
 from dsv.format import keys
+from dsv.repo.objects.access import Access
 from dsv.repo.repository import Repository
 from dsv.stores.base import StoreBackend
 from dsv.stores.memory import MemoryStore
@@ -83,7 +84,7 @@ def test_a_copy_in_the_written_order_has_all_that_its_names_name() -> None:
 
 def test_the_copy_can_be_written_to() -> None:
     store, busy = start()
-    copy = Repository.open(copied(store, busy, written_order()), None, clock=busy.repository.clock)
+    copy = Repository.open(copied(store, busy, written_order()), None, Access(busy.repository.clock))
     last = busy.made[moves(copy)[-1]]
     assert read(copy, commit(copy, {"new": b"new"})) == {**last, "new": b"new"}
 

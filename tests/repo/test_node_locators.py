@@ -16,6 +16,7 @@ from dsv.format.index import Index, IndexBuilder
 from dsv.format.records import FormatEntry
 from dsv.repo.format_log import NAMED_RECORDS, features, make_layout
 from dsv.repo.history import PathHistory
+from dsv.repo.objects.access import Access
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.repo.tree import writer
@@ -56,7 +57,7 @@ def older(store: StoreBackend) -> Repository:
 
 
 def opened(store: StoreBackend) -> Repository:
-    return Repository.open(store, None, clock=lambda: next(repositories.TIME))
+    return Repository.open(store, None, Access(lambda: next(repositories.TIME)))
 
 
 def without_index(store: StoreBackend) -> Repository:

@@ -13,6 +13,7 @@ from dsv.errors import IntegrityError
 from dsv.format import keys
 from dsv.format import tree as model_tree
 from dsv.repo.history import CommitsAhead, PathHistory
+from dsv.repo.objects.access import Access
 from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import diff_trees
 from dsv.repo.tree.reader import TreeReader
@@ -114,7 +115,7 @@ def test_a_high_tree_is_read_on_the_way_to_the_paths_alone(tmp_path: Path) -> No
     height = writer.objects.commit(made[-1]).level
     assert height >= 3
     for cold in (True, False):
-        repository = Repository.open(store, lambda _: tmp_path / "metadata", writer.clock)
+        repository = Repository.open(store, lambda _: tmp_path / "metadata", Access(writer.clock))
         history = PathHistory(repository.objects, PathSet.of([b"d00"]))
         before = store.counts
         changed = [history.differs(parent, child) for parent, child in pairwise(made)]
@@ -131,7 +132,7 @@ def test_commits_of_a_long_history_are_read_together() -> None:
     store = OpenStore(MemoryStore())
     writer = create(store)
     made = [commit(writer, {"a": b"%d" % number}) for number in range(60)]
-    repository = Repository.open(store, None, writer.clock)
+    repository = Repository.open(store, None, Access(writer.clock))
     head = repository.refs.head(DATASET, MAIN)
     singly: list[int] = []
     original = repository.objects.commit_or_none
@@ -150,7 +151,7 @@ def test_no_more_commits_are_read_than_asked_for() -> None:
     writer = create(store)
     made = [commit(writer, {"a": b"%d" % number}) for number in range(60)]
     for most in (3, 6):
-        repository = Repository.open(store, None, writer.clock)
+        repository = Repository.open(store, None, Access(writer.clock))
         head = repository.refs.head(DATASET, MAIN)
         ahead = CommitsAhead(repository.objects, repository.refs, DATASET, head, most)
         before = store.counts
@@ -164,7 +165,7 @@ def test_a_long_history_is_read_together_from_any_of_its_commits() -> None:
     store = OpenStore(MemoryStore())
     writer = create(store)
     made = [commit(writer, {"a": b"%d" % number}) for number in range(120)]
-    repository = Repository.open(store, None, writer.clock)
+    repository = Repository.open(store, None, Access(writer.clock))
     ahead = CommitsAhead(repository.objects, repository.refs, DATASET, None)
     singly: list[int] = []
     for number in range(59, -1, -1):
@@ -185,7 +186,7 @@ def test_a_history_is_read_although_a_move_of_its_branch_is_damaged(is_searched:
         key = keys.branch_key(DATASET, MAIN, number)
         store.delete(key)
         store.put_if_absent(key, b"damaged")
-    repository = Repository.open(store, None, writer.clock)
+    repository = Repository.open(store, None, Access(writer.clock))
     head = None if is_searched else repository.refs.head(DATASET, MAIN)
     ahead = CommitsAhead(repository.objects, repository.refs, DATASET, head)
     for commit_id in reversed(made):
@@ -201,7 +202,7 @@ def test_a_history_is_read_up_to_a_damaged_commit() -> None:
     store.delete(keys.commit_key(bad))
     store.put_if_absent(keys.commit_key(bad), b"damaged")
     store.delete(keys.locator_key(bad))  # it has a copy
-    repository = Repository.open(store, None, writer.clock)
+    repository = Repository.open(store, None, Access(writer.clock))
     ahead = CommitsAhead(repository.objects, repository.refs, DATASET, repository.refs.head(DATASET, MAIN))
     for commit_id in reversed(made[34:]):
         assert ahead.commit(commit_id) == writer.objects.commit(commit_id)
@@ -228,7 +229,7 @@ def test_a_store_that_went_away_is_not_asked_for_each_commit_that_would_be_read_
     store = Leaving()
     writer = create(store)
     made = [commit(writer, {"a": b"%d" % number}) for number in range(140)]
-    repository = Repository.open(store, None, writer.clock)
+    repository = Repository.open(store, None, Access(writer.clock))
     ahead = CommitsAhead(repository.objects, repository.refs, DATASET, repository.refs.head(DATASET, MAIN))
     for commit_id in made[:82:-1]:  # four one by one, then 8, 16 and 32 at a time; 64 come next
         ahead.commit(commit_id)

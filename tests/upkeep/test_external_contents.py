@@ -18,6 +18,7 @@ from dsv.errors import NotFound, Unsupported
 from dsv.format import keys
 from dsv.format.external import ExternalSource
 from dsv.format.tree import Entry, Kind
+from dsv.repo.objects.access import Access
 from dsv.repo.objects.externals import Found, SourceChanged
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
@@ -67,9 +68,7 @@ class Elsewhere:
 
 
 def opened(store: StoreBackend, elsewhere: Elsewhere) -> Repository:
-    repository = Repository.open(store, None)
-    repository.objects.externals.read_source = elsewhere.read
-    return repository
+    return Repository.open(store, None, Access(read_source=elsewhere.read))
 
 
 def publish(repository: Repository, files: dict[str, tuple[bytes, ExternalSource | None]]) -> CommitId | None:

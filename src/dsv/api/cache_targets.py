@@ -14,7 +14,7 @@ import msgspec
 from blake3 import blake3
 from msgspec.structs import replace
 
-from dsv.api.context import mirror_places
+from dsv.api.context import Context, Mirrors, Place, mirror_places, open_place, write_tracking
 from dsv.cache.names import bind, bound_store, known_store, note_address, show_tag
 from dsv.cache.record import erasures_folder
 from dsv.cache.root import CachePlace, CacheRoot, explain, explaining, folder_name, own_folder
@@ -27,8 +27,6 @@ from dsv.values.paths import PathSet
 from dsv.values.units import format_duration
 
 if TYPE_CHECKING:
-    from dsv.api.context import Context
-    from dsv.api.context import Place as StorePlace
     from dsv.api.settings import Settings
     from dsv.cache.fill.helper_process import OpenSource
     from dsv.cache.fill.source import StoreSource
@@ -357,8 +355,6 @@ class Targets(AbstractContextManager["Targets"]):
         except OSError as error:
             if error.errno not in FULL:
                 raise explain(error, self.root.path) from error
-        from dsv.api.context import write_tracking
-
         write_tracking(self._context, self.repository)
 
     def show_tags(self, found: CacheTarget, *, filled: bool) -> None:
@@ -377,27 +373,15 @@ class Targets(AbstractContextManager["Targets"]):
                 show_tag(self.root, found.place, tag)
 
 
-def open_source(root: CacheRoot, place: StorePlace, mirrors: list[StorePlace]) -> StoreSource:
+def open_source(root: CacheRoot, place: Place, mirrors: list[Place]) -> StoreSource:
     """Open the source of a fill in a helper process: a store with its mirrors, or else its first mirror."""
-    from dsv.api.context import Mirrors, reads_outside, use_mirrors
     from dsv.cache.fill.source import StoreSource
-    from dsv.repo.repository import Repository
-    from dsv.stores.open import open_store
-
-    url, names, options = place
 
     def opened() -> Repository:
-        others = Mirrors(url, mirrors, root.metadata, lambda _: None)
+        others = Mirrors(place[0], mirrors, root.metadata, lambda _: None)
         try:
-            repository = Repository.open(open_store(url, options, names=names), root.metadata)
+            return open_place(place, root.metadata, others if mirrors else None)
         except (Unreachable, IntegrityError) as error:
-            found = others.stand_in(error)
-            if found is None:
-                raise
-            return found
-        repository.objects.externals.read_source = reads_outside(lambda: options)
-        if mirrors:
-            use_mirrors(repository, others)
-        return repository
+            return others.stand_in(error)
 
     return StoreSource(opened)

@@ -28,6 +28,7 @@ from dsv.files.folders import bound_folder, make_shared_folder
 from dsv.files.shared_path import AnyPath, SharedPath
 from dsv.files.small_files import read_small, replace_file
 from dsv.periodic import now_ms
+from dsv.repo.objects.access import Access, LastSeen
 from dsv.values.ids import StoreId
 from dsv.values.names import Target, clean_path
 from dsv.values.progress import NoProgress
@@ -125,9 +126,7 @@ class Context(msgspec.Struct, frozen=True):
             return
         try:
             with ExitStack() as stack:
-                repository, stands_in = open_to_read(self, target, stack, mirrors=mirrors)
-                if not stands_in:
-                    stack.enter_context(tracking(self, repository))
+                repository = open_to_read(self, target, stack, mirrors=mirrors)
                 stack.enter_context(explaining(repository))
                 yield repository
         except Unreachable as error:
@@ -145,8 +144,8 @@ class Context(msgspec.Struct, frozen=True):
             tree = TreeReader(repository.objects, self.resolve(repository, target).commit)
             path = clean_path(target.path)
             found = tree.entry(path) if tree.leaves() and path else None
-            if found is not None and found[0].is_file and repository.objects.copy_of is not None:
-                repository.objects.copy_of(found[0])
+            if found is not None and found[0].is_file and repository.access.copy_of is not None:
+                repository.access.copy_of(found[0])
         except DsvError:
             return False
         return True
@@ -159,27 +158,36 @@ class Context(msgspec.Struct, frozen=True):
         return self.open_offline(self, target)
 
     def open_repository(
-        self, store: OpenStore, target: Target | None = None, commit: CommitId | None = None
-    ) -> Repository:
+        self, store: OpenStore, target: Target | None = None, commit: CommitId | None = None, *,
+        mirrors: Mirrors | None = None, tracked: bool = False,
+    ) -> Repository:  # fmt: skip
         """Return the repository in `store`; its threads end when that is closed.
 
-        target, commit: what the caller will pass to `resolve` and `Objects.stored_commit`.
+        target, commit: what the caller will pass to `resolve` and `Objects.stored_commit`. tracked: the answers are
+        written to the tracking files in the end, and the workspace's branch must be where it was last seen.
         """
         from dsv.repo.repository import Repository
         from dsv.stores.open import split_of
 
         ahead = self._expecting(target)
-        repository = Repository.open(store, self.copies_folder, self.clock, ahead=ahead, commit=commit)
-        repository.objects.externals.read_source = reads_outside(
-            lambda: self.store_options(self.settings.store())
-        )
-        store.before_close.append(repository.objects.threads.close)
-        repository.objects.tell = self.progress.note
-        repository.refs.override = self.override
+        access = Access(
+            self.clock, reads_outside(lambda: self.store_options(self.settings.store())), mirrors,
+            override=self.override, tell=self.progress.note, last_seen=self._last_seen() if tracked else None,
+        )  # fmt: skip
+        repository = Repository.open(store, self.copies_folder, access, ahead=ahead, commit=commit)
+        if tracked:
+            store.before_close.append(partial(write_tracking, self, repository))
         left, split = repository.format.left, split_of(store)
         if left is not None and split is not None:
             self.moved(store.url, left, split.names.url)
         return repository
+
+    def _last_seen(self) -> LastSeen | None:
+        with suppress(DsvError, OSError):  # a command that needs the workspace reports the error
+            here = self.workspace_or_none()
+            if here is not None and (last := here.tracking().branches.get(str(here.branch))) is not None:
+                return here.store_id, here.dataset, here.branch, last
+        return None
 
     def _expecting(self, target: Target | None) -> Callable[[Refs], None]:
         dataset = None if target is None else target.dataset
@@ -284,22 +292,6 @@ def explaining(repository: Repository) -> Iterator[None]:
         raise explained(repository, error) from error
 
 
-@contextmanager
-def tracking(context: Context, repository: Repository) -> Iterator[None]:
-    """Write the store's answers to the tracking files at the end, even after an error; also to that of the
-    workspace, which may follow another branch then. Until then the repository has its last answer.
-    """
-    with suppress(DsvError, OSError):  # a command that needs the workspace reports the error
-        before = context.workspace_or_none()
-        if before is not None and before.store_id == repository.id:
-            last = before.tracking().branches.get(str(before.branch))
-            repository.last_seen = None if last is None else (before.dataset, before.branch, last)
-    try:
-        yield
-    finally:
-        write_tracking(context, repository)
-
-
 def write_tracking(context: Context, repository: Repository) -> None:
     """Write the store's answers to the tracking files. Failures are ignored: nothing depends on them."""
     answers, names, now_ms = repository.refs.answers, repository.names_url, repository.clock()
@@ -333,7 +325,7 @@ class Mirrors:
     ) -> None:
         """url: of the store. tell: receives one line when something is first read from a mirror."""
         self._url = url
-        self._openers = [partial(_open, url, place, metadata) for place in places]
+        self._openers = [partial(open_place, place, metadata, mirror_of=url) for place in places]
         self._tell = tell
         self._opened: list[Repository] = []
         self._reported: set[str] = set()
@@ -361,8 +353,8 @@ class Mirrors:
                     return found
         return None
 
-    def stand_in(self, why: DsvError) -> Repository | None:
-        """Return the first mirror that can be opened, to be read instead of the store."""
+    def stand_in(self, why: DsvError) -> Repository:
+        """Return the first mirror that can be opened, to be read instead of the store. If none can, raise `why`."""
         for mirror in self._all():
             what = "does not answer" if isinstance(why, Unreachable) else "can't be opened"
             self._tell(
@@ -370,7 +362,7 @@ class Mirrors:
                 "branches and tags may be older"
             )
             return mirror
-        return None
+        raise why
 
     def close(self) -> None:
         with self._lock:
@@ -395,23 +387,24 @@ class Mirrors:
             number += 1
 
 
-def _open(of: str, place: Place, metadata: MetadataFolder) -> Repository:
+def open_place(
+    place: Place, metadata: MetadataFolder, mirrors: Mirrors | None = None, *, mirror_of: str | None = None
+) -> Repository:
+    """Open a store with its mirrors, or the mirror of a store, which is only read."""
     from dsv.repo.repository import Repository
     from dsv.stores.open import open_store
 
     url, names, options = place
     store = open_store(url, options, names=names)
-    store.refusal = Unreachable(
-        f"{of} does not answer, and nothing is written to its mirror {url}", subject=of
-    )
+    if mirror_of is not None:
+        message = f"{mirror_of} does not answer, and nothing is written to its mirror {url}"
+        store.refusal = Unreachable(message, subject=mirror_of)
     try:
-        repository = Repository.open(store, metadata)
+        access = Access(read_source=reads_outside(lambda: options), mirrors=mirrors)
+        return Repository.open(store, metadata, access)
     except BaseException:
         store.close()
         raise
-    store.before_close.append(repository.objects.threads.close)
-    repository.objects.externals.read_source = reads_outside(lambda: options)
-    return repository
 
 
 def mirror_places(context: Context) -> list[Place]:
@@ -420,12 +413,12 @@ def mirror_places(context: Context) -> list[Place]:
 
 def open_to_read(
     context: Context, target: Target | None, closing: ExitStack, *, mirrors: bool = True
-) -> tuple[Repository, bool]:
+) -> Repository:
     """Open the current store with its mirrors, or else its first mirror, under the store's own id.
 
-    Return also whether a mirror stands in. It stays open until `closing` is closed, if ever. target: see
-    `Context.repository`. If no mirror answers, or this machine does not know the store's id, raises the
-    store's error: `Unreachable`, or `IntegrityError` if its format log is missing or damaged.
+    It stays open until `closing` is closed, if ever. target: see `Context.repository`. If no mirror answers,
+    or this machine does not know the store's id, raises the store's error: `Unreachable`, or `IntegrityError`
+    if its format log is missing or damaged.
     """
     choice = context.settings.store()
     url = choice.url
@@ -435,13 +428,11 @@ def open_to_read(
     try:
         store = context.open_store()
         closing.callback(store.close)
-        repository = context.open_repository(store, target)
+        repository = context.open_repository(store, target, mirrors=found if places else None, tracked=True)
     except (Unreachable, IntegrityError) as error:
         if not places:
             raise
-        return _stand_in(context, found, _notes(context, url), error), True
-    if places:
-        use_mirrors(repository, found)
+        return _stand_in(context, found, _notes(context, url), error)
     # Commands that ask the store alone note its id too.
     if choice.name is not None and context.settings.get(f"stores.{choice.name}.mirrors") is not None:
         for note in _notes(context, url):
@@ -449,16 +440,7 @@ def open_to_read(
                 if read_small(note) != str(repository.id).encode():
                     make_shared_folder(note.parent)
                     replace_file(note, str(repository.id).encode(), sync=False)
-    return repository, False
-
-
-def use_mirrors(repository: Repository, mirrors: Mirrors) -> None:
-    """Read objects that the store has lost, or can't return, from its mirrors."""
-    from dsv.stores.open import OpenStore
-
-    repository.objects.mirrors = mirrors
-    if isinstance(repository.store, OpenStore):
-        repository.store.has_mirrors = True
+    return repository
 
 
 def _notes(context: Context, url: str) -> list[AnyPath]:
@@ -483,7 +465,5 @@ def _stand_in(context: Context, mirrors: Mirrors, notes: list[AnyPath], away: Ds
             hint="name a mirror itself: --store NAME",
         ) from away
     found = mirrors.stand_in(away)
-    if found is None:
-        raise away
     found.id = known  # workspaces and caches belong to the store, not to its mirror
     return found

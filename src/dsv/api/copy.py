@@ -11,7 +11,7 @@ from shlex import quote
 from typing import Literal
 
 from dsv.api.branches import dataset_of, moved_by_other
-from dsv.api.context import Context, tracking
+from dsv.api.context import Context
 from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageError
 from dsv.format import keys
 from dsv.format.records import ExpiryAction, RefEntry
@@ -176,13 +176,12 @@ def _other(
 
             create_repository(context, opened, single_writer=False)
         try:
-            repository = context.open_repository(opened)
+            repository = context.open_repository(opened, tracked=True)
         except NotFound as error:
             raise NotFound(
                 f"there is no store in {choice.url} to copy to", subject=choice.url, hint="--create makes it"
             ) from error
-        with tracking(context, repository):
-            yield repository
+        yield repository
 
 
 def _check_new(context: Context, source: Repository, target: Target, request: CopyRequest, url: str) -> None:

@@ -21,6 +21,7 @@ from dsv.files.shared_path import SharedPath
 from dsv.format.records import FormatEntry, RefEntry, TagValue
 from dsv.format.tree import Entry
 from dsv.repo.format_log import FormatLog
+from dsv.repo.objects.access import Access
 from dsv.repo.objects.metadata import LocalStore, MetadataCache
 from dsv.repo.refs.branches import Head, Refs
 from dsv.repo.repository import Repository
@@ -47,14 +48,12 @@ def open_offline(context: Context, target: Target | None) -> Repository:
             store_id = workspace.store_id
         if store_id is None:
             store_id = store_in_effect(context, root) or _refuse(dataset, root)
-        cached = MetadataCache(root.metadata(store_id))
-        metadata = MetadataCache(context.metadata_folder(store_id), cached)
+        metadata = MetadataCache(context.metadata_folder(store_id), MetadataCache(root.metadata(store_id)))
         store = LocalStore(url, metadata)
         refs = LastKnownRefs(store, context, root, store_id)
         entry = FormatEntry(store_id=store_id, nonce=Nonce.random(), time_ms=0, author="", tool="")
-        repository = Repository(store, FormatLog((entry,)), refs, metadata, context.clock)
-        repository.objects.copy_of = cached_files(root, dataset)
-        return repository
+        access = Access(context.clock, copy_of=cached_files(root, dataset))
+        return Repository(store, FormatLog((entry,)), refs, metadata, access)
 
 
 class LastKnownRefs(Refs):

@@ -91,7 +91,7 @@ class OpenRepository:
         if context.offline:
             self.repository = context.offline_repository(target)
         else:
-            self.repository, _ = open_to_read(context, target, ExitStack())
+            self.repository = open_to_read(context, target, ExitStack())
         objects = self.repository.objects
         self.tree = lru_cache(_TREES)(partial(KeptTree, objects, KeptSegments()))
         self._large = lru_cache(_LAYOUTS)(partial(Layout, objects))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsv.api.cache_targets import lending
-from dsv.api.context import Context, check_binding, tracking
+from dsv.api.context import Context, check_binding
 from dsv.cache.root import SETTINGS_FILE
 from dsv.errors import Conflict
 from dsv.repo.damage import read_damage
@@ -42,12 +42,9 @@ def open_to_publish(
     """
     with context.workspace().locked(command) as (workspace, lock), context.store() as store:
         target = Target(workspace.dataset, Rev(branch or workspace.branch))
-        repository = context.open_repository(store, target, workspace.base())
+        repository = context.open_repository(store, target, workspace.base(), tracked=True)
         check_binding(workspace, repository)
-        with (
-            tracking(context, repository),
-            lending(context, repository, workspace.dataset) if borrows else nullcontext() as copies,
-        ):
+        with lending(context, repository, workspace.dataset) if borrows else nullcontext() as copies:
             yield OpenWorkspace(
                 workspace, repository, lock, context.writer, context.progress, lambda: store.counts, copies
             )

@@ -22,6 +22,7 @@ from dsv.errors import Conflict, DsvError, IntegrityError, Unsupported, UsageErr
 from dsv.format import keys
 from dsv.format.locator import ObjectKind
 from dsv.format.records import Erasure
+from dsv.repo.objects.access import Access
 from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader
@@ -107,11 +108,9 @@ def _sources(context: Context, names: Sequence[str], opened: ExitStack) -> tuple
             folders.append(path)
         else:
             store = opened.enter_context(context.store(name))
-            objects = Repository.open(store, None).objects
-            objects.externals.read_source = reads_outside(
-                partial(context.store_options, context.settings.store(name))
-            )
-            stores.append(objects)
+            options = partial(context.store_options, context.settings.store(name))
+            access = Access(read_source=reads_outside(options))
+            stores.append(Repository.open(store, None, access).objects)
     return folders, stores
 
 

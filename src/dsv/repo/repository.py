@@ -36,6 +36,7 @@ from dsv.repo.format_log import (
     read_layout,
     with_features,
 )
+from dsv.repo.objects.access import STORE_ALONE, Access
 from dsv.repo.objects.commits import get_commit
 from dsv.repo.objects.erasures import NONE, Erasures, local_erasures, stored_erasures
 from dsv.repo.objects.metadata import MetadataCache
@@ -47,7 +48,6 @@ from dsv.stores.open import OpenStore, names_of, split_of
 from dsv.values.ids import CommitId, Nonce, StoreId
 
 if TYPE_CHECKING:
-    from dsv.repo.tracking import Tracked
     from dsv.values.names import BranchName, DatasetName
 
 MetadataFolder = Callable[[StoreId], AnyPath]
@@ -57,18 +57,18 @@ class Repository:
     """The objects and names of one store. The caller owns the store and closes it."""
 
     def __init__(
-        self, store: StoreBackend, layout: FormatLog, refs: Refs, metadata: MetadataCache, clock: Clock
+        self, store: StoreBackend, layout: FormatLog, refs: Refs, metadata: MetadataCache, access: Access
     ) -> None:
         self.store = store
-        refs.layout = layout
         self.id = layout.store_id
-        self.clock = clock
-        self.objects = Objects(store, metadata, refs.answers)
-        self.objects.read_erasures = self._erasures
+        self.clock = access.clock
+        self.access = access
+        self.objects = Objects(store, metadata, refs.answers, access, self._erasures)
         self.refs = refs
-        refs.refused = self._refused
-        self.last_seen: tuple[DatasetName, BranchName, Tracked] | None = None
-        """The branch of the current workspace, and the last answer about it."""
+        refs.bind(layout, self._refused, access.override)
+        if isinstance(store, OpenStore):
+            store.has_mirrors = access.mirrors is not None
+            store.before_close.append(self.objects.threads.close)
 
     def _refused(
         self, limits: BranchLimits, before: CommitId | None, entry: RefEntry, merge: bool
@@ -111,13 +111,13 @@ class Repository:
         missing, or in the branch's history. A location that the names have left may have a move that does not
         count.
         """
-        if self.last_seen is None:
+        if self.access.last_seen is None:
             return
-        dataset, branch, last = self.last_seen
+        store_id, dataset, branch, last = self.access.last_seen
         head = self.refs.last_read(dataset, branch)
         if last.commit_id is None or last.number is None or last.names not in (None, self.names_url):
             return
-        if head is None or head.number < last.number:
+        if store_id != self.id or head is None or head.number < last.number:
             return
         now = head.entry if head.number == last.number else self.refs.entry(dataset, branch, last.number)
         if now is None or now.commit == last.commit_id or self.objects.stored_commit(last.commit_id) is None:
@@ -132,7 +132,7 @@ class Repository:
 
     def _erasures(self, metadata: MetadataCache) -> Erasures:
         """Return what was erased from the store. Sends no request if nothing was."""
-        if self.objects.copy_of is not None:  # the store is not asked
+        if self.access.copy_of is not None:  # the store is not asked
             return local_erasures(metadata)
         return stored_erasures(self.store, metadata) if self.may_have_erasures else NONE
 
@@ -154,7 +154,7 @@ class Repository:
         cls,
         store: StoreBackend,
         metadata: MetadataFolder | None,
-        clock: Clock = now_ms,
+        access: Access = STORE_ALONE,
         *,
         ahead: Callable[[Refs], None] = lambda _: None,
         commit: CommitId | None = None,
@@ -165,23 +165,20 @@ class Repository:
         be asked for it. Raises `NotFound` if no store exists, and `Unsupported` if its format is newer.
         """
         refs = Refs(store)
-        places = store if isinstance(store, OpenStore) else None
-        named = None if places is None else places.names
+        names = names_of(store)
         look = partial(get_commit, store, commit) if commit is not None else lambda: None
         layout, (_, found) = both(
             partial(read_layout, store), partial(both, partial(_unless_away, store, ahead, refs), look)
         )
         layout.check(store.url, writing=False)
-        if places is not None and places.names is not named:
+        if names_of(store) is not names:
             refs.forget()  # answers read ahead may be from a location that the names have left
         if layout.has(UNORDERED_LISTING):
             store.ordered_listing = False
         if layout.has(UNCONDITIONAL_WRITES):
             store.conditional = False
-        refs.named = layout.named_records
-        refs.store_id = layout.store_id
         folder = None if metadata is None else metadata(layout.store_id)
-        repository = cls(store, layout, refs, MetadataCache(folder), clock)
+        repository = cls(store, layout, refs, MetadataCache(folder), access)
         if commit is not None:
             repository.objects.stored(commit, found)
         return repository
@@ -212,7 +209,7 @@ class Repository:
             single_writer=single_writer,
         )
         make_layout(store, first)
-        return cls.open(store, metadata, clock)
+        return cls.open(store, metadata, Access(clock=clock))
 
     def add_feature(self, feature: Feature, writer: WriterIdentity) -> bool:
         """Note in the format log that the store uses a feature from now on; False if it already did."""

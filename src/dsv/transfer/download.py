@@ -232,7 +232,7 @@ class Fetcher:
         for one in wanted:
             if (found := erased.of(one.entry)) is not None:
                 raise erased_error(self._name(one.entry), found)
-            file = one if self._objects.copy_of is None else self._with_copy(one)
+            file = self._with_copy(one)
             try:
                 for piece, where in self._expand(file):
                     if file is self._given_up:  # it may have far more pieces
@@ -261,7 +261,7 @@ class Fetcher:
 
     def _with_copy(self, file: WantedFile) -> WantedFile:
         """Return the same, with a donor that has all of it, for a store that may not be asked."""
-        entry, copy_of = file.entry, self._objects.copy_of
+        entry, copy_of = file.entry, self._objects.access.copy_of
         if copy_of is None or not entry.size or entry.file_id is None:
             return file
         chunks = {ChunkId(entry.file_id): (0, entry.size)}
@@ -322,8 +322,8 @@ class Fetcher:
         data = _read_reference(piece)
         if data is not None and len(data) == piece.length and ChunkId.hash(data) == piece.chunk:
             return piece, data
-        # the donor was changed
-        return piece, self._read(piece) if self._objects.copy_of is None else _damaged_copy(piece.wanted)
+        offline = self._objects.access.copy_of is not None  # then the donor was changed
+        return piece, _damaged_copy(piece.wanted) if offline else self._read(piece)
 
 
 class _LargeFile:

@@ -139,11 +139,11 @@ class Eraser:
         """Return the plan. asked: the paths that were named; None if files were named by id, which means all
         their paths. choice: what happens to shared content. Raises `NotFound` for a file that is not in the
         store, and what reading raises."""
-        self._objects.erasures = NONE  # to read parts of a large file that a killed command has erased
+        self._objects.known_erasures = NONE  # to read parts of a large file that a killed command has erased
         try:
             return self._plan({one for one in wanted if self._known.file(one) is None}, asked, choice)
         finally:
-            self._objects.erasures = self._known
+            self._objects.known_erasures = self._known
 
     def _plan(
         self, files: set[FileId], asked: Iterable[DatasetPath] | None, choice: Choice | None
@@ -340,11 +340,11 @@ class Eraser:
 
     def needed(self, files: set[FileId], parts: dict[Named, int]) -> set[Named]:
         """Return the parts that any other file has."""
-        self._objects.erasures = NONE
+        self._objects.known_erasures = NONE
         try:
             found = self._sharing(self._by_dataset(read_roots(self._repository)), files, parts)
         finally:
-            self._objects.erasures = self._known
+            self._objects.known_erasures = self._known
         return set(_taken(found))
 
     def late(self, plan: ErasePlan) -> list[ErasedPath]:
@@ -352,7 +352,7 @@ class Eraser:
         new = self.new_commits(plan)
         if not new:
             return []
-        self._objects.erasures = NONE
+        self._objects.known_erasures = NONE
         try:
             sizes = dict.fromkeys(plan.objects, 0)
             found = self._sharing(self._by_dataset(new), set(plan.files), sizes)

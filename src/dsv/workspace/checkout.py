@@ -71,8 +71,8 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Checkout
             hint=goal.hint,
             without_effect=goal.choices.without_effect(paths),
         )
-    if objects.copy_of is not None:  # a missing content is an error before the first file is written
-        writer.check_copies(objects.copy_of)
+    if objects.access.copy_of is not None:  # a missing content is an error before the first file is written
+        writer.check_copies(objects.access.copy_of)
     check_copies(opened, baseline.tree, goal.changes(), goal.may_overwrite)
     if goal.dry_run:
         return plan
@@ -158,7 +158,7 @@ def check_copies(
     }  # fmt: skip
     if tree is None or not going:
         return
-    if tree.objects.copy_of is not None:
+    if tree.objects.access.copy_of is not None:
         raise Unreachable(
             f"nothing was written: {format_count(len(going), 'file')} in {root} would be deleted or overwritten, and "
             "the store cannot be asked whether it still has the contents",
@@ -194,7 +194,7 @@ def check_copies(
 def _note_lost(opened: OpenWorkspace, here: list[PathChange]) -> None:
     """Record contents that the store has lost, of files that are here. The next sync stores them again."""
     objects = opened.repository.objects
-    if not here or objects.copy_of is not None:
+    if not here or objects.access.copy_of is not None:
         return
     packs, lost = objects.packs, 0
     for change in here:

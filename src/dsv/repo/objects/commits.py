@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from dsv.errors import DsvError, IntegrityError, NotFound, Unreachable, Unsupported
+from dsv.errors import IntegrityError, NotFound, Unreachable, Unsupported
 from dsv.format import codec, keys
 from dsv.format.envelope import RECORD_MAX
-from dsv.format.locator import MAX_ROWS, Locator, ObjectKind, largest
+from dsv.format.locator import MAX_ROWS, Locator, largest
 from dsv.format.records import CommitRecord
 from dsv.repo.errors import damaged_commit, decoded, missing_commit
+from dsv.repo.objects.access import Access
 from dsv.repo.objects.checks import FRAME_SLACK
 from dsv.stores.base import StoreBackend, TooLargeError, ask_each, both, if_there
-from dsv.values.ids import CommitId, Id
+from dsv.values.ids import CommitId
 
 if TYPE_CHECKING:
     from dsv.repo.objects.metadata import MetadataCache
@@ -24,26 +25,18 @@ if TYPE_CHECKING:
 _LOCATOR_MAX = largest(MAX_ROWS) + FRAME_SLACK  # bytes of a commit's locator
 
 
-class Mirror(Protocol):
-    """Another source of a store's objects; `why` is the error that the store gave."""
-
-    def read(self, kind: ObjectKind, object_id: Id, why: DsvError) -> bytes | None: ...
-    def commit(self, commit_id: CommitId, why: DsvError) -> CommitRecord | None: ...
-
-
 class CommitReader:
     """The commits of one store."""
 
-    def __init__(self, store: StoreBackend, metadata: MetadataCache, answers: Answers | None = None) -> None:
+    def __init__(
+        self, store: StoreBackend, metadata: MetadataCache, answers: Answers | None, access: Access
+    ) -> None:
         self.store = store
+        self.access = access
         self._metadata = metadata
         self._answers = answers
         self._stored: dict[CommitId, bytes | None] = {}
         """What the store itself has of each commit that it was asked for."""
-        self.mirrors: Mirror | None = None
-        """Read for what the store has lost, or once it does not answer. A writer has none."""
-        self.tell: Callable[[str], None] = lambda text: None
-        """Receives a line when something damaged was read from a copy."""
 
     def commit(self, commit_id: CommitId) -> CommitRecord:
         """Return a commit that is named somewhere. Raises `IntegrityError` if it is missing or damaged."""
@@ -69,11 +62,11 @@ class CommitReader:
             found = self.copied_commit(commit_id)
             if found is not None:
                 what = f"commit {str(commit_id)[:12]} is {'gone' if damage is None else 'damaged'}"
-                self.tell(
+                self.access.tell(
                     f"{what}, and was read from the copy in its locator; dsv verify --repair puts it back"
                 )
-        if found is None and self.mirrors is not None:
-            found = self.mirrors.commit(commit_id, damage or missing_commit(commit_id, self.store.url))
+        if found is None and self.access.mirrors is not None:
+            found = self.access.mirrors.commit(commit_id, damage or missing_commit(commit_id, self.store.url))
         if found is None and damage is not None:
             raise damage
         return found
@@ -139,7 +132,7 @@ class CommitReader:
         except (NotFound, IntegrityError, Unsupported):
             return None
         except Unreachable:
-            if self.mirrors is None:
+            if self.access.mirrors is None:
                 raise
             return None
 

@@ -64,12 +64,11 @@ def check_source(source: ExternalSource, found: ExternalSource) -> None:
 class Externals:
     """The external packs of one store. Safe in threads."""
 
-    def __init__(self, store: StoreBackend, metadata: MetadataCache) -> None:
+    def __init__(self, store: StoreBackend, metadata: MetadataCache, read_source: ReadSource | None) -> None:
         self._store = store
         self._metadata = metadata
         self._packs: dict[PackId, ExternalPack] = {}
-        self.read_source: ReadSource | None = None
-        """Reads a file that is referred to; None if it was not set."""
+        self._read_source = read_source
 
     def pack(self, pack_id: PackId) -> ExternalPack:
         """Return an external pack. Raises `NotFound`, `IntegrityError`, `Unsupported`."""
@@ -135,10 +134,10 @@ class Externals:
 
     def look(self, source: ExternalSource, start: int = 0, length: int = 1) -> Found:
         """Read a file that is referred to, and return it as found. Raises `SourceChanged` if missing."""
-        if self.read_source is None:
+        if self._read_source is None:
             raise Unsupported(f"{shown(source)} can't be read from here", subject=source.url)
         try:
-            return self.read_source(source, start, length)
+            return self._read_source(source, start, length)
         except StoreMissing:
             raise
         except NotFound:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from dsv.errors import IntegrityError, NotFound, Unreachable, Unsupported
-from dsv.files.shared_path import AnyPath
 from dsv.format import keys
 from dsv.format.locator import Location, Locator, ObjectKind, largest
 from dsv.format.recipe import Recipe
 from dsv.format.segment import Segment
-from dsv.format.tree import Entry, Node, PathColumns
+from dsv.format.tree import Node, PathColumns
 from dsv.repo.errors import NOT_OURS, damaged, decoded, unlisted, unreadable
+from dsv.repo.objects.access import STORE_ALONE, Access
 from dsv.repo.objects.checks import FRAME_SLACK, LOCATOR_ROWS, OBJECT_LIMITS, checked, is_object, is_possible
 from dsv.repo.objects.commits import CommitReader
 from dsv.repo.objects.erasures import NOWHERE, Erasures, checked_erasures, erased_error, local_erasures
@@ -103,15 +103,18 @@ Named = TypeVar("Named", bound=Id)
 class Objects(CommitReader):
     """All objects with an id in one store."""
 
-    def __init__(self, store: StoreBackend, metadata: MetadataCache, answers: Answers | None = None) -> None:
-        super().__init__(store, metadata, answers)
+    def __init__(
+        self, store: StoreBackend, metadata: MetadataCache, answers: Answers | None = None,
+        access: Access = STORE_ALONE, read_erasures: Callable[[MetadataCache], Erasures] = local_erasures,
+    ) -> None:  # fmt: skip
+        super().__init__(store, metadata, answers, access)
         self.threads = ReadThreads()
-        """Threads that read from the store. The code that opened the store closes them."""
+        """Threads that read from the store. An `OpenStore` closes them."""
         self.opened: set[CommitId] = set()
         """The commits whose trees were opened."""
         self.indexes = Indexes(store, metadata)
         self.packs = PackLookup(store, self.indexes, metadata)
-        self.externals = Externals(store, metadata)
+        self.externals = Externals(store, metadata, access.read_source)
         self._gone: dict[PackId, float] = {}
         """Packs that were missing when they were read, and when that was."""
         self._wrong: dict[PackId, tuple[int, float]] = {}
@@ -121,10 +124,8 @@ class Objects(CommitReader):
         self.clock = time.monotonic
         self._in_use: WeakValueDictionary[tuple[ObjectKind, Id], Located[bytes]] = WeakValueDictionary()
         self._segments = SegmentDecoder()
-        self.copy_of: Callable[[Entry], AnyPath] | None = None
-        """Finds a file's content on this machine, if the store must not be asked. Raises `Unreachable`."""
-        self._erasures: Erasures | None = None
-        self.read_erasures: Callable[[MetadataCache], Erasures] = local_erasures
+        self._read_erasures = read_erasures
+        self.known_erasures: Erasures | None = None  # as read; an eraser sets others for a while
 
     def also_read(self, copies: MetadataCache) -> None:
         """Look for metadata in these copies too, before the store is asked."""
@@ -133,22 +134,18 @@ class Objects(CommitReader):
     @property
     def erasures(self) -> Erasures:
         """The erasures of the store, as of when they were first read."""
-        if self._erasures is None:
-            self._erasures = self.read_erasures(self._metadata)
-        return self._erasures
-
-    @erasures.setter
-    def erasures(self, value: Erasures) -> None:
-        self._erasures = value
+        if self.known_erasures is None:
+            self.known_erasures = self._read_erasures(self._metadata)
+        return self.known_erasures
 
     def check_erasures(self) -> dict[ErasureId, IntegrityError]:
         """Read all erasures from the store itself, not from copies. Return the errors of damaged records."""
-        self._erasures, errors = checked_erasures(self.store, self._metadata)
+        self.known_erasures, errors = checked_erasures(self.store, self._metadata)
         return errors
 
     def forget_erasures(self) -> None:
         """Read again what was erased when it is next needed."""
-        self._erasures = None
+        self.known_erasures = None
 
     def _check_erased(self, kind: ObjectKind, object_id: Id) -> None:
         if kind <= ObjectKind.RECIPE and (found := self.erasures.objects.get((kind, object_id))) is not None:
@@ -229,7 +226,7 @@ class Objects(CommitReader):
         try:
             return self._read_here(kind, object_id, tried)
         except (IntegrityError, Unreachable) as error:
-            found = None if self.mirrors is None else self.mirrors.read(kind, object_id, error)
+            found = None if self.access.mirrors is None else self.access.mirrors.read(kind, object_id, error)
             if found is None:
                 raise
             return found, NOWHERE
@@ -316,7 +313,7 @@ class Objects(CommitReader):
             except (NotFound, IntegrityError):
                 pass
             except Unreachable:
-                if self.mirrors is None:
+                if self.access.mirrors is None:
                     raise
         data, where = self.read_by_index(kind, object_id, where)
         locator = self._tail(kind, where)

@@ -26,7 +26,7 @@ from dsv.format.records import (
     TagValue,
 )
 from dsv.repo.errors import broken
-from dsv.repo.format_log import EXPIRED_COMMITS
+from dsv.repo.format_log import EXPIRED_COMMITS, FormatLog
 from dsv.repo.refs.listing import ListedBranch, changed, latest, never_again, parts, read_named
 from dsv.repo.refs.tags import Tags, named_parts
 from dsv.stores.base import StoreBackend, absent, both, together
@@ -151,7 +151,11 @@ class Refs(Tags):
         self._rules: dict[tuple[DatasetName, BranchName], BranchRule] = {}
         self.refused: Refused | None = None
         self.override: str | None = None
-        """The reason to override the rules of protected branches; None to respect them."""
+
+    def bind(self, layout: FormatLog, refused: Refused, override: str | None) -> None:
+        """Take the store's format, which may be read while names are, and how to judge moves (`Access`)."""
+        self.layout, self.named, self.store_id = layout, layout.named_records, layout.store_id
+        self.refused, self.override = refused, override
 
     def forget(self) -> None:
         for known in (self._listed, self._seen, self._rules, self.expiry):

@@ -48,8 +48,8 @@ class Tags:
         self.layout: FormatLog | None = None
         """The format log of the names' location; None while they are created, when no process moves them."""
         self.proved = False  # a session has just proved that one writer still wins, and will write a ref
-        self.named = False  # whether entries carry their names: set when the store's format is known
-        self.store_id: StoreId | None = None  # set when the store's format is known
+        self.named = False  # whether entries carry their names
+        self.store_id: StoreId | None = None  # None while the store's format is not known
 
     def erasure(self, dataset: DatasetName) -> DatasetErased | None:
         """Return the tombstone of an erased dataset. Called only if some or all of it is missing."""

@@ -13,7 +13,6 @@ from dsv.cache.root import SETTINGS_FILE
 from dsv.errors import Conflict
 from dsv.repo.damage import read_damage
 from dsv.repo.tree.reader import TreeReader
-from dsv.transfer.stable_read import refusal
 from dsv.values.names import BranchName, Rev, Target
 from dsv.values.paths import show
 from dsv.values.progress import Progress
@@ -108,11 +107,14 @@ def sync(context: Context, request: SyncRequest) -> Synced:
             opened = following
             new_branch = new_branch and opened.workspace.branch != branch  # else the killed sync made it
         base = opened.proven_base()
-        publisher = Publisher(opened, journal, branch, base, new_branch=new_branch)
+        publisher = Publisher(
+            opened, journal, branch, base, new_branch=new_branch, skip_unsupported=request.skip_unsupported
+        )
         with open_baseline(opened, base, request.paths, rehash=request.rehash) as baseline:
             scan, tree = baseline.scan, baseline.tree
             baseline.check_publishable(context.progress)
-            _check_storable(scan, request, context.progress)
+            _note_names(scan, context.progress)
+            publisher.check_storable(scan.problems)
             check_paths(opened.workspace.root, lambda: tree, request.paths)
             reuploaded = _reupload_lost(opened, tree, request)
             changed = not scan.unchanged
@@ -125,13 +127,7 @@ def sync(context: Context, request: SyncRequest) -> Synced:
                 check_removals(scan, tree, allowed=request.allow_removals)
                 if what := doubts(scan, context.settings.home):
                     request.confirm(what, str(opened.workspace.dataset))
-                publisher.publish(
-                    baseline,
-                    done,
-                    request.message,
-                    jobs=request.jobs,
-                    skip_unsupported=request.skip_unsupported,
-                )
+                publisher.publish(baseline, done, request.message, jobs=request.jobs)
             if not done.any_change:
                 publisher.name_base()
             counts = opened.counts()
@@ -140,15 +136,13 @@ def sync(context: Context, request: SyncRequest) -> Synced:
             return done
 
 
-def _check_storable(scan: WorkspaceScan, request: SyncRequest, progress: Progress) -> None:
+def _note_names(scan: WorkspaceScan, progress: Progress) -> None:
     note_let_go(scan, progress)
     for one, other in scan.clashes:
         progress.note(
             f"{show(one)} and {show(other)} are one name where case or Unicode is folded: "
             "macOS and Windows can't have both"
         )
-    if scan.problems and not request.skip_unsupported:
-        raise refusal(scan.problems, str(scan.root))
 
 
 def _reupload_lost(opened: OpenWorkspace, tree: TreeReader | None, request: SyncRequest) -> Reuploaded:

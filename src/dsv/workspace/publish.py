@@ -12,6 +12,7 @@ recipe alone.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -113,7 +114,9 @@ class Publisher:
         base: CommitId | None,
         *,
         new_branch: bool,
+        skip_unsupported: bool,
     ) -> None:
+        self._skip_unsupported = skip_unsupported
         self._opened = opened
         self._repository = opened.repository
         self._journal = journal
@@ -121,6 +124,11 @@ class Publisher:
         self._new_branch = new_branch
         self._head: Head | None = None
         self._base = base
+
+    def check_storable(self, problems: Sequence[Problem]) -> None:
+        """Raise for paths that can't be stored, unless they are left out: once listed, and again once read."""
+        if problems and not self._skip_unsupported:
+            raise refusal(problems, str(self._workspace.root))
 
     def find_head(self) -> bool:
         """Read the branch. Return whether the next commit there may have the base as its parent. Raises
@@ -150,9 +158,7 @@ class Publisher:
         """Return the error if `find_head` returned False. changed: there is something to publish."""
         return self._opened.not_at_base(self._head, self._base, changed=changed)
 
-    def publish(
-        self, baseline: Baseline, done: Synced, message: str, *, jobs: int | None, skip_unsupported: bool
-    ) -> None:
+    def publish(self, baseline: Baseline, done: Synced, message: str, *, jobs: int | None) -> None:
         """Upload changed files, and publish a commit if it differs from the base after all. Complete `done`.
 
         Without a message, the commit's message counts the changes. Raises `Conflict` if another writer moves
@@ -175,8 +181,7 @@ class Publisher:
                 _save_files(scan, saver, writer, done, listed)
             written = writer.finish()
             self._opened.progress.finish()
-            if done.skipped and not skip_unsupported:
-                raise refusal(done.skipped, str(scan.root))
+            self.check_storable(done.skipped)
             if tree is not None and written.root == tree.commit.root:
                 done.added, done.changed, done.removed = 0, 0, 0
                 return

@@ -252,16 +252,10 @@ def _tell(call: Call, result: RunView, file: FileIO | None) -> int:
     if result.problem is not None:
         call.warn(f"the record is kept here, and sent by the next run: {result.problem.message}")
     if file is not None:
-        _write(call, file, to_json(document(_document(result))) + "\n")
+        item = call.head(record, out=str(result.out))
+        del item["sweep"]
+        _write(call, file, to_json(document(item)) + "\n")
     return result.exit_code
-
-
-def _document(result: RunView) -> dict[str, object]:
-    names = (
-        "run", "dataset", "commit", "engine", "exit_code", "cache_hit", "stage_seconds", "params", "metrics"
-    )  # fmt: skip
-    shown = {name: getattr(result.record, name) for name in names}
-    return {**shown, "commit": str(result.record.commit), "out": str(result.out)}
 
 
 def _open(name: str) -> FileIO:

@@ -163,8 +163,7 @@ def write_differences(
         call.say(f"what differs in their data: dsv diff {seen[0]} {seen[1]}")
 
 
-_FOR_PROGRAMS = frozenset({"argv", "cache_hit", "commit", "dataset", "dsv", "job", "log"})
-"""Keys that are shown only as JSON; `data` names the commit."""
+_FOR_PROGRAMS = RunRecord.keys("not shown")
 _USUAL = {"nodes": 1, "retries": 0, "sent": True}
 """Usual values, which are not shown."""
 

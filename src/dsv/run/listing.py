@@ -330,14 +330,7 @@ _SMALL_IS_GOOD: Final = frozenset(
     )
 )  # fmt: skip
 """Words in the names of metrics that are better when smaller."""
-# fmt: off
-_NOT_COMPARED: Final = frozenset(
-    (
-        "run", "name", "started", "ended", "out", "argv", "log", "sent", "data", "again_of", "cache_hit", "target",
-        "stage_seconds", "stage_bytes", "job", "parts", "passed_over", "sweep",
-    )
-)
-# fmt: on
+_NOT_COMPARED: Final = {*RunRecord.keys("not compared"), "sent"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Final
 
@@ -177,32 +177,39 @@ class LogInfo:
     """The beginning and end that are kept."""
 
 
+_NOT_COMPARED: Final = {"not compared": True}
+"""The comparison of runs leaves it out."""
+_NOT_SHOWN: Final = {"not shown": True}
+"""`dsv runs ID` has it only as JSON."""
+_INTERNAL: Final = _NOT_COMPARED | _NOT_SHOWN
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """One run. Times are milliseconds since 1970 by the clock of `host`."""
 
-    run: RunId
-    dataset: DatasetName
-    commit: CommitId
-    target: str
-    data: tuple[RunData, ...]
+    run: RunId = field(metadata=_NOT_COMPARED)
+    dataset: DatasetName = field(metadata=_NOT_SHOWN)
+    commit: CommitId = field(metadata=_NOT_SHOWN)
+    target: str = field(metadata=_NOT_COMPARED)
+    data: tuple[RunData, ...] = field(metadata=_NOT_COMPARED)
     state: RunState
     engine: str
     pool: str | None = None
     """None if the run had no pool."""
-    passed_over: tuple[PassedOver, ...] = ()
+    passed_over: tuple[PassedOver, ...] = field(default=(), metadata=_NOT_COMPARED)
     """Pools where the run did not begin, in order."""
     then: tuple[str, ...] = ()
     """Pools to try next if the run doesn't begin in time."""
     engine_version: str | None = None
-    job: JobRef | None = None
+    job: JobRef | None = field(default=None, metadata=_INTERNAL)
     image: str | None = None
     image_id: str | None = None
     image_digest: str | None = None
     command: tuple[str, ...] = ()
     """Without secrets, as are `engine_args` and `argv`."""
     engine_args: tuple[str, ...] = ()
-    argv: tuple[str, ...] = ()
+    argv: tuple[str, ...] = field(default=(), metadata=_INTERNAL)
     env: tuple[str, ...] = ()
     """Names only."""
     params: dict[str, Json]
@@ -217,14 +224,14 @@ class RunRecord:
     retries: Int = 0
     shm_bytes: Int | None = None
     code: CodeState | None = None
-    out: str
+    out: str = field(metadata=_NOT_COMPARED)
     output: RunOutput | None = None
-    sweep: SweepSeat | None = None
-    name: str | None = None
+    sweep: SweepSeat | None = field(default=None, metadata=_NOT_COMPARED)
+    name: str | None = field(default=None, metadata=_NOT_COMPARED)
     host: str
     user: str
-    started_ms: Int
-    ended_ms: Int | None = None
+    started_ms: Int = field(metadata=_NOT_COMPARED)
+    ended_ms: Int | None = field(default=None, metadata=_NOT_COMPARED)
     exit_code: Int | None = None
     """None while the run is under way."""
     signal: str | None = None
@@ -233,17 +240,22 @@ class RunRecord:
     """That of the deciding part, as is `cancelled_by`. None during the run, and in older records."""
     cancelled_by: str | None = None
     error: str | None = None
-    parts: tuple[RunPart, ...] = ()
+    parts: tuple[RunPart, ...] = field(default=(), metadata=_NOT_COMPARED)
     """One for each node and attempt."""
-    cache_hit: bool = False
-    stage_seconds: float = 0.0
-    stage_bytes: Int = 0
+    cache_hit: bool = field(default=False, metadata=_INTERNAL)
+    stage_seconds: float = field(default=0.0, metadata=_NOT_COMPARED)
+    stage_bytes: Int = field(default=0, metadata=_NOT_COMPARED)
     usage: JobUsage | None = None
     metrics: dict[str, Json] | None = None
     metrics_error: str | None = None
-    log: LogInfo | None = None
-    again_of: RunId | None = None
-    dsv: str = ""
+    log: LogInfo | None = field(default=None, metadata=_INTERNAL)
+    again_of: RunId | None = field(default=None, metadata=_NOT_COMPARED)
+    dsv: str = field(default="", metadata=_NOT_SHOWN)
+
+    @classmethod
+    def keys(cls, mark: str = "") -> list[str]:
+        """Return the keys of a run's JSON. mark: only those `not compared`, or `not shown`"""
+        return [each.name.removesuffix("_ms") for each in fields(cls) if not mark or mark in each.metadata]
 
     @property
     def commits(self) -> tuple[tuple[DatasetName, CommitId], ...]:

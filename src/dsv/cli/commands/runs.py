@@ -33,12 +33,8 @@ SHOWN = 50
         dsv runs 4f2a9c01  # one run, by the end of its id
     """,
     result=(
-        "items(run dataset commit target data state engine pool passed_over then engine_version job image "
-        "image_id image_digest command engine_args argv env params gpus gpu_type tpu tpu_topology cpus "
-        "memory_bytes time_seconds nodes retries shm_bytes code out output sweep name host user started "
-        "ended exit_code signal end cancelled_by parts error cache_hit stage_seconds stage_bytes usage "
-        "metrics metrics_error log again_of dsv took_seconds sent) copy(to source files bytes known "
-        "left_out) deleted(run dataset) compare(runs differences)"
+        f"items({' '.join(RunRecord.keys())} took_seconds sent) copy(to source files bytes known left_out) "
+        "deleted(run dataset) compare(runs differences)"
     ),
 )
 def runs(

@@ -143,7 +143,7 @@ def made(kind: str, message: str, subject: str | None, hint: str | None) -> DsvE
 
 @contextmanager
 def as_launch_error() -> Iterator[None]:
-    """Raise any `DsvError` as `LaunchError`, except misuse and interrupts."""
+    """Raises any `DsvError` as `LaunchError`, except misuse and interrupts."""
     try:
         yield
     except (UsageError, LaunchError, Interrupted, Terminated):

@@ -384,7 +384,7 @@ def find_names(store: StoreFolder, given: Path | None) -> StoreFolder:
 
 def place_of(store: StoreFolder, log: Format) -> Path | None:
     """Return the folder of the names according to a log of features, or None if they are with the data. `./`
-    at its beginning means relative to the data. Raise `StoreError` if the location is not a folder."""
+    at its beginning means relative to the data. Raises `StoreError` if the location is not a folder."""
     if log.names is None:
         return None
     if log.names.startswith("./"):
@@ -395,7 +395,7 @@ def place_of(store: StoreFolder, log: Format) -> Path | None:
 
 
 def refuse_erased(names: StoreFolder, dataset: str) -> None:
-    """Raise `StoreError` if a dataset was erased: its tombstone is stored under a hash of its name."""
+    """Raises `StoreError` if a dataset was erased: its tombstone is stored under a hash of its name."""
     erased = derived("dsv 2026-11 erased dataset v1", check_format(names).store_id + dataset.encode())
     data = names.get(f"refs/{erased.hex()}/erased")
     if data is None:
@@ -462,7 +462,7 @@ def tag_commit(store: StoreFolder, dataset: str, tag: str) -> bytes | None:
 
 
 def refuse_expired(names: StoreFolder, dataset: str, commit: bytes) -> None:
-    """Raise `StoreError` if a commit is expired: its content may be gone. The log is read from its first entry on."""
+    """Raises `StoreError` if a commit is expired: its content may be gone. The log is read from its first entry on."""
     prefix = f"refs/{component(dataset)}/expired"
     seqs = names.names(prefix, 16)
     said: tuple[str, str, int] | None = None  # action, author and time of the entry by which it expired

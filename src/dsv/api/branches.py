@@ -50,7 +50,7 @@ class BranchPath(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> BranchPath:
-        """Raise `UsageError`."""
+        """Raises `UsageError`."""
         dataset, at, branch = text.rpartition("@")
         return cls(DatasetName.parse(dataset) if dataset else None, BranchName.parse(branch if at else text))
 
@@ -325,7 +325,7 @@ def _compared(
 
 
 def _check_kept_elsewhere(repository: Repository, head: Head) -> None:
-    """Raise `Conflict` if some commits have no other name. Commits lost by the store are not checked."""
+    """Raises `Conflict` if some commits have no other name. Commits lost by the store are not checked."""
     if head.commit is None or repository.objects.stored_commit(head.commit) is None:
         return
     heads, tags = repository.refs.names(head.dataset)

@@ -285,7 +285,7 @@ class Targets(AbstractContextManager["Targets"]):
         return fitting.pop() if len(fitting) == 1 else None
 
     def _check_tag(self, dataset: DatasetName, tag: TagName) -> None:
-        """Raise `NotFound` if the store reports the tag as deleted. If it can't be asked, note that."""
+        """Raises `NotFound` if the store reports the tag as deleted. If it can't be asked, note that."""
         try:
             refs = self._open().refs
             deleted = refs.is_deleted(dataset, tag)

@@ -293,7 +293,7 @@ def _check_paths(baseline: Baseline, after: TreeReader, chosen: PathSet) -> None
 
 
 def _check_readable(baseline: Baseline, after: TreeReader, chosen: PathSet, held: WorkspacePaths) -> None:
-    """Raise `Denied` for a chosen path that can't be read here, and `Conflict` for one in a store or cache: neither
+    """Raises `Denied` for a chosen path that can't be read here, and `Conflict` for one in a store or cache: neither
     was restored."""
     hidden, apart = baseline.scan.hidden, baseline.scan.apart
     for path in () if hidden is None else hidden.paths:
@@ -371,7 +371,7 @@ def rollback(
 
 
 def _check_rule(repository: Repository, head: Head, author: str, after: TreeReader) -> None:
-    """Raise `Conflict` if the branch's rule refuses this, before anything is written; for a dry run too."""
+    """Raises `Conflict` if the branch's rule refuses this, before anything is written; for a dry run too."""
     repository.refs.check_mover(head, author)
     limits = repository.refs.limits(head.dataset, head.branch)
     if limits is None or limits.max_removals is None or head.commit is None:

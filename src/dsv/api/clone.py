@@ -235,7 +235,7 @@ def _policy(tree: TreeReader, root: Path) -> OverwritePolicy:
 
 
 def _check_folder(root: Path, dataset: DatasetName, tree: TreeReader | None, differing: Differing) -> None:
-    """Raise `Conflict` if the folder has something but no path of the commit, or if it is in a cache."""
+    """Raises `Conflict` if the folder has something but no path of the commit, or if it is in a cache."""
     elsewhere = f"dsv clone {dataset} OTHER-DIR"
     check_no_cache(root, elsewhere)
     if (root / DOT_FOLDER).exists() or not (root.is_symlink() or root.exists()) or is_vacant(root):
@@ -289,7 +289,7 @@ def _bind(context: Context, repository: Repository, root: Path, wanted: _Wanted)
 
 
 def _check_no_unreadable(folder: Path) -> None:
-    """Raise `Conflict` if the folder lies in a workspace that this user can't read."""
+    """Raises `Conflict` if the folder lies in a workspace that this user can't read."""
     around = bound_folder(folder.resolve(), unreadable=True)
     if around is not None:
         raise Conflict(

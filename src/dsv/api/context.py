@@ -304,7 +304,7 @@ def write_tracking(context: Context, repository: Repository) -> None:
 
 
 def check_binding(workspace: Workspace, repository: Repository) -> None:
-    """Raise `Conflict` if the workspace is bound to another store."""
+    """Raises `Conflict` if the workspace is bound to another store."""
     if workspace.store_id != repository.id:
         raise Conflict(
             f"{workspace.root} belongs to another store than {repository.store.url}",

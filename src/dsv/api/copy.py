@@ -185,7 +185,7 @@ def _other(
 
 
 def _check_new(context: Context, source: Repository, target: Target, request: CopyRequest, url: str) -> None:
-    """Raise before a store is created that would remain empty, or if one store lies in the other."""
+    """Raises before a store is created that would remain empty, or if one store lies in the other."""
     for dataset in _datasets(context, source, target, request):
         if not request.every:
             source.refs.require(dataset)
@@ -206,7 +206,7 @@ def _check_new(context: Context, source: Repository, target: Target, request: Co
 
 
 def _check_kinds(source: Repository, there: Repository) -> None:
-    """Raise for stores between which commits can't be copied unchanged."""
+    """Raises for stores between which commits can't be copied unchanged."""
     url = there.store.url
     if source.id == there.id:
         raise UsageError(

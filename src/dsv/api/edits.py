@@ -115,7 +115,7 @@ class EditRequest:
     dry_run: bool = False
     """Write nothing, not even to the store."""
     apart: bool = False
-    """Raise `UsageError` if two edits put or move different files to one path, of which the last would stay."""
+    """Raises `UsageError` if two edits put or move different files to one path, of which the last would stay."""
     author: str | None = None
     """The author and the time of the commit; None: the writer, and now."""
     time_ms: int | None = None
@@ -257,7 +257,7 @@ def _check_removals(plan: EditPlan, base: TreeReader | None, name: str) -> None:
 
 
 def _check_no_overlap(plan: EditPlan, theirs: Iterable[PathChange], winner: Head) -> None:
-    """Raise `Conflict` if the plan and the commit just published by another process change one path.
+    """Raises `Conflict` if the plan and the commit just published by another process change one path.
 
     The same result is no conflict, except for a moved path: its new path has the former content. Also raise
     `Conflict` if the branch was deleted.

@@ -72,7 +72,7 @@ def _note_tighter(context: Context, root: CacheRoot, owners: float | None, asked
 
 
 def _refuse(root: CacheRoot, kept: Sequence[CachedCommit]) -> None:
-    """Raise `Conflict` for targets that must stay, before anything is evicted."""
+    """Raises `Conflict` for targets that must stay, before anything is evicted."""
     if kept:
         place = kept[0].place
         raise Conflict(

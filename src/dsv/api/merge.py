@@ -182,7 +182,7 @@ class _Attempt:
         return tree
 
     def _check_rule(self, tree: MergedTree) -> None:
-        """Raise `Conflict` if the branch's rule refuses the merged tree, before anything is written."""
+        """Raises `Conflict` if the branch's rule refuses the merged tree, before anything is written."""
         entries = 0 if tree.ours is None else tree.ours.commit.entries
         self.repository.refs.check_mover(
             self.head,
@@ -229,7 +229,7 @@ class _Attempt:
         return None if commit is None else TreeReader(self.repository.objects, commit)
 
     def _check_paths(self, base: TreeReader | None, theirs: TreeReader | None) -> None:
-        """Raise `NotFound` for paths at which the commit changed nothing."""
+        """Raises `NotFound` for paths at which the commit changed nothing."""
         for path in self.request.paths.paths:
             one = PathSet.of([path])
             if not any(change.path in one for change in diff_trees(base, theirs)):

@@ -298,7 +298,7 @@ def is_engines_key(key: str) -> bool:
 
 
 def check_key(key: str) -> None:
-    """Raise `UsageError` for a key that no config file has, with the closest key as a hint."""
+    """Raises `UsageError` for a key that no config file has, with the closest key as a hint."""
     if is_key(key):
         return
     table, *rest = key.split(".")

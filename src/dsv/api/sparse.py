@@ -49,7 +49,7 @@ def chosen_by(tree: TreeReader | None, only: Sequence[str]) -> SparsePatterns:
 
 
 def check_matches(tree: TreeReader | None, lines: Iterable[str]) -> None:
-    """Raise `NotFound` for a pattern that matches nothing in the tree: it may be misspelled."""
+    """Raises `NotFound` for a pattern that matches nothing in the tree: it may be misspelled."""
     for line in lines:
         if tree is not None and not _finds(tree, line):
             raise NotFound(

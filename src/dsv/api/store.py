@@ -188,7 +188,7 @@ def _check_empty(names: StoreBackend) -> None:
 
 
 def _check_lost(split: OpenStore, layout: FormatLog) -> None:
-    """Raise `Conflict` if the names are readable at the location in the data's log."""
+    """Raises `Conflict` if the names are readable at the location in the data's log."""
     place = layout.entries[-1].names
     if place is None:
         return

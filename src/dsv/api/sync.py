@@ -61,7 +61,7 @@ def open_to_write(context: Context, command: str) -> Iterator[OpenWorkspace]:
 
 
 def check_no_cache(folder: Path, hint: str) -> None:
-    """Raise `Conflict` if a folder is in a cache, whose files are shared, and deleted when unused."""
+    """Raises `Conflict` if a folder is in a cache, whose files are shared, and deleted when unused."""
     for above in (folder.resolve(), *folder.resolve().parents):
         if (above / SETTINGS_FILE).exists():
             raise Conflict(f"{folder} lies in the cache {above}", subject=str(folder), hint=hint)

@@ -57,7 +57,7 @@ class Trash(msgspec.Struct, frozen=True):
 
 
 def find_trash(root: CacheRoot) -> list[Trash]:
-    """List and measure the folders in the trash. Raise `OSError` if that fails."""
+    """List and measure the folders in the trash. Raises `OSError` if that fails."""
     found = []
     for name in list_names(root.trash):
         folder = root.trash / name
@@ -143,7 +143,7 @@ class Sweeper:
         self._visible: frozenset[CachePlace] = frozenset()
 
     def run(self) -> tuple[Extent, list[Trash]]:
-        """Return the freed room, and what can't be deleted. Raise `OSError` if the cache is not writable."""
+        """Return the freed room, and what can't be deleted. Raises `OSError` if the cache is not writable."""
         root, request = self._root, self._request
         seen = find_visible(root)
         self._visible = frozenset(seen.places)

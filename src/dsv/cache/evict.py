@@ -313,7 +313,7 @@ class RoomMaker:
         self._until = 0.0  # the time of the clock at which it is too old
 
     def __call__(self, need: Need, /) -> None:
-        """Make room by evicting. Raise `NoRoomBeside` if that is not enough."""
+        """Make room by evicting. Raises `NoRoomBeside` if that is not enough."""
         root, settings, request = self._root, load_settings(self._root), EvictionRequest(need=need)
         if not settings.limits_content(need.place.dataset_name):
             known: Inventory | None = Inventory(0.0, (), ())

@@ -87,7 +87,7 @@ class Lease:
         process: int | None = None,
         program: str = "",
     ) -> Lease:
-        """Take a lease. Raise `OSError` if that fails, and leave no claim behind."""
+        """Take a lease. Raises `OSError` if that fails, and leave no claim behind."""
         started = boot_clock()
         now = root.now(root.claims(place))
         record = LeaseRecord(
@@ -158,7 +158,7 @@ class Lease:
         return self
 
     def release(self) -> None:
-        """End the claim and record the use. Raise no error of the cache: a claim that can't be removed expires."""
+        """End the claim and record the use. Raises no error of the cache: a claim that can't be removed expires."""
         self._released = True
         self._renewal.stop(timeout=5.0)  # it may hang in the kernel while the server is away
         with contextlib.suppress(OSError, DsvError):

@@ -46,7 +46,7 @@ def folder_name(dataset: DatasetName) -> str:
 
 
 def dataset_of(folder: str) -> DatasetName:
-    """Return the dataset whose `folder_name` is `folder`. Raise `UsageError` if there is none."""
+    """Return the dataset whose `folder_name` is `folder`. Raises `UsageError` if there is none."""
     plain = folder.replace("%2E", ".", 1)
     dataset = DatasetName.from_component(plain)
     if folder_name(dataset) != folder:
@@ -96,7 +96,7 @@ class CachePlace(msgspec.Struct, frozen=True, order=True):
 
     @property
     def dataset_name(self) -> DatasetName:
-        """Return the dataset's name. Raise `UsageError` if the folder's name does not stand for one."""
+        """Return the dataset's name. Raises `UsageError` if the folder's name does not stand for one."""
         return dataset_of(self.dataset)
 
 
@@ -126,7 +126,7 @@ def explain(error: OSError, path: AnyPath | str, doing: str = "use") -> DsvError
 
 @contextlib.contextmanager
 def explaining(path: AnyPath | str, doing: str = "use") -> Iterator[None]:
-    """Raise dsv's error for an error of the operating system at `path` in a cache: see `explain`."""
+    """Raises dsv's error for an error of the operating system at `path` in a cache: see `explain`."""
     try:
         yield
     except OSError as error:
@@ -247,7 +247,7 @@ class CacheRoot:
         return rwx | found.st_mode & stat.S_ISGID, rwx & 0o444, found.st_gid
 
     def exists(self) -> bool:
-        """Return whether the cache exists. Raise `Denied` or `Unreachable` if that can't be found out."""
+        """Return whether the cache exists. Raises `Denied` or `Unreachable` if that can't be found out."""
         with explaining(self.path):
             if not self.dot.is_dir():  # another host may have made it since an NFS client found it missing
                 for folder in (self.path.parent, self.top):
@@ -384,7 +384,7 @@ class CacheRoot:
                 raise
 
     def _pause_after(self, error: OSError, folder: SharedPath, attempt: int) -> None:
-        """Wait for the next try if `error` is of a vanished folder. Raise others, and the last try's."""
+        """Wait for the next try if `error` is of a vanished folder. Raises others, and the last try's."""
         if error.errno not in _LOOK_AGAIN or attempt == _TRIES - 1:
             while error.errno == errno.ENOTDIR and own_folder(folder) is False and folder.below:
                 folder = folder.parent  # a symlink in place of one of these is the better error
@@ -455,7 +455,7 @@ _LEVELS = {"claims": 2, "fill": 4}
 
 
 def refuse_symlinks(root: CacheRoot) -> None:
-    """Raise `Conflict` if one of dsv's own folders is a symlink; `Denied`, `Unreachable`.
+    """Raises `Conflict` if one of dsv's own folders is a symlink; `Denied`, `Unreachable`.
 
     This lists a folder per dataset. A later link is not followed either; what meets it fails.
     """

@@ -181,7 +181,7 @@ class _StrictFile(_File, forbid_unknown_fields=True):
 
 
 def parse_settings(data: bytes, name: str) -> CacheSettings:
-    """Parse a settings file. Raise `UsageError`, which says where the fault is.
+    """Parse a settings file. Raises `UsageError`, which says where the fault is.
 
     Unknown keys are faults unless a newer dsv wrote the file.
     """
@@ -246,7 +246,7 @@ def prepare_cache(root: CacheRoot) -> CacheSettings:
 
 
 def check_writable(root: CacheRoot, settings: CacheSettings) -> None:
-    """Raise `Unsupported` if the cache follows a newer protocol, which this dsv must not write."""
+    """Raises `Unsupported` if the cache follows a newer protocol, which this dsv must not write."""
     if settings.protocol > PROTOCOL:
         raise Unsupported(
             f"{root.path} is a cache of protocol {settings.protocol}, which this dsv may read but not write",

@@ -111,7 +111,7 @@ class Call(typer.Context):
         }
 
     def takes_only(self, form: str, *names: str) -> None:
-        """Raise `UsageError` if any other parameter was typed. form: what does not take it."""
+        """Raises `UsageError` if any other parameter was typed. form: what does not take it."""
         more = [each for each in self.command.params if each.name in self.typed() - set(names)]
         if more:
             named = name_of(more[0])

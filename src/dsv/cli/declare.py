@@ -64,7 +64,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def _check_words(self, ctx: Any, args: list[str]) -> None:
-        """Raise `UsageError` if a command follows the arguments without a `--`."""
+        """Raises `UsageError` if a command follows the arguments without a `--`."""
         if ctx.resilient_parsing:
             return
         ctx.ignore_unknown_options = True
@@ -124,7 +124,7 @@ class Command(TyperCommand):
                 yield param
 
     def _refuse_empty(self, ctx: Call) -> None:
-        """Raise `UsageError` for an empty word: usually a variable that is not set."""
+        """Raises `UsageError` for an empty word: usually a variable that is not set."""
         for param in self.params:
             value = ctx.params[param.name] if param.name in ctx.typed() else None
             words = value if isinstance(value, list | tuple) else [value]

@@ -140,7 +140,7 @@ def plan_document(plan: JobPlan, spec: JobSpec) -> dict[str, Json]:
 
 @contextmanager
 def launching() -> Iterator[None]:
-    """Raise errors as `LaunchError`, as `as_launch_error` does, and OSErrors too."""
+    """Raises errors as `LaunchError`, as `as_launch_error` does, and OSErrors too."""
     with as_launch_error():
         try:
             yield

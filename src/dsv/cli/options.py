@@ -79,7 +79,7 @@ def commit_target(command: str, text: str) -> Target:
 
 
 def one_of(**given: object) -> None:
-    """Raise `UsageError` if more than one of these options was given; the keywords are their names."""
+    """Raises `UsageError` if more than one of these options was given; the keywords are their names."""
     named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
     if len(named) > 1:
         raise UsageError(

@@ -71,7 +71,7 @@ def table_format(path: bytes) -> str | None:
 
 
 def require_pyarrow(reason: str = "tables are read by pyarrow") -> None:
-    """Raise `Unsupported` if pyarrow is not installed."""
+    """Raises `Unsupported` if pyarrow is not installed."""
     if find_spec("pyarrow") is None:
         raise Unsupported(f"{reason}, which is not installed", subject="pyarrow", hint="pip install pyarrow")
 

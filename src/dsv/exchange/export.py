@@ -311,7 +311,7 @@ class Pieces(io.RawIOBase):
 
 
 class UrlExport:
-    """Writes below one URL, with a journal in `notes`. Raise `Unsupported` for a read-only protocol."""
+    """Writes below one URL, with a journal in `notes`. Raises `Unsupported` for a read-only protocol."""
 
     def __init__(self, place: RemoteRoot, url: str, notes: Path, progress: Progress, *, force: bool) -> None:
         if place.protocol in HTTP:
@@ -524,7 +524,7 @@ class UrlExport:
         return files, folders
 
     def _check_names(self, names: set[bytes]) -> None:
-        """Raise `Unsupported` if files would have one name there. Only where names are similar, it is tried."""
+        """Raises `Unsupported` if files would have one name there. Only where names are similar, it is tried."""
         ordered = sorted(names, key=sort_key)
         if self._is_store or not fold_clashes(ordered, ends=True):
             return
@@ -541,7 +541,7 @@ class UrlExport:
         refuse_clashes(self.place.shown, found, ordered)
 
     def _check_written(self, written: Iterable[bytes]) -> None:
-        """Raise `IntegrityError` if files do not have their names there: some servers change names."""
+        """Raises `IntegrityError` if files do not have their names there: some servers change names."""
         if self._is_store:
             return
         keys = {self._key(name) for name in written}

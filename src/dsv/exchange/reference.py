@@ -40,7 +40,7 @@ class SourceReader:
         self._lock = threading.Lock()
 
     def __call__(self, source: ExternalSource, start: int, length: int) -> Found:
-        """Raise as `ReadSource`."""
+        """Raises as `ReadSource`."""
         scheme = source.url.partition("://")[0]
         if scheme == "file":
             return _read_file(source, start, length)
@@ -205,7 +205,7 @@ class ReferredSource(FolderSource):
 
 
 def open_referred(url: str, options: StoreOptions) -> ReferredSource:
-    """Raise `Unsupported` for a URL that can't be referred to, and `UsageError` for a secret in a URL."""
+    """Raises `Unsupported` for a URL that can't be referred to, and `UsageError` for a secret in a URL."""
     shown = hide_in_urls(url)
     scheme = url.partition("://")[0] if "://" in url else "file"
     if shown != url or "@" in split_url(url).netloc:

@@ -102,7 +102,7 @@ class RemoteRoot:
             yield
 
     def find(self) -> dict[str, dict[str, Any]]:
-        """Return what is at and below the root, by key: files, and folders if they are listed one by one. Raise if
+        """Return what is at and below the root, by key: files, and folders if they are listed one by one. Raises if
         one can't be listed, which `find` and `walk` of fsspec take for an empty one. An empty place may be
         `NotFound`."""
         if self.protocol in _LISTED_AT_ONCE:
@@ -163,7 +163,7 @@ class RemoteRoot:
 
 
 def open_place(url: str, options: StoreOptions) -> RemoteRoot:
-    """Raise `Unsupported` if a package is missing, `UsageError` for an unknown URL or a missing host."""
+    """Raises `Unsupported` if a package is missing, `UsageError` for an unknown URL or a missing host."""
     shown = hide_in_urls(url)
     kind = kind_of(url)
     if kind in ("sftp", "http") and not split_url(url.partition("::")[0]).hostname:

@@ -121,7 +121,7 @@ class _Digest:
                 del self._piece[: 1 << 20]
 
     def check(self) -> None:
-        """Raise `IntegrityError` if the file, which was read to its end, has another hash."""
+        """Raises `IntegrityError` if the file, which was read to its end, has another hash."""
         found = [self._hash.hexdigest()]
         if self._lines is not None:
             self._lines.update(self._piece.replace(b"\r\n", b"\n"))
@@ -191,7 +191,7 @@ class FolderSource(ExitStack):
         self._upcoming = deque(file for file in files if file.size is not None and file.size <= SMALL)
 
     def check(self) -> None:
-        """Raise `Conflict` if a SQLite database or its journal has changed, which each file's own check can't see."""
+        """Raises `Conflict` if a SQLite database or its journal has changed, which each file's own check can't see."""
         for file in self._together:
             self._check(file)
 
@@ -289,7 +289,7 @@ class FolderSource(ExitStack):
 
 
 def refuse_page(place: RemoteRoot, info: dict[str, Any]) -> None:
-    """Raise `Unsupported` if a web server has a page for a file of another kind, as if to log in."""
+    """Raises `Unsupported` if a web server has a page for a file of another kind, as if to log in."""
     if info.get("mimetype") == "text/html" and DATA.search(path_in(place.shown)):
         text = f"what is at {place.shown} is a web page, perhaps one to log in"
         hint = f"open it in a browser; if it is the file: curl -L {place.shown} | dsv put - DATASET:PATH"

@@ -73,7 +73,7 @@ class TarSource(FolderSource):
         return in_order(files), skipped + unfit
 
     def check(self) -> None:
-        """Raise `Conflict` if the tar was changed since it was opened."""
+        """Raises `Conflict` if the tar was changed since it was opened."""
         if not is_same(self._info, self.place.info(self.place.root)):
             raise changed(self.place.shown)
 
@@ -176,7 +176,7 @@ class _Unpacking:
         self.last = b""
 
     def read(self, size: int = -1, /) -> bytes:
-        """Raise `ReadError` for a member with too large headers."""
+        """Raises `ReadError` for a member with too large headers."""
         if self.header_left is not None:
             if not 0 <= size <= self.header_left:
                 raise tarfile.ReadError(f"the headers of a member have more than {format_bytes(_HEADER_MAX)}")
@@ -211,7 +211,7 @@ class _Unpacking:
 
 
 def open_source(url: str, options: StoreOptions) -> FolderSource:
-    """Raise `Unsupported` if a package is missing, and `UsageError` for a URL that dsv can't read."""
+    """Raises `Unsupported` if a package is missing, and `UsageError` for a URL that dsv can't read."""
     inside = ""
     if is_tar := url.startswith("tar://"):
         inside, _, url = url.removeprefix("tar://").partition("::")

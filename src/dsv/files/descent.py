@@ -24,7 +24,7 @@ class Descent(AbstractContextManager["Descent"]):
     """Opens each folder once if folders are requested in tree order. Not thread-safe."""
 
     def __init__(self, root: AnyPath | bytes, dir_fd: int | None = None) -> None:
-        """Open the root, which symlinks may lead to if it is a `Path`. Raise `OSError` if that fails."""
+        """Open the root, which symlinks may lead to if it is a `Path`. Raises `OSError` if that fails."""
         if isinstance(root, bytes):
             self._root = os.open(root, FOLDER_FLAGS, dir_fd=dir_fd)
         else:

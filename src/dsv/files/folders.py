@@ -170,13 +170,13 @@ def umask() -> int:
 
 
 def check_folding(folder: Path, drafts: AnyPath, paths: Iterable[bytes]) -> None:
-    """Raise `Unsupported` if paths of a tree would overwrite each other in this folder. `drafts` is a folder
+    """Raises `Unsupported` if paths of a tree would overwrite each other in this folder. `drafts` is a folder
     on the same file system, for the trial. Raises `OSError`."""
     refuse_clashes(str(folder), how_folded(drafts), paths)
 
 
 def refuse_clashes(place: str, folded: tuple[bool, bool], paths: Iterable[bytes]) -> None:
-    """Raise `Unsupported` if paths, in tree order, would have one name at a place. folded: as `how_folded`."""
+    """Raises `Unsupported` if paths, in tree order, would have one name at a place. folded: as `how_folded`."""
     clashes = fold_clashes(paths, spelling=folded[0], ends=folded[1]) if any(folded) else ()
     if clashes:
         one, other = clashes[0]

@@ -127,7 +127,7 @@ class Lock(AbstractContextManager["Lock"]):
         return LockHeld(None)
 
     def check(self) -> None:
-        """Raise `Conflict` if another host took over the lock, because this one sent no heartbeat."""
+        """Raises `Conflict` if another host took over the lock, because this one sent no heartbeat."""
         with about(self._folder):
             if self._lost or max(_listing(self._folder)[0], default=0) != self._number:
                 raise Conflict(

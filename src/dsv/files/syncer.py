@@ -24,7 +24,7 @@ class Syncer:
     """
 
     def __init__(self, tree: AnyPath, dead: str) -> None:
-        """Start the second process if possible. Lost data is noticed from now on. Raise `OSError` if `tree`
+        """Start the second process if possible. Lost data is noticed from now on. Raises `OSError` if `tree`
         is missing or can't be opened."""
         self.busy = False
         self._process: subprocess.Popen[bytes] | None = None

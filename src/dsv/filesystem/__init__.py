@@ -524,7 +524,7 @@ def _row(commit: Commit, name: str, info: Info) -> Row:
 
 @contextmanager
 def _as_os_errors(path: str) -> Iterator[None]:
-    """Raise the OSErrors that callers expect of a file system; dsv's own error is the cause."""
+    """Raises the OSErrors that callers expect of a file system; dsv's own error is the cause."""
     try:
         yield
     except (NoStore, Erased):  # the path may be there

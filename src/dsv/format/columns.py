@@ -64,7 +64,7 @@ class ColumnReader:
         return taken
 
     def end(self) -> None:
-        """Raise `IntegrityError` if bytes are left."""
+        """Raises `IntegrityError` if bytes are left."""
         if self._rest:
             raise damaged(self._kind, f"{len(self._rest)} bytes follow its end")
 
@@ -86,12 +86,12 @@ def from_little(code: str, data: Buffer) -> array[int]:
 
 
 def u32s(values: Iterable[int]) -> array[int]:
-    """Raise `OverflowError` for what does not fit 32 bits."""
+    """Raises `OverflowError` for what does not fit 32 bits."""
     return array("I", values)
 
 
 def u64s(values: Iterable[int]) -> array[int]:
-    """Raise `OverflowError` for what does not fit 64 bits."""
+    """Raises `OverflowError` for what does not fit 64 bits."""
     return array("Q", values)
 
 

@@ -80,7 +80,7 @@ def _one(kind: str) -> str:
 
 
 def check_magic(found: bytes, magic: bytes, kind: str) -> None:
-    """Raise `Unsupported` for the magic of a newer version, `IntegrityError` for any other wrong magic."""
+    """Raises `Unsupported` for the magic of a newer version, `IntegrityError` for any other wrong magic."""
     if found[:-1] == magic[:-1] and found[-1:].isdigit() and found > magic:
         raise _newer(kind, int(found[-1:]), int(magic[-1:]))
     if found != magic:
@@ -88,7 +88,7 @@ def check_magic(found: bytes, magic: bytes, kind: str) -> None:
 
 
 def check_hash(view: memoryview, kind: str) -> None:
-    """Raise `IntegrityError` unless the last 32 bytes are the BLAKE3 of all bytes before."""
+    """Raises `IntegrityError` unless the last 32 bytes are the BLAKE3 of all bytes before."""
     if blake3(view[:-32]).digest() != view[-32:]:
         raise damaged(kind, "its bytes are not those its hash was written for")
 
@@ -116,7 +116,7 @@ class Record(msgspec.Struct, frozen=True):
         return None
 
     def encode(self) -> bytes:
-        """Raise `ValueError` for what `decode` would refuse."""
+        """Raises `ValueError` for what `decode` would refuse."""
         version, body = self._packed()
         data = sealed(header(self.kind, version) + body)
         try:
@@ -127,7 +127,7 @@ class Record(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: Buffer) -> Self:
-        """Raise `IntegrityError`, or `Unsupported` for a newer version."""
+        """Raises `IntegrityError`, or `Unsupported` for a newer version."""
         if len(data) > cls.limit:
             raise damaged(cls.kind, f"it has {len(data)} bytes, over the limit of {cls.limit}")
         version = 2 if cls.added and version_of(data) != 1 else 1

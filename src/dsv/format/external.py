@@ -154,7 +154,7 @@ class ExternalPack(msgspec.Struct, frozen=True):
         ]
 
     def encode(self) -> bytes:
-        """Raise `ValueError` for content that does not fit one pack."""
+        """Raises `ValueError` for content that does not fit one pack."""
         texts = b"".join(text.encode() + b"\0" for source in self.sources for text in source.texts())
         if fault := self._fault(texts):
             raise ValueError(fault)
@@ -172,7 +172,7 @@ class ExternalPack(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: Buffer) -> ExternalPack:
-        """Raise `IntegrityError`, or `Unsupported` for a newer version."""
+        """Raises `IntegrityError`, or `Unsupported` for a newer version."""
         view, what, end = memoryview(data), "external pack", len(MAGIC) + 32
         if len(view) < len(MAGIC) + end:
             raise damaged(what, "it is cut short")

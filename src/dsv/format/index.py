@@ -47,7 +47,7 @@ class IndexBuilder:
         self._packs: dict[PackId, int] = {}
 
     def add(self, kind: ObjectKind, object_id: Id, location: Location) -> None:
-        """Raise `ValueError` for a locator (its object's tail finds it) or an id of wrong length."""
+        """Raises `ValueError` for a locator (its object's tail finds it) or an id of wrong length."""
         pack, offset, stored, length, codec, tail = location
         if kind is ObjectKind.LOCATOR:
             raise ValueError("an index lists no locators")
@@ -326,7 +326,7 @@ class IndexFilter:
 
     @classmethod
     def parse(cls, data: Buffer, index_id: IndexId) -> IndexFilter:
-        """Raise `IntegrityError`, or `Unsupported` for a newer version."""
+        """Raises `IntegrityError`, or `Unsupported` for a newer version."""
         view, what = memoryview(data), f"filter of index {index_id}"
         if len(view) < _FILTER_HEAD.size + HASH_SIZE:
             raise damaged(what, "it is cut short")

@@ -81,7 +81,7 @@ class Locator(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, locations: Iterable[Location]) -> Locator:
-        """Raise `ValueError` for more than `MAX_ROWS`."""
+        """Raises `ValueError` for more than `MAX_ROWS`."""
         rows = list(locations)
         if len(rows) > MAX_ROWS:
             raise ValueError(f"a locator has at most {MAX_ROWS} rows, not {len(rows)}")
@@ -134,7 +134,7 @@ class Locator(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: Buffer, max_rows: int = MAX_ROWS) -> Locator:
-        """Raise `IntegrityError`, or `Unsupported` for a newer version.
+        """Raises `IntegrityError`, or `Unsupported` for a newer version.
 
         max_rows: the most rows that the locator's owner allows.
         """

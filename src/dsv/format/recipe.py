@@ -110,7 +110,7 @@ class Recipe(msgspec.Struct, frozen=True):
         return zip(self.children(), self.lengths, strict=True)
 
     def encode(self) -> bytes:
-        """Raise `ValueError` for what `decode` would refuse."""
+        """Raises `ValueError` for what `decode` would refuse."""
         fault = self._fault()
         if fault is not None:
             raise ValueError(f"a recipe can't hold this: {fault}")
@@ -123,7 +123,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: Buffer) -> Recipe:
-        """Raise `IntegrityError`, or `Unsupported` for a newer version."""
+        """Raises `IntegrityError`, or `Unsupported` for a newer version."""
         read = ColumnReader("recipe", data)
         level = read.u32(MAX_LEVEL, "levels")
         count = read.u32(MAX_ROWS, "rows")

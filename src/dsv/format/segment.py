@@ -191,7 +191,7 @@ class Segment:
         return zip(self.paths, self.kinds, self.sizes, cut(self.file_ids, 32), strict=True)
 
     def encode(self, split: SplitPaths = split_paths) -> bytes:
-        """Raise `ValueError` for what `decode` would refuse. split: checks the paths."""
+        """Raises `ValueError` for what `decode` would refuse. split: checks the paths."""
         paths = b"\0".join([*self.paths, b""])
         sizes = self.sizes
         if self.files != len(self):
@@ -218,7 +218,7 @@ class Segment:
 
     @classmethod
     def decode(cls, data: Buffer, split: SplitPaths = split_paths, *, checked: bool = False) -> Segment:
-        """Raise `IntegrityError`, or `Unsupported` for a newer version.
+        """Raises `IntegrityError`, or `Unsupported` for a newer version.
 
         split: splits and checks the column of paths. checked: exactly these bytes were decoded before.
         """
@@ -241,7 +241,7 @@ class Segment:
         return segment
 
     def _check(self) -> None:
-        """Raise `IntegrityError` if columns contradict each other; the paths are checked already."""
+        """Raises `IntegrityError` if columns contradict each other; the paths are checked already."""
         if not 0 < len(self) <= MAX_ENTRIES:
             raise damaged("segment", f"it has {len(self)} entries")
         if self.kinds.translate(None, _ALL_KINDS):
@@ -288,7 +288,7 @@ class SegmentBuilder:
         return len(self.paths)
 
     def add(self, entry: Entry) -> None:
-        """Raise `ValueError` for an impossible entry."""
+        """Raises `ValueError` for an impossible entry."""
         path, kind, size, file_id, recipe_id, target = entry
         if kind <= Kind.EXECUTABLE:
             possible = target is None and (recipe_id is not None) == (size > SINGLE_CHUNK_MAX)
@@ -352,7 +352,7 @@ class SegmentRows:
     __slots__ = ("_file", "_plain", "_recipe", "_row", "_target", "at", "locator", "segment")
 
     def __init__(self, segment: Segment, locator: Locator) -> None:
-        """`locator` has the locations of all contents. Raise `ValueError` if it has too few rows."""
+        """`locator` has the locations of all contents. Raises `ValueError` if it has too few rows."""
         full = len(segment) - segment.without_content
         if len(locator) < full:
             raise ValueError(f"a locator of {len(locator)} rows is not that of {full} files")

@@ -127,7 +127,7 @@ class Node(msgspec.Struct, frozen=True):
     children: tuple[Child, ...]
 
     def encode(self) -> bytes:
-        """Raise `ValueError` for what `decode` would refuse."""
+        """Raises `ValueError` for what `decode` would refuse."""
         out = ColumnWriter("node")
         paths = b"".join([child.last + b"\0" for child in self.children])
         out.u32(self.level)
@@ -149,7 +149,7 @@ class Node(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, data: Buffer) -> Node:
-        """Raise `IntegrityError`, or `Unsupported` for a newer version."""
+        """Raises `IntegrityError`, or `Unsupported` for a newer version."""
         read = ColumnReader("node", data)
         level = read.u32(MAX_LEVEL, "levels")
         count = read.u32(MAX_ENTRIES, "children")
@@ -223,7 +223,7 @@ class PathColumns:
 
 
 def check_follows(previous: bytes | None, path: bytes) -> None:
-    """Raise `IntegrityError` if `path` can't follow `previous`: it is out of order, or below a file."""
+    """Raises `IntegrityError` if `path` can't follow `previous`: it is out of order, or below a file."""
     if previous is None:
         return
     # Of the paths after `previous`, those below it, and no others, sort before `previous` + byte 1.

@@ -129,7 +129,7 @@ class MergedTree:
         return f"{message}\n\nConflicts were settled:{format_lines(lines)}".lstrip("\n")
 
     def check(self, more: str = "") -> None:
-        """Raise `MergeConflict` if there are conflicts. more: what else helps, for the hint."""
+        """Raises `MergeConflict` if there are conflicts. more: what else helps, for the hint."""
         if not self.conflicts:
             return
         conflicts = tuple(sorted(self.conflicts, key=lambda one: sort_key(one.path)))

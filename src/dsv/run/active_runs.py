@@ -269,7 +269,7 @@ class RunRecords:
         self.under_way = True
 
     def begin(self, record: RunRecord) -> None:
-        """Keep the start before the job begins, and send it while the job starts. Raise `NoRoom`."""
+        """Keep the start before the job begins, and send it while the job starts. Raises `NoRoom`."""
         self.announce(record)
         self.starts += 1
         self._spool.keep(record.dataset, record.run, start_name(self.starts), record.encode())
@@ -291,7 +291,7 @@ class RunRecords:
         self.begun = False
 
     def finish(self, record: RunRecord, log: bytes | None) -> None:
-        """Keep the end, for `send` or for a later run, and remove the mark. Raise `NoRoom`."""
+        """Keep the end, for `send` or for a later run, and remove the mark. Raises `NoRoom`."""
         self._spool.keep_end(record, log)
         self.marks.remove(record.run)
         self.under_way = False

@@ -106,7 +106,7 @@ def job_folder(out: str, dataset: DatasetName, run: RunId) -> Path:
 
 
 def output_folder(place: RunPlace, asked: Path | None, otherwise: Path) -> Path:
-    """Return the output folder. Raise `UsageError` if it is in a workspace, whose sync would take the output, or
+    """Return the output folder. Raises `UsageError` if it is in a workspace, whose sync would take the output, or
     in the folder of another run, with which it would be deleted."""
     if asked is None:
         return otherwise
@@ -122,7 +122,7 @@ def output_folder(place: RunPlace, asked: Path | None, otherwise: Path) -> Path:
 
 
 def code_folder(place: RunPlace, asked: Path) -> Path:
-    """Return the absolute path of the code. Raise `UsageError` if it is not a folder."""
+    """Return the absolute path of the code. Raises `UsageError` if it is not a folder."""
     folder = Path(os.path.abspath(place.cwd / asked))  # noqa: PTH100
     if not folder.is_dir():
         raise UsageError(
@@ -132,7 +132,7 @@ def code_folder(place: RunPlace, asked: Path) -> Path:
 
 
 def make_folder(folder: Path, hint: str | None = None) -> None:
-    """Create a folder. Raise `LaunchError` if that fails."""
+    """Create a folder. Raises `LaunchError` if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -142,7 +142,7 @@ def make_folder(folder: Path, hint: str | None = None) -> None:
 
 
 def write_params(out: Path, params: Mapping[str, Json]) -> None:
-    """Replace `params.json`, never writing through a link. Raise `LaunchError`."""
+    """Replace `params.json`, never writing through a link. Raises `LaunchError`."""
     try:
         replace_file(out / PARAMS_FILE, json.dumps(params).encode() + b"\n", mode=0o644, sync=False)
     except OSError as error:
@@ -153,7 +153,7 @@ def data_mounts(main: Path, further: Mapping[str, Path], skeleton: Path) -> tupl
     """Return the mounts of the target, and those of further data.
 
     Mount points in a read-only folder must exist. So with further data `/data` is a skeleton, with one for
-    each top entry of the commit and for each name; `make_skeleton` creates it. Raise `LaunchError` for
+    each top entry of the commit and for each name; `make_skeleton` creates it. Raises `LaunchError` for
     clashing names or too many entries.
     """
     others = [Mount(path, f"/data/{name}") for name, path in further.items()]
@@ -176,7 +176,7 @@ def data_mounts(main: Path, further: Mapping[str, Path], skeleton: Path) -> tupl
 
 
 def make_skeleton(main: Path, further: Sequence[str], skeleton: Path) -> None:
-    """Create the mount points for `data_mounts`, and the commit's top symlinks. Raise `LaunchError`."""
+    """Create the mount points for `data_mounts`, and the commit's top symlinks. Raises `LaunchError`."""
     try:
         skeleton.mkdir(parents=True)
         for entry in main.iterdir():

@@ -61,7 +61,7 @@ class Engines:
 
 
 def engine_of(pool: Pool) -> type[Engine]:
-    """Return the engine of a pool that has one, and check its options. Raise `UsageError`."""
+    """Return the engine of a pool that has one, and check its options. Raises `UsageError`."""
     assert pool.engine is not None  # only the pool HERE has none
     kind = ENGINES.get(pool.engine)
     if kind is None:
@@ -95,7 +95,7 @@ def choose(
 ) -> Chosen:
     """Choose the engine of this name, with the options of its pool.
 
-    Without a name, choose the first that answers, or `process` if there is no image. Raise `UsageError` for
+    Without a name, choose the first that answers, or `process` if there is no image. Raises `UsageError` for
     an unknown name or an image that the engine can't run; `LaunchError` if the named engine, or every engine,
     doesn't answer.
     """
@@ -121,7 +121,7 @@ def choose(
 
 
 def check_image_for(engine: type[Engine] | Engine, image: str | None) -> None:
-    """Raise `UsageError` if the engine can't run this image, or can't do without one."""
+    """Raises `UsageError` if the engine can't run this image, or can't do without one."""
     name = engine.name
     if engine.needs_image and image is None:
         raise UsageError(
@@ -162,7 +162,7 @@ class FoundJob:
 
 
 def find_job(record: RunRecord, engines: Engines) -> FoundJob | None:
-    """Return the job; None if the engine doesn't have it. Raise `Unreachable` if the engine doesn't answer.
+    """Return the job; None if the engine doesn't have it. Raises `Unreachable` if the engine doesn't answer.
     Without a recorded reference, because dsv was killed, the job is found by the run's id."""
     engine = engines.make(record.engine, record.pool)
     if engine is None:

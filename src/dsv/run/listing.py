@@ -164,7 +164,7 @@ def show_run(
 ) -> RunView:
     """Return the run that a text means: its id, a unique part of it as `is_part` takes, or its name.
 
-    Ids take precedence. Raise `NotFound`, `UsageError` for an ambiguous or too short text, or the error of an
+    Ids take precedence. Raises `NotFound`, `UsageError` for an ambiguous or too short text, or the error of an
     unreadable unsent run if only its id matches.
 
     datasets: those to search in the store
@@ -216,12 +216,12 @@ def runs_known_here(state: Path) -> list[RunView]:
 
 
 def run_known_here(state: Path, text: str) -> RunView | None:
-    """Return the run known here that a text means by id or name. Raise `UsageError` if it means several."""
+    """Return the run known here that a text means by id or name. Raises `UsageError` if it means several."""
     return _meant(text, [(view.record, view) for view in runs_known_here(state)])
 
 
 def find_under_way(state: Path, text: str) -> UnderWay | None:
-    """Return the run under way that a text means by id or name. Raise `UsageError` if it means several."""
+    """Return the run under way that a text means by id or name. Raises `UsageError` if it means several."""
     return _meant(text, [(each.record, each) for each in under_way(state)])
 
 
@@ -278,7 +278,7 @@ def _view(record: RunRecord, waiting: Mapping[RunKey, RunRecord]) -> RunView:
 
 
 def only_one(text: str, found: Collection[RunKey]) -> RunKey:
-    """Return the only run that a text means. Raise `NotFound` and `UsageError`."""
+    """Return the only run that a text means. Raises `NotFound` and `UsageError`."""
     if not text:
         raise UsageError("no run was named", hint="dsv runs lists them")
     if not found and len(text) < _SHORTEST:
@@ -346,7 +346,7 @@ class Filter:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a filter such as `params.lr<0.1`. Raise `UsageError` if it is invalid."""
+        """Parse a filter such as `params.lr<0.1`. Raises `UsageError` if it is invalid."""
         found = _FILTER.fullmatch(text)
         if found is None:
             raise UsageError(
@@ -397,7 +397,7 @@ class RunQuery:
         return [each.key for each in self.filters] + ([] if self.sort is None else [sort_order(self.sort)[0]])
 
     def choose(self, views: Iterable[RunView]) -> list[RunView]:
-        """Return the wanted runs. Raise `UsageError` for a key that no record has, and `NotFound` for a
+        """Return the wanted runs. Raises `UsageError` for a key that no record has, and `NotFound` for a
         parameter or metric that no run here has."""
         pairs = [(view, view.item()) for view in views]
         for each in self.keys:

@@ -94,7 +94,7 @@ class NodeOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def decode(cls, data: bytes, subject: str) -> NodeOrder:
-        """Decode the order from `subject`. Raise `IntegrityError`, or `Unsupported` for a newer version."""
+        """Decode the order from `subject`. Raises `IntegrityError`, or `Unsupported` for a newer version."""
         try:
             order = _DECODER.decode(data)
         except msgspec.DecodeError as error:

@@ -40,7 +40,7 @@ class TimedId(str):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse an id. Raise `UsageError` if it is invalid."""
+        """Parse an id. Raises `UsageError` if it is invalid."""
         if not text.startswith(cls._prefix) or _TIMED.fullmatch(text.removeprefix(cls._prefix)) is None:
             raise UsageError(
                 f"{text!r} is not an id of a {cls._what}", subject=text, hint="dsv runs lists them"
@@ -117,7 +117,7 @@ def names_sweep(text: str) -> bool:
 
 def parse_params(texts: Iterable[str]) -> dict[str, Json]:
     """Parse `K=V` of `-p`. V is JSON (`0.1`, `true`, `[1,2]`) if it is valid, else a string; `-p v='"1.10"'`
-    is a string. Raise `UsageError`."""
+    is a string. Raises `UsageError`."""
     return {name: _value(name, value) for name, value in _by_name(texts).items()}
 
 
@@ -134,7 +134,7 @@ def _by_name(texts: Iterable[str]) -> dict[str, str]:
 
 
 def parse_axes(texts: Iterable[str]) -> dict[str, list[Json]]:
-    """Parse `K=V1,V2,…` of `-p` for a sweep. Raise `UsageError`.
+    """Parse `K=V1,V2,…` of `-p` for a sweep. Raises `UsageError`.
 
     Commas within quotes, brackets or braces do not separate: `-p 'layers=[1,2],[3,4]'`, `-p 'opt="a,b",c'`.
     """
@@ -157,7 +157,7 @@ def parse_axes(texts: Iterable[str]) -> dict[str, list[Json]]:
 
 
 def split_values(name: str, text: str) -> list[str]:
-    """Split a text at its commas. Raise `UsageError` for an empty value or an unclosed quote or bracket."""
+    """Split a text at its commas. Raises `UsageError` for an empty value or an unclosed quote or bracket."""
     values, start, opened, quoted, escaped = [], 0, "", False, False
     for at, each in enumerate(text):
         if quoted:

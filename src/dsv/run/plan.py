@@ -87,7 +87,7 @@ class Launch:
         return self.scratch / "data" if self.further and self._mounts_data() else None
 
     def plan(self) -> JobPlan:
-        """Return the engine's plan. Pure, except for listing the commit's top. Raise as `Engine.plan`."""
+        """Return the engine's plan. Pure, except for listing the commit's top. Raises as `Engine.plan`."""
         return self.chosen.engine.plan(self._job(), self.chosen.facts)
 
     def record(self, plan: JobPlan, started_ms: int) -> RunRecord:
@@ -259,7 +259,7 @@ def code_of(spec: JobSpec, place: RunPlace) -> Path | None:
 
 
 def output_of(spec: JobSpec, place: RunPlace, engine: Engine, main: Staged, own: Path) -> Path:
-    """Return the output folder. Raise `UsageError` if the job's machine has none."""
+    """Return the output folder. Raises `UsageError` if the job's machine has none."""
     pool = spec.pool
     if engine.shares_folders:
         return output_folder(place, spec.out, _own_output(spec, main, own))

@@ -157,7 +157,7 @@ class JobRef:
 
     @classmethod
     def decode(cls, data: bytes) -> JobRef:
-        """Decode a reference. Raise `IntegrityError` if it is damaged."""
+        """Decode a reference. Raises `IntegrityError` if it is damaged."""
         try:
             return _JOB.decode(data)
         except msgspec.DecodeError as error:
@@ -268,7 +268,7 @@ class RunRecord:
         return tuple(kept)
 
     def encode(self) -> bytes:
-        """Return ASCII JSON, one member a line. Raise `ValueError` if parameters or metrics are not JSON."""
+        """Return ASCII JSON, one member a line. Raises `ValueError` if parameters or metrics are not JSON."""
         document = {
             "kind": _KINDS["record"],
             "version": RECORD_VERSION,
@@ -280,7 +280,7 @@ class RunRecord:
 
     @classmethod
     def decode(cls, data: bytes, subject: str) -> RunRecord:
-        """Decode the record at key `subject`. Raise `IntegrityError`, or `Unsupported` if it is newer."""
+        """Decode the record at key `subject`. Raises `IntegrityError`, or `Unsupported` if it is newer."""
         try:
             record = msgspec.convert(_load(data, subject, "record"), cls, dec_hook=parse_name)
             record.commits  # noqa: B018 (that they can be read)
@@ -365,7 +365,7 @@ def encode_part(part: RunPart, usage: JobUsage | None = None) -> bytes:
 
 
 def decode_part(data: bytes, subject: str) -> tuple[RunPart, JobUsage | None]:
-    """Decode the part at key `subject`. Raise `IntegrityError`, or `Unsupported` for a newer version."""
+    """Decode the part at key `subject`. Raises `IntegrityError`, or `Unsupported` for a newer version."""
     document = _load(data, subject, "part")
     try:
         part = msgspec.convert(document, RunPart)

@@ -76,7 +76,7 @@ class RunStore:
             return self._given
 
     def write(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> None:
-        """Add one part. Raise `Conflict` if it is there with other bytes."""
+        """Add one part. Raises `Conflict` if it is there with other bytes."""
         if self.add(dataset, run, part, data) != data:
             key = run_key(dataset, run, part)
             raise Conflict(f"{key} already exists, and differs", subject=key)
@@ -105,7 +105,7 @@ class RunStore:
         return sorted(known, key=lambda each: (each.run, each.dataset))
 
     def find(self, run: RunId, datasets: Iterable[DatasetName]) -> StoredRun:
-        """Return the run of this id in the first of these datasets that has it. Raise `NotFound`."""
+        """Return the run of this id in the first of these datasets that has it. Raises `NotFound`."""
         for dataset in datasets:
             found = self.listing(dataset, run)
             if found:
@@ -113,7 +113,7 @@ class RunStore:
         raise NotFound(f"there is no run {run} here", subject=run, hint="dsv runs lists them")
 
     def read(self, stored: StoredRun) -> RunRecord:
-        """Read the newest record of a run. Raise `NotFound` if neither its start nor its end is there."""
+        """Read the newest record of a run. Raises `NotFound` if neither its start nor its end is there."""
         part = RECORD if RECORD in stored.parts else newest_start(stored.parts)
         key = run_key(stored.dataset, stored.run, part)
         record = RunRecord.decode(self._store.get(key, MAX_RECORD), key)
@@ -126,7 +126,7 @@ class RunStore:
         return next((self.read(stored) for stored in self.listing(dataset, run)), None)
 
     def read_all(self, stored: Sequence[StoredRun], skipped: Callable[[DsvError], None]) -> list[RunRecord]:
-        """Read records in this order, several at a time. Raise errors of the store as `read` does. skipped:
+        """Read records in this order, several at a time. Raises errors of the store as `read` does. skipped:
         called in this thread with the error of each record that is damaged or of a newer dsv"""
         found = []
         with ThreadPoolExecutor(READERS, "dsv-runs") as pool:
@@ -158,7 +158,7 @@ class RunStore:
             self._store.delete(run_key(stored.dataset, stored.run, part))
 
     def node_parts_and_usage(self, stored: StoredRun) -> list[tuple[RunPart, JobUsage | None]]:
-        """Read parts and known usage, by attempt and node. Raise `IntegrityError`, `Unsupported`."""
+        """Read parts and known usage, by attempt and node. Raises `IntegrityError`, `Unsupported`."""
         found = []
         for name in _of_nodes(stored, "part"):
             key = run_key(stored.dataset, stored.run, name)
@@ -211,7 +211,7 @@ class Spool:
         self._folder = state / SPOOLS / str(store)
 
     def keep(self, dataset: DatasetName, run: RunId, part: str, data: bytes) -> Path:
-        """Store a part durably, readable by its owner only. Raise `NoRoom` if that fails."""
+        """Store a part durably, readable by its owner only. Raises `NoRoom` if that fails."""
         folder = self._folder / dataset.component
         target = folder / f"{run}.{part}"
         try:
@@ -226,7 +226,7 @@ class Spool:
         return target
 
     def keep_end(self, record: RunRecord, log: bytes | None) -> None:
-        """Store the whole record of a run, and its log before that. Raise `NoRoom`."""
+        """Store the whole record of a run, and its log before that. Raises `NoRoom`."""
         if log is not None:
             self.keep(record.dataset, record.run, LOG, log)
         self.keep(record.dataset, record.run, RECORD, encode_within_bounds(record))
@@ -336,7 +336,7 @@ def _order(part: str) -> tuple[int, int, str]:
 
 
 def _read(path: Path) -> bytes:
-    """Read a part. Raise `OSError`, or `IntegrityError` if it is longer than a part may be."""
+    """Read a part. Raises `OSError`, or `IntegrityError` if it is longer than a part may be."""
     with path.open("rb") as file:
         data = file.read(MAX_RECORD + 1)
     if len(data) > MAX_RECORD:

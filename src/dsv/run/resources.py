@@ -65,7 +65,7 @@ def setting(key: str, parse: Callable[[str], Any], default: Any = None) -> Any:
 
 
 def parse_gpus(text: str) -> int:
-    """Read a number from 1, or `all`. Raise `UsageError`."""
+    """Read a number from 1, or `all`. Raises `UsageError`."""
     if text == "all":
         return ALL_GPUS
     if not re.fullmatch(r"[1-9][0-9]{0,3}", text, re.ASCII):
@@ -165,7 +165,7 @@ class Resources:
 
 
 def check_resources(wanted: Resources) -> None:
-    """Raise `UsageError` for resources that can't be combined."""
+    """Raises `UsageError` for resources that can't be combined."""
     if wanted.gpu_type is not None and wanted.gpus is None:
         raise UsageError(
             "gpu_type says which GPUs, and not how many", subject=wanted.gpu_type, hint="--gpus 1"

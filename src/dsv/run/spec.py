@@ -76,7 +76,7 @@ class JobSpec(Task):
 
 def parse_env(texts: Iterable[str], environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Parse the values of `-e`: `K=V`, or `K` for the caller's own value. Return the variables, and the names
-    for which the caller has no value; these stay unset. Raise `UsageError`."""
+    for which the caller has no value; these stay unset. Raises `UsageError`."""
     env: dict[str, str] = {}
     unset = []
     for text in texts:
@@ -102,7 +102,7 @@ def seated(spec: JobSpec, seat: SweepSeat) -> JobSpec:
 
 
 def check_spec(spec: JobSpec) -> None:
-    """Check a spec by itself, before its targets are resolved. Raise `UsageError`."""
+    """Check a spec by itself, before its targets are resolved. Raises `UsageError`."""
     for name in spec.env:
         if name.startswith("DSV_"):
             raise UsageError(f"{name} is set by dsv itself", subject=name)
@@ -155,7 +155,7 @@ def on_pool(wanted: _Asked, pool: Pool) -> _Asked:
 
 
 def parse_options(typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert typed options to fields of a `JobSpec`. Raise `UsageError`."""
+    """Convert typed options to fields of a `JobSpec`. Raises `UsageError`."""
     return {name: each.parse(typed[name]) for name, each in OPTIONS.items() if name in typed}
 
 

@@ -62,7 +62,7 @@ class SweepNotes:
         return max(turn, stop) + (self.driver() is None)
 
     def take(self, turn: int) -> None:
-        """Make this process the driver. Raise `Conflict` if another became it after `next_turn`."""
+        """Make this process the driver. Raises `Conflict` if another became it after `next_turn`."""
         here = RunOwner.here()
         put = self._store.put_if_absent(f"{self._prefix}turn-{turn}", msgspec.json.encode(here))
         if put is PutResult.LOST and (other := self._read(turn)) != here:
@@ -108,7 +108,7 @@ def sweep_folder(state: Path, sweep: SweepId) -> Path:
 
 @contextmanager
 def driving(state: Path, sweep: SweepId) -> Iterator[None]:
-    """Mark this process as the driver in a block. Raise `LaunchError`, or `Conflict` with another here."""
+    """Mark this process as the driver in a block. Raises `LaunchError`, or `Conflict` with another here."""
     path = _path(state, sweep)
     with ExitStack() as held:
         try:
@@ -213,7 +213,7 @@ def grouped(views: Sequence[RunView]) -> list[SweepView | RunView]:
 
 
 def sweep_of(views: Iterable[RunView], text: str) -> SweepView | None:
-    """Return the sweep that a text means by its id or its name. Raise `UsageError` if it means several."""
+    """Return the sweep that a text means by its id or its name. Raises `UsageError` if it means several."""
     every = list(views)
     seats = {view.record.sweep.id: view.record.sweep for view in every if view.record.sweep is not None}
     found = [seat for id_, seat in seats.items() if id_.is_meant_by(text)]
@@ -287,7 +287,7 @@ def as_member(spec: JobSpec, member: Mapping[str, Json]) -> JobSpec:
 
 
 def new_sweep(spec: JobSpec, axes: dict[str, list[Json]], place: RunPlace) -> SweepPlan:
-    """Plan a run for each combination of these values. Raise `UsageError`."""
+    """Plan a run for each combination of these values. Raises `UsageError`."""
     _check_secrets(spec, axes, place)
     id_ = SweepId.make(now_ms(), os.urandom(4))
     seat = SweepSeat(id=id_, number=1, of=count_of(axes), axes=axes, name=spec.name)
@@ -295,7 +295,7 @@ def new_sweep(spec: JobSpec, axes: dict[str, list[Json]], place: RunPlace) -> Sw
 
 
 def continued_sweep(view: SweepView, turn: int, spec: JobSpec, place: RunPlace) -> SweepPlan:
-    """Plan the rest of a sweep. spec: that of its first run, repeated. Raise `UsageError`."""
+    """Plan the rest of a sweep. spec: that of its first run, repeated. Raises `UsageError`."""
     _check_secrets(spec, view.seat.axes, place)
     seat = replace(view.seat, number=view.not_begun[0])
     out = _out_of(view)

@@ -193,7 +193,7 @@ def is_component(name: str) -> bool:
 
 
 def check_range(start: int, length: int) -> None:
-    """Raise ValueError for a negative start or length."""
+    """Raises ValueError for a negative start or length."""
     if start < 0 or length < 0:
         raise ValueError(f"a range of {length} bytes from {start} makes no sense")
 

@@ -111,7 +111,7 @@ def open_azure(url: str, options: StoreOptions) -> ObjectStore:
 
 
 def _check(url: str, endpoint: str, **sent: str | None) -> None:
-    """Raise `UsageError` for an endpoint, or a variable sent in headers, that would make obstore panic."""
+    """Raises `UsageError` for an endpoint, or a variable sent in headers, that would make obstore panic."""
     found = _ENDPOINT.match(endpoint)
     if found is None or not 0 < int(found[1] or 80) < 65536:
         raise UsageError(
@@ -257,7 +257,7 @@ class ForkedS3(ObjectStore):
             wanted["ContinuationToken"] = page.get("NextContinuationToken", "")
 
     def _asked(self, ask: Callable[[], _T]) -> _T:
-        """Raise obstore's error, with the facts that `object_errors` looks for."""
+        """Raises obstore's error, with the facts that `object_errors` looks for."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:

@@ -446,7 +446,7 @@ class DirectoryStore:
                     os.rmdir(folders[depth - 1], dir_fd=parent)
 
     def _check_root(self) -> None:
-        """Raise Unreachable if the store's folder itself was removed: then no key is absent."""
+        """Raises Unreachable if the store's folder itself was removed: then no key is absent."""
         if os.fstat(self._root).st_nlink == 0:
             raise root_missing(self.url)
 

@@ -150,7 +150,7 @@ class ObjectStore:
             self._confirm_empty()
 
     def _confirm_empty(self) -> None:
-        """Raise `Unreachable` if listings lack the format log: obstore takes any XML for an empty listing."""
+        """Raises `Unreachable` if listings lack the format log: obstore takes any XML for an empty listing."""
         self._lists = self._lists or next(self._rows(self._prefix + FORMAT_PREFIX, None), None) is not None
         if not self._lists and if_there(lambda: self.get(format_key(0))) is not None:
             raise no_object_store(self._endpoint, ": its listings lack what is there")

@@ -149,7 +149,7 @@ def _same_as_parent(repository: Repository, draft: Draft, tree: WrittenTree) -> 
 
 
 def _check_links(tree: TreeReader, draft: Draft) -> None:
-    """Raise `Unsupported` for a symlink that leads out, also by others: all are read if any was changed."""
+    """Raises `Unsupported` for a symlink that leads out, also by others: all are read if any was changed."""
     escaping = link_escapes(tree.links())
     if escaping:
         more = f", and {len(escaping) - 1:,} more" if len(escaping) > 1 else ""

@@ -254,7 +254,7 @@ class Fetcher:
                 plan.append(_Piece(file, fault=self._of_file(file.entry, error)))
 
     def _check_part(self, entry: Entry, chunk: ChunkId) -> None:
-        """Raise `Erased` for a file with a part of an erased one, which was stored while that was erased."""
+        """Raises `Erased` for a file with a part of an erased one, which was stored while that was erased."""
         found = self._objects.erasures.objects.get((ObjectKind.CHUNK, chunk))
         if found is not None:
             raise erased_error(f"a part of {self._name(entry)}", found)

@@ -308,7 +308,7 @@ class Run(msgspec.Struct, Generic[T]):
 
 class _Reader:
     def __init__(self, root: Path) -> None:
-        """Start the process. Raise `OSError` if that fails, or if there is no memory to share."""
+        """Start the process. Raises `OSError` if that fails, or if there is no memory to share."""
         ours, theirs = Pipe()
         with theirs, _shared_memory(_SLOTS * Slot.SIZE) as shared:
             memory = memoryview(mmap.mmap(shared, 0))

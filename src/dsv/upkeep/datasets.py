@@ -200,7 +200,7 @@ def _of_deletion(log: ExpiryLog) -> list[CommitId]:
 
 
 def check_protection(repository: Repository, dataset: DatasetName) -> None:
-    """Raise `Conflict` for a protected branch. Called before any branch is deleted."""
+    """Raises `Conflict` for a protected branch. Called before any branch is deleted."""
     refs = repository.refs
     for head in refs.heads(dataset):
         if refs.limits(dataset, head.branch) is not None and refs.override is None:

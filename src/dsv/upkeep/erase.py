@@ -416,7 +416,7 @@ def find_packs(repository: Repository, folder: Path) -> tuple[int, int]:
 
 
 def refuse_shared(plan: ErasePlan, choice: Choice | None) -> None:
-    """Raise `Conflict` if other files share content to erase, and the user has not decided about that."""
+    """Raises `Conflict` if other files share content to erase, and the user has not decided about that."""
     if plan.shared and choice is None:
         first = plan.shared[0]
         count = len(plan.shared)

@@ -298,7 +298,7 @@ class Collector:
         return self._folder / str(self._made)
 
     def _check_missing(self, missing: Missing | None, rows: IndexRows, listed: ListedPacks) -> None:
-        """Raise `IntegrityError` if a needed object is missing, or the listing lacked an existing pack."""
+        """Raises `IntegrityError` if a needed object is missing, or the listing lacked an existing pack."""
         places = listed.ids.places(rows.packs)
         absent = [rows.packs[int(at)] for at in np.flatnonzero(places < 0)]
         if len(absent) > _ASKED:
@@ -516,7 +516,7 @@ class Collector:
                     together([partial(self._store.delete, prefix + one) for one in beats])
 
     def _check_names(self) -> None:
-        """Raise if a move of the names has begun: no deletion or decision made here would then count."""
+        """Raises if a move of the names has begun: no deletion or decision made here would then count."""
         self._repository.refs.check_not_moved("this garbage collection")
 
     def _put(self, key: str, data: bytes) -> PutResult:

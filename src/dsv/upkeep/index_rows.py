@@ -328,7 +328,7 @@ class IndexRows(AbstractContextManager["IndexRows"]):
         return view
 
     def _check(self, index_id: IndexId, view: memoryview, found: Index) -> None:
-        """Raise for rows that no writer makes, as `Index.parse` does, but a bucket at a time."""
+        """Raises for rows that no writer makes, as `Index.parse` does, but a bucket at a time."""
         kinds, codecs = [*map(int, ObjectKind)][:-1], [*map(int, Codec)]
         for first in range(256):
             rows = np.frombuffer(found.bucket(first), _STORED)

@@ -397,7 +397,7 @@ def _run(store: StoreBackend, dataset: DatasetName, run: str, part: str) -> Name
 def _check_commits(
     repository: Repository, reached: Collection[CommitId], names: Iterable[Name]
 ) -> list[CommitId]:
-    """Raise `IntegrityError` if the listing of all commits contradicts the names: if it lacks a named commit,
+    """Raises `IntegrityError` if the listing of all commits contradicts the names: if it lacks a named commit,
     or has one that was made for an existing branch that was not listed. Return those that follow a head."""
     store = repository.store
     listed = set(parsed(keys.parse_commit_key, list_all(store, keys.COMMIT_PREFIX)))

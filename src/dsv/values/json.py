@@ -83,7 +83,7 @@ SHORT_MAX, LONG_MAX = 1024, 65536
 
 
 def check_length(value: str, most: int, what: str) -> None:
-    """Raise `UsageError` for a text that no record can hold. what: a noun for it."""
+    """Raises `UsageError` for a text that no record can hold. what: a noun for it."""
     if len(value) > most:
         raise UsageError(
             f"{what} has {len(value):,} characters, and {most:,} is the most",

@@ -100,7 +100,7 @@ class Rev(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Rev:
-        """Raise `UsageError`."""
+        """Raises `UsageError`."""
         match = _REV.fullmatch(text)
         if match is None:
             raise UsageError(

@@ -22,7 +22,7 @@ _BAD = re.compile(rb"//|/(?:\.\.?|%b)/" % _RESERVED.pattern, re.IGNORECASE)
 
 
 def check_path(path: bytes) -> None:
-    """Raise `ValueError` with the reason if a tree may not hold this path."""
+    """Raises `ValueError` with the reason if a tree may not hold this path."""
     _check_relative(path, MAX_PATH)
     for part in path.split(b"/"):
         if not part:
@@ -36,7 +36,7 @@ def check_path(path: bytes) -> None:
 
 
 def check_target(target: bytes) -> None:
-    """Raise `ValueError` if no tree may hold a symlink with this target, at any path."""
+    """Raises `ValueError` if no tree may hold a symlink with this target, at any path."""
     _check_relative(target, MAX_TARGET)
 
 

@@ -292,7 +292,7 @@ _RULES_FILE = b".dsvignore"
 
 
 class SparsePatterns(msgspec.Struct, frozen=True, dict=True):
-    """A selection of a dataset's paths. Raise `UsageError` for an invalid line.
+    """A selection of a dataset's paths. Raises `UsageError` for an invalid line.
 
     A `.dsvignore` is selected if any path next to it or below may be, so that the rules of the whole dataset
     apply to files that the workspace adds.

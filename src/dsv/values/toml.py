@@ -35,7 +35,7 @@ def binding(document: dict[str, object]) -> dict[str, object]:
 
 
 def _check(document: dict[str, object]) -> None:
-    """Raise `ValueError` for values that tomli takes and that later code can't print or traverse."""
+    """Raises `ValueError` for values that tomli takes and that later code can't print or traverse."""
     left: list[tuple[object, int]] = [(document, 0)]
     while left:
         value, depth = left.pop()

@@ -199,7 +199,7 @@ MANY = 20
 
 
 def check_removals(scan: WorkspaceScan, base: TreeReader | None, *, allowed: bool) -> None:
-    """Raise `Conflict` if a sync would remove more than half of the files, or all of a top-level folder. In a
+    """Raises `Conflict` if a sync would remove more than half of the files, or all of a top-level folder. In a
     sparse workspace only the part of the dataset that it has counts."""
     if base is None or allowed or not scan.missing:
         return
@@ -281,7 +281,7 @@ def _refused(what: str, root: str) -> Conflict:
 
 
 def check_paths(root: Path, base: Callable[[], TreeReader | None], paths: Iterable[bytes]) -> None:
-    """Raise `NotFound` for a path that is neither on disk nor in the base, which is read only if it is needed."""
+    """Raises `NotFound` for a path that is neither on disk nor in the base, which is read only if it is needed."""
     for path in paths:
         if os.path.lexists(os.fsencode(root) + b"/" + path):
             continue

@@ -142,8 +142,8 @@ def check_copies(
     changes: Iterable[PathChange],
     may_overwrite: Callable[[bytes], bool],
 ) -> None:
-    """Raise `Conflict` if the changes would remove or overwrite a file whose content the store has lost or damaged.
-    Content that gc removed with an expired base is not lost. Raise `Unreachable` without the store.
+    """Raises `Conflict` if the changes would remove or overwrite a file whose content the store has lost or damaged.
+    Content that gc removed with an expired base is not lost. Raises `Unreachable` without the store.
 
     Each pack is looked up once. Files that may be overwritten without a copy (`may_overwrite`) are not
     checked.
@@ -239,7 +239,7 @@ def _needed(tree: TreeReader, going: dict[bytes, Entry]) -> Iterator[tuple[bytes
 
 
 def check_equal(baseline: Baseline, tree: TreeReader, goal: Goal) -> None:
-    """Raise `Conflict` with a list of paths that the commit has otherwise or lacks. Reads every file."""
+    """Raises `Conflict` with a list of paths that the commit has otherwise or lacks. Reads every file."""
     scan = baseline.scan
     if next(scan.pending(), None) is None:
         return  # an empty folder, as most are

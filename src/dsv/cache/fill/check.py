@@ -207,7 +207,7 @@ def _look(root: CacheRoot, folder: int, name: bytes, entry: Entry, where: Locati
 
 
 def _read(root: CacheRoot, folder: int, name: bytes, entry: Entry) -> str | None:
-    """Return what is wrong about a file's content. Raise `OSError`, but not for bytes that can't be read.
+    """Return what is wrong about a file's content. Raises `OSError`, but not for bytes that can't be read.
 
     A server that is away, or that has forgotten what this host had open, also gives EIO. The first then fails
     for the cache's folder too. After the second the file can be read when it is opened again.

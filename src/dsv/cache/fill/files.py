@@ -183,7 +183,7 @@ def create_file(
 
 
 def new_file(folder: int, name: bytes | str, rights: FillRights, *, executable: bool) -> int:
-    """Create a file and return its descriptor. Raise `FileExistsError` if it exists, or another `OSError`."""
+    """Create a file and return its descriptor. Raises `FileExistsError` if it exists, or another `OSError`."""
     return os.open(name, _CREATE, rights.executable if executable else rights.file, dir_fd=folder)
 
 
@@ -459,7 +459,7 @@ class WriteBack:
     """Syncs the file system of a fill's tree. For one thread; `close` it afterwards."""
 
     def __init__(self, directory: FillDirectory) -> None:
-        """Start the syncer. Raise `OSError` if that fails."""
+        """Start the syncer. Raises `OSError` if that fails."""
         self._directory = directory
         self._syncer = Syncer(directory.tree, directory.dead.name)
         self._begun_at = 0
@@ -488,7 +488,7 @@ class WriteBack:
         self.check()
 
     def check(self) -> None:
-        """Raise `FillFailed` or `NoRoom` if a sync has failed so far."""
+        """Raises `FillFailed` or `NoRoom` if a sync has failed so far."""
         self._attempt(self._syncer.poll)
         if self._error is not None:
             raise self._error

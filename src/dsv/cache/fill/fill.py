@@ -225,7 +225,7 @@ class Fill(msgspec.Struct):
                 raise
 
     def _recover(self, error: OSError) -> None:
-        """Return if another attempt may succeed. Raise `Unreachable`, `NoRoom` with figures, or the error."""
+        """Return if another attempt may succeed. Raises `Unreachable`, `NoRoom` with figures, or the error."""
         root, place = self.root, self.place
         if error.errno in GONE:
             self.vanished += 1
@@ -442,7 +442,7 @@ class FillParticipant:
         return [worker for owner, worker in workers.items() if owner != self._heartbeat.owner.id]
 
     def _check_disk(self) -> None:
-        """Raise the error of the disk, if the fill ended because the disk lost data."""
+        """Raises the error of the disk, if the fill ended because the disk lost data."""
         if self._write_back is not None:
             self._write_back.check()
 

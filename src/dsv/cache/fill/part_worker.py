@@ -43,7 +43,7 @@ class PartWorker:
         kind: system.FileSystem,
         tick: Callable[[], None],
     ) -> None:
-        """Open the fill's folders. Raise `OSError` if one can't be opened: perhaps the fill has ended."""
+        """Open the fill's folders. Raises `OSError` if one can't be opened: perhaps the fill has ended."""
         self._directory = directory
         self._source = source
         self._table = table

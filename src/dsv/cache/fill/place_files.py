@@ -142,7 +142,7 @@ class PartWriter:
     """Writes into the tree of one fill, for one thread. What it did counts after `settle`."""
 
     def __init__(self, directory: FillDirectory, kind: system.FileSystem) -> None:
-        """Open the folders of the tree. Raise `OSError` if that fails."""
+        """Open the folders of the tree. Raises `OSError` if that fails."""
         self._directory = directory
         self._rights = FillRights.of(directory.root, sync=kind.sync_each)
         self._stack = contextlib.ExitStack()

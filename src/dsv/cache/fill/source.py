@@ -106,7 +106,7 @@ class FillContents:
     """Reads parts of one fill's tree."""
 
     def __init__(self, directory: FillDirectory, source: StoreSource) -> None:
-        """Open the trees and read the source map of the plan. Raise `OSError` if the map can't be read."""
+        """Open the trees and read the source map of the plan. Raises `OSError` if the map can't be read."""
         self._directory = directory
         self._source = source
         tree = source.tree(CommitId.parse(directory.plan.commit))

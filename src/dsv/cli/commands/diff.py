@@ -121,7 +121,7 @@ class _Shown:
         return self.failed[0].exit_code if self.failed else 0
 
     def check(self) -> None:
-        """Raise `UsageError`, or `Unsupported` if tables can't be read here."""
+        """Raises `UsageError`, or `Unsupported` if tables can't be read here."""
         if self.key and not self.table:
             raise UsageError("--key is for --table", subject="--key", hint="dsv diff --table --key COLUMN")
         if self.table:

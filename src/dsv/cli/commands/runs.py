@@ -143,7 +143,7 @@ def _find(
 def _known_here(
     call: Call, ids: list[str], dataset: DatasetName | None, query: RunQuery, away: Unreachable
 ) -> list[RunView]:
-    """Return the runs that this machine knows, without the store. Raise `away` if it lacks one of `ids`."""
+    """Return the runs that this machine knows, without the store. Raises `away` if it lacks one of `ids`."""
     state = call.settings.state
     found = [run_known_here(state, text) for text in ids] if ids else runs_known_here(state)
     views = [view for view in found if view is not None and dataset in (None, view.record.dataset)]

@@ -258,7 +258,7 @@ def wait(call: Call, run: list[str] = argument("RUN...")) -> int:
 
 
 def _ended_here(call: Call, ids: Iterable[str], away: Unreachable) -> list[RunRecord]:
-    """Return the unsent records of ended runs that this machine has. Raise `away` if one is missing."""
+    """Return the unsent records of ended runs that this machine has. Raises `away` if one is missing."""
     records = []
     for text in ids:
         view = run_known_here(call.settings.state, text)
@@ -399,7 +399,7 @@ def _write_live(call: Call, one: UnderWay, live: Path, follow: bool) -> bool:
 
 
 def _one(found: Runs, run: str) -> RunView:
-    """Return a run. Raise `UsageError` for a sweep."""
+    """Return a run. Raises `UsageError` for a sweep."""
     view = found.show_or_sweep(run)
     if isinstance(view, RunView):
         return view

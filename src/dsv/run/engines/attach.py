@@ -72,7 +72,7 @@ class Signals:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Raise `Interrupted` for `ENDING` signals in this block, within `caught`, while no job gets them."""
+        """Raises `Interrupted` for `ENDING` signals in this block, within `caught`, while no job gets them."""
         self._raises = True
         try:
             yield
@@ -169,7 +169,7 @@ class FollowedJob(ABC):
 
     @abstractmethod
     def _begin(self, output: JobOutput) -> None:
-        """Let the job begin. Raise `LaunchError`."""
+        """Let the job begin. Raises `LaunchError`."""
 
     @abstractmethod
     def _send(self, number: int) -> bool:
@@ -225,7 +225,7 @@ class Foreground:
         return self._ended if self._begun is None else self._begun.ended
 
     def check(self) -> None:
-        """Raise the unexpected error of the submission, or the one of `known`."""
+        """Raises the unexpected error of the submission, or the one of `known`."""
         if self._problem is not None:
             raise self._problem
 

@@ -266,7 +266,7 @@ class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_options(decoder: msgspec.json.Decoder[_T], options: Mapping[str, Json], where: str) -> _T:
-    """Decode the options of an engine. Raise `UsageError` for invalid ones. where: the key of their table"""
+    """Decode the options of an engine. Raises `UsageError` for invalid ones. where: the key of their table"""
     try:
         return decoder.decode(msgspec.json.encode(dict(options)))
     except msgspec.ValidationError as error:
@@ -308,7 +308,7 @@ class SubmittedJob(Handle, Protocol):
     def begin(self, output: JobOutput, on_end: Callable[[], None]) -> None:
         """Let the job begin, and follow it until its end. Its output goes to `output`.
 
-        Raise `LaunchError` if the engine does not let it begin; a command that can't be started is an ended
+        Raises `LaunchError` if the engine does not let it begin; a command that can't be started is an ended
         job. In a cluster, `signal` and `kill` are requests, and the job continues if this process is gone.
 
         on_end: called once, by another thread, at the end
@@ -344,12 +344,12 @@ class Engine(ABC):
 
     @classmethod
     def check_options(cls, options: Mapping[str, Json], where: str) -> None:
-        """Raise `UsageError` for unusable options. where: the key of the table, `pools.NAME.ENGINE`"""
+        """Raises `UsageError` for unusable options. where: the key of the table, `pools.NAME.ENGINE`"""
         read_options(cls.decoder, options, where)
 
     @abstractmethod
     def capacity(self, wanted: Resources) -> Capacity:
-        """Return the machines for a job that requests this, in at most a few seconds. Raise as `probe`.
+        """Return the machines for a job that requests this, in at most a few seconds. Raises as `probe`.
 
         A cluster leaves out nodes that can't run such a job (drained, tainted, of another partition, without
         the TPU), and reports the effect of its quotas and limits in `not_now` and `never`.
@@ -366,7 +366,7 @@ class Engine(ABC):
     @abstractmethod
     def probe(self) -> Facts:
         """Check that the engine answers, of a cluster its API or its controller, in at most a few seconds.
-        Raise `Unreachable`, or a more exact `DsvError`, if it can't be used here."""
+        Raises `Unreachable`, or a more exact `DsvError`, if it can't be used here."""
 
     def place(self, mount: Mount) -> str:
         """Return the path where a job finds this mount."""
@@ -374,14 +374,14 @@ class Engine(ABC):
 
     @abstractmethod
     def plan(self, job: Job, facts: Facts) -> JobPlan:
-        """Plan a job. Pure. Raise `UsageError` or `LaunchError` for a job that can't be run. For a cluster,
+        """Plan a job. Pure. Raises `UsageError` or `LaunchError` for a job that can't be run. For a cluster,
         `script` is the manifest or the batch script, and `argv` the command that submits it."""
 
     @abstractmethod
     def submit(self, plan: JobPlan, output: JobOutput, cancelled: Event) -> SubmittedJob:
-        """Give the job to the engine, which holds it. Raise `LaunchError`, with nothing of the job left.
+        """Give the job to the engine, which holds it. Raises `LaunchError`, with nothing of the job left.
 
-        Raise `NoPlaceYet` if a later call may succeed. Once `cancelled` is set, this soon ends with an error.
+        Raises `NoPlaceYet` if a later call may succeed. Once `cancelled` is set, this soon ends with an error.
         output: shows messages of the engine, for instance about an image that it pulls
 
         A cluster gets it held (`sbatch --hold`, a Job with `suspend: true`): if dsv is killed before it
@@ -464,7 +464,7 @@ DONE_BY_DSV: Final = frozenset({"time_seconds", "retries"})
 
 
 def check_given(engine: Engine | type[Engine], wanted: Resources) -> None:
-    """Raise `UsageError` if the engine can't give what the job asks for on any machine."""
+    """Raises `UsageError` if the engine can't give what the job asks for on any machine."""
     nothing = Task()
     for each in fields(Task):
         option: Option | None = each.metadata.get("option")
@@ -478,7 +478,7 @@ def check_given(engine: Engine | type[Engine], wanted: Resources) -> None:
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Raise `UsageError` for a missing command, or one that can't be passed to a program."""
+    """Raises `UsageError` for a missing command, or one that can't be passed to a program."""
     if not command or not command[0]:
         raise UsageError("no command given", hint="dsv run TARGET -- CMD …")
     if any("\0" in argument for argument in command):
@@ -486,7 +486,7 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def check_image(image: str | None) -> str:
-    """Return the image. Raise `UsageError` if it can be mistaken for another argument."""
+    """Return the image. Raises `UsageError` if it can be mistaken for another argument."""
     if image is None:
         raise UsageError("this engine needs an image", hint="dsv run --image IMAGE …")
     if not image or image.startswith("-") or not image.isprintable() or any(c.isspace() for c in image):

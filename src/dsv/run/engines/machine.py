@@ -175,7 +175,7 @@ def with_free_gpus(machine: Machine) -> Machine:
 
 
 def check_machine(wanted: Resources, machine: Machine) -> None:
-    """Raise `LaunchError` if the machine doesn't have enough memory or CPUs."""
+    """Raises `LaunchError` if the machine doesn't have enough memory or CPUs."""
     if wanted.memory_bytes is not None and wanted.memory_bytes > machine.memory_bytes:
         raise LaunchError(
             f"{format_bytes(wanted.memory_bytes)} of memory were asked for, and this machine has "
@@ -192,7 +192,7 @@ def check_machine(wanted: Resources, machine: Machine) -> None:
 
 
 def choose_cpus(wanted: float, machine: Machine, run: str) -> tuple[int, ...]:
-    """Choose from the caller's CPUs, the first by the run, to spread concurrent jobs. Raise `UsageError`."""
+    """Choose from the caller's CPUs, the first by the run, to spread concurrent jobs. Raises `UsageError`."""
     count = int(wanted)
     if count != wanted:
         raise UsageError(
@@ -212,7 +212,7 @@ def choose_gpus(
 ) -> tuple[str, ...] | None:
     """Return the indices or UUIDs of a job's GPUs: the first of those given to the caller, or of this type.
 
-    None for all GPUs of the machine. by_index: no UUIDs of GPUs of a type. Raise `LaunchError` if the caller
+    None for all GPUs of the machine. by_index: no UUIDs of GPUs of a type. Raises `LaunchError` if the caller
     or the machine has too few.
     """
     if gpu_type is not None:

@@ -418,7 +418,7 @@ class LiveLog:
     """Writes the live log. If the disk is full, the job continues, and its record still has the log."""
 
     def __init__(self, path: Path, masker: Masker, part_size: int = PART_SIZE) -> None:
-        """Raise `OSError`."""
+        """Raises `OSError`."""
         self._path = path
         self._masker = masker
         self._part_size = part_size

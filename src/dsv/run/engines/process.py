@@ -142,7 +142,7 @@ class ProcessEngine(LocalEngine):
         return tuple(found)
 
     def _visible(self, wanted: int, gpu_type: str | None, machine: Machine) -> str:
-        """Choose GPUs for the job: of those that the caller was given, or of all. Raise `LaunchError`."""
+        """Choose GPUs for the job: of those that the caller was given, or of all. Raises `LaunchError`."""
         names = choose_gpus(wanted, machine, gpu_type)
         return ",".join(map(str, range(machine.gpus or 0)) if names is None else names)
 

@@ -84,7 +84,7 @@ class ContainerProgram(LocalEngine):
     def open(
         self, *arguments: str, env: Mapping[str, str] | None = None, stderr: int = subprocess.PIPE
     ) -> subprocess.Popen[bytes]:
-        """Start the program with its output in pipes, away from the terminal's signals. Raise `LaunchError`."""
+        """Start the program with its output in pipes, away from the terminal's signals. Raises `LaunchError`."""
         try:
             return subprocess.Popen(
                 [self.name, *arguments],
@@ -187,7 +187,7 @@ def create(
     cancelled: Event,
     watch: Callable[[int | None], None],
 ) -> str:
-    """Create the container, and return its id. Raise `LaunchError`. watch: called with the process group of
+    """Create the container, and return its id. Raises `LaunchError`. watch: called with the process group of
     the program that creates it"""
     with _written(plan.files):
         program = engine.open("create", *plan.argv[2:], env=plan.env)

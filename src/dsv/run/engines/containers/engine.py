@@ -72,7 +72,7 @@ class ContainerEngine(ContainerProgram):
 
     @abstractmethod
     def read_facts(self, info: dict[str, Any]) -> Facts:
-        """Read the answer of `info`. Raise `Unreachable` if it is not from this engine."""
+        """Read the answer of `info`. Raises `Unreachable` if it is not from this engine."""
 
     @abstractmethod
     def user_options(self, job: Job, facts: Facts) -> list[str]:
@@ -190,7 +190,7 @@ class ContainerEngine(ContainerProgram):
         )
 
     def _identity(self) -> str:
-        """Return the identity of the engine that answers. Raise `Unreachable` if it doesn't."""
+        """Return the identity of the engine that answers. Raises `Unreachable` if it doesn't."""
         if self._where is None:
             self._where = self.probe().where
         return self._where

@@ -38,7 +38,7 @@ class Volume:
 
     @classmethod
     def of(cls, prefix: str, said: Mapping[str, str]) -> Self:
-        """Raise `ValueError`."""
+        """Raises `ValueError`."""
         folder = PurePosixPath(prefix)
         if not folder.is_absolute() or ".." in folder.parts or folder == PurePosixPath("/"):
             raise ValueError(f"{prefix} is no folder below /")
@@ -86,7 +86,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Merged into the Job."""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for an invalid volume."""
+        """Raises `ValueError` for an invalid volume."""
         try:
             self.volume_of(PurePosixPath("/"))
         except ValueError as error:

@@ -17,7 +17,7 @@ _SECONDS: Final = 8.0
 
 def ask_capacity(api: KubernetesApi, options: KubernetesOptions, wanted: Resources) -> Capacity:
     """Return what is free for a job. `unseen` names what the caller may not list: nodes, quotas, pods of
-    others. Raise `Refusal` without an answer, or if the caller is not logged in."""
+    others. Raises `Refusal` without an answer, or if the caller is not logged in."""
     nodes = _items(api, "/api/v1/nodes")
     if isinstance(nodes, Refusal) and nodes.status != 403:
         raise nodes

@@ -317,7 +317,7 @@ class Kubernetes(Engine):
         return self._where
 
     def _cluster(self) -> str:
-        """Ask for the identity of the cluster. Raise `Refusal` without an answer."""
+        """Ask for the identity of the cluster. Raises `Refusal` without an answer."""
         try:
             found = self._api.get("/api/v1/namespaces/kube-system", PROBE_SECONDS)
         except Refusal as refusal:
@@ -329,7 +329,7 @@ class Kubernetes(Engine):
 
 @contextmanager
 def _as_errors() -> Generator[None, None, None]:
-    """Raise a refusal as the error of a command."""
+    """Raises a refusal as the error of a command."""
     try:
         yield
     except Refusal as refusal:
@@ -340,7 +340,7 @@ _KINDS: Final = {"Service": "services", "Secret": "secrets", "Job": "batch/v1/jo
 
 
 def make(api: KubernetesApi, thing: Manifest, run: str) -> Any:
-    """Create an object, or find the one of this run, and return it. Raise the error of the cluster."""
+    """Create an object, or find the one of this run, and return it. Raises the error of the cluster."""
     kind, name = thing["kind"], thing["metadata"]["name"]
     path = api.path(_KINDS[kind])
     try:
@@ -387,7 +387,7 @@ _CREDENTIALS: Final = (
 
 
 def check_credentials(job: Job, options: KubernetesOptions, forwarded: Mapping[str, str]) -> None:
-    """Raise `UsageError` if the credentials are in a local profile, and the pool names none."""
+    """Raises `UsageError` if the credentials are in a local profile, and the pool names none."""
     setting = job.access.profile
     if setting is None or options.secret is not None or options.service_account is not None or forwarded:
         return

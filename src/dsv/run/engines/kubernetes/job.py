@@ -370,7 +370,7 @@ class KubernetesJob:
         return [str(each.get("message") or "") for each in events]
 
     def resume(self, queue: str | None) -> None:
-        """Let the job begin: once its queue admits it, if it has one. Raise `Refusal`."""
+        """Let the job begin: once its queue admits it, if it has one. Raises `Refusal`."""
         labels = {"metadata": {"labels": {QUEUE_LABEL: queue}}}
         self.raw = self.api.patch(self.path, {"spec": {"suspend": False}} if queue is None else labels)
 

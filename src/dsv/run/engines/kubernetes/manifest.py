@@ -62,7 +62,7 @@ _LARGEST: Final = 1_500_000
 def manifests(
     job: Job, options: KubernetesOptions, facts: Facts, *, forwarded: bool = False
 ) -> list[Manifest]:
-    """Return the Job, and before it the Service if there are several nodes. Raise `UsageError`. forwarded:
+    """Return the Job, and before it the Service if there are several nodes. Raises `UsageError`. forwarded:
     whether credentials are passed on to the job"""
     name = object_name(job.run)
     metadata = {
@@ -437,7 +437,7 @@ _FLAT: Final = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 1
 
 
 def resources_of(job: Job, options: KubernetesOptions) -> Manifest:
-    """Return the requests and limits of the job's container. Raise `UsageError`."""
+    """Return the requests and limits of the job's container. Raises `UsageError`."""
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
     if job.cpus is not None:
@@ -461,7 +461,7 @@ def resources_of(job: Job, options: KubernetesOptions) -> Manifest:
 
 
 def tpu_selectors(job: Job) -> dict[str, str]:
-    """Return the labels of GKE nodes with such a slice. Raise `UsageError`."""
+    """Return the labels of GKE nodes with such a slice. Raises `UsageError`."""
     if job.tpu is None:
         return {}
     version = job.tpu.partition("-")[0]
@@ -485,7 +485,7 @@ def tpu_selectors(job: Job) -> dict[str, str]:
 
 
 def gpu_affinity(job: Job, facts: Facts) -> Manifest:
-    """Return the affinity for nodes with GPUs of the requested type. Raise `UsageError`."""
+    """Return the affinity for nodes with GPUs of the requested type. Raises `UsageError`."""
     if job.gpu_type is None:
         return {}
     fitting: dict[str, list[str]] = {}

@@ -207,7 +207,7 @@ class FirstNode(ThreadingTCPServer):
             return self.attempt.may_leave(monotonic())
 
     def answer(self, line: str) -> str | None:
-        """Return the answer; None for a wrong token. Raise `ValueError` for a line that is not a report."""
+        """Return the answer; None for a wrong token. Raises `ValueError` for a line that is not a report."""
         token, node, attempt, code, pod, begun_with = line.split()
         if not hmac.compare_digest(token.encode(), self._token):
             return None

@@ -297,7 +297,7 @@ class Slurm(Engine):
         return left_here(JobFiles(folder))
 
     def _mine(self, run: str | None) -> tuple[Queued, ...]:
-        """Return the jobs of dsv that live, of one run or of all. Raise `Unreachable`."""
+        """Return the jobs of dsv that live, of one run or of all. Raises `Unreachable`."""
         jobs, answer = self._program.queue(fresh=0)
         if answer.problem is not None:
             raise _unreachable(answer)

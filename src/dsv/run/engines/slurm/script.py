@@ -48,7 +48,7 @@ class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Added to the command's time to get the job's time limit."""
 
     def __post_init__(self) -> None:
-        """Raise `ValueError`."""
+        """Raises `ValueError`."""
         if self.container not in ("none", *CONTAINERS):
             raise ValueError(f"container: it is one of none, {', '.join(CONTAINERS)}")
         try:
@@ -113,7 +113,7 @@ CONTAINERS: Final[dict[str, Callable[[Job, tuple[str, ...]], tuple[str, ...]]]] 
 
 
 def _plain(mount: Mount) -> str:
-    """Return the source. Raise `UsageError` if an option of a mount can't hold it."""
+    """Return the source. Raises `UsageError` if an option of a mount can't hold it."""
     source = str(mount.source)
     if any(each in source for each in ",:\n"):
         raise UsageError(f"{source} can't be mounted: its name has a comma or a colon", subject=source)
@@ -161,7 +161,7 @@ class BatchScript:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The command of each node. Raise `UsageError` for an image that this Slurm can't run."""
+        """The command of each node. Raises `UsageError` for an image that this Slurm can't run."""
         job, container = self.job, self.options.container
         check_command(job.command)
         if job.image is not None and container == "none":
@@ -185,7 +185,7 @@ def comment(run: str, folder: Path) -> str:
 
 
 def passing(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return sbatch's environment for these variables. Raise `UsageError` for odd names and long values."""
+    """Return sbatch's environment for these variables. Raises `UsageError` for odd names and long values."""
     for name, value in variables.items():
         if _NAME.fullmatch(name) is None:
             raise UsageError(f"Slurm can't pass a variable named {name} to a job", subject=name)
@@ -196,7 +196,7 @@ def passing(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def render(batch: BatchScript) -> str:
-    """Return the script. Raise `UsageError` for a job that Slurm can't run, or whose command is too long."""
+    """Return the script. Raises `UsageError` for a job that Slurm can't run, or whose command is too long."""
     job, folder = batch.job, shlex.quote(str(batch.job.scratch))
     head = ["#!/bin/bash", *(f"#SBATCH {_line(option)}" for option in sbatch_options(batch))]
     sends_output = NodeOrder.sends_output(job.order, job.run)

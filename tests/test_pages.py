@@ -114,3 +114,35 @@ def test_paths_that_the_pages_for_developers_name_exist() -> None:
     assert [
         path for path in sorted(named) if not any((top / path).exists() for top in (ROOT, ROOT / "src/dsv"))
     ] == []
+
+
+UNIT = re.compile(r"seconds?\b|since 1970|from 0 to 1|per cent|share\b|factor\b|ratio\b", re.IGNORECASE)
+IN_NAME = re.compile(r"(seconds|_ms|_at|_usd|_per_gb|_per_second|cpus|ratio)$", re.IGNORECASE)
+
+
+def floats_without_a_unit(file: Path) -> Iterator[str]:
+    """Each public float, a constant or a field, whose unit neither its name, nor the text at it or its class has."""
+    lines = file.read_text("utf-8").splitlines()
+    tree = ast.parse("\n".join(lines))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    for owner in (tree, *classes):
+        about = (ast.get_docstring(owner) or "") if isinstance(owner, ast.ClassDef) else ""
+        for node, after in zip(owner.body, [*owner.body[1:], None], strict=True):
+            if isinstance(node, ast.AnnAssign) and isinstance(owner, ast.ClassDef):
+                kind, target = ast.unparse(node.annotation), node.target
+                is_float = "float" in kind and "Callable" not in kind
+            elif isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant):
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                is_float = isinstance(node.value.value, float)
+            else:
+                continue
+            name = ast.unparse(target)
+            literal = ast.unparse(after) if isinstance(after, ast.Expr) else ""
+            text = f"{about} {literal} {lines[node.lineno - 1].partition('#')[2]}"
+            if is_float and not name.startswith("_") and not IN_NAME.search(name) and not UNIT.search(text):
+                yield f"{file.name}:{node.lineno} {name}"
+
+
+def test_every_public_float_has_its_unit() -> None:
+    found = [each for file in sorted(ROOT.glob("src/dsv/**/*.py")) for each in floats_without_a_unit(file)]
+    assert found == []

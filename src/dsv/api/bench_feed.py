@@ -72,7 +72,7 @@ class AcceleratorLoad:
     workers: int
     """Processes that read for each accelerator (`read_threads`)."""
     mark: float
-    """The accelerator utilization to reach."""
+    """The accelerator utilization to reach, from 0 to 1."""
     per_file: int = 1
     """Samples per file. If more than 1, a batch is a range of bytes."""
 
@@ -167,7 +167,7 @@ class RoundResult:
 
     accelerators: int
     au: float
-    """Accelerator utilization."""
+    """Accelerator utilization, from 0 to 1."""
     passed: bool
     steps: int
     seconds: float

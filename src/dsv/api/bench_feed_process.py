@@ -91,7 +91,7 @@ class Trained(NamedTuple):
     """The result of a training, without its warm-up steps."""
 
     utilization: float
-    """The mean of all accelerators, as in DLIO: each one's time begins after its own first measured step."""
+    """From 0 to 1: the mean of all accelerators, as in DLIO. Each one's time begins after its first measured step."""
     steps: int
     """Measured steps, including the first."""
     seconds: float

@@ -96,7 +96,7 @@ class RoomItem:
     max_size: int | None
     max_files: int | None
     min_free: tuple[str, ...]
-    unused_for: float | None
+    unused_for: float | None  # seconds
     exceeded: tuple[str, ...]
 
 

@@ -68,7 +68,7 @@ class IntentRecord(msgspec.Struct, frozen=True, kw_only=True):
     owner: LeaseOwner
     """Its `id` names the trash folder."""
     at: float
-    """By the file server's clock."""
+    """Seconds since 1970 by the file server's clock."""
 
 
 _INTENT = msgspec.json.Decoder(IntentRecord)
@@ -176,15 +176,15 @@ def _remove_folder(folder: SharedPath) -> bool:
 LEASE = "lease-"
 PIN = "pin-"
 _LEASE_NAME = re.compile(r"lease-([0-9a-f]{32})\.([0-9]{1,9})\.([0-9]{1,15})")
-# A claim that this version can't read counts for this many seconds after it was written.
 UNKNOWN_COUNTS = 86400.0
-# Seconds. A slower listing may have missed a lease that was renewed while it ran (see leases.py).
+"""A claim that this version can't read counts for this many seconds after it was written."""
 _LISTING_LIMIT = 20.0
+"""Seconds. A slower listing may have missed a lease that was renewed while it ran (see leases.py)."""
 _TRIES = 10
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An expiring claim. Times are the file server's."""
+    """An expiring claim. Moments are seconds since 1970 by the file server's clock; `ttl` is seconds."""
 
     version: int = 1
     owner: LeaseOwner
@@ -247,7 +247,7 @@ _LEASE_RECORD = msgspec.json.Decoder(LeaseRecord)
 
 
 class PinRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A hold that `dsv hold` took: it stays until it is released, or until `until`."""
+    """A hold that `dsv hold` took: it stays until it is released, or until `until`. Times are seconds since 1970."""
 
     version: int = 1
     id: str
@@ -275,7 +275,7 @@ _PIN_RECORD = msgspec.json.Decoder(PinRecord)
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """A lease or pin that this version can't read. `written` is a time by the file server's clock."""
+    """A lease or pin that this version can't read. `written`: seconds since 1970 by the file server's clock."""
 
     name: str
     written: float

@@ -36,8 +36,8 @@ from dsv.files.shared_path import SharedPath
 from dsv.files.small_files import list_names
 from dsv.values.units import format_bytes, format_count
 
-# Seconds after which any process may finish what another one should have finished long ago.
 ABANDONED = 600.0
+"""Seconds after which any process may finish what another one should have finished long ago."""
 _OLD_DRAFT = 86400.0
 _MOST = 10_000  # files that are counted, so that `dsv cached` is fast while a large commit is being deleted
 _T = TypeVar("_T")

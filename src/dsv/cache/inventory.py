@@ -47,7 +47,7 @@ class PlaceFacts(msgspec.Struct, frozen=True, array_like=True):
     changed: int  # its mtime before it was read, in ns; 0 if it was missing
     claims: Claims
     record: Filled | None
-    used: float  # the last recorded use, 0 for none
+    used: float  # the last recorded use, in seconds since 1970; 0 for none
     room: Extent  # disk space on the commit's account
 
 
@@ -140,7 +140,7 @@ THREADS = 16  # reads in flight: over NFS each is a round trip
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    now: float  # when it began
+    now: float  # when it began, in seconds since 1970
     items: tuple[CachedCommit, ...]
     foreign: tuple[str, ...]  # names at the top and among the commits that are not dsv's
 

@@ -33,7 +33,7 @@ _OFTEN_ENOUGH = 60.0
 class UsedRecord(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
     at: float
-    """By the file server's clock."""
+    """Seconds since 1970 by the file server's clock."""
     user: str = ""
 
 

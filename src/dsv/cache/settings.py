@@ -18,7 +18,7 @@ from dsv.values.units import format_bytes, parse_duration, parse_size
 
 PROTOCOL = 1
 """The version of the cache's own files. A cache with a higher one is read, not written."""
-DEFAULT_UNUSED_FOR = 86400.0
+DEFAULT_UNUSED_FOR = 86400.0  # seconds
 _NEVER = "never"
 _LONGEST = 1 << 20  # bytes of the file
 

@@ -66,6 +66,7 @@ class TrainingPlan(msgspec.Struct, frozen=True):
 
     shapes: Sequence[Shape]
     weights: Sequence[float]
+    """The share of each in the samples, relative to their sum."""
     seed: int
     window: int
     """Bytes. A commit that is smaller than its share of them is shuffled as a whole."""

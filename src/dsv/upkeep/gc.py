@@ -80,7 +80,7 @@ _ASKED = 1000
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Limits of one garbage collection."""
+    """Limits of one garbage collection; times are seconds."""
 
     max_wait: float = 6 * 3600.0
     """Seconds to wait for sessions; after that the epoch ends without deletion."""

@@ -22,7 +22,7 @@ from dsv.values.progress import Progress
 from dsv.values.units import format_duration
 
 HEARTBEAT_LOCAL = 1.0  # seconds between two of them, if only this host can see them
-HEARTBEAT_REMOTE = 4.0
+HEARTBEAT_REMOTE = 4.0  # seconds, if other hosts can
 EXPIRY = SILENCE  # seconds until other hosts take over; with their polling well below a minute
 _RECORD_SIZE = 1024  # bytes; rewritten in place, because a rename would leave readers with a stale handle
 
@@ -32,7 +32,7 @@ class Worker(msgspec.Struct):
 
     owner: LeaseOwner
     last_beat: float = msgspec.field(name="beat")
-    """The time of the last heartbeat by the server's clock."""
+    """The time of the last heartbeat, in seconds since 1970 by the server's clock."""
     left: bool = False
     """True if it has stopped by itself."""
     entries: int = 0

@@ -204,7 +204,7 @@ def choose_cpus(wanted: float, machine: Machine, run: str) -> tuple[int, ...]:
     return tuple(sorted((*machine.cpus[start:], *machine.cpus[:start])[:count]))
 
 
-INTERVAL: Final = 10.0
+INTERVAL_SECONDS: Final = 10.0
 
 
 def choose_gpus(
@@ -242,7 +242,7 @@ def too_few_gpus(wanted: int, of_type: str, found: int, hint: str) -> LaunchErro
 class GpuWatch:
     """Samples the GPUs with these indices or UUIDs (None: all) every ten seconds."""
 
-    def __init__(self, names: tuple[str, ...] | None = None, interval: float = INTERVAL) -> None:
+    def __init__(self, names: tuple[str, ...] | None = None, interval: float = INTERVAL_SECONDS) -> None:
         self._names = names
         self._interval = interval
         self._seen: dict[str, tuple[int, GpuUse]] = {}  # by UUID: the number of samples, and their result
@@ -265,7 +265,7 @@ class GpuWatch:
         return self._interval if taken else NEVER
 
 
-SAMPLED_EVERY: Final = 0.5
+SAMPLE_SECONDS: Final = 0.5
 Sample: TypeAlias = tuple[int | None, float | None]
 """The bytes of memory and the seconds of processor time that a job uses; None for what is not known."""
 
@@ -302,7 +302,7 @@ class UsageSampler:
         if self._limit is not None and (memory or 0) > self._limit:
             self.was_exceeded = True
             self._exceeded()
-        self._wait = min(2 * self._wait, 4 * SAMPLED_EVERY if found is None else SAMPLED_EVERY)
+        self._wait = min(2 * self._wait, 4 * SAMPLE_SECONDS if found is None else SAMPLE_SECONDS)
         return self._wait
 
 

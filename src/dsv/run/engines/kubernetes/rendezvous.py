@@ -68,6 +68,7 @@ class Attempt:
     """The id of node 0's own pod."""
     pods: dict[int, str] = field(default_factory=dict)
     last_report: dict[int, float] = field(default_factory=dict)
+    """The seconds at which each node reported, by the monotonic clock."""
     codes: dict[int, int] = field(default_factory=dict)
     informed: set[int] = field(default_factory=set)
     """The nodes that know how the attempt has ended."""

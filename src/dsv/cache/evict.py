@@ -33,10 +33,14 @@ from dsv.values.units import format_bytes, format_count
 class EvictionResult(msgspec.Struct):
     """The result of an eviction. `exit_code` is the first error's, or 7 if a limit is still exceeded."""
 
-    evicted: list[CachedCommit] = msgspec.field(default_factory=list)  # in order
-    kept: list[CachedCommit] = msgspec.field(default_factory=list)  # with reasons
-    failed: list[CachedCommit] = msgspec.field(default_factory=list)  # with their errors
-    exceeded: list[str] = msgspec.field(default_factory=list)  # limits that are still exceeded
+    evicted: list[CachedCommit] = msgspec.field(default_factory=list)
+    """In order."""
+    kept: list[CachedCommit] = msgspec.field(default_factory=list)
+    """With reasons."""
+    failed: list[CachedCommit] = msgspec.field(default_factory=list)
+    """With their errors."""
+    exceeded: list[str] = msgspec.field(default_factory=list)
+    """Limits that are still exceeded."""
     leftovers: Extent = msgspec.field(default_factory=Extent)
     """Room freed from killed evictors and abandoned fills."""
     stuck: list[Trash] = msgspec.field(default_factory=list)

@@ -177,8 +177,8 @@ def no_symlink(path: AnyPath) -> Conflict:
 
 _TRIES = 60
 _SPARES = 4
-# The server forgot a handle, or another process removed an empty folder: look the path up again.
 _LOOK_AGAIN = (errno.ESTALE, errno.ENOENT)
+"""The server forgot a handle, or another process removed an empty folder: look the path up again."""
 
 
 class CacheRoot:
@@ -448,10 +448,10 @@ class CacheRoot:
             raise
 
 
-# How many levels below these folders are folders of dsv's own: down to the claims of one commit, and to the
-# folders of one fill. The trash may hold symlinks, which are removed as such. The folders of datasets and
-# commits are checked where they are used, by `own_folder`.
 _LEVELS = {"claims": 2, "fill": 4}
+"""How many levels below these folders are folders of dsv's own: down to the claims of one commit, and to the
+folders of one fill. The trash may hold symlinks, which are removed as such. The folders of datasets and
+commits are checked where they are used, by `own_folder`."""
 
 
 def refuse_symlinks(root: CacheRoot) -> None:

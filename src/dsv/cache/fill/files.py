@@ -230,10 +230,10 @@ def _is_as_filled(found: os.stat_result, size: int, *, executable: bool) -> bool
     )
 
 
-# link(2): at the limit of links, another device, another user's file (fs.protected_hardlinks), not supported.
 NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP)
-# Errors for an evicted or foreign donor.
+"""link(2): at the limit of links, another device, another user's file (fs.protected_hardlinks), not supported."""
 _NO_REFERENCE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM)
+"""Errors for an evicted or foreign donor."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -428,8 +428,8 @@ def examine(folder: int, name: bytes, entry: Entry, twin: tuple[int, int] | None
         return FileState.WHOLE
 
 
-# Bytes of small files between two syncs. Less would write the blocks of inodes and folders more often.
 STEP = 32 << 20
+"""Bytes of small files between two syncs. Less would write the blocks of inodes and folders more often."""
 
 
 class FillFailed(Unreachable):

@@ -31,10 +31,10 @@ PART_ENTRIES_REMOTE = 512  # if each file is several round trips
 SHARES_REMOTE = 16
 LEAST_BYTES = 4 << 20
 LEAST_ENTRIES = 64
-# With more, the folder of claims would be slow to list.
 MAX_PARTS = 8192
-# File systems allocate whole blocks.
+"""With more, the folder of claims would be slow to list."""
 BLOCK = 4096
+"""File systems allocate whole blocks."""
 
 # The source map has one byte for each entry of the tree: what a claimer does with it.
 FETCH = 0
@@ -344,9 +344,9 @@ class ClaimTable:
             return ""
 
 
-# Seconds for which a folder is emptied repeatedly while its owner still adds files. Each of these was written
-# and synced first, so a few rounds are enough.
 _BAR_SECONDS = 10.0
+"""Seconds for which a folder is emptied repeatedly while its owner still adds files. Each of these was written
+and synced first, so a few rounds are enough."""
 
 
 def block_drafts(folder: SharedPath, part: int, below: int) -> None:

@@ -36,15 +36,15 @@ from dsv.values.paths import show
 
 _REMOTE_THREADS = 16
 _LINKS_EACH = 32  # by one thread at a time
-# A name is taken, a folder was replaced by another process's equal one, or a later claimer has barred the
-# drafts: the part is looked through again, if it still is this claimer's.
 _LOOK_AGAIN = (errno.EEXIST, errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
+"""A name is taken, a folder was replaced by another process's equal one, or a later claimer has barred the
+drafts: the part is looked through again, if it still is this claimer's."""
 _REPLACED = (errno.ENOENT, errno.ESTALE)
 _LOOKS = 3
 
 
-# Small files whose content waits to be written; more would only cost memory.
 _IN_FLIGHT_BYTES = 64 << 20
+"""Small files whose content waits to be written; more would only cost memory."""
 
 
 class TaskPool:

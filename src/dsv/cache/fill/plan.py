@@ -53,8 +53,8 @@ _SAMPLES = 8
 
 Candidate = tuple[CachePlace, Filled]
 """A cached commit that files could be taken from."""
-# Two files are the same if this is equal: the kind (executable or not, large or not), then the file id.
 Content = bytes
+"""Two files are the same if this is equal: the kind (executable or not, large or not), then the file id."""
 _LARGE = 16  # the file has a recipe
 _KIND = tuple(bytes((kind,)) for kind in range(256))
 OPEN = bytes(

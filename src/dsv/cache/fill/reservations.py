@@ -21,9 +21,9 @@ from dsv.errors import NoRoom
 from dsv.files.small_files import list_names, read_json
 from dsv.values.units import format_bytes, format_count
 
-# Seconds for which a reservation counts in any case before its fill begins. Evicting millions of files from a
-# file server takes longer; then it counts while the command's lease on the place is renewed.
 _BEGINS_WITHIN = 900.0
+"""Seconds for which a reservation counts in any case before its fill begins. Evicting millions of files from a
+file server takes longer; then it counts while the command's lease on the place is renewed."""
 
 
 class NoRoomBeside(NoRoom):

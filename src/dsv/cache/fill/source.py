@@ -245,10 +245,10 @@ def _coded(code: int, entry: Entry, where: Location | None, moves: Iterator[byte
     return FillEntry(entry, where)
 
 
-# Runs of one linking code, and runs of all other codes.
 _LINKED_OR_NOT = re.compile(
     b"|".join(b"%b+" % re.escape(bytes((code,))) for code in range(LINK, LINK + MAX_REFERENCES))
     + b"|[^%b-%b]+" % (bytes((LINK,)), bytes((LINK + MAX_REFERENCES - 1,))),
     re.DOTALL,
 )
+"""Runs of one linking code, and runs of all other codes."""
 _UNMOVED = bytes(code for code in range(256) if not MOVED <= code < CHUNKS)

@@ -15,6 +15,13 @@ from dsv.cli.declare import Command
 from tests.kit.dsv import Dsv, write_files
 
 FILES = {"a.txt": b"alpha\n", "train/1.png": b"1", "train/2.png": b"2", "test/1.png": b"3"}
+SIGNED_FILES = {
+    "a.txt": b"alpha\n",
+    "train/cat/1.png": b"\x89PNG1",
+    "train/dog/1.png": b"\x89PNG2",
+    "big.bin": bytes(2 << 20),
+}
+UNTAGGED_FILES = {"a.txt": b"alpha\n", "train/1.png": b"1", "train/2.png": b"2"}
 
 
 @pytest.fixture
@@ -45,6 +52,25 @@ def pets(dsv: Dsv) -> Dsv:
     here.ok("sync")
     here.ok("tag", "v2")
     return here
+
+
+@pytest.fixture
+def signed_pets(dsv: Dsv) -> Dsv:
+    """Dataset `pets` with one commit of Ann Lee, tagged v1."""
+    write_files(dsv.cwd, SIGNED_FILES)
+    dsv.ok("init", "pets", "--author", "Ann Lee")
+    dsv.ok("sync", "-m", "first\n\nwith a second paragraph", "--author", "Ann Lee")
+    dsv.ok("tag", "v1")
+    return dsv
+
+
+@pytest.fixture
+def untagged_pets(dsv: Dsv) -> Dsv:
+    """Dataset `pets` with one commit, which has no tag."""
+    write_files(dsv.cwd, UNTAGGED_FILES)
+    dsv.ok("init", "pets")
+    dsv.ok("sync", "-m", "first")
+    return dsv
 
 
 @pytest.fixture

@@ -228,3 +228,32 @@ def test_a_dataset_may_have_a_name_of_one_letter(pets: Dsv) -> None:
     pets.ok("put", "file", "x:", "--create")
     assert pets.ok("cat", "x:file").out == "x"
     assert "x" in pets.ok("datasets").out.split()
+
+
+def test_every_command_refuses_text_that_is_no_utf_8(pets: Dsv) -> None:
+    for arguments in (
+        ["sync", "-m", "\udcff"],
+        ["tag", "v3", "-m", "\udcff"],
+        ["sync", "--author", "\udcff"],
+    ):
+        assert pets(*arguments).code == 2
+
+
+def test_an_author_or_a_store_of_the_surroundings_that_is_no_utf_8(pets: Dsv, tmp_path: Path) -> None:
+    """Values without a parser of their own: variables, and names of folders."""
+    latin = pets.at(pets.cwd, DSV_AUTHOR="Ren\udce9")
+    (pets.cwd / "b.txt").write_bytes(b"beta\n")
+    for arguments in (["sync"], ["tag", "v9"]):
+        refused = latin(*arguments)
+        assert refused.code == 2 and "the author from DSV_AUTHOR is not valid UTF-8" in refused.err
+    assert latin("sync", "--author", "René").code == 0
+    (tmp_path / "new").mkdir()
+    there = pets.at(tmp_path / "new")
+    store = f"{tmp_path}/st\udcff"
+    for refused in (
+        there("init", "cats", "--store", store),
+        there.at(there.cwd, DSV_STORE=store)("init", "cats"),
+    ):
+        assert refused.code == 2 and "is not valid UTF-8" in refused.err
+        assert "from --store" in refused.err or "from DSV_STORE" in refused.err
+    assert not Path(store).exists() and not (there.cwd / ".dsv").exists()

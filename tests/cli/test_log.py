@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -186,3 +189,23 @@ def test_what_makes_no_sense_is_refused(scans: Dsv, arguments: list[str], said: 
     done = scans("log", *arguments)
     assert (done.code, done.out) == (2, ""), done
     assert said in done.err
+
+
+def test_log_shows_people_and_programs_the_same_commits(signed_pets: Dsv) -> None:
+    (signed_pets.cwd / "a.txt").write_bytes(b"beta\n")
+    head = signed_pets.ok("sync", "-m", "second", "--author", "Bo").out.strip()
+    items = signed_pets.ok("log", "--json").json["items"]
+    assert items[0]["commit"] == head
+    assert_documented("log", {"schema": 1, "items": items}, without="moves")
+    assert items[0]["parents"] == [items[1]["commit"]]
+    assert (items[0]["author"], items[1]["author"]) == ("Bo", "Ann Lee")
+    assert items[1]["message"] == "first\n\nwith a second paragraph"
+    age = datetime.now(UTC) - datetime.fromisoformat(items[0]["time"])
+    assert abs(age.total_seconds()) < 600
+    assert [json.loads(line) for line in signed_pets.ok("log", "--jsonl").lines] == items
+    text = signed_pets.ok("log").out
+    assert re.search(rf"commit {head} \(main\)\nAuthor: Bo\nDate:   \d{{4}}-\d\d-\d\d \d\d:\d\d\n", text)
+    assert "    first\n    \n    with a second paragraph" in text.replace("\n\n    with", "\n    \n    with")
+    assert signed_pets.ok("log", "--oneline", "-n", "1").lines == [f"{head[:12]} (main) second"]
+    assert signed_pets.ok("log", "@v1", "--oneline").lines == [f"{items[1]['commit'][:12]} (v1) first"]
+    assert signed_pets("log", "-n", "0").code == 2

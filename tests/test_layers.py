@@ -119,10 +119,16 @@ def sources() -> list[Source]:
     return [Source(path, ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py"))]
 
 
+@functools.cache
+def nodes_of(source: Source) -> list[ast.AST]:
+    """Walk the tree once for all tests."""
+    return list(ast.walk(source.tree))
+
+
 def imports(source: Source) -> Iterator[tuple[int, str]]:
     """(line, absolute module) of every import, those inside functions too."""
     here = ["dsv", *source.path.relative_to(PACKAGE).with_suffix("").parts]
-    for node in ast.walk(source.tree):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -146,9 +152,10 @@ def dotted(node: ast.AST) -> str | None:
 
 def uses(source: Source) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of every name that is called, and of every `module.name` that is read."""
-    for node in ast.walk(source.tree):
-        name = dotted(node.func) if isinstance(node, ast.Call) else dotted(node)
-        if name and isinstance(node, ast.Call | ast.Attribute):
+    for node in nodes_of(source):
+        if not isinstance(node, ast.Call | ast.Attribute):
+            continue
+        if name := dotted(node.func if isinstance(node, ast.Call) else node):
             yield node.lineno, name
 
 
@@ -173,7 +180,7 @@ def strange_libraries(source: Source) -> list[str]:
 
 def source_names(source: Source) -> set[str]:
     """Return the names that are imported from other modules."""
-    found = (node for node in ast.walk(source.tree) if isinstance(node, ast.ImportFrom))
+    found = (node for node in nodes_of(source) if isinstance(node, ast.ImportFrom))
     return {alias.name for node in found for alias in node.names}
 
 
@@ -190,7 +197,7 @@ def does_io(source: Source) -> list[str]:
 
 
 def long_functions(source: Source) -> list[str]:
-    functions = (n for n in ast.walk(source.tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    functions = (n for n in nodes_of(source) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
     lengths = ((node, (node.end_lineno or node.lineno) - node.lineno + 1) for node in functions)
     return [
         source.at(n.lineno, f"{n.name}: {length} lines") for n, length in lengths if length > MAX_FUNCTION
@@ -203,6 +210,10 @@ def own_nodes(function: ast.AST) -> Iterator[ast.AST]:
         yield node
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             yield from own_nodes(node)
+
+
+def lies_in(function: ast.FunctionDef, line: int) -> bool:
+    return function.lineno <= line <= (function.end_lineno or line)
 
 
 def yields(node: ast.AST) -> bool:
@@ -221,8 +232,11 @@ def owning_generators(source: Source) -> list[str]:
     An abandoned one would be closed by the garbage collector, in the middle of whatever that interrupts.
     """
     found = []
-    for function in ast.walk(source.tree):
-        if not isinstance(function, ast.FunctionDef) or not yields(function):
+    lines = [node.lineno for node in nodes_of(source) if isinstance(node, ast.Yield | ast.YieldFrom)]
+    for function in nodes_of(source):
+        if not isinstance(function, ast.FunctionDef) or not any(lies_in(function, line) for line in lines):
+            continue
+        if not yields(function):
             continue
         if any((dotted(each) or "").endswith("contextmanager") for each in function.decorator_list):
             continue
@@ -268,9 +282,10 @@ def packages() -> set[str]:
 def graph(among: Iterable[Source], name: Callable[[str], str]) -> dict[str, set[str]]:
     """Return which module (or, by `name`, package) imports which others, those inside functions too."""
     found: dict[str, set[str]] = {}
+    known = modules() - {"dsv"}
     for source in among:
         here = name(module_of(source))
-        for node in ast.walk(source.tree):
+        for node in nodes_of(source):
             if isinstance(node, ast.Import):
                 read = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
@@ -278,7 +293,7 @@ def graph(among: Iterable[Source], name: Callable[[str], str]) -> dict[str, set[
                 read = [one if one in modules() else node.module for one in whole]
             else:
                 continue
-            found.setdefault(here, set()).update(name(one) for one in read if one in modules() - {"dsv"})
+            found.setdefault(here, set()).update(name(one) for one in read if one in known)
         found.setdefault(here, set()).discard(here)
     return found
 

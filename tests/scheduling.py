@@ -39,6 +39,8 @@ def shared_by(nodeid: str) -> str | None:
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Each test goes to any worker that is free, but all of one set of hosts or of one cluster to one worker."""
 
+    long_first = True
+
     def _split_scope(self, nodeid: str) -> str:
         return shared_by(nodeid) or (_SOURCE if nodeid.startswith(_SOURCE) else nodeid)
 
@@ -62,8 +64,15 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         replaces = self.collection is not None
         super().schedule()
         first = [scope for scope in self.workqueue if scope in _SHARED]
-        first += [scope for scope in self.workqueue if _LONG.match(scope)]
+        if self.long_first:
+            first += [scope for scope in self.workqueue if _LONG.match(scope)]
         for scope in reversed(first):
             self.workqueue.move_to_end(scope, last=False)
         for node in self.nodes if replaces else ():
             self._reschedule(node)  # a worker runs a test when it knows the next one, or that there is none
+
+
+class NearestFirst(Scheduling):
+    """Begins the tests in the order of their files, although some are long."""
+
+    long_first = False

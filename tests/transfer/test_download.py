@@ -126,7 +126,7 @@ def test_a_recipe_that_is_not_its_file_is_refused() -> None:
             list(pieces)
 
 
-@pytest.mark.parametrize("donor", [True, False])
+@pytest.mark.parametrize("reference", [True, False])
 def test_a_chunk_that_is_longer_than_its_file_says_is_refused(tmp_path: Path, reference: bool) -> None:
     repository = create(MemoryStore())
     content = random.Random(4).randbytes(6 << 20)

@@ -1,9 +1,8 @@
 """Leases and pins, which keep a place, and intents to evict it: the content of the place's claims folder.
 
-The random id of an `LeaseOwner` decides who holds a claim. Its other fields let a process on the same kernel,
-which alone can know that the holder has died, skip the wait for expiry. Rules L1 to L3 and E1 to E3 of
-docs/internals/cache-protocol.md say why a taker that removes an evictor's empty folder has stopped it
-permanently.
+The random id of an `LeaseOwner` decides who holds a claim. Its other fields let a process on the same kernel, which
+alone can know that the holder has died, skip the wait for expiry. Rules L1 to L3 and E1 to E3 of
+docs/internals/cache-protocol.md say why a taker that removes an evictor's empty folder has stopped it permanently.
 """
 
 from __future__ import annotations

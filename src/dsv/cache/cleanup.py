@@ -1,7 +1,6 @@
 """Removal of what killed processes left: trash, intents, expired claims, abandoned fills, drafts.
 
-Several processes may do it at any time: names are random and never used twice, and what was renamed away
-stays away.
+Several processes may do it at any time: names are random and never used twice, and what was renamed away stays away.
 """
 
 from __future__ import annotations

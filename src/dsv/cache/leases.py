@@ -334,8 +334,7 @@ def find_holds(
 ) -> list[HoldInfo]:
     """Return the user's valid holds of these places, oldest first; no leases of runs or running commands.
 
-    job: only those taken in this batch job. everyone: also those that others took by `dsv hold`. Raises
-    `OSError`.
+    job: only those taken in this batch job. everyone: also those that others took by `dsv hold`. Raises `OSError`.
     """
     found = []
     for place in places:

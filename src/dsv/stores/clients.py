@@ -1,8 +1,7 @@
 """Building clients for s3://, gs:// and az:// from a URL and the options.
 
-All are obstore's, except for S3 in a process that was forked from one that has used obstore: its threads do
-not exist there. boto3 has no threads of its own. It takes more processor time per byte, so it is used only
-there.
+All are obstore's, except for S3 in a process that was forked from one that has used obstore: its threads do not exist
+there. boto3 has no threads of its own. It takes more processor time per byte, so it is used only there.
 """
 
 from __future__ import annotations

@@ -100,8 +100,7 @@ _LISTED_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEX
 _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _ATTEMPTS: Final = 30
 _WALKS: Final = 3
-# Finding the first of many names takes a tenth of the time of sorting all. A caller that needs few takes no
-# more.
+# Finding the first of many names takes a tenth of the time of sorting all. A caller that needs few takes no more.
 _FIRST: Final = 2048
 _MANY: Final = 16 * _FIRST
 _Folders: TypeAlias = list[str]

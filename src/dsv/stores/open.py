@@ -241,9 +241,8 @@ def open_store(
     notice: see `Retrying`.
 
     `url` is an absolute path, `file:///path`, `s3://bucket/prefix`, `gs://…`, `az://container/prefix` or
-    `memory://name`. `create` makes a directory store's folder, but not that of its names; buckets are never
-    made. No request is sent. Raises UsageError for any other URL, Denied without credentials, Unreachable for
-    an absent folder.
+    `memory://name`. `create` makes a directory store's folder, but not that of its names; buckets are never made. No
+    request is sent. Raises UsageError for any other URL, Denied without credentials, Unreachable for an absent folder.
     """
     from dsv.stores.options import StoreOptions
 

@@ -1,11 +1,10 @@
 """The window: memory that keeps blocks of samples, each read from the store once for all processes of a host.
 
-A separate process (`main`) owns it. The first process that needs it binds an abstract Linux socket, whose
-name only one process can have, and starts the owner with it; processes that start at the same time only
-connect. Each block is passed as a file in memory (memfd), so killed processes leave nothing behind. If the
-owner is killed, the next reader starts another. No other user can guess the name, and where one has taken
-it all the same, the processes agree on another, or read alone. It ends when no process has been connected for a while.
-Another process may fill the cache at the same time.
+A separate process (`main`) owns it. The first process that needs it binds an abstract Linux socket, whose name only one
+process can have, and starts the owner with it; processes that start at the same time only connect. Each block is passed
+as a file in memory (memfd), so killed processes leave nothing behind. If the owner is killed, the next reader starts
+another. No other user can guess the name, and where one has taken it all the same, the processes agree on another, or
+read alone. It ends when no process has been connected for a while. Another process may fill the cache at the same time.
 """
 
 from __future__ import annotations

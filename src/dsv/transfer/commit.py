@@ -78,9 +78,8 @@ def commit_changes(
 ) -> Committed | Unchanged | LostRace:
     """Apply changes to the tree of `base` (None: an empty one), and publish the result on a branch.
 
-    changes: called once; stores the new contents, and makes the changes in tree order, one for each path. An
-    entry of another commit has its location. A commit with several parents is made even if its tree is that
-    of one of them.
+    changes: called once; stores the new contents, and makes the changes in tree order, one for each path. An entry of
+    another commit has its location. A commit with several parents is made even if its tree is that of one of them.
 
     After a lost race the caller decides what to do on top of the winner; the next attempt does not send again
     what was uploaded. Raises `Conflict` if gc has fenced this session or is removing a parent,

@@ -389,8 +389,7 @@ def read_ranges(
 ) -> list[bytes]:
     """Return the bytes from a start up to a stop, both within the file, of each file that is asked for.
 
-    Each chunk is read once, and close ones with one request, in any order of the questions. Raises
-    `IntegrityError`.
+    Each chunk is read once, and close ones with one request, in any order of the questions. Raises `IntegrityError`.
     """
     files: dict[FileId, tuple[Layout, dict[int, FileChunk]]] = {}
     for layout, start, stop in asked:

@@ -3,11 +3,10 @@
 A deletion writes the deletion move of `main`, which decides; then that of each other listed branch; then an
 expiry of all commits of the dataset, by `delete`. The same call finishes an interrupted deletion.
 
-A rename copies only names: branches, tags, rules and the expiry log. It writes a tombstone on `main` of the
-new name, which reserves it; all that the old name has; a tombstone on `main` of the old name, which decides;
-an entry that closes the old expiry log; all changes since the first copy, and tombstones on the other old
-branches; and last, `main` of the new name. So the two names never exist together, and the old expiry log
-counts until the new name exists (`Refs.home`).
+A rename copies only names: branches, tags, rules and the expiry log. It writes a tombstone on `main` of the new name,
+which reserves it; all that the old name has; a tombstone on `main` of the old name, which decides; an entry that closes
+the old expiry log; all changes since the first copy, and tombstones on the other old branches; and last, `main` of the
+new name. So the two names never exist together, and the old expiry log counts until the new name exists (`Refs.home`).
 
 Any number of callers may rename the same names. Each reads what it will change, checks that the names are
 still as it found them, and then takes a number that no other caller can have taken since.

@@ -3,10 +3,9 @@
 A file is erased in every commit of the store, with its chunks and recipes that no other file has. The caller
 decides about shared ones. A garbage collection then removes the bytes.
 
-Each erasure is a record with a random key, `erased/<id>`, which is never changed or deleted. So the erasures
-of a store are a set that only grows: concurrent ones do not disturb each other, and a copy of the store's
-data has them too. A store gets the feature `erased-contents` before its first erasure. Without it no reader
-asks for erasures.
+Each erasure is a record with a random key, `erased/<id>`, which is never changed or deleted. So the erasures of a store
+are a set that only grows: concurrent ones do not disturb each other, and a copy of the store's data has them too. A
+store gets the feature `erased-contents` before its first erasure. Without it no reader asks for erasures.
 
 Races: an erasing command writes the record, and then reads what names refer to. A publishing command reads
 the erasures when it opens its session and again just before it writes the name (`Session.declare`).

@@ -1,9 +1,8 @@
 """Reading whole packs, checking every byte against the ids of their objects, and the schedule of checks.
 
-Packs are taken in slices, by the first hex digits of their ids. The store records for all machines when each
-slice was last verified. A machine takes one of those verified longest ago, at random, so two machines seldom
-take the same. Each note also reads what others have noted. Times are those of the records, by the store's
-clock.
+Packs are taken in slices, by the first hex digits of their ids. The store records for all machines when each slice was
+last verified. A machine takes one of those verified longest ago, at random, so two machines seldom take the same. Each
+note also reads what others have noted. Times are those of the records, by the store's clock.
 """
 
 from __future__ import annotations

@@ -63,10 +63,9 @@ def fill(
     """Return when the commit is visible and whole, no matter which process filled it.
 
     source: not used if the commit is cached already.
-    jobs: processes on this host; None: as suits the machine. More than one needs `helper`, which opens a
-    source in each. Raises `NoRoom`, `NotFound` (a selected path), `Conflict` (something else is in the way),
-    `Denied`, `Unreachable`, the source's errors. Finished files stay for the next attempt, unless the disk is
-    full.
+    jobs: processes on this host; None: as suits the machine. More than one needs `helper`, which opens a source in
+    each. Raises `NoRoom`, `NotFound` (a selected path), `Conflict` (something else is in the way), `Denied`,
+    `Unreachable`, the source's errors. Finished files stay for the next attempt, unless the disk is full.
     """
     with explaining(root.visible(request.place), "fill"):
         found = lookup(root, request.place)

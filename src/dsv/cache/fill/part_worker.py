@@ -82,10 +82,9 @@ class PartWorker:
     def run_free(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Do all free parts, until there are none left or `stop` returns True. Raises as `run`.
 
-        Parts that are fetched ahead are claimed ahead, although others could help with them. On a file
-        server, where writing takes the time, a batch is some seconds' worth of parts and at most a third of
-        what is left, so that all processes of the fill end at about the same time. Nothing is claimed for the
-        next batch before this one is done.
+        Parts that are fetched ahead are claimed ahead, although others could help with them. On a file server, where
+        writing takes the time, a batch is some seconds' worth of parts and at most a third of what is left, so that all
+        processes of the fill end at about the same time. Nothing is claimed for the next batch before this one is done.
         """
         table, remote = self._table, self._kind.remote
         most, claimed = _FIRST if remote else table.count, 0

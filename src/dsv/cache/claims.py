@@ -379,8 +379,7 @@ def _read(folder: SharedPath, names: list[str]) -> Claims | None:
         if data is None and not (folder / str(one)).exists():
             return None
         try:
-            record = _LEASE_RECORD.decode(data or b"")
-            leases.append(replace(record, renewed=one.renewed))
+            leases.append(replace(_LEASE_RECORD.decode(data or b""), renewed=one.renewed))
         except (msgspec.DecodeError, RecursionError):
             unknown.append(Unknown(str(one), one.renewed))
     return Claims(tuple(leases), tuple(pins), tuple(unknown), tuple(names))

@@ -184,8 +184,7 @@ class Sweeper:
         workers = read_workers(found.workers)
         if any(not worker.gone(self._now) for worker in workers.values()):
             return
-        times = [worker.last_beat for worker in workers.values()]
-        last = max(times, default=found.folder.stat().st_ctime)
+        last = max((worker.last_beat for worker in workers.values()), default=found.folder.stat().st_ctime)
         allowed = self._settings.unused_for(place.dataset_name) or DEFAULT_UNUSED_FOR
         if not found.tree.is_dir():
             if self._now - last > ABANDONED:
@@ -245,8 +244,7 @@ class Sweeper:
             folder.unlink()
             return
         empty = not folder.entries()
-        young = _recent(folder, self._now)
-        if young and (empty or not self._hurry or name in self._busy):
+        if _recent(folder, self._now) and (empty or not self._hurry or name in self._busy):
             return
         if folder.path not in {one.path for one in self._stuck}:  # already reported with its place
             self._remove(folder, None)

@@ -109,10 +109,9 @@ def obey_at(root: CacheRoot, place: CachePlace, repository: Repository) -> bool:
     try:
         record = read_record(root, place)
         selection = PathSet() if record is None else record.paths
-        tree = TreeReader(repository.objects, place.commit)
         erased = [
             entry.path
-            for entry, _ in tree.within(selection)
+            for entry, _ in TreeReader(repository.objects, place.commit).within(selection)
             if repository.objects.erasures.of(entry) is not None
         ]
         with Descent(root.visible(place)) as descent:

@@ -194,8 +194,7 @@ class _Executor:
         intent = Intent.declare(root, place, root.now(root.claims(place)))
         tags: list[TagName] = []
         try:
-            known = (intent.file.name, *due.claims.names)
-            claims = read_claims(root, place, known=known)
+            claims = read_claims(root, place, known=(intent.file.name, *due.claims.names))
             reason = self._objection(due, claims)
             if reason is None:
                 tags += hide_tags(root, place, self._links)

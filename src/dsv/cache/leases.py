@@ -137,8 +137,7 @@ class Lease:
             now = self.root.now(self.root.claims(self.place))
             self._tried += 1
             name = LeaseName(self._name.holder, self._tried, max(now, self._name.renewed))
-            older = self._rename(self.root.claims(self.place) / str(name))
-            self._name, self._older = name, older
+            self._name, self._older = name, self._rename(self.root.claims(self.place) / str(name))
             if self._released:  # while the rename hung
                 self._remove()
                 return

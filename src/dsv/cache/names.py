@@ -118,8 +118,7 @@ def bind(root: CacheRoot, dataset: DatasetName, store: StoreId, lease: str = "")
     if owner not in (None, store) and _release(root, dataset, lease):
         owner = None
     if owner is None:
-        data = msgspec.json.encode(_Binding(1, str(store)))
-        if root.write_once(root.binding(folder_name(dataset)), data):
+        if root.write_once(root.binding(folder_name(dataset)), msgspec.json.encode(_Binding(1, str(store)))):
             return
         owner = bound_store(root, dataset)
     if owner is None:

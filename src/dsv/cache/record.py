@@ -83,8 +83,7 @@ def mark_used(root: CacheRoot, place: CachePlace) -> None:
 def used_until(root: CacheRoot, place: CachePlace, moment: float) -> None:
     """Record a use that ended at `moment`, unless a later one is known. Raises `OSError`."""
     if (last_used(root, place) or 0.0) < moment:
-        record = UsedRecord(at=moment, user=user_name())
-        root.replace(root.claims(place) / USED, msgspec.json.encode(record))
+        root.replace(root.claims(place) / USED, msgspec.json.encode(UsedRecord(at=moment, user=user_name())))
 
 
 def last_used(root: CacheRoot, place: CachePlace) -> float | None:

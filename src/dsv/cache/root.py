@@ -47,8 +47,7 @@ def folder_name(dataset: DatasetName) -> str:
 
 def dataset_of(folder: str) -> DatasetName:
     """Return the dataset whose `folder_name` is `folder`. Raises `UsageError` if there is none."""
-    plain = folder.replace("%2E", ".", 1)
-    dataset = DatasetName.from_component(plain)
+    dataset = DatasetName.from_component(folder.replace("%2E", ".", 1))
     if folder_name(dataset) != folder:
         raise UsageError(f"{folder!r} is not the folder of a dataset", subject=folder)
     return dataset

@@ -46,14 +46,10 @@ def edits(before: Sequence[bytes | str], after: Sequence[bytes | str]) -> list[E
     numbers: dict[bytes | str, int] = {}
     old = [numbers.setdefault(line, len(numbers)) for line in before]
     new = [numbers.setdefault(line, len(numbers)) for line in after]
-    gone, come = (
-        [False] * (len(old) + 1),
-        [False] * (len(new) + 1),
-    )  # the last ends every run of changed lines
+    # The last ends every run of changed lines.
+    gone, come = [False] * (len(old) + 1), [False] * (len(new) + 1)
     start, end = _equal_ends(old, new)
-    one = _Side.of(old, new, start, end, gone)
-    other = _Side.of(new, old, start, end, come)
-    _Search(one, other).run()
+    _Search(_Side.of(old, new, start, end, gone), _Side.of(new, old, start, end, come)).run()
     _slide(old, gone, come)
     _slide(new, come, gone)
     return _listed(gone, come)
@@ -83,8 +79,7 @@ class _Side(NamedTuple):
         """Mark lines as changed that the other text does not have, and frequent lines among them."""
         frequent = min(_square_root(len(lines)), _MOST_FREQUENT)
         counts = Counter(others)
-        stop = len(lines) - end
-        matches = [min(counts[line], frequent) for line in lines[start:stop]]
+        matches = [min(counts[line], frequent) for line in lines[start : len(lines) - end]]
         kinds = [0 if count == 0 else 2 if count == frequent else 1 for count in matches]
         kept: list[int] = []
         for at, kind in enumerate(kinds):

@@ -308,5 +308,4 @@ def _common_depth(folders: Iterable[bytes]) -> int:
 
 
 def _cut(folder: bytes, depth: int) -> bytes:
-    parts = folder.split(b"/")[:-1][:depth]
-    return b"".join(part + b"/" for part in parts) or ROOT
+    return b"".join(part + b"/" for part in folder.split(b"/")[:-1][:depth]) or ROOT

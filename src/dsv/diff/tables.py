@@ -230,8 +230,7 @@ def number(*columns: Any) -> list[Sequence[int]]:
 def _numbered(arrays: Sequence[Any]) -> list[Any]:
     import pyarrow
 
-    kinds = {one.type for one in arrays}
-    if len(kinds) == 1 and not pyarrow.types.is_nested(arrays[0].type):
+    if len({one.type for one in arrays}) == 1 and not pyarrow.types.is_nested(arrays[0].type):
         try:
             encoded = pyarrow.chunked_array(arrays).dictionary_encode().unify_dictionaries()
         except pyarrow.ArrowException:  # a type that it can't encode

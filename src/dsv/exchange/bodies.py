@@ -163,8 +163,7 @@ class _Object(_Body):
         if len(data) != length or not is_same({**self._info, "size": 0}, {**answer, "size": 0}):
             raise changed(self._shown)
         if self._sums is None:
-            stated = answer if whole else self._head(ChecksumMode="ENABLED")
-            self._sums = [*islice(self._stated(stated), 1)]
+            self._sums = [*islice(self._stated(answer if whole else self._head(ChecksumMode="ENABLED")), 1)]
         if at == self._compared:
             self._compared += length
             for name, one, expected in self._sums:

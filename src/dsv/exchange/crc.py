@@ -59,5 +59,4 @@ def _after(table: Any, sums: Any, pairs: Any) -> Any:
 
 
 def _move(moved: Any, sums: Any) -> Any:
-    parts = [table[(sums >> 8 * at).astype(np.uint8)] for at, table in enumerate(moved)]
-    return np.bitwise_xor.reduce(parts)
+    return np.bitwise_xor.reduce([table[(sums >> 8 * at).astype(np.uint8)] for at, table in enumerate(moved)])

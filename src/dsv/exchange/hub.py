@@ -34,8 +34,7 @@ class HubHistory(ExitStack):
         self._api, self._file, self._options = HfApi(), RepoFile, options
 
     def revisions(self, names: Sequence[str], *, every: bool) -> list[Revision]:
-        shown = f"{self.url}@{self._named}"
-        with converting(shown, "read"):
+        with converting(f"{self.url}@{self._named}", "read"):
             last = str(self._api.dataset_info(self._repository, revision=self._named).sha)
         if every:
             return self._commits(last)

@@ -223,8 +223,7 @@ def changed(shown: str) -> Changing:
     """Return the error for a file that was written to while it was read."""
     shown = hide_in_urls(shown)
     text = f"{shown} was changed while it was read; nothing was published"
-    hint = "run the same command again: what was read is not read again"
-    return Changing(text, subject=shown, hint=hint)
+    return Changing(text, subject=shown, hint="run the same command again: what was read is not read again")
 
 
 def storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
@@ -386,8 +385,7 @@ def as_error(error: Exception, shown: str, done: str) -> DsvError:
 def missing_package(url: str, error: ImportError) -> Unsupported:
     shown = hide_in_urls(url)
     text = f"{shown} needs a package that is not installed: {error}"
-    hint = f"pip install {_PACKAGES.get(kind_of(url), 'fsspec s3fs')}"
-    return Unsupported(text, subject=shown, hint=hint)
+    return Unsupported(text, subject=shown, hint=f"pip install {_PACKAGES.get(kind_of(url), 'fsspec s3fs')}")
 
 
 def absent(shown: str, lacking: str = "nothing") -> NotFound:

@@ -125,8 +125,7 @@ class Git(ExitStack):
             raise self._error(error) from None
 
     def log(self, *arguments: str) -> list[Revision]:
-        form = "--format=%H%n%an <%ae>%n%at%n%B"
-        said = self._ask("log", "-z", "--encoding=UTF-8", form, *arguments)
+        said = self._ask("log", "-z", "--encoding=UTF-8", "--format=%H%n%an <%ae>%n%at%n%B", *arguments)
         found = []
         for one in said.decode("utf-8", "replace").split("\0"):
             if one:
@@ -289,14 +288,12 @@ class DvcHistory(ExitStack):
         tree = self.git.tree(revision.id)
         outputs, skipped = self._outputs(revision.id, tree)
         wanted = [one for one in outputs if not one.md5.endswith(".dir")]
-        folders = [one for one in outputs if one.md5.endswith(".dir")]
-        for one, file in self._present(folders, skipped, tree):
+        for one, file in self._present([one for one in outputs if one.md5.endswith(".dir")], skipped, tree):
             wanted += [
                 one._replace(path=f"{one.path}/{each.relpath}", md5=each.md5, executable=False)
                 for each in self._folder(file)
             ]
-        files = [file for _, file in self._present(wanted, skipped, tree)]
-        return in_order(files), skipped
+        return in_order([file for _, file in self._present(wanted, skipped, tree)]), skipped
 
     def _present(
         self, outputs: list[DvcOutput], skipped: list[Problem], tree: dict[str, str]

@@ -261,9 +261,7 @@ def both(one: Callable[[], _A], other: Callable[[], _B]) -> tuple[_A, _B]:
 
 def together(calls: Sequence[Callable[[], _T]]) -> list[_T]:
     """Like `both`, with any number of calls. After a failure no further one is begun."""
-    if len(calls) < 2:
-        return [call() for call in calls]
-    return _ask(calls, first_failure_ends=True)
+    return [call() for call in calls] if len(calls) < 2 else _ask(calls, first_failure_ends=True)
 
 
 def ask_each(ask: Callable[[_T], _A], about: Iterable[_T], at_once: int = 128) -> Iterator[tuple[_T, _A]]:

@@ -107,8 +107,7 @@ def names_anybody(policy: object) -> bool:
     """Return whether a policy allows `*` anything, or can't be read. Ceph calls every policy public that
     names a user."""
     try:
-        statements = json.loads(str(policy))["Statement"]
-        allowed = [one for one in statements if one["Effect"] == "Allow"]
+        allowed = [one for one in json.loads(str(policy))["Statement"] if one["Effect"] == "Allow"]
         principals = [one.get("Principal") for one in allowed]
     except (ValueError, TypeError, KeyError, AttributeError):
         return True

@@ -196,8 +196,7 @@ class ForkedS3(ObjectStore):
         limits = {"connect_timeout": options.connect_timeout, "read_timeout": options.read_timeout}
         self._client = boto_client(url, options, **limits, attempts=1)
         self._bucket = bucket
-        endpoint = self._client.meta.endpoint_url
-        super().__init__(url, endpoint, prefix, None, None)
+        super().__init__(url, self._client.meta.endpoint_url, prefix, None, None)
 
     def put_if_absent(self, key: str, data: Bytes) -> PutResult:
         self._refuse()

@@ -302,8 +302,7 @@ class DirectoryStore:
     def _has(self, folders: _Folders, name: str) -> bool:
         """Return whether the name is known to exist, to avoid writing a large file for nothing."""
         with unless_gone(), self._folder(folders) as folder:
-            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if not stat.S_ISREG(found.st_mode):
+            if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
             self._sync_above(folders, folder)
             return True
@@ -333,8 +332,7 @@ class DirectoryStore:
         # Closed before it is unlinked: NFS keeps an unlinked open file under another name.
         with Opened(os.open(name, _CREATE_FLAGS, 0o444, dir_fd=folder)) as descriptor:
             if self._is_shared:
-                mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-                os.fchmod(descriptor, mode | stat.S_IRGRP)
+                os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode) | stat.S_IRGRP)
             write_all(descriptor, memoryview(data).cast("B"))
             os.fsync(descriptor)
             return os.fstat(descriptor).st_ino

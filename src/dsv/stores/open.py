@@ -303,8 +303,7 @@ def open_raw(url: str, options: StoreOptions, *, create: bool = False) -> StoreB
         return MemoryStore.named(url.removeprefix("memory://"))
     from dsv.stores import clients  # the library is imported when the first object store is opened
 
-    open_one = {"s3": clients.open_s3, "gs": clients.open_gcs, "az": clients.open_azure}[scheme]
-    return open_one(url, options)
+    return {"s3": clients.open_s3, "gs": clients.open_gcs, "az": clients.open_azure}[scheme](url, options)
 
 
 def local_folder(url: str) -> Path | None:

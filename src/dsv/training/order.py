@@ -128,8 +128,7 @@ class TrainingPlan(msgspec.Struct, frozen=True):
                 yield samples, np.zeros(len(samples), np.int64)
             return
         key = _key(self.seed, at, epoch)
-        share = int(self.window * self.weights[at] / sum(self.weights))
-        yield from _shuffled(shape, share, key, start)
+        yield from _shuffled(shape, int(self.window * self.weights[at] / sum(self.weights)), key, start)
 
     def _taken(self, first: int) -> list[int]:
         """Return how many samples of each commit precede a position of the training."""

@@ -120,8 +120,7 @@ def address(samples: WindowSamples, *, anew: bool = False) -> bytes:
             raise _Unshared(f"{folder} is not this user's alone")
         secret = folder / "secret"
         if anew or not secret.exists():
-            fresh = replace_file if anew else write_once
-            fresh(secret, os.urandom(16))
+            (replace_file if anew else write_once)(secret, os.urandom(16))
         key = secret.read_bytes() + f"{os.geteuid()} {samples.name} {samples.window}".encode()
     except OSError as error:
         raise _Unshared(str(error)) from error

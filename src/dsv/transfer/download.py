@@ -281,8 +281,7 @@ class Fetcher:
         parts = file.parts or Layout(self._objects, entry, file.location).parts(0, entry.size)
         end = entry.size if file.parts is None else file.parts[-1].start + file.parts[-1].length
         for part in parts:
-            last = part.start + part.length >= end
-            yield _Piece(file, part.chunk, part.length, last), part.location
+            yield _Piece(file, part.chunk, part.length, part.start + part.length >= end), part.location
 
     def _verified(self, piece: _Piece, where: Location, stored: memoryview | None) -> _Read:
         assert piece.chunk is not None
@@ -407,8 +406,7 @@ def read_ranges(
     found: dict[FileId, dict[int, bytes]] = {}
     for file, pieces in fetcher.files(wanted):
         assert file.entry.file_id is not None
-        starts = sorted(files[file.entry.file_id][1])
-        found[file.entry.file_id] = dict(zip(starts, pieces, strict=True))
+        found[file.entry.file_id] = dict(zip(sorted(files[file.entry.file_id][1]), pieces, strict=True))
     return [_cut(layout, start, stop, found) for layout, start, stop in asked]
 
 

@@ -71,8 +71,7 @@ class FileSaver(AbstractContextManager["FileSaver[T]"], Generic[T]):
         self._begun: dict[bytes, int] = {}
         """Folders of items, with their mtime before the first of them was read."""
         self._hdf5: list[bytes] = []
-        processes = suitable(files, processors()) if jobs is None else jobs - 1
-        self._readers = Readers[T](root, processes)
+        self._readers = Readers[T](root, suitable(files, processors()) if jobs is None else jobs - 1)
 
     def __exit__(self, *_: object) -> None:
         self._readers.close()

@@ -114,9 +114,8 @@ class Uploader:
         for one in packed.ids if self.erasures else ():
             self.erasures.check_new(ObjectKind.CHUNK, one)
         known = [self._find(ObjectKind.CHUNK, one) for one in packed.ids]
-        if not any(known) and len(set(packed.ids)) == len(
-            packed.ids
-        ):  # the usual case: all are new and different
+        # The usual case: all are new and different.
+        if not any(known) and len(set(packed.ids)) == len(packed.ids):
             rows = self._data.add_all(packed)
             if rows is not None:
                 self._add_rows(rows)
@@ -312,11 +311,10 @@ class Uploader:
     def _refer(self, chunk_id: ChunkId, source: external.ExternalSource, start: int, length: int) -> Location:
         """Record where a chunk is, unless the store has it or already refers to it there."""
         found = self._find(ObjectKind.CHUNK, chunk_id, outside=True)
-        externals = self._session.repository.objects.externals
         if found is not None and (
             not found.pack.is_external
             or found.pack == self._external.pack
-            or externals.row(found).source == source
+            or self._session.repository.objects.externals.row(found).source == source
         ):
             return found
         found = self._external.add(chunk_id, source, start, length)
@@ -476,10 +474,10 @@ def _listed(kind: ObjectKind, encoded: bytes) -> list[tuple[ObjectKind, Id]]:
         node = Node.decode(encoded)
         below = ObjectKind.SEGMENT if node.level == 1 else ObjectKind.NODE
         return [(below, child.id) for child in node.children]
-    files = [entry for entry in Segment.decode(encoded).entries() if entry.is_file and entry.size]
     return [
         (ObjectKind.CHUNK, Id(entry.file_id or b""))
         if entry.recipe_id is None
         else (ObjectKind.RECIPE, Id(entry.recipe_id))
-        for entry in files
+        for entry in Segment.decode(encoded).entries()
+        if entry.is_file and entry.size
     ]

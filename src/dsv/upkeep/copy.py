@@ -220,8 +220,7 @@ class TreeCopy:
         for (child, length), place in zip(recipe.rows(), places_of(found.locator), strict=False):
             if recipe.level and child not in seen:
                 seen.add(child)
-                said = recipe.level - 1, length
-                below = Located(*self._source.recipe(RecipeId(child), place, said))
+                below = Located(*self._source.recipe(RecipeId(child), place, (recipe.level - 1, length)))
                 yield from self._chunks(below, parts, seen)
             elif not recipe.level:
                 yield child, place

@@ -169,8 +169,7 @@ def _bring_back(repository: Repository, writer: WriterIdentity, tombstone: Head,
     if commit is not None:
         moved = point_branch(repository, writer, where, tombstone, commit, action)
     else:
-        entry = RefEntry.of(writer, repository.clock(), None, action)
-        moved = repository.refs.move(*where, tombstone, entry)
+        moved = repository.refs.move(*where, tombstone, RefEntry.of(writer, repository.clock(), None, action))
     if isinstance(moved, LostRace):
         if is_deleted_dataset(moved.winner):
             return _bring_back(repository, writer, moved.winner, action)

@@ -223,8 +223,7 @@ class Eraser:
             return found
         wanted = np.array(sorted(map(bytes, files)), "S32")
         for dataset, located in self._entries(by_dataset):
-            ids = np.frombuffer(located.value.file_ids, "S32")
-            if not np.isin(ids, wanted).any():
+            if not np.isin(np.frombuffer(located.value.file_ids, "S32"), wanted).any():
                 continue
             for entry, where in LocatedSegment(located.value, located).entries():
                 if entry.file_id in files and entry.size:
@@ -299,11 +298,9 @@ class Eraser:
         looked: dict[RecipeId, set[Named]],
     ) -> set[Named]:
         if entry.recipe_id is None:
-            chunk = ObjectKind.CHUNK, Id(entry.file_id or b"")
-            return {chunk} & parts.keys()
+            return {(ObjectKind.CHUNK, Id(entry.file_id or b""))} & parts.keys()
         if entry.recipe_id not in looked:
-            below = self._below(entry.recipe_id, where, entry.size)
-            looked[entry.recipe_id] = below.keys() & parts.keys()
+            looked[entry.recipe_id] = self._below(entry.recipe_id, where, entry.size).keys() & parts.keys()
         return looked[entry.recipe_id]
 
     def carry_out(self, plan: ErasePlan, writer: WriterIdentity, reason: str) -> list[ErasureId]:
@@ -353,8 +350,7 @@ class Eraser:
             return []
         self._objects.known_erasures = NONE
         try:
-            sizes = dict.fromkeys(plan.objects, 0)
-            found = self._sharing(self._by_dataset(new), set(plan.files), sizes)
+            found = self._sharing(self._by_dataset(new), set(plan.files), dict.fromkeys(plan.objects, 0))
         finally:
             self._objects.forget_erasures()
         return [shared for shared, _ in found]

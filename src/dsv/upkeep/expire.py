@@ -250,8 +250,7 @@ def expire(repository: Repository, writer: WriterIdentity, plan: Expiry, message
         now = {*(head.commit for head in heads), *(value.commit for _, value in tags)}
         return {one for one in now if one in log.expired}
 
-    why = "a branch or a tag names it"
-    return append(repository, writer, plan.dataset, ExpiryAction.UNDO, named, why)
+    return append(repository, writer, plan.dataset, ExpiryAction.UNDO, named, "a branch or a tag names it")
 
 
 def last_expiry(log: ExpiryLog) -> list[CommitId]:

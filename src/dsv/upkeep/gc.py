@@ -299,8 +299,7 @@ class Collector:
 
     def _check_missing(self, missing: Missing | None, rows: IndexRows, listed: ListedPacks) -> None:
         """Raises `IntegrityError` if a needed object is missing, or the listing lacked an existing pack."""
-        places = listed.ids.places(rows.packs)
-        absent = [rows.packs[int(at)] for at in np.flatnonzero(places < 0)]
+        absent = [rows.packs[int(at)] for at in np.flatnonzero(listed.ids.places(rows.packs) < 0)]
         if len(absent) > _ASKED:
             raise cut_short(
                 self._store, keys.PACK_PREFIX, f"index files name {len(absent):,} packs that it lacks"
@@ -480,8 +479,7 @@ class Collector:
         self._progress.note(
             f"session {session_id} has been silent for too long, and may not publish any more"
         )
-        verdict = SessionVerdict(None, Nonce.random())
-        self._put(keys.session_key(session_id, "verdict"), verdict.encode())
+        self._put(keys.session_key(session_id, "verdict"), SessionVerdict(None, Nonce.random()).encode())
 
     def _choose(self, condemned: GcCondemned, needed: IdSet) -> tuple[tuple[PackId, ...], ListedPacks]:
         self._progress.note("rechecking what is still in use")

@@ -262,8 +262,7 @@ class Needed:
         for first in range(256):
             found, heads = self._rows.bucket(first), self._reached.bucket(first)
             places = _places(found, self._places)
-            erased = self._erased.among(found) & (places >= 0)
-            self._with_erased[places[erased]] = True
+            self._with_erased[places[self._erased.among(found) & (places >= 0)]] = True
             there = (places >= 0) | (found["where"] == index.ERASED)
             absent = heads[~is_in(heads, found["head"][there])]
             if len(absent):

@@ -298,8 +298,7 @@ class IndexRows(AbstractContextManager["IndexRows"]):
         """Return a local copy with the hash of the store's file at its end, else that file; None if
         deleted."""
         store, key = self._repository.store, keys.index_key(index_id)
-        copies = self._repository.objects.indexes
-        copy = copies.local_copy(index_id) if size >= self._copies_from else None
+        copy = self._repository.objects.indexes.local_copy(index_id) if size >= self._copies_from else None
         try:
             if copy is not None and len(copy) == size:
                 end = bytes(copy[-index.HASH_SIZE :])

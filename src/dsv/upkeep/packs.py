@@ -139,8 +139,7 @@ def check_bytes(
         return CheckedPack(pack, len(data), failure=error)
     except IntegrityError as error:
         return _without_table(pack, data, error, rows_of)
-    footer = parse_footer(data)
-    if blake3(data[:-40]).digest() != footer.hash:
+    if blake3(data[:-40]).digest() != parse_footer(data).hash:
         fault = "its bytes are not those its footer was written for"
     if bad:
         fault = f"damaged: {len(bad)} of its {format_count(len(table), 'object')}"
@@ -254,8 +253,7 @@ class Schedule:
     def read(self) -> None:
         """Read the last record. If it is damaged, everything counts as not verified."""
         while True:
-            listed = self._store.list(keys.VERIFIED_PREFIX)
-            self._listed = sorted(parsed(keys.parse_gc_verified_key, listed))
+            self._listed = sorted(parsed(keys.parse_gc_verified_key, self._store.list(keys.VERIFIED_PREFIX)))
             self._last = self._listed[-1] if self._listed else -1
             if self._last < 0:
                 return
@@ -298,8 +296,7 @@ class Schedule:
 
     def order(self, left: Iterable[str]) -> list[str]:
         """Return these slices, those verified longest ago first, equal ones in random order."""
-        drawn = [(self.time(one), random.random(), one) for one in left]
-        return [one for _, _, one in sorted(drawn)]
+        return [one for _, _, one in sorted([(self.time(one), random.random(), one) for one in left])]
 
     def note(self, done: Iterable[str]) -> None:
         """Record that these slices were verified just now, and read the records of other machines."""

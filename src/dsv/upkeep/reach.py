@@ -65,8 +65,7 @@ def walk_segments(
     source = iter(commits)
     while batch := list(islice(source, _COMMITS)):
         roots: dict[int, list[tuple[Id, Location | None]]] = {}
-        read = together([partial(objects.commit_and_locator, one) for one in batch])
-        for commit, locator in read:
+        for commit, locator in together([partial(objects.commit_and_locator, one) for one in batch]):
             roots.setdefault(commit.level, []).append((commit.root, place_at(locator, 0)))
         for level, listed in roots.items():
             new = seen.add(b"".join(one for one, _ in listed))
@@ -109,8 +108,7 @@ def contents(located: Located[Segment]) -> tuple[bytes, Large]:
     if not segment.recipe_ids and not segment.without_content:
         return segment.file_ids, []
     sizes = np.frombuffer(segment.sizes, np.uint64)
-    is_file = np.frombuffer(segment.kinds, np.uint8) <= Kind.EXECUTABLE
-    of_files = sizes[is_file]
+    of_files = sizes[np.frombuffer(segment.kinds, np.uint8) <= Kind.EXECUTABLE]
     small = (of_files > 0) & (of_files <= SINGLE_CHUNK_MAX)
     chunks = np.frombuffer(segment.file_ids, np.uint8).reshape(-1, 32)[small].tobytes()
     if not segment.recipe_ids:

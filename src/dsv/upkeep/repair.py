@@ -233,9 +233,8 @@ class Repair:
                     continue
                 (at,) = packs.places([pack])
                 is_known = at >= 0 and expected[at] == item.size  # the rows make up all of it
-                if is_known and (
-                    count or put or not needless
-                ):  # else index one, because a file must replace the damaged ones
+                # One is indexed in any case, because a file must replace the damaged ones.
+                if is_known and (count or put or not needless):
                     continue
                 found = check_pack(self._objects, pack, lambda _: [], every_row=True)
                 left = left or found.unread

@@ -142,8 +142,7 @@ class Parents:
         waiting = [one for one in dict.fromkeys(starts) if one not in seen]
         while waiting:
             seen.update(waiting)
-            unread = [one for one in waiting if one not in self.known]
-            read = ask_each(self._objects.commit, unread)
+            read = ask_each(self._objects.commit, [one for one in waiting if one not in self.known])
             self.known.update((one, commit.parents) for one, commit in read)
             yield from waiting
             above = dict.fromkeys(parent for one in waiting for parent in self.known[one])
@@ -235,8 +234,7 @@ def names_of_refs(
             branches.setdefault(move[:2], set()).add(move[2])
         elif (tag := keys.parse_tag_key(item.key)) is not None:
             (deleted if tag[2] else values).add(tag[:2])
-    found = sorted({one for one, _ in (*branches, *values)})
-    homes = dict(ask_each(refs.home, found))
+    homes = dict(ask_each(refs.home, sorted({one for one, _ in (*branches, *values)})))
     for (dataset, branch), numbers in branches.items():
         for name in _of_branch(repository, dataset, branch, numbers, known):
             yield name._replace(dataset=homes[dataset])

@@ -187,8 +187,7 @@ def measure_folders(
                 reach_recipes(objects, large, _taker(labelled, label), seen.setdefault(label, Seen()))
             waiting.clear()
 
-        rest = [one for one in roots if one not in wanted]
-        reach(objects, rest, _taker(labelled, 0), Seen(), progress)
+        reach(objects, [one for one in roots if one not in wanted], _taker(labelled, 0), Seen(), progress)
         for located in walk_segments(objects, commits, _taker(labelled, 1), Seen(), progress):
             for name, chunks, large in _by_folder(objects, located, depth):
                 label = labels.setdefault(name, len(labels) + 1)
@@ -321,8 +320,7 @@ def _count(
         return [np.bincount(each, weight, most + 1) for weight in weights]
 
     measured.reached.add(total(reached))
-    behind = np.maximum.accumulate(np.where(again, 0, np.arange(len(rows))))
-    further = again & reached[behind]
+    further = again & reached[np.maximum.accumulate(np.where(again, 0, np.arange(len(rows))))]
     measured.duplicates.add(total(further))
     measured.unused.add(total(~reached & ~further))
     everything, alone = by_label(slice(None)), by_label(counts[at] == 1)

@@ -559,9 +559,7 @@ class Verifier:
                 most = max(counts, key=lambda one: counts[one])
                 packs.add(most)
                 places = {place for place in places if place[0] != most}
-            whole = (
-                len(missing) <= MAX_MARKS and len(packs) <= MAX_MARKS and (last is None or last.all_missing)
-            )
+            whole = max(len(missing), len(packs)) <= MAX_MARKS and (last is None or last.all_missing)
             found = (
                 tuple(sorted(packs)[:MAX_MARKS]), tuple(sorted(places)), tuple(sorted(missing)[:MAX_MARKS]), whole,
             )  # fmt: skip

@@ -162,8 +162,7 @@ def repair(
     for wrong, (_, pieces) in zip(files, stream, strict=True):
         path = _at(visible, wrong.entry.path)
         with _replacing(root, path) as draft, open_folder(root.temporary) as folder:
-            executable = wrong.entry.kind is Kind.EXECUTABLE
-            create_file(folder, draft.name, pieces, rights, executable=executable)
+            create_file(folder, draft.name, pieces, rights, executable=wrong.entry.kind is Kind.EXECUTABLE)
         if wrong.identity is not None:
             known[(wrong.identity, wrong.entry.file_id, wrong.entry.kind)] = path
         result.repaired += 1

@@ -165,8 +165,7 @@ def slice_bounds(sizes: Sequence[int], slices: int) -> list[tuple[int, int]]:
         return [(0, len(sizes))]
     weights = [size + BLOCK for size in sizes]
     total = sum(weights)
-    starts = list(accumulate(weights, initial=0))[: len(sizes)]
-    belongs = [start * slices // total for start in starts]
+    belongs = [start * slices // total for start in list(accumulate(weights, initial=0))[: len(sizes)]]
     bounds: list[tuple[int, int]] = []
     at = 0
     for number in range(slices):
@@ -258,8 +257,7 @@ class ClaimTable:
         now = self._clock(self._folder)
         lost: set[int] = set()
         for one in self._folder.entries():
-            name = one.name
-            number, _, rest = name.partition(".")
+            number, _, rest = one.name.partition(".")
             if not number.isdigit():
                 continue
             generation, _, mark = rest.partition(".")

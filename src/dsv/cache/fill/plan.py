@@ -199,8 +199,7 @@ def _selected(
         if selection.overlaps(before, leaf.child.last)
     ]
     unseen = set(selection.paths)
-    segments = tree.segments([leaf for *_, leaf in wanted])
-    for (number, start, _), located in zip(wanted, segments, strict=True):
+    for (number, start, _), located in zip(wanted, tree.segments([leaf for *_, leaf in wanted]), strict=True):
         segment = located.segment
         heavy = size = count = 0
         entries = zip(segment.paths, segment.kinds, segment.sizes, strict=True)
@@ -307,8 +306,7 @@ def candidates(root: CacheRoot, place: CachePlace, store: StoreId) -> list[Candi
         if dataset != place.dataset and is_dataset(dataset)
         for one in of_dataset(root, dataset, store)
     ]
-    chosen = newest(own)[:_OWN] + newest(others)[:_OTHERS]
-    return [one for one in chosen if one[0] != place]
+    return [one for one in newest(own)[:_OWN] + newest(others)[:_OTHERS] if one[0] != place]
 
 
 def of_dataset(root: CacheRoot, dataset: str, store: StoreId) -> Iterator[Candidate]:
@@ -498,8 +496,7 @@ def match(
         if not _is_open(matching.codes):
             break
         try:
-            theirs = source.tree(place.commit)
-            if matching.add(len(used), tree, theirs, record.paths):
+            if matching.add(len(used), tree, source.tree(place.commit), record.paths):
                 used.append((place, record))
         except (NotFound, IntegrityError):
             continue  # the store has lost that commit, or a part of it

@@ -97,8 +97,7 @@ def release(root: CacheRoot, fill: str) -> None:
 def reservations(root: CacheRoot) -> list[Reservation]:
     """Return all that count; remove those of fills that ended or never began. Raises `OSError`."""
     found: list[Reservation] = []
-    names = list_names(root.room)
-    if not names:
+    if not list_names(root.room):
         return found
     now = root.now(root.room)
     for fill in list_names(root.room):

@@ -236,9 +236,9 @@ def tasks(): return len(os.listdir("/proc/self/task")) if os.path.exists("/proc/
 before = len(os.listdir("/dev/fd"))
 fs, path = fsspec.url_to_fs("dsv://pets@v1/labels.csv")
 again = pickle.loads(pickle.dumps(fs))
-from dsv.api import reading
+from dsv.api import open_commits
 from fsspec import asyn
-assert (tasks(), len(os.listdir("/dev/fd")) - before, reading._processes[-1].opened) == (1, 0, {})
+assert (tasks(), len(os.listdir("/dev/fd")) - before, open_commits._processes[-1].opened) == (1, 0, {})
 assert asyn.loop == [None] and asyn.iothread == [None]
 if len(sys.argv) > 1:
     assert fs.cat(path) == again.cat(path) and len(fs.cat(fs.glob("pets@v1/images/3/*"))) == 143

@@ -374,12 +374,12 @@ def test_a_choice_settles_the_rows_and_lines_in_conflict_and_the_others_are_merg
     beside = {"l.theirs.csv": theirs["l.csv"], "t.theirs.txt": theirs["t.txt"]} if theirs else {}
     assert scans.files() == {"l.csv": table, "t.txt": text, **beside}
     assert (done.counts.added, done.counts.changed, done.counts.merged) == (len(beside), 2, 2)
-    assert [(one.path, one.choice) for one in done.counts.settled] == [
+    assert [(one.path, one.choice) for one in done.counts.resolved] == [
         (b"l.csv", ConflictChoice[chosen.upper()]), (b"t.txt", ConflictChoice[chosen.upper()]),
     ]  # fmt: skip
-    rows, lines = (one.content for one in done.counts.settled)
-    assert rows is not None and (str(rows.taken), str(rows.settled)) == ("row id=3, row id=4", "row id=1")
-    assert lines is not None and (str(lines.taken), str(lines.settled)) == ("line 18", "line 3")
+    rows, lines = (one.content for one in done.counts.resolved)
+    assert rows is not None and (str(rows.taken), str(rows.resolved)) == ("row id=3, row id=4", "row id=1")
+    assert lines is not None and (str(lines.taken), str(lines.resolved)) == ("line 18", "line 3")
     message = scans.repository().objects.commit(scans.head()).message
     whose = {"ours": "ours", "theirs": "theirs", "both": "ours, with theirs beside it"}
     assert message == (

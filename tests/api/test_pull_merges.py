@@ -354,7 +354,7 @@ def test_a_choice_settles_the_lines_in_conflict_and_the_others_are_merged(ann: P
     assert ann.files() == {**BASE, "t.txt": merged, **beside}
     [one] = done.merged
     assert one.content is not None and one.choice is ConflictChoice[chosen.upper()]
-    assert (one.path, str(one.content.taken), str(one.content.settled)) == (b"t.txt", "line 18", "line 3")
+    assert (one.path, str(one.content.taken), str(one.content.resolved)) == (b"t.txt", "line 18", "line 3")
     assert done.without_effect == ()
     assert published(ann) == ann.files()
 

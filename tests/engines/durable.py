@@ -26,11 +26,11 @@ SUBMITTER = """
 import os, sys, threading
 from pathlib import Path
 import msgspec
-from dsv.run.engines.base import Plan
+from dsv.run.engines.base import JobPlan
 from dsv.run.engines.attach import Foreground
-from dsv.run.engines.output import Output
+from dsv.run.engines.output import JobOutput
 from dsv.run.engine_list import ENGINES
-plan = msgspec.msgpack.decode(Path(sys.argv[1]).read_bytes(), type=Plan, dec_hook=lambda kind, value: kind(value))
+plan = msgspec.msgpack.decode(Path(sys.argv[1]).read_bytes(), type=JobPlan, dec_hook=lambda kind, value: kind(value))
 step, note = sys.argv[2], Path(sys.argv[3])
 def stop_here():
     print("here", flush=True)
@@ -43,10 +43,10 @@ def known(ref):
         stop_here()
 engine = ENGINES[plan.engine](os.environ)
 over = threading.Event()
-output = Output(1 if step == "attached" else None, None)
+output = JobOutput(1 if step == "attached" else None, None)
 job = Foreground(engine, plan, output, over.set, known)
 over.wait()
-output.settled(60)
+output.drained(60)
 sys.exit(job.ended.exit_code)
 """
 

@@ -15,9 +15,9 @@ from tests.waiting import until
 REMEMBERS = """
 import os, sys, time
 from pathlib import Path
-from dsv.cache.fill.files import Folders, Rights
+from dsv.cache.fill.files import Folders, FillRights
 top, marks = Path(sys.argv[1]), Path(sys.argv[2])
-rights = Rights(file=0o444, executable=0o555, given=0o777, mend=True)
+rights = FillRights(file=0o444, executable=0o555, given=0o777, mend=True)
 tree, drafts = (os.open(top / name, os.O_RDONLY | os.O_DIRECTORY) for name in ("tree", "drafts"))
 try:
     os.stat("a", dir_fd=tree)

@@ -8,9 +8,9 @@ import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import dsv.store
 import pytest
 
+import dsv.stores
 from dsv.stores.directory import DirectoryStore
 from dsv.stores.memory import MemoryStore
 from dsv.stores.open import SCHEMES, OpenStore, open_raw, open_store
@@ -168,8 +168,8 @@ class TestFaultyWithoutAPlan(StoreConformance):
 
 def test_every_scheme_and_wrapper_has_the_suite() -> None:
     """Fails when somebody adds a store or a wrapper and leaves it out above."""
-    for module in pkgutil.iter_modules(dsv.store.__path__):
-        importlib.import_module(f"dsv.store.{module.name}")
+    for module in pkgutil.iter_modules(dsv.stores.__path__):
+        importlib.import_module(f"dsv.stores.{module.name}")
     suites = _below(StoreConformance)
     schemes = {scheme for suite in suites for scheme in getattr(suite, "schemes", ())}
     wrappers = {wrapper for suite in suites for wrapper in getattr(suite, "wrappers", ())}

@@ -22,11 +22,11 @@ Tree = dict[bytes, Entry]
 UNPRIVILEGED = """
 import json, os, sys
 from pathlib import Path
-from dsv.workspace.scan.state import State
+from dsv.workspace.scan.state import WorkspaceState
 from dsv.workspace.scan.scanner import scan_workspace
 os.setgroups([]); os.setgid(54321); os.setuid(54321)  # after the imports: they may lie where that user may not read
 root = Path(sys.argv[1])
-scan = scan_workspace(root, State.load(root / ".dsv/state"), None, lambda: ())
+scan = scan_workspace(root, WorkspaceState.load(root / ".dsv/state"), None, lambda: ())
 print(json.dumps({
     "problems": {p.path.decode(): p.reason for p in scan.problems},
     "pending": [item.path.decode() for item in scan.pending()],

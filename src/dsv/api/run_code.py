@@ -8,10 +8,7 @@ from typing import Final
 
 from dsv.api.context import Context
 from dsv.api.run_trees import commit_sources
-from dsv.errors import (
-    Unsupported,
-    UsageError,
-)
+from dsv.errors import Unsupported, UsageError
 from dsv.format.tree import Kind
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session

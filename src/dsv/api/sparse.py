@@ -18,11 +18,7 @@ from dsv.values.names import clean_path
 from dsv.values.paths import show, sort_key
 from dsv.values.patterns import EVERYTHING, EVERYTHING_LINE, SparsePatterns, escaped, is_pattern
 from dsv.values.units import format_count, format_lines
-from dsv.workspace.baseline import (
-    Baseline,
-    WorkspacePaths,
-    open_baseline,
-)
+from dsv.workspace.baseline import Baseline, WorkspacePaths, open_baseline
 from dsv.workspace.checkout import check_out, check_tree
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.plan import CheckoutResult, Goal

@@ -16,13 +16,7 @@ from dsv.repo.tree.reader import TreeReader
 from dsv.values.names import BranchName, Rev, Target
 from dsv.values.paths import show
 from dsv.values.progress import Progress
-from dsv.workspace.baseline import (
-    check_paths,
-    check_removals,
-    doubts,
-    note_let_go,
-    open_baseline,
-)
+from dsv.workspace.baseline import check_paths, check_removals, doubts, note_let_go, open_baseline
 from dsv.workspace.open import OpenWorkspace
 from dsv.workspace.publish import Publisher, Synced, adopt_killed_sync
 from dsv.workspace.reupload import Reuploaded, reupload

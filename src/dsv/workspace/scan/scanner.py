@@ -137,11 +137,7 @@ def _rebuild(old: Folder | None, folder: Folder, rules: IgnoreRules) -> Compared
 
 
 def _ignore(
-    folder: Folder,
-    names: list[bytes],
-    old: Folder | None,
-    positions: dict[bytes, int],
-    rules: IgnoreRules,
+    folder: Folder, names: list[bytes], old: Folder | None, positions: dict[bytes, int], rules: IgnoreRules
 ) -> None:
     """Mark what the rules leave out. Matching is slow, so verdicts of the same rules on the same names are kept."""
     same_rules = old is not None and old.rules == rules.digest

@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dsv.api.cache import Stager
 from dsv.api.cache_targets import CacheTarget
 from dsv.api.cached import cached
 from dsv.api.context import Context
-from dsv.api.run_staging import RunStaging
 from dsv.api.settings import POOL_FIELDS, Setting, Settings, check_key, is_name
 from dsv.cache.record import lookup
 from dsv.cache.root import CacheRoot
@@ -24,6 +23,9 @@ from dsv.run.resources import PassedOver, Pool, Resources, check_resources, fit
 from dsv.run.spec import POOL_OPTIONS, JobSpec, on_pool
 from dsv.values.names import HERE, Target
 from dsv.values.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from dsv.api.run_staging import RunStaging
 
 
 def all_pools(settings: Settings) -> dict[str, Pool]:

@@ -34,7 +34,7 @@ class LeaseOwner(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     id: str
     host: str = ""  # for people to read, never compared; so is `user`
     user: str = ""
-    kernel: str = ""  # see `fs.process.Process`, also for the next two
+    kernel: str = ""  # see `files.process.Process`, also for the next two
     pid: int = 0
     start: int = 0
 

@@ -47,7 +47,7 @@ def _statx() -> Any:
 
 
 class Below(Protocol):
-    """A path that is reached from an open folder: `fs.shared_path.SharedPath`."""
+    """A path that is reached from an open folder: `files.shared_path.SharedPath`."""
 
     def above(self) -> AbstractContextManager[tuple[str, int]]: ...
 

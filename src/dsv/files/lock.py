@@ -8,7 +8,7 @@ and a process that acted on an old listing finds a higher number when it lists a
 A killed holder is detected at once on its own host, where its process no longer exists. For other hosts it is
 dead after `STALE_AFTER` seconds without a heartbeat: it writes the file server's time into the lock when it
 takes it, and into `NUMBER.alive` every few seconds. The times are contents, not the mtime of a file, because
-an NFS client may date a file by its own clock (see `fs.attributes.server_time`), and a host whose clock is a
+an NFS client may date a file by its own clock (see `files.attributes.server_time`), and a host whose clock is a
 minute slow would lose a lock that it holds.
 """
 
@@ -41,7 +41,7 @@ class LockOwner(msgspec.Struct, frozen=True):
 
     id: str
     system: str
-    """`system`, `pid` and `started` are described at `fs.process.Process`."""
+    """`system`, `pid` and `started` are described at `files.process.Process`."""
     pid: int
     started: int
     host: str

@@ -346,7 +346,7 @@ class DirectoryStore:
             if self._swept:
                 return
             self._swept = True
-        now = refresh(folder) / 1e9  # a file has just been made in it; see `fs.attributes.server_time`
+        now = refresh(folder) / 1e9  # a file has just been made in it; see `files.attributes.server_time`
         for name in os.listdir(folder):
             with suppress(FileNotFoundError, PermissionError):
                 if now - os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime > _STALE_SECONDS:

@@ -260,7 +260,7 @@ class Fetcher:
             raise erased_error(f"a part of {self._name(entry)}", found)
 
     def _with_copy(self, file: WantedFile) -> WantedFile:
-        """Return the same, with a donor that has all of it, for a store that may not be asked."""
+        """Return the same, with a reference that has all of it, for a store that may not be asked."""
         entry, copy_of = file.entry, self._objects.access.copy_of
         if copy_of is None or not entry.size or entry.file_id is None:
             return file
@@ -321,7 +321,7 @@ class Fetcher:
         data = _read_reference(piece)
         if data is not None and len(data) == piece.length and ChunkId.hash(data) == piece.chunk:
             return piece, data
-        offline = self._objects.access.copy_of is not None  # then the donor was changed
+        offline = self._objects.access.copy_of is not None  # then the reference was changed
         return piece, _damaged_copy(piece.wanted) if offline else self._read(piece)
 
 
@@ -354,7 +354,7 @@ class _LargeFile:
 
 
 def _read_reference(piece: _Piece) -> bytes | None:
-    """Return the bytes where the donor has the chunk; None if they can't be read."""
+    """Return the bytes where the reference has the chunk; None if they can't be read."""
     reference = piece.wanted.reference
     assert reference is not None and piece.chunk is not None
     offset, length = reference.chunks[piece.chunk]
@@ -363,7 +363,7 @@ def _read_reference(piece: _Piece) -> bytes | None:
             file.seek(offset)
             return file.read(length)
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):  # says nothing about the donor
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # says nothing about the reference
             raise
         return None
 

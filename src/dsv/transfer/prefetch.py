@@ -78,11 +78,11 @@ class ReadBatch(msgspec.Struct, array_like=True, frozen=True):
 
     slot: int
     rows: bytes
-    """`file_reader.ROW` of each file, the same before and after reading."""
+    """`stable_read.ROW` of each file, the same before and after reading."""
     devices: bytes
     """The `st_dev` of each."""
     no_writer: bytes
-    """A byte for each: the result of `file_reader.has_no_writer`."""
+    """A byte for each: the result of `stable_read.has_no_writer`."""
     ids: bytes
     """32 bytes for each."""
     codecs: bytes
@@ -170,7 +170,7 @@ def read_batch(descent: Descent, compressor: Compressor, order: ReadRequest, mem
 
 
 def _read(descent: Descent, path: bytes, size: int, place: memoryview) -> tuple[os.stat_result, bool] | None:
-    """Fill `place` with a file of this size. Return its stat and whether it is quiet, or None."""
+    """Fill `place` with a file of this size. Return its stat and whether nobody writes to it, or None."""
     above, name = split(path)
     try:
         with Opened(os.open(name, OPEN_FLAGS, dir_fd=descent.at(above))) as descriptor:

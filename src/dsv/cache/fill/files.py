@@ -221,7 +221,7 @@ def finish_file(descriptor: int, rights: FillRights, *, executable: bool) -> Non
 
 
 def _is_as_filled(found: os.stat_result, size: int, *, executable: bool) -> bool:
-    """Return whether a donor's file is unchanged since its fill, as far as its inode shows."""
+    """Return whether a reference's file is unchanged since its fill, as far as its inode shows."""
     return (
         found.st_size == size
         and found.st_mtime_ns == _TIMES[0]
@@ -233,7 +233,7 @@ def _is_as_filled(found: os.stat_result, size: int, *, executable: bool) -> bool
 NO_LINK = (errno.EMLINK, errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP)
 """link(2): at the limit of links, another device, another user's file (fs.protected_hardlinks), not supported."""
 _NO_REFERENCE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EPERM)
-"""Errors for an evicted or foreign donor."""
+"""Errors for an evicted or foreign reference."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -246,7 +246,7 @@ class Taken(enum.Enum):
 
 
 class Links:
-    """The donors of one fill, opened when first asked for. `take` is thread-safe, `folder_of` is not."""
+    """The references of one fill, opened when first asked for. `take` is thread-safe, `folder_of` is not."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class Links:
         self._clones = True
 
     def folder_of(self, reference: int, path: bytes) -> tuple[int, bytes] | None:
-        """Return the donor's folder that has this path, and the name in it; None if it is gone."""
+        """Return the reference's folder that has this path, and the name in it; None if it is gone."""
         if reference not in self._folders:
             self._folders[reference] = self._open(reference)
         folders = self._folders[reference]
@@ -282,7 +282,7 @@ class Links:
             return None
 
     def open_folder(self, reference: int, folder: bytes) -> int | None:
-        """Return the donor's folder; None if it is gone. Raises `OSError`."""
+        """Return the reference's folder; None if it is gone. Raises `OSError`."""
         found = self.folder_of(reference, folder + b"/" if folder else b"")
         return None if found is None else found[0]
 
@@ -306,7 +306,7 @@ class Links:
         return failed
 
     def identity(self, source: tuple[int, bytes], entry: Entry) -> tuple[int, int] | None:
-        """Return device and inode of a donor's file; None if it was changed or is gone. Raises `OSError`."""
+        """Return device and inode of a reference's file; None if it was changed or is gone. Raises `OSError`."""
         try:
             found = os.stat(source[1], dir_fd=source[0], follow_symlinks=False)
         except OSError as error:
@@ -317,7 +317,7 @@ class Links:
         return (found.st_dev, found.st_ino) if same else None
 
     def take(self, source: tuple[int, bytes], target: tuple[int, bytes], entry: Entry) -> Taken:
-        """Make `target` the donor's file, if that is unchanged. Raises `FileExistsError`, `OSError`."""
+        """Make `target` the reference's file, if that is unchanged. Raises `FileExistsError`, `OSError`."""
         folder, name = source
         if self.identity(source, entry) is None:
             return Taken.NO

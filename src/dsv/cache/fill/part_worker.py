@@ -204,7 +204,7 @@ class PartWorker:
         yield from self._not_linked(job)
 
     def _not_linked(self, job: PartJob) -> Iterator[WantedFile]:
-        """Yield files that a donor no longer has, and other users' large files that can't share blocks."""
+        """Yield files that a reference no longer has, and other users' large files that can't share blocks."""
         for item in job.failed:
             assert item.reference is not None
             self._count_linked(-1, -item.entry.size)

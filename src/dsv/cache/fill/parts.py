@@ -38,9 +38,9 @@ BLOCK = 4096
 
 # The source map has one byte for each entry of the tree: what a claimer does with it.
 FETCH = 0
-LINK = 1  # LINK + d: donor d has this file at the same path
-MOVED = 32  # MOVED + d: donor d has it at another path, which the table of moves names
-CHUNKS = 64  # CHUNKS + d: a large file whose older version donor d has at the same path
+LINK = 1  # LINK + d: reference d has this file at the same path
+MOVED = 32  # MOVED + d: reference d has it at another path, which the table of moves names
+CHUNKS = 64  # CHUNKS + d: a large file whose older version reference d has at the same path
 NOTHING = 255  # no file, or an empty one
 MAX_REFERENCES = 8
 VERSION = 1  # of the plan, and of how the processes that share it work together

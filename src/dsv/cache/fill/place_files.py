@@ -195,7 +195,7 @@ class PartWriter:
             self._run(job, lambda: create_file(*target, (), self._rights, executable=executable))
 
     def take(self, job: PartJob, item: FillEntry) -> None:
-        """Link the donor's file, or else add the item to the job's `copied` or `failed`."""
+        """Link the reference's file, or else add the item to the job's `copied` or `failed`."""
         assert item.reference is not None
         source = self._links.folder_of(item.reference, item.reference_path)
         if source is None:

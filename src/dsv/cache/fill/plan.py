@@ -59,7 +59,7 @@ _LARGE = 16  # the file has a recipe
 _KIND = tuple(bytes((kind,)) for kind in range(256))
 OPEN = bytes(
     (FETCH, *range(CHUNKS, CHUNKS + MAX_REFERENCES))
-)  # codes of entries that a further donor may have
+)  # codes of entries that a further reference may have
 
 
 class FillRequest(msgspec.Struct, frozen=True):
@@ -165,7 +165,7 @@ def _whole(
         return SegmentLoad(number, child.entries, child.bytes, child.bytes)
     codes = matching.codes[matching.starts[number] : matching.starts[number + 1]]
     sizes = matching.sizes.get(number)
-    if sizes is None:  # a donor has the whole segment, so all its entries have one code
+    if sizes is None:  # a reference has the whole segment, so all its entries have one code
         if not _copied(codes[0], references):
             return SegmentLoad(number, child.entries, child.bytes, 0)
         sums.need_files += child.entries
@@ -323,21 +323,21 @@ def newest(found: Iterable[Candidate]) -> list[Candidate]:
 
 
 class Matching(msgspec.Struct):
-    """The donors from which the entries of the wanted tree can be taken."""
+    """The references from which the entries of the wanted tree can be taken."""
 
     codes: bytearray  # the source map, one byte per entry
     starts: list[int]  # the first entry of each segment, and the number of all entries
     sizes: dict[int, array[int]] = msgspec.field(default_factory=dict)
     """Sizes of the entries of each segment that was read; the other segments are linked whole."""
     moves: dict[int, bytes] = msgspec.field(default_factory=dict)
-    """For each entry with a MOVED code, its path in the donor."""
+    """For each entry with a MOVED code, its path in the reference."""
     samples: dict[int, list[bytes]] = msgspec.field(default_factory=dict)
-    """Some linked paths of each donor."""
+    """Some linked paths of each reference."""
 
     def add(self, reference: int, tree: TreeReader, theirs: TreeReader, selection: PathSet) -> bool:
-        """Use a donor for what is still to be fetched; False if it has none. selection: its cached part.
+        """Use a reference for what is still to be fetched; False if it has none. selection: its cached part.
 
-        After an error, nothing is taken from this donor.
+        After an error, nothing is taken from this reference.
         """
         before, self.samples[reference] = bytes(self.codes), []
         try:
@@ -413,7 +413,7 @@ class Matching(msgspec.Struct):
     def _other_paths(
         self, reference: int, theirs: TreeReader, selection: PathSet, missing: dict[Content, list[int]]
     ) -> None:
-        """Link the files that the donor has under another path."""
+        """Link the files that the reference has under another path."""
         for located in theirs.segments():
             segment = located.segment
             column = contents(segment)
@@ -431,7 +431,7 @@ class Matching(msgspec.Struct):
             self.samples[reference].append(path)
 
     def encoded_moves(self) -> dict[int, bytes]:
-        """Return the donors' paths of each segment with moved files, in entry order, joined by NUL."""
+        """Return the references' paths of each segment with moved files, in entry order, joined by NUL."""
         found: dict[int, list[bytes]] = {}
         number = 0
         for at in sorted(self.moves):

@@ -88,11 +88,11 @@ class FillEntry(msgspec.Struct):
     where: Location | None  # a hint where its content is in the store
     reference: int | None = None  # a cached commit that has this very file
     reference_path: bytes = b""  # where it has it
-    older: int | None = None  # a donor that has an older version at the same path
+    older: int | None = None  # a reference that has an older version at the same path
 
 
 class LinkRun(msgspec.Struct):
-    """Neighbours in one folder that one donor has at the same paths: names, sizes and kinds side by side."""
+    """Neighbours in one folder that one reference has at the same paths: names, sizes and kinds side by side."""
 
     reference: int
     folder: bytes
@@ -180,7 +180,7 @@ class FillContents:
             start = stop
 
     def older_version(self, item: FillEntry) -> ReferenceCopy | None:
-        """Return the chunks of the file that a donor has at this path, or None."""
+        """Return the chunks of the file that a reference has at this path, or None."""
         if item.older is None:
             return None
         if item.older not in self._reference_trees:
@@ -228,7 +228,7 @@ class FillContents:
         return self._source_map[self._starts[number] : self._starts[number + 1]]
 
     def _moves(self, number: int, codes: bytes, start: int) -> Iterator[bytes]:
-        """Yield the donors' paths of the moved files of a segment, from its entry `start` on."""
+        """Yield the references' paths of the moved files of a segment, from its entry `start` on."""
         if codes.translate(None, _UNMOVED):
             moves = self._directory.folder / "moves" / str(number)
             paths = read_file(moves, len(codes) * (MAX_PATH + 1)).split(b"\0")

@@ -260,8 +260,8 @@ class WorkspaceScan:
         """Remember what was read, and return the entry for a tree; None if `recipe_id` is needed and missing,
         as after mere hashing: the file must then be read again to be stored.
 
-        row: the stat before and after the reading, by `row_of`. device: its st_dev. quiet: it has no unseen
-        writer, see `file_reader.has_no_writer`.
+        row: the stat before and after the reading, by `row_of`. device: its st_dev. no_writer: it has no unseen
+        writer, see `stable_read.has_no_writer`.
         """
         folder, at = self.state.edit(item.folder), item.at
         folder.rows[at * ROW.size : (at + 1) * ROW.size] = row

@@ -217,7 +217,7 @@ def scan_workspace(
     then everything is listed. rehash: forget what was read of the files before. ignoring: names of files with
     ignore rules; later ones have the last word. check_links: symlinks must not lead out of the root. named:
     look into folders of `only` even if the rules leave them out. Raises `UsageError` for an invalid
-    `.dsvignore`, and an error of `fs.errors` if one can't be read or the root can't be listed.
+    `.dsvignore`, and an error of `files.errors` if one can't be read or the root can't be listed.
     """
     with about(root):
         dot = root / ".dsv"

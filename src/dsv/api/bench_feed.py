@@ -1,8 +1,7 @@
 """Measure how many accelerators a store, a cache or a folder can feed.
 
-The figures of the models are those of `configs/dlio/workload/MODEL_ACCELERATOR.yaml` in
-github.com/mlcommons/storage. Each round is a process (`bench_feed_process`), with reading processes like a
-training.
+The figures of the models are those of `configs/dlio/workload/MODEL_ACCELERATOR.yaml` in github.com/mlcommons/storage.
+Each round is a process (`bench_feed_process`), with reading processes like a training.
 """
 
 from __future__ import annotations

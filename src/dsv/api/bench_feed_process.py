@@ -109,8 +109,7 @@ def train(
 ) -> Trained:
     """Simulate a training: each accelerator takes its next batch, computes, and waits for the others.
 
-    All times are of one clock. A step computes for exactly the seconds of the load, even if a batch is
-    noticed late.
+    All times are of one clock. A step computes for exactly the seconds of the load, even if a batch is noticed late.
 
     receive: waits for a batch, or, given a time, until then at most, and returns nothing at that time. The
     batches of an accelerator may arrive in any order. order: makes a worker of an accelerator read its next

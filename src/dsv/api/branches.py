@@ -123,8 +123,7 @@ def make_branch(
 def reset_branch(context: Context, name: BranchPath, target: Target, message: str = "") -> BranchItem:
     """Move a branch to any commit of its dataset.
 
-    Raises `Conflict` if it was moved since this call began, or since the workspace that follows it last saw
-    it.
+    Raises `Conflict` if it was moved since this call began, or since the workspace that follows it last saw it.
     """
     wanted = _target(context, name, target)
     with context.repository(wanted) as repository:

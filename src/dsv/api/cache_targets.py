@@ -115,8 +115,7 @@ def lending(context: Context, repository: Repository, dataset: DatasetName) -> I
         yield lenders
 
 
-# Serving a hit takes less time than importing the modules that fill, so these are imported where they are
-# used.
+# Serving a hit takes less time than importing the modules that fill, so these are imported where they are used.
 
 _WHOLE_ID = re.compile(r"[0-9a-f]{64}")
 _ASK_SECONDS = 3600.0

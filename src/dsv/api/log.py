@@ -205,8 +205,7 @@ class LogQuery(msgspec.Struct, frozen=True):
 def log(context: Context, target: Target, query: LogQuery | None = None) -> Iterator[Iterator[LogItem]]:
     """Open the commit that `target` means and its ancestors, newest first, and children before their parents.
 
-    In a workspace, an empty target means the head of its branch. Raises `NotFound` for a path in none of
-    them.
+    In a workspace, an empty target means the head of its branch. Raises `NotFound` for a path in none of them.
     """
     query = query or LogQuery()
     here = context.workspace_or_none() if target.dataset is None and target.rev is None else None

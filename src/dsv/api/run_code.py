@@ -39,10 +39,9 @@ def commit_code(
 ) -> tuple[CommitId, Session]:
     """Commit the folder, except what `.gitignore` and `.dsvignore` exclude, and return the commit's id.
 
-    The session is open, so that gc keeps the commit; the caller closes it when a record names the commit. The
-    same code gives the same commit for every user and time. force: allow more than `LARGEST`. Raises
-    `UsageError` if too large or empty, `Unsupported` for files that no commit can hold, and the store's
-    errors.
+    The session is open, so that gc keeps the commit; the caller closes it when a record names the commit. The same code
+    gives the same commit for every user and time. force: allow more than `LARGEST`. Raises `UsageError` if too large or
+    empty, `Unsupported` for files that no commit can hold, and the store's errors.
     """
     found = _code_sources(folder, context.progress)
     size = sum(source.size for _, source in found)

@@ -26,9 +26,8 @@ from dsv.values.names import Rev, Target
 class RunStaging:
     """The store and the cache of one pool, as `dsv.run.staging.Staging` needs them.
 
-    Each target is resolved only once, because a branch may move before it is staged. `opened` closes this
-    object. `sessions` collects the sessions that protect the code from gc until a record in the store names
-    it.
+    Each target is resolved only once, because a branch may move before it is staged. `opened` closes this object.
+    `sessions` collects the sessions that protect the code from gc until a record in the store names it.
     """
 
     def __init__(

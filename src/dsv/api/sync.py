@@ -86,10 +86,9 @@ class SyncRequest:
 def sync(context: Context, request: SyncRequest) -> Synced:
     """Commit the workspace (or some paths of it) and publish it on its branch.
 
-    Base data that the store has lost is uploaded again from here, so that all of the commit is in the store.
-    Raises `Conflict` if the branch is not at the base, even if nothing changed here, if another sync is
-    running or too much would be removed; `NotFound`; and `Unsupported` with a list of all paths that can't be
-    stored.
+    Base data that the store has lost is uploaded again from here, so that all of the commit is in the store. Raises
+    `Conflict` if the branch is not at the base, even if nothing changed here, if another sync is running or too much
+    would be removed; `NotFound`; and `Unsupported` with a list of all paths that can't be stored.
     """
     with (
         open_to_publish(context, "dsv sync", request.branch) as opened,

@@ -103,8 +103,7 @@ def cut(data: bytes, width: int) -> list[bytes]:
 def surely_below(column: array[int], limit: int) -> bool:
     """Return True if the numbers are surely below `limit`, and False if that is unknown.
 
-    It compares one base-256 digit of all numbers at a time, ten times as fast as `max`, which makes Python
-    objects.
+    It compares one base-256 digit of all numbers at a time, ten times as fast as `max`, which makes Python objects.
     """
     raw, size = little(column), column.itemsize
     for place in range(size - 1, -1, -1):

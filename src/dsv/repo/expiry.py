@@ -184,10 +184,9 @@ def append(
 ) -> ExpiryLog:
     """Write entries with this action until it changes no commit that `choose` returns. Return the new log.
 
-    `choose` gets the newest log before each entry, and again whenever another writer has won its number. If
-    killed between two entries, the same call writes the rest. In a renamed dataset `free` writes nothing (the
-    log of the new name counts), other actions raise `Conflict`. Raises `Denied`, and what writing a ref
-    raises.
+    `choose` gets the newest log before each entry, and again whenever another writer has won its number. If killed
+    between two entries, the same call writes the rest. In a renamed dataset `free` writes nothing (the log of the new
+    name counts), other actions raise `Conflict`. Raises `Denied`, and what writing a ref raises.
     """
     refs, nonce = repository.refs, Nonce.random()
     while True:

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# The commits of a walk that are kept as whole records until they are yielded. Of further ones only their
-# order is kept.
+# The commits of a walk that are kept as whole records until they are yielded. Of further ones only their order is kept.
 _HELD = 1024
 
 _LEFT, _RIGHT, _BELOW = 1, 2, 4

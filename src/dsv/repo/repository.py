@@ -105,11 +105,10 @@ class Repository:
     def check_last_seen(self) -> None:
         """Raise `IntegrityError` if the branch was read, and the move where it was last seen has changed.
 
-        A server that lets two writers win, and settles later which write stays, takes away a move that was
-        already read back. The only proof is what a user saw of the branch. Sends no request unless the branch
-        has moved on. In a restored or recreated store another move may have the number: then the commit is
-        missing, or in the branch's history. A location that the names have left may have a move that does not
-        count.
+        A server that lets two writers win, and settles later which write stays, takes away a move that was already read
+        back. The only proof is what a user saw of the branch. Sends no request unless the branch has moved on. In a
+        restored or recreated store another move may have the number: then the commit is missing, or in the branch's
+        history. A location that the names have left may have a move that does not count.
         """
         if self.access.last_seen is None:
             return

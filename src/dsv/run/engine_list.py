@@ -95,9 +95,8 @@ def choose(
 ) -> Chosen:
     """Choose the engine of this name, with the options of its pool.
 
-    Without a name, choose the first that answers, or `process` if there is no image. Raises `UsageError` for
-    an unknown name or an image that the engine can't run; `LaunchError` if the named engine, or every engine,
-    doesn't answer.
+    Without a name, choose the first that answers, or `process` if there is no image. Raises `UsageError` for an unknown
+    name or an image that the engine can't run; `LaunchError` if the named engine, or every engine, doesn't answer.
     """
     if name is not None:
         return _named(environ, name, image, options)

@@ -156,8 +156,7 @@ class _Supervisor:
     def run_along(self, decided: Launch, route: Route) -> RunView:
         """Run at one pool after another, until the job begins.
 
-        An engine gets the job after the former has withdrawn it. If dsv is killed between, the mark has the
-        last pool.
+        An engine gets the job after the former has withdrawn it. If dsv is killed between, the mark has the last pool.
         """
         records, now = self.records, decided
         passed: tuple[PassedOver, ...] = ()

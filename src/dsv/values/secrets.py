@@ -5,11 +5,10 @@
     by value   known secrets, wherever they occur: values that were hidden by name in the command and the
                parameters, values given with `-e`, and the caller's own variables with secret names
 
-Known values of eight characters or more are hidden anywhere, also within a longer word; values of four to
-seven, and numbers of six digits or more, only as a word of their own; shorter ones only directly after their
-name (`token='ab'`). A command is searched as one text, with NUL before each argument. Each pattern reads a
-text once, however long. Only character sets are possessive: groups are wrong in Python below 3.11.5
-(gh-106052).
+Known values of eight characters or more are hidden anywhere, also within a longer word; values of four to seven, and
+numbers of six digits or more, only as a word of their own; shorter ones only directly after their name (`token='ab'`).
+A command is searched as one text, with NUL before each argument. Each pattern reads a text once, however long. Only
+character sets are possessive: groups are wrong in Python below 3.11.5 (gh-106052).
 """
 
 from __future__ import annotations

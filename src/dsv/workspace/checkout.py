@@ -145,8 +145,7 @@ def check_copies(
     """Raises `Conflict` if the changes would remove or overwrite a file whose content the store has lost or damaged.
     Content that gc removed with an expired base is not lost. Raises `Unreachable` without the store.
 
-    Each pack is looked up once. Files that may be overwritten without a copy (`may_overwrite`) are not
-    checked.
+    Each pack is looked up once. Files that may be overwritten without a copy (`may_overwrite`) are not checked.
     """
     root = opened.workspace.root
     going = {

@@ -3,10 +3,9 @@
 Nothing here writes a file of the workspace outside `.dsv`. After a kill, the next sync continues from the
 state and the journal, which knows whether a branch had just been moved.
 
-The journal is an append-only file of records, each with a checksum. Reading ends at a torn record, which is
-cut off. If the journal is lost, content is uploaded again; no data is lost. It is synced to disk before
-`pack_uploaded` returns (one fdatasync for each 32 MiB sent), and before `publishing` returns, but not for a
-recipe alone.
+The journal is an append-only file of records, each with a checksum. Reading ends at a torn record, which is cut off. If
+the journal is lost, content is uploaded again; no data is lost. It is synced to disk before `pack_uploaded` returns
+(one fdatasync for each 32 MiB sent), and before `publishing` returns, but not for a recipe alone.
 """
 
 from __future__ import annotations

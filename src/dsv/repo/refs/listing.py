@@ -74,8 +74,7 @@ def _sentence(dataset: DatasetName, found: DatasetErased, url: str) -> str:
     return f"dataset {dataset} was erased from {url} ({rfc3339(found.time_ms)}{why})"
 
 
-# The most rows that are read past to find the next name: a page of most stores. For more, a new listing is
-# cheaper.
+# The most rows that are read past to find the next name: a page of most stores. For more, a new listing is cheaper.
 _PASSED = 1000
 
 

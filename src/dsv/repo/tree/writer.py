@@ -15,8 +15,7 @@ from dsv.repo.tree.reader import LocatedSegment, TreePart, TreeReader
 from dsv.values.ids import NodeId, PackId, SegmentId
 from dsv.values.paths import sort_key
 
-# The nodes of level 1 that are written together: few requests read them, and until then their lists take
-# little memory.
+# The nodes of level 1 that are written together: few requests read them, and until then their lists take little memory.
 _TOGETHER = 64
 
 
@@ -310,8 +309,7 @@ class _Rows:
         """The same as in `_Part`."""
         self._segment = located.segment
         self._columns = _rows_that_stay(sink, located)
-        # Without columns, each content has to be looked for, because its pack may be deleted: one entry at a
-        # time.
+        # Without columns, each content has to be looked for, because its pack may be deleted: one entry at a time.
         self._entries = [] if self._columns is not None else list(located.entries())
         self._at = 0
 

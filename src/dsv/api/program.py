@@ -160,6 +160,7 @@ class Commit:
 
     @property
     def dataset(self) -> str:
+        """The name of its dataset."""
         return str(self._resolved.dataset)
 
     @property
@@ -169,6 +170,7 @@ class Commit:
 
     @property
     def author(self) -> str:
+        """Who made it, as they signed."""
         return self._record.author
 
     @property
@@ -178,10 +180,12 @@ class Commit:
 
     @property
     def message(self) -> str:
+        """The whole message; empty if there is none."""
         return self._record.message
 
     @property
     def files(self) -> int:
+        """The number of files, without symlinks."""
         return self._record.files
 
     @property
@@ -191,6 +195,7 @@ class Commit:
 
     @property
     def parents(self) -> tuple[Commit, ...]:
+        """None for a first commit, several for a merge."""
         return tuple(self._other(one) for one in self._record.parents)
 
     def log(self, *paths: str, limit: int | None = None) -> list[Commit]:

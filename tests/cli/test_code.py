@@ -115,6 +115,20 @@ def test_what_the_work_tree_ignores_is_no_code_in_a_folder_of_it(pets: Dsv, code
     assert sorted(found) == ["./.gitignore", "./model.py"]
 
 
+@pytest.mark.parametrize("place", ["link", "parent", "below a work tree", "no work tree"])
+def test_the_path_of_the_code_may_have_symlinks(pets: Dsv, code: Path, place: str) -> None:
+    """As where /home or /scratch is a link."""
+    if place != "no work tree":
+        subprocess.run(["git", "init", "-q", str(code)], check=True)
+        write_files(code, {".gitignore": b"data/\n"})
+    (code.parent / "link").symlink_to(code.parent if place == "parent" else code)
+    named = {"parent": "link/code", "below a work tree": "link/lib"}.get(place, "link")
+    out = run(pets, code.parent / named, "ls")
+    assert out.split() == {
+        "below a work tree": ["model.py"], "no work tree": ["data", "lib", "train.sh"]
+    }.get(place, ["lib", "train.sh"])  # fmt: skip
+
+
 def test_too_much_is_refused_before_anything_is_run(
     pets: Dsv, code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,9 +66,12 @@ def commit_code(
 
 
 def _code_sources(folder: Path, progress: Progress) -> list[tuple[bytes, NewContent]]:
-    """Return the files of the code, in tree order, by their paths in the folder."""
-    top = _work_tree(folder)
-    start = b"" if top == folder else os.fsencode(folder.relative_to(top))
+    """Return the files of the code, in tree order, by their paths in the folder. The .gitignore files of the git work
+    tree around it apply.
+    """
+    real = folder.resolve()
+    top = next((above for above in (real, *real.parents) if (above / ".git").exists()), real)
+    start = b"" if top == real else os.fsencode(real.relative_to(top))
     sources, scan = walk(top, start, (GITIGNORE, NAME))
     scan.note_left_out(progress)
     cut = len(start) + 1 if start else 0
@@ -87,15 +90,6 @@ def _code_sources(folder: Path, progress: Progress) -> list[tuple[bytes, NewCont
             f"there is no code in {folder}", subject=str(folder), hint="--code names the folder of the code"
         )
     return found
-
-
-def _work_tree(folder: Path) -> Path:
-    """Return the top of the Git work tree around a folder, whose .gitignore applies; else the folder."""
-    real = folder.resolve()
-    for each in (real, *real.parents):
-        if (each / ".git").exists():
-            return each
-    return real
 
 
 def _refuse(problems: list[Problem], folder: Path) -> None:

@@ -128,6 +128,15 @@ class Terminated(DsvError):
     exit_code = 143
 
 
+class Signalled(KeyboardInterrupt):
+    """A signal is to end the command; `error` says which. Raised by handlers, in the middle of anything, so nothing
+    that catches errors may take it for one."""
+
+    def __init__(self, error: DsvError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
 class LaunchError(DsvError):
     """`dsv run` could not start the command. Docker uses the same exit code."""
 

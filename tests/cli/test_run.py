@@ -306,3 +306,23 @@ def test_code_and_outputs_of_runs_are_named_in_the_cache(pets: Dsv) -> None:
     assert made_for[record["commit"]] is None
     assert made_for[record["code"]["tree"]] == "code of a run" and made_for[output] == f"output of run {run}"
     assert f"output of run {run}" in pets.ok("cached").out
+
+
+@pytest.mark.parametrize("engine", [[], ["--engine", "docker"]])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_an_engine_is_asked_is_no_missing_answer(
+    pets: Dsv, tmp_path: Path, engine: list[str], number: signal.Signals, code: int
+) -> None:
+    """It ends the run: no other engine gets the job."""
+    asked, another = tmp_path / "asked", tmp_path / "another"
+    (tmp_path / "bin").mkdir()
+    for name, line in (("docker", f"touch {asked}; exec sleep 600"), ("podman", f"touch {another}; exit 1")):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    here = pets.at(pets.cwd, PATH=f"{tmp_path / 'bin'}:{pets.environ['PATH']}")
+    with here.start("run", "pets@v1", *engine, "--image", "x", "--", "true") as process:
+        until(asked.exists)
+        process.send_signal(number)
+        said = process.communicate(timeout=PATIENCE)[1].decode()
+    assert (process.returncode, another.exists()) == (code, False), said
+    assert pets.ok("runs", "--json").json["items"] == []

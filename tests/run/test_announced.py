@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsv.errors import LaunchError, NoRoom, Terminated
+from dsv.errors import LaunchError, NoRoom, Signalled, Terminated
 from dsv.run.active_runs import Marks, RunRecords, under_way
 from dsv.run.listing import list_runs, show_run
 from dsv.run.record import RunId, RunRecord, RunState
@@ -48,10 +48,13 @@ def test_a_run_is_shown_as_staging_while_its_data_is_fetched(shop: Shop) -> None
 
 @pytest.mark.parametrize(
     ("problem", "raised", "code"),
-    [(NoRoom("the cache is full"), LaunchError, 125), (Terminated("stopped by SIGTERM"), Terminated, 143)],
+    [
+        (NoRoom("the cache is full"), LaunchError, 125),
+        (Signalled(Terminated("stopped by SIGTERM")), Signalled, 143),
+    ],
 )
 def test_what_keeps_its_data_from_being_fetched_is_recorded(
-    shop: Shop, problem: Exception, raised: type[Exception], code: int
+    shop: Shop, problem: BaseException, raised: type[BaseException], code: int
 ) -> None:
     class Full(Folders):
         def stage(self, target: Target, run: RunId) -> tuple[Staged, FolderLease]:

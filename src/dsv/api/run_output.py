@@ -20,10 +20,8 @@ from dsv.errors import (
     Conflict,
     DsvError,
     IntegrityError,
-    Interrupted,
     NoRoom,
     NotFound,
-    Terminated,
     UsageError,
 )
 from dsv.files.descent import Descent, join, remove_tree, split
@@ -83,8 +81,6 @@ def commit_output(
             time_ms=now_ms(),
             message=f"{OUTPUT_OF_RUN}{run}",
         )
-    except (Interrupted, Terminated):
-        raise
     except DsvError as error:
         return RunOutput(error=error.message)
     except OSError as error:

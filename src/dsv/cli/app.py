@@ -25,7 +25,7 @@ from dsv.cli.declare import Command, bypass_pydantic, global_options, option
 from dsv.cli.failure import READER_GONE, failure_json, failure_text, of_error, without_passwords
 from dsv.cli.output import CommandOutput, ReaderGone
 from dsv.cli.terminal import Surroundings, wrapped
-from dsv.errors import NoRoom, Terminated, UsageError
+from dsv.errors import NoRoom, Signalled, Terminated, UsageError
 
 INTERRUPTED = (130, 143)
 RESUMED = frozenset({"sync", "pull", "clone", "cache", "sparse"})
@@ -281,7 +281,7 @@ def _terminable() -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise Terminated("stopped by SIGTERM")
+        raise Signalled(Terminated("stopped by SIGTERM"))
 
     if threading.current_thread() is not threading.main_thread():
         yield

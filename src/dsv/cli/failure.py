@@ -15,6 +15,7 @@ from dsv.errors import (
     LaunchError,
     NoRoom,
     NotFound,
+    Signalled,
     Unreachable,
     Unsupported,
     memory_ran_out,
@@ -90,7 +91,7 @@ def of_error(error: BaseException) -> DsvError:
     if isinstance(error, DsvError):
         return error
     if isinstance(error, KeyboardInterrupt):
-        return Interrupted("interrupted")
+        return error.error if isinstance(error, Signalled) else Interrupted("interrupted")
     if isinstance(error, OSError) and error.errno in _BY_ERRNO:
         kind, reason = _BY_ERRNO[error.errno]
         subject = None if error.filename is None else _name(error.filename)

@@ -12,7 +12,7 @@ from signal import Signals as SignalName
 from time import monotonic
 from typing import Final, TypeAlias
 
-from dsv.errors import DsvError, Interrupted, LaunchError, NoRoom, Terminated, as_launch_error
+from dsv.errors import DsvError, Interrupted, LaunchError, NoRoom, Signalled, Terminated, as_launch_error
 from dsv.periodic import now_ms
 from dsv.run.active_runs import RunRecords
 from dsv.run.completing import completed, no_log, salvaged
@@ -73,7 +73,7 @@ def run(
 ) -> RunView:
     """Run a job until its end, and return the run. Its output goes to these descriptors, None for nowhere.
 
-    Raise `UsageError`, `Interrupted`, `Terminated`, or `LaunchError` for all else that prevents the start.
+    Raises `UsageError`, `Signalled`, or `LaunchError` for all else that prevents the start.
 
     signals: caught until the record is kept, and passed on to the job. SIGUSR1 and SIGUSR2 don't end this
         process before or after that either. None leaves this process's handlers as they are.
@@ -184,8 +184,8 @@ def _kept_output(launch: Launch, staging: Staging, signals: Signals) -> RunOutpu
     try:
         with signals.raising():
             return staging.output(launch.out if launch.chosen.engine.shares_folders else None, launch.run)
-    except (Interrupted, Terminated, KeyboardInterrupt) as error:
-        return RunOutput(error=error.message if isinstance(error, DsvError) else "it was interrupted")
+    except KeyboardInterrupt as error:
+        return RunOutput(error=str(error) or "it was interrupted")
 
 
 def _error_of(launch: Launch, ended: Ended) -> LaunchError | None:
@@ -228,6 +228,8 @@ def _record_not_started(decided: Launch, records: RunRecords, error: BaseExcepti
     """Complete the record of a run if it is under way and no engine has its job."""
     if records.begun or not records.under_way:
         return
+    if isinstance(error, KeyboardInterrupt):
+        error = error.error if isinstance(error, Signalled) else Interrupted("interrupted")
     cancelled = isinstance(error, Interrupted | Terminated)
     unexpected = f"dsv failed with an unexpected {type(error).__name__}"
     ended = Ended(

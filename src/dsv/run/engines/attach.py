@@ -15,7 +15,7 @@ from time import monotonic
 from types import FrameType
 from typing import ClassVar, Final
 
-from dsv.errors import Interrupted, LaunchError
+from dsv.errors import Interrupted, LaunchError, Signalled
 from dsv.files.process import host_name, user_name
 from dsv.run.engines.base import (
     CANNOT_LAUNCH,
@@ -72,7 +72,7 @@ class Signals:
 
     @contextmanager
     def raising(self) -> Iterator[None]:
-        """Raises `Interrupted` for `ENDING` signals in this block, within `caught`, while no job gets them."""
+        """Raises `Signalled` for `ENDING` signals in this block, within `caught`, while no job gets them."""
         self._raises = True
         try:
             yield
@@ -81,7 +81,7 @@ class Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._raises and number in ENDING:
-            raise Interrupted(f"it was interrupted by {signal.Signals(number).name}")
+            raise Signalled(Interrupted(f"it was interrupted by {signal.Signals(number).name}"))
         self._queue.put(number)
 
 

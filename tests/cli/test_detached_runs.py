@@ -13,6 +13,7 @@ import pytest
 
 from dsv.run.engines.reaper import processes_of
 from tests.cli.detached import await_file, await_log, detach, here, kill_with_reaper, mark, shown
+from tests.inputs.small_disk import small_disk
 from tests.kit.dsv import Dsv, assert_documented
 from tests.waiting import PATIENCE, until
 
@@ -252,3 +253,15 @@ def test_a_run_can_be_stopped_while_its_data_is_fetched(here: Dsv) -> None:
     assert (stopped["stopped"], stopped["state"], stopped["exit_code"]) == (True, "not-launched", 143)
     assert supervisor.wait(PATIENCE) == 143
     assert here("wait", run).code == 143
+
+
+def test_without_room_for_its_mark_no_run_is_promised(here: Dsv, tmp_path: Path) -> None:
+    """Nobody could find, follow or stop it."""
+    with small_disk(tmp_path / "state") as disk:
+        full = here.at(here.cwd, XDG_STATE_HOME=str(disk.path))
+        assert full.process("run", "pets@v1", "--", "true").code == 0
+        disk.limit(free=0)
+        done = full.process("run", "-d", "pets@v1", "--", "touch", "began")
+        assert (done.code, done.out) == (125, "") and "No space left" in done.err, done
+        disk.limit()
+    assert not (here.cwd / "began").exists()

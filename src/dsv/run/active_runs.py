@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from dsv.errors import DsvError, Interrupted, NoRoom, NotFound, Unreachable, Unsupported, UsageError
+from dsv.files.errors import as_error
 from dsv.files.process import Fate, Process, Watched, host_name, user_name
 from dsv.files.small_files import replace_file, write_once
 from dsv.run.dirs import remove_scratch, run_folder
@@ -79,11 +80,11 @@ class Marks:
 
     def __init__(self, state: Path, store: StoreId) -> None:
         self._state = state
-        self._folder = state / "running"
+        self.folder = state / "running"
         self._store = str(store)
 
     def set(self, record: RunRecord, live: Path | None = None) -> None:
-        """live: the file with the output so far, if other commands may read it."""
+        """live: the file with the output so far, if other commands may read it. Raises `OSError`."""
         here = Process.here()
         mark = _Mark(
             self._store,
@@ -92,20 +93,19 @@ class Marks:
             record.encode().decode("ascii"),
             None if live is None else str(live),
         )
-        with suppress(OSError):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(self._folder / record.run, msgspec.json.encode(mark), mode=0o600)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(self.folder / record.run, msgspec.json.encode(mark), mode=0o600)
 
     def remove(self, run: RunId) -> None:
         with suppress(OSError):
-            (self._folder / run).unlink()
+            (self.folder / run).unlink()
         with suppress(OSError):
-            stop_request(self._folder, run).unlink()
+            stop_request(self.folder, run).unlink()
 
     def grace(self, run: RunId, otherwise: float) -> float:
         """Return the grace in seconds of the stop request, or `otherwise` without a request."""
         try:
-            with stop_request(self._folder, run).open("rb") as file:
+            with stop_request(self.folder, run).open("rb") as file:
                 return float(file.read(_MAX_NUMBER))
         except (OSError, ValueError):
             return otherwise
@@ -113,7 +113,7 @@ class Marks:
     def stopped_by(self, run: RunId) -> str | None:
         """Return the owner of the stop request as `user@host`; None without a request."""
         try:
-            owner = stop_request(self._folder, run).stat().st_uid
+            owner = stop_request(self.folder, run).stat().st_uid
         except OSError:
             return None
         return f"{user_name(owner)}@{host_name()}"
@@ -262,10 +262,15 @@ class RunRecords:
         self._start: Thread | None = None
         self._start_problem: DsvError | None = None
 
-    def announce(self, record: RunRecord, live: Path | None = None) -> None:
-        """Set the mark, so that other commands of this machine find the run. live: its output so far."""
+    def announce(self, record: RunRecord, live: Path | None = None, *, must: bool = False) -> None:
+        """Set the mark, so that other commands of this machine find the run. live: its output so far. must: raise
+        `NoRoom` or another error if it can't be set, because nobody else will know of the run."""
         self._live = live or self._live
-        self.marks.set(record, self._live)
+        try:
+            self.marks.set(record, self._live)
+        except OSError as error:
+            if must:
+                raise as_error(error, self.marks.folder) from error
         self.under_way = True
 
     def begin(self, record: RunRecord) -> None:

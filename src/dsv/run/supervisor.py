@@ -213,7 +213,7 @@ def _announced(decided: Launch, records: RunRecords, announce: Announce) -> Iter
     path = decided.own / LIVE_LOG
     live = LiveLog(path, decided.masker) if decided.spec.log else None
     try:
-        records.announce(early, path if live is not None else None)
+        records.announce(early, path if live is not None else None, must=True)
         announce(early.run, decided.own, decided.out)
         yield live
     except BaseException as error:

@@ -97,6 +97,7 @@ class Launch:
         options = plan.argv[: len(plan.argv) - len(spec.command)]
         params = self.masker.by_name.value(spec.params)
         assert isinstance(params, dict)  # as is spec.params
+        report = NodeReport.of(self.staged.values())
         return RunRecord(
             run=self.run,
             dataset=self.main.dataset,
@@ -126,7 +127,9 @@ class Launch:
             log=LogInfo(0, 0) if spec.log else None,
             again_of=spec.again_of,
             dsv=__version__,
-            **NodeReport.of(self.staged.values()).fields,
+            cache_hit=bool(report.cache_hit),
+            stage_seconds=report.stage_seconds or 0.0,
+            stage_bytes=report.stage_bytes or 0,
             **recorded(spec),
         )
 

@@ -476,7 +476,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed(tmp_path: Path) -> None:
     assert not imported_by(everything) & HEAVY
     assert not imported_by(f"from dsv.stores.open import open_store; open_store({str(tmp_path)!r})") & HEAVY
     keys = "StoreOptions(access_key='a', secret_key='b', region='c')"
-    static = f"{everything}\nfrom dsv.stores.options import *\ndsv.store.open.open_store('s3://bbb', {keys})"
+    static = f"{everything}\nfrom dsv.stores.options import *\ndsv.stores.open.open_store('s3://bbb', {keys})"
     assert imported_by(static) & HEAVY == {"obstore"}
 
 

@@ -113,7 +113,7 @@ def test_many_threads(tmp_path: Path) -> None:
 
 def test_half_a_record_of_a_full_disk_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dsv.errors import NoRoom
-    from dsv.workspace import publish as module
+    from dsv.workspace import sync_journal as module
 
     path = tmp_path / "journal"
     with SyncJournal.open(path, STORE) as journal:

@@ -37,7 +37,7 @@ def test_a_sweep_is_seen_and_ended_from_another_machine(site: Site) -> None:
     terminal = start(site, WAITS, "--parallel", "2")
     until(lambda: len(list((site.folder / "out").glob("digits/*/ready"))) == 2, "two runs at once")
     assert [item["state"] for item in runs(site, node="n3")] == ["running", "running"]
-    site.dsv("stop", "grid", node="n3")
+    until(lambda: "has not ended" not in site.dsv("stop", "grid", node="n3", code=None), "both ends")
     out, err = terminal.communicate(timeout=PATIENCE)
     assert terminal.returncode == 143 and "is being stopped" in err, out + err
     ended = runs(site)

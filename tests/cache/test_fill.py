@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 import tracemalloc
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -210,38 +207,6 @@ def test_paths_are_counted_before_a_commit_is_visible_where_names_are_folded(
     assert not root.visible(place).exists() and not root.fill(place).exists()
     monkeypatch.undo()
     cache_it(root, world, commit)
-
-
-@pytest.fixture
-def folding(tmp_path: Path) -> Iterator[Path]:
-    """A file system of the kernel's that takes upper for lower case."""
-    disk, mounted = tmp_path / "disk", tmp_path / "mounted"
-    mounted.mkdir()
-    with disk.open("wb") as file:
-        file.truncate(64 << 20)
-    make = ["mkfs.ext4", "-q", "-O", "casefold", "-E", "encoding=utf8", str(disk)]
-    try:
-        subprocess.run(make, capture_output=True, check=True)
-        subprocess.run(["mount", "-o", "loop", str(disk), str(mounted)], capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        said = error.stderr.decode().strip() if isinstance(error, subprocess.CalledProcessError) else error
-        pytest.skip(f"a file system that folds case can't be mounted: {said}")
-    try:
-        (mounted / "cache").mkdir()
-        subprocess.run(["chattr", "+F", str(mounted / "cache")], check=True)
-        yield mounted / "cache"
-    finally:
-        subprocess.run(["umount", "-l", str(mounted)], check=True)
-
-
-def test_a_file_system_that_folds_case_gets_all_paths_or_none(folding: Path, world: World) -> None:
-    root = CacheRoot(folding)
-    commit = world.commit(ALL_KINDS)
-    world.check(commit, cache_it(root, world, commit).path)
-    two = world.commit([File("d/A", 20, "a"), File("d/a", 20, "a")])
-    with pytest.raises(Unsupported, match="d/A and d/a are one name"):
-        cache_it(root, world, two)
-    assert not root.visible(CachePlace("xrays", str(two))).exists()
 
 
 def test_a_huge_source_map_is_read_no_further_than_its_tree(

@@ -147,6 +147,7 @@ class _Object(_Body):
         self._sums: list[tuple[str, Any, bytes]] | None = None
 
     def read_at(self, at: int, most: int) -> bytes:
+        from botocore.exceptions import FlexibleChecksumError
         from fsspec.asyn import sync
 
         length = min(most, self._size - at)
@@ -156,10 +157,8 @@ class _Object(_Body):
         whole, get = length == self._size, partial(get_part, self.place, self._which)
         try:
             answer, data = sync(self.place.fs.loop, get, at, length, whole=whole)
-        except Exception as error:
-            if type(error).__name__ == "FlexibleChecksumError":  # botocore has compared some of them already
-                raise self._differs("checksum") from error
-            raise
+        except FlexibleChecksumError as error:  # botocore compares some of them itself
+            raise self._differs("checksum") from error
         if len(data) != length or not is_same({**self._info, "size": 0}, {**answer, "size": 0}):
             raise changed(self._shown)
         if self._sums is None:

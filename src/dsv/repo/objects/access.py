@@ -36,12 +36,16 @@ class Access(msgspec.Struct, frozen=True):
     """Given when a repository is made, and the same from then on."""
 
     clock: Clock = now_ms
-    read_source: ReadSource | None = None  # reads files outside the store that commits refer to
-    mirrors: Mirror | None = None  # read for what the store has lost, or once it is away; a writer has none
+    read_source: ReadSource | None = None
+    """Reads files outside the store that commits refer to."""
+    mirrors: Mirror | None = None
+    """Read for what the store has lost, or once it does not answer. A writer has none."""
     copy_of: Callable[[Entry], AnyPath] | None = None
     """Finds a file's content on this machine, if the store must not be asked. Raises `Unreachable`."""
-    override: str | None = None  # the reason to override the rules of protected branches, if they are
-    tell: Callable[[str], None] = lambda text: None  # receives a line when a copy is read for what is damaged
+    override: str | None = None
+    """The reason to override the rules of protected branches; None if they count."""
+    tell: Callable[[str], None] = lambda text: None
+    """Receives a line when a copy is read for what is damaged."""
     last_seen: LastSeen | None = None
 
 

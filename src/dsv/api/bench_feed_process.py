@@ -316,8 +316,8 @@ def _files_reader(what: Round) -> Callable[[Sequence[Range]], tuple[int, int]]:
         return warm
 
     def read_all(asked: Sequence[Range]) -> tuple[int, int]:
-        found = [read(what.paths[file], start, stop) for file, start, stop in asked]
-        known = [one for one in found if one is not None]
+        states = [read(what.paths[file], start, stop) for file, start, stop in asked]
+        known = [state for state in states if state is not None]
         return len(known), sum(known)
 
     return read_all

@@ -328,9 +328,9 @@ def _check_kept_elsewhere(repository: Repository, head: Head) -> None:
     if head.commit is None or repository.objects.stored_commit(head.commit) is None:
         return
     heads, tags = repository.refs.names(head.dataset)
-    others: Sequence[CommitId | None] = [each.commit for each in heads if each.branch != head.branch]
+    others: Sequence[CommitId | None] = [other.commit for other in heads if other.branch != head.branch]
     commits = {*others, *(value.commit for _, value in tags)} - {None}
-    alone = count_only_in(repository.objects, head.commit, [one for one in commits if one is not None])
+    alone = count_only_in(repository.objects, head.commit, [tip for tip in commits if tip is not None])
     if alone:
         raise Conflict(
             f"branch {head.branch} of {head.dataset} has {format_count(alone, 'commit')} that no other branch and no "

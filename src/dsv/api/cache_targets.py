@@ -356,20 +356,22 @@ class Targets(AbstractContextManager["Targets"]):
                 raise explain(error, self.root.path) from error
         write_tracking(self._context, self.repository)
 
-    def show_tags(self, found: CacheTarget, *, filled: bool) -> None:
+    def show_tags(self, target: CacheTarget, *, filled: bool) -> None:
         """Link a commit's tag to it, or after a fill all of its tags that are known here.
 
         The caller has a claim on the commit. Failures are ignored.
         """
-        if not found.selection.whole:
+        if not target.selection.whole:
             return
         with suppress(OSError):
-            tags = {found.tag} if found.tag is not None else set()
+            tags = {target.tag} if target.tag is not None else set()
             if filled:
-                known = tracked(self.root, found.store, found.dataset).there("tags")
-                tags |= {TagName.parse(name) for name, one in known.items() if one.commit_id == found.commit}
+                known = tracked(self.root, target.store, target.dataset).there("tags")
+                tags |= {
+                    TagName.parse(name) for name, record in known.items() if record.commit_id == target.commit
+                }
             for tag in tags:
-                show_tag(self.root, found.place, tag)
+                show_tag(self.root, target.place, tag)
 
 
 def open_source(root: CacheRoot, place: Place, mirrors: list[Place]) -> StoreSource:

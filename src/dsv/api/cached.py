@@ -170,10 +170,10 @@ def _names(root: CacheRoot, items: list[CachedCommit]) -> dict[CachePlace, tuple
     def by_commit(store: str, dataset: DatasetName) -> dict[CommitId, list[str]]:
         names: dict[CommitId, list[str]] = {}
         with suppress(UsageError):
-            found = tracked(root, StoreId.parse(store), dataset)
-            for name, one in [*found.there("tags").items(), *found.there("branches").items()]:
-                if one.commit_id is not None:
-                    names.setdefault(one.commit_id, []).append(name)
+            tracking = tracked(root, StoreId.parse(store), dataset)
+            for name, record in [*tracking.there("tags").items(), *tracking.there("branches").items()]:
+                if record.commit_id is not None:
+                    names.setdefault(record.commit_id, []).append(name)
         return names
 
     return {
@@ -198,29 +198,28 @@ def _own_bytes(items: list[CachedCommit]) -> dict[CachePlace, int]:
 
 
 def _fills(root: CacheRoot, now: float) -> tuple[FillItem, ...]:
-    found = []
-    for one in reservations.reservations(root):
-        under_way = directory.join(root, one.place)
-        if under_way is None or under_way.fill != one.fill:
+    items = []
+    for reservation in reservations.reservations(root):
+        under_way = directory.join(root, reservation.place)
+        if under_way is None or under_way.fill != reservation.fill:
             continue
         workers = read_workers(under_way.workers).values()
+        owners = [worker.owner for worker in workers if not worker.gone(now)]
         plan = under_way.plan
-        found.append(
+        items.append(
             FillItem(
-                dataset=one.place.dataset_name,
-                commit=one.place.commit,
+                dataset=reservation.place.dataset_name,
+                commit=reservation.place.commit,
                 files=plan.entries,
                 files_done=min(plan.entries, sum(worker.entries for worker in workers)),
                 bytes=plan.bytes,
                 bytes_done=min(plan.bytes, sum(worker.bytes for worker in workers)),
-                room_left=one.left.bytes,
-                workers=tuple(
-                    sorted({f"{one.owner.user}@{one.owner.host}" for one in workers if not one.gone(now)})
-                ),
-                live=one.live,
+                room_left=reservation.left.bytes,
+                workers=tuple(sorted({f"{owner.user}@{owner.host}" for owner in owners})),
+                live=reservation.live,
             )
         )
-    return tuple(found)
+    return tuple(items)
 
 
 def _room(root: CacheRoot, inventory: Inventory, settings: CacheSettings) -> RoomItem:

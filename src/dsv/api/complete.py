@@ -165,8 +165,8 @@ class Names:
 
     def _places(self, dataset: DatasetName) -> list[CachePlace]:
         name = folder_name(dataset)
-        found = (CachePlace.parse(name, each) for each in _listed(list_names, self._cache.top / name))
-        return [place for place in found if place is not None]
+        places = (CachePlace.parse(name, commit) for commit in _listed(list_names, self._cache.top / name))
+        return [place for place in places if place is not None]
 
     def _trees(self, text: str, revision: str) -> Iterator[AnyPath]:
         """Yield folders that hold the files of a commit, the likeliest first."""
@@ -195,5 +195,5 @@ def _listed(read: Callable[[AnyPath], list[_T]], folder: AnyPath) -> list[_T]:
 
 def _entries(folder: AnyPath) -> list[str]:
     """Return the sorted names in a folder; names of folders end with a slash."""
-    with open_folder(folder) as descriptor, os.scandir(descriptor) as found:
-        return sorted(f"{each.name}/" if each.is_dir() else each.name for each in found)
+    with open_folder(folder) as descriptor, os.scandir(descriptor) as entries:
+        return sorted(f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries)

@@ -378,14 +378,14 @@ class _Copying:
         )
         deleted = keys.tag_deleted_key
         names = [
-            one for one in named_parts(TagName, here) if deleted(dataset, one) not in here[one.component]
+            tag for tag in named_parts(TagName, here) if deleted(dataset, tag) not in here[tag.component]
         ]
-        common = [one for one in names if deleted(dataset, one) not in there.get(one.component, [""])]
-        common = [one for one in common if one.component in there]
+        common = [tag for tag in names if deleted(dataset, tag) not in there.get(tag.component, [""])]
+        common = [tag for tag in common if tag.component in there]
         commits = [self._tagged(repository, dataset, common) for repository in (self._source, self._there)]
         for tag, mine, theirs in zip(common, *commits, strict=True):
             self._compare(dataset, tag, mine, theirs)
-        return [one for one in names if one.component not in there]
+        return [tag for tag in names if tag.component not in there]
 
     def _tagged(
         self, repository: Repository, dataset: DatasetName, tags: list[TagName]
@@ -393,13 +393,13 @@ class _Copying:
         """Return the commit of each tag. Tags never move, so the store is asked only for unknown tags."""
         folder = self._context.metadata_folder(repository.id).parent
         tracked = read_tracking(file_of(folder, dataset)).tags
-        known = {one: tracked[str(one)].commit_id for one in tags if str(one) in tracked}
-        asked = [one for one in tags if known.get(one) is None]
-        values = together([partial(repository.refs.tag, dataset, one) for one in asked])
+        known = {tag: tracked[str(tag)].commit_id for tag in tags if str(tag) in tracked}
+        asked = [tag for tag in tags if known.get(tag) is None]
+        values = together([partial(repository.refs.tag, dataset, tag) for tag in asked])
         known.update(
-            (one, None if value is None else value.commit) for one, value in zip(asked, values, strict=True)
+            (tag, None if value is None else value.commit) for tag, value in zip(asked, values, strict=True)
         )
-        return [known[one] for one in tags]
+        return [known[tag] for tag in tags]
 
     def _compare(
         self, dataset: DatasetName, tag: TagName, mine: CommitId | None, theirs: CommitId | None

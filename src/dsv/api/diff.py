@@ -55,16 +55,18 @@ def _workspace_changes(
     check_paths(workspace.root, lambda: trees.of(before), scope.paths)
     baseline = find_baseline(workspace, state, base, trees, scope.paths)
     scan = baseline.scan
-    found, unread = detect_changes(scan, baseline.entry, context.progress)
-    changed = _changed(baseline, found)
+    differing, unread = detect_changes(scan, baseline.entry, context.progress)
+    changed = _changed(baseline, differing)
     others: list[PathChange] = []
     if before == base:
         old = _unchanged(baseline, changed)
     else:
         old, others = _from_another(baseline, trees.of(before), changed, scope)
-    gone = {one.path: one.before for one in others if one.before is not None and one.after is None}
+    gone = {
+        change.path: change.before for change in others if change.before is not None and change.after is None
+    }
     unread += read_contents(scan, _to_read(changed, {**gone, **old}))
-    changes = [PathChange(path, old.get(path), each.entry) for path, each in changed.items()]
+    changes = [PathChange(path, old.get(path), file.entry) for path, file in changed.items()]
     if others:
         changes = sorted([*changes, *others], key=lambda change: sort_key(change.path))
     save_news(workspace, state)
@@ -77,24 +79,24 @@ def _changed(baseline: Baseline, paths: Iterable[bytes]) -> _Changed:
     return {item.path: item for item in baseline.scan.work() if item.path in wanted}
 
 
-def find_renamed(baseline: Baseline, found: Differences) -> dict[bytes, bytes]:
+def find_renamed(baseline: Baseline, listed: Differences) -> dict[bytes, bytes]:
     """Return the old paths of added files, by new path; none if that needs much reading, or the store."""
-    if not found.removed or not found.added or len(found.added) + len(found.removed) > _MOST_PATHS:
+    if not listed.removed or not listed.added or len(listed.added) + len(listed.removed) > _MOST_PATHS:
         return {}
     try:
-        old = _unchanged(baseline, found.removed)
+        old = _unchanged(baseline, listed.removed)
     except Unreachable:
         return {}
-    changed = _changed(baseline, [*found.added, *found.removed])
-    unread = [each for each in _to_read(changed, old) if each.known is None]
-    if sum(each.size for each in unread) > _MOST_BYTES:
+    changed = _changed(baseline, [*listed.added, *listed.removed])
+    unread = [file for file in _to_read(changed, old) if file.known is None]
+    if sum(file.size for file in unread) > _MOST_BYTES:
         return {}
     read_contents(baseline.scan, unread)
-    changes = [PathChange(path, old.get(path), each.entry) for path, each in changed.items()]
+    changes = [PathChange(path, old.get(path), file.entry) for path, file in changed.items()]
     return {
-        one.path: one.old_path
-        for one in find_renames(differences(changes)).differences
-        if one.what is What.RENAMED and one.old_path is not None
+        difference.path: difference.old_path
+        for difference in find_renames(differences(changes)).differences
+        if difference.what is What.RENAMED and difference.old_path is not None
     }
 
 
@@ -168,10 +170,11 @@ class Comparison:
     """A warning about the workspace."""
     _folder: Descent | None = field(default=None, repr=False)
 
-    def is_erased(self, one: Difference) -> bool:
+    def is_erased(self, difference: Difference) -> bool:
         """Return whether the content of either side was erased from the store."""
         erasures = self._objects().erasures
-        return any(each is not None and erasures.of(each) is not None for each in (one.before, one.after))
+        sides = (difference.before, difference.after)
+        return any(entry is not None and erasures.of(entry) is not None for entry in sides)
 
     def contents(
         self, chosen: Sequence[Difference]
@@ -195,12 +198,12 @@ class Comparison:
 
     def _on_disk(self, root: Path, chosen: Sequence[Difference]) -> Iterator[bytes]:
         with about(root):
-            for one in chosen:
-                if one.after is not None and one.after.is_file and self._folder is not None:
-                    found = read_stable(self._folder, one.after.path, _read_whole)
-                    if isinstance(found, Problem):
-                        raise refusal([found], str(root))
-                    yield found.value
+            for difference in chosen:
+                if difference.after is not None and difference.after.is_file and self._folder is not None:
+                    content = read_stable(self._folder, difference.after.path, _read_whole)
+                    if isinstance(content, Problem):
+                        raise refusal([content], str(root))
+                    yield content.value
 
 
 @contextmanager
@@ -261,10 +264,10 @@ def _with_workspace(
     return Comparison(before, after, found, objects, problems, note, folder)
 
 
-def _check_paths(scope: PathSet, found: PathDifferences, trees: Sequence[TreeReader | None]) -> None:
-    seen = PathSet.of(path for one in found.differences for path in (one.path, one.old_path) if path)
+def _check_paths(scope: PathSet, compared: PathDifferences, trees: Sequence[TreeReader | None]) -> None:
+    seen = PathSet.of(path for item in compared.differences for path in (item.path, item.old_path) if path)
     for path in scope.paths:
-        if not (found.differences and seen.touches(path)) and not any(
+        if not (compared.differences and seen.touches(path)) and not any(
             tree is not None and next(tree.below(path), None) is not None for tree in trees
         ):
             raise NotFound(
@@ -362,13 +365,13 @@ def show(context: Context, target: Target) -> Iterator[ShownCommit]:
         yield made(found.differences, found.unsearched, folder)
 
 
-def _file(before: TreeReader | None, after: TreeReader, found: Located) -> ShownPath:
+def _file(before: TreeReader | None, after: TreeReader, located: Located) -> ShownPath:
     """Describe a file. If the parent lacks its path, it may be renamed, so all differences are searched."""
-    entry, where = found
+    entry, where = located
     objects = after.objects
     is_lacking = before is not None and before.entry(entry.path) is None
     made = changes_between(objects, before, after, WHOLE if is_lacking else PathSet.of([entry.path]))
-    mine = next((one for one in made.differences if one.path == entry.path), None)
+    mine = next((difference for difference in made.differences if difference.path == entry.path), None)
     old = None if mine is None else mine.before
     shared = entry.size if mine is None else 0 if old is None else shared_bytes(objects, old, entry)
     return ShownPath(

@@ -189,10 +189,12 @@ def edit_in(
     def changes(uploader: Uploader) -> list[TreeChange]:
         new = [what for _, what in plan.changes if what is not None and (what.open or what.root)]
         unread[:] = save_sources(uploader, new, context.progress, on_stored)
-        if unread and (any(one.changing for one in unread) or not request.skip_unsupported):
+        if unread and (any(problem.changing for problem in unread) or not request.skip_unsupported):
             raise _refusal(unread, edits)
-        found = (TreeChange(path, None) if what is None else what.change(path) for path, what in plan.changes)
-        return [change for change in found if change is not None]
+        tree_changes = (
+            TreeChange(path, None) if what is None else what.change(path) for path, what in plan.changes
+        )
+        return [change for change in tree_changes if change is not None]
 
     def edited(
         commit_id: CommitId | None, commit: CommitRecord | None, attempts: int, any_change: bool
@@ -435,15 +437,15 @@ class EditPlan:
     def _put_sources(self, edit: PutSources) -> None:
         to = _clean(edit.path)[0]
         self._folders += [] if edit.folder is None else [edit.folder]
-        self.problems += [Problem(_join(to, each.path), each.reason) for each in edit.problems]
-        found = {_join(to, name): source for name, source in edit.sources}
-        self._tree.look_up_below(to, found)
+        self.problems += [Problem(_join(to, problem.path), problem.reason) for problem in edit.problems]
+        sources = {_join(to, name): source for name, source in edit.sources}
+        self._tree.look_up_below(to, sources)
         if edit.mirror:
-            others = [(path, what) for path, what in self._tree.below(to) if path not in found]
+            others = [(path, what) for path, what in self._tree.below(to) if path not in sources]
             self._tree.keep(others)
             for path, _ in others:
                 self._tree.remove(path)
-        for path, source in found.items():
+        for path, source in sources.items():
             try:
                 check_path(path)
             except ValueError as error:
@@ -539,16 +541,16 @@ class EditPlan:
         here = self._tree.find(path)
         if here is not None and (not is_folder or here.kind is Kind.EMPTY_DIRECTORY):
             return [(path, [(path, here)])]
-        found: Chosen = []
+        chosen: Chosen = []
         by_pattern = is_pattern(path) and not literal
         if here is None and self._tree.is_folder(path):
-            found = [(path, sorted(self._tree.below(path), key=lambda item: item[0]))]
+            chosen = [(path, sorted(self._tree.below(path), key=lambda item: item[0]))]
         elif by_pattern:
-            found = self._matching(PathPattern(path, is_folder))
-        for _, below in found:
+            chosen = self._matching(PathPattern(path, is_folder))
+        for _, below in chosen:
             self._tree.keep(below)
-        if found:
-            return found
+        if chosen:
+            return chosen
         raise NotFound(
             f"{show(path)} {'matches nothing' if by_pattern else 'is not'} in {self._name}",
             subject=as_text(path),

@@ -73,9 +73,9 @@ def lasting(key: str, value: str, cwd: Path) -> str:
     same in every working folder. Raises `UsageError` for a value that no command could use.
     """
     if key.endswith(".mirrors"):
-        found = json_or_text(value)
-        places = found if isinstance(found, list) else value.split(",")
-        if not all(isinstance(one, str) and one[:1] not in ("[", "{", '"') for one in places):
+        parsed = json_or_text(value)
+        places = parsed if isinstance(parsed, list) else value.split(",")
+        if not all(isinstance(place, str) and place[:1] not in ("[", "{", '"') for place in places):
             what = f"{key} has to be a list of stores, and {value} is not one"
             raise UsageError(what, subject=key, hint=f"dsv config {key} backup,s3://bucket/prefix")
         value = ",".join(places)

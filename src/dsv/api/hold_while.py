@@ -58,12 +58,12 @@ def hold_while(
         unused = leases.enter_context(ExitStack())
         unused.callback(holder.close)
         stager = leases.enter_context(Stager(context, root, offline=offline, jobs=jobs))
-        found = []
+        commits = []
         places = []
         for target in targets:
-            one, lease = stager.stage(target, None)
+            commit, lease = stager.stage(target, None)
             leases.callback(lease.release)
-            found.append(one)
+            commits.append(commit)
             if not isinstance(lease, NoLease):
                 places.append(lease.place)
         order = HoldRequest(
@@ -75,7 +75,7 @@ def hold_while(
             run=run,
             job=job,
         )
-        staged = tuple(found)
+        staged = tuple(commits)
         if not order.places:
             return HeldData(staged, None, order)
         holder.send(order.encode())

@@ -66,20 +66,20 @@ def release(
             chosen |= _by_id(_the_hold(root, start, everyone=everyone))
         for target in targets:
             places = finder.find_cached(target)
-            found = find_holds(root, places, job=job, everyone=everyone)
-            if not found:
+            holds = find_holds(root, places, job=job, everyone=everyone)
+            if not holds:
                 raise _no_hold(root, target, places)
-            if len(found) > 1 and job is None and not (every or everyone):
-                raise _several(root, target, found)
-            chosen |= _by_id(*found)
+            if len(holds) > 1 and job is None and not (every or everyone):
+                raise _several(root, target, holds)
+            chosen |= _by_id(*holds)
         if not (targets or ids):
             chosen |= _by_id(*find_holds(root, find_all(root.dot / "claims"), job=job))
             if not chosen:
                 raise _holds_nothing(root, "what is cached")
         ended: dict[CachePlace, list[str]] = {}
-        for one in chosen.values():
-            end_hold(root, one)
-            ended.setdefault(one.place, []).append(one.claim.id)
+        for info in chosen.values():
+            end_hold(root, info)
+            ended.setdefault(info.place, []).append(info.claim.id)
         return [_item(root, place, ids) for place, ids in ended.items()]
 
 
@@ -121,28 +121,28 @@ def _the_hold(root: CacheRoot, start: str, *, everyone: bool) -> HoldInfo:
             subject=start,
             hint="dsv cached --json has the ids, and so has what dsv cache --hold --json printed",
         )
-    found = find_by_id(root, find_all(root.dot / "claims"), start)
-    if not found:
+    holds = find_by_id(root, find_all(root.dot / "claims"), start)
+    if not holds:
         raise NotFound(
             f"there is no hold {start} in {root.path}: it was released, or it has expired",
             subject=start,
             hint="dsv cached shows all holds",
         )
-    if len(found) > 1:
+    if len(holds) > 1:
         raise UsageError(
-            f"{len(found)} ids in {root.path} begin with {start}",
+            f"{len(holds)} ids in {root.path} begin with {start}",
             subject=start,
             hint="give more digits: dsv cached --json has whole ids",
         )
-    one = found[0]
-    if not one.claim.is_hold:
+    info = holds[0]
+    if not info.claim.is_hold:
         raise Conflict(
-            f"{one.place} is {one.claim.describe()}: that is not a hold, and ends by itself", subject=start
+            f"{info.place} is {info.claim.describe()}: that is not a hold, and ends by itself", subject=start
         )
-    if one.claim.user != user_name() and not (everyone and isinstance(one.claim, PinRecord)):
-        hint = f"dsv release --everyone --id {start}" if isinstance(one.claim, PinRecord) else "dsv cached"
-        raise Conflict(f"hold {start} is {one.claim.user}'s, not yours", subject=start, hint=hint)
-    return one
+    if info.claim.user != user_name() and not (everyone and isinstance(info.claim, PinRecord)):
+        hint = f"dsv release --everyone --id {start}" if isinstance(info.claim, PinRecord) else "dsv cached"
+        raise Conflict(f"hold {start} is {info.claim.user}'s, not yours", subject=start, hint=hint)
+    return info
 
 
 def _no_hold(root: CacheRoot, target: Target, places: Sequence[CachePlace]) -> DsvError:

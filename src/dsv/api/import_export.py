@@ -115,7 +115,9 @@ def import_url(
             if not revisions:
                 raise absent(place.url, "no revision with data")
             source: FolderSource | DvcHistory = place.source(revisions[-1], reference=reference)
-            steps = [_Step(request, mirror, partial(place.files, one), one.id) for one in revisions]
+            steps = [
+                _Step(request, mirror, partial(place.files, revision), revision.id) for revision in revisions
+            ]
         else:
             source = open_referred(url, reach) if reference else open_source(url, reach)
             steps = [_Step(request, mirror, source.files)]
@@ -129,7 +131,7 @@ def import_url(
             edited, steps = _new_steps(context, repository, target, place.url, revisions, steps)
         noted += "\0reference" if reference else ""  # content referred to is not stored yet
         journal = ExchangeJournal(context.metadata / "stores" / str(repository.id) / "imports", noted)
-        found = known = read = read_bytes = 0
+        total = known = read = read_bytes = 0
         for step in steps[-1:] if request.dry_run else steps:
             files, skipped = step.list_files()
             if not files and not skipped and not chosen:
@@ -140,10 +142,10 @@ def import_url(
             if not request.dry_run:
                 journal.save()
             commits.append(ImportedRevision(step.revision, edited.commit))
-            found, known = found + len(files), known + importing.known
+            total, known = total + len(files), known + importing.known
             read, read_bytes = read + importing.read, read_bytes + importing.read_bytes
         assert edited is not None
-        return Imported(edited, found, known, read, read_bytes, tuple(commits) if chosen else ())
+        return Imported(edited, total, known, read, read_bytes, tuple(commits) if chosen else ())
 
 
 def _history(
@@ -174,25 +176,25 @@ def _new_steps(
     path = clean_path(target.path).decode("utf-8", "replace")
     url = url.encode("utf-8", "replace").decode()
     start, end = f"Imported-from: {url}@", f" to {path}" if path else ""
-    lines = [f"{start}{one.id}{end}" for one in revisions]
+    lines = [f"{start}{revision.id}{end}" for revision in revisions]
     commit = last = None if head is None else head.commit
     first = 0
     while commit is not None and not first:
-        found = repository.objects.commit(commit)
-        line = found.message.rpartition("\n")[2]
+        record = repository.objects.commit(commit)
+        line = record.message.rpartition("\n")[2]
         if line in lines:
             first = lines.index(line) + 1
         elif line.startswith(start) and line[len(start) :].partition(" ")[2] == end.strip():
             break
-        commit = found.parents[0] if found.parents else None
+        commit = record.parents[0] if record.parents else None
     new = []
     for number in range(first, len(revisions)):
-        one, line = revisions[number], lines[number]
+        revision, line = revisions[number], lines[number]
         request = with_fields(
             request,
-            message=f"{one.message[: LONG_MAX - len(line) - 2]}\n\n{line}",
-            author=one.author[:SHORT_MAX],
-            time_ms=one.time_ms,
+            message=f"{revision.message[: LONG_MAX - len(line) - 2]}\n\n{line}",
+            author=revision.author[:SHORT_MAX],
+            time_ms=revision.time_ms,
             allow_removals=request.allow_removals or number > 0,
         )
         new.append(steps[number]._replace(request=request, mirror=True))
@@ -212,25 +214,25 @@ def materialize(context: Context, url: str, target: Target, *, dry_run: bool = F
         if head is None or head.commit is None:
             raise NotFound(f"{dataset}@{branch} has no commit yet", subject=f"{dataset}@{branch}")
         tree = TreeReader(repository.objects, head.commit)
-        found = list(_referred(tree, clean_path(target.path), prefix))
+        referred = list(_referred(tree, clean_path(target.path), prefix))
         now, size = head.commit, tree.commit.bytes
         unchanged = Edited(dataset, branch, now, now, (), tree.commit.files, size, any_change=False)
-        done = Imported(unchanged, len(found), 0, 0, 0)
-        if dry_run or not found:
+        done = Imported(unchanged, len(referred), 0, 0, 0)
+        if dry_run or not referred:
             return done
         with Session.open(repository, context.writer) as session, Uploader(session) as uploader:
             check_whole(session, dataset, head.commit)
             read = unsaved = 0
             lost: list[IntegrityError] = []
-            context.progress.start(len(found), sum(one.entry.size for one in found))
-            for one, content in Fetcher(repository.objects, dataset).files(found):
+            context.progress.start(len(referred), sum(file.entry.size for file in referred))
+            for file, content in Fetcher(repository.objects, dataset).files(referred):
                 try:
                     uploader.add_unsized(Pieces(content).readinto)
                 except IntegrityError as error:
                     lost.append(error)
                     continue
-                read, unsaved = read + one.entry.size, unsaved + one.entry.size
-                context.progress.advance(files=1, bytes=one.entry.size)
+                read, unsaved = read + file.entry.size, unsaved + file.entry.size
+                context.progress.advance(files=1, bytes=file.entry.size)
                 if unsaved >= SAVE_BYTES:
                     uploader.finish()
                     unsaved = 0
@@ -240,7 +242,7 @@ def materialize(context: Context, url: str, target: Target, *, dry_run: bool = F
             more = "" if len(lost) == 1 else f" (and so for {len(lost) - 1:,} more); the rest is stored"
             raise IntegrityError(f"{lost[0].message}{more}", subject=lost[0].subject, hint=lost[0].hint)
         edited = with_fields(done.edited, uploaded_bytes=uploader.uploaded_bytes)
-        return with_fields(done, edited=edited, read=len(found), read_bytes=read)
+        return with_fields(done, edited=edited, read=len(referred), read_bytes=read)
 
 
 def _referred(tree: TreeReader, path: bytes, prefix: str) -> Iterator[WantedFile]:

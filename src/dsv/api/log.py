@@ -138,8 +138,8 @@ def _step(objects: Objects, commit_id: CommitId, before: list[CommitId], now: En
         if parent.entry(now.path) is not None:
             return changes_between(objects, parent, after, PathSet.of([now.path])).differences[0]
     for parent in parents:
-        found = changes_between(objects, parent, after, WHOLE).differences
-        renamed = next((one for one in found if one.path == now.path), None)
+        differences = changes_between(objects, parent, after, WHOLE).differences
+        renamed = next((difference for difference in differences if difference.path == now.path), None)
         if renamed is not None and renamed.what is What.RENAMED:
             return renamed
     return Difference(What.ADDED, None, now)
@@ -224,10 +224,10 @@ def log(context: Context, target: Target, query: LogQuery | None = None) -> Iter
         heads, tags = repository.refs.names(dataset)
         names = names_by_commit(heads, tags)
         expired = read_expiry(repository.refs, dataset).states
-        head = next((one for one in heads if one.branch == start.branch), None)
+        head = next((head for head in heads if head.branch == start.branch), None)
         most = query.limit if query.takes_all else None
         commits = CommitsAhead(repository.objects, repository.refs, dataset, head, most)
-        kept = KeptParents(commits, {one for one, state in expired.items() if state.freed})
+        kept = KeptParents(commits, {commit for commit, state in expired.items() if state.freed})
         if query.follow is not None and start.commit in kept.freed:
             check_not_expired(repository.refs, dataset, start.commit)
 
@@ -236,9 +236,9 @@ def log(context: Context, target: Target, query: LogQuery | None = None) -> Iter
                 state = expired.get(item.id)
                 has_trees = state is None or not state.freed
                 scope = PathSet.of(query.paths)
-                found = _change(repository, item, kept, scope) if query.stat and has_trees else None
+                change = _change(repository, item, kept, scope) if query.stat and has_trees else None
                 yield msgspec.structs.replace(
-                    item, names=tuple(names.get(item.id, ())), found=found, expired=state
+                    item, names=tuple(names.get(item.id, ())), found=change, expired=state
                 )
             if kept.passed:
                 passed = format_count(len(kept.passed), "expired commit")

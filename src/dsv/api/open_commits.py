@@ -312,10 +312,12 @@ def _accepting(patterns: Sequence[str], tree: TreeReader) -> Callable[[bytes], b
     """Return a test for the paths that are samples; None if all are. A path that exists is no pattern."""
     if not patterns:
         return None
-    raw = [clean_path(one.encode("utf-8", "surrogateescape")) for one in patterns]
-    exactly = {one for one in raw if not is_pattern(one) or tree.entry(one) or next(tree.below(one), None)}
-    below = tuple(one + b"/" for one in exactly)
-    matching = [PathPattern(one) for one in raw if one not in exactly]
+    raw = [clean_path(pattern.encode("utf-8", "surrogateescape")) for pattern in patterns]
+    exactly = {
+        path for path in raw if not is_pattern(path) or tree.entry(path) or next(tree.below(path), None)
+    }
+    below = tuple(path + b"/" for path in exactly)
+    matching = [PathPattern(path) for path in raw if path not in exactly]
     if b"" in exactly:
         return None
 

@@ -279,9 +279,9 @@ class Commit:
         waiting = [_text(_raw(path))]
         while waiting:
             here = waiting.pop()
-            found = [(posixpath.basename(one.path), one.kind == "directory") for one in self.ls(here)]
-            folders = [name for name, is_folder in found if is_folder]
-            yield here, folders, [name for name, is_folder in found if not is_folder]
+            names = [(posixpath.basename(entry.path), entry.kind == "directory") for entry in self.ls(here)]
+            folders = [name for name, is_folder in names if is_folder]
+            yield here, folders, [name for name, is_folder in names if not is_folder]
             waiting += [posixpath.join(here, name) for name in reversed(folders)]
 
     def glob(self, pattern: str) -> list[str]:
@@ -293,14 +293,14 @@ class Commit:
         matcher = PathPattern(raw, folders_only=pattern.endswith("/"))
         with self._opened.explaining():
             if b"**" not in raw:
-                return [_text(one) for one in _matching(tree, matcher, b"")]
-            found: dict[bytes, bool] = {}
+                return [_text(path) for path in _matching(tree, matcher, b"")]
+            verdicts: dict[bytes, bool] = {}
             for entry, _ in tree.starting_with(matcher.start):
                 for folder in reversed([*folders_above(entry.path)]):
-                    if folder not in found:
-                        found[folder] = matcher.matches(folder, folder=True)
-                found[entry.path] = matcher.matches(entry.path, folder=entry.kind is Kind.EMPTY_DIRECTORY)
-            return [_text(one) for one, matches in found.items() if matches]
+                    if folder not in verdicts:
+                        verdicts[folder] = matcher.matches(folder, folder=True)
+                verdicts[entry.path] = matcher.matches(entry.path, folder=entry.kind is Kind.EMPTY_DIRECTORY)
+            return [_text(path) for path, matches in verdicts.items() if matches]
 
     def open(self, path: str, *, buffer_size: int = 1 << 17) -> io.BufferedReader:
         """Open a seekable file to read its bytes; symlinks within the commit are followed. Only needed chunks
@@ -344,11 +344,11 @@ class Commit:
         """
         from dsv.api.open_commits import CommitSource, open_samples
 
-        found = open_samples(CommitSource(self._connection, self._resolved), patterns, window, cache)
-        for one in patterns:
-            if not is_pattern(_raw(one)):
-                self.info(one)
-        return found
+        chosen = open_samples(CommitSource(self._connection, self._resolved), patterns, window, cache)
+        for pattern in patterns:
+            if not is_pattern(_raw(pattern)):
+                self.info(pattern)
+        return chosen
 
     def _chunks(self, path: str, start: int, stop: int) -> tuple[int, bytes]:
         """Return the chunks with the bytes from `start` to `stop`, and the offset of the first chunk."""
@@ -405,10 +405,10 @@ class Commit:
         raw = [_raw(path) for path in paths]
         with opened.explaining():
             known = find_entries(tree, raw)
-            found = [known.get(one) for one in raw]
+            rows = [known.get(path) for path in raw]
             files = [
-                row if row is not None and row[0].is_file else self._followed(tree, one)
-                for one, row in zip(raw, found, strict=True)
+                row if row is not None and row[0].is_file else self._followed(tree, path)
+                for path, row in zip(raw, rows, strict=True)
             ]
             return [opened.layout(entry, location) for entry, location in files]
 

@@ -173,51 +173,51 @@ def _usage(
         context.progress.start(None, None)
         names, parents = read_names(repository), Parents(repository.objects)
         logs = {
-            one: read_expiry(repository.refs, one)
-            for one in {name.dataset for name in names}
-            if one is not None
+            dataset: read_expiry(repository.refs, dataset)
+            for dataset in {name.dataset for name in names}
+            if dataset is not None
         }
-        roots = set(kept(parents, names, lambda one: logs[one].freed))
+        roots = set(kept(parents, names, lambda dataset: logs[dataset].freed))
         if not texts and not only_unused:
             datasets = sorted(
-                {one.dataset for one in names if one.dataset is not None and one.branch is not None}
+                {name.dataset for name in names if name.dataset is not None and name.branch is not None}
             )
-            wanted = [_Wanted(str(one), "dataset", one) for one in datasets]
-        groups = [one.commits(parents, names, roots) for one in wanted]
-        unexpired = set(kept(parents, names, lambda one: logs[one].states))
-        expired = [one for one in roots if one not in unexpired]
+            wanted = [_Wanted(str(dataset), "dataset", dataset) for dataset in datasets]
+        groups = [what.commits(parents, names, roots) for what in wanted]
+        unexpired = set(kept(parents, names, lambda dataset: logs[dataset].states))
+        expired = [commit for commit in roots if commit not in unexpired]
         if depth is not None:
-            folders, found = measuring.measure_folders(
+            folders, measured = measuring.measure_folders(
                 repository, roots, groups[0], depth, folder, context.progress
             )
-            ordered = sorted(folders.items(), key=lambda one: (one[0] == measuring.TREES, one[0]))
+            ordered = sorted(folders.items(), key=lambda item: (item[0] == measuring.TREES, item[0]))
             items = [
                 _used(name.decode("utf-8", "surrogateescape"), "folder", len(groups[0]), part)
                 if name
                 else _used("(nodes and segments)", "trees", len(groups[0]), part)
                 for name, part in ordered
             ]
-            return SpaceUsage(repository.store.url, items, found.unlisted + found.gone)
-        found = measuring.measure(
+            return SpaceUsage(repository.store.url, items, measured.unlisted + measured.gone)
+        measured = measuring.measure(
             repository, roots, [*groups, expired], folder, context.progress, packs=not texts
         )
         versions = [name for name in names if not name.why.startswith("run ")]
         items = [  # the commits of what runs have left count in bytes alone
-            _used(one.name, one.kind, len(one.commits(parents, versions, roots)), part)
-            for one, part in zip(wanted, found.groups[:-1], strict=True)
+            _used(what.name, what.kind, len(what.commits(parents, versions, roots)), part)
+            for what, part in zip(wanted, measured.groups[:-1], strict=True)
         ]
         store = None
-        if found.packs is not None:
+        if measured.packs is not None:
             sizes = measuring.list_sizes(repository.store)
             shown = [sizes.pop("index/"), sizes.pop("commits/") + sizes.pop("locators/")]
             shown += [sizes.pop("refs/"), sizes.pop("runs/"), sum(sizes.values())]
-            total = found.packs.bytes + sum(shown)
+            total = measured.packs.bytes + sum(shown)
             store = StoreUsed(
-                total, found.reached, _used("", "expired", len(expired), found.groups[-1]),
+                total, measured.reached, _used("", "expired", len(expired), measured.groups[-1]),
                 due_ms(repository, logs.values()),
-                found.unused, found.duplicates, found.packs, *shown,
+                measured.unused, measured.duplicates, measured.packs, *shown,
             )  # fmt: skip
-        return SpaceUsage(repository.store.url, items, found.unlisted + found.gone, store)
+        return SpaceUsage(repository.store.url, items, measured.unlisted + measured.gone, store)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,10 +321,10 @@ def undo_expire(
         refs, objects = repository.refs, repository.objects
         repository.format.check(repository.store.url, writing=True)
         refs.require(dataset)
-        wanted = [resolve(refs, objects, dataset, one, expired_too=True).commit for one in commits]
+        wanted = [resolve(refs, objects, dataset, rev, expired_too=True).commit for rev in commits]
         log = read_expiry(refs, dataset)
-        for one in wanted or last_expiry(log):
-            state = log.states.get(one)
+        for commit in wanted or last_expiry(log):
+            state = log.states.get(commit)
             if state is not None and state.entry.action is ExpiryAction.DELETE:
                 raise Conflict(
                     f"dataset {dataset} was deleted by {state.entry.author} ({rfc3339(state.entry.time_ms)})",
@@ -334,7 +334,7 @@ def undo_expire(
         if not wanted and not log.entries:
             raise Conflict(f"no commit of {dataset} ever expired", subject=dataset)
         kept, freed = undo_expiry(repository, context.writer, dataset, wanted or last_expiry(log), message)
-        items = [ExpiryItem.of(one, objects.commit(one), ["restored"]) for one in kept]
+        items = [ExpiryItem.of(commit, objects.commit(commit), ["restored"]) for commit in kept]
         if freed:
             also = f"; {format_count(len(items), 'other commit')} restored" if items else ""
             raise Conflict(
@@ -447,34 +447,37 @@ def _forecast(context: Context, options: Options, repository: Repository) -> GcF
                 going[log.dataset] = set(chosen)
         waiting = sum(len(log.expired) for log in logs) - sum(map(len, going.values()))
         free_from = due_ms(repository, logs, options.grace) if waiting and not going else None
-        freed = {one: {*read_expiry(repository.refs, one).freed, *commits} for one, commits in going.items()}
+        freed = {
+            dataset: {*read_expiry(repository.refs, dataset).freed, *commits}
+            for dataset, commits in going.items()
+        }
         known = known_moves(repository, read_notes(_notes(context, repository))[0])
         roots = read_roots(
             repository,
-            freed=lambda one: freed.get(one) or read_expiry(repository.refs, one).freed,
+            freed=lambda dataset: freed.get(dataset) or read_expiry(repository.refs, dataset).freed,
             known=known,
         )
         groups = [commits.difference(roots) for commits in going.values()]
         names = _counts(repository) - before
-        found = measure(
+        measured = measure(
             repository, roots, [*groups, set().union(*groups)], folder, context.progress, packs=True,
             max_repack=options.max_repack,
         )  # fmt: skip
-        _check(repository, found)
+        _check(repository, measured)
         listed = [keys.parse_gc_key(item.key) for item in list_all(store, keys.GC_PREFIX, 1)]
         epochs = {
-            what: {one[0] for one in listed if one and one[1] == what} for what in ("condemned", "done")
+            what: {key[0] for key in listed if key and key[1] == what} for what in ("condemned", "done")
         }
-        requests = _estimate(repository, found, names, _counts(repository) - before)
-        assert found.packs is not None and found.plan is not None
+        requests = _estimate(repository, measured, names, _counts(repository) - before)
+        assert measured.packs is not None and measured.plan is not None
         datasets = [
-            OfDataset(one, len(commits), part.alone.stored)
-            for one, commits, part in zip(going, groups, found.groups[:-1], strict=True)
+            OfDataset(dataset, len(commits), part.alone.stored)
+            for dataset, commits, part in zip(going, groups, measured.groups[:-1], strict=True)
         ]
-        shared = found.groups[-1].alone.stored - sum(one.stored for one in datasets)
+        shared = measured.groups[-1].alone.stored - sum(item.stored for item in datasets)
         return GcForecast(
-            store.url, datasets, shared, found.unused.stored + found.packs.unindexed_bytes, found.packs,
-            found.plan.copied, found.plan.left,
+            store.url, datasets, shared, measured.unused.stored + measured.packs.unindexed_bytes, measured.packs,
+            measured.plan.copied, measured.plan.left,
             epochs["condemned"] > epochs["done"], waiting, free_from, requests,
         )  # fmt: skip
 

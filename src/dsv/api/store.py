@@ -145,7 +145,7 @@ def rebuild_names(context: Context, *, dry_run: bool = False) -> tuple[list[Foun
         return found, split.names.url
 
 
-def _make(context: Context, split: OpenStore, layout: FormatLog, found: list[FoundCommit]) -> None:
+def _make(context: Context, split: OpenStore, layout: FormatLog, commits: list[FoundCommit]) -> None:
     layout.check(split.data.url, writing=True)
     make_place(context, split)
     _check_empty(split.names)
@@ -162,10 +162,10 @@ def _make(context: Context, split: OpenStore, layout: FormatLog, found: list[Fou
     refs = Refs(split.names)
     refs.named = layout.named_records
     refs.store_id = layout.store_id
-    heads = [(one.dataset, one.head_of, one.id) for one in found if one.head_of is not None]
+    heads = [(item.dataset, item.head_of, item.id) for item in commits if item.head_of is not None]
     with_main = {dataset for dataset, branch, _ in heads if branch == MAIN}
     without = sorted({dataset for dataset, _, _ in heads} - with_main)  # need a main to be datasets
-    for dataset, branch, commit in [*((one, MAIN, None) for one in without), *heads]:
+    for dataset, branch, commit in [*((name, MAIN, None) for name in without), *heads]:
         _place(context, refs, dataset, branch, commit)
     more: list[str | Feature] = []
     if any(parsed(keys.parse_erasure_key, split.data.list(keys.ERASURE_PREFIX))):
@@ -374,18 +374,18 @@ def find_heads(commits: Iterable[tuple[CommitId, CommitRecord]]) -> list[FoundCo
     for (_, branch), ids in made_for.items():
         parents = {parent for commit_id in ids for parent in known[commit_id].parents}
         tips = sorted(
-            (commit_id for commit_id in ids if commit_id not in parents), key=lambda one: _age(one, known)
+            (commit_id for commit_id in ids if commit_id not in parents), key=lambda tip: _age(tip, known)
         )
         for number, tip in enumerate(tips):
             if not number:
                 heads[tip] = branch
             elif tip not in followed:
                 heads[tip] = _further(branch, tip)
-    found = [
+    items = [
         FoundCommit(commit_id, commit, _dataset(commit), heads.get(commit_id))
         for commit_id, commit in known.items()
     ]
-    return sorted(found, key=lambda one: (str(one.dataset), *_age(one.id, known)))
+    return sorted(items, key=lambda item: (str(item.dataset), *_age(item.id, known)))
 
 
 def _further(branch: BranchName, tip: CommitId) -> BranchName:

@@ -56,9 +56,9 @@ def _of_profile(store: StoreChoice, options: StoreOptions) -> tuple[str | None, 
 
 def _certificates(store: StoreChoice, path: Path) -> str:
     key = f"stores.{store.name}.ca_bundle"
-    found = [each.group() for each in _CERTIFICATE.finditer(read_certificates(store.url, path))]
-    text = b"\n".join(found)
-    if not found:
+    certificates = [match.group() for match in _CERTIFICATE.finditer(read_certificates(store.url, path))]
+    text = b"\n".join(certificates)
+    if not certificates:
         raise UsageError(
             f"{path} has no certificate",
             subject=key,

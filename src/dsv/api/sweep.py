@@ -26,7 +26,7 @@ from dsv.values.names import Target
 @contextmanager
 def open_sweep(
     context: Context,
-    found: Runs,
+    runs: Runs,
     cache: Path,
     plan: SweepPlan,
     place: RunPlace,
@@ -61,7 +61,7 @@ def open_sweep(
         spec = replace(
             spec,
             target=Target(dataset, spec.target.rev, spec.target.path),
-            pins={str(target): str(one.commit) for target, one in staging.found.items()},
+            pins={str(target): str(staged.commit) for target, staged in staging.found.items()},
             recorded_code=code,
         )
         context.progress.finish()
@@ -70,8 +70,8 @@ def open_sweep(
             whole,
             place.state,
             parallel,
-            found.notes(dataset, plan.seat.id),
-            show=lambda run: found.show(run, dataset),
+            runs.notes(dataset, plan.seat.id),
+            show=lambda run: runs.show(run, dataset),
             start=lambda number: start(whole, number),
             watch=watch,
             note=note,

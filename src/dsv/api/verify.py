@@ -311,14 +311,14 @@ def _wanted(
 
 
 def _items(plan: ErasePlan, choice: Choice | None) -> list[ErasedPath]:
-    shared = {((one.dataset, one.path), one.file_id) for one in plan.shared}
-    found = [
+    shared = {((file.dataset, file.path), file.file_id) for file in plan.shared}
+    paths = [
         ErasedPath(*place, file_id, plan.files[file_id], state="erased")
         for place, file_id in plan.places
         if (place, file_id) not in shared
     ]
-    found += _with_state(plan.shared, "erased" if choice == "erase" else "shared")
-    return found + _with_state(plan.kept, "kept")
+    paths += _with_state(plan.shared, "erased" if choice == "erase" else "shared")
+    return paths + _with_state(plan.kept, "kept")
 
 
 def _with_state(items: Iterable[ErasedPath], state: State) -> list[ErasedPath]:
@@ -389,7 +389,7 @@ def status(context: Context, *, deadline: float, purge: bool = False) -> Erasure
 
 def _erasures(repository: Repository, deadline: float) -> list[ErasureItem]:
     erasures: dict[ErasureId, Erasure] = repository.objects.erasures.known
-    obeyed: dict[ErasureId, dict[str, str]] = {one: {} for one in erasures}
+    obeyed: dict[ErasureId, dict[str, str]] = {erasure_id: {} for erasure_id in erasures}
     names: dict[str, str] = {}
     for item in repository.store.list(keys.ERASURE_PREFIX) if erasures else ():
         parsed = keys.parse_obeyed_key(item.key)
@@ -398,20 +398,20 @@ def _erasures(repository: Repository, deadline: float) -> list[ErasureItem]:
             if cache not in names:
                 names[cache] = _cache_name(repository, item.key)
             obeyed[parsed[0]][cache] = names[cache]
-    found = [
+    items = [
         ErasureItem(
-            one,
+            erasure_id,
             record.time_ms,
             record.author,
             record.reason,
             len(record.files),
-            tuple(sorted(obeyed[one].values())),
-            tuple(sorted(names[cache] for cache in names.keys() - obeyed[one].keys())),
-            int(1000 * (repository.store.modified(keys.erasure_key(one)) + deadline)),
+            tuple(sorted(obeyed[erasure_id].values())),
+            tuple(sorted(names[cache] for cache in names.keys() - obeyed[erasure_id].keys())),
+            int(1000 * (repository.store.modified(keys.erasure_key(erasure_id)) + deadline)),
         )
-        for one, record in erasures.items()
+        for erasure_id, record in erasures.items()
     ]
-    return sorted(found, key=lambda item: (item.time_ms, item.erasure))
+    return sorted(items, key=lambda item: (item.time_ms, item.erasure))
 
 
 def _look_at_caches(context: Context, repository: Repository, done: ErasureStatus) -> None:

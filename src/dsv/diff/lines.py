@@ -97,16 +97,16 @@ def _among_new(kinds: list[int], at: int) -> bool:
         range(at - 1, max(at - _WINDOW, 0) - 1, -1),
         range(at + 1, min(at + _WINDOW, len(kinds) - 1) + 1),
     ):
-        found = 0
+        missing = 0
         frequent += 1
-        for one in around:
-            if kinds[one] == 1:
+        for line in around:
+            if kinds[line] == 1:
                 break
-            found += kinds[one] == 0
-            frequent += kinds[one] == 2
-        if not found:
+            missing += kinds[line] == 0
+            frequent += kinds[line] == 2
+        if not missing:
             return False
-        new += found
+        new += missing
     return frequent * _DROPPED_RUN < frequent + new
 
 
@@ -344,16 +344,16 @@ def split_lines(text: AnyStr) -> list[AnyStr]:
     return [line + end for line in lines] + ([last] if last else [])
 
 
-def near(found: Iterable[Edit], gap: int) -> Iterator[list[Edit]]:
+def near(changes: Iterable[Edit], gap: int) -> Iterator[list[Edit]]:
     """Group edits, in order from the top down, with at most `gap` unchanged lines between them."""
     group: list[Edit] = []
     end = 0
-    for one in found:
-        if group and one.start - end > gap:
+    for edit in changes:
+        if group and edit.start - end > gap:
             yield group
             group = []
-        group.append(one)
-        end = max(end, one.end)
+        group.append(edit)
+        end = max(end, edit.end)
     if group:
         yield group
 
@@ -365,20 +365,20 @@ def diff_lines(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
     everything between equal ends is changed.
     """
     try:
-        found = edits(before, after)
+        changes = edits(before, after)
     except TooDifferent:
         start, end = _equal_ends(before, after)
-        found = [Edit(start, len(before) - start - end, start, len(after) - start - end)]
-    for hunk in near(found, 2 * _CONTEXT):
+        changes = [Edit(start, len(before) - start - end, start, len(after) - start - end)]
+    for hunk in near(changes, 2 * _CONTEXT):
         at, end = max(hunk[0].start - _CONTEXT, 0), min(hunk[-1].end + _CONTEXT, len(before))
         moved = hunk[0].there - hunk[0].start
-        grown = sum(one.added - one.removed for one in hunk)
+        grown = sum(edit.added - edit.removed for edit in hunk)
         yield f"@@ -{_span(at, end)} +{_span(at + moved, end + moved + grown)} @@"
-        for one in hunk:
-            yield from _marked(" ", before[at : one.start])
-            yield from _marked("-", before[one.start : one.end])
-            yield from _marked("+", after[one.there : one.there + one.added])
-            at = one.end
+        for edit in hunk:
+            yield from _marked(" ", before[at : edit.start])
+            yield from _marked("-", before[edit.start : edit.end])
+            yield from _marked("+", after[edit.there : edit.there + edit.added])
+            at = edit.end
         yield from _marked(" ", before[at:end])
 
 

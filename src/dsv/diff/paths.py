@@ -89,41 +89,41 @@ def differences(changes: Iterable[PathChange]) -> Iterator[Difference]:
             yield Difference(what, change.before, change.after, None, change.location)
 
 
-def find_renames(found: Iterable[Difference], read_chunks: ReadChunks | None = None) -> PathDifferences:
+def find_renames(compared: Iterable[Difference], read_chunks: ReadChunks | None = None) -> PathDifferences:
     """Join a removed and an added file that have the same content, or share most of their chunks.
 
     read_chunks: called once, and only for large files whose sizes allow that they share enough. An empty file
     counts as renamed only if it keeps its last name, because all empty files are equal.
     """
-    given = list(found)
-    files = [one for one in given if one.entry.is_file and one.entry.file_id is not None]
-    removed = [one for one in files if one.what is What.REMOVED]
-    added = [one for one in files if one.what is What.ADDED]
+    given = list(compared)
+    files = [file for file in given if file.entry.is_file and file.entry.file_id is not None]
+    removed = [file for file in files if file.what is What.REMOVED]
+    added = [file for file in files if file.what is What.ADDED]
     pairs: list[_Pair] = []
-    pairs += _pair_equal(removed, added, lambda one: (one.entry.file_id, one.name))
+    pairs += _pair_equal(removed, added, lambda file: (file.entry.file_id, file.name))
     left, right = (
-        [one for one in _unpaired(side, pairs) if one.entry.file_id != EMPTY_FILE]
+        [file for file in _unpaired(side, pairs) if file.entry.file_id != EMPTY_FILE]
         for side in (removed, added)
     )
-    pairs += _pair_equal(left, right, lambda one: one.entry.file_id)
+    pairs += _pair_equal(left, right, lambda file: file.entry.file_id)
     unsearched = 0
     if read_chunks is not None:
         left, right = (
-            [one for one in _unpaired(side, pairs) if one.entry.recipe_id is not None]
+            [file for file in _unpaired(side, pairs) if file.entry.recipe_id is not None]
             for side in (removed, added)
         )
         left, right = _of_possible_size(left, right), _of_possible_size(right, left)
         if left and len(left) + len(right) > MOST_RECIPES:
             unsearched = len(left) + len(right)
         elif left:
-            pairs += _pair_similar(left, right, read_chunks([one.entry for one in (*left, *right)]))
+            pairs += _pair_similar(left, right, read_chunks([file.entry for file in (*left, *right)]))
     gone = {id(source) for source, _, _ in pairs}
     renamed = {
         id(now): replace(now, what=What.RENAMED, before=source.before, similarity=similarity)
         for source, now, similarity in pairs
     }
     return PathDifferences(
-        tuple(renamed.get(id(one), one) for one in given if id(one) not in gone), unsearched
+        tuple(renamed.get(id(item), item) for item in given if id(item) not in gone), unsearched
     )
 
 
@@ -226,10 +226,10 @@ class FolderSums(msgspec.Struct, frozen=True):
 class Summary:
     """Sums differences up, one by one. A renamed file counts in its new folder."""
 
-    def __init__(self, found: Iterable[Difference] = ()) -> None:
+    def __init__(self, compared: Iterable[Difference] = ()) -> None:
         self._folders: dict[bytes, Sums] = {}
-        for one in found:
-            self.add(one)
+        for item in compared:
+            self.add(item)
 
     def add(self, one: Difference) -> None:
         before = 0 if one.before is None else one.before.size

@@ -230,19 +230,21 @@ def number(*columns: Any) -> list[Sequence[int]]:
 def _numbered(arrays: Sequence[Any]) -> list[Any]:
     import pyarrow
 
-    if len({one.type for one in arrays}) == 1 and not pyarrow.types.is_nested(arrays[0].type):
+    if len({array.type for array in arrays}) == 1 and not pyarrow.types.is_nested(arrays[0].type):
         try:
             encoded = pyarrow.chunked_array(arrays).dictionary_encode().unify_dictionaries()
         except pyarrow.ArrowException:  # a type that it can't encode
             pass
         else:
             none = pyarrow.array([], pyarrow.int32())
-            whole = pyarrow.concat_arrays([none, *(one.indices for one in encoded.chunks)]).fill_null(-1)
-            starts = itertools.accumulate((len(one) for one in arrays), initial=0)
-            return [whole.slice(start, len(one)) for start, one in zip(starts, arrays, strict=False)]
+            whole = pyarrow.concat_arrays([none, *(chunk.indices for chunk in encoded.chunks)]).fill_null(-1)
+            starts = itertools.accumulate((len(array) for array in arrays), initial=0)
+            return [whole.slice(start, len(array)) for start, array in zip(starts, arrays, strict=False)]
     known: dict[Hashable, int] = {None: -1}
     return [
-        pyarrow.array([known.setdefault(_hashable(shown(one)), len(known)) for one in array], pyarrow.int32())
+        pyarrow.array(
+            [known.setdefault(_hashable(shown(cell)), len(known)) for cell in array], pyarrow.int32()
+        )
         for array in arrays
     ]
 
@@ -342,15 +344,17 @@ def parquet_forms(data: bytes) -> dict[str, str]:
     from pyarrow import parquet
 
     schema = parquet.read_metadata(pyarrow.BufferReader(data)).schema
-    found = {}
+    forms = {}
     for leaf in map(schema.column, range(len(schema))):
         logical = msgspec.json.decode(leaf.logical_type.to_json())
         kind = logical.pop("Type")
-        more = [f"{key}={each}" for key, each in logical.items() if not key.startswith(("is_from", "force"))]
+        more = [
+            f"{key}={value}" for key, value in logical.items() if not key.startswith(("is_from", "force"))
+        ]
         levels = f"levels={leaf.max_definition_level}/{leaf.max_repetition_level}/{leaf.length}"
         said = [leaf.physical_type, leaf.converted_type if kind == "None" else kind, *more, levels]
-        found[leaf.path] = " ".join(each for each in said if each != "NONE")
-    return found
+        forms[leaf.path] = " ".join(part for part in said if part != "NONE")
+    return forms
 
 
 def _gathered(pieces: Iterable[Any], empty: Callable[[], Any]) -> Any:

@@ -43,9 +43,11 @@ class HubHistory(ExitStack):
         chosen: list[Revision] = []
         for name in names:
             start, dots, end = name.partition("..")
-            before = {one.id for one in self._commits(start)} if dots and start else set()
-            found = self._commits((end or last) if dots else name)
-            chosen += [one for one in found if one.id not in before] if dots else found[-1:]
+            before = {revision.id for revision in self._commits(start)} if dots and start else set()
+            commits = self._commits((end or last) if dots else name)
+            chosen += (
+                [revision for revision in commits if revision.id not in before] if dots else commits[-1:]
+            )
         return chosen
 
     def _commits(self, revision: str) -> list[Revision]:

@@ -252,14 +252,14 @@ def _public_only(git: str) -> Any:
 
     class Connector(TCPConnector):
         async def _resolve_host(self, host: str, port: int, traces: Any = None) -> Any:
-            found = await super()._resolve_host(host, port, traces=traces)
-            for address in () if (host, port) == server_of(git)[1:] else found:
-                one: Any = ip_address(address["host"])
-                one = getattr(one, "ipv4_mapped", None) or getattr(one, "sixtofour", None) or one
-                if one.is_reserved or one.is_multicast or not one.is_global:
+            addresses = await super()._resolve_host(host, port, traces=traces)
+            for address in () if (host, port) == server_of(git)[1:] else addresses:
+                ip: Any = ip_address(address["host"])
+                ip = getattr(ip, "ipv4_mapped", None) or getattr(ip, "sixtofour", None) or ip
+                if ip.is_reserved or ip.is_multicast or not ip.is_global:
                     text = f"{git} may not name a remote at {host}, which could be there for you alone"
                     raise UsageError(text, subject=host, hint="--dvc-remote URL if you trust it")
-            return found
+            return addresses
 
     return Connector(loop=get_loop())
 
@@ -350,7 +350,7 @@ def converting(shown: str, done: str) -> Iterator[None]:
 def as_error(error: Exception, shown: str, done: str) -> DsvError:
     """Return the dsv error for an error of a file system."""
     cause = error.__cause__
-    if ours := next((one for one in _chain(error) if isinstance(one, DsvError)), None):
+    if ours := next((fault for fault in _chain(error) if isinstance(fault, DsvError)), None):
         return ours
     if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):
         # fsspec raises it also if a web server is down or not trusted
@@ -365,14 +365,14 @@ def as_error(error: Exception, shown: str, done: str) -> DsvError:
         return absent(shown)
     if isinstance(error, NotImplementedError):
         return Unsupported(f"{shown} can't be {done}: {kind_of(shown)}:// does not support it", subject=shown)
-    if any(_is_expired(each) for each in _chain(error)):
+    if any(_is_expired(fault) for fault in _chain(error)):
         return changed(shown)
     if status is not None:
-        phrase = next((each.phrase for each in HTTPStatus if each == status), "")
+        phrase = next((code.phrase for code in HTTPStatus if code == status), "")
         text = f"the server answered {status} {phrase}".rstrip()
     denied = ("NoCredentials", "Authentication", "PasswordRequired", "No authentication methods")
     is_denied = isinstance(error, PermissionError) or status in (401, 403)
-    if is_denied or any(one in name + text for one in denied):
+    if is_denied or any(word in name + text for word in denied):
         return Denied(f"access to {shown} was denied: {text}", subject=shown, hint=_access(shown))
     reason, hint = _unreachable(error, shown)
     if status is not None:
@@ -404,13 +404,13 @@ def _unreachable(error: Exception, shown: str) -> tuple[str, str | None]:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = [error]
-    for one in found:  # which grows
-        below = [getattr(one, "os_error", None), one.__cause__, one.__context__]
-        several = getattr(one, "errors", None)  # paramiko's, for each address of the host
+    chain: list[BaseException] = [error]
+    for fault in chain:  # which grows
+        below = [getattr(fault, "os_error", None), fault.__cause__, fault.__context__]
+        several = getattr(fault, "errors", None)  # paramiko's, for each address of the host
         below += several.values() if isinstance(several, dict) else []
-        found += [each for each in below if isinstance(each, BaseException) and each not in found]
-    return found
+        chain += [lower for lower in below if isinstance(lower, BaseException) and lower not in chain]
+    return chain
 
 
 def _status(error: Exception) -> int | None:

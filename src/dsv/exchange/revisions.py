@@ -126,12 +126,12 @@ class Git(ExitStack):
 
     def log(self, *arguments: str) -> list[Revision]:
         said = self._ask("log", "-z", "--encoding=UTF-8", "--format=%H%n%an <%ae>%n%at%n%B", *arguments)
-        found = []
-        for one in said.decode("utf-8", "replace").split("\0"):
-            if one:
-                name, author, time, message = one.split("\n", 3)
-                found.append(Revision(name, author, commit_time(time), message.strip()))
-        return found
+        revisions = []
+        for record in said.decode("utf-8", "replace").split("\0"):
+            if record:
+                name, author, time, message = record.split("\n", 3)
+                revisions.append(Revision(name, author, commit_time(time), message.strip()))
+        return revisions
 
     def tree(self, revision: str) -> dict[str, str]:
         said = self._ask("ls-tree", "-r", "-z", "--full-tree", revision)
@@ -141,14 +141,14 @@ class Git(ExitStack):
 
     def read(self, objects: Iterable[str]) -> list[bytes]:
         """Raises `Unsupported` for what is too large for a file that DVC writes."""
-        given = "".join(f"{one}\n" for one in objects).encode()
-        said, found = BytesIO(self._ask("cat-file", "--batch", given=given, most=_LARGEST)), list[bytes]()
+        given = "".join(f"{name}\n" for name in objects).encode()
+        said, contents = BytesIO(self._ask("cat-file", "--batch", given=given, most=_LARGEST)), list[bytes]()
         while head := said.readline().decode().split():
             if len(head) < 3:
                 raise _damaged(f"git can't read {self.shown}: it lacks the object {head[0]}", self.shown)
-            found.append(said.read(int(head[2])))
+            contents.append(said.read(int(head[2])))
             said.read(1)
-        return found
+        return contents
 
     def _ask(self, *arguments: str, given: bytes = b"", most: int = 4 * _LARGEST) -> bytes:
         try:
@@ -243,27 +243,27 @@ class DvcHistory(ExitStack):
         config, given = self._config(repository, tree), None if named else self._remote
         name = named or given or config.get("core", "remote", fallback="").strip("\"'")
         form = re.compile("""'?remote "(.+)"'?""")
-        remotes = {match[1]: one for one in config.sections() if (match := form.fullmatch(one))}
+        remotes = {match[1]: section for section in config.sections() if (match := form.fullmatch(section))}
         if name not in remotes:
             if given is not None and "/" in given:
                 return given, self._options
             known = ", ".join(sorted(remotes)) or "none"
             text = f"{self.git.shown} has no DVC remote {name}".rstrip() + f"; it has {known}"
             raise NotFound(text, subject=self.git.shown, hint="--dvc-remote NAME-OR-URL")
-        found = {key: value.strip("\"'") for key, value in config[remotes[name]].items()}
+        options = {key: value.strip("\"'") for key, value in config[remotes[name]].items()}
         title = f"the DVC remote {name} of {self.git.shown}"
-        if "true" in (found.get("version_aware", "").lower(), found.get("worktree", "").lower()):
+        if "true" in (options.get("version_aware", "").lower(), options.get("worktree", "").lower()):
             text = f"{title} is one of cloud versioning, which has files by their names"
-            hint = f"dsv import {hide_in_urls(found.get('url', 'URL'))} DATASET imports what is there now"
+            hint = f"dsv import {hide_in_urls(options.get('url', 'URL'))} DATASET imports what is there now"
             raise Unsupported(text, subject=name, hint=hint)
-        url = found.get("url", "")
+        url = options.get("url", "")
         if not self.git.is_local and not may_name(self.git.url, url):
             why = "a repository from elsewhere may not name it, as it could lead to what only you can read"
             hint = "--dvc-remote URL if you trust it; for several remotes, git clone and import the clone"
             raise UsageError(f"{title} is {hide_in_urls(url)}, and {why}", subject=name, hint=hint)
         if "://" not in url and not url.startswith("/"):
             url = str((self.git.folder / repository / ".dvc" / url).resolve())
-        mine: dict[str, Any] = {ours: found[key] for key, ours in _OPTIONS.items() if key in found}
+        mine: dict[str, Any] = {ours: options[key] for key, ours in _OPTIONS.items() if key in options}
         return url, replace(self._options, named_by="" if self.git.is_local else self.git.shown, **mine)
 
     def _config(self, repository: str, tree: dict[str, str]) -> ConfigParser:
@@ -287,11 +287,12 @@ class DvcHistory(ExitStack):
         """Return the files of a revision, in tree order, and what can't be read."""
         tree = self.git.tree(revision.id)
         outputs, skipped = self._outputs(revision.id, tree)
-        wanted = [one for one in outputs if not one.md5.endswith(".dir")]
-        for one, file in self._present([one for one in outputs if one.md5.endswith(".dir")], skipped, tree):
+        wanted = [output for output in outputs if not output.md5.endswith(".dir")]
+        folders = [output for output in outputs if output.md5.endswith(".dir")]
+        for output, file in self._present(folders, skipped, tree):
             wanted += [
-                one._replace(path=f"{one.path}/{each.relpath}", md5=each.md5, executable=False)
-                for each in self._folder(file)
+                output._replace(path=f"{output.path}/{entry.relpath}", md5=entry.md5, executable=False)
+                for entry in self._folder(file)
             ]
         return in_order([file for _, file in self._present(wanted, skipped, tree)]), skipped
 
@@ -299,26 +300,26 @@ class DvcHistory(ExitStack):
         self, outputs: list[DvcOutput], skipped: list[Problem], tree: dict[str, str]
     ) -> list[tuple[DvcOutput, RemoteFile]]:
         """Return the outputs that their remotes have, and add the others to `skipped`."""
-        found: list[tuple[DvcOutput, RemoteFile]] = []
+        present: list[tuple[DvcOutput, RemoteFile]] = []
         of_remotes: dict[tuple[str, str], list[DvcOutput]] = {}
-        for one in outputs:
-            of_remotes.setdefault((one.repository, one.remote), []).append(one)
+        for output in outputs:
+            of_remotes.setdefault((output.repository, output.remote), []).append(output)
         for key, several in of_remotes.items():
             remote = self._open(*key, tree)
             self._look_up(remote, several)
-            for one in several:
-                if (file := self._file(remote, one)) is not None:
-                    found.append((one, file))
+            for output in several:
+                if (file := self._file(remote, output)) is not None:
+                    present.append((output, file))
                     continue
-                reason = f"the DVC remote {one.remote} does not have {one.name}".replace("  ", " ")
-                skipped.append(Problem(one.raw, reason))
-        return found
+                reason = f"the DVC remote {output.remote} does not have {output.name}".replace("  ", " ")
+                skipped.append(Problem(output.raw, reason))
+        return present
 
     def _outputs(self, revision: str, tree: dict[str, str]) -> tuple[list[DvcOutput], list[Problem]]:
         pipelines = ("dvc.lock", "dvc.yaml")
-        names = [one for one in tree if one.endswith(".dvc") or posixpath.basename(one) in pipelines]
-        texts = dict(zip(names, self.git.read(tree[one] for one in names), strict=True))
-        found: list[DvcOutput] = []
+        names = [name for name in tree if name.endswith(".dvc") or posixpath.basename(name) in pipelines]
+        texts = dict(zip(names, self.git.read(tree[name] for name in names), strict=True))
+        outputs: list[DvcOutput] = []
         skipped: list[Problem] = []
         for name in names:
             if posixpath.basename(name) == "dvc.yaml":
@@ -326,18 +327,20 @@ class DvcHistory(ExitStack):
             for folder, out in self._named_by(name, texts, revision):
                 path, md5 = posixpath.normpath(posixpath.join(folder, out["path"])), out["md5"]
                 above = map(str, PurePosixPath(name).parents)
-                within = next((one for one in above if f"{one}/.dvc/config" in tree), "")
+                within = next((parent for parent in above if f"{parent}/.dvc/config" in tree), "")
                 own = str(out.get("remote") or "")
-                one = DvcOutput(path, md5, out.get("hash") != "md5", out.get("isexec") is True, own, within)
+                output = DvcOutput(
+                    path, md5, out.get("hash") != "md5", out.get("isexec") is True, own, within
+                )
                 if path in tree or out.get("cache") is False:
                     continue  # it is in git
                 if path.startswith(("../", "/")) or "://" in out["path"]:
-                    skipped.append(Problem(one.raw, "it lies outside of the git repository"))
+                    skipped.append(Problem(output.raw, "it lies outside of the git repository"))
                 elif _MD5.fullmatch(md5) is None:
-                    skipped.append(Problem(one.raw, "DVC has noted no MD5 of it"))
+                    skipped.append(Problem(output.raw, "DVC has noted no MD5 of it"))
                 else:
-                    found.append(one)
-        return found, skipped
+                    outputs.append(output)
+        return outputs, skipped
 
     def _named_by(
         self, name: str, texts: dict[str, bytes], revision: str
@@ -367,8 +370,13 @@ class DvcHistory(ExitStack):
             if "${" in at:
                 text = f"stage {stage} of {stages_of} has a wdir with a variable: {at}"
                 raise Unsupported(text, subject=name)
-            listed = [one for kind in ("outs", "metrics", "plots") for one in by.get(kind) or []]
-            more = {path: each for one in listed if isinstance(one, dict) for path, each in one.items()}
+            listed = [entry for kind in ("outs", "metrics", "plots") for entry in by.get(kind) or []]
+            more = {
+                path: options
+                for entry in listed
+                if isinstance(entry, dict)
+                for path, options in entry.items()
+            }
             for out in said.get("outs") or []:
                 path, md5 = str(out["path"]), str(out.get("md5"))
                 remote = out.get("remote") or (more.get(path) or {}).get("remote")
@@ -424,8 +432,8 @@ class DvcHistory(ExitStack):
         return remote_file(one.raw, info["key"], info, digest=digest, executable=one.executable)
 
     def _folder(self, file: RemoteFile) -> list[_InFolder]:
-        found = self._folders.get(file.digest)
-        if found is None:
+        entries = self._folders.get(file.digest)
+        if entries is None:
             shown = hide_in_urls(file.key)
             text, read, buffer = bytearray(), self.of(file).reader(file), memoryview(bytearray(1 << 20))
             while count := read(buffer):
@@ -433,13 +441,13 @@ class DvcHistory(ExitStack):
                 if len(text) > _MOST_IN_FOLDER:
                     raise _damaged(f"{shown} is too large for a folder of DVC", file.key)
             try:
-                found = _FOLDER.decode(text)
+                entries = _FOLDER.decode(text)
             except (msgspec.DecodeError, RecursionError) as error:
                 raise _damaged(f"{shown} is not a folder of DVC: {error}", file.key) from None
-            if any(_MD5.fullmatch(one.md5) is None for one in found):
+            if any(_MD5.fullmatch(entry.md5) is None for entry in entries):
                 raise _damaged(f"{shown} has what is not an MD5", file.key)
-            self._folders[file.digest] = found
-        return found
+            self._folders[file.digest] = entries
+        return entries
 
 
 def may_name(git: str, url: str) -> bool:

@@ -115,26 +115,26 @@ class TarSource(FolderSource):
         skipped: list[Problem] = []
         version, holes, last = version_of(self._info), 0, "/"
         above = self._inside + "/" if self._inside else ""
-        for name in sorted(self._members, key=lambda one: one.replace("/", "\0")):
+        for name in sorted(self._members, key=lambda name: name.replace("/", "\0")):
             member, is_below = self._members[name], name.startswith(last + "/")
             if not (is_below or member.isdir() or "\0" in name):
                 last = name
             if member.isdir() or not (name + "/").startswith(above):
                 continue
             path = (name[len(above) :] or name.rpartition("/")[2]).encode("utf-8", "surrogateescape")
-            found, reason = None if is_below else self._content_of(name), _NO_FILE
-            if found is not None and found.issparse():
-                size, data = found.size, sum(size for _, size in found.sparse or ())  # type: ignore[misc,has-type]
+            content, reason = None if is_below else self._content_of(name), _NO_FILE
+            if content is not None and content.issparse():
+                size, data = content.size, sum(size for _, size in content.sparse or ())  # type: ignore[misc,has-type]
                 if data > size or _is_absurd(holes + size - data, self._raw.tell()):
-                    found = None
+                    content = None
                     reason = f"it is a sparse file of {format_bytes(size)} with {format_bytes(data)} of data"
                 else:
                     holes += size - data
-            if found is None:
+            if content is None:
                 skipped.append(Problem(path, reason))
                 continue
-            of_tar = None if version is None else f"{version} {found.offset}"
-            files.append(RemoteFile(path, _clean(found.name), found.size, of_tar, found.offset))
+            of_tar = None if version is None else f"{version} {content.offset}"
+            files.append(RemoteFile(path, _clean(content.name), content.size, of_tar, content.offset))
         return files, skipped
 
     def _content_of(self, name: str) -> tarfile.TarInfo | None:

@@ -157,12 +157,12 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         store, top, _below = self._parts(path)
         with _as_os_errors(path):
             if not top:
-                found = self._store(store).datasets()
-                rows = [_folder(f"{path}/{item.dataset.component}".lstrip("/")) for item in found]
+                datasets = self._store(store).datasets()
+                rows = [_folder(f"{path}/{item.dataset.component}".lstrip("/")) for item in datasets]
             else:
                 commit, below = self._at(path)
                 top = path.removesuffix(below)
-                rows = [_row(commit, top.rstrip("/") + "/" + one.path, one) for one in commit.ls(below)]
+                rows = [_row(commit, top.rstrip("/") + "/" + entry.path, entry) for entry in commit.ls(below)]
         return rows if detail else [row["name"] for row in rows]
 
     async def _walk(self, path: str, *arguments: Any, on_error: Any = "omit", **options: Any) -> Any:
@@ -176,15 +176,15 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
     ) -> list[str]:
         """As in fsspec, but a path that exists is no pattern."""
         paths = self._strip_protocol([path] if isinstance(path, str | os.PathLike) else [*path])
-        exact = [one for one in paths if has_magic(one) and self.exists(one)]
-        found = {*exact}
-        for one in exact if recursive else ():
-            found.update(self.find(one, maxdepth, withdirs=True))
+        exact = [name for name in paths if has_magic(name) and self.exists(name)]
+        expanded = {*exact}
+        for name in exact if recursive else ():
+            expanded.update(self.find(name, maxdepth, withdirs=True))
         if not exact or len(exact) < len(paths):
-            others = [one for one in paths if one not in found]
-            with suppress(FileNotFoundError) if found else nullcontext():
-                found.update(super().expand_path(others, recursive, maxdepth, **options))
-        return sorted(found)
+            others = [name for name in paths if name not in expanded]
+            with suppress(FileNotFoundError) if expanded else nullcontext():
+                expanded.update(super().expand_path(others, recursive, maxdepth, **options))
+        return sorted(expanded)
 
     def find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **_: Any
@@ -227,11 +227,11 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
         paths = self.expand_path(path, recursive=recursive)
         if len(paths) == 1 and not isinstance(path, list) and paths[0] == self._strip_protocol(path):
             return self.cat_file(path, **options)
-        paths = [one for one in paths if not (recursive and self.isdir(one))]
+        paths = [name for name in paths if not (recursive and self.isdir(name))]
         asked = options.get("start"), options.get("end")
         raising = "raise" if on_error == "raise" else "return"
-        found = zip(paths, self.cat_ranges(paths, *asked, on_error=raising), strict=True)
-        return {one: data for one, data in found if on_error != "omit" or isinstance(data, bytes)}
+        contents = zip(paths, self.cat_ranges(paths, *asked, on_error=raising), strict=True)
+        return {name: data for name, data in contents if on_error != "omit" or isinstance(data, bytes)}
 
     def cat_ranges(
         self,
@@ -244,8 +244,8 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
     ) -> list[Any]:
         """As in fsspec; chunks stored side by side are read with one request. `max_gap` has no effect."""
         count = len(paths)
-        columns = [one if isinstance(one, list) else [one] * count for one in (starts, ends)]
-        if any(len(one) != count for one in columns):
+        columns = [bound if isinstance(bound, list) else [bound] * count for bound in (starts, ends)]
+        if any(len(column) != count for column in columns):
             raise ValueError("there is not one start and one end for each path")
         answers: list[Any] = [None] * count
         asked: dict[str, list[tuple[int, str, int, int | None]]] = {}
@@ -254,8 +254,8 @@ class DsvFileSystem(AsyncFileSystem):  # type: ignore[misc]
             below = self._parts(path)[2]
             asked.setdefault(path.removesuffix(below), []).append((number, below, start or 0, end))
         for top, rows in asked.items():
-            found = self._ranges(top, [row[1:] for row in rows], on_error == "return")
-            for row, data in zip(rows, found, strict=True):
+            contents = self._ranges(top, [row[1:] for row in rows], on_error == "return")
+            for row, data in zip(rows, contents, strict=True):
                 answers[row[0]] = data
         return answers
 

@@ -120,13 +120,13 @@ _BEGUN: list[Transaction] = []
 
 def running(fs: object) -> Transaction | None:
     """Return the innermost transaction that runs here; one that failed stays, for what was begun in it."""
-    for one in reversed(_RUNNING.get()):
-        if one.fs is fs and not one.published:
-            return one
+    for transaction in reversed(_RUNNING.get()):
+        if transaction.fs is fs and not transaction.published:
+            return transaction
     if not isinstance(threading.current_thread(), threading._DummyThread):
         return None
-    begun = [one for one in _BEGUN if one.fs is fs]
-    if len([one for one in begun if one._outer is None]) > 1:
+    begun = [transaction for transaction in _BEGUN if transaction.fs is fs]
+    if len([transaction for transaction in begun if transaction._outer is None]) > 1:
         raise Conflict(
             "more than one transaction runs, and so it is not known which of them this thread writes for",
             hint="let one end before another begins, or use a file system for each: skip_instance_cache=True",

@@ -66,19 +66,19 @@ def _first_line(text: bytes) -> str:
 def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> Iterator[MergePiece]:
     """Yield the merged text. Overlapping or adjacent changes are one piece. Raises `TooDifferent`."""
     was, *sides = (split_lines(text) for text in (base, ours, theirs))
-    changes = [one._replace(side=side) for side in (0, 1) for one in edits(was, sides[side])]
+    changes = [edit._replace(side=side) for side in (0, 1) for edit in edits(was, sides[side])]
     at = 0
     moved = [0, 0]  # what to add to a line of the base to get that of a side
     for group in near(sorted(changes), 0):
-        start, end = group[0].start, max(one.end for one in group)
-        starts = [start + each for each in moved]
-        for one in group:
-            moved[one.side] += one.added - one.removed
+        start, end = group[0].start, max(edit.end for edit in group)
+        starts = [start + shift for shift in moved]
+        for edit in group:
+            moved[edit.side] += edit.added - edit.removed
         same = b"".join(was[at:start])
         yield MergePiece(same, same, ConflictChoice.OURS)
         mine, other = (
-            b"".join(lines[begin : end + each])
-            for lines, begin, each in zip(sides, starts, moved, strict=True)
+            b"".join(lines[begin : end + shift])
+            for lines, begin, shift in zip(sides, starts, moved, strict=True)
         )
         yield MergePiece(mine, other, winner(b"".join(was[start:end]), mine, other))
         at = end
@@ -167,17 +167,17 @@ def merge_rows(
                 clash = "was removed by one side and changed by the other"
             else:
                 sides = [winner(*cells) for cells in zip(*rows, strict=True)]
-                clashes = [name for name, each in zip(names, sides, strict=True) if each is None]
+                clashes = [name for name, winning in zip(names, sides, strict=True) if winning is None]
                 clash = f"was changed by both in column {clashes[-1]}" if clashes else ""
                 merged[value] = tuple(
-                    theirs if (each or choice) is ConflictChoice.THEIRS else ours for each in sides
+                    theirs if (winning or choice) is ConflictChoice.THEIRS else ours for winning in sides
                 )
         where = named(*next((version, row) for version, row in enumerate(places) if row >= 0))
         if clash and choice is None:
             raise TableFault(f"the row with {key} {where} {clash}")
         (resolved if clash else taken).note(f"row {key}={where}")
-    found = [merged[value] for value in _order(joined, keys[1], keys[2])]
-    return [row for row in found if row is not None], taken, resolved
+    ordered = [merged[value] for value in _order(joined, keys[1], keys[2])]
+    return [row for row in ordered if row is not None], taken, resolved
 
 
 def _order(
@@ -223,9 +223,9 @@ def _merge_csv(delimiter: str, key: str, choice: ConflictChoice | None, *version
         if isinstance(row, int):
             value, text = columns[at][row], texts[row]
         else:
-            cells = [column[one] for column, one in zip(columns, row, strict=True)]
+            cells = [column[place] for column, place in zip(columns, row, strict=True)]
             value, text = cells[at], _write_row(delimiter, cells)
-        before = [each.get(value, "") for each in empty]
+        before = [blanks.get(value, "") for blanks in empty]
         above = before[2 if winner(*before) is ConflictChoice.THEIRS else 1]
         lines.append(above.replace("\n", line_end) + text)
     data = bom + line_end.join(lines) + end.replace("\n", line_end)

@@ -165,17 +165,17 @@ def _made(
     packs: dict[PackId, int] = {}
     count = erased = length = 0
     for located in segments:
-        found, paths, gone = _rows(located, packs, accepts, erasures)
-        found["path_ends"] = np.cumsum([len(path) for path in paths], dtype="<u8") + np.uint64(length)
-        found["paths"] = np.frombuffer(b"".join(paths), "u1")
-        found["large"] = found["large"] + count
-        length += len(found["paths"])
+        arrays, paths, gone = _rows(located, packs, accepts, erasures)
+        arrays["path_ends"] = np.cumsum([len(path) for path in paths], dtype="<u8") + np.uint64(length)
+        arrays["paths"] = np.frombuffer(b"".join(paths), "u1")
+        arrays["large"] = arrays["large"] + count
+        length += len(arrays["paths"])
         count, erased = count + len(paths), erased + gone
-        for name, column in found.items():
+        for name, column in arrays.items():
             parts[name].append(column)
     parts["pack_ids"] = [np.frombuffer(b"".join(packs), "V16")]
     columns = [
-        np.concatenate([np.empty(0, kind), *(one.astype(kind, copy=False) for one in parts[name])])
+        np.concatenate([np.empty(0, kind), *(array.astype(kind, copy=False) for array in parts[name])])
         for name, kind in _COLUMNS.items()
     ]
     header = msgspec.msgpack.encode(_Header([len(column) for column in columns], erased))
@@ -227,16 +227,16 @@ def _places(located: LocatedSegment, rows: Any, has_content: Any, packs: dict[Pa
     locator = located.locator
     known = has_content & (rows < (0 if locator is None else len(locator)))
     names = ("packs", "offsets", "stored", "lengths", "tails", "codecs")
-    found: dict[str, Any] = {name: np.zeros(len(rows), _COLUMNS[name]) for name in names}
-    found["packs"][:] = _NOWHERE
+    arrays: dict[str, Any] = {name: np.zeros(len(rows), _COLUMNS[name]) for name in names}
+    arrays["packs"][:] = _NOWHERE
     if locator is not None and known.any():
-        numbers = np.array([packs.setdefault(one, len(packs)) for one in locator.packs], "<u4")
+        numbers = np.array([packs.setdefault(pack, len(packs)) for pack in locator.packs], "<u4")
         columns = (locator.offsets, locator.stored, locator.lengths, locator.tails)
         for name, column in zip(names[1:5], columns, strict=True):
-            found[name][known] = np.asarray(column)[rows[known]]
-        found["packs"][known] = numbers[np.asarray(locator.places)[rows[known]]]
-        found["codecs"][known] = np.frombuffer(locator.codecs, "u1")[rows[known]]
-    return found
+            arrays[name][known] = np.asarray(column)[rows[known]]
+        arrays["packs"][known] = numbers[np.asarray(locator.places)[rows[known]]]
+        arrays["codecs"][known] = np.frombuffer(locator.codecs, "u1")[rows[known]]
+    return arrays
 
 
 class Sample(NamedTuple):

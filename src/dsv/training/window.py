@@ -368,11 +368,13 @@ class _Blocks:
             return {}
         blocks = self._samples.shape.block_of(samples).tolist()
         coming = self._held.keys() | self._under_way
-        found = {
-            one: block for one, block in sorted(zip(samples, blocks, strict=True)) if block not in coming
+        urgent = {
+            sample: block
+            for sample, block in sorted(zip(samples, blocks, strict=True))
+            if block not in coming
         }
-        self._hurried += len(found)
-        return found
+        self._hurried += len(urgent)
+        return urgent
 
     def _give(self, block: int, client: socket.socket, count: int) -> None:
         held = self._held[block]

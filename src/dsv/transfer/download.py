@@ -229,10 +229,10 @@ class Fetcher:
 
     def _remote(self, wanted: Iterable[WantedFile], plan: deque[_Piece]) -> Iterator[tuple[Location, _Piece]]:
         erased = self._objects.erasures
-        for one in wanted:
-            if (found := erased.of(one.entry)) is not None:
-                raise erased_error(self._name(one.entry), found)
-            file = self._with_copy(one)
+        for wanted_file in wanted:
+            if (erasure := erased.of(wanted_file.entry)) is not None:
+                raise erased_error(self._name(wanted_file.entry), erasure)
+            file = self._with_copy(wanted_file)
             try:
                 for piece, where in self._expand(file):
                     if file is self._given_up:  # it may have far more pieces

@@ -41,9 +41,9 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def refusal(problems: Iterable[Problem], root: str) -> DsvError:
-    found = list(problems)
-    what, lines = format_count(len(found), "path"), format_lines(list(map(str, found)), _SHOWN)
-    if all(one.changing for one in found):
+    listed = list(problems)
+    what, lines = format_count(len(listed), "path"), format_lines(list(map(str, listed)), _SHOWN)
+    if all(problem.changing for problem in listed):
         return Changing(
             f"{what} in {root} changed while dsv was reading:{lines}",
             subject=root,

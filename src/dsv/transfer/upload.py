@@ -111,9 +111,9 @@ class Uploader:
 
     def add_all(self, packed: Packed) -> list[Location]:
         """Store contents of small files, at least one, already hashed and compressed. They are copied."""
-        for one in packed.ids if self.erasures else ():
-            self.erasures.check_new(ObjectKind.CHUNK, one)
-        known = [self._find(ObjectKind.CHUNK, one) for one in packed.ids]
+        for chunk_id in packed.ids if self.erasures else ():
+            self.erasures.check_new(ObjectKind.CHUNK, chunk_id)
+        known = [self._find(ObjectKind.CHUNK, chunk_id) for chunk_id in packed.ids]
         # The usual case: all are new and different.
         if not any(known) and len(set(packed.ids)) == len(packed.ids):
             rows = self._data.add_all(packed)
@@ -125,10 +125,10 @@ class Uploader:
         end = 0
         columns = (packed.codecs, packed.lengths, packed.stored)
         for chunk_id, codec, length, size in zip(packed.ids, *columns, strict=True):
-            found = self._find(ObjectKind.CHUNK, chunk_id)
-            if found is None:
-                found = self._add_chunk(chunk_id, CODECS[codec], packed.data[end : end + size], length)
-            places.append(found)
+            location = self._find(ObjectKind.CHUNK, chunk_id)
+            if location is None:
+                location = self._add_chunk(chunk_id, CODECS[codec], packed.data[end : end + size], length)
+            places.append(location)
             end += size
         return places
 
@@ -407,13 +407,13 @@ class Uploader:
         if kind is ObjectKind.NODE and not self.node_locators:
             locator = None
         described = None if locator is None else locator.encode()
-        found = self._find(kind, object_id)
-        if found is None:
-            one = kind, object_id, *self._compressor.pack(encoded), len(encoded)
-            found = self._metadata.add(*one, described, 0 if locator is None else locator.encoded_length)
-            self._new[kind, object_id] = found
+        location = self._find(kind, object_id)
+        if location is None:
+            row = kind, object_id, *self._compressor.pack(encoded), len(encoded)
+            location = self._metadata.add(*row, described, 0 if locator is None else locator.encoded_length)
+            self._new[kind, object_id] = location
         self._session.repository.objects.remember(kind, object_id, encoded, described)
-        return found
+        return location
 
     def _present(self, kind: ObjectKind, object_id: Id) -> Location:
         found = self._find(kind, object_id, outside=True)

@@ -96,7 +96,8 @@ class RoomItem:
     max_size: int | None
     max_files: int | None
     min_free: tuple[str, ...]
-    unused_for: float | None  # seconds
+    unused_for: float | None
+    """Seconds."""
     exceeded: tuple[str, ...]
 
 

@@ -134,10 +134,10 @@ class StoreFolder:
     def names(self, prefix: str, digits: int = 0) -> list[str]:
         """Return the sorted names in one folder. digits: only names of so many hex digits."""
         try:
-            found = sorted(path.name for path in (self.folder / prefix).iterdir())
+            names = sorted(path.name for path in (self.folder / prefix).iterdir())
         except FileNotFoundError:
             return []
-        return [one for one in found if not digits or re.fullmatch(f"[0-9a-f]{{{digits}}}", one)]
+        return [name for name in names if not digits or re.fullmatch(f"[0-9a-f]{{{digits}}}", name)]
 
     def read_pack(self, pack: bytes, offset: int, length: int) -> bytes:
         """Return a part of a pack: less than asked for if the pack is shorter, nothing without the pack."""
@@ -501,15 +501,15 @@ def resolve(store: StoreFolder, target: str, given: Path | None = None) -> bytes
     names = find_names(store, given) if given is not None or not whole else store
     if not whole and not names.names(f"refs/{component(dataset)}"):
         refuse_erased(names, dataset)
-        known = ", ".join(one.replace("%2F", "/") for one in names.names("refs"))
+        known = ", ".join(dataset_name.replace("%2F", "/") for dataset_name in names.names("refs"))
         raise StoreError(f"there is no dataset {dataset}; there are: {known or 'none'}")
     commit: bytes | None
     is_head = False
     if re.fullmatch("[0-9a-fA-F]{8,64}", name):
-        found = [one for one in store.names("commits") if one.startswith(name.lower())]
-        if len(found) != 1:
-            raise StoreError(f"{len(found)} commits begin with {name}")
-        commit = bytes.fromhex(found[0])
+        ids = [commit_id for commit_id in store.names("commits") if commit_id.startswith(name.lower())]
+        if len(ids) != 1:
+            raise StoreError(f"{len(ids)} commits begin with {name}")
+        commit = bytes.fromhex(ids[0])
         made_for = read_commit(store, commit)[9:]
         if (
             made_for
@@ -640,15 +640,15 @@ def decode_segment(data: bytes) -> list[Entry]:
 
 def segments(objects: Objects, node: Child, level: int) -> Iterator[Child]:
     """Yield the segments below a node. It must match its parent's row before anything below it is read."""
-    found, children = decode_node(objects.read(NODE, node.id))
-    if found != level or not 1 <= level <= 8:
-        raise StoreError(f"node {node.id.hex()} has level {found} where {level} belongs")
+    own_level, children = decode_node(objects.read(NODE, node.id))
+    if own_level != level or not 1 <= level <= 8:
+        raise StoreError(f"node {node.id.hex()} has level {own_level} where {level} belongs")
     totals = [sum(column) for column in zip(*(child[2:] for child in children), strict=True)] or [0, 0, 0]
     last = children[-1].last if children else b""
     if totals != list(node[2:]) or node.last not in (b"", last):
         raise StoreError(f"node {node.id.hex()} is not what is said of it above")
     keys = [child.last.replace(b"/", b"\0") for child in children]
-    if any(one >= other for one, other in itertools.pairwise(keys)):
+    if any(key >= other for key, other in itertools.pairwise(keys)):
         raise StoreError(f"node {node.id.hex()} is damaged: its children are out of order")
     for child in children:
         if level == 1:
@@ -769,15 +769,15 @@ def content(objects: Objects, entry: Entry) -> Iterator[bytes]:
 
 def read_erased(store: StoreFolder) -> dict[bytes, str]:
     """Return when, by whom and why something was erased, by the ids of files, chunks and recipes."""
-    found: dict[bytes, str] = {}
+    reasons: dict[bytes, str] = {}
     for name in store.names("erased", 32):
         data = store.get(f"erased/{name}", ERASURE_MAX)
         fields = record(data, "erasure", list, list, bytes, int, str, str, str)
         files, objects, _, at, author, reason, _ = fields
         when = time.strftime("%Y-%m-%d", time.gmtime(at / 1000))
-        for one in (*files, *(object_id for _, object_id in objects)):
-            found.setdefault(one, f"was erased on {when} by {author}: {reason}")
-    return found
+        for object_id in (*files, *(object_id for _, object_id in objects)):
+            reasons.setdefault(object_id, f"was erased on {when} by {author}: {reason}")
+    return reasons
 
 
 def why_erased(objects: Objects, entry: Entry, erased: dict[bytes, str]) -> str | None:
@@ -795,7 +795,7 @@ def why_outside(objects: Objects, entry: Entry) -> str | None:
     """Return why a file can't be restored that the store only refers to; None if the store has all of it."""
     if not objects.any_outside:
         return None
-    urls = (url for one, _ in contents(objects, entry) if (url := objects.url_of(one)) is not None)
+    urls = (url for chunk, _ in contents(objects, entry) if (url := objects.url_of(chunk)) is not None)
     return next((f"is not in the store, but at {url}, which this reader can't reach" for url in urls), None)
 
 

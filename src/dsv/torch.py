@@ -197,7 +197,7 @@ class _Batches(torch.utils.data.Dataset):  # type: ignore[misc]
         self._offsets = np.cumsum([0, *map(len, sources)])
 
     def __getitem__(self, asked: _Ask) -> list[Any]:
-        found: list[Sample | None] = [None] * len(asked.samples)
+        samples: list[Sample | None] = [None] * len(asked.samples)
         ahead = dict(asked.ahead)
         of = np.searchsorted(self._offsets, asked.samples, "right") - 1
         for at in sorted({*map(int, of), *ahead}):
@@ -205,8 +205,8 @@ class _Batches(torch.utils.data.Dataset):  # type: ignore[misc]
             numbers = asked.samples[places] - self._offsets[at]
             contents = source.read_ahead(numbers, ahead.get(at, ()))
             for place, number, data in zip(places, numbers, contents, strict=True):
-                found[place] = Sample(source.path(number), data)
-        return _transformed([one for one in found if one is not None], self._transform)
+                samples[place] = Sample(source.path(number), data)
+        return _transformed([sample for sample in samples if sample is not None], self._transform)
 
 
 def _transformed(samples: list[Sample], transform: Transform | None) -> list[Any]:
@@ -219,13 +219,13 @@ def _planned(data: Data, seed: int, shuffle: bool, length: int | None) -> tuple[
     if not chosen or any(weight <= 0 for _, weight in chosen):
         raise UsageError("a mixture needs samples, each with a weight above 0", hint="[(samples, 0.7), …]")
     weights = [weight / sum(weight for _, weight in chosen) for _, weight in chosen]
-    window = max(one.window for one, _ in chosen)
+    window = max(samples.window for samples, _ in chosen)
     sources = [
-        one.with_window(max(1 << 20, int(window * weight)))
-        for (one, _), weight in zip(chosen, weights, strict=True)
+        samples.with_window(max(1 << 20, int(window * weight)))
+        for (samples, _), weight in zip(chosen, weights, strict=True)
     ]
     count = sum(map(len, sources)) if length is None else length
-    shapes = [one.shape for one in sources]
+    shapes = [samples.shape for samples in sources]
     return sources, TrainingPlan(shapes, weights, seed, int(window * _ORDERED), shuffle, count)
 
 

@@ -194,11 +194,11 @@ class ExternalPack(msgspec.Struct, frozen=True):
         except UnicodeDecodeError:
             raise damaged(what, "a text of it is not UTF-8") from None
         columns = (read_texts[at::4] for at in range(4))
-        sources = tuple(ExternalSource(*one) for one in zip(*columns, sizes, strict=True))
-        found = cls(sources, ids, places, starts, lengths, list(accumulate(lengths)))
-        if fault := found._fault(column):
+        sources = tuple(ExternalSource(*values) for values in zip(*columns, sizes, strict=True))
+        pack = cls(sources, ids, places, starts, lengths, list(accumulate(lengths)))
+        if fault := pack._fault(column):
             raise damaged(what, fault)
-        return found
+        return pack
 
     def _fault(self, texts: bytes) -> str | None:
         if not 0 < len(self) <= MAX_ROWS or len(texts) > MAX_TEXTS or len(self.ids) != 32 * len(self):

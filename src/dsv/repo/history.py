@@ -82,17 +82,17 @@ class KeptParents:
 
         first_only: follow only the first parent of each commit.
         """
-        found: dict[CommitId, None] = {}
+        parents: dict[CommitId, None] = {}
         waiting, seen = list(reversed(commit.parents[: 1 if first_only else None])), set[CommitId]()
         while waiting:
-            one = waiting.pop()
-            if one not in self.freed:
-                found[one] = None
-            elif one not in seen:
-                seen.add(one)
-                waiting += reversed(self._commits.commit(one).parents[: 1 if first_only else None])
+            commit_id = waiting.pop()
+            if commit_id not in self.freed:
+                parents[commit_id] = None
+            elif commit_id not in seen:
+                seen.add(commit_id)
+                waiting += reversed(self._commits.commit(commit_id).parents[: 1 if first_only else None])
         self.passed |= seen
-        return tuple(found)
+        return tuple(parents)
 
 
 def merge_bases(commits: Commits, left: CommitId, right: CommitId) -> tuple[CommitId, ...]:
@@ -103,10 +103,10 @@ def merge_bases(commits: Commits, left: CommitId, right: CommitId) -> tuple[Comm
     painting = _Painting(commits, left, right)
     while painting.open:
         painting.step()
-    found = [one for one, flags in painting.flags.items() if flags == _BOTH]
+    bases = [one for one, flags in painting.flags.items() if flags == _BOTH]
     # If clocks are wrong, a commit may have been read too early and be an ancestor of another one.
     best = [
-        one for one in found if not any(one != other and is_ancestor(commits, one, other) for other in found)
+        one for one in bases if not any(one != other and is_ancestor(commits, one, other) for other in bases)
     ]
     return tuple(sorted(best, key=lambda one: (-commits.commit(one).time_ms, one)))
 

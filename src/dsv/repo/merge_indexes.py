@@ -149,10 +149,10 @@ def merge_indexes(
 
 
 def _units(listed: ListedIndexes) -> list[Unit]:
-    runs = [tuple(one.id for one in run) for run in listed.standing.runs]
+    runs = [tuple(file.id for file in run) for run in listed.standing.runs]
     return [
-        Unit(files, sum(listed.sizes[one] // ROW_SIZE for one in files))
-        for files in (*runs, *((one,) for one in listed.standing.loose))
+        Unit(files, sum(listed.sizes[index_id] // ROW_SIZE for index_id in files))
+        for files in (*runs, *((index_id,) for index_id in listed.standing.loose))
     ]
 
 
@@ -163,8 +163,8 @@ def _without_condemned(session: Session, chosen: list[Unit]) -> list[Unit]:
     indexes = session.repository.objects.indexes
 
     def is_free(unit: Unit) -> bool:
-        found = [indexes.whole(index_id) for index_id in unit.files]
-        return all(one is not None and session.condemned.isdisjoint(one.packs) for one in found)
+        files = [indexes.whole(index_id) for index_id in unit.files]
+        return all(file is not None and session.condemned.isdisjoint(file.packs) for file in files)
 
     return [unit for unit in chosen if is_free(unit)]
 
@@ -174,8 +174,8 @@ def _merge(session: Session, listed: ListedIndexes, chosen: Sequence[Unit]) -> s
     many files would be listed."""
     repository = session.repository
     ids = [index_id for unit in chosen for index_id in unit.files]
-    found = together([partial(repository.objects.indexes.whole, index_id) for index_id in ids])
-    whole = [one for one in found if one is not None]
+    read = together([partial(repository.objects.indexes.whole, index_id) for index_id in ids])
+    whole = [file for file in read if file is not None]
     replaced = sorted({*ids, *listed.standing.replaced})
     if len(whole) < len(ids) or len(replaced) + len(listed.sizes) > MAX_FILES:
         return None
@@ -183,7 +183,7 @@ def _merge(session: Session, listed: ListedIndexes, chosen: Sequence[Unit]) -> s
     for encoded in merge_all(whole, _FILE_ROWS):
         first, last = Index.parse(encoded, verify=False).bounds
         run.append(MergedFile(session.put_index(encoded), first, last))
-    kept = tuple(one for one in listed.standing.runs if not {file.id for file in one} & {*ids})
+    kept = tuple(old_run for old_run in listed.standing.runs if not {file.id for file in old_run} & {*ids})
     runs: tuple[Run, ...] = (*kept, tuple(run))
     record = IndexMerge.of(runs, replaced, repository.clock(), session.writer.tool)
     key = keys.index_merge_key(max(listed.records, default=-1) + 1, IndexId.random())
@@ -206,13 +206,13 @@ def _delete_replaced(session: Session, listed: ListedIndexes, record: str | None
     for key in listed.records[number]:
         with suppress(DsvError):
             replaced.update(read_record(IndexMerge.decode, store, key, MERGE_MAX).replaced)
-    candidates = sorted(replaced & listed.standing.replaced, key=lambda one: (listed.sizes[one], one))
-    sums = accumulate(listed.sizes[one] // ROW_SIZE for one in candidates)
-    taken = [one for one, rows in zip(candidates, sums, strict=True) if rows <= most_rows] or candidates[:1]
+    candidates = sorted(replaced & listed.standing.replaced, key=lambda file: (listed.sizes[file], file))
+    sums = accumulate(listed.sizes[file] // ROW_SIZE for file in candidates)
+    taken = [file for file, rows in zip(candidates, sums, strict=True) if rows <= most_rows] or candidates[:1]
     indexes = session.repository.objects.indexes
     standing = CurrentRows(indexes, most_rows * _SHARE_COMPARED)
     read = ((index_id, indexes.proved(index_id, index.FILE_MAX)) for index_id in taken)
-    safe = [index_id for index_id, found in read if found is not None and standing.have_all(found)]
+    safe = [index_id for index_id, merged in read if merged is not None and standing.have_all(merged)]
     with suppress(Denied):
         for first in safe[:1]:
             delete_index(store, first)  # alone: if it is refused, all others would be too

@@ -112,9 +112,9 @@ class NamesMove:
         for key in fresh:
             chains.setdefault(_chain_of(key), []).append(key)
         self._seen.update(fresh)
-        work = [_in_order(found) for found in chains.values()]
+        work = [_in_order(chain) for chain in chains.values()]
         for some in batches(work, _AT_ONCE):
-            together([partial(self._copy_chain, one) for one in some])
+            together([partial(self._copy_chain, chain) for chain in some])
         return sum(map(len, work))
 
     def _not_copied(self) -> list[str]:

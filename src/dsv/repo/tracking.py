@@ -98,11 +98,11 @@ class Tracking(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
 
-def _newest(one: Mapping[str, Tracked], other: Mapping[str, Tracked]) -> dict[str, Tracked]:
+def _newest(known: Mapping[str, Tracked], other: Mapping[str, Tracked]) -> dict[str, Tracked]:
     newer = {
-        name: found for name, found in other.items() if name not in one or found.time_ms > one[name].time_ms
+        name: ref for name, ref in other.items() if name not in known or ref.time_ms > known[name].time_ms
     }
-    return {**one, **newer}
+    return {**known, **newer}
 
 
 class Answers:
@@ -202,21 +202,21 @@ class Answers:
     def _merged(
         self,
         before: Mapping[str, Tracked],
-        found: Mapping[str, Tracked],
+        listed: Mapping[str, Tracked],
         names: str,
         now_ms: int,
         which: tuple[DatasetName, Kind],
     ) -> dict[str, Tracked]:
         known = dict(before)
         if which in self._listed:
-            for name in known.keys() - found.keys():
+            for name in known.keys() - listed.keys():
                 known[name] = replace(known[name], deleted=True, time_ms=now_ms)
-        for name, one in found.items():
-            limits = one.limits
+        for name, ref in listed.items():
+            limits = ref.limits
             if limits is UNSET and name in known:
                 limits = known[name].limits
-            place = None if one.number is None else names
-            known[name] = replace(one, time_ms=now_ms, names=place, limits=limits)
+            place = None if ref.number is None else names
+            known[name] = replace(ref, time_ms=now_ms, names=place, limits=limits)
         return known
 
 

@@ -245,6 +245,6 @@ def _write(
                 ]
 
             with ThreadPoolExecutor(THREADS) as pool:
-                results.put([one for found in pool.map(write, range(THREADS)) for one in found])
+                results.put([pair for won in pool.map(write, range(THREADS)) for pair in won])
     except DsvError as error:
         results.put(error)

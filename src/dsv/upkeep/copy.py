@@ -370,8 +370,8 @@ def unnamed(
 ) -> list[CommitId]:
     """Return those of a commit's ancestors to which none of these names of the other store leads. What a name
     leads to is whole there, or expired by somebody: a copy takes no content away."""
-    found = set(lacking(_Either(source, there), named, set(names))[0])
-    return [one for one in commits if one in found]
+    lacked = set(lacking(_Either(source, there), named, set(names))[0])
+    return [commit_id for commit_id in commits if commit_id in lacked]
 
 
 _NOT_COPIED = "not copied"
@@ -523,9 +523,9 @@ def _erased_in(tree: TreeReader, known: dict[SegmentId, list[bytes]]) -> list[by
     """Return the erased paths of a tree. known: those of segments read before; new ones are added."""
     erasures, leaves = tree.objects.erasures, tree.leaves()
     unread = {leaf.id: leaf for leaf in leaves if leaf.id not in known}
-    read = tree.objects.segments((one, leaf.where) for one, leaf in unread.items())
-    for one, found in zip(unread, read, strict=True):
-        known[one] = [entry.path for entry in found.value.entries() if erasures.of(entry) is not None]
+    read = tree.objects.segments((leaf_id, leaf.where) for leaf_id, leaf in unread.items())
+    for leaf_id, located in zip(unread, read, strict=True):
+        known[leaf_id] = [entry.path for entry in located.value.entries() if erasures.of(entry) is not None]
     return [path for leaf in leaves for path in known[leaf.id]]
 
 

@@ -352,13 +352,13 @@ class _Rename:
         tombstones. Changes nothing once the new name exists, because others may then use it."""
         refs, old, new = self._refs, self._old, self._new
         self._carry_log(there)
-        of_old, of_new = (parts(refs.store, keys.branches_prefix(one)) for one in (old, new))
+        of_old, of_new = (parts(refs.store, keys.branches_prefix(name)) for name in (old, new))
         branches = named_parts(BranchName, {**of_old, **of_new})
-        together([partial(self._carry_rule, one, there) for one in branches])
-        together([partial(self._carry_branch, one, there, last=last) for one in branches if one != MAIN])
+        together([partial(self._carry_rule, name, there) for name in branches])
+        together([partial(self._carry_branch, name, there, last=last) for name in branches if name != MAIN])
         known = parts(refs.store, keys.tags_prefix(new))
         tags = named_parts(TagName, parts(refs.store, keys.tags_prefix(old)))
-        together([partial(self._carry_tag, one, known.get(one.component, [])) for one in tags])
+        together([partial(self._carry_tag, tag, known.get(tag.component, [])) for tag in tags])
 
     def _carry_log(self, there: Head) -> None:
         while True:

@@ -151,27 +151,27 @@ class Eraser:
         plan = ErasePlan(commits=set(roots))
         by_dataset = self._by_dataset(roots)
         found = self._find(by_dataset, files)
-        for one in sorted(files - found.sizes.keys()):
-            where = self._objects.indexes.find(ObjectKind.CHUNK, one)
+        for file in sorted(files - found.sizes.keys()):
+            where = self._objects.indexes.find(ObjectKind.CHUNK, file)
             if where is not None:  # no commit has it any more, and gc may leave it in a pack that others need
-                found.sizes[one] = where.length
-                found.places[one] = set()
+                found.sizes[file] = where.length
+                found.places[file] = set()
                 continue
             raise NotFound(
-                f"file {one} is not in {self._repository.store.url}",
-                subject=str(one),
+                f"file {file} is not in {self._repository.store.url}",
+                subject=str(file),
                 hint="dsv ls DATASET --json prints the ids of files",
             )
         named = None if asked is None else set(asked)
-        for one in sorted(files):
-            for place in sorted(found.places[one]):
+        for file in sorted(files):
+            for place in sorted(found.places[file]):
                 if named is not None and place not in named:
-                    plan.shared.append(ErasedPath(*place, one, found.sizes[one], found.sizes[one]))
+                    plan.shared.append(ErasedPath(*place, file, found.sizes[file], found.sizes[file]))
         if choice == "keep":
             plan.kept, plan.shared = [*plan.shared], []
-            files -= {one.file_id for one in plan.kept}
+            files -= {path.file_id for path in plan.kept}
         self._parts(plan, by_dataset, files, found, choice)
-        plan.places = sorted((place, one) for one in plan.files for place in found.places.get(one, ()))
+        plan.places = sorted((place, file) for file in plan.files for place in found.places.get(file, ()))
         return plan
 
     def _parts(
@@ -195,21 +195,21 @@ class Eraser:
             theirs = self._parts_of(further, found)
             files = files | further
             beyond = self._sharing(
-                by_dataset, files, {one: size for one, size in theirs.items() if one not in own}
+                by_dataset, files, {named: size for named, size in theirs.items() if named not in own}
             )
             own |= theirs
             plan.taken = _taken(beyond)
-        plan.files = {one: found.sizes[one] for one in sorted(files)}
+        plan.files = {file: found.sizes[file] for file in sorted(files)}
         plan.objects = own.keys() - plan.taken.keys()
         plan.kept_bytes = sum(own[named] for named in plan.taken if named[0] is ObjectKind.CHUNK)
 
     def _by_dataset(self, commits: Iterable[CommitId]) -> dict[str, list[CommitId]]:
-        found: dict[str, list[CommitId]] = {}
-        for one in commits:
-            dataset = self._objects.commit(one).dataset
+        commits_of: dict[str, list[CommitId]] = {}
+        for commit_id in commits:
+            dataset = self._objects.commit(commit_id).dataset
             name = "" if dataset is None else str(self._repository.refs.home(dataset))
-            found.setdefault(name, []).append(one)
-        return found
+            commits_of.setdefault(name, []).append(commit_id)
+        return commits_of
 
     def _entries(self, by_dataset: dict[str, list[CommitId]]) -> Iterator[tuple[str, Located[Segment]]]:
         """Yield every segment, once for each dataset."""
@@ -237,12 +237,12 @@ class Eraser:
     def _parts_of(self, files: Iterable[FileId], found: _Found) -> dict[Named, int]:
         """Return the chunks and recipes of files, with the bytes of content of each."""
         parts: dict[Named, int] = {}
-        for one in files:
-            recipe = found.recipes.get(one)
+        for file in files:
+            recipe = found.recipes.get(file)
             if recipe is None:
-                parts[ObjectKind.CHUNK, Id(one)] = found.sizes[one]
+                parts[ObjectKind.CHUNK, Id(file)] = found.sizes[file]
             else:
-                parts.update(self._below(*recipe, found.sizes[one]))
+                parts.update(self._below(*recipe, found.sizes[file]))
         return parts
 
     def _below(self, recipe_id: RecipeId, where: Location | None, size: int) -> dict[Named, int]:
@@ -284,11 +284,11 @@ class Eraser:
                 theirs = self._parts_in(entry, where, parts, looked)
                 if theirs:
                     place, file_id = DatasetPath(dataset, entry.path), FileId(entry.file_id)
-                    size = sum(parts[one] for one in theirs if one[0] is ObjectKind.CHUNK)
+                    size = sum(parts[named] for named in theirs if named[0] is ObjectKind.CHUNK)
                     shared[place, file_id] = (
                         ErasedPath(*place, file_id, entry.size, min(size, entry.size)), theirs,
                     )  # fmt: skip
-        return [shared[one] for one in sorted(shared)]
+        return [shared[which] for which in sorted(shared)]
 
     def _parts_in(
         self,
@@ -375,7 +375,7 @@ def adopt(repository: Repository, writer: WriterIdentity, theirs: Erasures) -> i
         repository.add_feature(FEATURE, writer)
         with explain_denied_write(repository.store.url):
             for one, record in missing.items():
-                taken = replace(record, objects=tuple(each for each in record.objects if each not in stays))
+                taken = replace(record, objects=tuple(part for part in record.objects if part not in stays))
                 if taken.files or taken.objects:
                     repository.store.put_if_absent(keys.erasure_key(one), taken.encode())
         repository.objects.forget_erasures()

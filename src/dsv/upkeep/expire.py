@@ -141,21 +141,21 @@ def plan_expiry(
     repository.refs.head(dataset, MAIN)
     names = list(names_of_refs(repository, dataset))
     gone = read_expiry(repository.refs, dataset).states
-    listed = list(history.walk(repository.objects, dict.fromkeys(one.commit for one in names)))
-    standing = [ExpiryItem.of(one, commit, ()) for one, commit in listed if one not in gone]
-    reasons: dict[CommitId, list[str]] = {one.commit: [] for one in standing}
-    for one in names:
-        if one.holds and one.commit in reasons:
-            reasons[one.commit].append(_named(one))
+    listed = list(history.walk(repository.objects, dict.fromkeys(name.commit for name in names)))
+    standing = [ExpiryItem.of(commit_id, commit, ()) for commit_id, commit in listed if commit_id not in gone]
+    reasons: dict[CommitId, list[str]] = {item.commit: [] for item in standing}
+    for name in names:
+        if name.holds and name.commit in reasons:
+            reasons[name.commit].append(_named(name))
     for commit_id, why in _forks(repository, names):
         if commit_id in reasons:
             reasons[commit_id].append(why)
-    for commit_id, found in kept_by_rules(standing, rules).items():
-        reasons[commit_id] += found
+    for commit_id, by_rules in kept_by_rules(standing, rules).items():
+        reasons[commit_id] += by_rules
     _keep_young(repository, reasons, rules.older_than, dry_run=dry_run)
     if not rules.also_runs:
         _keep_of_runs(repository, dataset, reasons, dry_run=dry_run)
-    items = (replace(one, reasons=tuple(reasons[one.commit])) for one in standing)
+    items = (replace(item, reasons=tuple(reasons[item.commit])) for item in standing)
     return Expiry(dataset, tuple(items), dry_run)
 
 
@@ -176,7 +176,7 @@ def _forks(repository: Repository, names: Sequence[Name]) -> Iterable[tuple[Comm
 def _keep_young(
     repository: Repository, reasons: dict[CommitId, list[str]], older_than: int | None, *, dry_run: bool
 ) -> None:
-    wanted = [commit for commit, found in reasons.items() if not found]
+    wanted = [commit for commit, why in reasons.items() if not why]
     if older_than is None or not wanted:
         return
     now = store_time(repository, dry_run=dry_run)
@@ -189,10 +189,10 @@ def _keep_of_runs(
     repository: Repository, dataset: DatasetName, reasons: dict[CommitId, list[str]], *, dry_run: bool
 ) -> None:
     """Add the reasons of runs: records of runs of any dataset may name a commit of this one."""
-    wanted = {commit for commit, found in reasons.items() if not found}
+    wanted = {commit for commit, why in reasons.items() if not why}
     if not wanted:
         return
-    named = [one for one in names_of_runs(repository) if one.dataset == dataset and one.commit in wanted]
+    named = [name for name in names_of_runs(repository) if name.dataset == dataset and name.commit in wanted]
     if not named:
         return
     parts: dict[str, str] = {}
@@ -200,9 +200,9 @@ def _keep_of_runs(
         if (run := keys.parse_run_key(item.key)) is not None:
             parts.setdefault(f"run {run[1]}", item.key)
     now = store_time(repository, dry_run=dry_run)
-    for one, made in ask_each(lambda one: _modified(repository.store, parts.get(one.why)), named):
-        if made is not None and now - made < RUNS_KEEP and one.why not in reasons[one.commit]:
-            reasons[one.commit].append(one.why)
+    for name, made in ask_each(lambda one: _modified(repository.store, parts.get(one.why)), named):
+        if made is not None and now - made < RUNS_KEEP and name.why not in reasons[name.commit]:
+            reasons[name.commit].append(name.why)
 
 
 def _modified(store: StoreBackend, key: str | None) -> float | None:

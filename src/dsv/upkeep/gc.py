@@ -261,16 +261,16 @@ class Collector:
         self._repository.objects.forget_erasures()
         following: list[CommitId] = []
         roots = read_roots(self._repository, known=self._named, following=following)
-        new = [one for one in roots if one not in self._reached]
+        new = [commit_id for commit_id in roots if commit_id not in self._reached]
         self._progress.note(f"{format_count(len(roots), 'commit')} needed, {len(new):,} of them to look at")
 
-        def found(kind: ObjectKind, ids: bytes) -> None:
+        def add(kind: ObjectKind, ids: bytes) -> None:
             needed.add(ids)
 
-        reach(self._repository.objects, new, found, self._seen, self._progress)
+        reach(self._repository.objects, new, add, self._seen, self._progress)
         self._reached.update(new)
-        for one in following:
-            self._keep(one)
+        for commit_id in following:
+            self._keep(commit_id)
 
     def _keep(self, commit: CommitId) -> None:
         """Want what is there of a commit that follows its branch's head, though no name leads to it, for the grace:
@@ -451,12 +451,12 @@ class Collector:
             self._progress.note(f"waiting for {one}; it is shut out after {limit} without a sign of life")
 
     def _sessions(self) -> dict[SessionId, frozenset[str]]:
-        found: dict[SessionId, set[str]] = {}
+        parts_of: dict[SessionId, set[str]] = {}
         for session_id, part in parsed(
             keys.parse_session_key, list_all(self._store, keys.SESSIONS_PREFIX, 1)
         ):
-            found.setdefault(session_id, set()).add(part)
-        return {one: frozenset(parts) for one, parts in found.items()}
+            parts_of.setdefault(session_id, set()).add(part)
+        return {session_id: frozenset(parts) for session_id, parts in parts_of.items()}
 
     def _parts(self, session_id: SessionId) -> frozenset[str]:
         listed = self._store.list(keys.session_prefix(session_id))
@@ -527,8 +527,8 @@ def expiring(repository: Repository) -> list[DatasetName]:
     """Return the datasets that may have expired commits. Makes no request if the store never had any."""
     if not repository.format.has(EXPIRED_COMMITS):
         return []
-    found = named_parts(DatasetName, repository.store.folders(keys.REFS_PREFIX))
-    return [one for one in found if repository.refs.home(one) == one]
+    datasets = named_parts(DatasetName, repository.store.folders(keys.REFS_PREFIX))
+    return [dataset for dataset in datasets if repository.refs.home(dataset) == dataset]
 
 
 def due(repository: Repository, log: ExpiryLog, now: float, grace: float) -> list[CommitId]:
@@ -538,15 +538,15 @@ def due(repository: Repository, log: ExpiryLog, now: float, grace: float) -> lis
     old = {
         one for one in numbers if now - repository.store.modified(keys.expiry_key(log.dataset, one)) >= grace
     }
-    found = {commit: state for commit, state in expired.items() if state.entry.number in old}
-    if not found:
+    old_states = {commit: state for commit, state in expired.items() if state.entry.number in old}
+    if not old_states:
         return []
     repository.refs.forget()
     heads, tags = repository.refs.names(log.dataset)
     named = {head.commit for head in heads} | {value.commit for _, value in tags}
     return [
         commit
-        for commit, state in found.items()
+        for commit, state in old_states.items()
         if state.entry.action is ExpiryAction.DELETE or commit not in named
     ]
 

@@ -260,22 +260,22 @@ class Needed:
         with a priority of the packs, one of each object."""
         lacking, named = 0, set[int]()
         for first in range(256):
-            found, heads = self._rows.bucket(first), self._reached.bucket(first)
-            places = _places(found, self._places)
-            self._with_erased[places[self._erased.among(found) & (places >= 0)]] = True
-            there = (places >= 0) | (found["where"] == index.ERASED)
-            absent = heads[~is_in(heads, found["head"][there])]
+            rows, heads = self._rows.bucket(first), self._reached.bucket(first)
+            places = _places(rows, self._places)
+            self._with_erased[places[self._erased.among(rows) & (places >= 0)]] = True
+            there = (places >= 0) | (rows["where"] == index.ERASED)
+            absent = heads[~is_in(heads, rows["head"][there])]
             if len(absent):
                 lacking += len(absent)
-                named.update(np.unique(found["pack"][~there & is_in(found["head"], absent)]).tolist())
+                named.update(np.unique(rows["pack"][~there & is_in(rows["head"], absent)]).tolist())
             if self._wanted is not None:
                 heads = np.union1d(heads, self._wanted.bucket(first))
-            live = (places >= 0) & is_in(found["head"], heads)
-            found, places = found[live], places[live]
-            marked = self._marked.among(found, first)
+            live = (places >= 0) & is_in(rows["head"], heads)
+            rows, places = rows[live], places[live]
+            marked = self._marked.among(rows, first)
             self._suspect[places[marked]] = True
-            if priority is not None and len(found):
-                group = np.cumsum(~are_repeated(found)) - 1
+            if priority is not None and len(rows):
+                group = np.cumsum(~are_repeated(rows)) - 1
                 good = ~marked & ~self._external[places] & ~self._doomed[places]
                 has_good = np.zeros(int(group[-1]) + 1, np.bool_)
                 has_good[group[good]] = True
@@ -283,8 +283,8 @@ class Needed:
                 firsts = np.ones(len(order), np.bool_)
                 firsts[1:] = group[order][1:] != group[order][:-1]
                 order = np.sort(order[firsts | ~has_good[group[order]]])
-                found, places = found[order], places[order]
-            yield found, places
+                rows, places = rows[order], places[order]
+            yield rows, places
         if lacking:
             self.missing = Missing(lacking, tuple(self._rows.packs[at] for at in sorted(named)))
 
@@ -385,11 +385,11 @@ def replace_indexes(
     if not new:
         return
     runs = [
-        tuple(one for file in run if (one := new.get(file.id, file)) is not None)
+        tuple(kept for file in run if (kept := new.get(file.id, file)) is not None)
         for run in listed.standing.runs
     ]
     runs = [run for run in runs if run]
-    replaced = sorted({*new, *listed.standing.replaced} - {one.id for run in runs for one in run})
+    replaced = sorted({*new, *listed.standing.replaced} - {file.id for run in runs for file in run})
     if runs:
         record = IndexMerge.of(runs, replaced, repository.clock(), tool)
         key = keys.index_merge_key(max(listed.records, default=-1) + 1, IndexId.random())
@@ -397,7 +397,7 @@ def replace_indexes(
         with explain_denied_write(store.url):
             store.put_if_absent(key, record.encode())
     check()
-    together([partial(delete_index, store, one) for one in sorted(new)])
+    together([partial(delete_index, store, index_id) for index_id in sorted(new)])
     indexes.renew()
 
 

@@ -75,32 +75,32 @@ def _locator(repository: Repository, rows: IndexRows, commit_id: CommitId) -> Hi
     key, packs = keys.locator_key(commit_id), repository.objects.packs
     known, good = list[list[Location]](), list[list[Location]]()
     with suppress(*_UNREADABLE):
-        for kind, one in _listed(repository, commit_id):
-            known.append(_places(repository, kind, one))
-            good.append([where for where in known[-1] if packs.may_rely(kind, one, where.pack)])
+        for kind, object_id in _listed(repository, commit_id):
+            known.append(_places(repository, kind, object_id))
+            good.append([where for where in known[-1] if packs.may_rely(kind, object_id, where.pack)])
     if not good or not all(good) or len(good) > MAX_ROWS:
         return None
     there = _read(repository, key, _LOCATOR_MAX)
-    found: list[Location] | None = None
+    read: list[Location] | None = None
     with suppress(*_UNREADABLE):
-        found = list(Locator.decode(there or b"", MAX_ROWS).locations())
-    if found is not None and _fits(found, good):
+        read = list(Locator.decode(there or b"", MAX_ROWS).locations())
+    if read is not None and _fits(read, good):
         return None
-    is_damaged = there is not None and (found is None or not _did_fit(rows, found, known))
+    is_damaged = there is not None and (read is None or not _did_fit(rows, read, known))
     commit = repository.objects.commit(commit_id)
     right = carrying(Locator.of(places[0] for places in good).encode(), commit.encode())
     return Hint("locator", str(commit_id), key, there is not None, is_damaged, right)
 
 
-def _fits(found: list[Location], places: list[list[Location]]) -> bool:
-    return len(found) == len(places) and all(one in known for one, known in zip(found, places, strict=True))
+def _fits(read: list[Location], places: list[list[Location]]) -> bool:
+    return len(read) == len(places) and all(one in known for one, known in zip(read, places, strict=True))
 
 
-def _did_fit(rows: IndexRows, found: list[Location], places: list[list[Location]]) -> bool:
+def _did_fit(rows: IndexRows, read: list[Location], places: list[list[Location]]) -> bool:
     """Return whether each row gives a known location, or a pack that no index names since gc deleted it."""
-    gone = rows.packs.places(one.pack for one in found) < 0
-    return len(found) == len(places) and all(
-        was or one in known for was, one, known in zip(gone, found, places, strict=True)
+    gone = rows.packs.places(location.pack for location in read) < 0
+    return len(read) == len(places) and all(
+        was or location in known for was, location, known in zip(gone, read, places, strict=True)
     )
 
 

@@ -185,49 +185,49 @@ class IndexRows(AbstractContextManager["IndexRows"]):
     def naming(self, packs: Set[PackId]) -> tuple[int, int]:
         """Return how many files name one of these packs, and how many of those also name another pack."""
         wanted = np.frombuffer(b"".join(packs), "S16")
-        found = [np.isin(_packs_of(one), wanted) for one in self.files.values()]
-        named = [one for one in found if one.any()]
-        return len(named), sum(not one.all() for one in named)
+        are_named = [np.isin(_packs_of(file), wanted) for file in self.files.values()]
+        named = [flags for flags in are_named if flags.any()]
+        return len(named), sum(not flags.all() for flags in named)
 
     def bucket(self, first: int) -> Rows:
         """Return the rows of ids that begin with this byte, sorted by id and kind, without duplicates."""
         parts: list[Rows] = []
-        for at, one in self.files.items():
-            stored = np.frombuffer(one.bucket(first), _STORED)
+        for at, file in self.files.items():
+            stored = np.frombuffer(file.bucket(first), _STORED)
             if not len(stored):
                 self._numbers.pop(at, None)
                 continue
             numbers = self._numbers.get(at)
             if numbers is None:
-                numbers = self._numbers[at] = np.searchsorted(self.packs.column, _packs_of(one)).astype(
+                numbers = self._numbers[at] = np.searchsorted(self.packs.column, _packs_of(file)).astype(
                     np.uint32
                 )
             rows = np.empty(len(stored), ROW)
-            rows["head"] = np.frombuffer(one.bucket(first), ">u8").reshape(-1, ROW_SIZE // 8)[:, 0]
+            rows["head"] = np.frombuffer(file.bucket(first), ">u8").reshape(-1, ROW_SIZE // 8)[:, 0]
             for name in ROW.names or ():
                 if name not in ("head", "pack"):
                     rows[name] = stored[name]
             rows["pack"] = numbers[stored["pack"]]
             rows["pack"][stored["where"] == index.ERASED] = 0
             parts.append(rows)
-            release(one.row_bytes)
+            release(file.row_bytes)
         if not parts:
             return np.empty(0, ROW)
-        found = np.concatenate(parts) if len(parts) > 1 else parts[0]
-        found = found[np.argsort(found["head"], kind="stable")]
-        alike = np.zeros(len(found) + 1, np.bool_)
-        alike[1:-1] = found["head"][1:] == found["head"][:-1]
+        joined = np.concatenate(parts) if len(parts) > 1 else parts[0]
+        joined = joined[np.argsort(joined["head"], kind="stable")]
+        alike = np.zeros(len(joined) + 1, np.bool_)
+        alike[1:-1] = joined["head"][1:] == joined["head"][:-1]
         if not alike.any():
-            return found
+            return joined
         tied = alike[1:] | alike[:-1]
-        some = found[tied]
-        found[tied] = some[
+        some = joined[tied]
+        joined[tied] = some[
             np.lexsort([some[name] for name in ("offset", "pack", "where", "kind", "id", "head")])
         ]
         again = alike[:-1]
         for name in ("id", "kind", "where", "pack", "offset"):
-            again[1:] &= found[name][1:] == found[name][:-1]
-        return found[~again]
+            again[1:] &= joined[name][1:] == joined[name][:-1]
+        return joined[~again]
 
     def expected_sizes(self, sums: NDArray[np.uint32] | None = None) -> NDArray[np.uint32]:
         """Return the least bytes of each pack, by its rows. sums: gets the sum of each pack's rows."""
@@ -249,13 +249,13 @@ class IndexRows(AbstractContextManager["IndexRows"]):
 
     def of_packs(self, wanted: set[PackId]) -> dict[PackId, list[tuple[ObjectKind, Id, Location]]]:
         chosen = self.packs.places(wanted)
-        found: dict[PackId, list[tuple[ObjectKind, Id, Location]]] = {one: [] for one in wanted}
+        by_pack: dict[PackId, list[tuple[ObjectKind, Id, Location]]] = {pack: [] for pack in wanted}
         for first in range(256) if (chosen >= 0).any() else ():
             rows = self.bucket(first)
             rows = rows[np.isin(rows["pack"], chosen[chosen >= 0]) & (rows["where"] != index.ERASED)]
-            for kind, one, where in self.decoded(rows):
-                found[where.pack].append((kind, one, where))
-        return found
+            for kind, object_id, where in self.decoded(rows):
+                by_pack[where.pack].append((kind, object_id, where))
+        return by_pack
 
     def decoded(self, rows: Rows) -> Iterator[tuple[ObjectKind, Id, Location]]:
         """Yield the kind, id and location of these rows, all of which name packs."""

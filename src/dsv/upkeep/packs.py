@@ -108,22 +108,22 @@ def check_pack(
         except StoreMissing as error:
             return CheckedPack(pack, failure=error)
         except NotFound:
-            found = CheckedPack(pack, fault="it is gone", gone=True, unread=True)
+            checked = CheckedPack(pack, fault="it is gone", gone=True, unread=True)
         except CutShortError as error:
-            found = CheckedPack(pack, failure=error)
+            checked = CheckedPack(pack, failure=error)
         except IntegrityError as error:
-            found = CheckedPack(pack, fault=error.message, unread=True)
+            checked = CheckedPack(pack, fault=error.message, unread=True)
         except DsvError as error:
             return CheckedPack(pack, failure=error)
         else:
             if pack.is_external:
                 return _check_external(objects.externals, pack, data, lacks, every_row=every_row, quick=quick)
-            found = check_bytes(pack, data, rows_of if attempt else lambda _: [], lacks)
-            if found.is_whole and every_row:
-                return msgspec.structs.replace(found, rows=tuple(read_table(data).indexed(pack)))
-        if found.is_whole:
-            return found
-    return found
+            checked = check_bytes(pack, data, rows_of if attempt else lambda _: [], lacks)
+            if checked.is_whole and every_row:
+                return msgspec.structs.replace(checked, rows=tuple(read_table(data).indexed(pack)))
+        if checked.is_whole:
+            return checked
+    return checked
 
 
 def check_bytes(
@@ -259,7 +259,7 @@ class Schedule:
                 return
             key = keys.gc_verified_key(self._last)
             try:
-                found = read_record(Verified.decode, self._store, key)
+                record = read_record(Verified.decode, self._store, key)
                 written = int(self._store.modified(key))
             except IntegrityError:
                 return
@@ -267,10 +267,10 @@ class Schedule:
                 if keys.gc_verified_key(self._last) in [item.key for item in self._store.list(key)]:
                     raise
                 continue  # a later one was written, and this one deleted
-            times = from_little("I", memoryview(found.times))
-            for one in found.fresh:
-                times[one] = written
-            self._take(found.digits, times)
+            times = from_little("I", memoryview(record.times))
+            for place in record.fresh:
+                times[place] = written
+            self._take(record.digits, times)
             return
 
     def _take(self, digits: int, times: array[int]) -> None:

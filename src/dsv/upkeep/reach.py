@@ -25,7 +25,7 @@ from dsv.upkeep.ids import Heads, IdSet, Seen, heads_of, is_in
 from dsv.values.ids import CommitId, Id, NodeId, RecipeId, SegmentId
 from dsv.values.progress import NoProgress, Progress
 
-Found: TypeAlias = Callable[[ObjectKind, bytes], None]
+AddIds: TypeAlias = Callable[[ObjectKind, bytes], None]
 """Takes concatenated 32-byte ids of one kind."""
 Large: TypeAlias = list[tuple[RecipeId, Location | None]]
 """Recipes, with the locations that a locator gives."""
@@ -40,27 +40,27 @@ _READ = (IntegrityError, NotFound)
 
 
 def reach(
-    objects: Objects, commits: Iterable[CommitId], found: Found, seen: Seen, progress: Progress | None = None
+    objects: Objects, commits: Iterable[CommitId], add: AddIds, seen: Seen, progress: Progress | None = None
 ) -> None:
-    """Pass the ids of all nodes, segments, recipes and chunks below these commits to `found`; a chunk may be
+    """Pass the ids of all nodes, segments, recipes and chunks below these commits to `add`; a chunk may be
     passed often. seen: nodes, segments and recipes to skip, with all below them; new ones are added. Raises
     what reading raises: nothing is skipped for it."""
     waiting: Large = []
-    for located in walk_segments(objects, commits, found, seen, progress):
+    for located in walk_segments(objects, commits, add, seen, progress):
         chunks, large = not_erased(objects.erasures, *contents(located))
         if chunks:
-            found(ObjectKind.CHUNK, chunks)
+            add(ObjectKind.CHUNK, chunks)
         waiting += large
         if len(waiting) >= _RECIPES:
-            reach_recipes(objects, waiting, found, seen)
+            reach_recipes(objects, waiting, add, seen)
             waiting = []
-    reach_recipes(objects, waiting, found, seen)
+    reach_recipes(objects, waiting, add, seen)
 
 
 def walk_segments(
-    objects: Objects, commits: Iterable[CommitId], found: Found, seen: Seen, progress: Progress | None = None
+    objects: Objects, commits: Iterable[CommitId], add: AddIds, seen: Seen, progress: Progress | None = None
 ) -> Iterator[Located[Segment]]:
-    """Yield the segments of these commits that `seen` lacks. Pass their ids and those of nodes to `found`."""
+    """Yield the segments of these commits that `seen` lacks. Pass their ids and those of nodes to `add`."""
     shown = NoProgress() if progress is None else progress
     source = iter(commits)
     while batch := list(islice(source, _COMMITS)):
@@ -71,20 +71,20 @@ def walk_segments(
             new = seen.add(b"".join(one for one, _ in listed))
             if new.any():
                 chosen = [_placed(objects, ObjectKind.NODE, *listed[at]) for at in np.flatnonzero(new)]
-                found(ObjectKind.NODE, b"".join(one for one, _ in chosen))
-                for located in _segments_below(objects, level, chosen, found, seen):
+                add(ObjectKind.NODE, b"".join(one for one, _ in chosen))
+                for located in _segments_below(objects, level, chosen, add, seen):
                     shown.advance(files=located.value.files, bytes=located.value.total_bytes)
                     yield located
 
 
 def _segments_below(
-    objects: Objects, level: int, nodes: Sequence[tuple[Id, Location | None]], found: Found, seen: Seen
+    objects: Objects, level: int, nodes: Sequence[tuple[Id, Location | None]], add: AddIds, seen: Seen
 ) -> Iterator[Located[Segment]]:
     kind = ObjectKind.SEGMENT if level == 1 else ObjectKind.NODE
     for start in range(0, len(nodes), _NODES):
         below: list[tuple[Id, Location | None]] = []
         window = nodes[start : start + _NODES]
-        read = objects.nodes((NodeId(one), where) for one, where in window)
+        read = objects.nodes((NodeId(object_id), where) for object_id, where in window)
         for (node_id, _), located in zip(window, read, strict=True):
             if located.value.level != level:
                 raise _broken(
@@ -95,11 +95,11 @@ def _segments_below(
             locator = located.locator if new else None
             below += [_placed(objects, kind, ids[at], place_at(locator, at)) for at in new]
         if below:
-            found(kind, b"".join(one for one, _ in below))
+            add(kind, b"".join(object_id for object_id, _ in below))
         if level > 1:
-            yield from _segments_below(objects, level - 1, below, found, seen)
+            yield from _segments_below(objects, level - 1, below, add, seen)
         else:
-            yield from objects.segments((SegmentId(one), where) for one, where in below)
+            yield from objects.segments((SegmentId(object_id), where) for object_id, where in below)
 
 
 def contents(located: Located[Segment]) -> tuple[bytes, Large]:
@@ -137,17 +137,17 @@ def parts_left(erasures: Erasures, ids: bytes) -> bytes:
     return b"".join(one for one in cut(ids, 32) if (ObjectKind.CHUNK, one) not in erasures.objects)
 
 
-def reach_recipes(objects: Objects, wanted: Large, found: Found, seen: Seen) -> None:
-    """Pass the ids of these recipes that `seen` lacks, of recipes below, and of their chunks to `found`."""
+def reach_recipes(objects: Objects, wanted: Large, add: AddIds, seen: Seen) -> None:
+    """Pass the ids of these recipes that `seen` lacks, of recipes below, and of their chunks to `add`."""
     said: list[tuple[int, int] | None] = [None] * len(wanted)
     while wanted:
-        new = np.flatnonzero(seen.add(b"".join(one for one, _ in wanted)))
+        new = np.flatnonzero(seen.add(b"".join(recipe_id for recipe_id, _ in wanted)))
         chosen = [_placed(objects, ObjectKind.RECIPE, *wanted[at]) for at in new]
         expected = [said[at] for at in new]
         if chosen:
-            found(ObjectKind.RECIPE, b"".join(one for one, _ in chosen))
+            add(ObjectKind.RECIPE, b"".join(recipe_id for recipe_id, _ in chosen))
         wanted, said, chunks = [], [], list[bytes]()
-        read = objects.recipes((RecipeId(one), where) for one, where in chosen)
+        read = objects.recipes((RecipeId(recipe_id), where) for recipe_id, where in chosen)
         for (recipe_id, _), located, by_parent in zip(chosen, read, expected, strict=True):
             recipe = located.value
             if by_parent not in (None, (recipe.level, recipe.size)):
@@ -158,7 +158,7 @@ def reach_recipes(objects: Objects, wanted: Large, found: Found, seen: Seen) -> 
             wanted += zip(map(RecipeId, recipe.children()), places_of(located.locator), strict=False)
             said += [(recipe.level - 1, length) for length in recipe.lengths]
         if chunks:
-            found(ObjectKind.CHUNK, b"".join(chunks))
+            add(ObjectKind.CHUNK, b"".join(chunks))
 
 
 def _placed(
@@ -218,19 +218,19 @@ class Losses:
     def _parts_of(self, listed: Sequence[tuple[Child, Location | None]], level: int) -> tuple[Id, ...]:
         """Return the ids in `parts` that these nodes of a level have, or these segments, whose level is 0."""
         kind = ObjectKind.NODE if level else ObjectKind.SEGMENT
-        new = [one for one in listed if one[0].id not in self._below]
+        new = [listed_child for listed_child in listed if listed_child[0].id not in self._below]
         lost = {said.id for said, _ in new if self._is_lost(kind, said.id)}
         read = self._read(kind, [(said.id, where) for said, where in new if said.id not in lost])
         for said, _ in new:
-            found = None if said.id in lost else next(read)
-            if found is not None and isinstance(found.value, Node):
-                below = list(zip(found.value.children, places_of(found.locator), strict=False))
+            located = None if said.id in lost else next(read)
+            if located is not None and isinstance(located.value, Node):
+                below = list(zip(located.value.children, places_of(located.locator), strict=False))
                 self._below[said.id] = self._parts_of(below, level - 1)
                 continue
             part = LostPart(last=said.last, entries=said.entries)
-            if found is not None:
-                part = LostPart(self._lost_paths(found))
-            if found is None or part.paths:
+            if located is not None:
+                part = LostPart(self._lost_paths(located))
+            if located is None or part.paths:
                 self.parts[said.id] = part
             self._below[said.id] = (said.id,) if said.id in self.parts else ()
         return tuple(dict.fromkeys(part for said, _ in listed for part in self._below[said.id]))
@@ -242,15 +242,15 @@ class Losses:
         read: Any = self._objects.nodes if kind is ObjectKind.NODE else self._objects.segments
         count = 0
         try:
-            for found in read(wanted):
+            for located in read(wanted):
                 count += 1
-                yield found
+                yield located
         except _READ:
-            for one in wanted[count:]:
+            for node in wanted[count:]:
                 try:
-                    yield next(read([one]))
+                    yield next(read([node]))
                 except _READ:
-                    self.named.add((kind, Id(one[0])))
+                    self.named.add((kind, Id(node[0])))
                     yield None
 
     def _lost_paths(self, located: Located[Segment]) -> tuple[bytes, ...]:

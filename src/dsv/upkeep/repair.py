@@ -146,13 +146,13 @@ class Repair:
     def _files(self) -> Iterator[Path]:
         waiting = [*self._folders]
         while waiting:
-            found: list[Path] = []
+            paths: list[Path] = []
             with suppress(OSError):  # what can't be listed gives nothing
-                found = [
-                    one for one in waiting.pop().iterdir() if one.name != ".dsv" and not one.is_symlink()
+                paths = [
+                    path for path in waiting.pop().iterdir() if path.name != ".dsv" and not path.is_symlink()
                 ]
-            waiting += [one for one in found if one.is_dir()]
-            yield from (one for one in found if one.is_file())
+            waiting += [path for path in paths if path.is_dir()]
+            yield from (path for path in paths if path.is_file())
 
     # --- commits and tags
 
@@ -180,8 +180,8 @@ class Repair:
         for dataset in refs.datasets():
             with suppress(IntegrityError):  # of a tag that can't be read
                 tags = [(keys.tag_key(dataset, tag), value.encode()) for tag, value in refs.tags(dataset)]
-                each = [(key + copy, data) for key, data in tags for copy in ("", keys.TAG_COPY)]
-                self.repaired += sum(done for _, done in ask_each(lambda one: self._put_right(*one), each))
+                records = [(key + copy, data) for key, data in tags for copy in ("", keys.TAG_COPY)]
+                self.repaired += sum(done for _, done in ask_each(lambda one: self._put_right(*one), records))
 
     # --- erasures
 
@@ -225,7 +225,7 @@ class Repair:
                     builder, count = IndexBuilder(), 0
                     if damaged or put or self._is_wanted(encoded[-1]):
                         put += [
-                            MergedFile(session.put_index(one), *Index.parse(one).bounds) for one in encoded
+                            MergedFile(session.put_index(data), *Index.parse(data).bounds) for data in encoded
                         ]
                         encoded.clear()
                 pack = None if item is None else keys.parse_pack_key(item.key)
@@ -236,11 +236,11 @@ class Repair:
                 # One is indexed in any case, because a file must replace the damaged ones.
                 if is_known and (count or put or not needless):
                     continue
-                found = check_pack(self._objects, pack, lambda _: [], every_row=True)
-                left = left or found.unread
-                unasked = unasked or found.failure is not None
-                bad = set(found.bad)
-                for kind, object_id, where in found.rows:
+                checked = check_pack(self._objects, pack, lambda _: [], every_row=True)
+                left = left or checked.unread
+                unasked = unasked or checked.failure is not None
+                bad = set(checked.bad)
+                for kind, object_id, where in checked.rows:
                     if (kind, object_id) not in bad:
                         builder.add(kind, object_id, where)
                         count += 1

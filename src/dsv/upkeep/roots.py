@@ -98,11 +98,11 @@ def read_roots(
     def look() -> list[CommitId]:
         names = read_names(repository, known=known)
         parents = Parents(repository.objects)
-        found = kept(parents, names, freed or (lambda one: read_expiry(repository.refs, one).freed))
+        commits = kept(parents, names, freed or (lambda dataset: read_expiry(repository.refs, dataset).freed))
         others = _check_commits(repository, parents.known, names)
         if following is not None:
             following[:] = others
-        return found
+        return commits
 
     return _until_complete(look)
 
@@ -123,11 +123,11 @@ def kept(parents: Parents, names: Iterable[Name], freed: Freed = lambda _: ()) -
     by_dataset: dict[DatasetName | None, list[CommitId]] = {}
     for name in names:
         by_dataset.setdefault(name.dataset, []).append(name.commit)
-    found: dict[CommitId, None] = {}
+    commits: dict[CommitId, None] = {}
     for dataset, some in by_dataset.items():
         gone = frozenset() if dataset is None else frozenset(freed(dataset))
-        found.update((one, None) for one in parents.walk(some, set()) if one not in gone)
-    return list(found)
+        commits.update((commit_id, None) for commit_id in parents.walk(some, set()) if commit_id not in gone)
+    return list(commits)
 
 
 class Parents:
@@ -139,14 +139,14 @@ class Parents:
 
     def walk(self, starts: Iterable[CommitId], seen: set[CommitId]) -> Iterator[CommitId]:
         """Yield these commits and their ancestors, except those in `seen`, and add them to it."""
-        waiting = [one for one in dict.fromkeys(starts) if one not in seen]
+        waiting = [commit for commit in dict.fromkeys(starts) if commit not in seen]
         while waiting:
             seen.update(waiting)
-            read = ask_each(self._objects.commit, [one for one in waiting if one not in self.known])
-            self.known.update((one, commit.parents) for one, commit in read)
+            read = ask_each(self._objects.commit, [commit for commit in waiting if commit not in self.known])
+            self.known.update((commit, record.parents) for commit, record in read)
             yield from waiting
-            above = dict.fromkeys(parent for one in waiting for parent in self.known[one])
-            waiting = [one for one in above if one not in seen]
+            above = dict.fromkeys(parent for commit in waiting for parent in self.known[commit])
+            waiting = [commit for commit in above if commit not in seen]
 
 
 def list_all(store: StoreBackend, prefix: str, depth: int = 0) -> list[ListedObject]:
@@ -226,7 +226,7 @@ def names_of_refs(
     names: their moves are the older part of its history, and its log alone says what is freed."""
     store, refs, known = repository.store, repository.refs, Known() if known is None else known
     names = [] if only is None else refs.former_names(only)
-    prefixes = [(keys.dataset_prefix(one), 2) for one in names] or [(keys.REFS_PREFIX, 3)]
+    prefixes = [(keys.dataset_prefix(former_name), 2) for former_name in names] or [(keys.REFS_PREFIX, 3)]
     branches: dict[tuple[DatasetName, BranchName], set[int]] = {}
     values, deleted = set[tuple[DatasetName, TagName]](), set[tuple[DatasetName, TagName]]()
     for item in chain.from_iterable(list_all(store, prefix, depth) for prefix, depth in prefixes):
@@ -241,9 +241,9 @@ def names_of_refs(
     gone = {
         one for one, home in homes.items() if one != home or is_deleted_dataset(refs.last_read(one, MAIN))
     }
-    for one, named in _read(known, keys.tag_key, partial(_tag, repository), sorted(values - deleted)):
+    for tagged, named in _read(known, keys.tag_key, partial(_tag, repository), sorted(values - deleted)):
         for _, commit_id in named:
-            yield Name(homes[one[0]], commit_id, "tag {}@{}".format(*one), holds=one[0] not in gone)
+            yield Name(homes[tagged[0]], commit_id, "tag {}@{}".format(*tagged), holds=tagged[0] not in gone)
 
 
 def _of_branch(
@@ -305,19 +305,19 @@ def readable_names(
     runs = list(parsed(keys.parse_run_key, store.list(keys.runs_prefix(dataset))))
     reads: list[tuple[str, str, Callable[[], Named]]] = [
         *(
-            ("tag", f"{dataset}@{one}", partial(_tag, repository, dataset, one))
-            for one in tags
-            if not tags[one]
+            ("tag", f"{dataset}@{tag_name}", partial(_tag, repository, dataset, tag_name))
+            for tag_name in tags
+            if not tags[tag_name]
         ),
         *(("run", run[1], partial(_run, store, *run)) for run in runs if _RUN_PART.fullmatch(run[2])),
     ]
     for what, name, read in reads:
         try:
-            found = if_there(read)
+            named = if_there(read)
         except IntegrityError as error:
             failed(what, name, error)
             continue
-        for of, commit_id in found or ():  # None if it was deleted since
+        for of, commit_id in named or ():  # None if it was deleted since
             yield Name(of, commit_id, f"{what} {name}", holds=what == "tag")
 
 
@@ -367,12 +367,12 @@ def names_of_runs(
     store, home = repository.store, cache(repository.refs.home)
     known = Known() if known is None else known
     names = [] if only is None else repository.refs.former_names(only)
-    prefixes = [(keys.runs_prefix(one), 1) for one in names] or [(keys.RUNS_PREFIX, 2)]
+    prefixes = [(keys.runs_prefix(former_name), 1) for former_name in names] or [(keys.RUNS_PREFIX, 2)]
     items = chain.from_iterable(list_all(store, prefix, depth) for prefix, depth in prefixes)
-    parts = [one for one in parsed(keys.parse_run_key, items) if _RUN_PART.fullmatch(one[2])]
+    parts = [run_key for run_key in parsed(keys.parse_run_key, items) if _RUN_PART.fullmatch(run_key[2])]
     for (_, run, _), named in _read(known, keys.run_key, partial(_run, store), parts):
-        for dataset, one in dict.fromkeys(named):
-            yield Name(home(dataset), one, f"run {run}", holds=False)
+        for dataset, commit_id in dict.fromkeys(named):
+            yield Name(home(dataset), commit_id, f"run {run}", holds=False)
 
 
 def _run(store: StoreBackend, dataset: DatasetName, run: str, part: str) -> Named:
@@ -385,9 +385,9 @@ def _run(store: StoreBackend, dataset: DatasetName, run: str, part: str) -> Name
         if record.version > 1:
             raise Unsupported(f"{key} in {store.url} was written by a newer dsv", subject=key, hint=UPGRADE)
         trees = [one.tree for one in (record.code, record.output) if one is not None and one.tree is not None]
-        named = [(one.dataset, one.commit) for one in (record, *record.data)]
+        named = [(data.dataset, data.commit) for data in (record, *record.data)]
         named += [(record.dataset, tree) for tree in trees]
-        return [(DatasetName.parse(of), CommitId.parse(one)) for of, one in named]
+        return [(DatasetName.parse(of), CommitId.parse(commit_id)) for of, commit_id in named]
     except (msgspec.DecodeError, RecursionError, ValueError, UsageError) as error:
         raise broken(key, f"the record of a run can't be read: {error} ({key} in {store.url})") from error
 

@@ -22,7 +22,7 @@ from dsv.stores.base import StoreBackend
 from dsv.upkeep.gc_packs import MAX_REPACK, ErasedRows, GcPlan, Needed, are_repeated, list_packs
 from dsv.upkeep.ids import IdSet, Seen, heads_of, is_in
 from dsv.upkeep.index_rows import IndexRows, Rows
-from dsv.upkeep.reach import Found, Large, contents, not_erased, reach, reach_recipes, walk_segments
+from dsv.upkeep.reach import AddIds, Large, contents, not_erased, reach, reach_recipes, walk_segments
 from dsv.values.ids import CommitId
 from dsv.values.progress import Progress
 
@@ -110,7 +110,7 @@ class MeasuredSpace(msgspec.Struct):
     """Index files that gc would write in their place."""
 
 
-def _taker(labelled: IdSet, label: int) -> Found:
+def _taker(labelled: IdSet, label: int) -> AddIds:
     """Return a function that adds the first 6 bytes of ids with this label, from 0 to `MOST_LABELS`."""
     mark = np.uint64(label)
     return lambda _, ids: labelled.add_heads((heads_of(ids) & ~_LABEL) | mark)
@@ -205,8 +205,8 @@ def measure_folders(
         take_recipes()
         with IndexRows(repository, folder / "indexes") as rows:
             groups = [[label] for label in labels.values()]
-            found = _add_up(labelled, rows, groups, len(groups) + 1)
-    return dict(zip(labels, found.groups, strict=True)), found
+            measured = _add_up(labelled, rows, groups, len(groups) + 1)
+    return dict(zip(labels, measured.groups, strict=True)), measured
 
 
 def _by_folder(

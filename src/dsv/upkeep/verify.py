@@ -222,14 +222,14 @@ class Verifier:
         ]
         seen: set[CommitId] = set()
         while waiting:
-            new = {one: why for one, why in reversed(waiting) if one not in seen}
-            yield from ((one, why) for one, why in waiting if one not in gone)
+            new = {commit_id: why for commit_id, why in reversed(waiting) if commit_id not in seen}
+            yield from ((commit_id, why) for commit_id, why in waiting if commit_id not in gone)
             seen.update(new)
             waiting = []
-            for one, commit in ask_each(self._commit, new):
-                self._parents.known[one] = () if commit is None else commit.parents
+            for commit_id, commit in ask_each(self._commit, new):
+                self._parents.known[commit_id] = () if commit is None else commit.parents
                 if commit is not None:
-                    why = new[one] if new[one].startswith("history of ") else f"history of {new[one]}"
+                    why = f"history of {new[commit_id].removeprefix('history of ')}"
                     waiting += [(parent, why) for parent in commit.parents if parent not in seen]
         self._seen |= seen
 
@@ -269,12 +269,12 @@ class Verifier:
         """Look at commits that no name leads to: a garbage collection fails at damaged ones, and one that
         follows a commit of a branch or tag may be a lost version."""
         listed = parsed(keys.parse_commit_key, self.repository.store.list(keys.COMMIT_PREFIX))
-        found = dict(ask_each(partial(self._commit, named=False), sorted(set(listed) - self._seen)))
+        commits = dict(ask_each(partial(self._commit, named=False), sorted(set(listed) - self._seen)))
         kept = set(self._parents.walk(self._kept, set())) - self._expired | self._kept
-        followers = (self._following(*each, kept) for each in found.items())
-        following = sorted(filter(None, followers), key=lambda one: -one.time_ms)
+        followers = (self._following(*read, kept) for read in commits.items())
+        following = sorted(filter(None, followers), key=lambda commit: -commit.time_ms)
         at_work = {name.commit for name in names_of_sessions(self.repository)} if following else set()
-        self.result.unnamed += [one for one in following if one.commit not in at_work]
+        self.result.unnamed += [commit for commit in following if commit.commit not in at_work]
 
     def _following(
         self, commit_id: CommitId, commit: CommitRecord | None, kept: set[CommitId]
@@ -322,17 +322,17 @@ class Verifier:
     def look_at_trees(self) -> None:
         """Find every object that the commits refer to."""
 
-        def found(kind: ObjectKind, ids: bytes) -> None:
+        def add(kind: ObjectKind, ids: bytes) -> None:
             self.needed.add(ids)
 
         commits = self.whole_commits()
         self.progress.start(None, None)
         try:
-            reach(self.objects, commits, found, Seen(), self.progress)
+            reach(self.objects, commits, add, Seen(), self.progress)
         except (IntegrityError, NotFound):
             losses = Losses(self.objects, np.zeros(0, np.uint64), self.needed)
-            for one in commits:
-                losses.of_commit(one)
+            for commit_id in commits:
+                losses.of_commit(commit_id)
             for kind, object_id in losses.named:
                 with suppress(IntegrityError):  # of an index file: a fault of its own
                     places = self.objects.indexes.places(kind, object_id)
@@ -390,8 +390,8 @@ class Verifier:
         packs, chosen = self.rows.packs, are_external(self.rows.packs)
         if chosen.any():
             chosen &= self._needed_packs()[:-1]
-        found = [packs[int(at)] for at in np.flatnonzero(chosen)]
-        self.read_packs([one for one in found if one not in self._checked], quick=True)
+        external = [packs[int(at)] for at in np.flatnonzero(chosen)]
+        self.read_packs([pack for pack in external if pack not in self._checked], quick=True)
 
     def read_packs(self, packs: Iterable[PackId], *, quick: bool = False) -> None:
         """Read whole packs, and note what is damaged. quick: as in `check_packs`."""
@@ -489,13 +489,13 @@ class Verifier:
 
     def compare(self) -> None:
         """Find needed objects that can't be read, as far as is known, and the paths that they make up."""
-        if any(one.gone for one in self.result.packs):
+        if any(pack.gone for pack in self.result.packs):
             self._read_rows()  # gc may have deleted packs since, and the index files that named them
-        damaged = {one.pack: one for one in self.result.packs}
-        bad_packs = self._numbers(one for one, what in damaged.items() if what.unread)
-        doubtful = self._numbers(one for one, what in damaged.items() if _is_table(what))
-        bad = {(what.pack, kind, one) for what in damaged.values() for kind, one in what.bad}
-        partly = self._numbers(one for one, what in damaged.items() if what.bad)
+        damaged = {checked.pack: checked for checked in self.result.packs}
+        bad_packs = self._numbers(pack for pack, what in damaged.items() if what.unread)
+        doubtful = self._numbers(pack for pack, what in damaged.items() if _is_table(what))
+        bad = {(what.pack, kind, object_id) for what in damaged.values() for kind, object_id in what.bad}
+        partly = self._numbers(pack for pack, what in damaged.items() if what.bad)
         lost, at_risk = [], []
         self.named = set()
         for first in range(256):
@@ -505,8 +505,8 @@ class Verifier:
             if len(bad_packs):
                 good &= ~np.isin(rows["pack"], bad_packs)
             for at in np.flatnonzero(np.isin(rows["pack"], partly) & good) if len(partly) else ():
-                ((kind, one, where),) = self.rows.decoded(rows[at : at + 1])
-                good[at] = (where.pack, kind, one) not in bad
+                ((kind, object_id, where),) = self.rows.decoded(rows[at : at + 1])
+                good[at] = (where.pack, kind, object_id) not in bad
             there = is_in(needed, heads[good | elsewhere])
             lost.append(needed[~there])
             if len(doubtful):
@@ -515,7 +515,7 @@ class Verifier:
             wrong = np.union1d(lost[-1], at_risk[-1] if len(doubtful) else lost[-1])
             if len(wrong):
                 unsafe = rows[is_in(heads, wrong) & ~elsewhere]
-                self.named.update((kind, one) for kind, one, _ in self.rows.decoded(unsafe))
+                self.named.update((kind, object_id) for kind, object_id, _ in self.rows.decoded(unsafe))
         self.lost = np.concatenate(lost)
         self.at_risk = np.concatenate([self.at_risk[:0], *at_risk])
         self.result.lost_objects, self.result.at_risk = len(self.lost), len(self.at_risk)
@@ -540,34 +540,34 @@ class Verifier:
         checked, named = self._checked, set(self.named) if self.knows_erasures else set()
 
         def change(last: Damage | None) -> Damage | None:
-            packs = set() if last is None else {one for one in last.packs if one not in checked}
-            places = set() if last is None else {one for one in last.objects if one[0] not in checked}
-            missing = set() if last is None else {one for one in last.missing if self._may_be_missing(one)}
-            for one in checked.values():
-                if one.unread or (one.fault is not None and _is_table(one)):
-                    packs.add(one.pack)
-                elif one.fault is not None:
-                    places.update((one.pack, kind, object_id) for kind, object_id in one.bad)
-                elif one.failure is not None and last is not None:
-                    packs.update({one.pack} & set(last.packs))
-                    places.update(place for place in last.objects if place[0] == one.pack)
+            packs = set() if last is None else {pack for pack in last.packs if pack not in checked}
+            places = set() if last is None else {place for place in last.objects if place[0] not in checked}
+            missing = set() if last is None else {lost for lost in last.missing if self._may_be_missing(lost)}
+            for result in checked.values():
+                if result.unread or (result.fault is not None and _is_table(result)):
+                    packs.add(result.pack)
+                elif result.fault is not None:
+                    places.update((result.pack, kind, object_id) for kind, object_id in result.bad)
+                elif result.failure is not None and last is not None:
+                    packs.update({result.pack} & set(last.packs))
+                    places.update(place for place in last.objects if place[0] == result.pack)
             missing |= named
             while len(places) > MAX_MARKS:  # the packs with most of them are marked as a whole
                 counts: dict[PackId, int] = {}
                 for pack, _, _ in places:
                     counts[pack] = counts.get(pack, 0) + 1
-                most = max(counts, key=lambda one: counts[one])
+                most = max(counts, key=lambda pack: counts[pack])
                 packs.add(most)
                 places = {place for place in places if place[0] != most}
             whole = max(len(missing), len(packs)) <= MAX_MARKS and (last is None or last.all_missing)
-            found = (
+            marks = (
                 tuple(sorted(packs)[:MAX_MARKS]), tuple(sorted(places)), tuple(sorted(missing)[:MAX_MARKS]), whole,
             )  # fmt: skip
-            if last is None and found == ((), (), (), True):
+            if last is None and marks == ((), (), (), True):
                 return None
-            if last is not None and found == (last.packs, last.objects, last.missing, last.all_missing):
+            if last is not None and marks == (last.packs, last.objects, last.missing, last.all_missing):
                 return last
-            return Damage(*found, Nonce(bytes(16)), 0, "", "")
+            return Damage(*marks, Nonce(bytes(16)), 0, "", "")
 
         try:
             changed = mark_damage(self.repository, self._writer, change)

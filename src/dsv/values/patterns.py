@@ -157,11 +157,11 @@ def _parts(text: bytes, at: int) -> Iterator[bytes]:
                 at += 1
                 part = _FOLDERS
         elif byte == ord("["):
-            found = _set(text, at + 1)
-            if found is None:
+            set_and_end = _set(text, at + 1)
+            if set_and_end is None:
                 yield _NOTHING
                 return
-            members, at = found
+            members, at = set_and_end
             within = b"".join(b"\\x%02x" % one for one in range(256) if members >> one & 1 and one != _SLASH)
             part = b"[%b]" % within if within else _NOTHING
         else:

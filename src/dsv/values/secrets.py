@@ -133,12 +133,12 @@ def hide_in_urls(text: str) -> str:
     if "//" not in text:
         return text
 
-    def hide(found: re.Match[str]) -> str:
-        name = re.sub(r"%([0-9A-Fa-f]{2})", lambda one: chr(int(one[1], 16)), found["name"]).strip(
+    def hide(match: re.Match[str]) -> str:
+        name = re.sub(r"%([0-9A-Fa-f]{2})", lambda code: chr(int(code[1], 16)), match["name"]).strip(
             "_[]0123456789"
         )
-        secret = _is_secret(name, found["value"]) or name.lower() in ("sig", "pw")
-        return found["head"] + HIDDEN if secret else found[0]
+        secret = _is_secret(name, match["value"]) or name.lower() in ("sig", "pw")
+        return match["head"] + HIDDEN if secret else match[0]
 
     return _URL_QUERY.sub(hide, _IN_A_URL.sub(HIDDEN, text))
 
@@ -172,15 +172,15 @@ def _hide_in_command(argv: Sequence[str]) -> tuple[tuple[str, ...], list[Named]]
     those values. Finds them also inside the values of other names: `url=http://host/?token=X`."""
     text = _joined(argv)
     takes_p = _TAKES_P.search(text) is not None
-    found = [("password", each[0].partition(":")[2] or each[0]) for each in _IN_URLS.finditer(text)]
-    found += [(name, unquote(password)) for name, password in found]
+    secrets = [("password", match[0].partition(":")[2] or match[0]) for match in _IN_URLS.finditer(text)]
+    secrets += [(name, unquote(password)) for name, password in secrets]
 
     def hide_short(match: re.Match[str]) -> str:
         """Hide X in `-pX` if a program takes a password so, or if X looks like neither a port nor a path."""
         value = match["value"]
         if not takes_p and _PASSWORD.fullmatch(value.strip("\"'")) is None:
             return match[0]
-        found.extend(("password", each) for each in _meanings(value))
+        secrets.extend(("password", form) for form in _meanings(value))
         return "-p" + HIDDEN
 
     parts, done, position = [], 0, 0
@@ -191,11 +191,11 @@ def _hide_in_command(argv: Sequence[str]) -> tuple[tuple[str, ...], list[Named]]
         secret = glance is not None and (kind == "login" or _is_secret(name, glance[0]))
         if secret and (value := pattern.match(text, position)) is not None:
             if value[0] != head["login"]:  # a password that equals its user is no secret elsewhere
-                found += [("password" if kind == "login" else name, each) for each in _meanings(value[0])]
+                secrets += [("password" if kind == "login" else name, form) for form in _meanings(value[0])]
             quoted = value[0][0] if value[0][0] in "\"'" else ""
             parts += [text[done:position], quoted, HIDDEN, quoted]
             done = position = value.end()
-    return _arguments(_SHORT.sub(hide_short, "".join((*parts, text[done:])))), found
+    return _arguments(_SHORT.sub(hide_short, "".join((*parts, text[done:])))), secrets
 
 
 def _meanings(value: str) -> set[str]:
@@ -297,9 +297,9 @@ def _mapped(
 ) -> object:
     """Return a JSON value with each leaf, a string or number, replaced by `leaf(its name, its value)`."""
     if isinstance(value, Mapping):
-        return {key(str(one)): _mapped(each, leaf, key, str(one)) for one, each in value.items()}
+        return {key(str(one)): _mapped(item, leaf, key, str(one)) for one, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_mapped(each, leaf, key, name) for each in value]
+        return [_mapped(item, leaf, key, name) for item in value]
     return leaf(name, value)
 
 

@@ -50,26 +50,26 @@ class CommitReader:
     def commit_or_none(self, commit_id: CommitId) -> CommitRecord | None:
         """Return the commit of an id that may be invented; None if it does not exist. What the store has lost
         is taken from the copy in the commit's locator, or from a mirror."""
-        found = self.local_commit(commit_id)
-        if found is not None:
-            return found
+        commit = self.local_commit(commit_id)
+        if commit is not None:
+            return commit
         damage: IntegrityError | Unreachable | None = None
         try:
-            found = self.stored_commit(commit_id)
+            commit = self.stored_commit(commit_id)
         except (IntegrityError, Unreachable) as error:
             damage = error
-        if found is None and not isinstance(damage, Unreachable):
-            found = self.copied_commit(commit_id)
-            if found is not None:
+        if commit is None and not isinstance(damage, Unreachable):
+            commit = self.copied_commit(commit_id)
+            if commit is not None:
                 what = f"commit {str(commit_id)[:12]} is {'gone' if damage is None else 'damaged'}"
                 self.access.tell(
                     f"{what}, and was read from the copy in its locator; dsv verify --repair puts it back"
                 )
-        if found is None and self.access.mirrors is not None:
-            found = self.access.mirrors.commit(commit_id, damage or missing_commit(commit_id, self.store.url))
-        if found is None and damage is not None:
+        if commit is None and (mirrors := self.access.mirrors) is not None:
+            commit = mirrors.commit(commit_id, damage or missing_commit(commit_id, self.store.url))
+        if commit is None and damage is not None:
             raise damage
-        return found
+        return commit
 
     def copied_commit(self, commit_id: CommitId) -> CommitRecord | None:
         """Return a commit from the copy in its locator; None if there is none. No local copy is kept: those are

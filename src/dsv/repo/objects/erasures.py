@@ -150,15 +150,15 @@ def checked_erasures(
     """Return all erasures, read from the store itself (damaged ones from local copies), and the errors."""
     copies, errors = local_erasures(metadata).known, dict[ErasureId, IntegrityError]()
 
-    def read(one: ErasureId) -> Erasure | None:
+    def read(erasure_id: ErasureId) -> Erasure | None:
         try:
-            return read_record(Erasure.decode, store, keys.erasure_key(one), ERASURE_MAX)
+            return read_record(Erasure.decode, store, keys.erasure_key(erasure_id), ERASURE_MAX)
         except IntegrityError as error:
-            errors[one] = error
-            return copies.get(one)
+            errors[erasure_id] = error
+            return copies.get(erasure_id)
 
-    found = ask_each(read, _listed(store))
-    return Erasures({one: erasure for one, erasure in found if erasure is not None}), errors
+    erasures = ask_each(read, _listed(store))
+    return Erasures({erasure_id: erasure for erasure_id, erasure in erasures if erasure is not None}), errors
 
 
 def _listed(store: StoreBackend) -> list[ErasureId]:

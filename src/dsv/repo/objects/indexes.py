@@ -34,8 +34,8 @@ class CurrentIndexes(msgspec.Struct, frozen=True):
     @property
     def files(self) -> dict[IndexId, MergedFile | None]:
         """Return the files to read, with what a merge says of those in runs."""
-        found: dict[IndexId, MergedFile | None] = {one.id: one for run in self.runs for one in run}
-        return found | dict.fromkeys(self.loose)
+        files: dict[IndexId, MergedFile | None] = {file.id: file for run in self.runs for file in run}
+        return files | dict.fromkeys(self.loose)
 
 
 def stand(listed: Iterable[IndexId], records: Iterable[IndexMerge]) -> CurrentIndexes:
@@ -225,15 +225,15 @@ class Indexes:
         outside: Location | None = None
         files = self._arranged()
         self._refuse_erased(kind, object_id)
-        for one in files:
-            found = one.find(kind, object_id)
-            if found is not None:
-                if not usable(kind, object_id, found.pack):
+        for file in files:
+            location = file.find(kind, object_id)
+            if location is not None:
+                if not usable(kind, object_id, location.pack):
                     hidden = True
-                elif not found.pack.is_external:
-                    return found
+                elif not location.pack.is_external:
+                    return location
                 else:
-                    outside = outside or found
+                    outside = outside or location
         if not hidden:
             return outside
         for place in self.places(kind, object_id):
@@ -248,10 +248,10 @@ class Indexes:
         files = self._arranged()
         self._refuse_erased(kind, object_id)
         # Merging in memory keeps only one location of each object.
-        for one in chain(files, [*self._loaded.values()]):
-            found = one.find(kind, object_id)
-            if found is not None:
-                yield found
+        for file in chain(files, [*self._loaded.values()]):
+            place = file.find(kind, object_id)
+            if place is not None:
+                yield place
         if self._replace_gone():
             yield from self.places(kind, object_id)
 
@@ -429,12 +429,12 @@ class Indexes:
         earlier merges, whose originals may have been deleted before it was written.
         """
         listed = self.listed
-        records = [self._record(key) for found in listed.records.values() for key in found]
+        records = [self._record(key) for record_keys in listed.records.values() for key in record_keys]
         return any(
             record is not None
             and len(record.runs) == 1
             and any(file.id == index_id for file in record.files)
-            and all(one in listed.sizes and one not in self.damaged for one in record.replaced)
+            and all(replaced in listed.sizes and replaced not in self.damaged for replaced in record.replaced)
             for record in records
         )
 

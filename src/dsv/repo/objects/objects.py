@@ -53,17 +53,17 @@ class SegmentDecoder:
 
         Raises `IntegrityError`, `Unsupported`.
         """
-        found = self._in_use.get(segment_id)
-        if found is None:
+        segment = self._in_use.get(segment_id)
+        if segment is None:
             if segment_id in self._checked:
-                found = Segment.decode(data, self.paths.split_again, checked=True)
+                segment = Segment.decode(data, self.paths.split_again, checked=True)
             else:
                 split = partial(Segment.decode, split=self.paths.split)
-                found = decoded(split, data, "segment", segment_id)
+                segment = decoded(split, data, "segment", segment_id)
                 if len(self._checked) < _CHECKED_MAX:
                     self._checked.add(segment_id)
-            self._in_use[segment_id] = found
-        return found
+            self._in_use[segment_id] = segment
+        return segment
 
 
 T = TypeVar("T")
@@ -395,10 +395,10 @@ class Objects(CommitReader):
         remote: list[tuple[Location, Named]] = []
         held = 0
         for object_id, where in window:
-            found = self.local(kind, object_id) if held <= _METADATA_HELD else None
-            if found is not None:
-                ready[object_id] = found
-                held += len(found.value)
+            located = self.local(kind, object_id) if held <= _METADATA_HELD else None
+            if located is not None:
+                ready[object_id] = located
+                held += len(located.value)
             elif where is not None and is_possible(kind, where):
                 remote.append((where, object_id))
         for place, object_id, stored in RangeReader(self.store, self.threads).read(
@@ -406,11 +406,11 @@ class Objects(CommitReader):
         ):
             if stored is not None:  # otherwise the locator was wrong, and the index decides
                 with suppress(IntegrityError):
-                    found = Located(*self._accept(kind, object_id, place, stored))
-                    ready[object_id] = self._in_use[kind, object_id] = found
+                    located = Located(*self._accept(kind, object_id, place, stored))
+                    ready[object_id] = self._in_use[kind, object_id] = located
         for object_id, _ in window:
-            found = ready.pop(object_id, None)
-            yield object_id, found or self.metadata_object(kind, object_id, None)
+            located = ready.pop(object_id, None)
+            yield object_id, located or self.metadata_object(kind, object_id, None)
 
 
 def _locator(data: Bytes, max_rows: int) -> Locator | None:

@@ -236,14 +236,14 @@ class Refs(Tags):
 
     def former_names(self, dataset: DatasetName) -> list[DatasetName]:
         """Return the dataset, and all names from which it was renamed."""
-        found = [dataset]
-        for one in found:
-            main = self.newest(one, MAIN) if self._may_be_gone else None
+        names = [dataset]
+        for name in names:
+            main = self.newest(name, MAIN) if self._may_be_gone else None
             for entry in () if main is None else self.history(main):
                 old = renamed(entry, RENAMED_FROM)
-                if old is not None and old not in found and self.home(old) == self.home(dataset):
-                    found.append(old)
-        return found
+                if old is not None and old not in names and self.home(old) == self.home(dataset):
+                    names.append(old)
+        return names
 
     def require(self, dataset: DatasetName) -> None:
         """Raise `NotFound` if the dataset does not exist."""

@@ -113,13 +113,13 @@ def latest(listed: Iterable[str], ordered: bool) -> ListedBranch:
 def parts(store: StoreBackend, prefix: str) -> dict[str, list[str]]:
     """Return the next components below a prefix, by name, each with its two smallest keys and, besides, the
     smallest key of a branch's rule."""
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
 
     def add(key: str) -> bool:
         """Keep the key if it is one of those, and return whether it is. Keys arrive sorted."""
-        kept = found.setdefault(_part(prefix, key), [])
+        kept = by_name.setdefault(_part(prefix, key), [])
         is_rule = keys.parse_branch_rule_key(key) is not None
-        alike = [one for one in kept if (keys.parse_branch_rule_key(one) is not None) == is_rule]
+        alike = [old for old in kept if (keys.parse_branch_rule_key(old) is not None) == is_rule]
         if len(alike) < (1 if is_rule else 2):
             kept.append(key)
             return True
@@ -128,7 +128,7 @@ def parts(store: StoreBackend, prefix: str) -> dict[str, list[str]]:
     if not store.ordered_listing:
         for key in sorted(item.key for item in store.list(prefix)):
             add(key)
-        return found
+        return by_name
     after: str | None = None
     while True:
         passed = 0
@@ -138,7 +138,7 @@ def parts(store: StoreBackend, prefix: str) -> dict[str, list[str]]:
                 after = f"{prefix}{_part(prefix, item.key)}0"  # "0" follows "/": skips all below the part
                 break
         else:
-            return found
+            return by_name
 
 
 def _part(prefix: str, key: str) -> str:

@@ -386,8 +386,8 @@ def find_entries(
     tree: TreeReader | None, paths: Iterable[bytes]
 ) -> dict[bytes, tuple[Entry, Location | None]]:
     """Return the paths that the tree has. Each segment that could have one is read once."""
-    found = find_paths(tree, paths)
-    return {path: (one.entry, one.location) for path, one in found if one.entry is not None}
+    located = find_paths(tree, paths)
+    return {path: (place.entry, place.location) for path, place in located if place.entry is not None}
 
 
 def _find(

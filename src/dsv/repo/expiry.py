@@ -165,7 +165,7 @@ def expired(log: ExpiryLog, commit: CommitId) -> NotFound | None:
 
 
 def check_not_expired(refs: Refs, dataset: DatasetName, commit: CommitId) -> None:
-    """Raise `NotFound` if a commit is expired. Sends no request if no commit of the store ever expired."""
+    """Raises `NotFound` if a commit is expired. Sends no request if no commit of the store ever expired."""
     error = expired(read_expiry(refs, dataset), commit)
     if error is not None:
         raise error

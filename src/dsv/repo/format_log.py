@@ -148,7 +148,7 @@ class FormatLog(msgspec.Struct, frozen=True):
         return any(one.name == feature for one in self.entries[-1].features)
 
     def check(self, url: str, *, writing: bool) -> None:
-        """Raise `Unsupported` if this version may not read the store, or may not write to it if `writing`."""
+        """Raises `Unsupported` if this version may not read the store, or may not write to it if `writing`."""
         current = self.entries[-1]
         for feature in current.features:
             if feature.name in KNOWN_FEATURES or feature.rule == FeatureRule.IGNORE:
@@ -164,7 +164,7 @@ class FormatLog(msgspec.Struct, frozen=True):
             )
 
     def check_at_rest(self, url: str) -> None:
-        """Raise `Conflict` while a process moves the names from `url`: nothing may be written then."""
+        """Raises `Conflict` while a process moves the names from `url`: nothing may be written then."""
         last = self.entries[-1]
         if self.has(NAMES_MOVING):
             raise Conflict(
@@ -209,7 +209,7 @@ def read_layout(store: StoreBackend) -> FormatLog:
 
 
 def _whole_log(data: StoreBackend, entries: list[FormatEntry]) -> FormatLog:
-    """Raise `NotFound` if no store exists, and `IntegrityError` if its log was lost."""
+    """Raises `NotFound` if no store exists, and `IntegrityError` if its log was lost."""
     if not entries and has_data(data):
         entries = read_format(data) or lost_format(data)
     if not entries:
@@ -403,7 +403,7 @@ def _has_a_gap(store: StoreBackend, number: int) -> IntegrityError:
 
 
 def check_log(store: StoreBackend) -> None:
-    """Raise `IntegrityError` if an entry is missing before a later one: the log that was read then lacks
+    """Raises `IntegrityError` if an entry is missing before a later one: the log that was read then lacks
     features of the store. `read_format` stops at the first missing entry, and may not notice."""
     split = split_of(store)
     for place in (store,) if split is None else (split.names, split.data):
@@ -467,7 +467,7 @@ def _delete_if_allowed(store: StoreBackend, key: str) -> None:
 
 
 def _check_unused(split: OpenStore) -> None:
-    """Raise `Conflict` if the location already has names, which belong to other data.
+    """Raises `Conflict` if the location already has names, which belong to other data.
 
     Another process that creates this store writes the data's entry before the first name: read names first.
     """

@@ -34,7 +34,7 @@ class Commits(Protocol):
     """A source of commits, such as `dsv.repo.objects.objects.Objects`."""
 
     def commit(self, commit_id: CommitId) -> CommitRecord:
-        """Raise `IntegrityError` if the commit is missing or does not match its id."""
+        """Raises `IntegrityError` if the commit is missing or does not match its id."""
         ...
 
 
@@ -325,7 +325,7 @@ class CommitsAhead:
         self._left = most
 
     def commit(self, commit_id: CommitId) -> CommitRecord:
-        """Raise `IntegrityError` if the commit is missing or does not match its id."""
+        """Raises `IntegrityError` if the commit is missing or does not match its id."""
         if self._left is not None:
             self._left = max(0, self._left - 1)
         if self._objects.is_at_hand(commit_id):

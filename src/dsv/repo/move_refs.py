@@ -72,7 +72,7 @@ class NamesMove:
         """The keys of the old location that were copied."""
 
     def check_free(self) -> None:
-        """Raise `Conflict` if the new location has names of its own. An earlier copy is allowed."""
+        """Raises `Conflict` if the new location has names of its own. An earlier copy is allowed."""
         if any(keys.parse_format_key(item.key) is not None for item in self._new.list(keys.FORMAT_PREFIX)):
             raise self._taken("the names of a store already")
         found = [item.key for prefix in _COPIED for item in self._new.list(prefix)]
@@ -122,7 +122,7 @@ class NamesMove:
         return [key for key in listed if key not in self._seen]
 
     def check_unchanged(self) -> None:
-        """Raise `Conflict` if anything was written to the old location since it was copied."""
+        """Raises `Conflict` if anything was written to the old location since it was copied."""
         late = self._not_copied()
         if late:
             raise Conflict(
@@ -149,7 +149,7 @@ class NamesMove:
             )
 
     def _check_begun(self, log: FormatLog) -> None:
-        """Raise `IntegrityError` if the entry that began this move was replaced: the new entry may belong to
+        """Raises `IntegrityError` if the entry that began this move was replaced: the new entry may belong to
         a move to another location, for which nothing was copied."""
         assert self._decides is not None
         number = self._decides - 1

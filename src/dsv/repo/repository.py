@@ -103,7 +103,7 @@ class Repository:
         return refused_removals(limits, removed, old.commit.entries)
 
     def check_last_seen(self) -> None:
-        """Raise `IntegrityError` if the branch was read, and the move where it was last seen has changed.
+        """Raises `IntegrityError` if the branch was read, and the move where it was last seen has changed.
 
         A server that lets two writers win, and settles later which write stays, takes away a move that was already read
         back. The only proof is what a user saw of the branch. Sends no request unless the branch has moved on. In a

@@ -232,7 +232,7 @@ class Session(AbstractContextManager["Session"]):
         self.repository.refs.proved = True
 
     def _check_erased(self) -> None:
-        """Raise `Conflict` if anything was erased since this session was opened: the commit may rely on
+        """Raises `Conflict` if anything was erased since this session was opened: the commit may rely on
         erased parts. Called after the verdict, which an erasing process looks for."""
         objects = self.repository.objects
         if not self.repository.format.has(ERASED_CONTENTS):
@@ -328,7 +328,7 @@ def point_branch(
 
 
 def check_whole(session: Session, dataset: DatasetName, commit_id: CommitId) -> None:
-    """Raise `NotFound` if the commit is expired, and `Conflict` if an object of it is missing or condemned.
+    """Raises `NotFound` if the commit is expired, and `Conflict` if an object of it is missing or condemned.
 
     Call this after the session was opened: a gc that frees the commit from then on waits for the session's
     verdict. Sends no request if gc never ran, and few if a branch or a tag has kept the commit.

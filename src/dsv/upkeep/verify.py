@@ -68,7 +68,7 @@ class Unnamed(msgspec.Struct, frozen=True):
     commit: CommitId
     dataset: DatasetName
     branch: BranchName
-    parent: CommitId | None  # None for a first commit
+    parent: CommitId | None
     author: str
     time_ms: int
     newer: int

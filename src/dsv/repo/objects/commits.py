@@ -94,7 +94,7 @@ class CommitReader:
         return decoded(CommitRecord.decode, data, "commit", commit_id)
 
     def check_stored(self, commits: Iterable[CommitId]) -> None:
-        """Raise `IntegrityError` if the store itself lacks one of these commits. Each is asked for once."""
+        """Raises `IntegrityError` if the store itself lacks one of these commits. Each is asked for once."""
         unknown = [one for one in commits if one not in self._stored]
         self._stored.update(ask_each(partial(get_commit, self.store), unknown))
         for one in commits:

@@ -57,7 +57,7 @@ class Erasures:
         return (entry for entry in entries if self.of(entry) is None) if self.known else iter(entries)
 
     def check_new(self, kind: ObjectKind, object_id: Id) -> None:
-        """Raise `RefusedContent` for a chunk, or a small file, that must not be stored."""
+        """Raises `RefusedContent` for a chunk, or a small file, that must not be stored."""
         found = self.objects.get((kind, object_id))
         if found is None and kind is ObjectKind.CHUNK:
             found = self._files.get(object_id)
@@ -65,7 +65,7 @@ class Erasures:
             raise RefusedContent(f"{kind.name.lower()} {object_id}", found)
 
     def check_new_file(self, file_id: Id) -> None:
-        """Raise `RefusedContent` for a file that must not be stored."""
+        """Raises `RefusedContent` for a file that must not be stored."""
         if (found := self._files.get(file_id)) is not None:
             raise RefusedContent(f"file {file_id}", found)
 

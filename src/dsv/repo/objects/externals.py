@@ -49,7 +49,7 @@ class SourceChanged(IntegrityError):
 
 
 def check_source(source: ExternalSource, found: ExternalSource) -> None:
-    """Raise `SourceChanged` if the file found is not the one referred to."""
+    """Raises `SourceChanged` if the file found is not the one referred to."""
     if source.is_at(found):
         return
     if source.size != found.size:
@@ -165,7 +165,7 @@ def runs(rows: Iterable[ExternalRow]) -> Iterator[list[ExternalRow]]:
 
 
 def check_rows(run: Sequence[ExternalRow], data: memoryview) -> None:
-    """Raise `SourceChanged` if these bytes of a file are not the chunks that were imported."""
+    """Raises `SourceChanged` if these bytes of a file are not the chunks that were imported."""
     for row in run:
         at = row.start - run[0].start
         if ChunkId.hash(data[at : at + row.length]) != row.id:

@@ -138,7 +138,7 @@ class RemoteIndex:
         return [] if known is None else known.packs
 
     def find(self, kind: ObjectKind, object_id: Id) -> Location | None:
-        """Raise the same as `Index.find`, and what the store raises."""
+        """Raises the same as `Index.find`, and what the store raises."""
         file = self._file
         if file is not None and not file.first <= int.from_bytes(object_id[:4], "big") <= file.last:
             return None
@@ -351,7 +351,7 @@ class Indexes:
         return if_there(partial(self._store.get_range, keys.index_key(index_id), *where), IntegrityError)
 
     def _refuse_erased(self, kind: ObjectKind, object_id: Id) -> None:
-        """Raise if a file says that the object was erased, although other files have a location."""
+        """Raises if a file says that the object was erased, although other files have a location."""
         if self._erased and (kind, object_id) in self._erased:
             raise index.was_erased(object_id)
 

@@ -246,7 +246,7 @@ class Refs(Tags):
         return names
 
     def require(self, dataset: DatasetName) -> None:
-        """Raise `NotFound` if the dataset does not exist."""
+        """Raises `NotFound` if the dataset does not exist."""
         gone = self.dataset_tombstone(dataset)
         if gone is not None:
             raise deleted(gone)
@@ -314,7 +314,7 @@ class Refs(Tags):
         return LostRace(winner)
 
     def _check_there(self, dataset: DatasetName, entry: RefEntry, doing: str = "") -> None:
-        """Raise `Conflict` if the dataset was deleted or renamed before or during this move of a branch.
+        """Raises `Conflict` if the dataset was deleted or renamed before or during this move of a branch.
 
         A process that does that deletes `main` first, and then every other branch that a listing still has.
         """
@@ -322,7 +322,7 @@ class Refs(Tags):
             self.check_not_gone(dataset, doing)
 
     def check_not_gone(self, dataset: DatasetName, doing: str = "") -> None:
-        """Raise `Conflict` if the dataset was deleted or renamed while something was written for it."""
+        """Raises `Conflict` if the dataset was deleted or renamed while something was written for it."""
         gone = self.dataset_tombstone(dataset)
         if gone is not None:
             error = deleted(gone)
@@ -330,7 +330,7 @@ class Refs(Tags):
             raise Conflict(message, subject=dataset, hint=error.hint)
 
     def check_same(self, head: Head) -> None:
-        """Raise `IntegrityError` if the move of this head is missing or changed: no move may follow it."""
+        """Raises `IntegrityError` if the move of this head is missing or changed: no move may follow it."""
         now = self.entry(head.dataset, head.branch, head.number)
         if now is None:
             raise self._lacks(head.dataset, head.branch, head.number)
@@ -375,7 +375,7 @@ class Refs(Tags):
         return self._seen.get((dataset, branch))
 
     def check_new_dataset(self, dataset: DatasetName) -> None:
-        """Raise `Conflict` if the name was deleted or renamed, or differs from another one only in case."""
+        """Raises `Conflict` if the name was deleted or renamed, or differs from another one only in case."""
         gone = self.dataset_tombstone(dataset)
         if gone is not None:
             error = deleted(gone)
@@ -392,13 +392,13 @@ class Refs(Tags):
                 )
 
     def check_new_branch(self, dataset: DatasetName, name: BranchName) -> None:
-        """Raise `Conflict` if a tag has the name, or another name differs from it only in case."""
+        """Raises `Conflict` if a tag has the name, or another name differs from it only in case."""
         if self.tag(dataset, TagName.parse(name)) is not None:
             raise Conflict(f"{dataset} has a tag {name}, so a branch can't have that name", subject=name)
         self._check_case(dataset, name)
 
     def check_new_tag(self, dataset: DatasetName, name: TagName) -> None:
-        """Raise `Conflict` if a branch has the name, or another name differs from it only in case."""
+        """Raises `Conflict` if a branch has the name, or another name differs from it only in case."""
         if self.head_or_none(dataset, BranchName.parse(name)) is not None:
             raise Conflict(f"{dataset} has a branch {name}, so a tag can't have that name", subject=name)
         self._check_case(dataset, name)
@@ -423,7 +423,7 @@ class Refs(Tags):
     def check_mover(
         self, head: Head | None, author: str, *, merge: bool = False, removed: int = 0, entries: int = 0
     ) -> None:
-        """Raise `Conflict` for a move that the branch's rule would refuse, before the work for it is done.
+        """Raises `Conflict` for a move that the branch's rule would refuse, before the work for it is done.
 
         removed: how many of the head's `entries` it would remove, as far as known.
         """
@@ -507,7 +507,7 @@ class Refs(Tags):
         return latest((row.key for row in rows), ordered)
 
     def _check_unbroken(self, dataset: DatasetName, branch: BranchName, number: int) -> None:
-        """Raise `IntegrityError` for a move without the one before it. Moves are never deleted, so another
+        """Raises `IntegrityError` for a move without the one before it. Moves are never deleted, so another
         program has written it. Sends a request only if the listing lacks the move before."""
         listed = self._listed.get((dataset, branch))
         if listed is None or not listed.alone or self.entry(dataset, branch, number - 1) is not None:

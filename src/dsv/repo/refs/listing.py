@@ -150,7 +150,7 @@ Signed = BranchRule | ExpiryEntry | FormatEntry | RefEntry | TagValue
 
 
 def check_kept(read: Callable[[], Signed | None], url: str, key: str, what: str, entry: Signed) -> None:
-    """Raise `IntegrityError` if the store has another record: then it let two writers win, and the record of
+    """Raises `IntegrityError` if the store has another record: then it let two writers win, and the record of
     the other writer replaced this one.
 
     what: what was written, for a message.

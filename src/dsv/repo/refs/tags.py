@@ -144,7 +144,7 @@ class Tags:
         return put
 
     def check_not_moved(self, what: str) -> None:
-        """Raise `OutcomeUnknown` if the names began to move since the store was opened.
+        """Raises `OutcomeUnknown` if the names began to move since the store was opened.
 
         A process that moves them first adds an entry to the format log, then copies them. So if this entry is
         missing after a key was written, the copy has the key. Reads the log again if it has another entry.
@@ -173,7 +173,7 @@ class Tags:
             )
 
     def check_one_wins(self) -> None:
-        """Raise `IntegrityError` if the server takes a key twice, as after an upgrade: a ref would then
+        """Raises `IntegrityError` if the server takes a key twice, as after an upgrade: a ref would then
         overwrite that of another writer. Sends no request if a session has proved it."""
         if self.proved or self.layout is None or self.layout.single_writer:
             return

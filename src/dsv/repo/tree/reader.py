@@ -271,7 +271,7 @@ class TreeReader:
         }
 
     def check_links(self, links: dict[bytes, bytes]) -> None:
-        """Raise `IntegrityError` if a symlink leads out of the tree: such a link must not be followed."""
+        """Raises `IntegrityError` if a symlink leads out of the tree: such a link must not be followed."""
         escaping = link_escapes(links)
         if escaping:
             raise self._broken(f"a symlink that leaves the dataset: {show(escaping[0])}")

@@ -94,31 +94,30 @@ def _inside(folder: SharedPath) -> tuple[list[os.stat_result], list[SharedPath]]
     """Return the attributes of a folder's files, and its folders. Without what was just deleted."""
     files: list[os.stat_result] = []
     folders: list[SharedPath] = []
-    with unless_gone(), open_folder(folder) as descriptor, os.scandir(descriptor) as found:
-        for one in found:
-            if one.is_dir(follow_symlinks=False):
-                folders.append(folder / one.name)
+    with unless_gone(), open_folder(folder) as descriptor, os.scandir(descriptor) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(folder / entry.name)
             else:
                 with unless_gone():
-                    files.append(one.stat(follow_symlinks=False))
+                    files.append(entry.stat(follow_symlinks=False))
     return files, folders
 
 
 def _stuck(folder: SharedPath, place: CachePlace | None, error: OSError) -> Trash:
     """Return a folder in the trash that neither an earlier eviction nor this one could delete."""
-    found = None
+    trash = Trash(folder.path)
     with contextlib.suppress(OSError):
-        found = measure(folder)
-    found = found or Trash(folder.path)
+        trash = measure(folder) or trash
     cause = explain(error, folder, "delete")
     earlier = "an earlier eviction" + (f" of {place}" if place else "")
-    size = f"{format_bytes(found.bytes)} in {format_count(found.files, 'file')}"
+    size = f"{format_bytes(trash.bytes)} in {format_count(trash.files, 'file')}"
     failure = type(cause)(
         f"{cause.message}; {earlier} left it, {size}",
         subject=str(folder),
         hint=f"see what keeps it (lsattr -R {folder}, or who owns it), then: dsv evict",
     )
-    return replace(found, of=str(place) if place else None, error=failure)
+    return replace(trash, of=str(place) if place else None, error=failure)
 
 
 class Sweeper:

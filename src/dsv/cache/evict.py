@@ -171,14 +171,14 @@ def _failed(due: CachedCommit, error: OSError) -> CachedCommit:
 def disk_now(root: CacheRoot, without: CachePlace | None = None) -> DiskSpace:
     """Return the file system's figures, what fills have written, and what all but `without` still will."""
     with explaining(root.path, "read"):
-        found = os.statvfs(nearest_folder(root.path))
+        disk = os.statvfs(nearest_folder(root.path))
         fills = reservations.reservations(root)
     return DiskSpace(
-        free=found.f_bavail * found.f_frsize,
-        total=found.f_blocks * found.f_frsize,
-        filling=sum((one.written for one in fills), Extent()),
-        reserved=sum((one.left for one in fills if one.place != without), Extent()),
-        free_files=found.f_favail if found.f_files else None,  # Btrfs and some file servers say 0 of 0
+        free=disk.f_bavail * disk.f_frsize,
+        total=disk.f_blocks * disk.f_frsize,
+        filling=sum((fill.written for fill in fills), Extent()),
+        reserved=sum((fill.left for fill in fills if fill.place != without), Extent()),
+        free_files=disk.f_favail if disk.f_files else None,  # Btrfs and some file servers say 0 of 0
     )
 
 
@@ -353,7 +353,7 @@ def evict_for(root: CacheRoot, settings: CacheSettings, need: Need, remembered: 
 
 def _no_room(settings: CacheSettings, need: Need, result: EvictionResult) -> NoRoomBeside:
     kept = result.kept
-    stays = [one for one in kept if one.kept_by]
+    stays = [item for item in kept if item.kept_by]
     used = f"; in use or held: {format_count(len(stays), 'cached commit')}" if stays else ""
     refusal = NoRoomBeside(
         f"no room for {need.place}, which needs {format_bytes(need.bytes)} and {format_count(need.files, 'file')}: "
@@ -361,7 +361,7 @@ def _no_room(settings: CacheSettings, need: Need, result: EvictionResult) -> NoR
         subject=str(need.place),
         hint="dsv cached shows who uses what; dsv evict --dry-run what can be evicted",
     )
-    wanted = [one for one in kept if one.place in need.keep and one.place != need.place]
-    free = [one for one in wanted if one.kept_by is None and not settings.is_protected(one.dataset)]
-    refusal.spare = tuple(one.place for one in sorted(free, key=lambda one: (one.last_use, one.place)))
+    wanted = [item for item in kept if item.place in need.keep and item.place != need.place]
+    free = [item for item in wanted if item.kept_by is None and not settings.is_protected(item.dataset)]
+    refusal.spare = tuple(item.place for item in sorted(free, key=lambda item: (item.last_use, item.place)))
     return refusal

@@ -335,33 +335,33 @@ def find_holds(
 
     job: only those taken in this batch job. everyone: also those that others took by `dsv hold`. Raises `OSError`.
     """
-    found = []
+    holds = []
     for place in places:
         held = _all_of(place, read_claims(root, place, known=()))
         if not held:
             continue
         now = root.now(root.claims(place))
-        found += [
-            one
-            for one in held
-            if one.claim.is_hold
-            and one.claim.valid(now)
-            and (one.claim.user == user_name() or (everyone and isinstance(one.claim, PinRecord)))
-            and job in (None, one.claim.job)
+        holds += [
+            info
+            for info in held
+            if info.claim.is_hold
+            and info.claim.valid(now)
+            and (info.claim.user == user_name() or (everyone and isinstance(info.claim, PinRecord)))
+            and job in (None, info.claim.job)
         ]
-    return sorted(found, key=lambda one: (one.claim.since, one.claim.id))
+    return sorted(holds, key=lambda info: (info.claim.since, info.claim.id))
 
 
 def find_by_id(root: CacheRoot, places: Iterable[CachePlace], start: str) -> list[HoldInfo]:
     """Return all leases and holds, of any kind and user, whose ids begin with `start`. Raises `OSError`."""
-    found = []
+    holds = []
     for place in places:
         names = list_names(root.claims(place))
         if any(name.startswith((f"{LEASE}{start}", f"{PIN}{start}")) for name in names):
-            found += [
-                one for one in _all_of(place, read_claims(root, place)) if one.claim.id.startswith(start)
+            holds += [
+                info for info in _all_of(place, read_claims(root, place)) if info.claim.id.startswith(start)
             ]
-    return found
+    return holds
 
 
 def _all_of(place: CachePlace, claims: Claims) -> list[HoldInfo]:

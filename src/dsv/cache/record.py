@@ -151,8 +151,10 @@ def read_record(root: CacheRoot, place: CachePlace, names: Iterable[str] | None 
     """Return the readable record of a place, visible or not. names: those of its claims. Raises `OSError`."""
     folder = root.claims(place)
     chosen = list_names(folder) if names is None else names
-    found = [read_json(folder / name, _FILLED) for name in chosen if name.startswith(ENTRY)]
-    return max((one for one in found if one is not None), key=lambda one: one.time, default=None)
+    records = [read_json(folder / name, _FILLED) for name in chosen if name.startswith(ENTRY)]
+    return max(
+        (record for record in records if record is not None), key=lambda record: record.time, default=None
+    )
 
 
 class Cached(msgspec.Struct, frozen=True):

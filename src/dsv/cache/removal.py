@@ -101,9 +101,9 @@ class Remover:
         names: list[str] = []
         subfolders: list[str] = []
         _open_up(folder)
-        with unless_gone(), os.scandir(folder) as found:
-            for one in found:
-                (subfolders if one.is_dir(follow_symlinks=False) else names).append(one.name)
+        with unless_gone(), os.scandir(folder) as entries:
+            for entry in entries:
+                (subfolders if entry.is_dir(follow_symlinks=False) else names).append(entry.name)
         if shown.count("/") == _DEEPEST:
             self._lift(folder, subfolders)
             subfolders = []
@@ -145,24 +145,24 @@ class Remover:
         files = freed_bytes = freed_files = 0
         all_went = True
         foreign: list[str] = []
-        for one in names:
+        for name in names:
             try:
-                found = os.stat(one, dir_fd=folder, follow_symlinks=False)
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
                 if not self._dry:
-                    os.unlink(one, dir_fd=folder)
+                    os.unlink(name, dir_fd=folder)
             except OSError as error:
                 if error.errno in GONE:
                     continue  # another process removed it
-                if not is_held(one, error):
+                if not is_held(name, error):
                     raise
                 all_went = False
                 continue
             files += 1
-            if found.st_nlink == 1 or self._last_link(found):
-                freed_bytes += found.st_blocks * 512
+            if status.st_nlink == 1 or self._last_link(status):
+                freed_bytes += status.st_blocks * 512
                 freed_files += 1
-            if found.st_mtime_ns != FILE_TIME * 10**9 and stat.S_ISREG(found.st_mode):
-                foreign.append(shown + one)
+            if status.st_mtime_ns != FILE_TIME * 10**9 and stat.S_ISREG(status.st_mode):
+                foreign.append(shown + name)
         with self._turn:
             removed = self.removed
             removed.files += files

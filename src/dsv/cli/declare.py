@@ -320,8 +320,8 @@ def bypass_pydantic(params: Iterable[Any], function: Callable[..., Any]) -> None
     declared = get_type_hints(function, include_extras=True)
     for param in params:
         kind, *extras = get_args(declared[param.name])
-        parse = next((found for extra in extras if (found := getattr(extra, "parser", None))), None)
-        if parse is not None or kind in _PLAIN or any(kind == each | None for each in _PLAIN):
+        parse = next((parser for extra in extras if (parser := getattr(extra, "parser", None))), None)
+        if parse is not None or kind in _PLAIN or any(kind == plain | None for plain in _PLAIN):
             param.process_value = partial(_process_value, param, parse, param.process_value)
 
 

@@ -47,9 +47,9 @@ def line(one: Difference, ink: Ink) -> str:
     return ink.paint(CHANGES[one.what.value], f"{one.what.value:<8}") + f"  {_paths(one)}{_details(one)}"
 
 
-def long_lines(one: Difference) -> list[str]:
+def long_lines(difference: Difference) -> list[str]:
     """Return the properties of both sides, for contents that are not shown line by line."""
-    before, after = _facts(one.before), _facts(one.after)
+    before, after = _facts(difference.before), _facts(difference.after)
     lines = []
     for name in ("kind", "size", "mode", "id", "target"):
         old, new = before.get(name), after.get(name)
@@ -58,7 +58,7 @@ def long_lines(one: Difference) -> list[str]:
         if old == new and old is not None and name in ("size", "id"):
             lines.append(f"  {name:<6}  {old}")
         elif old != new:
-            lines.append(f"  {name:<6}  " + " -> ".join(each for each in (old, new) if each is not None))
+            lines.append(f"  {name:<6}  " + " -> ".join(text for text in (old, new) if text is not None))
     return lines
 
 

@@ -90,17 +90,17 @@ def one_of(**given: object) -> None:
 def paths_in(workspace: Workspace, typed: Sequence[str]) -> tuple[bytes, ...]:
     """Return paths relative to the workspace's root, which is the empty path itself. Raises `UsageError`."""
     paths = []
-    for each in typed:
-        if not each:
+    for word in typed:
+        if not word:
             raise UsageError("a path is empty", hint="dsv status")
-        found = workspace.inside(Path(each))
-        if found is None:
+        path = workspace.inside(Path(word))
+        if path is None:
             raise UsageError(
-                f"{each} is not in the workspace {workspace.root}",
-                subject=each,
+                f"{word} is not in the workspace {workspace.root}",
+                subject=word,
                 hint=f"dsv -C {shlex.quote(str(workspace.root))} status",
             )
-        paths.append(found)
+        paths.append(path)
     return tuple(paths)
 
 

@@ -132,13 +132,15 @@ def _link(own: Path, view: Path, objects: str) -> None:
     """own: the folder of the repository, or that of one of its work trees."""
     named = own / "commondir"
     common = own / os.fsdecode(named.read_bytes()).strip() if named.exists() else own
-    found = {one.name: one for one in own.iterdir() if one.is_file() or common == own}
+    own_files = {path.name: path for path in own.iterdir() if path.is_file() or common == own}
     shared = {
-        one.name: one for one in common.iterdir() if one.is_dir() or one.name in ("packed-refs", "shallow")
+        path.name: path
+        for path in common.iterdir()
+        if path.is_dir() or path.name in ("packed-refs", "shallow")
     }
-    for name, one in {**found, **shared}.items():
+    for name, path in {**own_files, **shared}.items():
         if name not in _LEFT_OUT:
-            (view / name).symlink_to(one.absolute())
+            (view / name).symlink_to(path.absolute())
     (view / "HEAD").write_bytes((own / "HEAD").read_bytes())
     extensions = "\tobjectFormat = sha256\n" if objects == "sha256" else ""  # old gits repeat the question
     extensions += "\trefStorage = reftable\n" if "reftable" in shared else ""

@@ -139,9 +139,10 @@ class SharedPath(msgspec.Struct, frozen=True, order=True):
         """List a folder."""
         folder = self.descriptor(os.O_RDONLY | os.O_DIRECTORY)
         try:
-            with os.scandir(folder) as found:
+            with os.scandir(folder) as listing:
                 return [
-                    ListedName(one.name, one.is_dir(follow_symlinks=False), one.is_symlink()) for one in found
+                    ListedName(entry.name, entry.is_dir(follow_symlinks=False), entry.is_symlink())
+                    for entry in listing
                 ]
         finally:
             os.close(folder)

@@ -36,16 +36,16 @@ class Syncer:
             others.append(open_at(tree, _FOLDER))
             others.append(open_at(tree.parent, _FOLDER))
         except OSError:
-            for each in (self._descriptor, *others):
-                os.close(each)
+            for descriptor in (self._descriptor, *others):
+                os.close(descriptor)
             raise
         try:
             self._process = _start(others, tree.name, dead)
         except OSError:  # no process could be started
             self._process = None
         finally:
-            for one in others:
-                os.close(one)
+            for descriptor in others:
+                os.close(descriptor)
 
     def begin(self) -> None:
         """Make the second process begin to sync."""

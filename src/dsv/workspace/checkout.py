@@ -243,10 +243,10 @@ def check_equal(baseline: Baseline, tree: TreeReader, goal: Goal) -> None:
     if next(scan.pending(), None) is None:
         return  # an empty folder, as most are
     with Descent(scan.root) as descent:
-        found = CheckoutPlanner(goal, WorkspaceFiles(scan, descent)).plan().conflicts
+        conflicts = CheckoutPlanner(goal, WorkspaceFiles(scan, descent)).plan().conflicts
     reasons = {
-        one.path: "differs from the commit's" if reason.startswith("was added") else reason
-        for one, reason in found
+        conflict.path: "differs from the commit's" if reason.startswith("was added") else reason
+        for conflict, reason in conflicts
     }
     for path, there in find_paths(tree, (item.path for item in scan.pending())):
         if there.entry is None and not there.below:

@@ -486,8 +486,8 @@ class WorkspaceFiles:
 
     def _names_on_disk(self, path: bytes) -> set[bytes]:
         try:
-            with os.scandir(self._descent.at(path)) as found:
-                return {os.fsencode(each.name) for each in found}
+            with os.scandir(self._descent.at(path)) as entries:
+                return {os.fsencode(entry.name) for entry in entries}
         except OSError:  # it is gone; the writer looks again
             return set()
 

@@ -342,12 +342,12 @@ def unfinished(begun: Sequence[StartedCommand], base: CommitId | None) -> tuple[
 
 def restored(begun: Iterable[StartedCommand], paths: tuple[bytes, ...]) -> tuple[StartedCommand, ...]:
     """Return the commands that are unfinished once the user has restored these paths."""
-    found: list[StartedCommand] = []
-    for each in begun:
-        less = PathSet.of({*map(str.encode, each.less), *paths})
-        if not less.whole and not (each.paths and all(path.encode() in less for path in each.paths)):
-            found.append(replace(each, less=tuple(map(bytes.decode, less.paths))))
-    return tuple(found)
+    commands: list[StartedCommand] = []
+    for command in begun:
+        less = PathSet.of({*map(str.encode, command.less), *paths})
+        if not less.whole and not (command.paths and all(path.encode() in less for path in command.paths)):
+            commands.append(replace(command, less=tuple(map(bytes.decode, less.paths))))
+    return tuple(commands)
 
 
 def is_vacant(folder: Path) -> bool:

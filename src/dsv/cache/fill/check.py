@@ -230,12 +230,12 @@ def _find_foreign(visible: SharedPath, expected: set[bytes]) -> list[bytes]:
     left = [b""]
     while left:
         below = left.pop()
-        found = _at(visible, below).entries() if below else visible.entries()
+        entries = _at(visible, below).entries() if below else visible.entries()
         here = below + b"/" if below else b""
-        paths = [(here + os.fsencode(one.name), one.is_dir) for one in found]
+        paths = [(here + os.fsencode(entry.name), entry.is_dir) for entry in entries]
         strange += [path for path, is_dir in paths if not is_dir and path not in expected]
         left += [path for path, is_dir in paths if is_dir]
-        if not found and below and below not in expected and below not in inner:
+        if not entries and below and below not in expected and below not in inner:
             strange.append(below)
     return sorted(strange)
 

@@ -467,12 +467,12 @@ def _check_names(directory: FillDirectory, source: StoreSource) -> None:
     if not any(found_otherwise("drafts", lambda name: (directory.folder / name).exists())):
         return
     parts = map(FillContents(directory, source).of, directory.plan.parts)
-    wanted, found = sum(1 for part in parts for _ in part), 0
+    wanted, named = sum(1 for part in parts for _ in part), 0
     with Descent(directory.tree) as tree:
         for _, _, entries in tree.walk():
-            found += sum(not one.is_dir(follow_symlinks=False) for one in entries) or not entries
-    if found < wanted:
-        message = f"{directory.root.path} has {found} of {wanted} paths of {directory.place}, as it takes some for one"
+            named += sum(not entry.is_dir(follow_symlinks=False) for entry in entries) or not entries
+    if named < wanted:
+        message = f"{directory.root.path} has {named} of {wanted} paths of {directory.place}, as it takes some for one"
         hint = "use a cache on a file system that tells all names apart"
         raise Unsupported(message, subject=str(directory.place), hint=hint)
 

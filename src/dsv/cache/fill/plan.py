@@ -112,13 +112,15 @@ def make_plan(
     is not in the tree, `Unsupported` if the file system would confuse two of its paths, `OSError`.
     """
     tree = source.tree(request.commit)
-    found = candidates(root, request.place, request.store)
-    matched = match(source, tree, [one for one in found if one[0] not in without])
+    possible = candidates(root, request.place, request.store)
+    matched = match(source, tree, [candidate for candidate in possible if candidate[0] not in without])
     references: list[ReferencePlan] = []
     matching: Matching | None = None
     if matched is not None:
         matching, used = matched
-        references = [_reference(root, one, matching.samples[number]) for number, (one, _) in enumerate(used)]
+        references = [
+            _reference(root, place, matching.samples[number]) for number, (place, _) in enumerate(used)
+        ]
     sums = _Sums()
     if not request.selection.whole:
         loads = _selected(tree, request.selection, matching, references, sums)
@@ -301,12 +303,12 @@ def candidates(root: CacheRoot, place: CachePlace, store: StoreId) -> list[Candi
     """Return readable commits of the store: the newest of the dataset, then of others. Raises `OSError`."""
     own = of_dataset(root, place.dataset, store)
     others = [
-        one
+        candidate
         for dataset in list_names(root.top)
         if dataset != place.dataset and is_dataset(dataset)
-        for one in of_dataset(root, dataset, store)
+        for candidate in of_dataset(root, dataset, store)
     ]
-    return [one for one in newest(own)[:_OWN] + newest(others)[:_OTHERS] if one[0] != place]
+    return [candidate for candidate in newest(own)[:_OWN] + newest(others)[:_OTHERS] if candidate[0] != place]
 
 
 def of_dataset(root: CacheRoot, dataset: str, store: StoreId) -> Iterator[Candidate]:
@@ -318,8 +320,8 @@ def of_dataset(root: CacheRoot, dataset: str, store: StoreId) -> Iterator[Candid
                 yield place, record
 
 
-def newest(found: Iterable[Candidate]) -> list[Candidate]:
-    return sorted(found, key=lambda one: one[1].time, reverse=True)
+def newest(cached: Iterable[Candidate]) -> list[Candidate]:
+    return sorted(cached, key=lambda candidate: candidate[1].time, reverse=True)
 
 
 class Matching(msgspec.Struct):

@@ -96,21 +96,21 @@ def release(root: CacheRoot, fill: str) -> None:
 
 def reservations(root: CacheRoot) -> list[Reservation]:
     """Return all that count; remove those of fills that ended or never began. Raises `OSError`."""
-    found: list[Reservation] = []
+    valid: list[Reservation] = []
     if not list_names(root.room):
-        return found
+        return valid
     now = root.now(root.room)
     for fill in list_names(root.room):
         record = read_json(root.room / fill, _RECORD)
         if record is None:
             continue
-        one = _standing(root, fill, record, now)
-        if one is None:
+        reservation = _standing(root, fill, record, now)
+        if reservation is None:
             with contextlib.suppress(OSError):
                 release(root, fill)
         else:
-            found.append(one)
-    return found
+            valid.append(reservation)
+    return valid
 
 
 def _standing(root: CacheRoot, fill: str, record: _Record, now: float) -> Reservation | None:

@@ -125,38 +125,38 @@ def _source(source: str | None, target: str | None, folder: str | None, make: in
     return source or sources[0]
 
 
-def _show(call: Call, found: FeedResult) -> None:
-    load, request = found.load, found.request
+def _show(call: Call, result: FeedResult) -> None:
+    load, request = result.load, result.request
     head: dict[str, object] = {"from": request.source, "made": request.make is not None, "note": _NO_RESULT}
     dropped = request.drop and request.source != "store"
-    call.results(found.rounds, found, page_cache_dropped=dropped, **head)
+    call.results(result.rounds, result, page_cache_dropped=dropped, **head)
     call.line(f"{load.model} on {load.accelerator}, as in MLPerf Storage {load.versions}:")
     call.line(
         f"  {format_count(load.batch, 'sample')} of {format_bytes(load.sample)} each {load.seconds * 1000:g} ms, "
         f"{load.workers} workers"
     )
-    call.line(f"  {format_bytes(round(found.demand))}/s for each accelerator, AU from {load.mark:.2f}")
-    call.line(f"{'made in ' if request.make is not None else ''}{found.place}:")
-    call.line(f"  {format_count(found.files, 'file')}, {format_bytes(found.bytes)}")
-    for line in _caveats(found):
+    call.line(f"  {format_bytes(round(result.demand))}/s for each accelerator, AU from {load.mark:.2f}")
+    call.line(f"{'made in ' if request.make is not None else ''}{result.place}:")
+    call.line(f"  {format_count(result.files, 'file')}, {format_bytes(result.bytes)}")
+    for line in _caveats(result):
         call.line(f"  {line}")
     call.line("")
     rows = [
         [
-            f"{one.accelerators:,}",
-            f"{one.au:.3f}",
-            "yes" if one.passed else "no",
-            f"{format_bytes(round(one.bytes_per_second))}/s",
-            *("-" if each is None else f"{each:.2f}" for each in (one.cpu_per_gb, one.host_cpu_per_gb)),
-            f"{one.steps:,}",
+            f"{trial.accelerators:,}",
+            f"{trial.au:.3f}",
+            "yes" if trial.passed else "no",
+            f"{format_bytes(round(trial.bytes_per_second))}/s",
+            *("-" if cost is None else f"{cost:.2f}" for cost in (trial.cpu_per_gb, trial.host_cpu_per_gb)),
+            f"{trial.steps:,}",
         ]
-        for one in found.rounds
+        for trial in result.rounds
     ]
     call.table(["accelerators>", "au>", "passed", "read>", "cpu s/gb>", "host cpu s/gb>", "steps>"], rows)
     call.line("")
-    if found.most is not None:
-        more = f" or more: --up-to {2 * found.most}" if found.at_limit else ""
-        call.line(f"most accelerators with an AU of {load.mark:.2f}: {found.most:,}{more}")
+    if result.most is not None:
+        more = f" or more: --up-to {2 * result.most}" if result.at_limit else ""
+        call.line(f"most accelerators with an AU of {load.mark:.2f}: {result.most:,}{more}")
     call.line(_NO_RESULT)
 
 

@@ -179,16 +179,16 @@ def check_cache(call: Call, targets: Sequence[Target], *, repair: bool | None) -
     """
     folder = call.settings.cache().path
     with call.context() as context:
-        found = check(context, folder, targets, repair=repair is not False, remove_foreign=repair is True)
-    if wrong_ones := [item for item in found if item.still_wrong]:
+        results = check(context, folder, targets, repair=repair is not False, remove_foreign=repair is True)
+    if wrong_ones := [item for item in results if item.still_wrong]:
         raise _still_wrong(wrong_ones, str(folder), repair=repair)
     keys = "path dataset commit files bytes wrong repaired foreign removed"
     checked = []
-    for item in found:
-        wrong = [to_item(one, "path problem links") for one in item.wrong]
+    for item in results:
+        wrong = [to_item(problem, "path problem links") for problem in item.wrong]
         checked.append(to_item(item, keys, wrong=wrong))
     call.result(None, cache=folder, checked=checked)
-    for item in found:
+    for item in results:
         done = []
         if item.wrong:
             done.append(f"repaired {item.repaired}: {_paths(item)}")

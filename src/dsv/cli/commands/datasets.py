@@ -100,9 +100,9 @@ def _undelete(call: Call, context: Context, name: DatasetName, message: str) -> 
 
 
 def _list_deleted(call: Call, context: Context) -> None:
-    found = api.deleted_datasets(context)
-    call.items(_gone(call, one.dataset, one.entry.time_ms, one.entry.author) for one in found)
-    rows = [[str(one.dataset), local_time(one.entry.time_ms), one.entry.author] for one in found]
+    deletions = api.deleted_datasets(context)
+    call.items(_gone(call, gone.dataset, gone.entry.time_ms, gone.entry.author) for gone in deletions)
+    rows = [[str(gone.dataset), local_time(gone.entry.time_ms), gone.entry.author] for gone in deletions]
     call.table(["dataset", "deleted~", "by~"], rows)
 
 

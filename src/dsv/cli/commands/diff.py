@@ -77,33 +77,33 @@ def diff(
     shown.check()
     if a is not None and b is None and ".." in a:
         a, b = _range(a)
-    targets = [_target(each) for each in (a, b)]
+    targets = [_target(word) for word in (a, b)]
     summed = stat or dirs is not None
     with call.context(offline=offline) as context:
         paths = dataset_paths(context, call.words, targets)
-        with compare(context, targets[0], targets[1], paths) as found:
+        with compare(context, targets[0], targets[1], paths) as comparison:
             if call.json or jsonl:
-                _say(call, found)  # before the document: nothing is printed after it
-                _write_json(call, found, shown, lines=jsonl, summed=summed, dirs=dirs)
+                _say(call, comparison)  # before the document: nothing is printed after it
+                _write_json(call, comparison, shown, lines=jsonl, summed=summed, dirs=dirs)
             elif name_only or name_status:
-                for one in found.found.differences:
-                    call.out.line(view.name_status(one) if name_status else printable(one.path))
+                for difference in comparison.found.differences:
+                    call.out.line(view.name_status(difference) if name_status else printable(difference.path))
             elif text or table:
-                _write_contents(call, found, shown)
+                _write_contents(call, comparison, shown)
             else:
                 whole_list = everything or not call.around.stdout_is_terminal
-                many = len(found.found.differences) > ON_SCREEN and not whole_list
+                many = len(comparison.found.differences) > ON_SCREEN and not whole_list
                 if summed or many:
-                    view.write_folders(call, Summary(found.found.differences), dirs)
+                    view.write_folders(call, Summary(comparison.found.differences), dirs)
                 else:
-                    for one in found.found.differences:
-                        call.out.line(view.line(one, call.around.stdout_ink))
+                    for difference in comparison.found.differences:
+                        call.out.line(view.line(difference, call.around.stdout_ink))
                 if many and not summed:
                     call.say("dsv diff --all lists every path")
             if not (call.json or jsonl):
-                _say(call, found)
-            differs = exit_code and bool(found.found.differences or any(one.data for one in found.problems))
-            return shown.exit_code or int(differs)
+                _say(call, comparison)
+            differs = comparison.found.differences or any(problem.data for problem in comparison.problems)
+            return shown.exit_code or int(exit_code and bool(differs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +176,9 @@ def _write_json(
         )
 
 
-def _items(call: Call, found: Comparison, shown: _Shown) -> Iterator[dict[str, object]]:
-    for one, lines, table in _compared(call, found, shown):
-        item = view.item(one)
+def _items(call: Call, comparison: Comparison, shown: _Shown) -> Iterator[dict[str, object]]:
+    for difference, lines, table in _compared(call, comparison, shown):
+        item = view.item(difference)
         if shown.text:
             item["lines"] = lines
         if shown.table:
@@ -199,37 +199,41 @@ def _head(found: Comparison, summary: Summary) -> dict[str, object]:
     return to_item(found, f"{' '.join(fields)} note problems(path reason)", **fields)
 
 
-def _write_contents(call: Call, found: Comparison, shown: _Shown) -> None:
+def _write_contents(call: Call, comparison: Comparison, shown: _Shown) -> None:
     """Print each difference, with how its contents differ below it."""
     ink = call.around.stdout_ink
-    for one, lines, table in _compared(call, found, shown):
-        call.out.line(view.line(one, ink))
+    for difference, lines, table in _compared(call, comparison, shown):
+        call.out.line(view.line(difference, ink))
         if lines is not None:
-            for each in lines:
-                call.out.line(_painted(each, ink))
+            for line in lines:
+                call.out.line(_painted(line, ink))
         elif table is not None:
             _write_table(call, table, ink)
         else:
-            for each in view.long_lines(one):
-                call.out.line(each)
+            for line in view.long_lines(difference):
+                call.out.line(line)
 
 
 def _compared(
-    call: Call, found: Comparison, shown: _Shown
+    call: Call, comparison: Comparison, shown: _Shown
 ) -> Iterator[tuple[Difference, list[str] | None, TableDiff | None]]:
     """Yield each difference, with how its contents differ if they are to be compared."""
-    chosen = [one for one in found.found.differences if _fits(one, shown) and not found.is_erased(one)]
-    contents = found.contents(chosen) if chosen else iter(())
-    readable = {id(one) for one in chosen}
-    for one in found.found.differences:
-        if id(one) not in readable:
-            yield one, None, None
+    chosen = [
+        difference
+        for difference in comparison.found.differences
+        if _fits(difference, shown) and not comparison.is_erased(difference)
+    ]
+    contents = comparison.contents(chosen) if chosen else iter(())
+    readable = {id(difference) for difference in chosen}
+    for difference in comparison.found.differences:
+        if id(difference) not in readable:
+            yield difference, None, None
             continue
         _, before, after = next(contents)
         if shown.text:
-            yield one, _lines(before or b"", after or b""), None
+            yield difference, _lines(before or b"", after or b""), None
         else:
-            yield one, None, _table(call, one, before, after, shown, alone=len(chosen) == 1)
+            yield difference, None, _table(call, difference, before, after, shown, alone=len(chosen) == 1)
 
 
 def _table(

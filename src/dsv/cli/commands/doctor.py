@@ -38,13 +38,13 @@ def doctor(call: Call) -> int:
 
 def show_findings(call: Call, findings: Iterable[Finding]) -> int:
     """Print each finding as soon as it is known, and return the exit code."""
-    found: list[Finding] = []
+    known: list[Finding] = []
     for finding in findings:
-        found.append(finding)
+        known.append(finding)
         if not call.json:
             _write_finding(call, finding)
-    call.results(found)
-    return 1 if any(each.state is CheckState.FAIL for each in found) else 0
+    call.results(known)
+    return 1 if any(finding.state is CheckState.FAIL for finding in known) else 0
 
 
 def _write_finding(call: Call, finding: Finding) -> None:

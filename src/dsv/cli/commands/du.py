@@ -49,26 +49,26 @@ def du(
     return IntegrityError.exit_code if found.lost else 0
 
 
-def _write_usage(call: Call, found: SpaceUsage) -> None:
+def _write_usage(call: Call, space: SpaceUsage) -> None:
     columns = ["name", "commits>", "stored>", "alone>", "shared>", "original>"]
     rows = [
         [
-            one.name,
-            f"{one.commits:,}",
-            *(format_bytes(size) for size in (one.stored, one.alone, one.shared, one.original)),
+            item.name,
+            f"{item.commits:,}",
+            *(format_bytes(size) for size in (item.stored, item.alone, item.shared, item.original)),
         ]
-        for one in found.items
+        for item in space.items
     ]
-    if found.items and found.items[0].kind in ("folder", "trees"):
+    if space.items and space.items[0].kind in ("folder", "trees"):
         columns[:2] = ["folder"]
         rows = [[row[0], *row[2:]] for row in rows]
     call.table(columns, rows)
-    if found.store is not None:
+    if space.store is not None:
         if rows:
             call.line("")
-        _write_store(call, found.store, found.url, found.lost)
-    if found.lost:
-        call.warn(f"lost: {format_count(found.lost, 'object')} that commits need; dsv verify lists them")
+        _write_store(call, space.store, space.url, space.lost)
+    if space.lost:
+        call.warn(f"lost: {format_count(space.lost, 'object')} that commits need; dsv verify lists them")
 
 
 def _write_store(call: Call, store: StoreUsed, url: str, lost: int) -> None:

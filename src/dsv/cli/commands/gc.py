@@ -87,34 +87,34 @@ def _tell_forecast(call: Call, found: GcForecast) -> None:
         call.line(line)
 
 
-def _lines(found: GcForecast) -> Iterator[str]:
-    for one in found.datasets:
-        yield f"{one.dataset}: {format_bytes(one.stored)} of {format_count(one.commits, 'expired commit')}"
-    if found.shared:
-        yield f"expired commits of several datasets: {format_bytes(found.shared)}"
-    if found.unused:
-        yield f"unreferenced: {format_bytes(found.unused)}"
-    packs = found.packs
-    if found.free_from_ms is not None:
+def _lines(sizes: GcForecast) -> Iterator[str]:
+    for dataset in sizes.datasets:
+        yield f"{dataset.dataset}: {format_bytes(dataset.stored)} of {format_count(dataset.commits, 'expired commit')}"
+    if sizes.shared:
+        yield f"expired commits of several datasets: {format_bytes(sizes.shared)}"
+    if sizes.unused:
+        yield f"unreferenced: {format_bytes(sizes.unused)}"
+    packs = sizes.packs
+    if sizes.free_from_ms is not None:
         yield (
-            f"{format_count(found.waiting, 'expired commit')} can be freed from {local_time(found.free_from_ms)[:10]} "
+            f"{format_count(sizes.waiting, 'expired commit')} can be freed from {local_time(sizes.free_from_ms)[:10]} "
             "on (--grace)"
         )
-    if not (found.deleted or found.unfinished):
+    if not (sizes.deleted or sizes.unfinished):
         yield "nothing to free"
         return
-    copied = f" after copying {format_bytes(found.copied)} out of them"
+    copied = f" after copying {format_bytes(sizes.copied)} out of them"
     rewritten = f", and {format_count(packs.rewritten, 'pack')}{copied}" if packs.rewritten else ""
     yield f"would delete {format_count(packs.free, 'pack')} with {format_bytes(packs.free_bytes)}{rewritten}"
-    yield f"would free {format_bytes(found.freed)} of {format_bytes(packs.bytes)}"
+    yield f"would free {format_bytes(sizes.freed)} of {format_bytes(packs.bytes)}"
     if packs.partly:
         yield (
             f"would leave {format_bytes(packs.partly_unused_bytes)} unused in "
             f"{format_count(packs.partly, 'pack')}"
         )
-    if found.unfinished:
+    if sizes.unfinished:
         yield "would finish an earlier garbage collection first"
-    yield f"about {_requests(found.url, found.requests)}"
+    yield f"about {_requests(sizes.url, sizes.requests)}"
 
 
 def _tell(call: Call, collected: Collection) -> None:

@@ -35,10 +35,10 @@ def hold(
     TARGET has to be cached already; 'dsv cache --hold' caches and holds at once. 'dsv release' ends the hold.
     """
     seconds = None if duration is None else float(parse_duration(duration))
-    wanted = [Target.parse(each) for each in targets]
+    wanted = [Target.parse(text) for text in targets]
     with call.context() as context:
-        found = api.hold(context, call.settings.cache().path, wanted, why=message, seconds=seconds)
-    _write_holds(call, found, "held")
+        holds = api.hold(context, call.settings.cache().path, wanted, why=message, seconds=seconds)
+    _write_holds(call, holds, "held")
 
 
 @command(

@@ -86,52 +86,52 @@ def _joined(found: WorkspaceStatus) -> list[tuple[bytes, str]]:
     ]
 
 
-def _folded(found: WorkspaceStatus, changes: Sequence[tuple[bytes, str]]) -> dict[tuple[bytes, str], int]:
+def _folded(state: WorkspaceStatus, changes: Sequence[tuple[bytes, str]]) -> dict[tuple[bytes, str], int]:
     """Join the changes below a folder that was added or removed as a whole. Return them with path counts."""
     rows = Counter[tuple[bytes, str]]()
     for path, change in changes:
         above = reversed([*folders_above(path)]) if change in ("added", "removed") else ()
-        folder = next((each for each in above if each in found.whole), None)
+        folder = next((parent for parent in above if parent in state.whole), None)
         rows[path if folder is None else folder + b"/", change] += 1
     return rows
 
 
-def _write(call: Call, found: WorkspaceStatus, typed: Sequence[str], *, everything: bool) -> None:
+def _write(call: Call, state: WorkspaceStatus, typed: Sequence[str], *, everything: bool) -> None:
     ink = call.around.stdout_ink
-    changes = _joined(found)
+    changes = _joined(state)
     more, joined = "", False
     many = len(changes) > ON_SCREEN and not everything
     if many and call.around.stdout_is_terminal:
-        more, joined = _write_folders(call, found, changes), True
+        more, joined = _write_folders(call, state, changes), True
     else:
-        rows = _folded(found, changes) if many else dict.fromkeys(changes, 1)
+        rows = _folded(state, changes) if many else dict.fromkeys(changes, 1)
         joined = len(rows) < len(changes)
         for (path, change), paths in rows.items():
-            old = f"{printable(found.renamed[path])} => " if change == "renamed" else ""
+            old = f"{printable(state.renamed[path])} => " if change == "renamed" else ""
             of = f"  ({format_count(paths, 'path')})" if path.endswith(b"/") else ""
             call.out.line(ink.paint(CHANGES[change], f"{change:<8}") + f"  {old}{printable(path)}{of}")
-    for problem in found.problems:
+    for problem in state.problems:
         call.out.line(ink.paint(CHANGES["refused"], "refused ") + f"  {printable(str(problem))}")
-    for each in found.collisions:
-        text = f"{each}, which this sparse workspace leaves out"
+    for collision in state.collisions:
+        text = f"{collision}, which this sparse workspace leaves out"
         call.out.line(ink.paint(CHANGES["refused"], "refused ") + f"  {printable(text)}")
-    for one, other in found.clashes:
-        call.warn(f"{printable(one)} and {printable(other)} are one name where case or Unicode is folded")
-    if found.suspicious is not None:
-        call.warn(found.suspicious)
-    if found.unfinished is not None:
-        call.warn(found.unfinished)
-    where = f"{found.workspace.dataset}@{found.workspace.branch}"
-    base = "no commit yet" if found.base is None else f"base {str(found.base)[:12]}"
+    for name, other in state.clashes:
+        call.warn(f"{printable(name)} and {printable(other)} are one name where case or Unicode is folded")
+    if state.suspicious is not None:
+        call.warn(state.suspicious)
+    if state.unfinished is not None:
+        call.warn(state.unfinished)
+    where = f"{state.workspace.dataset}@{state.workspace.branch}"
+    base = "no commit yet" if state.base is None else f"base {str(state.base)[:12]}"
     count = len(changes)
     differences = {0: "no differences", 1: "1 path differs"}.get(count, f"{count:,} paths differ")
     call.say(f"{where}, {base}: {differences}{more}")
-    if not found.workspace.chosen.whole:
-        call.say(f"sparse workspace: {patterns_of(found.workspace.chosen.lines)}")
+    if not state.workspace.chosen.whole:
+        call.say(f"sparse workspace: {patterns_of(state.workspace.chosen.lines)}")
     if joined:
         call.say("dsv status --all lists every path")
     call.out.publish()  # so that what to type next is printed last
-    for line in _outlook(found, typed):
+    for line in _outlook(state, typed):
         call.say(line)
 
 

@@ -210,14 +210,14 @@ class WorkspaceScan:
     def totals(self) -> tuple[int, int]:
         """Return the number of pending paths, and the bytes of those that must be read. Faster than `pending`."""
         if not self.scope.whole:
-            found = [0 if item.known is not None else item.size for item in self.pending()]
-            return len(found), sum(found)
+            sizes = [0 if item.known is not None else item.size for item in self.pending()]
+            return len(sizes), sum(sizes)
         count = size = 0
         for path in self.changed_folders:
             folder = self.state.folder(path)
             if folder is not None:
-                one, other = folder.unclean_totals()
-                count, size = count + one + self._is_new_itself(folder), size + other
+                paths, bytes_ = folder.unclean_totals()
+                count, size = count + paths + self._is_new_itself(folder), size + bytes_
         return count, size
 
     def _is_new_itself(self, folder: Folder) -> bool:

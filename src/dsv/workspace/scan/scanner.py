@@ -332,9 +332,11 @@ class _Scanner:
         rules = self._enter(above, now, descriptor)
         self._unvisited.discard(path)
         self._scan.leftovers += [join(path, name) for name in leftovers]
-        found = (join(path, name) for name in own)
+        paths = (join(path, name) for name in own)
         self._scan.reserved += [
-            each for each in found if each == b".dsv" or not rules.ignores(each, directory=True)
+            own_path
+            for own_path in paths
+            if own_path == b".dsv" or not rules.ignores(own_path, directory=True)
         ]
         old = self._remembered(path)
         compared = compare(old, now, rules)

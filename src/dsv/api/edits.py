@@ -191,10 +191,8 @@ def edit_in(
         unread[:] = save_sources(uploader, new, context.progress, on_stored)
         if unread and (any(problem.changing for problem in unread) or not request.skip_unsupported):
             raise _refusal(unread, edits)
-        tree_changes = (
-            TreeChange(path, None) if what is None else what.change(path) for path, what in plan.changes
-        )
-        return [change for change in tree_changes if change is not None]
+        made = [TreeChange(path, None) if what is None else what.change(path) for path, what in plan.changes]
+        return [change for change in made if change is not None]
 
     def edited(
         commit_id: CommitId | None, commit: CommitRecord | None, attempts: int, any_change: bool

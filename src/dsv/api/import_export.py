@@ -115,9 +115,7 @@ def import_url(
             if not revisions:
                 raise absent(place.url, "no revision with data")
             source: FolderSource | DvcHistory = place.source(revisions[-1], reference=reference)
-            steps = [
-                _Step(request, mirror, partial(place.files, revision), revision.id) for revision in revisions
-            ]
+            steps = [_Step(request, mirror, partial(place.files, item), item.id) for item in revisions]
         else:
             source = open_referred(url, reach) if reference else open_source(url, reach)
             steps = [_Step(request, mirror, source.files)]

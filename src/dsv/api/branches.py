@@ -35,7 +35,7 @@ from dsv.values.units import format_count
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
-    from dsv.format.records import BranchLimits, CommitRecord
+    from dsv.format.records import BranchLimits
     from dsv.repo.refs.branches import Head
     from dsv.repo.repository import Repository
     from dsv.values.ids import CommitId
@@ -174,10 +174,7 @@ def restore_branch(context: Context, name: BranchPath, message: str = "") -> Bra
     """
     with context.repository() as repository:
         dataset = dataset_of(context, repository, name.dataset)
-        newest = repository.refs.newest(dataset, name.branch)
-        if newest is None:
-            repository.refs.head(dataset, name.branch)
-            raise AssertionError("unreachable")
+        newest = repository.refs.newest(dataset, name.branch) or repository.refs.head(dataset, name.branch)
         repository.refs.require(dataset)
         if not newest.entry.deleted:
             raise Conflict(
@@ -253,9 +250,7 @@ def followed_by(context: Context, repository: Repository, head: Head) -> Workspa
 
 
 def describe(context: Context, repository: Repository, head: Head) -> BranchItem:
-    commit: CommitRecord | None = None
-    if head.commit is not None:
-        commit = repository.objects.commit_or_none(head.commit)
+    commit = None if head.commit is None else repository.objects.commit_or_none(head.commit)
     return BranchItem(
         head.dataset,
         head.branch,
@@ -300,12 +295,8 @@ def _target(context: Context, name: BranchPath, target: Target) -> Target:
             subject=str(target),
         )
     workspace = context.workspace_or_none()
-    if (
-        target.rev is None
-        and target.dataset is None
-        and workspace is not None
-        and workspace.dataset == name.dataset
-    ):
+    here = None if workspace is None else workspace.dataset
+    if target.rev is None and target.dataset is None and here == name.dataset:
         return target  # its base
     return Target(name.dataset, target.rev)
 
@@ -431,17 +422,13 @@ def protect_branch(
         dataset = dataset_of(context, repository, name.dataset)
         head = repository.refs.head(dataset, name.branch)
         before = repository.refs.rule(dataset, name.branch)
-        if limits == (None if before is None else before.limits):
+        present = None if before is None else before.limits
+        if limits == present:
             return describe(context, repository, head), False
         repository.refs.check_mover(head, context.writer.author, merge=True)
-        if (
-            before is not None
-            and before.limits is not None
-            and limits is not None
-            and context.override is None
-        ):
+        if present is not None and limits is not None and context.override is None:
             raise Conflict(
-                f"branch {name.branch} of {dataset} has a rule already: {describe_limits(before.limits)}",
+                f"branch {name.branch} of {dataset} has a rule already: {describe_limits(present)}",
                 subject=f"{dataset}@{name.branch}",
                 hint="the same command with --force -m REASON replaces it",
             )

@@ -92,9 +92,8 @@ def nearby_caches(settings: Settings) -> list[Path]:
         with suppress(DsvError):
             found.append(settings.cache(text).path)
     with suppress(OSError):
-        noted = [
-            read_small(settings.state / "caches" / name) for name in list_names(settings.state / "caches")
-        ]
+        folder = settings.state / "caches"
+        noted = [read_small(folder / name) for name in list_names(folder)]
         found += [Path(path.decode("utf-8", "surrogateescape")) for path in noted if path]
     return list(dict.fromkeys(found))
 
@@ -316,11 +315,9 @@ class Targets(AbstractContextManager["Targets"]):
         False if this user may not record that.
         """
         note = erasures_folder(self.root, store) / "asked"
-        try:
+        with suppress(FileNotFoundError):
             if abs(time.time() - note.stat().st_mtime) < _ASK_SECONDS:
                 return False
-        except FileNotFoundError:
-            pass
         try:
             self.root.make_directory(note.parent)
             self.root.replace(note, b"")

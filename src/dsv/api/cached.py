@@ -285,8 +285,7 @@ def _check(
     from dsv.api.cache import take_lease
 
     root = finder.root
-    dataset = place.dataset_name
-    record, there = _look(root, place, dataset)
+    record, there = _look(root, place)
     if record is None:
         problem = "its record is missing or unreadable, so it was not checked"
         return Checked(root.visible(place).path, place, problem=problem) if there else None
@@ -305,14 +304,14 @@ def _check(
     return result
 
 
-def _look(root: CacheRoot, place: CachePlace, dataset: DatasetName) -> tuple[Filled | None, bool]:
+def _look(root: CacheRoot, place: CachePlace) -> tuple[Filled | None, bool]:
     """Return the record of a cache entry, and whether the entry is visible.
 
     An entry becomes visible before it is recorded, and is moved away before its record is removed.
     """
     for attempt in range(_TRIES):
         record = read_record(root, place)
-        there = record is not None or place in find_places(root, dataset)
+        there = record is not None or place in find_places(root, place.dataset_name)
         if record is not None or not there or attempt == _TRIES - 1:
             return record, there
         time.sleep(0.1)

@@ -137,8 +137,7 @@ def copy(context: Context, target: Target, to: str, request: CopyRequest | None 
 
 
 def _requests(*repositories: Repository) -> int:
-    counts = [one.store.counts.requests for one in repositories if hasattr(one.store, "counts")]
-    return sum(counts)
+    return sum(one.store.counts.requests for one in repositories if hasattr(one.store, "counts"))
 
 
 @contextmanager
@@ -460,8 +459,7 @@ class _Copying:
     def _lacking(
         self, commit: CommitId, whole: list[CommitId], commits: CommitsAhead
     ) -> tuple[list[CommitId], frozenset[CommitId]]:
-        objects = self._source.objects
-        known = [one for one in whole if objects.commit_or_none(one) is not None]
+        known = [one for one in whole if self._source.objects.commit_or_none(one) is not None]
         return lacking(commits, commit, known)
 
     def _is_ahead(self, commit: CommitId, there: CommitId) -> bool:

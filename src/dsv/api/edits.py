@@ -185,6 +185,7 @@ def edit_in(
     base = _tree(repository, head)
     plan = EditPlan(base, edits, name, context.progress, apart=request.apart)
     unread: list[Problem] = []  # by the last attempt
+    attempts = 1
 
     def changes(uploader: Uploader) -> list[TreeChange]:
         new = [what for _, what in plan.changes if what is not None and (what.open or what.root)]
@@ -194,9 +195,7 @@ def edit_in(
         made = [TreeChange(path, None) if what is None else what.change(path) for path, what in plan.changes]
         return [change for change in made if change is not None]
 
-    def edited(
-        commit_id: CommitId | None, commit: CommitRecord | None, attempts: int, any_change: bool
-    ) -> Edited:
+    def edited(commit_id: CommitId | None, commit: CommitRecord | None, any_change: bool) -> Edited:
         return Edited(
             dataset, branch, commit_id, None if base is None else base.commit_id, tuple(plan.path_edits()),
             None if commit is None else commit.files, None if commit is None else commit.bytes, any_change,
@@ -211,10 +210,9 @@ def edit_in(
         removed = sum(what is None for _, what in plan.changes)
         entries = 0 if base is None else base.commit.entries
         repository.refs.check_mover(head, context.writer.author, removed=removed, entries=entries)
-        return edited(None if base is None else base.commit_id, None, 1, bool(plan.changes))
+        return edited(None if base is None else base.commit_id, None, bool(plan.changes))
     if what := plan.doubts(context.settings.home):
         request.confirm(what, str(dataset))
-    attempts = 1
     while True:
         parents = () if base is None else (base.commit_id,)
         said = request.message, request.action
@@ -228,8 +226,8 @@ def edit_in(
         _check_no_overlap(plan, diff_trees(base, theirs), head)
         base = theirs
     if isinstance(done, Unchanged):
-        return edited(done.commit, None if base is None else base.commit, attempts, any_change=False)
-    return edited(done.id, done.commit, attempts, any_change=True)
+        return edited(done.commit, None if base is None else base.commit, any_change=False)
+    return edited(done.id, done.commit, any_change=True)
 
 
 def _refusal(problems: Sequence[Problem], edits: Sequence[Edit]) -> DsvError:

@@ -116,9 +116,8 @@ def _run(context: Context, request: MergeRequest, action: Action) -> MergeResult
             if isinstance(done, MergeResult):
                 if done.commit in (None, head.commit):
                     return done
-                return replace(
-                    done, here=update_workspace(context, repository, dataset, branch, f"dsv {action}")
-                )
+                updated = update_workspace(context, repository, dataset, branch, f"dsv {action}")
+                return replace(done, here=updated)
         raise Conflict(
             f"others moved branch {branch} of {dataset} {ATTEMPTS} times while this was worked out; "
             "nothing was published",
@@ -216,10 +215,8 @@ class _Attempt:
         self._check_rule(tree)
         if self.request.dry_run:
             return done
-        head = self.head
-        moved = point_branch(
-            self.repository, self.context.writer, (head.dataset, head.branch), head, self.source, "merge"
-        )
+        head, where = self.head, (self.head.dataset, self.head.branch)
+        moved = point_branch(self.repository, self.context.writer, where, head, self.source, "merge")
         return moved if isinstance(moved, LostRace) else replace(done, commit=self.source)
 
     def _result(self) -> MergeResult:

@@ -68,11 +68,9 @@ def fetch_position(context: Context, workspace: Workspace, base: CommitId | None
     from dsv.repo.history import distance
 
     with context.bound_repository(workspace) as repository:
-        head = repository.refs.newest(workspace.dataset, workspace.branch)
-        if head is None:
-            repository.refs.head(workspace.dataset, workspace.branch)  # raises if something is missing
-            return
-        repository.refs.rule(workspace.dataset, workspace.branch)
+        refs, where = repository.refs, (workspace.dataset, workspace.branch)
+        head = refs.newest(*where) or refs.head(*where)  # raises if something is missing
+        refs.rule(*where)
         if head.commit is not None and not head.entry.deleted:
             distance(repository.objects, base, head.commit, _ASKED)  # makes local copies
 

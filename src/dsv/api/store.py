@@ -69,8 +69,7 @@ def create_repository(context: Context, store: StoreBackend, *, single_writer: b
                 hint="leave out --names, or name another place: a folder, or another bucket's URL",
             )
         split.data.conditional = prove(split.data).put_if_absent_ok
-        findings = prove_data(split.data)
-        if findings:
+        if findings := prove_data(split.data):
             raise Unsupported(
                 f"{store.url} can't keep data: {'; '.join(findings)}",
                 subject=store.url,

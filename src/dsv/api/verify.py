@@ -155,11 +155,10 @@ def _chosen(
     commits: dict[CommitId, str] = {}
     for target in targets:
         if target.path is not None:
-            whole = Target(target.dataset, target.rev)
             raise UsageError(
                 f"dsv verify is about whole commits, and {target} names a path",
                 subject=str(target),
-                hint=f"dsv verify {whole}",
+                hint=f"dsv verify {Target(target.dataset, target.rev)}",
             )
         if target.rev is None and target.dataset is not None:
             repository.refs.require(target.dataset)

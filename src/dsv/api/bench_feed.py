@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -261,14 +262,8 @@ def most_that_pass(passes: Callable[[int], bool], limit: int) -> int:
     while tried <= limit and passes(tried):
         good = tried
         tried = limit if tried < limit < 2 * tried else 2 * tried
-    bad = min(tried, limit + 1)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        if passes(middle):
-            good = middle
-        else:
-            bad = middle
-    return good
+    untried = range(good + 1, min(tried, limit + 1))
+    return good + bisect_left(untried, True, key=lambda number: not passes(number))
 
 
 def _samples(connection: Connection, request: FeedRequest) -> tuple[str, Commit | None, list[str], list[int]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dsv.api.context import check_binding
+from dsv.api.context import Context, check_binding
 from dsv.errors import Conflict, IntegrityError, UsageError
 from dsv.format.records import (
     MESSAGE_MAX,
@@ -29,16 +29,13 @@ from dsv.repo.format_log import PROTECTED_BRANCHES
 from dsv.repo.history import ahead_behind, count_only_in
 from dsv.repo.refs.branches import Head, LostRace, already_there, no_commit
 from dsv.stores.base import together
-from dsv.values.ids import Nonce
+from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import MAIN, BranchName, DatasetName, TagName, Target
 from dsv.values.units import format_count
 
 if TYPE_CHECKING:
-    from dsv.api.context import Context
     from dsv.format.records import BranchLimits
-    from dsv.repo.refs.branches import Head
     from dsv.repo.repository import Repository
-    from dsv.values.ids import CommitId
     from dsv.workspace.workspace import Workspace
 
 

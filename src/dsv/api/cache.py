@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dsv.api.cache_targets import Targets
+from dsv.api.cache_targets import CacheTarget, Targets
 from dsv.cache.claims import read_claims
 from dsv.cache.leases import Lease
 from dsv.cache.record import Cached, erased_files, lookup
-from dsv.cache.root import CacheRoot, explaining
+from dsv.cache.root import CachePlace, CacheRoot, explaining
 from dsv.cache.settings import load_settings, prepare_cache
 from dsv.errors import (
     Conflict,
@@ -35,9 +35,7 @@ from dsv.run.staged import Staged
 from dsv.values.names import Target
 
 if TYPE_CHECKING:
-    from dsv.api.cache_targets import CacheTarget
     from dsv.api.context import Context
-    from dsv.cache.root import CachePlace
     from dsv.run.record import RunId
 
 _TRIES = 5

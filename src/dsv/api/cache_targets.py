@@ -20,9 +20,9 @@ from dsv.cache.record import erasures_folder
 from dsv.cache.root import CachePlace, CacheRoot, explain, explaining, folder_name, own_folder
 from dsv.errors import Denied, DsvError, IntegrityError, NotFound, Unreachable, UsageError
 from dsv.files.small_files import FULL, list_names, read_small, replace_file
-from dsv.repo.tracking import file_of, read
-from dsv.values.ids import CommitId
-from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName, clean_path
+from dsv.repo.tracking import Tracked, Tracking, file_of, read
+from dsv.values.ids import CommitId, StoreId
+from dsv.values.names import MAIN, BranchName, DatasetName, Rev, TagName, Target, clean_path
 from dsv.values.paths import PathSet
 from dsv.values.units import format_duration
 
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from dsv.cache.fill.source import StoreSource
     from dsv.repo.repository import Repository
     from dsv.repo.resolve import Resolved
-    from dsv.repo.tracking import Tracked, Tracking
-    from dsv.values.ids import StoreId
-    from dsv.values.names import DatasetName, Target
     from dsv.workspace.open import LocalCopies
     from dsv.workspace.workspace import Workspace
 

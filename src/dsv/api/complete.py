@@ -148,9 +148,8 @@ class Names:
     def _ask(self, question: Callable[[Refs], _T]) -> _T | None:
         """Return the current store's answer, if it and its names are in folders; None without an answer."""
         choice = self._settings.store()
-        if any(
-            "://" in place and not place.startswith("file://") for place in (choice.url, choice.names or "")
-        ):
+        places = (choice.url, choice.names or "")
+        if any("://" in place and not place.startswith("file://") for place in places):
             return None
         with suppress(Exception), self._context().store() as store:
             return question(Refs(store))

@@ -16,13 +16,12 @@ from dsv.files.process import host_name
 from dsv.format.records import WriterIdentity
 from dsv.stores.options import StoreOptions
 from dsv.values.cached import cached
-from dsv.values.progress import NoProgress
+from dsv.values.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
     from dsv.api.settings import Settings
     from dsv.repo.repository import Repository
     from dsv.values.names import Target
-    from dsv.values.progress import Progress
 
 _TAKEN_ALONG: Final = (
     "DSV_",

@@ -22,23 +22,21 @@ import msgspec
 from blake3 import blake3
 from msgspec.structs import replace
 
-from dsv.api.settings import BUILT_IN
+from dsv.api.settings import BUILT_IN, Settings, StoreChoice
 from dsv.errors import Conflict, Denied, DsvError, IntegrityError, NoStore, NotFound, Unreachable, UsageError
 from dsv.files.folders import bound_folder, make_shared_folder
 from dsv.files.shared_path import AnyPath, SharedPath
 from dsv.files.small_files import read_small, replace_file
-from dsv.periodic import now_ms
+from dsv.periodic import Clock, now_ms
 from dsv.repo.objects.access import Access, LastSeen
-from dsv.values.ids import StoreId
+from dsv.values.ids import CommitId, Id, StoreId
 from dsv.values.names import Target, clean_path
-from dsv.values.progress import NoProgress
+from dsv.values.progress import NoProgress, Progress
 from dsv.workspace.workspace import DOT_FOLDER, Workspace
 
 if TYPE_CHECKING:
-    from dsv.api.settings import Settings, StoreChoice
     from dsv.format.locator import ObjectKind
     from dsv.format.records import CommitRecord, WriterIdentity
-    from dsv.periodic import Clock
     from dsv.repo.objects.externals import ReadSource
     from dsv.repo.objects.objects import Objects
     from dsv.repo.refs.branches import Refs
@@ -46,8 +44,6 @@ if TYPE_CHECKING:
     from dsv.repo.resolve import Resolved
     from dsv.stores.open import OpenStore
     from dsv.stores.options import StoreOptions
-    from dsv.values.ids import CommitId, Id
-    from dsv.values.progress import Progress
 
 T = TypeVar("T")
 _OFTEN_ENOUGH_MS = 1000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -26,8 +26,6 @@ from dsv.values.names import MAIN, DatasetName, Target, clean_path
 from dsv.values.units import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dsv.repo.refs.branches import Head
     from dsv.upkeep.datasets import Deletion, Renamed
 

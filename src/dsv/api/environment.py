@@ -232,10 +232,8 @@ def gather(environ: Mapping[str, str], cwd: Path, flags: Mapping[str, str | None
 
 def author(settings: Settings, flag: str | None) -> Setting:
     """Return --author, DSV_AUTHOR, the config's, Git's, or user@host. Raises `UsageError` if not UTF-8."""
-    found = (
-        Setting("author", flag, "--author") if flag else settings.get("author") or _git_author(settings.cwd)
-    )
-    found = found or Setting("author", user_at_host(), BUILT_IN)
+    found = Setting("author", flag, "--author") if flag else settings.get("author")
+    found = found or _git_author(settings.cwd) or Setting("author", user_at_host(), BUILT_IN)
     if not is_text(found.value):
         raise UsageError(
             f"the author from {found.origin} is not valid UTF-8: {found.value}",

@@ -35,9 +35,8 @@ def evict(
     unused_for in seconds, max_size in bytes, min_free as `10%` or `100G`. Raises `NotFound` for a target that
     is not cached, and `Conflict`, with nothing evicted, for a target in use or held.
     """
-    if targets and (
-        everything or any(one is not None for one in (unused_for, max_size, max_files, min_free))
-    ):
+    limited = any(limit is not None for limit in (unused_for, max_size, max_files, min_free))
+    if targets and (everything or limited):
         raise UsageError(
             "name targets or limits, not both", hint="dsv evict --dry-run shows what would be evicted"
         )
@@ -50,9 +49,8 @@ def evict(
         request = EvictionRequest(everything=everything)
         if targets:
             check_writable(root, settings)
-            request = EvictionRequest(
-                only=frozenset(place for target in targets for place in finder.find_cached(target))
-            )
+            only = frozenset(place for target in targets for place in finder.find_cached(target))
+            request = EvictionRequest(only=only)
             _refuse(root, _evict.preview(root, settings, request, exact=False).kept)
         if dry_run:
             result = _evict.preview(root, settings, request)

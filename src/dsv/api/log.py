@@ -13,31 +13,26 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dsv.api.branches import BranchPath, dataset_of
-from dsv.api.context import check_binding
+from dsv.api.context import Context, check_binding
 from dsv.errors import NotFound
-from dsv.format.records import Action, CommitRecord
+from dsv.format.records import Action, CommitRecord, RefEntry, TagValue
 from dsv.repo import history
 from dsv.repo.expiry import ExpiryState, check_not_expired, read_expiry
-from dsv.repo.history import CommitsAhead, KeptParents
+from dsv.repo.history import CommitsAhead, KeptParents, PathHistory
 from dsv.repo.resolve import Resolved
 from dsv.stores.base import together
 from dsv.values.ids import CommitId
-from dsv.values.names import Rev, Target
-from dsv.values.paths import WHOLE, PathSet, show
+from dsv.values.names import BranchName, DatasetName, Rev, TagName, Target
+from dsv.values.paths import WHOLE, PathSet, Scope, show
 from dsv.values.units import format_count
 
 if TYPE_CHECKING:
-    from dsv.api.context import Context
     from dsv.diff.paths import Difference, PathDifferences
-    from dsv.format.records import RefEntry, TagValue
     from dsv.format.tree import Entry
-    from dsv.repo.history import PathHistory
     from dsv.repo.objects.objects import Objects
     from dsv.repo.refs.branches import Head
     from dsv.repo.repository import Repository
     from dsv.repo.tree.reader import TreeReader
-    from dsv.values.names import BranchName, DatasetName, TagName
-    from dsv.values.paths import Scope
 
 
 Walked = tuple[CommitId, tuple[CommitId, ...], bool]
@@ -91,7 +86,6 @@ def follow(objects: Objects, start: CommitId, path: bytes, kept: KeptParents) ->
     At a merge, follow the parent whose file it took, else the first parent that has it. Freed commits are
     skipped. Raises `NotFound` if the commit has no such file.
     """
-    from dsv.repo.history import PathHistory
     from dsv.repo.tree.reader import TreeReader
 
     entry = TreeReader(objects, start).entry(path)
@@ -306,8 +300,6 @@ def _chosen(
         for commit_id, commit in walked:
             yield commit_id, commit, query.fits(commit)
         return
-    from dsv.repo.history import PathHistory
-
     scope = PathSet.of(query.paths)
     looked = PathHistory(repository.objects, scope)
     waiting = deque[LogEntry]()

@@ -103,11 +103,7 @@ class Settings(msgspec.Struct, frozen=True):
     """The folder of this user's run outputs and unsent records."""
 
     def get(self, key: str) -> Setting | None:
-        for source in self.sources:
-            found = source.setting(key)
-            if found is not None:
-                return found
-        return None
+        return next(filter(None, (source.setting(key) for source in self.sources)), None)
 
     def table(self, prefix: str) -> dict[str, tuple[Json, str]]:
         """Return the keys with this prefix, without it: each with its value and origin."""
@@ -135,13 +131,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     def names(self, table: str) -> list[str]:
         """Return the names of the configured `stores`, `caches` or `pools`."""
-        found = {
-            key.split(".")[1]
-            for source in self.sources
-            for key in source.values
-            if key.startswith(table + ".")
-        }
-        return sorted(found)
+        return sorted({key.partition(".")[0] for key in self.table(f"{table}.")})
 
     def store(self, text: str | None = None) -> StoreChoice:
         """Return the store that `text` names, or else the current one. Raises `UsageError`, `NotFound`."""

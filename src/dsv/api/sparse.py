@@ -47,17 +47,13 @@ def chosen_by(tree: TreeReader | None, only: Sequence[str]) -> SparsePatterns:
 def check_matches(tree: TreeReader | None, lines: Iterable[str]) -> None:
     """Raises `NotFound` for a pattern that matches nothing in the tree: it may be misspelled."""
     for line in lines:
-        if tree is not None and not _finds(tree, line):
+        pattern = SparsePatterns((line,))
+        if tree is not None and not any(pattern.matches(entry.path) for entry, _ in tree.within(pattern)):
             raise NotFound(
                 f"nothing in commit {str(tree.commit_id)[:12]} matches {line}",
                 subject=line,
                 hint="patterns begin at the top of the dataset, and each is named by itself; dsv ls shows paths",
             )
-
-
-def _finds(tree: TreeReader, line: str) -> bool:
-    pattern = SparsePatterns((line,))
-    return any(pattern.matches(entry.path) for entry, _ in tree.within(pattern))
 
 
 def _line(tree: TreeReader | None, text: str) -> str:

@@ -22,7 +22,7 @@ from dsv.workspace.baseline import (
     note_let_go,
     save_news,
 )
-from dsv.workspace.scan.result import detect_changes, whole_folders
+from dsv.workspace.scan.result import Differences, detect_changes, whole_folders
 
 if TYPE_CHECKING:
     from dsv.api.context import Context
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from dsv.transfer.stable_read import Problem
     from dsv.values.ids import CommitId
     from dsv.workspace.baseline import Baseline, Collision
-    from dsv.workspace.scan.result import Differences
     from dsv.workspace.workspace import Workspace
 
 _LOCAL, _ASKED = 2000, 100

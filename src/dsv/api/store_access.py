@@ -35,7 +35,10 @@ def store_access(store: StoreChoice, options: StoreOptions) -> StoreAccess:
         return StoreAccess(folders=folders)
     endpoint, region = store.endpoint, store.region
     if store.profile is not None and store.url.startswith("s3://"):
-        endpoint, region = _of_profile(store, options)
+        from dsv.stores.credentials import aws_session
+
+        _, profile = aws_session(store.url, options)
+        endpoint, region = endpoint or profile.get("endpoint_url"), region or profile.get("region")
     known = {"endpoint": endpoint, "region": region, "names": store.names}
     table = {"url": store.url, **{key: value for key, value in known.items() if value is not None}}
     return StoreAccess(
@@ -44,14 +47,6 @@ def store_access(store: StoreChoice, options: StoreOptions) -> StoreAccess:
         folders=folders,
         profile=None if store.profile is None else f"stores.{store.name}.profile",
     )
-
-
-def _of_profile(store: StoreChoice, options: StoreOptions) -> tuple[str | None, str | None]:
-    """Return endpoint and region: of the store's own settings, or else of its profile."""
-    from dsv.stores.credentials import aws_session
-
-    _, profile = aws_session(store.url, options)
-    return store.endpoint or profile.get("endpoint_url"), store.region or profile.get("region")
 
 
 def _certificates(store: StoreChoice, path: Path) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import os
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import fields, replace
@@ -14,6 +15,7 @@ from dsv.format.locator import Location
 from dsv.format.tree import Entry
 from dsv.repo.tree.diff import PathChange, What, difference
 from dsv.values.ids import EMPTY_FILE, Id
+from dsv.values.paths import sort_key
 
 SIMILAR = 50
 """Percent of the larger file's bytes that two files must share to be one renamed and changed file."""
@@ -227,7 +229,7 @@ class Summary:
     """Sums differences up, one by one. A renamed file counts in its new folder."""
 
     def __init__(self, compared: Iterable[Difference] = ()) -> None:
-        self._folders: dict[bytes, Sums] = {}
+        self._folders: dict[bytes, Sums] = defaultdict(Sums)
         for item in compared:
             self.add(item)
 
@@ -289,22 +291,13 @@ class Summary:
         return [*(FolderSums(folder, rows[folder]) for folder in shown), FolderSums(OTHERS, rest)]
 
     def _of(self, path: bytes) -> Sums:
-        folder = path[: path.rfind(b"/") + 1]
-        sums = self._folders.get(folder)
-        if sums is None:
-            sums = self._folders[folder] = Sums()
-        return sums
+        return self._folders[path[: path.rfind(b"/") + 1]]
 
 
-def _common_depth(folders: Iterable[bytes]) -> int:
-    common: list[bytes] | None = None
-    for folder in folders:
-        parts = folder.split(b"/")[:-1]
-        if common is None:
-            common = parts
-        while parts[: len(common)] != common:
-            common = common[:-1]
-    return len(common or ())
+def _common_depth(folders: Collection[bytes]) -> int:
+    first, last = min(folders, key=sort_key, default=b""), max(folders, key=sort_key, default=b"")
+    common = os.path.commonpath([first, last])
+    return len(common.split(b"/")) if common else 0
 
 
 def _cut(folder: bytes, depth: int) -> bytes:

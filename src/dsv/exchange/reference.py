@@ -26,6 +26,7 @@ from dsv.format.recipe import SINGLE_CHUNK_MAX
 from dsv.repo.objects.externals import Found, ReadSource
 from dsv.stores.options import StoreOptions
 from dsv.transfer.save import ReadInto
+from dsv.values.json import is_text
 from dsv.values.paths import show
 from dsv.values.secrets import hide_in_urls
 
@@ -195,11 +196,7 @@ class ReferredSource(FolderSource):
 
     def _expected(self, file: RemoteFile) -> ExternalSource:
         url = file.key if self._scheme in HTTP else f"{self._scheme}://{file.key}"
-        try:
-            fits = len(url.encode()) <= MAX_TEXT
-        except UnicodeEncodeError:
-            fits = False
-        if not fits or "\0" in url:
+        if not is_text(url) or len(url.encode()) > MAX_TEXT or "\0" in url:
             raise _unfit(show(file.path), "its URL is too long, or not UTF-8")
         return ExternalSource(url, self._endpoint, "", "", self._size(file))
 

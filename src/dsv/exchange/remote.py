@@ -177,9 +177,8 @@ def open_place(url: str, options: StoreOptions) -> RemoteRoot:
                 fs, root = url_to_fs(url, **storage_options(protocol, options))
             except ValueError as error:
                 text = f"{shown} is not a URL that dsv can read or write: {error}"
-                raise UsageError(
-                    text, subject=shown, hint="dsv import --help shows URLs of each kind"
-                ) from None
+                hint = "dsv import --help shows URLs of each kind"
+                raise UsageError(text, subject=shown, hint=hint) from None
     except ImportError as error:
         raise missing_package(url, error) from None
     # paramiko mixes up the answers of two threads

@@ -328,10 +328,8 @@ class DvcHistory(ExitStack):
                 path, md5 = posixpath.normpath(posixpath.join(folder, out["path"])), out["md5"]
                 above = map(str, PurePosixPath(name).parents)
                 within = next((parent for parent in above if f"{parent}/.dvc/config" in tree), "")
-                own = str(out.get("remote") or "")
-                output = DvcOutput(
-                    path, md5, out.get("hash") != "md5", out.get("isexec") is True, own, within
-                )
+                before_3, executable = out.get("hash") != "md5", out.get("isexec") is True
+                output = DvcOutput(path, md5, before_3, executable, str(out.get("remote") or ""), within)
                 if path in tree or out.get("cache") is False:
                     continue  # it is in git
                 if path.startswith(("../", "/")) or "://" in out["path"]:
@@ -372,10 +370,7 @@ class DvcHistory(ExitStack):
                 raise Unsupported(text, subject=name)
             listed = [entry for kind in ("outs", "metrics", "plots") for entry in by.get(kind) or []]
             more = {
-                path: options
-                for entry in listed
-                if isinstance(entry, dict)
-                for path, options in entry.items()
+                path: flags for entry in listed if isinstance(entry, dict) for path, flags in entry.items()
             }
             for out in said.get("outs") or []:
                 path, md5 = str(out["path"]), str(out.get("md5"))

@@ -29,8 +29,8 @@ from fsspec.spec import AbstractFileSystem
 from fsspec.utils import stringify_path
 
 import dsv
-from dsv.api.edits import MoveAll, Remove
-from dsv.api.program import IsFolder
+from dsv.api.edits import Edit, MoveAll, Remove
+from dsv.api.program import Commit, Info, IsFolder, Store
 from dsv.errors import Conflict, Denied, Erased, IntegrityError, NoStore, NotFound, UsageError
 from dsv.filesystem.writing import Key, Text, Transaction, Written, running
 from dsv.values.names import MAIN, Target
@@ -38,8 +38,6 @@ from dsv.values.names import MAIN, Target
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from dsv.api.edits import Edit
-    from dsv.api.program import Commit, Info, Store
 
 _SCHEME = "dsv://"
 _BUFFER = 1 << 17

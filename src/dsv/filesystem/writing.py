@@ -10,16 +10,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fsspec.transaction
 from fsspec.compression import compr
 
-from dsv.api.edits import Put
+from dsv.api.edits import Edit, Put
 from dsv.errors import Conflict
-
-if TYPE_CHECKING:
-    from dsv.api.edits import Edit
 
 Key = tuple[str, str]
 """A store as a path names it, empty for the store in effect; and DATASET@REV."""

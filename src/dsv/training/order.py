@@ -162,7 +162,7 @@ class _Stream:
         self._held: Run = (np.empty(0, np.int64), np.empty(0, np.int64))
 
     def take(self, count: int) -> Run:
-        parts: list[Run] = []
+        parts: list[Run] = [(np.empty(0, np.int64), np.empty(0, np.int64))]
         while count:
             while not len(self._held[0]):
                 found = next(self._runs, None)
@@ -175,10 +175,8 @@ class _Stream:
             parts.append((samples[:count], lanes[:count]))
             self._held = samples[count:], lanes[count:]
             count -= len(parts[-1][0])
-        empty = np.empty(0, np.int64)
-        return np.concatenate([empty, *(p[0] for p in parts)]), np.concatenate(
-            [empty, *(p[1] for p in parts)]
-        )
+        samples, lanes = map(np.concatenate, zip(*parts, strict=True))
+        return samples, lanes
 
 
 def _shuffled(shape: Shape, window: int, key: int, start: int) -> Iterator[Run]:
@@ -204,9 +202,7 @@ def _shuffled(shape: Shape, window: int, key: int, start: int) -> Iterator[Run]:
         new = np.repeat(starts[chosen], counts) + _counting(counts)
         lot = _mixed(new.astype(np.uint64) ^ np.uint64(key))
         place = _places(begins[at:end], spread[at:end], counts, lot)
-        samples, places, lots = (
-            np.concatenate(pair) for pair in ((samples, new), (places, place), (lots, lot))
-        )
+        samples, places, lots = map(np.concatenate, ((samples, new), (places, place), (lots, lot)))
         at = end
         ready = np.ones(len(places), bool) if at == last else places < np.uint64(begins[at])
         count = int(ready.sum())

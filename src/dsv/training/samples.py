@@ -370,11 +370,9 @@ class Samples:
         found: list[bytes] = []
         for number in numbers:
             path = folder + b"/" + self._index.path(int(number))
-            try:
-                with open(path, "rb") as file:  # noqa: PTH123 (bytes)
-                    data = file.read()
-            except OSError:
-                data = None
+            data: bytes | None = None
+            with suppress(OSError), open(path, "rb") as file:  # noqa: PTH123 (bytes)
+                data = file.read()
             if data is None or len(data) != self.sizes[number]:  # it was evicted
                 self.__dict__["_cached"] = (time.monotonic(), None)
                 return None

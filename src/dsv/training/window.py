@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -200,7 +200,8 @@ class Window:
 
     def _ask(self, asked: Asked, ahead: Sequence[int]) -> None:
         connection = self._connected()
-        for piece in (asked, *(Asked({}, part, []) for part in _pieces(ahead))):
+        parts = (ahead[at : at + _MOST] for at in range(0, len(ahead), _MOST))
+        for piece in (asked, *(Asked({}, list(map(int, part)), []) for part in parts)):
             connection.send(msgspec.msgpack.encode(piece))
 
     def _answer(self) -> tuple[WindowReply, int]:
@@ -290,10 +291,6 @@ def _connect_to(samples: WindowSamples, name: bytes) -> socket.socket:
         connection.close()
         raise
     return connection
-
-
-def _pieces(numbers: Sequence[int], most: int = _MOST) -> Iterable[list[int]]:
-    return ([int(one) for one in numbers[at : at + most]] for at in range(0, len(numbers), most))
 
 
 def _read(file: int, start: int, end: int) -> bytes:

@@ -211,9 +211,8 @@ class Fetcher:
             budget=self._budget,
         )
         self._readers.append(reader)
-        for where, piece, stored in reader.read(
-            spans(self._remote(wanted, plan), self._span), self._elsewhere
-        ):
+        asked = spans(self._remote(wanted, plan), self._span)
+        for where, piece, stored in reader.read(asked, self._elsewhere):
             while plan[0] is not piece:
                 yield self._local(plan.popleft())
             plan.popleft()

@@ -41,10 +41,9 @@ class Memory:
 
     def take(self) -> bytearray | None:
         """Return memory for a pack, or None if there is none to spare."""
-        try:
+        with suppress(IndexError):
             return self._spare.pop()
-        except IndexError:
-            return None
+        return None
 
     def give(self, view: memoryview) -> None:
         """Take back a stored pack, unless it is still read, for example by a request that was given up."""

@@ -172,13 +172,8 @@ class FileSaver(AbstractContextManager["FileSaver[T]"], Generic[T]):
             for path, one in zip(compress(run.paths, batch.read), packed.ids, strict=True):
                 with naming_file(path):
                     erasures.check_new(ObjectKind.CHUNK, one)
-        stored = map(
-            StoredContent,
-            packed.lengths,
-            map(FileId, packed.ids),
-            repeat(None),
-            self._uploader.add_all(packed),
-        )
+        places = self._uploader.add_all(packed)
+        stored = map(StoredContent, packed.lengths, map(FileId, packed.ids), repeat(None), places)
         columns = zip(
             batch.read, cut(batch.rows, ROW.size), array("Q", batch.devices), batch.no_writer, strict=True
         )

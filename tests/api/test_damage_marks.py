@@ -183,8 +183,8 @@ def test_two_who_mark_at_once_lose_nothing(ann: Person) -> None:
 
         mark_damage(one, ann.context().writer, change)
     with ann.context().repository() as repository:
-        found = read_damage(repository)
-        assert found is not None and found[1].packs == (PackId(b"a" * 16), PackId(b"b" * 16))
+        damage = read_damage(repository)
+        assert damage is not None and damage.packs == (PackId(b"a" * 16), PackId(b"b" * 16))
         for number in range(20):
             mark_damage(repository, ann.context().writer, adding(PackId(bytes([number]) * 16)))  # type: ignore[arg-type]
         assert len(list(repository.store.list("gc/damage-"))) <= 10
@@ -206,8 +206,8 @@ def test_a_complete_verification_writes_damaged_marks_anew(ann: Person, damaged:
         assert "dsv verify --full" in (refused.value.hint or "")
     assert verify_store(ann.context(), VerifyRequest(full=True)).is_whole is not damaged
     with ann.context().repository() as repository:
-        found = read_damage(repository)
-        assert found is not None and len(found[1].objects) == len(flipped) and not found[1].packs
+        damage = read_damage(repository)
+        assert damage is not None and len(damage.objects) == len(flipped) and not damage.packs
     assert verify_store(ann.context(), VerifyRequest()).is_whole is not damaged
 
 

@@ -158,10 +158,10 @@ def _reading(context: Context, store: OpenStore) -> Generator[Finding, None, boo
 
 def _contents(context: Context, repository: Repository) -> Finding:
     """Return what is known about the store's packs; they are not read here."""
-    found = read_damage(repository)
-    if found is not None and found[1].missing:
-        count = len(found[1].missing)
-        many = format_count(count, "object") if found[1].all_missing else f"{count:,} objects or more"
+    damage = read_damage(repository)
+    if damage is not None and damage.missing:
+        count = len(damage.missing)
+        many = format_count(count, "object") if damage.all_missing else f"{count:,} objects or more"
         was = "was" if many == "1 object" else "were"
         text = f"{many} {was} lost when dsv verify last looked: commits that have them can't be read"
         return fail("contents", text, "dsv verify lists what is lost; dsv verify --repair")

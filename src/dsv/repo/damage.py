@@ -22,15 +22,16 @@ _KEPT = 8
 _LISTINGS = 10
 
 
-def learn_damage(repository: Repository, listed: Iterable[str]) -> tuple[int, Damage] | None:
-    """Return the last mark of these keys with its number. The packs learn it. Sends no request if empty."""
+def learn_damage(repository: Repository, listed: Iterable[str]) -> Damage | None:
+    """Return the last mark of these keys. The packs learn it. Sends no request if empty."""
     found = _last(repository.store, listed)
-    if found is not None:
-        repository.objects.packs.learn(*found)
-    return found
+    if found is None:
+        return None
+    repository.objects.packs.learn(*found)
+    return found[1]
 
 
-def read_damage(repository: Repository) -> tuple[int, Damage] | None:
+def read_damage(repository: Repository) -> Damage | None:
     """Like `learn_damage`, for all marks of a store. Sends no request if the store never had one."""
     if not repository.format.has(DAMAGE_MARKS):
         return None
@@ -80,8 +81,7 @@ def mark_damage(
             wanted = Damage((), (), (), True, Nonce(bytes(16)), 0, "", "")
         if wanted is None or wanted == last:
             return last
-        feature = Feature(DAMAGE_MARKS, FeatureRule.IGNORE)
-        repository.add_feature(feature, writer)
+        repository.add_feature(Feature(DAMAGE_MARKS, FeatureRule.IGNORE), writer)
         number = max(numbers, default=-1) + 1
         wanted = signed(wanted, writer, repository.clock())
         with explain_denied_write(store.url):

@@ -6,7 +6,7 @@ A merge writes new index files (a run) with all the rows of other files, and the
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
@@ -185,7 +185,14 @@ def _merge(session: Session, listed: ListedIndexes, chosen: Sequence[Unit]) -> s
         run.append(MergedFile(session.put_index(encoded), first, last))
     kept = tuple(old_run for old_run in listed.standing.runs if not {file.id for file in old_run} & {*ids})
     runs: tuple[Run, ...] = (*kept, tuple(run))
-    record = IndexMerge.of(runs, replaced, repository.clock(), session.writer.tool)
+    return put_merge(repository, listed, runs, replaced, session.writer.tool)
+
+
+def put_merge(
+    repository: Repository, listed: ListedIndexes, runs: Sequence[Run], replaced: Iterable[IndexId], tool: str
+) -> str:
+    """Write the record that follows the listed ones, and return its key."""
+    record = IndexMerge.of(runs, replaced, repository.clock(), tool)
     key = keys.index_merge_key(max(listed.records, default=-1) + 1, IndexId.random())
     repository.store.put_if_absent(key, record.encode())
     return key

@@ -91,11 +91,10 @@ def delete_dataset(
         if not is_deleted_dataset(main):
             raise _moved(main)
     while _is_still(repository, main):
-        others = [head for head in refs.heads(dataset) if head.branch != MAIN]
-        for head in others:
+        for head in [head for head in refs.heads(dataset) if head.branch != MAIN]:
             _delete_branch(repository, writer, head, message)
             moved = True
-        log = append(
+        append(
             repository,
             writer,
             dataset,

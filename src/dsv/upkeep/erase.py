@@ -405,9 +405,7 @@ def find_packs(repository: Repository, folder: Path) -> tuple[int, int]:
             here = bucket[erased.among(bucket) & (bucket["where"] == index.IN_PACK)]
             at = places[here["pack"]] if len(places) else np.zeros(0, np.int64)
             found[at[at >= 0]] = True
-        known = np.zeros(len(listed.ids), np.bool_)
-        known[places[places >= 0]] = True
-        return int(found.sum()), int((~known).sum())
+        return int(found.sum()), int((~listed.marked(rows.packs)).sum())
 
 
 def refuse_shared(plan: ErasePlan, choice: Choice | None) -> None:

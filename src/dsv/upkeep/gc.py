@@ -18,7 +18,6 @@ import numpy as np
 from dsv.errors import Conflict, Denied, IntegrityError, NotFound, Unsupported
 from dsv.format import keys
 from dsv.format.index import Index
-from dsv.format.locator import ObjectKind
 from dsv.format.records import (
     CONDEMNED_MAX,
     MAX_CONDEMNED,
@@ -263,11 +262,7 @@ class Collector:
         roots = read_roots(self._repository, known=self._named, following=following)
         new = [commit_id for commit_id in roots if commit_id not in self._reached]
         self._progress.note(f"{format_count(len(roots), 'commit')} needed, {len(new):,} of them to look at")
-
-        def add(kind: ObjectKind, ids: bytes) -> None:
-            needed.add(ids)
-
-        reach(self._repository.objects, new, add, self._seen, self._progress)
+        reach(self._repository.objects, new, lambda _, ids: needed.add(ids), self._seen, self._progress)
         self._reached.update(new)
         for commit_id in following:
             self._keep(commit_id)
@@ -287,8 +282,7 @@ class Collector:
 
     def _damage(self) -> Damage | None:
         self._check_names()  # reads the format log again if another command has just written the first mark
-        found = read_damage(self._repository)
-        return None if found is None else found[1]
+        return read_damage(self._repository)
 
     def _rows(self) -> IndexRows:
         return IndexRows(self._repository, self._new_folder(), self._index_files, ends=self._index_ends)
@@ -452,9 +446,8 @@ class Collector:
 
     def _sessions(self) -> dict[SessionId, frozenset[str]]:
         parts_of: dict[SessionId, set[str]] = {}
-        for session_id, part in parsed(
-            keys.parse_session_key, list_all(self._store, keys.SESSIONS_PREFIX, 1)
-        ):
+        listed = list_all(self._store, keys.SESSIONS_PREFIX, 1)
+        for session_id, part in parsed(keys.parse_session_key, listed):
             parts_of.setdefault(session_id, set()).add(part)
         return {session_id: frozenset(parts) for session_id, parts in parts_of.items()}
 

@@ -18,9 +18,9 @@ from dsv.format.columns import cut
 from dsv.format.index import Index, IndexBuilder
 from dsv.format.locator import Location, Locator, ObjectKind
 from dsv.format.pack import FOOTER_SIZE, MAGIC, PACK_TARGET, ROW_SIZE
-from dsv.format.records import Damage, IndexMerge, MergedFile
+from dsv.format.records import Damage, MergedFile
 from dsv.repo.errors import explain_denied_write
-from dsv.repo.merge_indexes import delete_index
+from dsv.repo.merge_indexes import delete_index, put_merge
 from dsv.repo.objects.checks import checked
 from dsv.repo.objects.metadata import release
 from dsv.repo.repository import Repository
@@ -236,9 +236,7 @@ class Needed:
     @property
     def unindexed(self) -> NDArray[np.int64]:
         """The sizes of packs that no index names."""
-        named = np.zeros(len(self._listed.ids), np.bool_)
-        named[self._places[self._places >= 0]] = True
-        return self._listed.sizes[~named]
+        return self._listed.sizes[~self._listed.marked(self._rows.packs)]
 
     def rows_of(self, packs: Iterable[PackId]) -> Rows:
         """Return the rows of needed objects in these packs, by pack and offset."""
@@ -391,11 +389,9 @@ def replace_indexes(
     runs = [run for run in runs if run]
     replaced = sorted({*new, *listed.standing.replaced} - {file.id for run in runs for file in run})
     if runs:
-        record = IndexMerge.of(runs, replaced, repository.clock(), tool)
-        key = keys.index_merge_key(max(listed.records, default=-1) + 1, IndexId.random())
         check()
         with explain_denied_write(store.url):
-            store.put_if_absent(key, record.encode())
+            put_merge(repository, listed, runs, replaced, tool)
     check()
     together([partial(delete_index, store, index_id) for index_id in sorted(new)])
     indexes.renew()

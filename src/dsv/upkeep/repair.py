@@ -14,8 +14,9 @@ from dsv.format import keys
 from dsv.format.index import Index, IndexBuilder
 from dsv.format.locator import ObjectKind
 from dsv.format.recipe import SINGLE_CHUNK_MAX, FileCutter, Recipe, build_recipe
-from dsv.format.records import IndexMerge, MergedFile, WriterIdentity
+from dsv.format.records import MergedFile, WriterIdentity
 from dsv.format.tree import Node
+from dsv.repo.merge_indexes import put_merge
 from dsv.repo.objects.objects import Objects
 from dsv.repo.session import Session
 from dsv.stores.base import PutResult, ask_each, if_there
@@ -258,11 +259,6 @@ class Repair:
         damaged, listed = self._verifier.damaged_indexes, self._objects.indexes.listed
         runs = [run for run in listed.standing.runs if not any(file.id in damaged for file in run)]
         replaced = {*damaged, *listed.standing.replaced}
-        record = IndexMerge.of(
-            [*((one,) for one in new), *runs], replaced, self._repository.clock(), self._writer.tool
-        )
-        number = max(listed.records, default=-1) + 1
-        self._repository.store.put_if_absent(
-            keys.index_merge_key(number, record.files[0].id), record.encode()
-        )
+        runs = [*((file,) for file in new), *runs]
+        put_merge(self._repository, listed, runs, replaced, self._writer.tool)
         self._objects.indexes.renew()

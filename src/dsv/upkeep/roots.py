@@ -407,8 +407,7 @@ def _check_commits(
     known = {(one.dataset, one.branch) for one in names}
     heads = {(one.dataset, one.branch, one.commit) for one in names if one.holds}
     asked, following = set[tuple[DatasetName, BranchName]](), list[CommitId]()
-    others = sorted(one for one in listed if one not in reached)
-    for commit_id, commit in ask_each(repository.objects.commit_or_none, others):
+    for commit_id, commit in ask_each(repository.objects.commit_or_none, sorted(listed.difference(reached))):
         if commit is not None and commit.dataset is not None and commit.branch is not None:
             home = repository.refs.home(commit.dataset)
             asked.add((home, commit.branch))
@@ -416,8 +415,7 @@ def _check_commits(
                 following.append(commit_id)
     for dataset, branch in sorted(asked - known):
         if repository.refs.entry(dataset, branch, 0) is not None:
-            first = keys.branch_key(dataset, branch, 0)
-            raise cut_short(store, keys.REFS_PREFIX, f"it lacked {first}")
+            raise cut_short(store, keys.REFS_PREFIX, f"it lacked {keys.branch_key(dataset, branch, 0)}")
     return following
 
 

@@ -151,14 +151,8 @@ def measure(
             [at for at, (atom, _) in enumerate(atoms) if number in atom] for number in range(len(groups))
         ]
         with IndexRows(repository, folder / "indexes") as rows, IdSet(folder / "staying") as needed:
-            counted = _add_up(
-                labelled,
-                rows,
-                labels,
-                len(atoms),
-                [at for at, (_, stays) in enumerate(atoms) if stays],
-                needed,
-            )
+            of_staying = [at for at, (_, stays) in enumerate(atoms) if stays]
+            counted = _add_up(labelled, rows, labels, len(atoms), of_staying, needed)
             if packs:
                 _add_packs(counted, repository, rows, needed, max_repack)
             return counted
@@ -273,10 +267,9 @@ def _add_up(
 def _add_packs(
     measured: MeasuredSpace, repository: Repository, rows: IndexRows, needed: IdSet, max_repack: int
 ) -> None:
-    damage = read_damage(repository)
     listed = list_packs(repository.store)
     erased = ErasedRows(repository.objects.erasures.objects)
-    found = Needed(rows, needed, listed, None if damage is None else damage[1], erased)
+    found = Needed(rows, needed, listed, read_damage(repository), erased)
     plan = measured.plan = found.choose(max_repack)
     free = int(listed.sizes[listed.marked(plan.whole)].sum())
     measured.packs = PackUsage(

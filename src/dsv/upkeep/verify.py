@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -133,8 +134,7 @@ class Verifier:
         self.damaged_indexes: dict[IndexId, IntegrityError] = {}
         self.marks, self._anew = None, False
         try:
-            found = read_damage(repository)
-            self.marks = None if found is None else found[1]
+            self.marks = read_damage(repository)
         except IntegrityError:
             if not anew:
                 raise
@@ -310,25 +310,18 @@ class Verifier:
             text += "; its locator has a copy"
         elif not named:
             text += f", and nothing names it: delete {keys.commit_key(commit_id)} if there is no copy of it"
-        self.result.faults.append(
-            StoreFault(
-                "commit", str(commit_id), text, "dsv verify --repair, on a machine that has a copy of it"
-            )
-        )
+        hint = "dsv verify --repair, on a machine that has a copy of it"
+        self.result.faults.append(StoreFault("commit", str(commit_id), text, hint))
         return copy or self.objects.local_commit(commit_id)
 
     # --- what commits refer to
 
     def look_at_trees(self) -> None:
         """Find every object that the commits refer to."""
-
-        def add(kind: ObjectKind, ids: bytes) -> None:
-            self.needed.add(ids)
-
         commits = self.whole_commits()
         self.progress.start(None, None)
         try:
-            reach(self.objects, commits, add, Seen(), self.progress)
+            reach(self.objects, commits, lambda _, ids: self.needed.add(ids), Seen(), self.progress)
         except (IntegrityError, NotFound):
             losses = Losses(self.objects, np.zeros(0, np.uint64), self.needed)
             for commit_id in commits:
@@ -367,22 +360,17 @@ class Verifier:
 
     def _doubtful(self, places: NDArray[np.int64], expected: NDArray[np.uint32]) -> set[PackId]:
         """Return packs with fewer bytes than expected. Each is looked up: a listing may have ended early."""
-        found: set[PackId] = set()
-        packs = self.rows.packs
-        store = self.repository.store
-        for at, size in ask_each(lambda at: listed_size(store, keys.pack_key(packs[at])), places.tolist()):
-            if size is None or size < expected[at]:
-                found.add(packs[at])
-        return found
+        packs, store = self.rows.packs, self.repository.store
+        sizes = ask_each(lambda at: listed_size(store, keys.pack_key(packs[at])), places.tolist())
+        return {packs[at] for at, size in sizes if size is None or size < expected[at]}
 
     def _needed_packs(self) -> NDArray[np.bool_]:
         """Return for each pack of the rows whether the commits need it. The last element is for any other."""
         found = np.zeros(len(self.rows.packs) + 1, np.bool_)
         for first in range(256):
             rows = self.rows.bucket(first)
-            found[
-                rows["pack"][is_in(rows["head"], self.needed.bucket(first)) & (rows["where"] != ERASED)]
-            ] = True
+            needed = is_in(rows["head"], self.needed.bucket(first)) & (rows["where"] != ERASED)
+            found[rows["pack"][needed]] = True
         return found
 
     def look_at_sources(self) -> None:
@@ -400,12 +388,8 @@ class Verifier:
 
     def read_needed(self) -> None:
         """Read every pack with an object that the commits refer to."""
-        packs = self.rows.packs
-        self.read_packs(
-            pack
-            for at in np.flatnonzero(self._needed_packs())
-            if (pack := packs[int(at)]) not in self._checked
-        )
+        packs = (self.rows.packs[int(at)] for at in np.flatnonzero(self._needed_packs()))
+        self.read_packs(pack for pack in packs if pack not in self._checked)
 
     def read_slices(self, schedule: Schedule, seconds: float | None) -> None:
         """Read the packs of the store slice by slice until the time is over: at least one slice, and each at
@@ -452,10 +436,8 @@ class Verifier:
         at = -1 if self._sums is None else int(self.rows.packs.places([pack])[0])
         if self._sums is None or at < 0:
             return []
-        kinds, heads = (
-            np.frombuffer(table.kinds, np.uint8),
-            np.frombuffer(table.ids, ">u8").reshape(-1, 4)[:, 0],
-        )
+        kinds = np.frombuffer(table.kinds, np.uint8)
+        heads = np.frombuffer(table.ids, ">u8").reshape(-1, 4)[:, 0]
         sums = row_sums(heads, kinds, np.asarray(table.offsets), np.asarray(table.stored))
         if sums[kinds != ObjectKind.LOCATOR].sum(dtype=np.uint32) == self._sums[at]:
             return []
@@ -553,10 +535,7 @@ class Verifier:
                     places.update(place for place in last.objects if place[0] == result.pack)
             missing |= named
             while len(places) > MAX_MARKS:  # the packs with most of them are marked as a whole
-                counts: dict[PackId, int] = {}
-                for pack, _, _ in places:
-                    counts[pack] = counts.get(pack, 0) + 1
-                most = max(counts, key=lambda pack: counts[pack])
+                ((most, _),) = Counter(pack for pack, _, _ in places).most_common(1)
                 packs.add(most)
                 places = {place for place in places if place[0] != most}
             whole = max(len(missing), len(packs)) <= MAX_MARKS and (last is None or last.all_missing)

@@ -164,11 +164,8 @@ class Locator(msgspec.Struct, frozen=True):
 def _surely_in_a_pack(offsets: array[int], stored: array[int], tails: array[int]) -> bool:
     """Return True if no location can end beyond `PACK_MAX`. False means unknown: few packs are so large."""
     part = PACK_MAX // 8
-    return (
-        surely_below(offsets, PACK_MAX - 2 * part)
-        and surely_below(stored, part)
-        and surely_below(tails, part)
-    )
+    small = surely_below(stored, part) and surely_below(tails, part)
+    return small and surely_below(offsets, PACK_MAX - 2 * part)
 
 
 def place_at(locator: Locator | None, row: int) -> Location | None:

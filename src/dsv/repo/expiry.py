@@ -112,8 +112,7 @@ def read_expiry(refs: Refs, dataset: DatasetName) -> ExpiryLog:
         return ExpiryLog(dataset)
     listed = () if entries else parsed(keys.parse_expiry_key, refs.store.list(keys.expiry_prefix(dataset)))
     newest = max((number for _, number in listed), default=len(entries) - 1)
-    numbers = range(len(entries), newest + 1)
-    for number, entry in ask_each(partial(expiry_entry, refs, dataset), numbers):
+    for number, entry in ask_each(partial(expiry_entry, refs, dataset), range(len(entries), newest + 1)):
         if entry is None:
             key = keys.expiry_key(dataset, number)
             raise refs.erased(dataset) or broken(key, f"the expiry log of {dataset} lacks its entry {number}")

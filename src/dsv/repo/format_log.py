@@ -428,15 +428,13 @@ def make_layout(store: StoreBackend, first: FormatEntry) -> None:
     split = split_of(store)
     if split is None:
         conditional = () if store.conditional else (UNCONDITIONAL_WRITES,)
-        whole = with_features(first, *conditional)
-        store.put_if_absent(keys.format_key(0), whole.encode())
+        store.put_if_absent(keys.format_key(0), with_features(first, *conditional).encode())
         store.put_if_absent(keys.README_KEY, README.encode())  # the winner may have been killed before this
         return
     _check_unused(split)
     maker = keys.maker_key(first.store_id)
     split.data.put_if_absent(maker, b"")
-    names = with_features(first, DATA_ELSEWHERE)
-    split.names.put_if_absent(keys.format_key(0), names.encode())
+    split.names.put_if_absent(keys.format_key(0), with_features(first, DATA_ELSEWHERE).encode())
     made = read_format(split.names)
     if not FormatLog(tuple(made)).has(DATA_ELSEWHERE) or not _is_maker(split.data, made[0].store_id):
         _delete_if_allowed(split.data, maker)

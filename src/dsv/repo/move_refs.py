@@ -90,11 +90,8 @@ class NamesMove:
                 self._decides = _decided_at(log)
                 return False
             self._check_here(log)
-            last = log.entries[-1]
-            first = (
-                self._append(log, replace(with_features(last, NAMES_MOVING), names=self._target))
-                is PutResult.WON
-            )
+            entry = replace(with_features(log.entries[-1], NAMES_MOVING), names=self._target)
+            first = self._append(log, entry) is PutResult.WON
         if log.entries[-1].names != self._target:
             raise moves_elsewhere(self._old.url, log.entries[-1])
         self._decides = len(log.entries)
@@ -155,8 +152,7 @@ class NamesMove:
         number = self._decides - 1
         now = log.entries[number] if number < len(log.entries) else None
         if self._begun is not None and (now is None or now.nonce != self._begun.nonce):
-            what = "what said that the names are moving"
-            raise changed(self._old.url, keys.format_key(number), what, now)
+            raise changed(self._old.url, keys.format_key(number), "what said that the names are moving", now)
 
     def take_back(self) -> None:
         """Take the move back; if this object began one, only that. Raises `Conflict` if it is decided."""

@@ -89,13 +89,7 @@ class Session(AbstractContextManager["Session"]):
         repository.format.check(repository.store.url, writing=True)
         repository.format.check_at_rest(repository.names_url)
         session_id = SessionId.random()
-        opened = SessionOpen(
-            nonce=Nonce.random(),
-            time_ms=repository.clock(),
-            author=writer.author,
-            host=writer.host,
-            tool=writer.tool,
-        )
+        opened = SessionOpen(Nonce.random(), repository.clock(), writer.author, writer.host, writer.tool)
         with explain_denied_write(repository.store.url):
             repository.store.put_if_absent(keys.session_key(session_id, "open"), opened.encode())
         condemned, collected = _read_gc(repository)

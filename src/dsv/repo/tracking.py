@@ -266,8 +266,7 @@ def set_seen(path: AnyPath, branch: BranchName, commit: CommitId) -> None:
     """Note where the user of a workspace last saw its branch. Durable when it returns. Raises `OSError`."""
     before = read(path)
     if before.seen != (str(branch), str(commit)):
-        after = replace(before, seen=(str(branch), str(commit)))
-        replace_file(path, msgspec.json.encode(after) + b"\n")
+        replace_file(path, msgspec.json.encode(replace(before, seen=(str(branch), str(commit)))) + b"\n")
 
 
 class _Known(msgspec.Struct, frozen=True):

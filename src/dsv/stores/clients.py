@@ -269,8 +269,7 @@ class ForkedS3(ObjectStore):
                 text += "<html"
             raise BaseError(text) from error
         except BotoCoreError as error:
-            kind = _KINDS.get(type(error).__name__, "Request")
-            raise BaseError(f"{error} (kind: {kind}, )") from error
+            raise BaseError(f"{error} (kind: {_KINDS.get(type(error).__name__, 'Request')}, )") from error
 
     def _refuse(self) -> NoReturn:
         raise Unsupported(

@@ -255,9 +255,8 @@ class PathSet(msgspec.Struct, frozen=True):
         """16 hex digits for the name of a cached part; None for the whole tree."""
         if self.whole:
             return None
-        return blake3(b"\n".join(self.keys), derive_key_context="dsv 2026-11 selection v1").hexdigest(
-            length=8
-        )
+        hashed = blake3(b"\n".join(self.keys), derive_key_context="dsv 2026-11 selection v1")
+        return hashed.hexdigest(length=8)
 
     @property
     def ways(self) -> frozenset[bytes]:
@@ -273,7 +272,11 @@ class PathSet(msgspec.Struct, frozen=True):
 
     def touches(self, path: bytes) -> bool:
         """Return whether the path is in the set or leads to something in it."""
-        return path in self or self._has_below(path)
+        if path in self:
+            return True
+        prefix = sort_key(path) + b"\0"
+        at = bisect.bisect_left(self.keys, prefix)
+        return path != b"" and at < len(self.keys) and self.keys[at].startswith(prefix)
 
     def overlaps(self, after: bytes | None, last: bytes) -> bool:
         if self.whole:
@@ -282,13 +285,6 @@ class PathSet(msgspec.Struct, frozen=True):
         high = sort_key(last)
         # A folder's paths have the keys from `key + NUL` to `key + \1` (exclusive).
         return any(key <= high and (key + b"\1") > low for key in self.keys)
-
-    def _has_below(self, folder: bytes) -> bool:
-        if not folder:
-            return False
-        prefix = sort_key(folder) + b"\0"
-        at = bisect.bisect_left(self.keys, prefix)
-        return at < len(self.keys) and self.keys[at].startswith(prefix)
 
 
 class Both(msgspec.Struct, frozen=True):

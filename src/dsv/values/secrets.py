@@ -134,9 +134,7 @@ def hide_in_urls(text: str) -> str:
         return text
 
     def hide(match: re.Match[str]) -> str:
-        name = re.sub(r"%([0-9A-Fa-f]{2})", lambda code: chr(int(code[1], 16)), match["name"]).strip(
-            "_[]0123456789"
-        )
+        name = unquote(match["name"], "latin-1").strip("_[]0123456789")
         secret = _is_secret(name, match["value"]) or name.lower() in ("sig", "pw")
         return match["head"] + HIDDEN if secret else match[0]
 

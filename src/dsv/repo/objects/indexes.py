@@ -93,9 +93,8 @@ def list_indexes(
         if later.runs:
             standing = later
             break
-    return ListedIndexes(
-        sizes, frozenset(filtered), {number: tuple(keyed) for number, keyed in records.items()}, standing
-    )
+    by_number = {number: tuple(keyed) for number, keyed in records.items()}
+    return ListedIndexes(sizes, frozenset(filtered), by_number, standing)
 
 
 # After this many reads of parts the whole file is read, because it is used that much.
@@ -388,13 +387,11 @@ class Indexes:
     def _load(self, index_id: IndexId) -> AnyIndex | None:
         size = self.listed.sizes.get(index_id, 0)
         if size >= FILTERED_BYTES and index_id in self.listed.filtered:
-            file = self.listed.standing.files.get(index_id)
-            copy = self._copy(index_id)
-            return copy if copy is not None else self._remote(index_id, size, file)
+            copy, file = self._copy(index_id), self.listed.standing.files.get(index_id)
+            if copy is not None:
+                return copy
+            return RemoteIndex(self._store, self._metadata, index_id, size, file, self._read_later)
         return self._read(index_id)
-
-    def _remote(self, index_id: IndexId, size: int, file: MergedFile | None) -> RemoteIndex:
-        return RemoteIndex(self._store, self._metadata, index_id, size, file, self._read_later)
 
     def _read_later(self, index_id: IndexId) -> Index | None:
         found = self._read(index_id)

@@ -365,13 +365,11 @@ class Objects(CommitReader):
         return found
 
     def _local_locator(self, kind: ObjectKind, object_id: Id) -> Locator | None:
-        rows = LOCATOR_ROWS.get(kind, 0)
-        encoded = self._metadata.get(
-            f"{kind.name.lower()}-locator", str(object_id), largest(rows) + FRAME_SLACK
-        )
+        name, rows = f"{kind.name.lower()}-locator", LOCATOR_ROWS.get(kind, 0)
+        encoded = self._metadata.get(name, str(object_id), largest(rows) + FRAME_SLACK)
         locator = None if encoded is None else _locator(encoded, rows)
         if encoded is not None and locator is None:
-            self._metadata.drop(f"{kind.name.lower()}-locator", str(object_id))
+            self._metadata.drop(name, str(object_id))
         return locator
 
     def _read_ahead(

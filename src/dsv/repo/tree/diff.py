@@ -50,13 +50,8 @@ def difference(before: Entry | None, after: Entry | None) -> What | None:
         return None if before is after else What.ADDED if before is None else What.REMOVED
     if retyped(before.kind, after.kind):
         return What.RETYPED
-    same = (before.kind, before.size, before.file_id, before.target) == (
-        after.kind,
-        after.size,
-        after.file_id,
-        after.target,
-    )
-    return None if same else What.CHANGED
+    same = before.kind == after.kind and before.size == after.size and before.file_id == after.file_id
+    return None if same and before.target == after.target else What.CHANGED
 
 
 def retyped(before: Kind, after: Kind) -> bool:

@@ -282,8 +282,7 @@ class TreeWriter:
         if level:
             self._push(self._base.below_nodes([part], level), level - 1, limit)
             return
-        located = next(self._base.segments([part]))
-        self._rows = _Rows(self._sink, located, limit)
+        self._rows = _Rows(self._sink, next(self._base.segments([part])), limit)
 
     def _push(self, parts: Sequence[TreePart], level: int, limit: bytes | None = None) -> None:
         """Make these consecutive parts the next of the base. limit: the key of the last path of them."""

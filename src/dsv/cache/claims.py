@@ -29,12 +29,15 @@ from dsv.files.small_files import FULL, list_names, read_json, read_small
 
 
 class LeaseOwner(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
-    """One holder of claims. Two are the same only if their `id` is."""
+    """One holder of claims. Two are the same only if their `id` is.
+
+    `host` and `user` are for people to read; `kernel`, `pid` and `start` are those of `files.process.Process`.
+    """
 
     id: str
-    host: str = ""  # for people to read, never compared; so is `user`
+    host: str = ""
     user: str = ""
-    kernel: str = ""  # see `files.process.Process`, also for the next two
+    kernel: str = ""
     pid: int = 0
     start: int = 0
 

@@ -43,12 +43,17 @@ _T = TypeVar("_T")
 
 
 class Trash(msgspec.Struct, frozen=True):
+    """A folder in the trash, with its room on disk."""
+
     path: Path
-    bytes: int = 0  # room on disk, like `files`
+    bytes: int = 0
     files: int = 0
-    counted: bool = True  # whether that is the room of the whole folder
-    of: str | None = None  # the place that was evicted, if that is known
-    error: DsvError | None = None  # why it can't be deleted
+    counted: bool = True
+    """False if that is not the room of the whole folder."""
+    of: str | None = None
+    """The place that was evicted, if that is known."""
+    error: DsvError | None = None
+    """Why it can't be deleted."""
 
     @property
     def problem(self) -> str | None:

@@ -44,11 +44,14 @@ _LONGEST = 256 << 20  # bytes
 class PlaceFacts(msgspec.Struct, frozen=True, array_like=True):
     """The content of one place's claims folder."""
 
-    changed: int  # its mtime before it was read, in ns; 0 if it was missing
+    changed: int
+    """Its mtime before it was read, in ns; 0 if it was missing."""
     claims: Claims
     record: Filled | None
-    used: float  # the last recorded use, in seconds since 1970; 0 for none
-    room: Extent  # disk space on the commit's account
+    used: float
+    """The last recorded use, in seconds since 1970; 0 for none."""
+    room: Extent
+    """Disk space on the commit's account."""
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -140,9 +143,11 @@ THREADS = 16  # reads in flight: over NFS each is a round trip
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    now: float  # when it began, in seconds since 1970
+    now: float
+    """When it began, in seconds since 1970."""
     items: tuple[CachedCommit, ...]
-    foreign: tuple[str, ...]  # names at the top and among the commits that are not dsv's
+    foreign: tuple[str, ...]
+    """Names at the top and among the commits that are not dsv's."""
 
     @property
     def visible(self) -> list[CachedCommit]:
@@ -214,9 +219,11 @@ def find_places(root: CacheRoot, dataset: DatasetName) -> list[CachePlace]:
 
 class Visible(msgspec.Struct, frozen=True):
     places: set[CachePlace]
-    closed: set[str]  # datasets whose folders this user may not read
-    foreign: list[str]  # as in `Inventory`
-    links: list[tuple[str, str]]  # the datasets' folders and the names in them that are links of tags
+    closed: set[str]
+    """Datasets whose folders this user may not read."""
+    foreign: list[str]
+    links: list[tuple[str, str]]
+    """The datasets' folders and the names in them that are links of tags."""
 
 
 def find_visible(root: CacheRoot) -> Visible:

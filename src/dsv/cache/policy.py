@@ -25,16 +25,18 @@ _OWN_FILES = 64  # inodes that a fill needs beside its commit's files and folder
 
 
 class CachedCommit(msgspec.Struct, frozen=True):
-    """One cached commit, or a selection of one. Times are the file server's."""
+    """One cached commit, or a selection of one. `bytes` and `files` are those of its content."""
 
     place: CachePlace
-    dataset: str  # its name
-    bytes: int  # of its content, like `files`
+    dataset: str
+    bytes: int
     files: int
-    room: Extent  # on disk, without what it shares with older ones
-    last_use: float  # seconds since 1970, by the file server's clock
-    kept_by: str | None = None  # what keeps it
-    path: Path = Path()  # its folder
+    room: Extent
+    """On disk, without what it shares with older ones."""
+    last_use: float
+    """Seconds since 1970, by the file server's clock."""
+    kept_by: str | None = None
+    path: Path = Path()
     record: Filled | None = None
     """None if the process that filled it died before it wrote one, or if it can't be read."""
     claims: Claims = Claims()
@@ -42,13 +44,16 @@ class CachedCommit(msgspec.Struct, frozen=True):
     """If False, it has only claims or a fill in progress."""
 
     # The result of an eviction:
-    reason: str = ""  # why it is evicted, or stays
+    reason: str = ""
+    """Why it is evicted, or stays."""
     freed: Extent = _NOTHING
     passed_on: Extent = _NOTHING
     """Room on its account that stays in use, because others link its files."""
-    foreign: int = 0  # files in it that no fill wrote
-    foreign_paths: tuple[str, ...] = ()  # some of these
-    error: DsvError | None = None  # why it could not be evicted, or not be deleted
+    foreign: int = 0
+    """Files in it that no fill wrote; `foreign_paths` are some of them."""
+    foreign_paths: tuple[str, ...] = ()
+    error: DsvError | None = None
+    """Why it could not be evicted, or not be deleted."""
     half_removed: bool = False
     """It is in the trash, and the next eviction deletes the rest."""
 
@@ -66,11 +71,15 @@ class CachedCommit(msgspec.Struct, frozen=True):
 
 
 class DiskSpace(msgspec.Struct, frozen=True):
-    free: int  # bytes
-    total: int  # bytes
-    filling: Extent = _NOTHING  # what the current fills have written
-    reserved: Extent = _NOTHING  # what is reserved for the rest of them
-    free_files: int | None = None  # inodes; None if there is no limit, or none is known
+    """The bytes of a file system, and its free inodes: None if there is no limit, or none is known."""
+
+    free: int
+    total: int
+    filling: Extent = _NOTHING
+    """What the current fills have written."""
+    reserved: Extent = _NOTHING
+    """What is reserved for the rest of them."""
+    free_files: int | None = None
 
     def freed(self, room: Extent) -> DiskSpace:
         files = None if self.free_files is None else self.free_files + room.files
@@ -78,22 +87,25 @@ class DiskSpace(msgspec.Struct, frozen=True):
 
 
 class Need(msgspec.Struct, frozen=True):
-    """Room that a fill needs, beyond what it has written."""
+    """Room that a fill needs, beyond what it has written: bytes of disk, files counted as whole blocks, and inodes."""
 
     place: CachePlace
-    bytes: int  # of disk, files counted as whole blocks
-    files: int  # inodes
+    bytes: int
+    files: int
     keep: frozenset[CachePlace] = frozenset()
     """Cached commits that must stay, besides the place: the fill takes files from them."""
-    folders: int = 0  # further inodes, which the owner's limits do not count
+    folders: int = 0
+    """Further inodes, which the owner's limits do not count."""
 
 
 class EvictionRequest(msgspec.Struct, frozen=True):
     """The purpose of an eviction. If room is needed, neither age nor another dataset's max_size counts."""
 
-    only: frozenset[CachePlace] | None = None  # these and nothing else
-    everything: bool = False  # all that may be evicted
-    need: Need | None = None  # room that must be left afterwards
+    only: frozenset[CachePlace] | None = None
+    """These and nothing else."""
+    everything: bool = False
+    need: Need | None = None
+    """Room that must be left afterwards."""
 
     @property
     def kept(self) -> frozenset[CachePlace]:

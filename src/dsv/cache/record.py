@@ -113,22 +113,32 @@ _VERSION = 1
 
 
 class Filled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """One fill of a cached commit. A newer version may add fields, but never changes the meaning of these."""
+    """One fill of a cached commit. A newer version may add fields, but never changes the meaning of these.
+
+    The ids are hex. `files`, `bytes` and `entries` are of the commit or selection; `host` and `user` of the process
+    that made it visible.
+    """
 
     version: int = _VERSION
-    fill: str  # random hex, new for each fill; the same for all that share the fill
-    store: str  # hex, like `commit`
+    fill: str
+    """Random, new for each fill; the same for all that share the fill."""
+    store: str
     commit: str
-    files: int  # of the commit or selection, like the next two
+    files: int
     bytes: int
     entries: int
-    own_files: int = 0  # inodes that this fill added, without those of linked files
-    own_bytes: int = 0  # disk blocks that it added, in bytes
-    selection: tuple[str, ...] = ()  # the selected paths; empty for a whole commit
-    linked: tuple[str, ...] = ()  # places (`<dataset component>/<name>`) that files were taken from
-    host: str = ""  # of the process that made it visible, like `user`
+    own_files: int = 0
+    """Inodes that this fill added, without those of linked files."""
+    own_bytes: int = 0
+    """Disk blocks that it added, in bytes."""
+    selection: tuple[str, ...] = ()
+    """The selected paths; empty for a whole commit."""
+    linked: tuple[str, ...] = ()
+    """Places (`<dataset component>/<name>`) that files were taken from."""
+    host: str = ""
     user: str = ""
-    time: float = 0.0  # seconds since 1970, the file server's clock
+    time: float = 0.0
+    """Seconds since 1970, the file server's clock."""
 
     @property
     def paths(self) -> PathSet:

@@ -37,11 +37,13 @@ _SHOWN = 5  # names of foreign files that are kept for the report
 
 
 class Removed(msgspec.Struct):
+    """What a removal freed. The room of files that others still link is `shared`; no fill wrote the `foreign` ones."""
+
     files: int = 0
-    room: Extent = msgspec.field(default_factory=Extent)  # freed
-    shared: Extent = msgspec.field(default_factory=Extent)  # of files that others still link
-    foreign: int = 0  # files that no fill wrote
-    foreign_paths: list[str] = msgspec.field(default_factory=list)  # the first few
+    room: Extent = msgspec.field(default_factory=Extent)
+    shared: Extent = msgspec.field(default_factory=Extent)
+    foreign: int = 0
+    foreign_paths: list[str] = msgspec.field(default_factory=list)
 
 
 class Remover:

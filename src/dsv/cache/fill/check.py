@@ -41,7 +41,8 @@ class Wrong(msgspec.Struct, frozen=True):
     where: Location | None
     problem: str
     identity: tuple[int, int] | None = None
-    links: int = 0  # other names of that file, which are wrong too
+    links: int = 0
+    """Other names of that file, which are wrong too."""
 
     @property
     def path(self) -> bytes:
@@ -55,12 +56,15 @@ class Checked(msgspec.Struct):
     place: CachePlace
     files: int = 0
     wrong: list[Wrong] = msgspec.field(default_factory=list)
-    repaired: int = 0  # of `wrong`
-    strange: list[bytes] = msgspec.field(default_factory=list)  # paths that were never committed
-    left: list[bytes] = msgspec.field(default_factory=list)  # those that a repair has not removed
+    repaired: int = 0
+    strange: list[bytes] = msgspec.field(default_factory=list)
+    """Paths that were never committed."""
+    left: list[bytes] = msgspec.field(default_factory=list)
+    """Those of `strange` that a repair has not removed."""
     expected: set[bytes] = msgspec.field(default_factory=set)
-    problem: str | None = None  # why it could not be checked
-    bytes: int = 0  # of `files`
+    problem: str | None = None
+    """Why it could not be checked."""
+    bytes: int = 0
 
     @property
     def dataset(self) -> DatasetName:

@@ -44,10 +44,12 @@ Buffer = bytes | bytearray | memoryview
 class FillRights(FolderRights, frozen=True):
     """Modes and group that give new files and folders the rights of the cache's root."""
 
-    file: int = 0  # a mode, like the next one
+    file: int = 0
     executable: int = 0
-    mend: bool = False  # a umask interferes, so modes are set by fchmod after the creation
-    sync: bool = False  # each file is synced before it is closed
+    mend: bool = False
+    """A umask interferes, so modes are set by fchmod after the creation."""
+    sync: bool = False
+    """Each file is synced before it is closed."""
 
     @classmethod
     def of(cls, root: CacheRoot, *, sync: bool = False) -> FillRights:

@@ -47,12 +47,13 @@ VERSION = 1  # of the plan, and of how the processes that share it work together
 
 
 class SegmentLoad(msgspec.Struct, frozen=True):
-    """The wanted entries of one segment."""
+    """The wanted entries of one segment, the tree's `number`-th."""
 
-    number: int  # of the segment in the tree
+    number: int
     entries: int
     bytes: int
-    heavy: int  # bytes to fetch or copy; the rest is linked
+    heavy: int
+    """Bytes to fetch or copy; the rest is linked."""
 
 
 class FillPart(msgspec.Struct, frozen=True, array_like=True):
@@ -65,7 +66,8 @@ class FillPart(msgspec.Struct, frozen=True, array_like=True):
     last: int
     slice: int
     slices: int
-    entries: int  # for progress, like `bytes`; a slice's are estimates
+    entries: int
+    """For progress, like `bytes`; a slice's are estimates."""
     bytes: int
 
 
@@ -74,22 +76,25 @@ class ReferencePlan(msgspec.Struct, frozen=True, array_like=True):
 
     dataset: str
     name: str
-    way: str  # `link`, `reflink` or `copy`, as tried when planning
+    way: str
+    """`link`, `reflink` or `copy`, as tried when planning."""
 
 
 class FillPlan(msgspec.Struct, frozen=True):
-    """The plan that all processes of a fill share."""
+    """The plan that all processes of a fill share. Its sums are of the whole commit or selection."""
 
     version: int
     fill: str
     store: str
     commit: str
     selection: list[str]
-    files: int  # of the whole commit or selection, like the next two
+    files: int
     bytes: int
     entries: int
-    need_bytes: int  # room on disk, in blocks
-    need_files: int  # in inodes
+    need_bytes: int
+    """Room on disk, in blocks."""
+    need_files: int
+    """Inodes."""
     parts: list[FillPart]
     references: list[ReferencePlan] = msgspec.field(name="donors")
     has_source_map: bool = msgspec.field(name="sheet")
@@ -192,8 +197,10 @@ class Claim(msgspec.Struct, frozen=True):
     """A part that this process may work on."""
 
     part: int
-    generation: int  # 1 for the first claimer; higher ones find others' traces
-    done: bool = False  # an earlier one had finished it; this one only keeps all of them from changing it
+    generation: int
+    """1 for the first claimer; higher ones find others' traces."""
+    done: bool = False
+    """An earlier one had finished it; this one only keeps all of them from changing it."""
 
 
 class ClaimTable:

@@ -120,11 +120,16 @@ class PartJob(msgspec.Struct):
     """A claimed part in progress."""
 
     claim: Claim
-    check: bool  # first look at the files that exist
-    open: int = 0  # files requested and not yet written
-    passed: bool = False  # all were requested
-    again: bool = False  # look it through again
-    damaged: bool = False  # the store can't give one of its files
+    check: bool
+    """First look at the files that exist."""
+    open: int = 0
+    """Files requested and not yet written."""
+    passed: bool = False
+    """All were requested."""
+    again: bool = False
+    """Look it through again."""
+    damaged: bool = False
+    """The store can't give one of its files."""
     unplaced: list[tuple[Entry, bytes]] = msgspec.field(default_factory=list)
     """Small files whose folder was replaced, with their content."""
     replace: set[bytes] = msgspec.field(default_factory=set)

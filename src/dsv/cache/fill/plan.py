@@ -65,7 +65,8 @@ OPEN = bytes(
 class FillRequest(msgspec.Struct, frozen=True):
     """A request to make one commit, or a selection of it, visible in a cache."""
 
-    dataset: str  # the path component (`/` written `%2F`)
+    dataset: str
+    """The path component (`/` written `%2F`)."""
     commit: CommitId
     store: StoreId
     selection: PathSet = msgspec.field(default_factory=PathSet)
@@ -76,12 +77,13 @@ class FillRequest(msgspec.Struct, frozen=True):
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """A plan with its larger pieces."""
+    """A plan with its larger pieces; for these see `Matching`."""
 
     plan: FillPlan
-    source_map: bytes  # a byte per entry
-    moves: Mapping[int, bytes]  # see `Matching.encoded_moves`
-    folders: int = 0  # made by the fill; 0 if there are so many inodes that they were not counted
+    source_map: bytes
+    moves: Mapping[int, bytes]
+    folders: int = 0
+    """Made by the fill; 0 if there are so many inodes that they were not counted."""
 
 
 _NO_ROOM = 254
@@ -327,8 +329,10 @@ def newest(cached: Iterable[Candidate]) -> list[Candidate]:
 class Matching(msgspec.Struct):
     """The references from which the entries of the wanted tree can be taken."""
 
-    codes: bytearray  # the source map, one byte per entry
-    starts: list[int]  # the first entry of each segment, and the number of all entries
+    codes: bytearray
+    """The source map, one byte per entry."""
+    starts: list[int]
+    """The first entry of each segment, and the number of all entries."""
     sizes: dict[int, array[int]] = msgspec.field(default_factory=dict)
     """Sizes of the entries of each segment that was read; the other segments are linked whole."""
     moves: dict[int, bytes] = msgspec.field(default_factory=dict)

@@ -85,10 +85,13 @@ class FillEntry(msgspec.Struct):
     """An entry and how it gets into the tree."""
 
     entry: Entry
-    where: Location | None  # a hint where its content is in the store
-    reference: int | None = None  # a cached commit that has this very file
-    reference_path: bytes = b""  # where it has it
-    older: int | None = None  # a reference that has an older version at the same path
+    where: Location | None
+    """A hint where its content is in the store."""
+    reference: int | None = None
+    """A cached commit that has this very file, at `reference_path`."""
+    reference_path: bytes = b""
+    older: int | None = None
+    """A reference that has an older version at the same path."""
 
 
 class LinkRun(msgspec.Struct):
@@ -99,7 +102,8 @@ class LinkRun(msgspec.Struct):
     names: list[bytes]
     sizes: Sequence[int]
     kinds: bytes
-    item: Callable[[int], FillEntry]  # returns the n-th, for those that could not be linked after all
+    item: Callable[[int], FillEntry]
+    """Returns the n-th, for those that could not be linked after all."""
 
 
 class FillContents:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from dsv.cache.root import CachePlace, CacheRoot
 from dsv.files import system
-from dsv.files.attributes import GONE
+from dsv.files.attributes import GONE, ignoring, unless_gone
 from dsv.files.folders import TAKEN
 from dsv.files.process import Fate, Process, host_name, user_name
 from dsv.files.shared_path import SharedPath
@@ -104,30 +104,23 @@ class Intent(msgspec.Struct, frozen=True):
         return self.root.claims(self.place) / f"{INTENT}{self.owner.id}"
 
     def _make_folder(self) -> None:
-        try:
+        with ignoring(FULL):
             self.root.make_directory(self.folder)
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            # The next `prepare` on a disk with room makes a new one.
-            self.root.spare_folder.rename(self.folder)
+            return
+        # The next `prepare` on a disk with room makes a new one.
+        self.root.spare_folder.rename(self.folder)
 
     def _tell(self, record: IntentRecord) -> None:
-        try:
+        with ignoring(FULL):
             self.root.write_once(self.file, msgspec.json.encode(record))
-        except OSError as error:
-            if error.errno not in FULL:
-                raise
-            self.root.put_name(self.file)  # the name alone is enough
+            return
+        self.root.put_name(self.file)  # the name alone is enough
 
     def rename_to_trash(self, source: SharedPath) -> bool:
         """Rename `source` into the trash; False if a taker or other evictor was faster. Raises `OSError`."""
-        try:
+        with unless_gone():
             source.rename(self.folder / source.name)
             return True
-        except OSError as error:
-            if error.errno not in GONE:
-                raise
         try:  # which of the two folders is missing? rmdir asks the server, this host's memory may be old
             self.folder.rmdir()
         except OSError as error:

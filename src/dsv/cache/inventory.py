@@ -29,7 +29,7 @@ from dsv.cache.root import (
     own_folder,
     places_in,
 )
-from dsv.files.attributes import refresh
+from dsv.files.attributes import ignoring, refresh
 from dsv.files.shared_path import ListedName, SharedPath
 from dsv.files.small_files import GONE, list_names, read_json
 from dsv.values.names import DatasetName
@@ -90,12 +90,9 @@ class Remembered:
         """Read a place's claims folder, with one request if it has not changed. Raises `OSError`."""
         if place in self._trusted:
             return self._trusted[place]
-        try:
+        changed = 0
+        with ignoring(GONE):
             changed = refresh(self._root.claims(place))
-        except OSError as error:
-            if error.errno not in GONE:
-                raise
-            changed = 0
         known = self._known.get(place)
         if known is not None and known.changed == changed:
             return known
@@ -199,12 +196,10 @@ def _candidate(
 
 def server_now(root: CacheRoot) -> float:
     """Return the file server's time, or this host's for a user who may only read. Raises `OSError`."""
-    try:
-        return root.now() if root.exists() else time.time()
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-        return time.time()
+    with ignoring((errno.EACCES, errno.EPERM, errno.EROFS)):
+        if root.exists():
+            return root.now()
+    return time.time()
 
 
 def find_places(root: CacheRoot, dataset: DatasetName) -> list[CachePlace]:
@@ -267,13 +262,10 @@ def find_all(folder: SharedPath) -> list[CachePlace]:
 
 def _entries(folder: SharedPath) -> list[ListedName]:
     """List a folder as the file server has it now, with what another host has just cached."""
-    try:
+    with ignoring(GONE):
         refresh(folder)
         return folder.entries()
-    except OSError as error:
-        if error.errno not in GONE:
-            raise
-        return []
+    return []
 
 
 def _changed(path: SharedPath) -> float:

@@ -33,6 +33,7 @@ from dsv.cache.claims import (
 from dsv.cache.record import ENTRY, mark_used
 from dsv.cache.root import CachePlace, CacheRoot, own_folder
 from dsv.errors import Conflict, DsvError
+from dsv.files.attributes import ignoring
 from dsv.files.process import user_name
 from dsv.files.shared_path import SharedPath
 from dsv.files.small_files import FULL, list_names
@@ -182,12 +183,9 @@ class Lease:
         """Give the lease this name; return its other name. After an `OSError` the names are unchanged."""
         older, current = self._older, self._path
         try:
-            try:
+            with ignoring(FULL):
                 self._put(older, current, new)
                 return current
-            except OSError as error:
-                if error.errno not in FULL:
-                    raise
             current.rename(new)
             return older
         except OSError as error:

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from dsv.errors import Conflict, Denied, DsvError, NoRoom, NotFound, Unreachable, Unsupported, UsageError
-from dsv.files.attributes import PROBE, refresh
+from dsv.files.attributes import PROBE, ignoring, refresh
 from dsv.files.folders import FolderRights, make_folder, open_folder, umask
 from dsv.files.shared_path import AnyPath, SharedPath
 from dsv.files.small_files import FORGOTTEN, FULL, GONE, link_once, list_names, read_small, write_new
@@ -260,11 +260,8 @@ class CacheRoot:
             self.path.mkdir(parents=True, exist_ok=True)
             for name in ("tmp", "claims", "fill", "stores", "datasets", "room", "trash"):
                 self.make_directory(self.dot / name)
-            try:
+            with ignoring(FULL):  # other processes use the missing ones
                 self._make_spares()
-            except OSError as error:
-                if error.errno not in FULL:  # other processes use the missing ones
-                    raise
 
     def _make_spares(self) -> None:
         """Make spare names, so that an eviction works on a disk without a free block or inode."""
@@ -376,11 +373,8 @@ class CacheRoot:
     def _look_again(self, error: OSError, folder: SharedPath, attempt: int) -> None:
         """Make the folder again if another process removed it; raise `error` if that does not help."""
         self._pause_after(error, folder, attempt)
-        try:
+        with ignoring(_LOOK_AGAIN):  # the folder above it was just removed
             self._make_directory(folder)
-        except OSError as failure:  # the folder above it was just removed
-            if failure.errno not in _LOOK_AGAIN:
-                raise
 
     def _pause_after(self, error: OSError, folder: SharedPath, attempt: int) -> None:
         """Wait for the next try if `error` is of a vanished folder. Raises others, and the last try's."""
@@ -471,17 +465,12 @@ def refuse_symlinks(root: CacheRoot) -> None:
 
 
 def _check(folder: SharedPath, levels: int) -> None:
-    try:
-        found = folder.entries()
-    except OSError as error:
-        if error.errno not in GONE:
-            raise
-        return
-    for entry in found:
-        if entry.is_symlink:
-            raise no_symlink(folder / entry.name)
-        if levels > 1 and entry.is_dir:
-            _check(folder / entry.name, levels - 1)
+    with ignoring(GONE):
+        for entry in folder.entries():
+            if entry.is_symlink:
+                raise no_symlink(folder / entry.name)
+            if levels > 1 and entry.is_dir:
+                _check(folder / entry.name, levels - 1)
 
 
 def remove_probes(folder: SharedPath) -> None:

@@ -12,7 +12,7 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
@@ -131,10 +131,15 @@ GONE: Final = (errno.ENOENT, errno.ESTALE)
 
 
 @contextmanager
-def unless_gone() -> Iterator[None]:
-    """End the body silently if a file or folder is missing or was removed."""
+def ignoring(numbers: Collection[int | None]) -> Iterator[None]:
+    """End the body silently at an `OSError` with one of these numbers."""
     try:
         yield
     except OSError as error:
-        if error.errno not in GONE:
+        if error.errno not in numbers:
             raise
+
+
+def unless_gone() -> AbstractContextManager[None]:
+    """End the body silently if a file or folder is missing or was removed."""
+    return ignoring(GONE)

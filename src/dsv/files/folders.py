@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from dsv.errors import Denied, Unsupported
-from dsv.files.attributes import ask_again
+from dsv.files.attributes import ask_again, ignoring
 from dsv.files.descriptors import Opened
 from dsv.files.errors import as_error
 from dsv.files.shared_path import AnyPath, SharedPath, open_at
@@ -142,12 +142,8 @@ def sync_folder(folder: int | AnyPath) -> None:
         )
     except PermissionError:
         return
-    with Opened(readable):
-        try:
-            os.fsync(readable)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-                raise
+    with Opened(readable), ignoring((errno.EINVAL, errno.EOPNOTSUPP)):
+        os.fsync(readable)
 
 
 def make_durable(folder: Path) -> None:

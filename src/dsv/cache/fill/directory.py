@@ -22,6 +22,7 @@ from dsv.cache.record import Filled, lookup, record_path, write_record
 from dsv.cache.removal import Remover
 from dsv.cache.root import CachePlace, CacheRoot, remove_probes
 from dsv.errors import UPGRADE, Conflict, Unsupported
+from dsv.files.attributes import ignoring
 from dsv.files.shared_path import SharedPath
 from dsv.files.small_files import FULL, GONE, list_names, read_small
 
@@ -118,11 +119,8 @@ def join(root: CacheRoot, place: CachePlace) -> FillDirectory | None:
     root.reach(home.parent)
     names = list_names(home)
     if not names and home.is_dir():  # on NFS this listing may be old
-        try:
+        with ignoring(GONE):
             root.time_in(home)
-        except OSError as error:
-            if error.errno not in GONE:
-                raise
         names = list_names(home)
         if not names:
             remove_probes(home)  # a fill can't be renamed onto a folder that has any
@@ -180,12 +178,10 @@ def publish(directory: FillDirectory, owner: LeaseOwner) -> bool:
 
 def _write_entry(directory: FillDirectory, draft: SharedPath, name: SharedPath) -> None:
     """Name the record; on a full disk by a rename, which needs no block and no inode. All write the same."""
-    try:
+    with ignoring(FULL):
         directory.root.link_once(draft, name)
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        draft.rename(name)
+        return
+    draft.rename(name)
 
 
 def _becomes_visible(directory: FillDirectory) -> bool:
@@ -219,13 +215,10 @@ def give_up(directory: FillDirectory) -> bool:
 
 def end_unpublished(directory: FillDirectory) -> bool:
     """End a fill, so that no process can publish it; False if it ended before. Raises `OSError`."""
-    try:
+    with ignoring(GONE):
         directory.tree.rename(directory.dead)
-    except OSError as error:
-        if error.errno not in GONE:
-            raise
-        return False
-    return True
+        return True
+    return False
 
 
 def clear(directory: FillDirectory) -> None:

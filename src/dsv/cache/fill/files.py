@@ -21,7 +21,7 @@ from dsv.cache.fill.reservations import refusal
 from dsv.cache.root import FILE_TIME, CachePlace, CacheRoot
 from dsv.errors import DsvError, Unreachable
 from dsv.files import system
-from dsv.files.attributes import refresh
+from dsv.files.attributes import ignoring, refresh
 from dsv.files.descriptors import Opened
 from dsv.files.folders import FOLDER_FLAGS, FolderRights, make_folder, umask
 from dsv.files.small_files import FULL, write_sparse
@@ -341,18 +341,14 @@ class Links:
 
     def _open(self, reference: int) -> Folders | None:
         plan = self._references[reference]
-        try:
-            top = self._root.visible(CachePlace(plan.dataset, plan.name)).descriptor(
-                os.O_RDONLY | os.O_DIRECTORY
-            )
-        except OSError as error:
-            if error.errno not in _NO_REFERENCE:
-                raise
-            return None
-        self._opened.callback(os.close, top)
-        folders = Folders(top, self._rights, before_close=self._before_close)
-        self._opened.callback(folders.close)
-        return folders
+        path = self._root.visible(CachePlace(plan.dataset, plan.name))
+        with ignoring(_NO_REFERENCE):
+            top = path.descriptor(os.O_RDONLY | os.O_DIRECTORY)
+            self._opened.callback(os.close, top)
+            folders = Folders(top, self._rights, before_close=self._before_close)
+            self._opened.callback(folders.close)
+            return folders
+        return None
 
     def _copy(self, source: tuple[int, bytes], target: tuple[int, bytes], entry: Entry) -> Taken:
         """Share the blocks, which costs nothing, or copy a small file. The chunks of a large file are checked

@@ -14,6 +14,7 @@ from dsv.cache.claims import LeaseOwner
 from dsv.cache.fill.directory import FillDirectory
 from dsv.cache.leases import SILENCE
 from dsv.cache.root import CacheRoot
+from dsv.files.attributes import ignoring
 from dsv.files.shared_path import SharedPath
 from dsv.files.small_files import FORGOTTEN, list_names, read_small
 from dsv.files.system import FileSystem
@@ -108,16 +109,14 @@ class Heartbeat:
         if not left:  # a process that leaves needs no time, and on a full disk there may be no way to get it
             self.tally.last_beat = self._root.time_in(self._folder)
         data = msgspec.json.encode(self.tally).ljust(_RECORD_SIZE)
-        try:
+        with ignoring((*FORGOTTEN, errno.ESTALE)):
             self._put(data)
-        except OSError as error:
-            if error.errno not in (*FORGOTTEN, errno.ESTALE):
-                raise
-            lost = self._descriptor
-            self._descriptor = (self._folder / self.owner.id).descriptor(os.O_WRONLY)
-            with contextlib.suppress(OSError):  # it may report a known loss again
-                os.close(lost)
-            self._put(data)
+            return
+        lost = self._descriptor
+        self._descriptor = (self._folder / self.owner.id).descriptor(os.O_WRONLY)
+        with contextlib.suppress(OSError):  # it may report a known loss again
+            os.close(lost)
+        self._put(data)
 
     def _put(self, data: bytes) -> None:
         os.pwrite(self._descriptor, data, 0)

@@ -62,15 +62,9 @@ class Trash(msgspec.Struct, frozen=True):
 
 def find_trash(root: CacheRoot) -> list[Trash]:
     """List and measure the folders in the trash. Raises `OSError` if that fails."""
-    found = []
-    for name in list_names(root.trash):
-        folder = root.trash / name
-        if folder == root.spare_folder or not folder.is_dir():
-            continue
-        trash = measure(folder)
-        if trash is not None:
-            found.append(trash)
-    return found
+    folders = (root.trash / name for name in list_names(root.trash))
+    measured = [measure(folder) for folder in folders if folder != root.spare_folder and folder.is_dir()]
+    return [trash for trash in measured if trash is not None]
 
 
 def measure(folder: SharedPath) -> Trash | None:

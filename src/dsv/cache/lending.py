@@ -28,6 +28,8 @@ from dsv.cache.fill.plan import PathWindow, newest, of_dataset
 from dsv.cache.root import CacheRoot, folder_name
 from dsv.errors import DsvError
 from dsv.files import system
+from dsv.files.attributes import ignoring
+from dsv.files.descriptors import Opened
 from dsv.files.folders import FOLDER_FLAGS
 from dsv.files.shared_path import AnyPath, descend
 from dsv.files.small_files import write_sparse
@@ -58,7 +60,7 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _SOURCE_LOST = (errno.EIO, errno.ESTALE)
 
 T = TypeVar("T")
-Opened = bytes | int | None
+OpenedFile = bytes | int | None
 """A small file's verified content, or a descriptor, or None if the file can't be used."""
 
 
@@ -168,7 +170,7 @@ class LentFiles:
         self._leave_out = leave_out
         numbers = sorted(files)
         self._batches = _batches([files[number] for number in numbers])
-        self._answers: list[Future[list[Opened]]] = []
+        self._answers: list[Future[list[OpenedFile]]] = []
         rows = ((number, row) for number, batch in enumerate(self._batches) for row in range(len(batch)))
         self._rows = dict(zip(numbers, rows, strict=True))
 
@@ -202,10 +204,8 @@ class LentFiles:
         if isinstance(found, bytes):
             write_sparse(target, (found,))
             return True
-        try:
+        with Opened(found):
             return self._copy(shelf, found, target, entry)
-        finally:
-            os.close(found)
 
     def close(self) -> None:
         for answer in self._answers:
@@ -343,19 +343,16 @@ def _batches(
     return found
 
 
-def _open_all(batch: Sequence[tuple[LendingCache, Lender, Entry]]) -> list[Opened]:
+def _open_all(batch: Sequence[tuple[LendingCache, Lender, Entry]]) -> list[OpenedFile]:
     """Open files, but none of a cache that was left out: those are not taken, and may be many batches."""
     return [None if shelf.away else _open(lender.top, entry, shelf.clones) for shelf, lender, entry in batch]
 
 
-def _open(top: int, entry: Entry, clones: bool) -> Opened:
+def _open(top: int, entry: Entry, clones: bool) -> OpenedFile:
     try:
         above, _, name = os.fsdecode(entry.path).rpartition("/")
-        folder = descend(top, above or ".")
-        try:
+        with Opened(descend(top, above or ".")) as folder:
             descriptor = os.open(name, _OPEN, dir_fd=folder)
-        finally:
-            os.close(folder)
     except OSError:  # evicted, or not readable by this user
         return None
     keep = False
@@ -377,15 +374,12 @@ def _open(top: int, entry: Entry, clones: bool) -> Opened:
 
 def _clone(source: int, target: int) -> bool | None:
     """Share the blocks; return None if the source can't be read. Raises `OSError` if there is no room."""
-    try:
+    with ignoring(_SOURCE_LOST):
         return system.clone(source, target)
-    except OSError as error:
-        if error.errno in _SOURCE_LOST:
-            return None
-        raise
+    return None
 
 
-def _close_all(answer: Future[list[Opened]]) -> None:
+def _close_all(answer: Future[list[OpenedFile]]) -> None:
     if answer.exception() is None:
         for each in answer.result():
             if isinstance(each, int):

@@ -162,9 +162,7 @@ def read_record(root: CacheRoot, place: CachePlace, names: Iterable[str] | None 
     folder = root.claims(place)
     chosen = list_names(folder) if names is None else names
     records = [read_json(folder / name, _FILLED) for name in chosen if name.startswith(ENTRY)]
-    return max(
-        (record for record in records if record is not None), key=lambda record: record.time, default=None
-    )
+    return max(filter(None, records), key=lambda record: record.time, default=None)
 
 
 class Cached(msgspec.Struct, frozen=True):

@@ -22,7 +22,6 @@ from dsv.values import units
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
     from dsv.api.checkout import Restored, Updated
     from dsv.cli.terminal import Surroundings
@@ -90,9 +89,7 @@ class CommandOutput(AbstractContextManager["CommandOutput"]):
         self._held.close()
         self._held = io.BytesIO()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.discard()
 
     def _send(self, data: bytes) -> None:

@@ -13,13 +13,14 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from dsv.files.attributes import refresh
+from dsv.files.descriptors import Opened
 
 _T = TypeVar("_T")
 # A folder opened by O_PATH need not be readable, and an NFS client asks its server no more than for a path.
@@ -73,20 +74,14 @@ class SharedPath(msgspec.Struct, frozen=True, order=True):
         """Yield the name, and a descriptor of its folder, as the functions of `os` take them."""
         if ".." in self.below.split("/"):  # another user has put it into a record
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.below)
-        descriptor = self._enter(self.below.rpartition("/")[0])
-        try:
+        with Opened(self._enter(self.below.rpartition("/")[0])) as descriptor:
             yield self.name or ".", descriptor
-        finally:
-            os.close(descriptor)
 
     def _enter(self, below: str) -> int:
-        root = os.open(self.root, _FOLDER)
         if not below:
-            return root
-        try:
+            return os.open(self.root, _FOLDER)
+        with Opened(os.open(self.root, _FOLDER)) as root:
             return descend(root, below)
-        finally:
-            os.close(root)
 
     def look_up_anew(self) -> None:
         """Have an NFS client look up the path, level by level: it shows removed folders for half a minute."""
@@ -137,15 +132,11 @@ class SharedPath(msgspec.Struct, frozen=True, order=True):
 
     def entries(self) -> list[ListedName]:
         """List a folder."""
-        folder = self.descriptor(os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            with os.scandir(folder) as listing:
-                return [
-                    ListedName(entry.name, entry.is_dir(follow_symlinks=False), entry.is_symlink())
-                    for entry in listing
-                ]
-        finally:
-            os.close(folder)
+        with Opened(self.descriptor(os.O_RDONLY | os.O_DIRECTORY)) as folder, os.scandir(folder) as listing:
+            return [
+                ListedName(entry.name, entry.is_dir(follow_symlinks=False), entry.is_symlink())
+                for entry in listing
+            ]
 
     def iterdir(self) -> Iterator[SharedPath]:
         return (self / one.name for one in self.entries())
@@ -240,11 +231,7 @@ def _openat2() -> Callable[[int, str], int] | None:
             if number != errno.EINTR:
                 raise _no_folder(number, below)
 
-    root = os.open("/", _FOLDER)
-    try:
+    with Opened(os.open("/", _FOLDER)) as root, suppress(OSError):
         os.close(enter(root, "."))
-    except OSError:
-        return None
-    finally:
-        os.close(root)
-    return enter
+        return enter
+    return None

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 from dsv.files import sync_process, system
+from dsv.files.descriptors import Opened
 from dsv.files.shared_path import AnyPath, open_at
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
@@ -31,21 +32,16 @@ class Syncer:
         self._descriptor = open_at(tree, _FOLDER)
         if sys.platform != "linux":
             return
-        others: list[int] = []
-        try:
-            others.append(open_at(tree, _FOLDER))
-            others.append(open_at(tree.parent, _FOLDER))
-        except OSError:
-            for descriptor in (self._descriptor, *others):
-                os.close(descriptor)
-            raise
-        try:
-            self._process = _start(others, tree.name, dead)
-        except OSError:  # no process could be started
-            self._process = None
-        finally:
-            for descriptor in others:
-                os.close(descriptor)
+        with contextlib.ExitStack() as opened:
+            try:
+                folders = [
+                    opened.enter_context(Opened(open_at(path, _FOLDER))) for path in (tree, tree.parent)
+                ]
+            except OSError:
+                os.close(self._descriptor)
+                raise
+            with contextlib.suppress(OSError):  # no process could be started
+                self._process = _start(folders, tree.name, dead)
 
     def begin(self) -> None:
         """Make the second process begin to sync."""

@@ -117,10 +117,9 @@ def _write(call: Call, state: WorkspaceStatus, typed: Sequence[str], *, everythi
         call.out.line(ink.paint(CHANGES["refused"], "refused ") + f"  {printable(text)}")
     for name, other in state.clashes:
         call.warn(f"{printable(name)} and {printable(other)} are one name where case or Unicode is folded")
-    if state.suspicious is not None:
-        call.warn(state.suspicious)
-    if state.unfinished is not None:
-        call.warn(state.unfinished)
+    for warning in (state.suspicious, state.unfinished):
+        if warning is not None:
+            call.warn(warning)
     where = f"{state.workspace.dataset}@{state.workspace.branch}"
     base = "no commit yet" if state.base is None else f"base {str(state.base)[:12]}"
     count = len(changes)

@@ -161,3 +161,7 @@ def test_a_cache_of_a_damaged_commit_names_every_path_and_shows_nothing(pets: Ds
     assert {name: (cached / name).read_bytes() for name in files} == {
         name: (pets.cwd / name).read_bytes() for name in files
     }
+
+
+def test_a_bucket_is_no_cache(pets: Dsv) -> None:
+    assert pets("cache", "pets@v1", "--cache", "s3://bucket").code == 2

@@ -74,15 +74,6 @@ def test_mistakes_of_usage(pets: Dsv) -> None:
         ["evict", "--max-size", "10"],
         ["evict", "--min-free", "10"],
         ["evict", "--min-free", "x"],
-        ["cache", "pets@v1", "--hold", "0m"],
-        ["cache", "pets@v1", "--hold", "9999999d"],
-        ["hold", "pets@v1", "--for", "9999999d"],
-        ["cache", "pets@v1", "--cache", "s3://bucket"],
-        ["release"],
-        ["release", "--id", "xyz"],
-        ["release", "--id", "0" * 32, "pets@v1"],
-        ["release", "--id", "0" * 32, "--all"],
-        ["release", "--id", "0" * 32, "--job", "7"],
     ):
         assert pets(*arguments).code == 2, arguments
 

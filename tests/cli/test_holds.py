@@ -164,3 +164,17 @@ def test_a_job_without_an_end_holds_for_long(pets: Dsv) -> None:
     job = pets.at(pets.cwd, SLURM_JOB_ID="78", SLURM_JOB_END_TIME="9" * 40)
     job.ok("cache", "pets@v1")
     assert job.ok("cached", "--json").json["items"][0]["leases"][0]["until"] < "9999"
+
+
+def test_mistakes_of_usage(pets: Dsv) -> None:
+    for arguments in (
+        ["cache", "pets@v1", "--hold", "0m"],
+        ["cache", "pets@v1", "--hold", "9999999d"],
+        ["hold", "pets@v1", "--for", "9999999d"],
+        ["release"],
+        ["release", "--id", "xyz"],
+        ["release", "--id", "0" * 32, "pets@v1"],
+        ["release", "--id", "0" * 32, "--all"],
+        ["release", "--id", "0" * 32, "--job", "7"],
+    ):
+        assert pets(*arguments).code == 2, arguments

@@ -34,9 +34,8 @@ def bound_folder(start: Path, *, unreadable: bool = False) -> Path | None:
     for folder in (start, *start.parents):
         config = folder / BINDING
         try:
-            if stat.S_ISREG(
-                config.stat().st_mode
-            ):  # from Python 3.14 on, `is_file` hides an unreadable folder
+            # From Python 3.14 on, `is_file` hides an unreadable folder.
+            if stat.S_ISREG(config.stat().st_mode):
                 return folder
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):

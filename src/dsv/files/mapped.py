@@ -32,8 +32,7 @@ class Notice(enum.Enum):
     WRITTEN_BACK = "written back"
     """Once its pages were written back."""
     UNMAPPED = "unmapped"
-    """Like `WRITTEN_BACK`. Also if it was not open or mapped for writing when it was read: a new mapping is
-    noticed."""
+    """Like `WRITTEN_BACK`; also if it was not open or mapped to write when read: a new mapping is noticed."""
     ALWAYS = "always"
     """Reading the times of a file writes its pages back first."""
 
@@ -53,8 +52,7 @@ def notice(path: Path) -> Notice:
 
 @functools.cache
 def write_back_ns() -> int | None:
-    """Return the age in ns at which a page has long been written back; None if that never happens by
-    itself."""
+    """Return the age in ns at which a page has long been written back; None if only a sync does that."""
     try:
         settings = Path("/proc/sys/vm")
         expire, interval = (

@@ -183,8 +183,7 @@ def read_json(path: AnyPath, decoder: msgspec.json.Decoder[_T], limit: int = 1 <
 
 
 def _read_up_to(descriptor: int, limit: int) -> bytes | None:
-    """Return None for a longer file or no regular one. Caches have thousands: buffers of `limit` cost
-    time."""
+    """Return None for a longer file or no regular one. Caches have thousands: buffers of `limit` cost time."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
         return None

@@ -87,9 +87,8 @@ def check_out(opened: OpenWorkspace, baseline: Baseline, goal: Goal) -> Checkout
     if goal.follow is not None:
         workspace.set_base(goal.follow)
         workspace.set_begun(())
-        if (
-            workspace.journal_path.exists()
-        ):  # of a killed sync, whose commit is now the base or an ancestor of it
+        # It is of a killed sync, whose commit is now the base or an ancestor of it.
+        if workspace.journal_path.exists():
             with SyncJournal.open(workspace.journal_path, workspace.store_id) as journal:
                 if journal.left.publishing is not None:
                     journal.clear()

@@ -88,8 +88,7 @@ class OpenWorkspace(msgspec.Struct, frozen=True):
         return found
 
     def not_at_base(self, head: Head | None, base: CommitId | None, *, changed: bool = True) -> Conflict:
-        """Return the error of publishing to a branch that is not at the base. changed: anything to
-        publish."""
+        """Return the error of publishing to a branch that is not at the base. changed: anything to publish."""
         workspace = self.workspace
         if head is not None and head.entry.deleted:
             gone = deleted(head)

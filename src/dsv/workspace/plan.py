@@ -294,8 +294,7 @@ class CheckoutPlanner:
         return _conflict(change, conflict, f"is in the way of {_name(change.path)}")
 
     def _settle(self, step: Step, now: Entry | None) -> Step:
-        """Settle a conflict; return the same step if it stays, or if theirs was chosen and can't be
-        merged."""
+        """Settle a conflict; return the same step if it stays, or theirs was chosen and can't be merged."""
         change, conflict, choices = step.change, step.conflict, self._goal.choices
         if any(one is not None and one.kind is Kind.EMPTY_DIRECTORY for one in (change.before, change.after)):
             return step

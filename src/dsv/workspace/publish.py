@@ -168,9 +168,8 @@ class Publisher:
             Session.open(self._repository, self._opened.writer) as session,
             Uploader(session, journal) as uploader,
         ):
-            if (
-                self._base is not None and self._begins_branch
-            ):  # no branch of this name keeps the base from gc
+            # No branch of this name keeps the base from gc.
+            if self._base is not None and self._begins_branch:
                 check_whole(session, self._workspace.dataset, self._base)
             files = self._expect(scan)
             uploader.resume(journal.left.packs, journal.left.recipes)

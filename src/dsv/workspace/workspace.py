@@ -91,9 +91,8 @@ class _Binding(msgspec.Struct, omit_defaults=True):
     only: list[str] | None = None
 
 
-msgspec.json.Decoder(
-    _Binding, dec_hook=_parse
-)  # compiled now: two threads that use it first at the same time crash the process
+# Compiled now: two threads that use it first at the same time crash the process.
+msgspec.json.Decoder(_Binding, dec_hook=_parse)
 
 
 class Workspace(msgspec.Struct, frozen=True):

@@ -173,9 +173,8 @@ class FileWriter:
         self._state.set_exact(base, self._gone)
         if self._goal.follow is not None:
             self._state.provisional = False
-        scan_workspace(
-            self._scan.root, self._state, base, lambda: ()
-        )  # the state mirrors it: none are asked for
+        # The state mirrors the base, so no entries are asked for.
+        scan_workspace(self._scan.root, self._state, base, lambda: ())
         for change in self._folders:
             in_base = self._goal.base_of(change) == change.after
             if self._patches.folder(change.path, in_base=in_base) and in_base:

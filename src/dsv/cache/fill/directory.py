@@ -106,9 +106,8 @@ def _appear(root: CacheRoot, draft: SharedPath, target: SharedPath) -> bool:
         except OSError as error:
             if error.errno in _OCCUPIED:
                 return False
-            if (
-                error.errno not in GONE or attempt == _TRIES - 1
-            ):  # another fill's end removed the empty parent
+            # Another fill's end may have removed the empty parent.
+            if error.errno not in GONE or attempt == _TRIES - 1:
                 raise
     return False
 

@@ -56,9 +56,8 @@ class FillRights(FolderRights, frozen=True):
         """Return the rights that give this process's files those of the cache's root. Raises `OSError`."""
         mode, file = root.directory_mode, root.file_mode
         group = root.group
-        born = (
-            mode & stat.S_ISGID or os.getegid() == group or not mode & 0o070
-        )  # right, or it does not matter
+        # True if the group is right at birth, or does not matter.
+        born = mode & stat.S_ISGID or os.getegid() == group or not mode & 0o070
         mend = bool(mode & umask())
         return cls(
             given=mode,

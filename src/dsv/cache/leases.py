@@ -315,14 +315,13 @@ def hold(
     )
     path = root.claims(place) / f"{PIN}{record.id}"
     root.write_once(path, msgspec.json.encode(record))
+    cached = False
     try:
         cancel_intents(root, place, list_claims(root, place, [path.name]))
         cached = visible_identity(root, place) is not None
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    if not cached:
-        path.unlink(missing_ok=True)
+    finally:
+        if not cached:
+            path.unlink(missing_ok=True)
     return record if cached else None
 
 
@@ -363,10 +362,7 @@ def find_by_id(root: CacheRoot, places: Iterable[CachePlace], start: str) -> lis
 
 
 def _all_of(place: CachePlace, claims: Claims) -> list[HoldInfo]:
-    return [
-        *(HoldInfo(place, lease) for lease in claims.leases),
-        *(HoldInfo(place, pin) for pin in claims.pins),
-    ]
+    return [HoldInfo(place, claim) for claim in (*claims.leases, *claims.pins)]
 
 
 def end_hold(root: CacheRoot, one: HoldInfo) -> None:

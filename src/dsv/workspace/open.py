@@ -34,7 +34,6 @@ class Loan(Protocol):
 
     def take(self, at: int, target: int) -> bool:
         """Fill the empty file with verified content; False if that fails: the file is then empty."""
-        ...
 
     def close(self) -> None: ...
 
@@ -44,7 +43,6 @@ class LocalCopies(Protocol):
 
     def lend(self, commit: CommitId, entries: Sequence[Entry]) -> Loan | None:
         """Return copies of these files of the commit, in tree order; None if it has none, now or later."""
-        ...
 
 
 _COUNTED = 50

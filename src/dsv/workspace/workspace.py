@@ -140,9 +140,7 @@ class Workspace(msgspec.Struct, frozen=True):
                 raise Conflict(f"{root} is a workspace already", subject=str(root), hint="dsv status")
             for name in _OF_A_BINDING:  # left by an earlier binding, and wrong for this one
                 (dot / name).unlink(missing_ok=True)
-        workspace = cls(root, store, store_id, dataset, branch, names, chosen)
-        workspace._write()
-        return workspace
+        return cls(root, store, store_id, dataset, branch, names, chosen)._write()
 
     @property
     def dot(self) -> Path:
@@ -205,12 +203,7 @@ class Workspace(msgspec.Struct, frozen=True):
 
     def set_base(self, commit: CommitId | None) -> None:
         """Durable when it returns."""
-        if commit is not None:
-            self._replace(_BASE, f"{commit}\n".encode())
-            return
-        with about(self.dot / _BASE):
-            (self.dot / _BASE).unlink(missing_ok=True)
-            sync_folder(self.dot)
+        self._replace(_BASE, None if commit is None else f"{commit}\n".encode())
 
     def begun(self) -> tuple[StartedCommand, ...]:
         """Return all commands that have begun to write files here, oldest first. Raises `IntegrityError` for
@@ -235,14 +228,11 @@ class Workspace(msgspec.Struct, frozen=True):
 
     def set_begun(self, begun: Sequence[StartedCommand]) -> None:
         """Durable when it returns."""
-        path = self.dot / _BEGUN
         if begun:
             records = list(dict.fromkeys(begun))
             self._replace(_BEGUN, msgspec.json.format(msgspec.json.encode(records, enc_hook=str)) + b"\n")
-        elif path.exists():
-            with about(path):
-                path.unlink(missing_ok=True)
-                sync_folder(self.dot)
+        elif (self.dot / _BEGUN).exists():
+            self._replace(_BEGUN, None)
 
     def tracking(self) -> Tracking:
         """Return the last answers of the store about the dataset; none if they can't be read."""
@@ -266,15 +256,11 @@ class Workspace(msgspec.Struct, frozen=True):
 
     def follow(self, branch: BranchName, dataset: DatasetName | None = None) -> Workspace:
         """Make the workspace follow this branch, and return it. dataset: the new name of its dataset."""
-        changed = replace(self, branch=branch, dataset=dataset or self.dataset)
-        changed._write()
-        return changed
+        return replace(self, branch=branch, dataset=dataset or self.dataset)._write()
 
     def choose(self, chosen: SparsePatterns) -> Workspace:
         """Make the workspace have these paths of the dataset, and return it. Durable when it returns."""
-        changed = replace(self, chosen=chosen)
-        changed._write()
-        return changed
+        return replace(self, chosen=chosen)._write()
 
     def unbind(self) -> None:
         """Make the workspace a plain folder again; its files stay."""
@@ -297,13 +283,14 @@ class Workspace(msgspec.Struct, frozen=True):
         parts = [] if relative == b"." else relative.split(b"/")
         return None if DOT_FOLDER.encode() in parts else b"/".join(parts)
 
-    def _write(self) -> None:
+    def _write(self) -> Workspace:
+        """Write the binding, and return the workspace."""
         only = None if self.chosen.lines is None else list(self.chosen.lines)
         binding = _Binding(self.store, self.store_id, self.dataset, self.branch, self.names, only)
         values = msgspec.to_builtins(binding, enc_hook=str)
         if only is None:
             self._replace(_CONFIG, tomli_w.dumps(values).encode())
-            return
+            return self
         # Older versions find nothing that they know at the top level, and refuse it.
         data = _COMMENT + tomli_w.dumps({"needs": [SPARSE], "workspace": values}).encode()
         if len(data) > MAX_BYTES:
@@ -312,10 +299,16 @@ class Workspace(msgspec.Struct, frozen=True):
                 hint="name folders, or patterns that match many paths",
             )
         self._replace(_CONFIG, data)
+        return self
 
-    def _replace(self, name: str, data: bytes) -> None:
+    def _replace(self, name: str, data: bytes | None) -> None:
+        """Replace a file, or remove it if `data` is None. Durable when it returns."""
         with about(self.dot / name):
-            replace_file(self.dot / name, data)
+            if data is not None:
+                replace_file(self.dot / name, data)
+                return
+            (self.dot / name).unlink(missing_ok=True)
+            sync_folder(self.dot)
 
 
 def _resolved(path: Path) -> Path:

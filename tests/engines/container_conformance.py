@@ -46,6 +46,15 @@ class ContainerConformance(EngineConformance):
         for run in (job.run, missing.run):
             assert self.call(bench, "ps", "--all", "--quiet", "--filter", f"label=dsv.run={run}") == ""
 
+    def test_a_command_that_cannot_be_started_was_never_launched(self, bench: Bench) -> None:
+        """Else it would be tried again."""
+        data = bench.mount("/data")
+        (data.source / "file").write_text("no program")
+        for command, code in (("no-such-command", 127), ("/data/file", 126), ("/data/file/none", 127)):
+            ended = bench.run(bench.job(command, mounts=(data,))).outcome
+            assert (ended.exit_code, ended.launched, ended.cause) == (code, False, EndCause.NOT_STARTED)
+            assert command in (ended.reason or "")
+
     def test_an_image_that_is_not_there_is_125(self, bench: Bench) -> None:
         done = bench.run(bench.job("sh", image="127.0.0.1:1/no/such:image"))
         assert (done.code, done.outcome.launched) == (125, False)

@@ -11,7 +11,8 @@ from tests.waiting import until
 # Files of its folder say how the world stands: `down` (no daemon answers), `refused` (why no container is made),
 # `unlogged` (`logs` fails), `left` (what the attached program exits with), `over` (the container's exit code), `gone`
 # (there is no such container), `log` (what the engine keeps of the container's output), `unnoted` (the engine has not
-# noted that the container began), `no-image` (the engine has no image).
+# noted that the container began), `no-image` (the engine has no image), `said` (the container ends at once, with this
+# on stderr).
 PROGRAM = r"""#!/bin/sh
 pwd >> '{folder}/started-in'
 cd '{folder}' || exit 1
@@ -22,7 +23,8 @@ case "$1" in
 info) echo '{{"ServerVersion": "27.0", "OSType": "linux", "InitBinary": "docker-init"}}'; exit ;;
 create) [ -e refused ] && {{ cat refused >&2; exit 125; }}; echo deadbeefcafe; exit ;;
 start)
-  echo $$ > pid.new; mv pid.new pid; echo up; touch up; await left
+  echo $$ > pid.new; mv pid.new pid; [ -e said ] && {{ cat said >&2; exit "$(cat over)"; }}
+  echo up; touch up; await left
   echo 'error during connect: EOF' >&2; exit "$(cat left)" ;;
 esac
 [ -e down ] && unreachable
@@ -35,7 +37,7 @@ container)
   began=2026-01-01T00:00:00Z
   [ -e unnoted ] && running=false && began=0001-01-01T00:00:00Z
   state='"Running": '$running', "Pid": '$(cat pid 2>/dev/null || echo 0)', "ExitCode": '$code', "StartedAt": "'$began'"'
-  echo '[{{"Image": "sha256:1", "State": {{'$state'}}}}]' ;;
+  echo '[{{"Image": "sha256:1", "Config": {{"Cmd": ["train"]}}, "State": {{'$state'}}}}]' ;;
 wait) await over ;;
 logs)
   [ -e unlogged ] && {{ echo 'configured logging driver does not support reading' >&2; exit 1; }}

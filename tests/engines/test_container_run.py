@@ -12,6 +12,7 @@ import pytest
 from dsv.run.engines import attach
 from dsv.run.engines.containers import container as container_run
 from dsv.run.engines.containers.engine import Docker
+from dsv.run.part import EndCause
 from tests.engines.fake_docker import FakeDocker
 from tests.engines.harness import Bench, Running
 from tests.waiting import until
@@ -56,6 +57,35 @@ def test_a_container_that_outlives_its_program_is_waited_for(
     os.close(writer)
     with os.fdopen(reader, "rb") as file:
         assert file.read() == (b"up\n" if lost else b"up\nmore\n")
+
+
+@pytest.mark.parametrize(
+    ("said", "over", "code", "reason"),
+    [
+        ("[FATAL tini (6)] exec train failed: No such file or directory", 127, 127, "command not found: train"),
+        ("[FATAL tini (6)] exec train failed: Permission denied", 126, 126, "train can't be run: Permission denied"),
+        ("[FATAL tini (6)] exec train failed: Exec format error", 1, 126, "train can't be run: Exec format error"),
+        ("ERROR (catatonit:2): failed to exec pid1: No such file or directory", 1, 127, "command not found: train"),
+        ("ERROR (catatonit:2): failed to exec pid1: Permission denied", 1, 126, "train can't be run: Permission denied"),
+    ],
+)  # fmt: skip
+def test_a_command_that_the_init_process_cannot_execute_was_never_launched(
+    bench: Bench, docker: FakeDocker, said: str, over: int, code: int, reason: str
+) -> None:
+    docker.set("said", f"{said}\n")
+    docker.set("over", over)
+    ended = bench.run(bench.job("train")).outcome
+    assert (ended.exit_code, ended.launched, ended.reason) == (code, False, reason)
+    assert ended.cause is EndCause.NOT_STARTED
+
+
+def test_a_command_that_only_says_what_an_init_process_says_was_launched(
+    bench: Bench, docker: FakeDocker
+) -> None:
+    docker.set("said", "began\n[FATAL tini (6)] exec train failed: No such file or directory\n")
+    docker.set("over", 127)
+    ended = bench.run(bench.job("train")).outcome
+    assert (ended.exit_code, ended.launched, ended.cause) == (127, True, EndCause.EXITED)
 
 
 def test_a_program_that_is_killed_before_the_engine_notes_the_begin_leaves_the_end_unknown(

@@ -40,6 +40,7 @@ class TestPodman(ContainerConformance):
         "test_memory_and_processor_time_are_seen",
         "test_what_the_job_left_running_ends_with_it",
         "test_nothing_is_left_behind",
+        "test_a_command_that_cannot_be_started_was_never_launched",
         "test_an_image_that_is_not_there_is_125",
         "test_a_mount_that_is_not_there_is_125",
         "test_a_name_in_use_is_125_and_its_owner_lives_on",

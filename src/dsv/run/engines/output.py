@@ -40,6 +40,8 @@ class _Stream:
     def __init__(self, name: str, sink: int | None, log: LogKeeper | None) -> None:
         self.tail = b""
         self.rejoin = Rejoin(0, b"")
+        self.count = 0
+        """Bytes of the job's, since it was attached."""
         self._name = name
         self._sink = sink
         self._log = log
@@ -50,7 +52,6 @@ class _Stream:
         self._writing = False
         self._source: IO[bytes] | None = None
         self._given_up = False
-        self._count = 0  # bytes of the job's, since it was attached
         self._taken = 0  # bytes out of all pipes
         self._passed = 0  # of these, queued or dropped
         self._owed: int | None = None  # once the job is over: where its own output ends, as _taken
@@ -58,9 +59,9 @@ class _Stream:
 
     def start(self, source: IO[bytes], *, again: bool) -> None:
         """again: the source repeats what was read before. The former source must have ended."""
-        self.rejoin = Rejoin(self._count, self.tail) if again else Rejoin(0, b"")
+        self.rejoin = Rejoin(self.count, self.tail) if again else Rejoin(0, b"")
         if not again:
-            self._count, self.tail = 0, b""
+            self.count, self.tail = 0, b""
         with self._change:
             self._source, writing, self._writing = source, self._writing, True
         Thread(target=self._read, args=(source,), name=f"dsv-{self._name}-reader", daemon=True).start()
@@ -97,7 +98,7 @@ class _Stream:
             ready.register(source, select.POLLIN)
             while ready.poll() and (data := self._take(source)):
                 fresh = self.rejoin.take(data)
-                self._count += len(fresh)
+                self.count += len(fresh)
                 self.tail = (self.tail + fresh)[-TAIL_SIZE:]
                 if self._log is not None and fresh:
                     self._log.add(fresh, self._name)
@@ -204,6 +205,12 @@ class JobOutput:
         lines = [line.strip() for line in self._stderr.tail.decode("utf-8", "replace").splitlines()]
         said = [line for line in lines if line and not line.startswith(("See '", "Run '"))]
         return said[-1] if said else ""
+
+    def on_stderr_alone(self) -> str:
+        """Return the job's whole output if it is short and on stderr alone, else an empty string."""
+        said = self._stderr.tail
+        alone = self._stdout.count == 0 and self._stderr.count == len(said)
+        return said.decode("utf-8", "replace").rstrip("\n") if alone else ""
 
 
 class NodeLines:

@@ -263,11 +263,21 @@ _TICK: Final = 0.5
 _CODES = (
     (
         NOT_FOUND,
-        re.compile("executable file.* not found|command that was not found|no such file", re.IGNORECASE),
+        re.compile(
+            "executable file.* not found|command that was not found|no such file|not a directory", re.IGNORECASE
+        ),
     ),
     (CANNOT_INVOKE, re.compile("permission denied|exec format error|is a directory", re.IGNORECASE)),
 )
-"""The engines' messages about a command that could not be started."""
+"""The messages of engines, and of init processes, about a command that could not be started."""
+_NOT_EXECUTED = re.compile(
+    r"(?:\[FATAL tini \(\d+\)\] exec .* failed|ERROR \(catatonit:\d+\): failed to exec pid1): (.+)", re.DOTALL
+)
+"""All that a container wrote whose init process began, but not the command. Its exit code may be 1."""
+
+
+def _code_for(reason: str) -> int:
+    return next((code for code, words in _CODES if words.search(reason)), CANNOT_LAUNCH)
 
 
 class ContainerRun(FollowedJob):
@@ -330,6 +340,8 @@ class ContainerRun(FollowedJob):
                 return Ended(launched=True, seen=False, reason=what, image=image)
             return replace(self._not_launched(code, details), image=image)
         exit_code = int(_state(details).get("ExitCode", code))
+        if (not_executed := self._not_executed(exit_code, details)) is not None:
+            return replace(not_executed, image=image)
         reason, cause = None, None
         if not whole:
             reason = f"the {self._engine.name} program ended before the container: what it wrote then is lost"
@@ -405,11 +417,27 @@ class ContainerRun(FollowedJob):
     def _not_launched(self, code: int, details: dict[str, Any]) -> Ended:
         self._output.was_read(1.0)
         reason = why(str(_state(details).get("Error") or self._output.last_line()))
-        exit_code = CANNOT_LAUNCH
-        # An init process returns 126 and 127 for the command only; without one the engine does, for more.
-        if not (details.get("HostConfig") or {}).get("Init"):
-            exit_code = next((number for number, words in _CODES if words.search(reason)), CANNOT_LAUNCH)
+        # With an init process the engine's words are about that, or about the container.
+        own = not (details.get("HostConfig") or {}).get("Init")
+        exit_code = _code_for(reason) if own else CANNOT_LAUNCH
         return Ended(exit_code=exit_code, reason=reason or f"{self._engine.name} ended with {code}")
+
+    def _not_executed(self, exit_code: int, details: dict[str, Any]) -> Ended | None:
+        """Return the end of a command that the container's init process could not execute."""
+        if exit_code not in (1, CANNOT_INVOKE, NOT_FOUND):
+            return None
+        self._output.was_read(1.0)
+        if (said := _NOT_EXECUTED.fullmatch(self._output.on_stderr_alone())) is None:
+            return None
+        config = details.get("Config") or {}
+        words = config.get("Entrypoint") or config.get("Cmd") or ""
+        command = words if isinstance(words, str) else words[0]
+        exit_code = _code_for(said[1])
+        missing = exit_code == NOT_FOUND
+        return Ended(
+            exit_code=exit_code,
+            reason=f"command not found: {command}" if missing else f"{command} can't be run: {said[1]}",
+        )
 
     def _image(self, details: dict[str, Any]) -> ImageIdentity | None:
         number = str(details.get("Image") or "")

@@ -61,6 +61,7 @@ PODMAN = (
     """echo '{"host": {"security": {"rootless": true}, "ociRuntime": {}}, "version": {"Version": "5"}}'"""
 )
 DOWN = """echo 'Cannot connect to the daemon' >&2; echo '{"ServerErrors": ["no"]}'; exit 1"""
+DEBIANS_DOWN = """echo '{"ServerErrors": ["Got permission denied"], "ClientInfo": {}}'"""
 
 
 def test_docker_comes_before_podman(tmp_path: Path) -> None:
@@ -70,17 +71,27 @@ def test_docker_comes_before_podman(tmp_path: Path) -> None:
     assert (chosen.engine.name, chosen.note, chosen.facts.init) == ("docker", None, ("--init",))
 
 
-def test_podman_where_docker_does_not_answer(tmp_path: Path) -> None:
-    _program(tmp_path / "bin", "docker", DOWN)
+@pytest.mark.parametrize(
+    ("down", "why"),
+    [(DOWN, "Cannot connect to the daemon"), (DEBIANS_DOWN, "Got permission denied")],
+    ids=["dockers", "debians"],
+)
+def test_podman_where_docker_does_not_answer(tmp_path: Path, down: str, why: str) -> None:
+    _program(tmp_path / "bin", "docker", down)
     _program(tmp_path / "bin", "podman", PODMAN)
-    chosen = choose({"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, None, "image")
+    environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    chosen = choose(environ, None, "image")
     assert (chosen.engine.name, chosen.facts.rootless, chosen.facts.version) == ("podman", True, "5")
+    assert chosen.passed_over == f"podman is used, because docker does not answer: {why}"
+    with pytest.raises(LaunchError, match=f"^docker does not answer: {why}$"):
+        choose(environ, "docker", "image")
 
 
 def test_a_docker_program_that_is_podman_is_not_docker(tmp_path: Path) -> None:
     _program(tmp_path / "bin", "docker", PODMAN)
     _program(tmp_path / "bin", "podman", PODMAN)
-    assert choose({"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, None, "image").engine.name == "podman"
+    chosen = choose({"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, None, "image")
+    assert (chosen.engine.name, chosen.passed_over) == ("podman", None)
 
 
 def test_an_engine_that_hangs_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

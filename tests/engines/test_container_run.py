@@ -66,7 +66,7 @@ def test_a_container_that_outlives_its_program_is_waited_for(
         ("[FATAL tini (6)] exec train failed: Permission denied", 126, 126, "train can't be run: Permission denied"),
         ("[FATAL tini (6)] exec train failed: Exec format error", 1, 126, "train can't be run: Exec format error"),
         ("ERROR (catatonit:2): failed to exec pid1: No such file or directory", 1, 127, "command not found: train"),
-        ("ERROR (catatonit:2): failed to exec pid1: Permission denied", 1, 126, "train can't be run: Permission denied"),
+        ("ERROR (catatonit:2): failed to exec pid1: Is a directory", 1, 126, "train can't be run: Is a directory"),
     ],
 )  # fmt: skip
 def test_a_command_that_the_init_process_cannot_execute_was_never_launched(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from dataclasses import replace
@@ -161,18 +162,40 @@ def test_more_than_the_machine_has_is_refused_before_anything_is_fetched(
     assert shop.data.staged == []
 
 
-@pytest.mark.parametrize("wanted", [2, ALL_GPUS])
+@pytest.mark.parametrize(
+    ("wanted", "here", "visible"), [(2, 1, None), (ALL_GPUS, 0, None), (1, 0, ("0", "1"))]
+)
 def test_gpus_that_the_machine_lacks_are_refused_before_anything_is_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: int,
+    here: int,
+    visible: tuple[str, ...] | None,
 ) -> None:
-    here = 1 if wanted == 2 else 0
-    machine = replace(Machine.read({}), gpus=here, visible_gpus=None)
+    """Also if a leftover CUDA_VISIBLE_DEVICES names some."""
+    machine = replace(Machine.read({}), gpus=here, visible_gpus=visible)
     monkeypatch.setattr(Machine, "read", classmethod(lambda cls, environ: machine))
     docker = FakeDocker.make(tmp_path / "docker")
     shop = Shop(tmp_path, docker.environ)
     with pytest.raises(LaunchError, match=f"GPUs were asked for, and there are {here}"):
         shop.run("train", image="busybox", engine="docker", gpus=wanted)
     assert shop.data.staged == [] and docker.calls("create") == 0
+
+
+def test_a_docker_that_does_not_answer_is_told_each_time_that_podman_is_used(tmp_path: Path) -> None:
+    programs = {
+        "docker": """echo '{"ServerErrors": ["permission denied"]}'""",
+        "podman": """[ "$1" = info ] && echo '{"host": {}}'""",
+    }
+    (tmp_path / "bin").mkdir()
+    for name, script in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    shop = Shop(tmp_path, {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"})
+    for _ in range(2):
+        shop.run("train", image="busybox")
+    said = "podman is used, because docker does not answer: permission denied"
+    assert [note for note in shop.notes.said if "docker" in note] == [said, said]
 
 
 def test_a_process_has_whole_cpus(shop: Shop) -> None:

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, Final, cast
 
 from dsv.errors import DsvError, LaunchError, UsageError
-from dsv.run.engines.base import NO_OPTIONS, Engine, Facts, JobStatus, Task, check_given
+from dsv.run.engines.base import NO_OPTIONS, Engine, Facts, JobStatus, NotInstalled, Task, check_given
 from dsv.run.record import JobRef, RunRecord, RunState
 from dsv.run.resources import Pool
 from dsv.values.json import Json
@@ -87,7 +87,9 @@ class Chosen:
     engine: Engine
     facts: Facts
     note: str | None = None
-    """A remark for the user if the choice may be surprising."""
+    """A remark for the user if the choice may be surprising, to be shown once."""
+    passed_over: str | None = None
+    """A remark on engines that are installed here, would have been taken first, and do not answer."""
 
 
 def choose(
@@ -103,15 +105,20 @@ def choose(
     if image is None:
         chosen = _named(environ, PROCESS, None)
         return Chosen(chosen.engine, chosen.facts, _PLAIN)
-    reasons = []
+    reasons: list[str] = []
+    silent: list[str] = []
     for make in ENGINES.values():
         engine = make(environ)
         if not engine.needs_image:
             continue
         try:
-            return Chosen(engine, engine.probe())
+            facts = engine.probe()
         except DsvError as error:
             reasons.append(error.message)
+            silent += [] if isinstance(error, NotInstalled) else [error.message]
+        else:
+            told = f"{engine.name} is used, because {'; '.join(silent)}" if silent else None
+            return Chosen(engine, facts, passed_over=told)
     raise LaunchError(
         f"no engine can run {image}: {'; '.join(reasons)}",
         subject=image,

@@ -281,8 +281,9 @@ def _decide(spec: JobSpec, place: RunPlace, staging: Staging, run: RunId | None 
 
 def _notes(decided: Launch, place: RunPlace) -> tuple[str, ...]:
     """Return notes to show before the start. All checks are done here, before any data is fetched."""
-    plan, note = decided.plan(), decided.chosen.note
-    return plan.notes if note is None or not first_time(place, "plain-process") else (note, *plan.notes)
+    plan, chosen = decided.plan(), decided.chosen
+    once = chosen.note if chosen.note is not None and first_time(place, "plain-process") else None
+    return tuple(note for note in (once, chosen.passed_over, *plan.notes) if note is not None)
 
 
 def _stage(decided: Launch, staging: Staging, leases: ExitStack) -> tuple[Launch, list[DataLease]]:

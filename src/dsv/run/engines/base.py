@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeVar
 
 import msgspec
 
-from dsv.errors import LaunchError, UsageError
+from dsv.errors import LaunchError, Unreachable, UsageError
 from dsv.files.process import host_name
 from dsv.run.engines.machine import Machine, gpu_counts, memory, visible
 from dsv.run.engines.output import JobOutput, LogKeeper
@@ -221,6 +221,10 @@ class Ended:
 
 class ImageNotPulled(LaunchError):
     """The image of a job could not be fetched."""
+
+
+class NotInstalled(Unreachable):
+    """This machine does not have the engine's program."""
 
 
 class NoPlaceYet(LaunchError):

@@ -220,7 +220,7 @@ def choose_gpus(
         fitting = [each for each in here if is_type(each.name, gpu_type)]
         names = tuple(str(each.index) if by_index or not each.uuid else each.uuid for each in fitting)
         of_type, hint = f" of the type {gpu_type}", "nvidia-smi -L lists the GPUs and what they are called"
-    elif machine.visible_gpus is not None:
+    elif machine.visible_gpus is not None and machine.gpus != 0:  # else the variable is a leftover
         names, of_type = machine.visible_gpus, ""
         hint = "ask for fewer with --gpus, or have more allocated, as CUDA_VISIBLE_DEVICES says"
     elif machine.gpus is not None and machine.gpus < (1 if wanted == ALL_GPUS else wanted):

@@ -264,7 +264,8 @@ _CODES = (
     (
         NOT_FOUND,
         re.compile(
-            "executable file.* not found|command that was not found|no such file|not a directory", re.IGNORECASE
+            "executable file.* not found|command that was not found|no such file|not a directory",
+            re.IGNORECASE,
         ),
     ),
     (CANNOT_INVOKE, re.compile("permission denied|exec format error|is a directory", re.IGNORECASE)),

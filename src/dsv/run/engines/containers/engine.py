@@ -24,6 +24,7 @@ from dsv.run.engines.base import (
     JobStatus,
     LocalEngine,
     Mount,
+    NotInstalled,
     PrivateFile,
     SubmittedJob,
     check_given,
@@ -84,7 +85,7 @@ class ContainerEngine(ContainerProgram):
 
     def probe(self) -> Facts:
         if which(self.name, path=self.environ.get("PATH")) is None:
-            raise Unreachable(f"there is no {self.name} program")
+            raise NotInstalled(f"there is no {self.name} program")
         done = self.call("info", "--format", "{{json .}}", seconds=PROBE_SECONDS)
         if done is None:
             raise Unreachable(f"{self.name} did not answer in {PROBE_SECONDS:.0f} s")
@@ -241,10 +242,10 @@ class Docker(ContainerEngine):
     )
 
     def read_facts(self, info: dict[str, Any]) -> Facts:
-        if "ServerVersion" not in info:  # podman-docker answers in podman's words
-            raise Unreachable("the docker program is podman's")
-        if info.get("ServerErrors"):
+        if info.get("ServerErrors"):  # the exit code may be 0
             raise Unreachable(f"docker does not answer: {info['ServerErrors'][0]}")
+        if "ServerVersion" not in info:  # podman-docker answers in podman's words
+            raise NotInstalled("the docker program is podman's")
         if info.get("OSType") not in (None, "", "linux"):
             raise Unreachable(f"docker runs {info['OSType']} containers")
         options = [str(option).split(",")[0] for option in info.get("SecurityOptions") or ()]

@@ -129,6 +129,15 @@ class ContainerConformance(EngineConformance):
             *(tmp_path / "here").iterdir()
         ]  # older versions of conmon make a file where they are started
 
+    @pytest.mark.parametrize("code", [0, 3])
+    def test_a_job_that_outlives_a_child_beyond_its_memory_ends_as_it_wants(
+        self, bench: Bench, code: int
+    ) -> None:
+        script = f"tail -c 200000000 /dev/zero; test $? = 137 && exit {code}"
+        ended = bench.run(bench.shell(script, memory_bytes=32 << 20)).outcome
+        assert (ended.exit_code, ended.cause) == (code, EndCause.EXITED)
+        assert code or ended.reason is None
+
     def test_a_container_within_its_limits_is_not_killed(self, bench: Bench) -> None:
         done = bench.run(bench.shell("df -k /dev/shm | tail -n 1", memory_bytes=64 << 20, cpus=0.5))
         assert (done.code, done.outcome.cause) == (0, EndCause.EXITED)

@@ -10,6 +10,7 @@ import pytest
 
 from dsv.errors import Unreachable
 from dsv.run.engines.containers.engine import Docker
+from dsv.run.part import EndCause
 from tests.engines.container_conformance import ContainerConformance
 from tests.engines.harness import Bench
 from tests.labs.docker_engine import ContainerEngine
@@ -28,6 +29,11 @@ class TestDocker(ContainerConformance):
         done = bench.run(bench.job("sh", "-c", "exit 0", gpus=1))
         assert (done.code, done.outcome.launched) == (125, False)
         assert "could not select device driver" in (done.outcome.reason or "")
+
+    def test_a_failure_after_a_child_beyond_its_memory_names_that(self, bench: Bench) -> None:
+        ended = bench.run(bench.shell("tail -c 200000000 /dev/zero; exit 3", memory_bytes=32 << 20)).outcome
+        assert (ended.exit_code, ended.cause) == (3, EndCause.EXITED)
+        assert ended.reason == "one of its processes was killed: out of memory"
 
 
 def test_a_daemon_that_is_not_there(tmp_path: Path, docker_engine: ContainerEngine) -> None:

@@ -47,6 +47,7 @@ class TestPodman(ContainerConformance):
         "test_what_is_mounted_read_only_cannot_be_written",
         "test_files_belong_to_a_caller_who_is_not_root",
         "test_a_container_beyond_its_memory_is_ended",
+        "test_a_job_that_outlives_a_child_beyond_its_memory_ends_as_it_wants",
         "test_the_image_is_known_afterwards",
         "test_what_is_planned_is_what_is_run",
         "test_values_are_in_no_file_that_others_can_read",

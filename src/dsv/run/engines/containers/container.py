@@ -346,19 +346,27 @@ class ContainerRun(FollowedJob):
         reason, cause = None, None
         if not whole:
             reason = f"the {self._engine.name} program ended before the container: what it wrote then is lost"
-        if (out_of_memory := self._out_of_memory(details, exit_code)) is not None:
-            reason, cause = out_of_memory, EndCause.OUT_OF_MEMORY
+        if exit_code == 128 + SIGKILL and (short := self._out_of_memory(details)) is not None:
+            reason, cause = short, EndCause.OUT_OF_MEMORY
+        elif exit_code != 0 and _state(details).get(
+            "OOMKilled"
+        ):  # then the job may have failed for another reason
+            reason = reason or "one of its processes was killed: out of memory"
         usage = JobUsage(self._sampler.peak_memory_bytes, self._sampler.cpu_seconds)
         return Ended(exit_code=exit_code, launched=True, reason=reason, cause=cause, image=image, usage=usage)
 
-    def _out_of_memory(self, details: dict[str, Any], exit_code: int) -> str | None:
-        """Return the message if it ran out of memory. Podman may show that by the signal alone."""
+    def _out_of_memory(self, details: dict[str, Any]) -> str | None:
+        """Return the message if SIGKILL ended it for its memory. Podman may show that by the signal alone."""
+        if self._end_requested:
+            return None
         if _state(details).get("OOMKilled"):
             return "the engine ended it: out of memory"
         limit = (details.get("HostConfig") or {}).get("Memory")
-        if not limit or exit_code != 128 + SIGKILL or self._end_requested:
-            return None
-        return f"it was killed, most likely out of memory: it could use {format_bytes(int(limit))}"
+        return (
+            f"it was killed, most likely out of memory: it could use {format_bytes(int(limit))}"
+            if limit
+            else None
+        )
 
     def _end_of_program(self) -> int:
         assert self._program is not None  # one was started

@@ -265,3 +265,25 @@ def test_without_room_for_its_mark_no_run_is_promised(here: Dsv, tmp_path: Path)
         assert (done.code, done.out) == (125, "") and "No space left" in done.err, done
         disk.limit()
     assert not (here.cwd / "began").exists()
+
+
+def test_a_full_state_disk_costs_no_record_and_no_answer(here: Dsv, tmp_path: Path) -> None:
+    """Neither of a run that ends by itself, nor of one whose dsv is killed."""
+    with small_disk(tmp_path / "state") as disk:
+        full = here.at(here.cwd, XDG_STATE_HOME=str(disk.path))
+        job = "echo up; touch ready-$DSV_RUN; until [ -e go ]; do sleep 0.05; done; exit 3"
+        ends, killed = (detach(full, job) for _ in range(2))
+        for run in (ends, killed):
+            await_file(here, f"ready-{run}")
+            await_log(full, run, {"up"})
+        mark_of_killed = json.loads((disk.path / "dsv/running" / killed).read_text())
+        disk.limit(free=0)
+        os.kill(mark_of_killed["process"][1], signal.SIGKILL)
+        until(lambda: processes_of(killed) == [], "the end of the job")
+        (here.cwd / "go").touch()
+        for run, code, state in ((ends, 3, "ended"), (killed, 125, "cut-off")):
+            assert full("wait", run).code == code
+            assert full.ok("logs", run).out == "up\n"
+            (item,) = full.ok("runs", run, "--json").json["items"]
+            assert (item["state"], item["exit_code"], item["sent"]) == (state, code, True)
+        disk.limit()

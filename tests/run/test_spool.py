@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dsv.errors import DsvError, IntegrityError, NotFound, Unreachable
+from dsv.errors import DsvError, IntegrityError, NoRoom, NotFound, Unreachable
+from dsv.files.small_files import replace_file
+from dsv.run.active_runs import Marks
+from dsv.run.completing import Completer
+from dsv.run.engine_list import Engines
 from dsv.run.listing import list_runs, show_run
 from dsv.run.record import LOG, RECORD, START, RunId, RunState
 from dsv.run.record_store import Spool
+from dsv.stores.base import PutResult
 from dsv.values.ids import StoreId
 from dsv.values.names import DatasetName
 from tests.run.shop import SCANS, Shop
+from tests.run.shop import STORE as STORE_OF_SHOP
 
 STORE = StoreId(b"s" * 16)
 DATASET = DatasetName.parse("team/scans")
@@ -113,3 +120,71 @@ def test_a_folder_that_cannot_be_read_keeps_no_other_back(shop: Shop) -> None:
     views = list_runs(shop.runs, shop.spool, None, skipped=said.append)
     assert {view.record.run for view in views} == {first.run, later.record.run}
     assert [error.subject for error in said] == [str(folder)]
+
+
+class Order:
+    """Takes so many parts of runs, and then none; remembers the order."""
+
+    def __init__(self, shop: Shop, takes: int = 9) -> None:
+        self.inner, self.takes = shop.store, takes
+        self.put: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def put_if_absent(self, key: str, data: bytes) -> PutResult:
+        if len(self.put) == self.takes:
+            raise Unreachable("the store is away")
+        self.put.append(key.rpartition("/")[2])
+        return self.inner.put_if_absent(key, data)
+
+
+def _no_room_for(monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:
+    def full(path: Path, data: bytes, **more: Any) -> None:
+        if path.name.endswith(parts):
+            raise OSError(28, "No space left on device", str(path))
+        replace_file(path, data, **more)
+
+    monkeypatch.setattr("dsv.run.record_store.replace_file", full)
+
+
+@pytest.mark.parametrize("parts", [(".log", ".record"), (".record",)])
+def test_an_end_without_room_here_goes_to_the_store(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, parts: tuple[str, ...]
+) -> None:
+    shop.store = store = Order(shop)  # type: ignore[assignment]
+    _no_room_for(monkeypatch, *parts)
+    view = shop.run(
+        "sh", "-c", "echo 1 > $DSV_OUT/x; echo '{\"acc\": 1}' > $DSV_OUT/metrics.json; echo hi; exit 3"
+    )
+    assert (view.exit_code, view.problem, view.sent, view.kept) == (3, None, True, True)
+    stored = shop.runs.newest(SCANS, view.record.run)
+    assert stored == view.record and stored.metrics == {"acc": 1}
+    assert list(dict.fromkeys(store.put)) == [START, LOG, RECORD]
+    assert shop.runs.log(shop.runs.listing(SCANS)[0]) == b"hi\n"
+    assert (shop.spool.waiting(), Marks(shop.place.state, STORE_OF_SHOP).known()) == ([], [])
+
+
+@pytest.mark.parametrize("takes", [0, 1, 2])
+def test_an_end_that_neither_takes_is_said_to_be_lost(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, takes: int
+) -> None:
+    """The store never has a record without its log, and the next dsv completes the run as cut off."""
+    shop.store = store = Order(shop, takes)  # type: ignore[assignment]
+    _no_room_for(monkeypatch, ".log", ".record")
+    view = shop.run("sh", "-c", "echo hi; exit 3")
+    assert (view.exit_code, view.sent, view.kept) == (3, False, False)
+    assert isinstance(view.problem, NoRoom) and "nor in the store: the store is away" in view.problem.message
+    assert store.put == [START, LOG, RECORD][:takes]
+    marks = Marks(shop.place.state, STORE_OF_SHOP)
+    assert [record.run for record in marks.known()] == [view.record.run]
+    monkeypatch.setattr(Marks, "orphaned", Marks.known)
+    said: list[str] = []
+    completer = Completer(Engines(shop.environ), shop.runs, shop.spool, marks, shop.home / "answers")
+    assert completer.complete_cut_off(said.append) == []
+    assert len(said) == 1 and said[0].startswith(f"the record of run {view.record.run} can't be kept")
+    assert marks.known() != []
+    store.takes = 9
+    (record,) = completer.complete_cut_off(said.append)
+    assert (record.state, marks.known()) == (RunState.CUT_OFF, [])
+    assert shop.runs.newest(SCANS, record.run) == record

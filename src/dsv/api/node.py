@@ -21,7 +21,6 @@ from dsv.run.completing import (
     completed,
     completed_by,
     end_of_parts,
-    finish,
     forget_job,
     join_logs,
     kept_log,
@@ -120,7 +119,7 @@ def complete_left(
         job = FoundJob(engine, start.job, JobStatus(RunState.ENDED, left.exit_code, left))
         whole, kept = completed_by(job, start, left, masker, logged=order.log)
         with _seen_alive(folder), output_kept(context, order, Path(order.out)) as keep:
-            whole = finish(runs, replace(whole, output=keep(repository)), kept)
+            whole = runs.add_end(replace(whole, output=keep(repository)), kept)
         forget_job(whole, engines)
         return True
 
@@ -175,7 +174,7 @@ def _complete_node(
             )
             usage = joint_usage(took for _, took in of_last if took is not None)
             record = replace(record, usage=usage, output=keep(repository))
-            finish(runs, record, None if joined is None else joined.data)
+            runs.add_end(record, None if joined is None else joined.data)
         elif over is None and (len(of_last) == start.nodes or not left.seen):
             _send_output(runs, stored, start, keep(repository))
     return bool(over)

@@ -297,7 +297,7 @@ class RunRecords:
 
     def finish(self, record: RunRecord, log: bytes | None) -> None:
         """Keep the end, for `send` or for a later run, and remove the mark. Raises `NoRoom`."""
-        self._spool.keep_end(record, log)
+        self._spool.keep_end(record, log, self._runs)
         self.marks.remove(record.run)
         self.under_way = False
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from signal import Signals as SignalName
 from typing import Final, TypeVar, cast
 
-from dsv.errors import DsvError, Unreachable
+from dsv.errors import DsvError, NoRoom, Unreachable
 from dsv.files.small_files import replace_file
 from dsv.periodic import now_ms
 from dsv.run.active_runs import Marks
@@ -21,8 +21,8 @@ from dsv.run.engines.base import CANNOT_LAUNCH, Ended, Engine, JobStatus
 from dsv.run.engines.output import KeptLog, LogKeeper
 from dsv.run.node_order import PASSED
 from dsv.run.part import EndCause, RunPart, deciding_part, ended_at, on_one_clock
-from dsv.run.record import LOG, RECORD, LogInfo, RunId, RunOutput, RunRecord, RunState
-from dsv.run.record_store import RunStore, Spool, encode_within_bounds
+from dsv.run.record import LogInfo, RunId, RunOutput, RunRecord, RunState
+from dsv.run.record_store import RunStore, Spool
 from dsv.values.json import Json
 from dsv.values.names import DatasetName
 from dsv.values.secrets import HIDDEN, Masker
@@ -231,16 +231,6 @@ def salvaged(make: Callable[[], _T], instead: Callable[[str], _T]) -> _T:
         return instead(f"dsv failed with an unexpected {type(error).__name__}")
 
 
-def finish(runs: RunStore, record: RunRecord, log: bytes | None) -> RunRecord:
-    """Store a whole record and its log. Return the stored record: of several writers, one wins."""
-    if log is not None:
-        kept = runs.add(record.dataset, record.run, LOG, log)
-        if len(kept) != len(log) and record.log is not None:
-            record = replace(record, log=LogInfo(record.log.bytes, len(kept)))
-    data = runs.add(record.dataset, record.run, RECORD, encode_within_bounds(record))
-    return RunRecord.decode(bytes(data), record.run)
-
-
 class Completer:
     """Completes records of runs without a supervisor, from what their engines report of the jobs. An engine
     that gave no answer is not asked again."""
@@ -275,7 +265,7 @@ class Completer:
             return record, True
         whole, log = self._whole(record, status.ended, FoundJob(engine, record.job, status))
         try:
-            whole = finish(self._runs, whole, log)
+            whole = self._runs.add_end(whole, log)
         except DsvError:  # left to a dsv that may write to the store
             return whole, False
         forget_job(whole, self._engines)
@@ -298,7 +288,8 @@ class Completer:
     ) -> list[RunRecord]:
         """Complete and return the records of runs of this store whose supervisor on this machine is gone.
 
-        A run stays as it is, with a warning, if its engine doesn't answer or its job outlived the reaper.
+        A run stays as it is, with a warning, if its engine doesn't answer, its job outlived the reaper, or neither
+        this machine nor the store takes its record.
 
         stop: runs whose jobs are ended first, each with its seconds of grace
         """
@@ -309,13 +300,17 @@ class Completer:
                 pass
             elif early.state.is_terminal:
                 whole = replace(early, output=RunOutput(error="dsv was killed while it sent it"))
-                done.append(self._keep_end(whole, None))
+                if not self._keep_end(whole, None, warn):
+                    continue
+                done.append(whole)
             else:  # the mark, not the store: it has the last pool
                 found = self._end_of_job(early, warn, (stop or {}).get(early.run))
                 if found is None:
                     continue
                 whole, log = self._whole(early, *found)
-                done.append(self._keep_end(whole, log))
+                if not self._keep_end(whole, log, warn):
+                    continue
+                done.append(whole)
                 forget_job(whole, self._engines)
             self._marks.clear(early)
         return done
@@ -369,11 +364,15 @@ class Completer:
         waiting = self._spool.records(lambda part: (part.dataset, part.run) == (dataset, run), lambda _: None)
         return next(waiting, None) or self._runs.newest(dataset, run)
 
-    def _keep_end(self, record: RunRecord, log: bytes | None) -> RunRecord:
-        self._spool.keep_end(record, log)
+    def _keep_end(self, record: RunRecord, log: bytes | None, warn: Callable[[str], None]) -> bool:
+        try:
+            self._spool.keep_end(record, log, self._runs)
+        except NoRoom as error:
+            warn(error.message)
+            return False
         with suppress(DsvError, OSError):  # it waits here, and is shown as unsent
             self._spool.send(self._runs, only=record.run)
-        return record
+        return True
 
     def _end_of_job(
         self, record: RunRecord, warn: Callable[[str], None], grace: float | None

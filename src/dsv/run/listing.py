@@ -61,6 +61,8 @@ class RunView:
     """The reason why this dsv could not send its record; the next run sends it."""
     out: Path | None = None
     """The folder of its output, if this dsv has run it: the record hides secrets in the name."""
+    kept: bool = True
+    """Its record is in the store or waits here. If not, `problem` says why."""
 
     def __repr__(self) -> str:
         run, took = self.record, self.took_seconds

@@ -34,6 +34,7 @@ from dsv.run.record import (
     RECORD,
     START,
     JobUsage,
+    LogInfo,
     RunId,
     RunRecord,
     decode_part,
@@ -91,6 +92,15 @@ class RunStore:
             if self._store.put_if_absent(key, data) is PutResult.WON
             else self._store.get(key, MAX_RECORD)
         )
+
+    def add_end(self, record: RunRecord, log: bytes | None) -> RunRecord:
+        """Add a whole record, and its log before that. Return the stored record: of several writers, one wins."""
+        if log is not None:
+            kept = self.add(record.dataset, record.run, LOG, log)
+            if len(kept) != len(log) and record.log is not None:
+                record = replace(record, log=LogInfo(record.log.bytes, len(kept)))
+        data = self.add(record.dataset, record.run, RECORD, encode_within_bounds(record))
+        return RunRecord.decode(bytes(data), record.run)
 
     def listing(self, dataset: DatasetName | None = None, run_prefix: str = "") -> list[StoredRun]:
         """Return the runs of a dataset (None: of all), oldest first. Other keys are ignored."""
@@ -225,11 +235,21 @@ class Spool:
             raise NoRoom(f"the record of run {run} can't be kept: {error}", subject=run) from error
         return target
 
-    def keep_end(self, record: RunRecord, log: bytes | None) -> None:
-        """Store the whole record of a run, and its log before that. Raises `NoRoom`."""
-        if log is not None:
-            self.keep(record.dataset, record.run, LOG, log)
-        self.keep(record.dataset, record.run, RECORD, encode_within_bounds(record))
+    def keep_end(self, record: RunRecord, log: bytes | None, runs: RunStore | None) -> None:
+        """Store the whole record of a run, and its log before that; in these runs if there is no room here. Raises
+        `NoRoom` if neither takes it. runs: None if the store must not be asked"""
+        try:
+            if log is not None:
+                self.keep(record.dataset, record.run, LOG, log)
+            self.keep(record.dataset, record.run, RECORD, encode_within_bounds(record))
+        except NoRoom as error:
+            if runs is None:
+                raise
+            try:
+                self.send(runs, only=record.run)  # its start, which comes before all others
+                runs.add_end(record, log)
+            except (DsvError, OSError) as refusal:
+                raise NoRoom(f"{error.message}; nor in the store: {refusal}", subject=record.run) from error
 
     def waiting(self, skipped: Callable[[DsvError], None] = lambda _: None) -> list[SpooledPart]:
         """Return the waiting parts, oldest run first, those of a run in the order in which they are sent.

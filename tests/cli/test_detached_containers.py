@@ -66,7 +66,8 @@ def test_a_container_that_lost_its_supervisor_and_reaper_is_followed_and_stopped
     """By the reference in its record: `logs` and `stop` ask the engine."""
     containers = here.at(here.cwd, **lab.env)
     engine = Path(lab.program).name
-    job = 'trap "echo saving; exit 7" TERM; echo up; touch /out/ready; while :; do sleep 0.1; done'
+    save = "echo saving; echo {} > /out/metrics.json; exit 7"
+    job = f'trap "{save}" TERM; echo up; touch /out/ready; while :; do sleep 0.1; done'
     started = containers.process(
         "run", "-d", "--json", "pets@v1", "--engine", engine, "--image", lab.busybox, "--", "sh", "-c", job
     )  # fmt: skip
@@ -87,6 +88,8 @@ def test_a_container_that_lost_its_supervisor_and_reaper_is_followed_and_stopped
     item = shown(containers, run)
     assert (item["state"], item["exit_code"]) == ("cut-off", 125)
     assert item["error"].endswith("; the job's exit code was 7")
+    assert (item["metrics"], item["took_seconds"] > 0) == ({}, True)
+    assert containers.ok("logs", run).out == "up\nsaving\n"
     assert not ENGINES[engine](containers.environ).list(run)
 
 

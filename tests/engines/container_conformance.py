@@ -252,6 +252,9 @@ class ContainerConformance(EngineConformance):
         with self.another(bench).logs(ref, follow=True) or nullcontext() as log:
             assert log is not None and b"".join(log) == b"said\n"
         assert engine.cancel(ref, 0) == JobStatus(RunState.ENDED, 7)
+        with engine.logs(ref, follow=False) or nullcontext() as log:
+            assert log is not None and b"".join(log) == b"said\n"
+        engine.forget(ref)
         job.abandon()
         assert engine.status(ref) == JobStatus(RunState.CUT_OFF)
 

@@ -199,6 +199,7 @@ class DurableJobs:
             assert log is None or b"".join(log) == b"first\n"
         ended = bench.engine.cancel(ref, PATIENCE)
         assert ended is not None and ended.state is RunState.ENDED and ended.exit_code in (None, 143)
+        bench.engine.forget(ref)
         until(lambda: bench.engine.list(job.run) == (), "the engine to list the job no more")
 
 

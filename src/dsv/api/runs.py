@@ -16,7 +16,7 @@ from dsv.format.keys import run_key
 from dsv.repo.repository import Repository
 from dsv.run.active_runs import Marks, under_way
 from dsv.run.completing import Completer
-from dsv.run.dirs import ANSWERS, LIVE_LOG, remove_run_folder, run_folder
+from dsv.run.dirs import ANSWERS, remove_run_folder, run_folder
 from dsv.run.engine_list import Engines
 from dsv.run.engines.output import PART_SIZE, READ_SIZE, read_live
 from dsv.run.listing import RunQuery, RunView, list_runs, run_log, show_run
@@ -177,8 +177,7 @@ class Runs:
         if kept is not None:
             return kept
         try:
-            live = run_folder(self.state, record.dataset, record.run) / LIVE_LOG
-            with read_live(live, None) as pieces:
+            with read_live(self.marks.live_log(record), None) as pieces:
                 return b"".join(islice(pieces, 2 * PART_SIZE // READ_SIZE + 2))
         except OSError:
             return None

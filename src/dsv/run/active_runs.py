@@ -18,7 +18,7 @@ from dsv.errors import DsvError, Interrupted, NoRoom, NotFound, Unreachable, Uns
 from dsv.files.errors import as_error
 from dsv.files.process import Fate, Process, Watched, host_name, user_name
 from dsv.files.small_files import replace_file, write_once
-from dsv.run.dirs import remove_scratch, run_folder
+from dsv.run.dirs import LIVE_LOG, remove_scratch, run_folder
 from dsv.run.record import LOG, MAX_RECORD, RunId, RunRecord, RunState, start_name
 from dsv.run.record_store import RunStore, Spool
 from dsv.values.ids import StoreId
@@ -132,6 +132,10 @@ class Marks:
         """Remove the mark and the scratch folder of a run that was cut off. Its output remains."""
         remove_scratch(run_folder(self._state, record.dataset, record.run) / "scratch")
         self.remove(record.run)
+
+    def live_log(self, record: RunRecord) -> Path:
+        """Return the path of the file with the output so far, if the run is detached."""
+        return run_folder(self._state, record.dataset, record.run) / LIVE_LOG
 
     def orphaned(self) -> list[RunRecord]:
         """Return the records so far of the runs whose supervisor is known to be gone."""

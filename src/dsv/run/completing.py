@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from dsv.run.active_runs import Marks
 from dsv.run.dirs import Metrics, job_folder, parse_metrics, read_metrics, remove_scratch
 from dsv.run.engine_list import Engines, FoundJob, find_job
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended, Engine, JobStatus
-from dsv.run.engines.output import KeptLog, LogKeeper
+from dsv.run.engines.output import KeptLog, LogKeeper, read_live
 from dsv.run.node_order import PASSED
 from dsv.run.part import EndCause, RunPart, deciding_part, ended_at, on_one_clock
 from dsv.run.record import LogInfo, RunId, RunOutput, RunRecord, RunState
@@ -162,33 +162,43 @@ def join_logs(logs: Iterable[tuple[int, int, bytes]], nodes: int) -> bytes:
 
 
 def completed_by(
-    job: FoundJob,
+    job: FoundJob | None,
     start: RunRecord,
     ended: Ended,
     masker: Masker,
     noticed_ms: int | None = None,
     *,
     logged: bool,
+    live: Path | None = None,
 ) -> tuple[RunRecord, bytes | None]:
     """Return the `completed` record with the job's log and metrics, if they can be read here, and the log.
 
+    job: None if no engine has it; then its output folder is one of this machine
     logged: the run keeps a log
+    live: the log that its supervisor wrote until it was killed, without secrets; it counts if it is longer
     """
-
-    def read() -> LogKeeper | None:
-        if (log := job.logs(follow=False)) is None:
-            return None
-        keeper = LogKeeper()
-        with log as pieces:
-            for data in pieces:
-                keeper.add(data)
-        return keeper
-
-    kept = kept_log(start, read, masker) if logged else None
+    kept = None
+    if logged and job is not None:
+        kept = kept_log(start, lambda: _read(job.logs(follow=False)), masker)
+    if logged and live is not None and live.exists():
+        until_killed = salvaged(
+            lambda: (_read(read_live(live, None)) or LogKeeper()).kept(_NO_SECRETS), no_log
+        )
+        kept = until_killed if kept is None or until_killed.total > kept.total else kept
     record = completed(
         start, ended, noticed_ms, kept=kept, metrics=lambda record: _metrics(record, job), masker=masker
     )
     return record, None if kept is None else kept.data
+
+
+def _read(log: AbstractContextManager[Iterator[bytes]] | None) -> LogKeeper | None:
+    if log is None:
+        return None
+    keeper = LogKeeper()
+    with log as pieces:
+        for data in pieces:
+            keeper.add(data)
+    return keeper
 
 
 def kept_log(record: RunRecord, read: Callable[[], LogKeeper | None], masker: Masker) -> KeptLog | None:
@@ -204,9 +214,9 @@ def kept_log(record: RunRecord, read: Callable[[], LogKeeper | None], masker: Ma
     return salvaged(masked, no_log)
 
 
-def _metrics(record: RunRecord, job: FoundJob) -> Metrics:
+def _metrics(record: RunRecord, job: FoundJob | None) -> Metrics:
     """Read the metrics of a job. A file that is older than the run is ignored."""
-    if not job.engine.shares_folders:
+    if job is not None and not job.engine.shares_folders:
         left = None if job.status.ended is None else job.status.ended.metrics
         return Metrics() if left is None else parse_metrics(left)
     out = Path(record.out)
@@ -311,16 +321,25 @@ class Completer:
                 if not self._keep_end(whole, log, warn):
                     continue
                 done.append(whole)
-                forget_job(whole, self._engines)
+            forget_job(early, self._engines)  # not before: a container has the log
             self._marks.clear(early)
         return done
 
     def _whole(self, record: RunRecord, ended: Ended, job: FoundJob | None) -> tuple[RunRecord, bytes | None]:
-        """Return the whole record and the log. job: None if no cluster keeps what the job left"""
-        if job is None:
+        """Return the whole record and the log. job: None if no engine keeps what the job left"""
+        engine = self._engine_of(record.engine, record.pool)
+        if job is None and (engine is None or not engine.shares_folders):
             return completed(record, ended), None
-        masker = known_secrets(record, self._engines.environ)
-        return completed_by(job, record, ended, masker, now_ms(), logged=record.log is not None)
+        seen = job is not None and (job.engine.queues or job.status.lives)
+        return completed_by(
+            job,
+            record,
+            ended,
+            known_secrets(record, self._engines.environ),
+            now_ms() if seen else None,
+            logged=record.log is not None,
+            live=self._marks.live_log(record),
+        )
 
     def _without_job(self, record: RunRecord, status: JobStatus) -> RunRecord:
         """Return the record of a run whose job was removed: that happens only after its completion."""
@@ -377,8 +396,8 @@ class Completer:
     def _end_of_job(
         self, record: RunRecord, warn: Callable[[str], None], grace: float | None
     ) -> tuple[Ended, FoundJob | None] | None:
-        """Return how the job of a dead supervisor ended, and the job if a cluster keeps what it left; None if
-        it may live. grace: the seconds that it gets if it is to be ended"""
+        """Return how the job of a dead supervisor ended, and the job if its engine keeps what it left; None if it may
+        live. grace: the seconds that it gets if it is to be ended"""
         try:
             job = find_job(record, self._engines)
         except Unreachable as error:
@@ -397,9 +416,10 @@ class Completer:
         if status.lives:
             return None
         if status.ended is not None:
-            return status.ended, job if job.engine.queues else None
+            return status.ended, job
         code = "" if status.exit_code is None else f"; the job's exit code was {status.exit_code}"
-        return lost(GONE + code), None
+        kept = not job.engine.queues and status.state is not RunState.CUT_OFF
+        return lost(GONE + code), job if kept else None
 
 
 def _ended_jobs(engine: Engine | None) -> frozenset[str]:

@@ -160,7 +160,7 @@ class FoundJob:
     status: JobStatus
 
     def cancel(self, grace: float) -> JobStatus:
-        """End the job if it lives, remove it from the engine, and return its last status."""
+        """End the job if it lives, and return its last status."""
         return self.engine.cancel(self.ref, grace) or self.status
 
     def logs(self, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:

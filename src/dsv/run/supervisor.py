@@ -147,7 +147,7 @@ class _Supervisor:
         if done.problem is None:
             problem = self.records.send()
             done = replace(done, sent=self.records.is_in_store(problem), problem=problem)
-            if done.sent and record.state.is_terminal and record.job is not None:
+            if engine.queues and done.sent and record.state.is_terminal and record.job is not None:
                 engine.forget(record.job)
         known = self.records.completed_elsewhere(record) if record.end is EndCause.LOST_SIGHT else None
         # Its end was seen where it ran.

@@ -282,7 +282,10 @@ class Foreground:
     def _is_gone(self, ref: JobRef) -> bool:
         """End the job. Return False if it may live on, in an engine that queues and did not answer."""
         left = self._engine.cancel(ref, 0)
-        return not self._engine.queues or (left is not None and not left.lives)
+        if self._engine.queues:
+            return left is not None and not left.lives
+        self._engine.forget(ref)
+        return True
 
 
 _TICK: Final = 1.0

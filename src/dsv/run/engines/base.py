@@ -407,8 +407,8 @@ class Engine(ABC):
 
     @abstractmethod
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
-        """End the job within `grace` seconds if it lives, remove it from the engine, and return how it ended;
-        None without an answer. A job that is over is only removed."""
+        """End the job within `grace` seconds if it lives, and return how it ended; None without an answer. What the
+        engine keeps of it, such as a container with its log, may stay until `forget`."""
 
     def forget(self, ref: JobRef) -> None:
         """Remove what the engine keeps of a job that is over, once its record is whole. Doesn't raise."""

@@ -173,9 +173,15 @@ class ContainerEngine(ContainerProgram):
             return None
         self.call("stop", "--time", str(int(grace)), ref.id, seconds=grace + CALL_SECONDS)
         status = self.status(ref)
-        sleep(self.log_seconds)
-        self.call("rm", "--force", "--volumes", ref.id)
-        return status
+        if status is None or not status.lives:
+            return status
+        self.forget(ref)  # it never began, or could not be stopped
+        return self.status(ref)
+
+    def forget(self, ref: JobRef) -> None:
+        if is_id(ref.id):
+            sleep(self.log_seconds)
+            self.call("rm", "--force", "--volumes", ref.id)
 
     def list(self, run: str | None = None) -> tuple[JobRef, ...]:
         wanted = LABEL if run is None else f"{LABEL}={run}"

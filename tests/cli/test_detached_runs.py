@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dsv.files.process import host_name, user_name
 from dsv.run.engines.reaper import processes_of
 from tests.cli.detached import await_file, await_log, detach, here, kill_with_reaper, mark, shown
 from tests.inputs.small_disk import small_disk
@@ -253,6 +254,7 @@ def test_a_run_can_be_stopped_while_its_data_is_fetched(here: Dsv) -> None:
     assert (stopped["stopped"], stopped["state"], stopped["exit_code"]) == (True, "not-launched", 143)
     assert supervisor.wait(PATIENCE) == 143
     assert here("wait", run).code == 143
+    assert shown(here, run)["cancelled_by"] == f"{user_name()}@{host_name()}"
 
 
 def test_without_room_for_its_mark_no_run_is_promised(here: Dsv, tmp_path: Path) -> None:

@@ -47,14 +47,15 @@ def test_a_run_is_shown_as_staging_while_its_data_is_fetched(shop: Shop) -> None
 
 
 @pytest.mark.parametrize(
-    ("problem", "raised", "code"),
+    ("problem", "raised", "code", "by"),
     [
-        (NoRoom("the cache is full"), LaunchError, 125),
-        (Signalled(Terminated("stopped by SIGTERM")), Signalled, 143),
+        (NoRoom("the cache is full"), LaunchError, 125, None),
+        (Signalled(Terminated("stopped by SIGTERM")), Signalled, 143, "SIGTERM"),
+        (KeyboardInterrupt(), KeyboardInterrupt, 130, "SIGINT"),
     ],
 )
 def test_what_keeps_its_data_from_being_fetched_is_recorded(
-    shop: Shop, problem: BaseException, raised: type[BaseException], code: int
+    shop: Shop, problem: BaseException, raised: type[BaseException], code: int, by: str | None
 ) -> None:
     class Full(Folders):
         def stage(self, target: Target, run: RunId) -> tuple[Staged, FolderLease]:
@@ -65,6 +66,6 @@ def test_what_keeps_its_data_from_being_fetched_is_recorded(
         start(shop, "true")
     (view,) = list_runs(shop.runs, None, None)
     assert (view.record.state, view.record.exit_code) == (RunState.NOT_LAUNCHED, code)
-    assert view.record.error == str(problem)
+    assert (view.record.error, view.record.cancelled_by) == (str(problem) or "interrupted", by)
     assert under_way(shop.place.state) == []
     assert list(shop.place.state.rglob("live.log")) == []

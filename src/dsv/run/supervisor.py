@@ -230,12 +230,13 @@ def _record_not_started(decided: Launch, records: RunRecords, error: BaseExcepti
         return
     if isinstance(error, KeyboardInterrupt):
         error = error.error if isinstance(error, Signalled) else Interrupted("interrupted")
-    cancelled = isinstance(error, Interrupted | Terminated)
+    code = error.exit_code if isinstance(error, Interrupted | Terminated) else None
     unexpected = f"dsv failed with an unexpected {type(error).__name__}"
     ended = Ended(
-        exit_code=error.exit_code if isinstance(error, Interrupted | Terminated) else CANNOT_LAUNCH,
+        exit_code=CANNOT_LAUNCH if code is None else code,
         launched=False,
-        cause=EndCause.CANCELLED if cancelled else EndCause.NOT_STARTED,
+        cause=EndCause.NOT_STARTED if code is None else EndCause.CANCELLED,
+        stopped=records.marks.stopped_by(decided.run) or exit_signal(code),
         reason=decided.masked(error.message if isinstance(error, DsvError) else unexpected),
     )
     early = replace(decided.record(decided.plan(), now_ms()), state=RunState.STAGING)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -14,6 +13,7 @@ from dsv.errors import Unreachable
 from dsv.repo.repository import now_ms
 from dsv.run.active_runs import Marks
 from dsv.run.completing import Completer, completed
+from dsv.run.dirs import ANSWERS
 from dsv.run.engine_list import Engines
 from dsv.run.engines.base import Ended, JobStatus
 from dsv.run.part import EndCause, RunPart
@@ -89,7 +89,7 @@ class Supervised(Marks):
 
 def completer(shop: Shop, cluster: Cluster, supervised: Iterable[RunId] = ()) -> Completer:
     engines = cast("Engines", cluster)
-    return Completer(engines, shop.runs, shop.spool, Supervised(shop, supervised), shop.home / "answers")
+    return Completer(engines, shop.runs, shop.spool, Supervised(shop, supervised))
 
 
 def settler(shop: Shop, says: JobStatus | None, *supervised: RunId, **environ: str) -> Completer:
@@ -130,22 +130,57 @@ def test_of_two_who_complete_it_one_wins(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "more", "supervised"),
+    ("says", "more", "supervised", "shown"),
     [
-        (over(idle_seconds=None), {}, False),  # what the job left can't be seen here
-        (over(idle_seconds=3.0), {}, False),  # whoever waits for it elsewhere completes it
-        (over(NEVER), {"then": ("cloud",)}, False),  # it may move to another pool
-        (over(), {}, True),
-        (over(replace(OVER, seen=False)), {}, False),
-        (JobStatus(RunState.CUT_OFF), {}, False),
+        (over(idle_seconds=None), {}, False, "ended 4"),  # what the job left can't be seen here
+        (over(idle_seconds=3.0), {}, False, "ended 4"),  # whoever waits for it elsewhere completes it
+        (over(), {}, True, "ended 4"),
+        (over(NEVER), {"then": ("cloud",)}, False, "queued"),  # it may move to another pool
+        (over(replace(OVER, seen=False)), {}, False, "queued, last known"),
+        (JobStatus(RunState.CUT_OFF), {}, False, "queued, last known"),
     ],
 )
-def test_what_others_know_better_is_left_to_them(
-    shop: Shop, says: JobStatus | None, more: dict[str, Any], supervised: bool
+def test_a_job_whose_record_others_complete_is_shown_as_it_ended(
+    shop: Shop, says: JobStatus, more: dict[str, Any], supervised: bool, shown: str
 ) -> None:
-    record = started(**more)
-    found = settler(shop, says, *((RUN,) if supervised else ())).settle(record)
-    assert found == (record, True) and shop.runs.listing(SCANS, RUN) == []
+    """Nothing is stored; for `dsv wait` such a run has not ended."""
+    looking = settler(shop, says, *((RUN,) if supervised else ()))
+    record, in_store = looking.settle(started(**more))
+    code = "" if record.exit_code is None else f" {record.exit_code}"
+    assert f"{record.state}{code}{', last known' if RUN in looking.last_known else ''}" == shown
+    assert in_store is (record.exit_code is None)
+    waited, _ = looking.settle(started(**more), whole=True)
+    assert waited.state is RunState.QUEUED and shop.runs.listing(SCANS, RUN) == []
+
+
+def test_an_end_that_was_seen_is_remembered_while_the_cluster_is_away(shop: Shop) -> None:
+    """Until the record is complete: then nothing of it is left here."""
+    cluster = Cluster(over(idle_seconds=3.0))
+    completer(shop, cluster).settle(started())
+    cluster.says, cluster.silent = None, Unreachable("Slurm does not answer: refused")
+    away = completer(shop, cluster)
+    record, _ = away.settle(started())
+    assert (record.state, record.exit_code) == (RunState.ENDED, 4)
+    assert away.last_known == {RUN: "Slurm does not answer: refused"}
+    assert away.settle(started(), whole=True)[0].state is RunState.QUEUED
+    cluster.says = over()
+    completer(shop, cluster).settle(started())
+    assert not any((shop.place.state / ANSWERS).iterdir())
+
+
+def test_a_job_that_its_cluster_does_not_show_makes_no_other_run_last_known(shop: Shop) -> None:
+    cluster = Cluster(None)
+    looking = completer(shop, cluster)
+    looking.settle(started())
+    cluster.says = JobStatus(RunState.RUNNING)
+    other = replace(started(), run=RunId.parse("20261120-132145-00000000"))
+    assert looking.settle(other)[0].state is RunState.RUNNING and list(looking.last_known) == [RUN]
+
+
+def test_a_record_that_was_completed_meanwhile_is_shown(shop: Shop) -> None:
+    settler(shop, over()).settle(started())
+    record, in_store = settler(shop, over(idle_seconds=0.0)).settle(started(), whole=True)
+    assert in_store and (record.state, record.exit_code) == (RunState.ENDED, 4)
 
 
 def test_a_run_that_is_not_over_is_shown_with_the_state_of_its_cluster(shop: Shop) -> None:
@@ -181,7 +216,7 @@ def test_a_cluster_that_answers_but_not_about_the_job_is_said_to(shop: Shop) -> 
     assert str(record.error).endswith("slurm answers, but not about this job")
 
 
-def test_what_is_known_of_a_run_whose_cluster_is_away_is_said_to_be_old(shop: Shop, tmp_path: Path) -> None:
+def test_what_is_known_of_a_run_whose_cluster_is_away_is_said_to_be_old(shop: Shop) -> None:
     away = Unreachable("Kubernetes does not answer: refused")
     cluster = Cluster(None, silent=away)
 
@@ -189,13 +224,13 @@ def test_what_is_known_of_a_run_whose_cluster_is_away_is_said_to_be_old(shop: Sh
         return completer(shop, cluster).settle(started())[0]
 
     assert seen().state is RunState.QUEUED
-    since = "not reachable since 1970-01-01T00:00:01"
+    since = "queued is the last known state, of 1970-01-01T00:00:01"
     assert since in str(seen().error) and str(seen().error).endswith(away.message)
     cluster.says = JobStatus(RunState.RUNNING)
     assert (seen().state, seen().error) == (RunState.RUNNING, None)
     cluster.says = None
     assert seen().state is RunState.RUNNING
-    assert str(seen().error).startswith("running is the last known state; not reachable since 20")
+    assert str(seen().error).startswith("running is the last known state, of 20")
 
 
 def test_a_run_whose_job_no_cluster_has_is_cut_off(shop: Shop) -> None:

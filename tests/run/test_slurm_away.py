@@ -99,6 +99,26 @@ def test_a_controller_that_is_away_costs_nothing(site: Site) -> None:
     assert terminal.wait(PATIENCE) == 5
 
 
+def test_a_list_marks_states_that_are_the_last_known(site: Site) -> None:
+    """It is printed whole, with the exit code of a cluster that is away; a state never goes backwards."""
+    terminal = site.start(*run_of())
+    site.ready()
+    os.killpg(terminal.pid, signal.SIGKILL)
+    terminal.communicate()
+    until(lambda: site.last()["state"] == "running", "the state")
+    site.slurm.stop_controller()
+    said = site.dsv("runs", code=6)
+    assert "running (last known)" in said and "is the last known: Slurm does not answer" in said
+    shown, _ = json.JSONDecoder().raw_decode(site.dsv("runs", "--json", code=6))
+    assert [item["state"] for item in shown["items"]] == ["running"]
+    site.go()
+    folder = site.folder / "out" / "digits"
+    until(lambda: list(folder.glob("*.job/end")) or not list(folder.glob("*.job")), "the end of the job")
+    site.slurm.start_controller()
+    until(lambda: site.last()["state"] == "ended", "the end of the run")
+    assert site.last()["exit_code"] == 0
+
+
 def test_a_run_that_nobody_looks_at_completes_its_own_record(site: Site) -> None:
     """dsv was killed: the node that the job ran on sends log, metrics and output, without the secret of the job."""
     script = f"""{WAIT}; echo "by $KEY"; echo '{{"acc": 0.9}}' >"$DSV_OUT/metrics.json"; exit 4"""

@@ -16,7 +16,7 @@ from dsv.format.keys import run_key
 from dsv.repo.repository import Repository
 from dsv.run.active_runs import Marks, under_way
 from dsv.run.completing import Completer
-from dsv.run.dirs import ANSWERS, remove_run_folder, run_folder
+from dsv.run.dirs import remove_run_folder, run_folder
 from dsv.run.engine_list import Engines
 from dsv.run.engines.output import PART_SIZE, READ_SIZE, read_live
 from dsv.run.listing import RunQuery, RunView, list_runs, run_log, show_run
@@ -182,15 +182,20 @@ class Runs:
         except OSError:
             return None
 
-    def settle(self, views: Iterable[RunView]) -> list[RunView]:
-        """Return the runs as clusters report them now. Complete records that no other process completes."""
+    def settle(self, views: Iterable[RunView], *, whole: bool = False) -> list[RunView]:
+        """Return the runs as clusters report them now. Complete records that no other process completes.
+
+        whole: a run whose record another process is still to complete has not ended
+        """
         completer = self._completer()
         completed_runs = []
         for view in views:
             if view.sent and view.record.state.is_terminal:
                 completer.remove_job(view.record)
-            record, sent = completer.settle(view.record)
-            completed_runs.append(view if record is view.record else RunView(record, sent and view.sent))
+            record, sent = completer.settle(view.record, whole=whole)
+            if record is not view.record:
+                view = RunView(record, sent and view.sent, last_known=completer.last_known.get(record.run))
+            completed_runs.append(view)
         return completed_runs
 
     def complete_cut_off(
@@ -200,7 +205,7 @@ class Runs:
         return self._completer().complete_cut_off(warn, stop)
 
     def _completer(self) -> Completer:
-        return Completer(self.engines, self.runs, self.spool, self.marks, self.state / ANSWERS)
+        return Completer(self.engines, self.runs, self.spool, self.marks)
 
 
 @contextmanager

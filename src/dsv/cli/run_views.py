@@ -40,6 +40,11 @@ def result_text(record: RunRecord) -> str:
             return str(state)
 
 
+def state_text(view: RunView) -> str:
+    """Return how a run ended, or its state, with a mark if that is the last known one."""
+    return result_text(view.record) + (" (last known)" if view.last_known is not None else "")
+
+
 def cause_text(record: RunRecord) -> str | None:
     """Return why it ended, if the command itself was not the cause."""
     return None if record.end in (None, EndCause.EXITED) else str(record.end).replace("-", " ")
@@ -114,7 +119,7 @@ def _write_groups(
         own = [""] * len(columns)
         own[0] = each.id.short if call.around.stdout_is_terminal else each.id
         known = whole or each
-        counted = Counter(result_text(view.record) for view in known.latest.values()).most_common()
+        counted = Counter(state_text(view) for view in known.latest.values()).most_common()
         own[result] = ", ".join(f"{count} {word}" for word, count in counted)
         if whole is not None and whole.not_begun:
             own[result] += f", {len(whole.not_begun)} not begun"
@@ -212,7 +217,7 @@ def _row(call: Call, view: RunView) -> list[str]:
         _data(record, 8 if call.around.stdout_is_terminal else 12),
         local_time(record.started_ms),
         took,
-        result_text(record),
+        state_text(view),
     ]
 
 

@@ -18,7 +18,7 @@ from dsv.errors import DsvError, Interrupted, NoRoom, NotFound, Unreachable, Uns
 from dsv.files.errors import as_error
 from dsv.files.process import Fate, Process, Watched, host_name, user_name
 from dsv.files.small_files import replace_file, write_once
-from dsv.run.dirs import LIVE_LOG, remove_scratch, run_folder
+from dsv.run.dirs import ANSWERS, LIVE_LOG, remove_scratch, run_folder
 from dsv.run.record import LOG, MAX_RECORD, RunId, RunRecord, RunState, start_name
 from dsv.run.record_store import RunStore, Spool
 from dsv.values.ids import StoreId
@@ -101,6 +101,15 @@ class Marks:
             (self.folder / run).unlink()
         with suppress(OSError):
             stop_request(self.folder, run).unlink()
+        self.forget_answer(run)
+
+    def answer(self, run: RunId) -> Path:
+        """Return the file with the last state of a run that its cluster has reported here."""
+        return self._state / ANSWERS / run
+
+    def forget_answer(self, run: RunId) -> None:
+        with suppress(OSError):
+            self.answer(run).unlink()
 
     def grace(self, run: RunId, otherwise: float) -> float:
         """Return the grace in seconds of the stop request, or `otherwise` without a request."""

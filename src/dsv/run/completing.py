@@ -245,43 +245,43 @@ class Completer:
     """Completes records of runs without a supervisor, from what their engines report of the jobs. An engine
     that gave no answer is not asked again."""
 
-    def __init__(self, engines: Engines, runs: RunStore, spool: Spool, marks: Marks, answers: Path) -> None:
-        """answers: the folder for the last answer about each run"""
+    def __init__(self, engines: Engines, runs: RunStore, spool: Spool, marks: Marks) -> None:
         self._engines = engines
         self._runs = runs
         self._spool = spool
         self._marks = marks
-        self._answers = answers
         self._supervised = marks.supervised()
         self._engine_of = cache(engines.make)
         self._ended_jobs = cache(lambda name, pool: _ended_jobs(self._engine_of(name, pool)))
-        self._silent: dict[tuple[str, str | None], str] = {}
+        self._silent: dict[tuple[str, str | None], str | None] = {}
+        """Why an engine does not answer, by its name and its pool; None if it does."""
+        self.last_known: dict[RunId, str] = {}
+        """Why the cluster of a run could not tell its state."""
 
-    def settle(self, record: RunRecord) -> tuple[RunRecord, bool]:
-        """Return the record as it is now; False if its end could not be written to the store."""
+    def settle(self, record: RunRecord, *, whole: bool = False) -> tuple[RunRecord, bool]:
+        """Return the record as it is now; False if the store does not have its end.
+
+        whole: a run whose record another process is still to complete has not ended
+        """
         engine = self._engine_of(record.engine, record.pool)
         if record.state.is_terminal or record.job is None or engine is None or not engine.queues:
             return record, True
-        silent = (record.engine, record.pool) in self._silent
-        status = None if silent else engine.status(record.job)
+        status = None if self._silent.get((record.engine, record.pool)) else engine.status(record.job)
         if status is None:
-            return self._as_last_known(record, engine), True
+            return self._as_last_known(record, self._why_silent(record, engine), whole=whole), True
         if status.lives:
             self._remember(record, status)
             return replace(record, state=status.state, error=status.reason or record.error), True
-        if status.ended is None:
-            return self._without_job(record, status), True
-        if not self._is_left_to_us(record, status):
-            return record, True
-        whole, log = self._whole(record, status.ended, FoundJob(engine, record.job, status))
+        if status.ended is None or not self._is_left_to_us(record, status):
+            return self._left_to_others(record, status, whole=whole)
+        ended, log = self._whole(record, status.ended, FoundJob(engine, record.job, status))
         try:
-            whole = self._runs.add_end(whole, log)
+            ended = self._runs.add_end(ended, log)
         except DsvError:  # left to a dsv that may write to the store
-            return whole, False
-        forget_job(whole, self._engines)
-        with suppress(OSError):
-            (self._answers / record.run).unlink()
-        return whole, True
+            return ended, False
+        forget_job(ended, self._engines)
+        self._marks.forget_answer(record.run)
+        return ended, True
 
     def remove_job(self, record: RunRecord) -> None:
         """Remove the job of a whole record if its cluster still keeps it: nodes leave jobs to a later dsv."""
@@ -341,42 +341,69 @@ class Completer:
             live=self._marks.live_log(record),
         )
 
-    def _without_job(self, record: RunRecord, status: JobStatus) -> RunRecord:
-        """Return the record of a run whose job was removed: that happens only after its completion."""
-        if status.reason is None or record.run in self._supervised:
-            return record
-        with suppress(DsvError):
-            stored = self._runs.newest(record.dataset, record.run)
-            if stored is not None and stored.state.is_terminal:
-                return stored
-        return completed(record, lost(status.reason))
+    def _left_to_others(self, record: RunRecord, status: JobStatus, *, whole: bool) -> tuple[RunRecord, bool]:
+        """Return a run without a job as another process has completed it, or else as the cluster reports it."""
+        supervised = record.run in self._supervised
+        if not supervised:
+            with suppress(DsvError):
+                stored = self._runs.newest(record.dataset, record.run)
+                if stored is not None and stored.state.is_terminal:
+                    return stored, True
+        if status.ended is not None and status.ended.seen and not self._moves(record, status):
+            self._remember(record, status)
+            if whole:
+                return record, True
+            masker = known_secrets(record, self._engines.environ)
+            return completed(record, status.ended, now_ms(), masker=masker), False
+        if status.ended is None and status.reason is not None and not supervised:
+            return completed(record, lost(status.reason)), True  # a job is removed only after its completion
+        if supervised or self._moves(record, status):
+            return self._last_seen(record)[0], True
+        return self._as_last_known(record, f"{record.engine} has no such job any more", whole=whole), True
 
-    def _as_last_known(self, record: RunRecord, engine: Engine) -> RunRecord:
+    def _why_silent(self, record: RunRecord, engine: Engine) -> str:
         key = record.engine, record.pool
         if key not in self._silent:
-            self._silent[key] = f"{engine.name} answers, but not about this job"
+            self._silent[key] = None
             try:
                 engine.probe()
             except DsvError as error:
                 self._silent[key] = error.message
-        state, since = record.state, record.started_ms
+        return self._silent[key] or f"{engine.name} answers, but not about this job"
+
+    def _as_last_known(self, record: RunRecord, why: str, *, whole: bool) -> RunRecord:
+        self.last_known[record.run] = why
+        last, since = self._last_seen(record)
+        said = f"{last.state} is the last known state, of {rfc3339(since)}: {why}"
+        return replace(record if whole and last.state.is_terminal else last, error=said)
+
+    def _last_seen(self, record: RunRecord) -> tuple[RunRecord, int]:
+        """Return the record with the last state that a cluster reported here, and when that was."""
         with suppress(OSError, ValueError):
-            path = self._answers / record.run
-            state, since = RunState(path.read_text()), int(path.stat().st_mtime * 1000)
-        said = f"{state} is the last known state; not reachable since {rfc3339(since)}: {self._silent[key]}"
-        return replace(record, state=state, error=said)
+            path = self._marks.answer(record.run)
+            state, _, code = path.read_text().partition(" ")
+            exit_code = int(code) if code else None
+            return replace(
+                record, state=RunState(state), exit_code=exit_code
+            ), path.stat().st_mtime_ns // 1_000_000
+        return record, record.started_ms
 
     def _remember(self, record: RunRecord, status: JobStatus) -> None:
+        code = "" if status.ended is None else f" {status.ended.exit_code}"
         with suppress(OSError):
-            self._answers.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(self._answers / record.run, status.state.encode(), mode=0o600)
+            path = self._marks.answer(record.run)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(path, f"{status.state}{code}".encode(), mode=0o600, sync=False)
 
     def _is_left_to_us(self, record: RunRecord, status: JobStatus) -> bool:
         """Check that no other dsv completes the record. Its submitter may still move it to another pool."""
         assert status.ended is not None  # checked by settle
-        moves = bool(record.then) and not status.ended.launched
         is_idle = status.idle_seconds is not None and status.idle_seconds >= _SUPERVISOR_HAS
-        return status.ended.seen and is_idle and not moves and record.run not in self._supervised
+        moves, supervised = self._moves(record, status), record.run in self._supervised
+        return status.ended.seen and is_idle and not moves and not supervised
+
+    def _moves(self, record: RunRecord, status: JobStatus) -> bool:
+        return bool(record.then) and status.ended is not None and not status.ended.launched
 
     def _known(self, dataset: DatasetName, run: RunId) -> RunRecord | None:
         """Read the newest record of a run: an unsent one is never older than the stored one."""

@@ -138,7 +138,7 @@ class _Supervisor:
                         records.finish(record, data)
                     except NoRoom as error:  # that changes nothing about how the job ended
                         problem = error
-        done_here = RunView(record, False, _error_of(launch, ended), problem, launch.out, problem is None)
+        done_here = RunView(record, False, _error_of(launch, ended), problem, out=launch.out, kept=problem is None)
         return self._sent(done_here, launch.chosen.engine)
 
     def _sent(self, done: RunView, engine: Engine) -> RunView:

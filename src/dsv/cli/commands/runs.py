@@ -57,7 +57,7 @@ def runs(
     older_than: str | None = option("--older-than DURATION", "With --delete: all that ended longer ago."),
     yes: bool = option("--yes", "With --delete: do not ask."),
     force: bool = option("--force", "With --delete: even if a run has not ended."),
-) -> None:
+) -> int:
     """Show, search, sort and compare the records of runs.
 
     ID is a run's --name, or a unique prefix or suffix, of at least 4 characters, of its full or short id. A KEY is a
@@ -68,7 +68,7 @@ def runs(
     ids, of_dataset = run or [], None if dataset is None else DatasetName.parse(dataset)
     if delete or older_than is not None or yes or force:
         _delete(call, ids, of_dataset, older_than, yes, force)
-        return
+        return 0
     query = RunQuery(tuple(Filter.parse(text) for text in where or ()), sort, reverse, limit)
     only = [option for option, given in (("--log", log), ("--out", out is not None)) if given]
     if only and (len(ids) != 1 or compare or as_csv or len(only) > 1):
@@ -93,10 +93,22 @@ def runs(
                 _write(call, views, query, sweep, each=bool(ids) and sweep is None)
                 if cut:
                     call.say(f"only {len(views)} runs are shown; --limit N shows N")
+            return 0 if log or out is not None else _tell_last_known(call, views)
     except Unreachable as error:
         if compare or as_csv or only:
             raise
         _write(call, _known_here(call, ids, of_dataset, query, error), query, None, each=bool(ids))
+        return 0
+
+
+def _tell_last_known(call: Call, views: list[RunView]) -> int:
+    """Say which states are only the last known ones, and return the exit code."""
+    old = [view for view in views if view.last_known is not None]
+    for why in sorted({str(view.last_known) for view in old}):
+        runs = [view.record.run for view in old if view.last_known == why]
+        what = f"run {runs[0]}" if len(runs) == 1 else format_count(len(runs), "run")
+        call.complain(Unreachable(f"the state of {what} is the last known: {why}", hint="dsv pools"))
+    return Unreachable.exit_code if old else 0
 
 
 def _find(

@@ -290,7 +290,7 @@ def _wait(call: Call, found: Runs, view: SweepView) -> int:
 
     def ended_sweep() -> SweepView:
         now = found.sweep(view.id)
-        return replace(now, members=tuple(found.settle(now.members)))
+        return replace(now, members=tuple(found.settle(now.members, whole=True)))
 
     view = _until(found, ended_sweep, lambda now: not _goes_on(call, found, now))
     if view.not_begun:
@@ -323,7 +323,9 @@ def _goes_on(call: Call, found: Runs, view: SweepView) -> bool:
 def _ended(found: Runs, text: str) -> RunRecord:
     run = found.show(text).record.run
     view = _until(
-        found, lambda: found.settle([found.show(run)])[0], lambda view: view.record.state.is_terminal
+        found,
+        lambda: found.settle([found.show(run)], whole=True)[0],
+        lambda view: view.record.state.is_terminal,
     )
     return view.record
 
@@ -411,7 +413,7 @@ def _one(found: Runs, run: str) -> RunView:
 
 
 def _write_kept(call: Call, found: Runs, run: str, follow: bool) -> None:
-    (view,) = found.settle([_one(found, run)])
+    (view,) = found.settle([_one(found, run)], whole=True)
     record = view.record
     if record.state.is_terminal:
         write_log(call, found, record)

@@ -67,8 +67,7 @@ def runs(
     """
     ids, of_dataset = run or [], None if dataset is None else DatasetName.parse(dataset)
     if delete or older_than is not None or yes or force:
-        _delete(call, ids, of_dataset, older_than, yes, force)
-        return 0
+        return _delete(call, ids, of_dataset, older_than, yes, force)
     query = RunQuery(tuple(Filter.parse(text) for text in where or ()), sort, reverse, limit)
     only = [option for option, given in (("--log", log), ("--out", out is not None)) if given]
     if only and (len(ids) != 1 or compare or as_csv or len(only) > 1):
@@ -97,8 +96,7 @@ def runs(
     except Unreachable as error:
         if compare or as_csv or only:
             raise
-        _write(call, _known_here(call, ids, of_dataset, query, error), query, None, each=bool(ids))
-        return 0
+        return _write_known_here(call, ids, of_dataset, query, error)
 
 
 def _tell_last_known(call: Call, views: list[RunView]) -> int:
@@ -152,10 +150,10 @@ def _find(
     return listed[:most], None, most is not None and read > most
 
 
-def _known_here(
+def _write_known_here(
     call: Call, ids: list[str], dataset: DatasetName | None, query: RunQuery, away: Unreachable
-) -> list[RunView]:
-    """Return the runs that this machine knows, without the store. Raises `away` if it lacks one of `ids`."""
+) -> int:
+    """Write the runs that this machine knows, without the store. Raises `away` if it lacks one of `ids`."""
     state = call.settings.state
     found = [run_known_here(state, text) for text in ids] if ids else runs_known_here(state)
     views = [view for view in found if view is not None and dataset in (None, view.record.dataset)]
@@ -164,7 +162,8 @@ def _known_here(
     call.warn(
         f"the store is not reachable, so these are only the runs that this machine knows: {away.message}"
     )
-    return views if ids else query.choose(views)
+    _write(call, views if ids else query.choose(views), query, None, each=bool(ids))
+    return 0
 
 
 def _write(call: Call, views: list[RunView], query: RunQuery, sweep: SweepView | None, *, each: bool) -> None:
@@ -187,7 +186,7 @@ def _write(call: Call, views: list[RunView], query: RunQuery, sweep: SweepView |
 
 def _delete(
     call: Call, ids: list[str], dataset: DatasetName | None, age: str | None, yes: bool, force: bool
-) -> None:
+) -> int:
     typed = call.typed()
     others = typed - {"run", "dataset", "delete", "older_than", "yes", "force"}
     refusal = UsageError(
@@ -208,11 +207,12 @@ def _delete(
             found.delete(chosen, call.warn, force=force)
     if call.json:
         call.document({"deleted": [{"run": one.run, "dataset": one.dataset} for one in chosen]})
-        return
+        return 0
     for one in chosen:
         call.line(f"deleted run {one.run} of {one.dataset}")
     if not chosen:
         call.say("no runs are that old")
+    return 0
 
 
 @contextmanager

@@ -61,7 +61,7 @@ def publish(
             os.link(links / name, path)
             continue
         path.write_bytes(content)
-        path.chmod(root.file_mode)
+        path.chmod(root.rights.file)
         os.utime(path, (FILE_TIME, FILE_TIME))
         own_files += 1
         own_bytes += path.stat().st_blocks * 512

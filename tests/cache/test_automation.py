@@ -174,4 +174,4 @@ def test_rollouts_folder_is_what_it_says(tmp_path: Path) -> None:
     argv = shlex.split(line.replace("/nfs/gpu/dsv-cache", str(folder)).replace("research", "nogroup"))
     subprocess.run(argv, check=True)
     root = make_root(folder)
-    assert root.directory_mode == 0o2775 and root.file_mode == 0o444
+    assert root.rights[:2] == (0o2775, 0o444)

@@ -362,7 +362,8 @@ def find_by_id(root: CacheRoot, places: Iterable[CachePlace], start: str) -> lis
 
 
 def _all_of(place: CachePlace, claims: Claims) -> list[HoldInfo]:
-    return [HoldInfo(place, claim) for claim in (*claims.leases, *claims.pins)]
+    of_both_kinds: list[LeaseRecord | PinRecord] = [*claims.leases, *claims.pins]
+    return [HoldInfo(place, claim) for claim in of_both_kinds]
 
 
 def end_hold(root: CacheRoot, one: HoldInfo) -> None:

@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -180,6 +181,14 @@ _LOOK_AGAIN = (errno.ESTALE, errno.ENOENT)
 """The server forgot a handle, or another process removed an empty folder: look the path up again."""
 
 
+class CacheRights(NamedTuple):
+    directory: int
+    """Mode of every directory: the root's, without the sticky bit, which would prevent sharing."""
+    file: int
+    """Mode of every cached file: read-only for those who may read the root."""
+    group: int
+
+
 class CacheRoot:
     """One cache. The constructor touches no file. `prepare` makes the folders; reading needs none."""
 
@@ -217,23 +226,9 @@ class CacheRoot:
     def binding(self, dataset: str) -> SharedPath:
         return self.dot / "datasets" / dataset
 
-    @property
-    def directory_mode(self) -> int:
-        """Mode of every directory: the root's, without the sticky bit, which would prevent sharing."""
-        return self._rights[0]
-
-    @property
-    def file_mode(self) -> int:
-        """Mode of every cached file: read-only for those who may read the root."""
-        return self._rights[1]
-
-    @property
-    def group(self) -> int:
-        """The root's group."""
-        return self._rights[2]
-
     @functools.cached_property
-    def _rights(self) -> tuple[int, int, int]:
+    def rights(self) -> CacheRights:
+        """What every folder and file gets from the root. Raises `NotFound`, and others as `explain`."""
         try:
             found = self.path.stat()
         except OSError as error:
@@ -243,7 +238,7 @@ class CacheRoot:
         # A directory that can be listed but not entered is useless, so x follows r.
         rwx = found.st_mode & 0o777 | 0o700
         rwx |= (rwx & 0o444) >> 2
-        return rwx | found.st_mode & stat.S_ISGID, rwx & 0o444, found.st_gid
+        return CacheRights(rwx | found.st_mode & stat.S_ISGID, rwx & 0o444, found.st_gid)
 
     def exists(self) -> bool:
         """Return whether the cache exists. Raises `Denied` or `Unreachable` if that can't be found out."""
@@ -300,7 +295,7 @@ class CacheRoot:
 
     def _rights_in(self, parent: int) -> FolderRights:
         """Return what a folder made in `parent` needs to get the root's mode and group."""
-        mode, _, group = self._rights
+        mode, _, group = self.rights
         above = os.fstat(parent)
         passed_on = above.st_mode & stat.S_ISGID
         born_in = above.st_gid if passed_on else os.getegid()
@@ -319,7 +314,7 @@ class CacheRoot:
     @contextlib.contextmanager
     def drafted(self, data: bytes, *, writable: bool = False) -> Iterator[SharedPath]:
         """Write a file for `link_once` in advance, while there is room for it; delete it at the end."""
-        draft = self._draft(data, self.file_mode | (0o200 if writable else 0))
+        draft = self._draft(data, self.rights.file | (0o200 if writable else 0))
         try:
             yield draft
         finally:
@@ -342,7 +337,7 @@ class CacheRoot:
 
         A reader over NFS may get ESTALE during the rename: use `read_small`. Raises `OSError`.
         """
-        draft = self._draft(data, self.file_mode)
+        draft = self._draft(data, self.rights.file)
         try:
             for attempt in range(_TRIES):
                 try:

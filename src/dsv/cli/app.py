@@ -283,11 +283,8 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise Signalled(Terminated("stopped by SIGTERM"))
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = signal.getsignal(signal.SIGTERM)
-    if before is signal.SIG_IGN:
+    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
         yield
         return
     signal.signal(signal.SIGTERM, stop)

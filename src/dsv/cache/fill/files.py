@@ -54,8 +54,7 @@ class FillRights(FolderRights, frozen=True):
     @classmethod
     def of(cls, root: CacheRoot, *, sync: bool = False) -> FillRights:
         """Return the rights that give this process's files those of the cache's root. Raises `OSError`."""
-        mode, file = root.directory_mode, root.file_mode
-        group = root.group
+        mode, file, group = root.rights
         # True if the group is right at birth, or does not matter.
         born = mode & stat.S_ISGID or os.getegid() == group or not mode & 0o070
         mend = bool(mode & umask())

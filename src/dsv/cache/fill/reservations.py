@@ -43,12 +43,8 @@ Every other fill's reservation counts (see `reservations`), but not that of `nee
 
 def need_of(place: CachePlace, plan: FillPlan, size: int, files: int) -> Need:
     """Return the need of the rest of a fill; the commits that it takes files from must stay."""
-    return Need(
-        place,
-        size,
-        files,
-        frozenset(CachePlace(reference.dataset, reference.name) for reference in plan.references),
-    )
+    keep = frozenset(CachePlace(reference.dataset, reference.name) for reference in plan.references)
+    return Need(place, size, files, keep)
 
 
 class _Record(msgspec.Struct, frozen=True):

@@ -77,7 +77,7 @@ class Heartbeat:
         draft = self._root.temporary / f".worker-{self.owner.id}"
         self._descriptor = draft.descriptor(os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         try:
-            os.fchmod(self._descriptor, self._root.file_mode | 0o200)  # so that it can be opened again
+            os.fchmod(self._descriptor, self._root.rights.file | 0o200)  # so that it can be opened again
             self._write(left=False)
             draft.rename(folder / self.owner.id)
         except OSError:

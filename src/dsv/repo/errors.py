@@ -75,11 +75,8 @@ def missing_commit(commit_id: CommitId, url: str) -> IntegrityError:
 
 
 def damaged_commit(commit_id: CommitId, url: str) -> IntegrityError:
-    return IntegrityError(
-        f"commit {commit_id} in {url} is damaged",
-        subject=str(commit_id),
-        hint=f"dsv verify --repair looks for a copy; or {put_back(keys.commit_key(commit_id))}",
-    )
+    hint = f"dsv verify --repair looks for a copy; or {put_back(keys.commit_key(commit_id))}"
+    return IntegrityError(f"commit {commit_id} in {url} is damaged", subject=str(commit_id), hint=hint)
 
 
 def read_record(decode: Callable[[bytes], T], store: StoreBackend, key: str, limit: int = RECORD_MAX) -> T:

@@ -239,11 +239,8 @@ def read_data_layout(data: StoreBackend) -> FormatLog:
     layout = FormatLog(tuple(entries))
     layout.check(data.url, writing=False)
     if not layout.has(NAMES_ELSEWHERE):
-        raise Conflict(
-            f"{data.url} keeps its names itself",
-            subject=data.url,
-            hint="dsv config --unset stores.NAME.names",
-        )
+        hint = "dsv config --unset stores.NAME.names"
+        raise Conflict(f"{data.url} keeps its names itself", subject=data.url, hint=hint)
     return layout
 
 
@@ -294,11 +291,8 @@ def _names_log(split: OpenStore) -> list[FormatEntry] | None:
 def _read_split(split: OpenStore, entries: list[FormatEntry] | None, data: FormatLog) -> FormatLog:
     named, data_url = split.names.url, split.data.url
     if not data.has(NAMES_ELSEWHERE):
-        raise Conflict(
-            f"{data_url} keeps its names itself, and not at {named}",
-            subject=named,
-            hint="dsv config --unset stores.NAME.names",
-        )
+        hint = "dsv config --unset stores.NAME.names"
+        raise Conflict(f"{data_url} keeps its names itself, and not at {named}", subject=named, hint=hint)
     if data.has(UNCONDITIONAL_WRITES):
         split.data.conditional = False
     if data.has(UNORDERED_LISTING):

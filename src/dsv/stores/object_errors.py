@@ -118,11 +118,8 @@ def as_store_error(error: BaseException, url: str, endpoint: str, key: str | Non
             )
         return absent(url, key)
     if answer.code in _FULL or answer.status == 507:
-        return NoRoom(
-            f"{about} could not be written: {answer.said}",
-            subject=subject,
-            hint=f"raise the quota of {bucket}, or make room in it",
-        )
+        hint = f"raise the quota of {bucket}, or make room in it"
+        return NoRoom(f"{about} could not be written: {answer.said}", subject=subject, hint=hint)
     if answer.status in (401, 403) or answer.code in _EXPIRED | _REFUSED_WITH_400:
         return _denied(answer, about, subject, url)
     if answer.status in _BUSY_STATUS or answer.code in _BUSY_CODE:
@@ -138,11 +135,8 @@ def as_store_error(error: BaseException, url: str, endpoint: str, key: str | Non
 
 def no_object_store(endpoint: str, what: str = "") -> Unreachable:
     """Return the error for an answer that no object store gives, such as a web page."""
-    return Unreachable(
-        f"{endpoint} answers, but not as an object store{what}",
-        subject=endpoint,
-        hint=f"is it a network's login page, a proxy, or a console's port? curl -I {endpoint}",
-    )
+    hint = f"is it a network's login page, a proxy, or a console's port? curl -I {endpoint}"
+    return Unreachable(f"{endpoint} answers, but not as an object store{what}", subject=endpoint, hint=hint)
 
 
 def _denied(answer: ErrorMeaning, about: str, subject: str, url: str) -> Denied:
@@ -176,11 +170,8 @@ def _unanswered(answer: ErrorMeaning, about: str, subject: str, endpoint: str, u
             maybe_done=not refused,
         )
     if answer.status in (301, 302, 307, 308) or "redirect" in text:
-        return StoreMissing(
-            f"{url} is not at {endpoint}, which points elsewhere",
-            subject=url,
-            hint="set AWS_REGION to the bucket's region, or AWS_ENDPOINT_URL to the right endpoint",
-        )
+        hint = "set AWS_REGION to the bucket's region, or AWS_ENDPOINT_URL to the right endpoint"
+        return StoreMissing(f"{url} is not at {endpoint}, which points elsewhere", subject=url, hint=hint)
     if answer.status in (405, 501):
         return Unsupported(
             f"{endpoint} does not support what {about} needs: {answer.said}",

@@ -282,11 +282,8 @@ def check_location(url: str, *, is_store: bool = True) -> str:
             )
     scheme = "file" if url.startswith("/") else url.partition("://")[0]
     if is_store and (scheme == url or scheme not in SCHEMES):
-        raise UsageError(
-            f"{url} is not a store",
-            subject=url,
-            hint="name an absolute folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
-        )
+        hint = "name an absolute folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
+        raise UsageError(f"{url} is not a store", subject=url, hint=hint)
     return scheme
 
 

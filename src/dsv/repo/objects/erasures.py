@@ -107,11 +107,8 @@ def erased_error(what: str, erasure: Erasure) -> Erased:
 def lacks_erased(target: str, count: int) -> Conflict:
     """Return the error for a target with erased files, if all of it is wanted."""
     files, were = ("1 file", "was") if count == 1 else (f"{count:,} files", "were")
-    return Conflict(
-        f"{files} of {target} {were} erased from the store",
-        subject=target,
-        hint="without --strict the rest is written; dsv ls TARGET --json shows which were erased",
-    )
+    hint = "without --strict the rest is written; dsv ls TARGET --json shows which were erased"
+    return Conflict(f"{files} of {target} {were} erased from the store", subject=target, hint=hint)
 
 
 @contextmanager

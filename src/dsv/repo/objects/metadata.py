@@ -184,8 +184,5 @@ class LocalStore(Unavailable):
 
 
 def _no_copy(url: str, key: str) -> Unreachable:
-    return Unreachable(
-        f"{url} is not asked, and there is no copy here of {key}",
-        subject=url,
-        hint="leave out --offline to ask the store",
-    )
+    hint = "leave out --offline to ask the store"
+    return Unreachable(f"{url} is not asked, and there is no copy here of {key}", subject=url, hint=hint)

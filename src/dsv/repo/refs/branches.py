@@ -379,11 +379,8 @@ class Refs(Tags):
         gone = self.dataset_tombstone(dataset)
         if gone is not None:
             error = deleted(gone)
-            raise Conflict(
-                f"{error.message}, and its name is not used again",
-                subject=dataset,
-                hint=f"choose another name; {error.hint}",
-            )
+            hint = f"choose another name; {error.hint}"
+            raise Conflict(f"{error.message}, and its name is not used again", subject=dataset, hint=hint)
         for other in self.datasets():
             if other != dataset and other.casefold() == dataset.casefold() and self.exists(other):
                 raise Conflict(

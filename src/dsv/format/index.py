@@ -370,9 +370,8 @@ class IndexFilter:
 
     def is_block(self, block: int, rows: Buffer) -> bool:
         """Return whether these are the rows that the filter was made from."""
-        return (
-            blake3(rows).digest(_BLOCK_HASH) == self._hashes[_BLOCK_HASH * block : _BLOCK_HASH * (block + 1)]
-        )
+        known = self._hashes[_BLOCK_HASH * block : _BLOCK_HASH * (block + 1)]
+        return blake3(rows).digest(_BLOCK_HASH) == known
 
     def find(self, rows: memoryview, kind: ObjectKind, object_id: Id) -> Location | None:
         """Return the location of an object by the rows of a block. Raises as `Index.find`."""

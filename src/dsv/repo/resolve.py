@@ -31,11 +31,8 @@ class Resolved(msgspec.Struct, frozen=True):
     def no_path(self, path: str, subject: str) -> NotFound:
         """Return the error for a path that the commit does not have."""
         commit = str(self.commit)[:12]
-        return NotFound(
-            f"{path} is not in {self.dataset}@{commit}",
-            subject=subject,
-            hint=f"dsv ls {self.dataset}@{commit}",
-        )
+        hint = f"dsv ls {self.dataset}@{commit}"
+        return NotFound(f"{path} is not in {self.dataset}@{commit}", subject=subject, hint=hint)
 
 
 def resolve(
@@ -136,23 +133,18 @@ def _leads_to(refs: Refs, objects: Objects, dataset: DatasetName, commit_id: Com
 
 
 def _listed(objects: Objects, text: str) -> CommitId:
-    found = [
-        item.key.removeprefix(keys.COMMIT_PREFIX) for item in objects.store.list(keys.COMMIT_PREFIX + text)
-    ]
-    if not found:
+    listed = objects.store.list(keys.COMMIT_PREFIX + text)
+    ids = [item.key.removeprefix(keys.COMMIT_PREFIX) for item in listed]
+    if not ids:
         raise _no_commit(objects, text)
-    if len(found) > 1:
-        raise UsageError(
-            f"{text} is the start of {len(found)} commit ids",
-            subject=text,
-            hint=f"give more digits: {found[0][:16]}…",
-        )
+    if len(ids) > 1:
+        hint = f"give more digits: {ids[0][:16]}…"
+        raise UsageError(f"{text} is the start of {len(ids)} commit ids", subject=text, hint=hint)
     try:
-        return CommitId.parse(found[0])
+        return CommitId.parse(ids[0])
     except UsageError as error:
-        raise IntegrityError(
-            f"{objects.store.url} holds a commit with a name that is not an id", subject=found[0]
-        ) from error
+        message = f"{objects.store.url} holds a commit with a name that is not an id"
+        raise IntegrityError(message, subject=ids[0]) from error
 
 
 def _no_commit(objects: Objects, text: str) -> NotFound:

@@ -88,14 +88,10 @@ def open_azure(url: str, options: StoreOptions) -> ObjectStore:
     """Open az://container/prefix in the storage account that the options name."""
     container, prefix = _parts(url)
     if not options.account:
-        raise UsageError(
-            f"{url} does not say which storage account it is in",
-            subject=url,
-            hint="set AZURE_STORAGE_ACCOUNT_NAME",
-        )
-    endpoint = (
-        options.endpoint or options.azure_endpoint or f"https://{options.account}.blob.core.windows.net"
-    )
+        hint = "set AZURE_STORAGE_ACCOUNT_NAME"
+        raise UsageError(f"{url} does not say which storage account it is in", subject=url, hint=hint)
+    default = f"https://{options.account}.blob.core.windows.net"
+    endpoint = options.endpoint or options.azure_endpoint or default
     _check(url, endpoint, AZURE_STORAGE_ACCOUNT_NAME=options.account)
     config: dict[str, Any] = {
         "account_name": options.account,

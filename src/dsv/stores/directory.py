@@ -157,9 +157,7 @@ class DirectoryStore:
             mode = os.fstat(self._root).st_mode
         self._is_shared = bool(mode & stat.S_IWGRP)
         """If the group may write here, it may read all files and write all folders below, despite umasks."""
-        self._rights = (
-            FolderRights(given=mode & (stat.S_IRWXG | stat.S_ISGID)) if self._is_shared else FolderRights()
-        )
+        self._rights = FolderRights(given=mode & (stat.S_IRWXG | stat.S_ISGID) if self._is_shared else 0)
         self._swept = False
         self._lock = threading.Lock()
         self._this_thread = threading.local()  # `listed`: the last folder that it has listed

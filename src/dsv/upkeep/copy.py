@@ -531,21 +531,18 @@ def _erased_in(tree: TreeReader, known: dict[SegmentId, list[bytes]]) -> list[by
 
 def _without(uploader: Uploader, tree: TreeReader, paths: list[bytes]) -> tuple[CommitRecord, Locator | None]:
     """Write a tree without these paths. Return the commit with that tree, and the tree's locator."""
-    written = write_tree(uploader, tree, [TreeChange(path, None) for path in paths])
+    made = write_tree(uploader, tree, [TreeChange(path, None) for path in paths])
     commit = replace(
         tree.commit,
-        root=written.root,
-        level=written.level,
-        files=written.files,
-        bytes=written.bytes,
-        entries=written.entries,
+        root=made.root,
+        level=made.level,
+        files=made.files,
+        bytes=made.bytes,
+        entries=made.entries,
     )
-    return commit, written.locator
+    return commit, made.locator
 
 
 def _is_taken(new: DatasetName) -> Conflict:
-    return Conflict(
-        f"there is a dataset {new} already, and it is not this copy",
-        subject=str(new),
-        hint="dsv erase DATASET --successor ANOTHER-NAME",
-    )
+    hint = "dsv erase DATASET --successor ANOTHER-NAME"
+    return Conflict(f"there is a dataset {new} already, and it is not this copy", subject=str(new), hint=hint)

@@ -287,11 +287,8 @@ class _Rename:
                     raise
                 return  # another writer has just taken it, perhaps for the same rename
         elif not there.entry.deleted:
-            raise Conflict(
-                f"there is a dataset {new} already",
-                subject=new,
-                hint="choose another name; dsv datasets lists them",
-            )
+            hint = "choose another name; dsv datasets lists them"
+            raise Conflict(f"there is a dataset {new} already", subject=new, hint=hint)
         elif refs.home(new) != self._old:
             error = deleted(there)
             raise Conflict(

@@ -367,9 +367,8 @@ def _taken(found: Iterable[tuple[ErasedPath, set[Named]]]) -> dict[Named, set[Fi
 def adopt(repository: Repository, writer: WriterIdentity, theirs: Erasures) -> int:
     """Copy the erasures of another store, with their ids, and return how many this store lacked. Parts that
     other files of this store have are not erased."""
-    missing = {
-        one: record for one, record in theirs.known.items() if one not in repository.objects.erasures.known
-    }
+    known = repository.objects.erasures.known
+    missing = {one: record for one, record in theirs.known.items() if one not in known}
     if missing:
         stays = _needed_parts(repository, missing.values())
         repository.add_feature(FEATURE, writer)

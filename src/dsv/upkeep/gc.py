@@ -528,9 +528,8 @@ def due(repository: Repository, log: ExpiryLog, now: float, grace: float) -> lis
     """Return the expired commits to free. Names are read after the log (`dsv.repo.expiry`)."""
     expired = log.expired
     numbers = {state.entry.number for state in expired.values()}
-    old = {
-        one for one in numbers if now - repository.store.modified(keys.expiry_key(log.dataset, one)) >= grace
-    }
+    key_of = partial(keys.expiry_key, log.dataset)
+    old = {number for number in numbers if now - repository.store.modified(key_of(number)) >= grace}
     old_states = {commit: state for commit, state in expired.items() if state.entry.number in old}
     if not old_states:
         return []

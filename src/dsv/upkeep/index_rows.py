@@ -199,9 +199,8 @@ class IndexRows(AbstractContextManager["IndexRows"]):
                 continue
             numbers = self._numbers.get(at)
             if numbers is None:
-                numbers = self._numbers[at] = np.searchsorted(self.packs.column, _packs_of(file)).astype(
-                    np.uint32
-                )
+                places = np.searchsorted(self.packs.column, _packs_of(file))
+                numbers = self._numbers[at] = places.astype(np.uint32)
             rows = np.empty(len(stored), ROW)
             rows["head"] = np.frombuffer(file.bucket(first), ">u8").reshape(-1, ROW_SIZE // 8)[:, 0]
             for name in ROW.names or ():
@@ -221,9 +220,8 @@ class IndexRows(AbstractContextManager["IndexRows"]):
             return joined
         tied = alike[1:] | alike[:-1]
         some = joined[tied]
-        joined[tied] = some[
-            np.lexsort([some[name] for name in ("offset", "pack", "where", "kind", "id", "head")])
-        ]
+        order = np.lexsort([some[name] for name in ("offset", "pack", "where", "kind", "id", "head")])
+        joined[tied] = some[order]
         again = alike[:-1]
         for name in ("id", "kind", "where", "pack", "offset"):
             again[1:] &= joined[name][1:] == joined[name][:-1]

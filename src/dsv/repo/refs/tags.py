@@ -27,7 +27,7 @@ from dsv.repo.errors import ONE_WINS_AGAIN, name_denied_write, record_or_none
 from dsv.repo.format_log import NAMES_ELSEWHERE, NAMES_MOVED, NAMES_MOVING, FormatLog, read_entry, read_format
 from dsv.repo.refs.listing import Signed, check_kept, gone, parts, read_named
 from dsv.repo.tracking import Answers
-from dsv.stores.base import PutResult, StoreBackend, absent, ask_each, both, if_there
+from dsv.stores.base import PutResult, StoreBackend, absent, ask_each, both
 from dsv.stores.open import names_of
 from dsv.values.names import BranchName, DatasetName, TagName
 from dsv.values.units import rfc3339
@@ -230,8 +230,11 @@ class Tags:
         return NotFound(f"dataset {dataset} has no {what} {name}", subject=name, hint=hint)
 
     def _tombstone(self, dataset: DatasetName, tag: TagName) -> bool:
-        key = keys.tag_deleted_key(dataset, tag)
-        return if_there(partial(self.store.get, key, RECORD_MAX)) is not None
+        try:
+            self.store.get(keys.tag_deleted_key(dataset, tag), RECORD_MAX)
+        except NotFound:
+            return False
+        return True
 
     def deletion(self, dataset: DatasetName, tag: TagName) -> TagDeleted | None:
         """Return the record by which a tag was deleted; None if it was not."""

@@ -88,7 +88,7 @@ class Lease:
         process: int | None = None,
         program: str = "",
     ) -> Lease:
-        """Take a lease. Raises `OSError` if that fails, and leave no claim behind."""
+        """Take a lease. Raises `OSError` if that fails; then no claim is left."""
         started = boot_clock()
         now = root.now(root.claims(place))
         record = LeaseRecord(

@@ -513,6 +513,5 @@ class WorkspaceFiles:
 
 def _is_folder(folder: Folder, at: int) -> bool:
     if folder.kinds[at] == IGNORED:
-        mode = int.from_bytes(folder.row(at)[-4:], "little")
-        return stat.S_ISDIR(mode)
+        return folder.type_at(at) == stat.S_IFDIR
     return folder.kinds[at] == DIRECTORY

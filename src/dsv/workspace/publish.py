@@ -125,7 +125,7 @@ class Publisher:
         self._base = base
 
     def check_storable(self, problems: Sequence[Problem]) -> None:
-        """Raise for paths that can't be stored, unless they are left out: once listed, and again once read."""
+        """Raises `refusal` of paths that can't be stored, unless they are left out: once listed, again once read."""
         if problems and not self._skip_unsupported:
             raise refusal(problems, str(self._workspace.root))
 

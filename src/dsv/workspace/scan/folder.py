@@ -121,7 +121,7 @@ class Folder(msgspec.Struct, array_like=True):
     def is_clean(self) -> bool:
         """Return whether every name is known to be as in the base."""
         return self.kinds.translate(_CLEAN) == self.marks and (
-            self.own == (_CLEAN_DIRECTORY if self.is_empty else 0) or not self.path
+            self.own == (OWN_SAME if self.is_empty else 0) or not self.path
         )
 
     @property
@@ -258,9 +258,8 @@ class Folder(msgspec.Struct, array_like=True):
             self.sizes[at] = self.size_on_disk(at) if kind != Kind.SYMLINK else 0
 
 
-_CLEAN_DIRECTORY = mark(Relation.SAME, Kind.EMPTY_DIRECTORY, trusted=True)
+OWN_SAME = mark(Relation.SAME, Kind.EMPTY_DIRECTORY, trusted=True)
 _NOT_KEPT = bytes((IGNORED, UNSUPPORTED))
-OWN_SAME = _CLEAN_DIRECTORY
 
 
 def differing(left: bytes | bytearray, right: bytes | bytearray, width: int) -> list[int]:

@@ -26,7 +26,7 @@ from dsv.repo.tree.reader import TreeReader
 from dsv.transfer.download import WantedFile
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName
-from dsv.values.paths import PathSet
+from dsv.values.paths import PathSet, folders_above
 from dsv.values.progress import Progress
 
 _THREADS = 8
@@ -258,11 +258,7 @@ def _remove_foreign(visible: SharedPath, result: Checked) -> None:
 
 
 def _folders_of(paths: set[bytes]) -> set[bytes]:
-    folders: set[bytes] = set()
-    for path in paths:
-        while (path := path.rpartition(b"/")[0]) and path not in folders:
-            folders.add(path)
-    return folders
+    return {folder for path in paths for folder in folders_above(path)}
 
 
 def _at(visible: SharedPath, path: bytes) -> SharedPath:

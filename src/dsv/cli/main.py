@@ -27,15 +27,12 @@ def main() -> int:
         os._exit(code)  # without waiting for a folder that does not answer
     if arguments in (["--version"], ["-V"], ["version"]):
         return _print(f"dsv {__version__}\n")
-    if not arguments:
+    if arguments in ([], ["--help"], ["-h"], ["help"]):
         from dsv.cli.catalogue import root_help
 
-        _print(root_help(_columns(2)), 2)
-        return 2
-    if arguments in (["--help"], ["-h"], ["help"]):
-        from dsv.cli.catalogue import root_help
-
-        return _print(root_help(_columns(1)))
+        stream = 1 if arguments else 2
+        code = _print(root_help(_columns(stream)), stream)
+        return code if arguments else 2
     from dsv.errors import memory_ran_out
 
     # Imports make no garbage, and collections took a tenth of a short command. `Command.invoke` enables them.

@@ -187,7 +187,7 @@ def test_a_sweep_has_a_name_of_any_length(here: Dsv) -> None:
     assert [item["params"]["n"] for item in shown(here, "lr")] == [1, 2]
     assert here("wait", "lr").code == 0
     again = here("run", "--again", "lr")
-    assert again.code == 2 and "lr is a sweep" in again.err and "hint: dsv run --again sweep-" in again.err
+    assert again.code == 2 and "all 2 runs of sweep-" in again.err and "dsv run --again 2" in again.err
 
 
 def test_a_run_may_have_a_name_that_begins_like_the_id_of_a_sweep(here: Dsv) -> None:
@@ -270,6 +270,41 @@ def test_stop_ends_a_whole_sweep(here: Dsv, started: subprocess.Popen[bytes]) ->
     )  # the third has succeeded, the others are as they were
     repeated = here.process("run", "--again", "grid-1")
     assert repeated.code == 0 and len(shown(here, "grid")) == 4
+
+
+def test_stop_counts_the_runs_of_a_sweep(here: Dsv, started: subprocess.Popen[bytes]) -> None:
+    assert ": 2 runs stopped, 1 not begun" in here.ok("stop", "grid").err
+    assert (
+        "had ended already" not in here.ok("stop", "grid").err
+    )  # a dsv elsewhere could have begun the third
+
+
+def test_a_run_whose_command_never_began_is_begun_by_again_which_takes_the_name_of_the_sweep(
+    here: Dsv,
+) -> None:
+    """It has a record, which says so. The first run removes the program of the others."""
+    program = here.cwd / "program"
+
+    def restore() -> None:
+        program.write_text("#!/bin/sh\n[ -e stays ] || rm program\n")
+        program.chmod(0o755)
+
+    restore()
+    begun = here.process("run", "pets@v1", "-p", "n=1,2,3", "--sweep", "--name", "grid", "--", "./program")
+    assert begun.code == 127
+    assert states(here, "grid") == {1: "ended", 2: "not-launched", 3: "not-launched"}
+    told = here.ok("runs", "grid")
+    assert "1 ok, 2 not begun" in told.out and "2 runs not begun: dsv run --again sweep-" in told.err
+    waited = here("wait", "grid")
+    assert waited.code == 127 and "2 runs of sweep-" in waited.err
+    assert "had ended already, with exit code 127" in here.ok("stop", "grid").err
+    (here.cwd / "stays").touch()
+    restore()
+    continued = here.process("run", "--again", "grid")
+    assert continued.code == 0 and "3/3 n=3" in continued.err and "1/3" not in continued.err
+    assert len(shown(here, "grid")) == 5 and here("wait", "grid").code == 0
+    over = here.process("run", "--again", "grid")
+    assert over.code == 2 and "all 3 runs of sweep-" in over.err
 
 
 def test_another_machine_sees_a_sweep_and_keeps_it_from_going_on(

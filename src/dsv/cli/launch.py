@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
@@ -25,11 +25,20 @@ from dsv.run.dirs import RunPlace
 from dsv.run.engines.attach import Signals, informing_ignored
 from dsv.run.engines.base import JobPlan
 from dsv.run.listing import RunView, as_text, flattened
-from dsv.run.parameters import SweepSeat, combination, names_sweep, parse_axes, varied
+from dsv.run.parameters import ID_PART, PREFIX, SweepSeat, combination, names_sweep, parse_axes, varied
 from dsv.run.pools import Prefer
 from dsv.run.record import RunId
 from dsv.run.spec import OPTIONS, JobSpec, again, asked, parse_env, parse_options
-from dsv.run.sweep import SweepDriver, SweepPlan, as_member, continued_sweep, driving, new_sweep, sweep_folder
+from dsv.run.sweep import (
+    SweepDriver,
+    SweepPlan,
+    SweepView,
+    as_member,
+    continued_sweep,
+    driving,
+    new_sweep,
+    sweep_folder,
+)
 from dsv.values.json import Json
 from dsv.values.names import HERE, Target
 from dsv.values.units import format_count, format_duration
@@ -152,17 +161,29 @@ def launching() -> Iterator[None]:
 def launch(call: Call, typed: RunArguments) -> int:
     """Launch a run or a sweep, and return the exit code: of a sweep, 0 if all runs succeeded. Raises
     `LaunchError` if it can't be launched."""
+    _check_options(typed)
+    if call.session.member is None:
+        typed = _with_sweep_id(call, typed)
     several = typed.sweep or (typed.again is not None and names_sweep(typed.again))
     if several and call.session.member is None:
         check, start = _check_sweep, _launch_sweep
     else:
         check, start = _check, _launch_one
-    _check_options(typed)
     check(call, typed)
     if typed.detach and call.session.announce is None:
         with launching():
             return detach(call)
     return start(call, typed)
+
+
+def _with_sweep_id(call: Call, typed: RunArguments) -> RunArguments:
+    """Return the arguments with the id of the sweep that is to be continued, if `--again` has its name."""
+    if typed.again is None or typed.offline or ID_PART.fullmatch(typed.again.removeprefix(PREFIX)):
+        return typed
+    with suppress(DsvError), call.context() as context, open_runs(context, call.around.environ) as runs:
+        named = runs.show_or_sweep(typed.again)
+        return replace(typed, again=named.id) if isinstance(named, SweepView) else typed
+    return typed  # whoever reads the record says what is wrong
 
 
 def _launch_one(call: Call, typed: RunArguments) -> int:

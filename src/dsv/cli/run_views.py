@@ -119,7 +119,9 @@ def _write_groups(
         own = [""] * len(columns)
         own[0] = each.id.short if call.around.stdout_is_terminal else each.id
         known = whole or each
-        counted = Counter(state_text(view) for view in known.latest.values()).most_common()
+        apart = () if whole is None else whole.not_begun
+        states = (state_text(view) for number, view in known.latest.items() if number not in apart)
+        counted = Counter(states).most_common()
         own[result] = ", ".join(f"{count} {word}" for word, count in counted)
         if whole is not None and whole.not_begun:
             own[result] += f", {len(whole.not_begun)} not begun"

@@ -29,7 +29,7 @@ from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import RunView, find_under_way
 from dsv.run.parameters import SweepId, SweepSeat, count_of, due
 from dsv.run.plan import masker_of
-from dsv.run.record import CodeState, RunId, RunRecord
+from dsv.run.record import CodeState, RunId, RunRecord, RunState
 from dsv.run.spec import JobSpec, seated
 from dsv.stores.base import PutResult, StoreBackend, TooLargeError
 from dsv.values.json import Json
@@ -173,15 +173,15 @@ class SweepView:
 
     @property
     def latest(self) -> dict[int, RunView]:
-        """The run of each number that has begun, by number: the last one, if it was repeated."""
-        found: dict[int, RunView] = {}
-        for view in sorted(self.members, key=lambda view: (_seat(view).number, view.record.run)):
-            found[_seat(view).number] = view
-        return found
+        """The run of each number that has a record, by number: the last one, if it was repeated."""
+        ordered = sorted(self.members, key=lambda view: (_seat(view).number, view.record.run))
+        return {_seat(view).number: view for view in ordered}
 
     @property
     def not_begun(self) -> tuple[int, ...]:
-        begun = {_seat(view).number for view in self.members}
+        """The numbers of the runs whose command has not begun, whether they have a record of that or none."""
+        latest = self.latest.items()
+        begun = {number for number, view in latest if view.record.state is not RunState.NOT_LAUNCHED}
         return tuple(number for number in range(1, self.seat.of + 1) if number not in begun)
 
     @property

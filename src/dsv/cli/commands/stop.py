@@ -174,11 +174,13 @@ def _stop_sweep(call: Call, view: SweepView, seconds: float) -> None:
 def _tell_sweep(call: Call, before: SweepView) -> None:
     with opened_runs(call) as found:
         view = found.sweep(before.id)
-    asked = bool(before.under_way or before.not_begun)
+    asked = bool(before.under_way or len(before.latest) < before.seat.of)
     text = f"{view.id} had ended already, with exit code {view.exit_code}"
     if asked:
-        stopped = format_count(len(before.under_way), "run")
-        text = f"{view.id}: {stopped} stopped, {len(view.not_begun)} not begun"
+        ended = {view.record.run for view in before.members if view.record.state.is_terminal}
+        begun = [run.record for number, run in view.latest.items() if number not in view.not_begun]
+        stopped = [record for record in begun if record.run not in ended and record.cancelled_by is not None]
+        text = f"{view.id}: {format_count(len(stopped), 'run')} stopped, {len(view.not_begun)} not begun"
     _tell(call, view.id, asked, RunState.ENDED, view.exit_code, text)
 
 
@@ -314,7 +316,7 @@ def _goes_on(call: Call, found: Runs, view: SweepView) -> bool:
     """Return whether a run has not ended, or a process here or on another machine will start more."""
     if view.under_way or driver(call.settings.state, view.id) is not None:
         return True
-    if not view.not_begun:
+    if len(view.latest) == view.seat.of:
         return False
     found_driver = found.notes(view.dataset, view.id).driver()
     return found_driver is not None and not found_driver.is_here

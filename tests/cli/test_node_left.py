@@ -112,6 +112,18 @@ def test_the_record_has_all_that_the_job_left(either: Left) -> None:
     assert "left to others" in either.complete(), "again it does nothing"
 
 
+def test_a_secret_parameter_is_not_in_the_committed_output(either: Left) -> None:
+    given = '{"token": "swordfish-and-more"}'
+    (either.out / "params.json").write_text(f"{given}\n")
+    either.dsv = either.dsv.at(either.dsv.cwd, DSV_JOB_DSV_PARAMS=given)
+    either.begin(params={"token": "***"})
+    either.complete()
+    check(either)
+    output = either.record().output
+    assert output is not None
+    assert either.dsv.ok("cat", f"pets@{output.tree}:params.json").json == {"token": "***"}
+
+
 def test_the_record_says_how_long_the_node_took_to_get_the_data(either: Left) -> None:
     """As `dsv with` reports it there."""
     either.begin()

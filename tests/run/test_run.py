@@ -17,10 +17,10 @@ import pytest
 from dsv.errors import Conflict, DsvError, LaunchError, NotFound, Unreachable, UsageError
 from dsv.run.engines.attach import Signals
 from dsv.run.listing import ended_here, list_runs, run_log, show_run
-from dsv.run.record import LOG, RECORD, START, RunState
+from dsv.run.record import LOG, RECORD, START, RunId, RunOutput, RunState
 from dsv.stores.base import PutResult
 from dsv.values.names import DatasetName, Target
-from tests.run.shop import SCANS, Shop
+from tests.run.shop import SCANS, Folders, Shop
 from tests.waiting import until
 
 
@@ -209,6 +209,40 @@ def test_params_are_not_written_through_a_link(shop: Shop) -> None:
     shop.run("true", out=out, params={"a": 1})
     assert not (shop.home / "victim").exists()
     assert json.loads((out / "params.json").read_text()) == {"a": 1}
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_secret_parameters_reach_the_job_but_not_its_committed_output(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """own: the job has replaced the file, which is then its own"""
+    committed: list[str] = []
+
+    def output(self: Folders, folder: Path | None, run: RunId) -> RunOutput:
+        assert folder is not None
+        committed.append((folder / "params.json").read_text())
+        return RunOutput(tree="0" * 64)
+
+    monkeypatch.setattr(Folders, "output", output)
+    job = "cat $DSV_OUT/params.json" + (
+        "; rm $DSV_OUT/params.json; echo mine > $DSV_OUT/params.json" if own else ""
+    )
+    params = {"lr": 0.1, "api_token": "hunter2hunter2"}
+    record = shop.run("sh", "-c", job, params=params, keep_output=True).record
+    hidden = {"lr": 0.1, "api_token": "***"}
+    assert (json.loads(shop.stdout), record.params) == (params, hidden)
+    assert committed == ["mine\n"] if own else [json.loads(committed[0])] == [hidden]
+
+
+def test_a_secret_parameter_that_can_not_be_hidden_is_not_committed(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dsv.run.supervisor.hide_params", full)
+    record = shop.run("true", params={"api_token": "hunter2hunter2"}, keep_output=True).record
+    assert record.output is not None and "No space left" in (record.output.error or "")
 
 
 def test_the_code_and_its_git_commit(shop: Shop) -> None:

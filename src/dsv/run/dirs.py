@@ -149,6 +149,14 @@ def write_params(out: Path, params: Mapping[str, Json]) -> None:
         raise LaunchError(f"{out} can't be written to: {error.strerror}", subject=str(out)) from error
 
 
+def hide_params(out: Path, given: str, shown: Mapping[str, Json]) -> None:
+    """Replace the `params.json` that the job was given by one without its secrets, unless the job has replaced it.
+    Raises `LaunchError`. given: the parameters as JSON; shown: those of the record"""
+    path = out / PARAMS_FILE
+    if given != json.dumps(shown) and path.is_file() and path.read_bytes() == f"{given}\n".encode():
+        write_params(out, shown)
+
+
 def data_mounts(main: Path, further: Mapping[str, Path], skeleton: Path) -> tuple[list[Mount], list[Mount]]:
     """Return the mounts of the target, and those of further data.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from dsv.run.dirs import (
     Metrics,
     RunPlace,
     first_time,
+    hide_params,
     leave_terminal,
     make_folder,
     make_skeleton,
@@ -130,7 +132,7 @@ class _Supervisor:
                 data = None if kept is None else kept.data
                 if launch.keeps_output and not ended.may_live:
                     records.ended(record, data)
-                    record = replace(record, output=_kept_output(launch, staging, signals))
+                    record = replace(record, output=_kept_output(launch, staging, signals, record))
                 problem = None
                 # If the job may live, a later dsv that finds this one gone ends it and completes the record.
                 if not ended.may_live:
@@ -179,12 +181,15 @@ class _Supervisor:
             raise
 
 
-def _kept_output(launch: Launch, staging: Staging, signals: Signals) -> RunOutput:
-    """Commit the output, even if the job failed. A signal interrupts that."""
+def _kept_output(launch: Launch, staging: Staging, signals: Signals, record: RunRecord) -> RunOutput:
+    """Commit the output, without secret parameters, even if the job failed. A signal interrupts that."""
     try:
         with signals.raising():
-            return staging.output(launch.out if launch.chosen.engine.shares_folders else None, launch.run)
-    except KeyboardInterrupt as error:
+            if not launch.chosen.engine.shares_folders:
+                return staging.output(None, launch.run)
+            hide_params(launch.out, json.dumps(launch.spec.params), record.params)
+            return staging.output(launch.out, launch.run)
+    except (KeyboardInterrupt, DsvError, OSError) as error:
         return RunOutput(error=str(error) or "it was interrupted")
 
 

@@ -271,9 +271,8 @@ def _samples(connection: Connection, request: FeedRequest) -> tuple[str, Commit 
     folder, target = request.folder, request.target
     if request.source == "store":
         assert target is not None
-        commit = Store(structs.replace(connection, progress=NoProgress())).open(
-            str(Target(target.dataset, target.rev))
-        )
+        store = Store(structs.replace(connection, progress=NoProgress()))
+        commit = store.open(str(Target(target.dataset, target.rev)))
         pinned = Target(target.dataset, Rev(commit.id), target.path)
         paths, sizes = [], list[int]()
         with ls(connection.reading, pinned) as (entries, erasures):

@@ -72,9 +72,6 @@ class Stager(AbstractContextManager["Stager"]):
         self._jobs = jobs
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         self.targets.__exit__()
 
     def cache(

@@ -300,8 +300,7 @@ def _chosen(
         for commit_id, commit in walked:
             yield commit_id, commit, query.fits(commit)
         return
-    scope = PathSet.of(query.paths)
-    looked = PathHistory(repository.objects, scope)
+    looked = PathHistory(repository.objects, PathSet.of(query.paths))
     waiting = deque[LogEntry]()
     source = iter(walked)
     any_change = False

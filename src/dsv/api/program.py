@@ -230,10 +230,8 @@ class Commit:
 
         seconds = parse_duration(hold) if isinstance(hold, str) else hold
         context = self._connection.reading
-        target = self._pinned(path)
-        [item] = cache(
-            context, context.settings.cache().path, [target], hold=seconds, offline=self._connection.offline
-        )
+        folder, offline = context.settings.cache().path, self._connection.offline
+        [item] = cache(context, folder, [self._pinned(path)], hold=seconds, offline=offline)
         return item.path
 
     def export(self, to: str | os.PathLike[str], path: str = "") -> None:

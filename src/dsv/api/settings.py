@@ -241,8 +241,7 @@ class Settings(msgspec.Struct, frozen=True):
         return os.path.normpath(self.cwd / text)
 
     def _no_such(self, table: str, part: str, setting: Setting) -> NoStore:
-        names = self.names(table)
-        close = get_close_matches(setting.value, names, 1)
+        close = get_close_matches(setting.value, self.names(table), 1)
         what = table.removesuffix("s")
         hint = (
             f"--{what} {close[0]}"

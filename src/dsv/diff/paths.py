@@ -124,9 +124,8 @@ def find_renames(compared: Iterable[Difference], read_chunks: ReadChunks | None 
         id(now): replace(now, what=What.RENAMED, before=source.before, similarity=similarity)
         for source, now, similarity in pairs
     }
-    return PathDifferences(
-        tuple(renamed.get(id(item), item) for item in given if id(item) not in gone), unsearched
-    )
+    joined = tuple(renamed.get(id(item), item) for item in given if id(item) not in gone)
+    return PathDifferences(joined, unsearched)
 
 
 _Pair = tuple[Difference, Difference, int]

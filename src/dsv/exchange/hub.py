@@ -45,9 +45,8 @@ class HubHistory(ExitStack):
             start, dots, end = name.partition("..")
             before = {revision.id for revision in self._commits(start)} if dots and start else set()
             commits = self._commits((end or last) if dots else name)
-            chosen += (
-                [revision for revision in commits if revision.id not in before] if dots else commits[-1:]
-            )
+            listed = commits if dots else commits[-1:]
+            chosen += [revision for revision in listed if revision.id not in before]
         return chosen
 
     def _commits(self, revision: str) -> list[Revision]:

@@ -239,9 +239,8 @@ def _block_order(count: int, key: int) -> Numbers:
 
 
 def _key(seed: int, source: int, epoch: int) -> int:
-    words = (seed & 0xFFFFFFFFFFFFFFFF, source, epoch)
     found = np.zeros(1, np.uint64)
-    for word in words:
+    for word in (seed & 0xFFFFFFFFFFFFFFFF, source, epoch):
         found = _mixed(found ^ np.uint64(word))
     return int(found[0])
 

@@ -270,8 +270,8 @@ def with_features(
     """Return the entry with further features and without some. A feature that it already has keeps its rule.
     A feature that is given by name gets the rule to refuse the store."""
     added = (one if isinstance(one, Feature) else Feature(one, FeatureRule.REFUSE) for one in more)
-    kept = {one.name: one for one in entry.features if one.name not in without}
-    kept = {one.name: one for one in added} | kept
+    kept = {feature.name: feature for feature in entry.features if feature.name not in without}
+    kept = {feature.name: feature for feature in added} | kept
     return replace(entry, features=tuple(kept[name] for name in sorted(kept)))
 
 

@@ -68,10 +68,10 @@ def walk_segments(
         for commit, locator in together([partial(objects.commit_and_locator, one) for one in batch]):
             roots.setdefault(commit.level, []).append((commit.root, place_at(locator, 0)))
         for level, listed in roots.items():
-            new = seen.add(b"".join(one for one, _ in listed))
+            new = seen.add(b"".join(node_id for node_id, _ in listed))
             if new.any():
                 chosen = [_placed(objects, ObjectKind.NODE, *listed[at]) for at in np.flatnonzero(new)]
-                add(ObjectKind.NODE, b"".join(one for one, _ in chosen))
+                add(ObjectKind.NODE, b"".join(node_id for node_id, _ in chosen))
                 for located in _segments_below(objects, level, chosen, add, seen):
                     shown.advance(files=located.value.files, bytes=located.value.total_bytes)
                     yield located

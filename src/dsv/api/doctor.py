@@ -237,9 +237,8 @@ def _clock(check: str, what: str, seconds: float, grain: float) -> Finding:
     """grain: seconds by which the time may be off because it is in whole seconds."""
     off = max(0.0, abs(seconds) - grain)
     if off > CLOCK_SECONDS:
-        return _warn(
-            check, f"{what} differ by {off:,.0f} s", "start a time service: timedatectl set-ntp true"
-        )
+        hint = "start a time service: timedatectl set-ntp true"
+        return _warn(check, f"{what} differ by {off:,.0f} s", hint)
     return _ok(check, f"{what} agree to within {off + grain:.0f} s")
 
 

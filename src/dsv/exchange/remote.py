@@ -415,10 +415,8 @@ def _chain(error: BaseException) -> list[BaseException]:
 def _status(error: Exception) -> int | None:
     """Return the HTTP status of a server's refusal, wherever a client puts it."""
     response = getattr(error, "response", None)
-    for found in (getattr(error, "status", None), getattr(response, "status_code", None)):
-        if isinstance(found, int) and found >= 400:
-            return found
-    return None
+    statuses = (getattr(error, "status", None), getattr(response, "status_code", None))
+    return next((status for status in statuses if isinstance(status, int) and status >= 400), None)
 
 
 def _is_expired(error: BaseException) -> bool:

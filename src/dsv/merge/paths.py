@@ -421,9 +421,8 @@ def _file_meets_folder(first: _Pair, below: list[_Pair]) -> bool:
         is_file = one is not None and one.after is not None and one.after.kind is not Kind.EMPTY_DIRECTORY
         return is_file and any(change is not None and change.after is not None for change in other)
 
-    return meets(first.ours, (pair.theirs for pair in below)) or meets(
-        first.theirs, (pair.ours for pair in below)
-    )
+    ours, theirs = [pair.ours for pair in below], [pair.theirs for pair in below]
+    return meets(first.ours, theirs) or meets(first.theirs, ours)
 
 
 def _without_placeholder(decision: Decision, below: list[Decision]) -> Decision:

@@ -219,9 +219,6 @@ class Readers(AbstractContextManager["Readers[T]"], Generic[T]):
             self._own = [memoryview(bytearray(SLOT)) for _ in range(_OWN_SLOTS)]
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         self._descent.close()
         for reader in self._readers:
             reader.end()

@@ -74,7 +74,7 @@ class FileSaver(AbstractContextManager["FileSaver[T]"], Generic[T]):
         self._readers = Readers[T](root, suitable(files, processors()) if jobs is None else jobs - 1)
 
     def __exit__(self, *_: object) -> None:
-        self._readers.close()
+        self._readers.__exit__()
         self._ahead.close()
         self._descent.close()
 

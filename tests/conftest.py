@@ -12,12 +12,13 @@ import compileall
 import faulthandler
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -48,6 +49,7 @@ BUSY = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.Heal
 Reached = TypeVar("Reached")
 TESTS = Path(__file__).parent
 OWN_SHELF = pytest.StashKey[Path]()
+_PASSED = pytest.StashKey[bool]()
 KEPT = ("DSV_LABS", "DSV_LABS_CACHE", "DSV_REQUIRE_LABS", "DSV_KUEUE", exhaustive.VARIABLE)
 XDG_PLACES = {"CONFIG": ".config", "CACHE": ".cache", "DATA": ".local/share", "STATE": ".local/state"}
 # Fixtures that bring a real part up. A test that asks for one by getfixturevalue has to be marked by hand.
@@ -191,6 +193,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         faulthandler.dump_traceback_later(
             limit.args[0] - 5, file=item.config.stash[fault_handler_stderr_fd_key]
         )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[_PASSED] = item.stash.get(_PASSED, True) and report.passed
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """Remove the folders of a test that passed, after all that it has patched is restored: a whole run writes 16 GB.
+
+    pytest's own `tmp_path_retention_policy` removes them while a test's functions of `os` are still in place."""
+    yield
+    if item.stash.get(_PASSED, False):
+        for name in ("tmp_path", "home"):
+            if (folder := getattr(item, "funcargs", {}).get(name)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:

@@ -166,4 +166,5 @@ def test_nothing_is_measured_without_a_driver_or_with_a_lost_gpu(
 def test_gpus_are_counted_without_the_drivers_files(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Machine.read({}).gpus == 0
     FakeDriver(monkeypatch)
+    monkeypatch.setattr("dsv.run.engines.machine._DEVICES", ("/dev/null",))
     assert Machine.read({}).gpus == 2

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dsv.api.cache import Stager
 from dsv.api.cache_targets import CacheTarget
-from dsv.api.cached import cached
 from dsv.api.context import Context
 from dsv.api.settings import POOL_FIELDS, Setting, Settings, check_key, is_name
 from dsv.cache.record import lookup
@@ -227,6 +226,8 @@ def _engine(environ: Mapping[str, str], pool: Pool, wanted: JobNeeds) -> Engine:
 
 def _room(folder: Path, wanted: JobNeeds) -> tuple[int | None, str | None]:
     """Return a cache's free bytes, and why missing data does not fit; None if the cache is unreadable."""
+    from dsv.api.cached import cached
+
     try:
         report = cached(folder)
     except (DsvError, OSError):

@@ -10,7 +10,6 @@ from pathlib import Path
 from dsv.api.context import Context
 from dsv.api.pools import Placed, Placing, PoolRoute
 from dsv.api.run_staging import RunStaging, close_sessions
-from dsv.api.runs import open_runs
 from dsv.errors import Conflict, NotFound, UsageError, as_launch_error
 from dsv.repo.session import Session
 from dsv.run import supervisor
@@ -24,7 +23,6 @@ from dsv.run.record import RunRecord
 from dsv.run.record_store import RunStore
 from dsv.run.spec import JobSpec
 from dsv.run.supervisor import Announce
-from dsv.run.sweep import SweepView
 from dsv.stores.base import StoreBackend
 from dsv.values.ids import StoreId
 
@@ -60,7 +58,7 @@ def run(
         )
         return supervisor.run(
             placed.spec,
-            place=replace(place, author=context.writer.author),
+            place=place if placing is None else replace(place, author=context.writer.author),
             staging=staging,
             records=RunRecords(place.state, store_id, None if offline else runs),
             signals=signals,
@@ -122,6 +120,9 @@ def recorded_run(context: Context, place: RunPlace, text: str, *, offline: bool 
                 hint=f"dsv run --again {text}",
             )
         return view.record
+    from dsv.api.runs import open_runs
+    from dsv.run.sweep import SweepView
+
     with open_runs(context, place.environ) as found:
         known = found.show_or_sweep(text)
     if isinstance(known, SweepView):

@@ -7,9 +7,6 @@ from pathlib import Path
 
 from dsv.api.cache import NoLease, Stager
 from dsv.api.context import Context
-from dsv.api.run_code import commit_code
-from dsv.api.run_output import commit_output
-from dsv.api.store_access import store_access
 from dsv.cache.leases import Lease
 from dsv.cache.root import CacheRoot
 from dsv.errors import Denied, DsvError, Unreachable
@@ -60,6 +57,8 @@ class RunStaging:
         return ("--store", store.name or store.url, "--cache", str(self._stager.root.path))
 
     def access(self) -> StoreAccess:
+        from dsv.api.store_access import store_access
+
         store = self._context.settings.store()
         return store_access(store, self._context.store_options(store))
 
@@ -78,6 +77,8 @@ class RunStaging:
 
     def commit_code(self, folder: Path) -> CommitId | None:
         """Commit the code. Return None if this user can't write to the store now: a run may lack that."""
+        from dsv.api.run_code import commit_code
+
         why = "the store is not asked with --offline"
         if not self._offline:
             try:
@@ -99,6 +100,8 @@ class RunStaging:
         if folder is not None and self._offline:
             return RunOutput(error="the store is not asked with --offline")
         if folder is not None:
+            from dsv.api.run_output import commit_output
+
             return commit_output(
                 self._context, lambda: targets.repository, dataset, folder, run, self._opened
             )

@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 from signal import SIGHUP
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsv.api.context import Context
 from dsv.api.pools import Placing, pools_to_try
 from dsv.api.run import dry_run, recorded_run, run
-from dsv.api.runs import Runs, open_runs
-from dsv.api.sweep import become_driver, open_sweep, outcome
 from dsv.cli.call import Call
 from dsv.cli.detach import detach, start_supervisor
 from dsv.cli.failure import failure_json, of_error
@@ -29,19 +27,13 @@ from dsv.run.parameters import ID_PART, PREFIX, SweepSeat, combination, names_sw
 from dsv.run.pools import Prefer
 from dsv.run.record import RunId
 from dsv.run.spec import OPTIONS, JobSpec, again, asked, parse_env, parse_options
-from dsv.run.sweep import (
-    SweepDriver,
-    SweepPlan,
-    SweepView,
-    as_member,
-    continued_sweep,
-    driving,
-    new_sweep,
-    sweep_folder,
-)
 from dsv.values.json import Json
 from dsv.values.names import HERE, Target
 from dsv.values.units import format_count, format_duration
+
+if TYPE_CHECKING:
+    from dsv.api.runs import Runs
+    from dsv.run.sweep import SweepDriver, SweepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +71,8 @@ def member_spec(call: Call, typed: RunArguments, context: Context, place: RunPla
     member = call.session.member
     if member is None:
         return spec_of(call, typed, context, place)
+    from dsv.run.sweep import as_member
+
     return as_member(spec_of(call, replace(typed, again=member["again"]), context, place), member)
 
 
@@ -180,6 +174,9 @@ def _with_sweep_id(call: Call, typed: RunArguments) -> RunArguments:
     """Return the arguments with the id of the sweep that is to be continued, if `--again` has its name."""
     if typed.again is None or typed.offline or ID_PART.fullmatch(typed.again.removeprefix(PREFIX)):
         return typed
+    from dsv.api.runs import open_runs
+    from dsv.run.sweep import SweepView
+
     with suppress(DsvError), call.context() as context, open_runs(context, call.around.environ) as runs:
         named = runs.show_or_sweep(typed.again)
         return replace(typed, again=named.id) if isinstance(named, SweepView) else typed
@@ -303,6 +300,10 @@ def _write(call: Call, file: FileIO, text: str) -> None:
 
 
 def _launch_sweep(call: Call, typed: RunArguments) -> int:
+    from dsv.api.runs import open_runs
+    from dsv.api.sweep import become_driver, open_sweep
+    from dsv.run.sweep import driving
+
     with ExitStack() as held:
         with launching():
             context = held.enter_context(call.context(writes=True))
@@ -331,6 +332,8 @@ def _launch_sweep(call: Call, typed: RunArguments) -> int:
 
 
 def _plan(call: Call, typed: RunArguments, context: Context, place: RunPlace, found: Runs) -> SweepPlan:
+    from dsv.run.sweep import continued_sweep, new_sweep
+
     if typed.again is not None:
         view, turn = found.unfinished(typed.again)
         sibling = replace(typed, again=view.members[0].record.run)
@@ -341,6 +344,8 @@ def _plan(call: Call, typed: RunArguments, context: Context, place: RunPlace, fo
 
 
 def _announce(call: Call, place: RunPlace, plan: SweepPlan, parallel: int) -> None:
+    from dsv.run.sweep import sweep_folder
+
     seat = plan.seat
     folder = sweep_folder(place.state, seat.id)
     if call.session.announce is not None:
@@ -350,6 +355,8 @@ def _announce(call: Call, place: RunPlace, plan: SweepPlan, parallel: int) -> No
 
 
 def _tell_sweep(call: Call, found: Runs, driver: SweepDriver) -> int:
+    from dsv.api.sweep import outcome
+
     if driver.ended_by == SIGHUP:
         return 128 + SIGHUP  # the terminal is gone
     code, view = outcome(found, driver)

@@ -50,7 +50,7 @@ class RunPlace:
     host: str
     user: str
     author: str | None = None
-    """The author of the commits of code and outputs."""
+    """The author of the commits of the outputs on a cluster's nodes."""
 
     @classmethod
     def here(cls, environ: Mapping[str, str], state: Path, cwd: Path) -> Self:

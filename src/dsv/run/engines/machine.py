@@ -86,6 +86,8 @@ def _read(index: int) -> Gpu:
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DRIVERS_GPUS = Path("/proc/driver/nvidia/gpus")
+_DEVICES = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg")
+"""The devices of NVIDIA's drivers: on any machine, on Jetson, on WSL. The library takes long to import."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,8 @@ def _gpu_models() -> tuple[Gpu, ...]:
     try:
         texts = [(folder / "information").read_text() for folder in sorted(_DRIVERS_GPUS.iterdir())]
     except OSError:
-        return tuple(Gpu(each.index, each.uuid, each.name) for each in gpus_now())
+        here = gpus_now() if any(Path(device).exists() for device in _DEVICES) else ()
+        return tuple(Gpu(each.index, each.uuid, each.name) for each in here)
     return tuple(read_model(index, text) for index, text in enumerate(texts))
 
 
@@ -279,8 +282,10 @@ class UsageSampler:
         *,
         limit: int | None = None,
         exceeded: Callable[[], None] = lambda: None,
+        first: float = 0.0,
     ) -> None:
-        """read: returns None before the job begins. exceeded: called for each sample above limit, in bytes"""
+        """read: returns None before the job begins. exceeded: called for each sample above limit, in bytes. first:
+        seconds before the first sample"""
         self.peak_memory_bytes: int | None = None
         self.cpu_seconds: float | None = None
         self.was_exceeded = False
@@ -288,7 +293,7 @@ class UsageSampler:
         self._limit = limit
         self._exceeded = exceeded
         self._wait = 0.02
-        self._sampling = Periodic("dsv-usage", self._sample)
+        self._sampling = Periodic("dsv-usage", self._sample, first=first)
         self.start = self._sampling.start
         self.stop = self._sampling.stop
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 from abc import abstractmethod
@@ -13,11 +14,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from signal import SIGKILL
-from threading import Event
+from threading import Event, Thread
 from time import monotonic, sleep
 from typing import Any, ClassVar, Final
 
 from dsv.errors import LaunchError
+from dsv.files.descriptors import Opened
 from dsv.files.small_files import write_new
 from dsv.run.engines.attach import ENDING, FollowedJob
 from dsv.run.engines.base import (
@@ -122,6 +124,11 @@ class ContainerProgram(LocalEngine):
 
 def wait_for(program: subprocess.Popen[bytes], seconds: float) -> int | None:
     """Return the exit code of a child; None after so many seconds."""
+    with suppress(OSError, AttributeError), Opened(os.pidfd_open(program.pid)) as process:
+        poll = select.poll()  # where there is no pidfd, `Popen.wait` returns up to 50 ms too late
+        poll.register(process, select.POLLIN)
+        poll.poll(seconds * 1000)
+        return program.poll()
     with suppress(subprocess.TimeoutExpired):
         return program.wait(seconds)
     return None
@@ -259,6 +266,8 @@ _WAIT: Final = 30.0
 _PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 2.0
 _TICK: Final = 0.5
+_START_SECONDS: Final = 0.1
+"""Seconds before the engine is first asked for the container's process: at once it has none, and is slowed down."""
 
 _CODES = (
     (
@@ -291,7 +300,7 @@ class ContainerRun(FollowedJob):
         self._guard = guard
         self._end_requested = False
         self._program: subprocess.Popen[bytes] | None = None
-        self._sampler = UsageSampler(control_group(self._pid))
+        self._sampler = UsageSampler(control_group(self._pid), first=_START_SECONDS)
 
     def _begin(self, output: JobOutput) -> None:
         self._output = output
@@ -333,8 +342,10 @@ class ContainerRun(FollowedJob):
         self._sampler.stop()
         if not details:
             return self._out_of_sight(code, gone=details is not None)
+        removal = Thread(target=self._engine.call, args=("rm", "--force", "--volumes", self._id))
+        removal.start()
         image = self._image(details)
-        self._engine.call("rm", "--force", "--volumes", self._id)
+        removal.join()
         if not has_begun(details):
             if code < 0 and not self._end_requested:  # the command may have run before the engine noted it
                 what = f"{self._engine.name} was killed by signal {-code} while it started container {self._id[:12]}"

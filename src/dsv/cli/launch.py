@@ -27,13 +27,13 @@ from dsv.run.parameters import ID_PART, PREFIX, SweepSeat, combination, names_sw
 from dsv.run.pools import Prefer
 from dsv.run.record import RunId
 from dsv.run.spec import OPTIONS, JobSpec, again, asked, parse_env, parse_options
+from dsv.run.sweep import SweepDriver, SweepPlan, as_member, continued_sweep, driving, new_sweep, sweep_folder
 from dsv.values.json import Json
 from dsv.values.names import HERE, Target
 from dsv.values.units import format_count, format_duration
 
 if TYPE_CHECKING:
     from dsv.api.runs import Runs
-    from dsv.run.sweep import SweepDriver, SweepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +71,6 @@ def member_spec(call: Call, typed: RunArguments, context: Context, place: RunPla
     member = call.session.member
     if member is None:
         return spec_of(call, typed, context, place)
-    from dsv.run.sweep import as_member
-
     return as_member(spec_of(call, replace(typed, again=member["again"]), context, place), member)
 
 
@@ -302,7 +300,6 @@ def _write(call: Call, file: FileIO, text: str) -> None:
 def _launch_sweep(call: Call, typed: RunArguments) -> int:
     from dsv.api.runs import open_runs
     from dsv.api.sweep import become_driver, open_sweep
-    from dsv.run.sweep import driving
 
     with ExitStack() as held:
         with launching():
@@ -332,8 +329,6 @@ def _launch_sweep(call: Call, typed: RunArguments) -> int:
 
 
 def _plan(call: Call, typed: RunArguments, context: Context, place: RunPlace, found: Runs) -> SweepPlan:
-    from dsv.run.sweep import continued_sweep, new_sweep
-
     if typed.again is not None:
         view, turn = found.unfinished(typed.again)
         sibling = replace(typed, again=view.members[0].record.run)
@@ -344,8 +339,6 @@ def _plan(call: Call, typed: RunArguments, context: Context, place: RunPlace, fo
 
 
 def _announce(call: Call, place: RunPlace, plan: SweepPlan, parallel: int) -> None:
-    from dsv.run.sweep import sweep_folder
-
     seat = plan.seat
     folder = sweep_folder(place.state, seat.id)
     if call.session.announce is not None:

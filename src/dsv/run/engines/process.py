@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from time import monotonic, sleep
@@ -230,15 +231,15 @@ class _ProcessRun(FollowedJob):
         code = os.waitstatus_to_exitcode(status)
         self._process.returncode = code  # else Popen would look for the child once more
         seconds = max(rusage.ru_utime + rusage.ru_stime - self._before, 0.0)
-        exit_code, usage = (
-            code if code >= 0 else 128 - code,
-            JobUsage(self._memory.peak_memory_bytes, round(seconds, 3)),
+        ended = Ended(
+            exit_code=code if code >= 0 else 128 - code,
+            launched=True,
+            usage=JobUsage(self._memory.peak_memory_bytes, round(seconds, 3)),
         )
-        if self._memory.was_exceeded:
-            reason = f"it used more than {format_bytes(self._plan.memory_bytes or 0)} of memory"
-            cause = EndCause.OUT_OF_MEMORY
-            return Ended(exit_code=exit_code, launched=True, reason=reason, cause=cause, usage=usage)
-        return Ended(exit_code=exit_code, launched=True, usage=usage)
+        if not self._memory.was_exceeded or code == 0:
+            return ended
+        reason = f"it used more than {format_bytes(self._plan.memory_bytes or 0)} of memory"
+        return replace(ended, reason=reason, cause=EndCause.OUT_OF_MEMORY)
 
 
 def _known(ref: JobRef) -> Known:

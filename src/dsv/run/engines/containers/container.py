@@ -273,8 +273,7 @@ _CODES = (
     (
         NOT_FOUND,
         re.compile(
-            "executable file.* not found|command that was not found|no such file|not a directory",
-            re.IGNORECASE,
+            "executable file.* not found|that was not found|no such file|not a directory", re.IGNORECASE
         ),
     ),
     (CANNOT_INVOKE, re.compile("permission denied|exec format error|is a directory", re.IGNORECASE)),
@@ -354,30 +353,24 @@ class ContainerRun(FollowedJob):
         exit_code = int(_state(details).get("ExitCode", code))
         if (not_executed := self._not_executed(exit_code, details)) is not None:
             return replace(not_executed, image=image)
-        reason, cause = None, None
-        if not whole:
+        reason, cause = self._out_of_memory(details, exit_code)
+        if not whole and cause is None:
             reason = f"the {self._engine.name} program ended before the container: what it wrote then is lost"
-        if exit_code == 128 + SIGKILL and (short := self._out_of_memory(details)) is not None:
-            reason, cause = short, EndCause.OUT_OF_MEMORY
-        elif exit_code != 0 and _state(details).get(
-            "OOMKilled"
-        ):  # then the job may have failed for another reason
-            reason = reason or "one of its processes was killed: out of memory"
         usage = JobUsage(self._sampler.peak_memory_bytes, self._sampler.cpu_seconds)
         return Ended(exit_code=exit_code, launched=True, reason=reason, cause=cause, image=image, usage=usage)
 
-    def _out_of_memory(self, details: dict[str, Any]) -> str | None:
-        """Return the message if SIGKILL ended it for its memory. Podman may show that by the signal alone."""
-        if self._end_requested:
-            return None
-        if _state(details).get("OOMKilled"):
-            return "the engine ended it: out of memory"
+    def _out_of_memory(self, details: dict[str, Any], code: int) -> tuple[str | None, EndCause | None]:
+        """Return the reason and the cause if it ran out of memory. Podman may show that by the signal alone."""
+        killed = code == 128 + SIGKILL and not self._end_requested
+        if code != 0 and _state(details).get("OOMKilled"):  # of any of its processes
+            if killed:
+                return "the engine ended it: out of memory", EndCause.OUT_OF_MEMORY
+            return "one of its processes was killed: out of memory", None
         limit = (details.get("HostConfig") or {}).get("Memory")
-        return (
-            f"it was killed, most likely out of memory: it could use {format_bytes(int(limit))}"
-            if limit
-            else None
-        )
+        if not limit or not killed:
+            return None, None
+        reason = f"it was killed, most likely out of memory: it could use {format_bytes(int(limit))}"
+        return reason, EndCause.OUT_OF_MEMORY
 
     def _end_of_program(self) -> int:
         assert self._program is not None  # one was started
@@ -449,15 +442,13 @@ class ContainerRun(FollowedJob):
         self._output.was_read(1.0)
         if (said := _NOT_EXECUTED.fullmatch(self._output.on_stderr_alone())) is None:
             return None
-        config = details.get("Config") or {}
+        config, code = details.get("Config") or {}, _code_for(said[1])
         words = config.get("Entrypoint") or config.get("Cmd") or ""
         command = words if isinstance(words, str) else words[0]
-        exit_code = _code_for(said[1])
-        missing = exit_code == NOT_FOUND
-        return Ended(
-            exit_code=exit_code,
-            reason=f"command not found: {command}" if missing else f"{command} can't be run: {said[1]}",
+        reason = (
+            f"command not found: {command}" if code == NOT_FOUND else f"{command} can't be run: {said[1]}"
         )
+        return Ended(exit_code=code, reason=reason)
 
     def _image(self, details: dict[str, Any]) -> ImageIdentity | None:
         number = str(details.get("Image") or "")

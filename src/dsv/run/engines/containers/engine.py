@@ -206,17 +206,10 @@ class ContainerEngine(ContainerProgram):
         """Return the variables for the program's own environment, and files with the others."""
         env = dict(job.env)
         if facts.machine.uid != 0:  # a user unknown to the image: no home, no name
-            for name, value in (
-                ("HOME", "/tmp"),
-                ("USER", facts.machine.user),
-                ("LOGNAME", facts.machine.user),
-            ):
-                env.setdefault(name, value)
+            env = {"HOME": "/tmp", "USER": facts.machine.user, "LOGNAME": facts.machine.user, **env}
         named = {name: value for name, value in env.items() if _CLIENTS_OWN.fullmatch(name) is None}
         lines = []
-        for name, value in env.items():
-            if name in named:
-                continue
+        for name, value in ((name, value) for name, value in env.items() if name not in named):
             if "\n" in value or "\r" in value:
                 raise UsageError(
                     f"the value of {name} has more than one line, which {self.name} can't be given",
@@ -287,11 +280,7 @@ class Docker(ContainerEngine):
         return ImageIdentity(str(image.get("Id", "")), digests[0])
 
 
-_CATATONIT = (
-    "/usr/libexec/podman/catatonit",
-    "/usr/lib/podman/catatonit",
-    "/usr/local/libexec/podman/catatonit",
-)
+_CATATONIT = [f"/usr/{folder}/podman/catatonit" for folder in ("libexec", "lib", "local/libexec")]
 _OTHER_INITS = ("catatonit", "docker-init", "tini-static")
 """Static programs: they run in any image."""
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from dsv.values import secrets
 from dsv.values.secrets import HIDDEN, Masker, hide_env_values, hide_in_urls, is_secret_name
 from tests.exhaustive import some
 
@@ -436,3 +437,30 @@ JWT = "eyJhbGciOiJSUzI1NiJ9.eyJ" + "S3CR3T" * 60 + ".sig"
 def test_a_url_is_shown_without_its_secrets_only(url: str, shown: str) -> None:
     assert hide_in_urls(url) == shown
     assert hide_in_urls(f"{url} is not there") == f"{shown} is not there"
+
+
+_SHAPED = (
+    "AKIA0123456789ABCDEF", "ghp_" + "a1" * 18, "github_pat_" + "a1" * 11, "glpat-" + "a1" * 10, "hf_" + "a1" * 15,
+    "xoxb-0123456789", "sk-proj-0123456789", "sk-" + "a1" * 10, "AIza" + "a1" * 15, "ya29." + "a1" * 10,
+    "rk_live_" + "a1" * 8, "sk_test_" + "a1" * 8, "npm_" + "a1" * 12, "dckr_pat_" + "a1" * 12, "pypi-" + "a1" * 12,
+    "BEARER\n\n0123456789abcdef", "Basic 0123456789abcdef", "x-goog-signature=0123456789abcdef",
+    "SIG=0123456789abcdef", "accountkey=0123456789abcdef", "SharedAccessKey=0123456789abcdef",
+    "eyJ0123456789.eyJ0123456789.x", "s3://key:secret@bucket/x", "-----BEGIN PRIVATE KEY-----\nx\n",
+    "-----END PRIVATE KEY-----",
+)  # fmt: skip
+
+
+@given(st.lists(st.sampled_from((*_SHAPED, "\n", "\n", " ", "bearer", "a=1", "word")), max_size=20))
+def test_a_long_log_read_in_pieces_loses_the_same_secrets_as_one_read_whole(parts: list[str]) -> None:
+    text = "".join(parts)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(secrets, "_PIECE", 4)
+        assert secrets._hide_shapes(text) == secrets._SHAPES.sub(
+            lambda found: (found["head"] or "") + HIDDEN, text
+        )
+
+
+@pytest.mark.parametrize("secret", _SHAPED[:-1])
+def test_every_shape_is_noticed(secret: str) -> None:
+    """By one of the words that show which pieces are looked at."""
+    assert HIDDEN in Masker().text(f"line\n{secret}\nline")

@@ -76,6 +76,13 @@ _SHAPES = re.compile(
     rf"|{_URL_USER}",
     re.DOTALL | re.ASCII,
 )
+_IN_SHAPES: Final = (
+    "akia", "asia", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "hf_", "xox", "sk-", "aiza",
+    "ya29.", "k_live_", "k_test_", "npm_", "dckr_pat_", "pypi-", "bearer", "basic", "signature=", "sig=", "accountkey=",
+    "sharedaccesskey=", "eyj", "//", "-----begin",
+)  # fmt: skip
+"""One of these, in lower case, is in whatever `_SHAPES` matches."""
+_PIECE: Final = 4096
 _QUERY = re.compile(r"(?P<head>[?&#](?P<name>[A-Za-z][A-Za-z0-9_.-]{0,63})=)(?P<value>[^\s&\"'<>#]+)")
 # Of a URL alone, where quotes and the like belong to a value.
 _URL_QUERY = re.compile(
@@ -147,6 +154,23 @@ def _hide_queries(text: str) -> str:
         return found["head"] + HIDDEN if secret else found[0]
 
     return _QUERY.sub(hide, text)
+
+
+def _hide_shapes(text: str) -> str:
+    """Hide what has the looks of a secret. A long text is read in pieces of whole lines, because `_SHAPES` is slow and
+    few pieces have any of `_IN_SHAPES`. Only a private key, or a scheme before its token, goes over a line's end."""
+    pieces, at, size = [], 0, len(text) if "-----BEGIN " in text else _PIECE
+    while at < len(text):
+        end = text.find("\n", at + size) + 1 or len(text)
+        while end < len(text) and text[max(at, end - 1024) : end].rstrip().lower().endswith(
+            ("bearer", "basic")
+        ):
+            end = text.find("\n", end) + 1 or len(text)
+        piece, at = text[at:end], end
+        if any(each in piece.lower() for each in _IN_SHAPES):
+            piece = _SHAPES.sub(lambda found: (found["head"] or "") + HIDDEN, piece)
+        pieces.append(piece)
+    return "".join(pieces)
 
 
 def hide_env_values(arguments: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -261,7 +285,7 @@ class Masker:
             text = pattern.sub(
                 lambda found: (found[found.lastindex or 0] if found.lastindex else "") + HIDDEN, text
             )
-        return _SHAPES.sub(lambda found: (found["head"] or "") + HIDDEN, _hide_queries(text))
+        return _hide_shapes(_hide_queries(text))
 
     @property
     def by_name(self) -> Masker:

@@ -217,6 +217,18 @@ def test_columns_that_most_runs_lack_make_room_for_metrics(dsv: Dsv) -> None:
     assert "Hidden columns: another_long_name (see --csv)" in shown.err
 
 
+def test_of_many_hidden_columns_a_few_are_named(pets: Dsv) -> None:
+    job = (
+        'seq 900 | sed "s/.*/\\"a_name_of_a_metric_&\\": &,/; 1s/^/{/; \\$s/,$/}/" > "$DSV_OUT/metrics.json"'
+    )
+    assert pets.process("run", "pets", "--", "sh", "-c", job).code == 0
+    item = pets.ok("runs", "--json").json["items"][0]
+    assert len(item["metrics"]) == 900 and item["metrics_error"] is None
+    told = pets("runs", terminal=True, width=100).err
+    assert told.startswith("Hidden columns: a_name_of_a_metric_2, ") and len(told) < 700
+    assert re.search(r"_2[0-9], and 8[0-9][0-9] more \(see --csv\)\n$", told)
+
+
 @pytest.mark.usefixtures("impatient")
 def test_runs_that_are_known_here_are_listed_while_the_store_is_away(pets: Dsv) -> None:
     """A run whose record waits to be sent, by its id or its end; a run that only the store knows is not listed."""

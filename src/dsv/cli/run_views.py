@@ -56,6 +56,8 @@ _WITH_STARTED = 100
 """Columns of a terminal that shows when a run started; otherwise the whole id, which begins with that, is shown."""
 _WIDEST = 24
 """Columns that a parameter or a metric gets on a terminal, unless it is a number."""
+_HIDDEN_NAMED = 20
+"""The most hidden columns that are named."""
 # fmt: off
 _CSV = (
     "run", "name", "state", "exit_code", "dataset", "target", "commit", "started", "ended", "took_seconds", "engine",
@@ -99,7 +101,9 @@ def write_table(
             row.append(cell)
     _write_groups(call, columns, rows, groups, whole)
     if hidden := [titles[key] for key in keys if key not in shown]:
-        call.say(f"Hidden columns: {', '.join(hidden)} (see --csv)")
+        named = [title[:_WIDEST] for title in hidden[:_HIDDEN_NAMED]]
+        named += [f"and {len(hidden) - _HIDDEN_NAMED} more"] if len(hidden) > _HIDDEN_NAMED else []
+        call.say(f"Hidden columns: {', '.join(named)} (see --csv)")
 
 
 def _write_groups(

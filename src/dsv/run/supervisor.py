@@ -130,7 +130,7 @@ class _Supervisor:
                 attempts = _Attempts(self, launch, held, signals, patience, early)
                 record, ended, kept = attempts.run(lambda: JobOutput(*self.sinks, log), log)
                 data = None if kept is None else kept.data
-                if launch.keeps_output and not ended.may_live:
+                if launch.keeps_output and ended.launched and not ended.may_live:
                     records.ended(record, data)
                     record = replace(record, output=_kept_output(launch, staging, signals, record))
                 problem = None

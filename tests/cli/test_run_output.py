@@ -250,6 +250,40 @@ def test_a_store_that_takes_no_output_costs_neither_the_exit_code_nor_the_folder
     check(here.cwd / "r")
 
 
+def test_of_many_paths_that_are_left_out_the_number_is_said(here: Dsv) -> None:
+    job = 'cd "$DSV_OUT"; for each in $(seq 16); do mkfifo "p$each"; done'
+    done = here.process("run", "pets@v1", "--keep-output", "--", "sh", "-c", job)
+    (line,) = [line for line in done.err.splitlines() if "left out of the output in the store" in line]
+    assert line.endswith("; and 13 more") and line.count("'p") == 3
+    assert len(newest(here)["output"]["left_out"]) == 16
+
+
+def test_a_command_that_never_began_has_no_output_to_send(here: Dsv) -> None:
+    done = here.process("run", "pets@v1", "--keep-output", "--", "no-such-command")
+    assert done.code == 127 and "sending the output" not in done.err
+    assert newest(here)["output"] is None
+
+
+def test_the_copy_of_a_sparse_file_is_sparse(here: Dsv) -> None:
+    item = run(here, 'truncate -s 64M "$DSV_OUT/holes"; echo x >> "$DSV_OUT/holes"')
+    here.ok("runs", item["run"], "--out", "r")
+    status = (here.cwd / "r/holes").stat()
+    assert status.st_size == (64 << 20) + 2 and status.st_blocks * 512 < 1 << 20
+
+
+def test_a_path_that_is_too_long_is_refused_and_leaves_nothing(here: Dsv) -> None:
+    item = run(here)
+    there = {each.name for each in here.cwd.iterdir()}
+    left = 4094 - len(os.fsencode(here.cwd))
+    for path in ("/".join(["d" * 200] * 21), "n" * 256, "a/" * (left // 2) + "a"):
+        refused = here("runs", item["run"], "--out", path)
+        assert refused.code == 9 and "too long for this file system" in refused.err, refused
+        assert "hint: choose a shorter path" in refused.err
+        assert {each.name for each in here.cwd.iterdir()} == there
+    here.ok("runs", item["run"], "--out", "n" * 255)
+    check(here.cwd / ("n" * 255))
+
+
 def test_a_missing_output_is_reported(here: Dsv) -> None:
     item = run(here, 'rm -r "$DSV_OUT"', "--keep-output")
     assert item["output"]["tree"] is None and "No such file" in item["output"]["error"]

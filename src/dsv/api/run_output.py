@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -88,7 +89,7 @@ def commit_output(
     opened.callback(session.close)
     left_out = _left_out(problems)
     if left_out:
-        note(f"left out of the output in the store: {'; '.join(left_out[:3])}")
+        note(f"left out of the output in the store: {'; '.join(_left_out(problems, 3))}")
     return RunOutput(commit_id.hex(), commit.files, commit.bytes, left_out)
 
 
@@ -100,13 +101,14 @@ def _output_sources(folder: Path) -> tuple[Sources, list[Problem]]:
     return found, [*scan.problems, *reserved, *apart]
 
 
-def _left_out(problems: list[Problem]) -> tuple[str, ...]:
-    lines = [f"{show(each.path)}: {each.reason}" for each in problems[:_NAMED]]
-    return (*lines, f"and {len(problems) - _NAMED} more") if len(problems) > _NAMED else tuple(lines)
+def _left_out(problems: list[Problem], most: int = _NAMED) -> tuple[str, ...]:
+    lines = [f"{show(problem.path)}: {problem.reason}" for problem in problems[:most]]
+    return (*lines, f"and {len(problems) - most} more") if len(problems) > most else tuple(lines)
 
 
 _PIECE = 1 << 20
-
+_LONGEST_PATH, _LONGEST_NAME = 4096, 200
+"""Bytes of a path for the kernel, and of a name to which others are added."""
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -335,7 +337,11 @@ def copy_output(repository: Repository, record: RunRecord, to: Path, progress: P
         whole = Path(os.path.abspath(to))  # noqa: PTH100 (a symlink is the caller's to resolve)
         # On a file server, two machines may copy to one folder, and each sees only its own locks.
         machine = blake3(this_machine().encode()).hexdigest()[:12]
-        partial = whole.parent / f".{whole.name}.{record.run}.{machine}.part"
+        name = os.fsdecode(os.fsencode(whole.name)[:_LONGEST_NAME])
+        partial = whole.parent / f".{name}.{record.run}.{machine}.part"
+        longest = max((len(item.path) for item in source.items), default=0)
+        if len(os.fsencode(partial / "tree")) + 1 + longest >= _LONGEST_PATH:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         if _has_anything(whole):
             if whole.parent == whole or not source.is_same(whole):
                 raise _in_the_way(to)
@@ -418,6 +424,8 @@ def _in_the_way(to: Path) -> Conflict:
 
 
 def _has_anything(folder: Path) -> bool:
-    if not os.path.lexists(folder):
+    try:
+        folder.lstat()
+    except FileNotFoundError:
         return False
     return folder.is_symlink() or not folder.is_dir() or any(folder.iterdir())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dsv.errors import Denied, DsvError, NoRoom, Unreachable
+from dsv.errors import Denied, DsvError, NoRoom, Unreachable, Unsupported
 from dsv.values.paths import show
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -46,4 +46,8 @@ def as_error(error: OSError, what: bytes | str | os.PathLike[str]) -> DsvError:
         return NoRoom(f"{name} could not be written: {reason}", subject=text, hint=how_full(subject))
     if error.errno in _DENIED:
         return Denied(f"{name} was refused: {reason}", subject=text, hint=f"ls -ld {name}")
+    if error.errno == errno.ENAMETOOLONG:
+        return Unsupported(
+            f"{name} is too long for this file system", subject=text, hint="choose a shorter path"
+        )
     return Unreachable(f"{name} could not be used: {reason}", subject=text)

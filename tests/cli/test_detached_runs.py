@@ -218,11 +218,37 @@ def test_a_run_of_another_machine_is_left_to_it(here: Dsv) -> None:
 def test_what_its_killed_supervisor_could_not_end_is_ended_by_stop(here: Dsv) -> None:
     run = detach(here, TRAPPED)
     await_file(here, "ready")
+    await_log(here, run, {"up"})
     kill_with_reaper(here, run)
     assert processes_of(run)
+    shown_still = here.ok("logs", "-f", run)
+    assert shown_still.out == "up\n" and "its job still runs; to end it: dsv stop" in shown_still.err
     stopped = here("stop", run)
     assert (stopped.code, processes_of(run)) == (0, [])
     assert shown(here, run)["state"] == "cut-off"
+
+
+@pytest.mark.parametrize(
+    ("host", "user", "said", "hint"),
+    [
+        ("gpu-9", "ada", "is under way on gpu-9, and {} only there", "ssh gpu-9 dsv {} "),
+        (host_name(), "ada", "is ada's, and {} only by them", "sudo -iu ada dsv {} "),
+        (host_name(), user_name(), "is known here, and {} only through that", "dsv runs "),
+    ],
+)
+def test_whose_run_it_is_and_where_is_said(here: Dsv, host: str, user: str, said: str, hint: str) -> None:
+    """Of a run that no dsv of this user supervises here."""
+    run = detach(here, "true")
+    assert here("wait", run).code == 0
+    (folder,) = (here.home / ".local/share/dsv/store/runs").glob(f"*/{run}")
+    for part in ("log", "record"):
+        (folder / part).unlink()
+    start = json.loads((folder / "start").read_text())
+    (folder / "start").write_text(json.dumps({**start, "host": host, "user": user}))
+    for command, code, what in (("stop", 9, "it can be stopped"), ("logs", 3, "its log can be read")):
+        refused = here(command, run)
+        assert refused.code == code and f"hint: {hint.format(command)}{run}" in refused.err
+        assert said.format(what if command == "stop" else f"until it has ended {what}") in refused.err
 
 
 STAGES_FOR_EVER = """

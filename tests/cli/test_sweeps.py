@@ -317,7 +317,7 @@ def test_another_machine_sees_a_sweep_and_keeps_it_from_going_on(
     until(lambda: len(shown(there, "grid")) == 2, "both starts in the store")
     assert "2 running, 1 not begun" in there.ok("runs", "grid").out
     refused = there("stop", "grid")
-    assert refused.code == 9 and "is not supervised on this machine" in refused.err
+    assert refused.code == 9 and "no supervisor of run" in refused.err
     (here.cwd / "go").touch()
     _, err = started.communicate(timeout=PATIENCE)
     assert b"is being stopped" in err and started.returncode == 125

@@ -17,6 +17,7 @@ from dsv.cli.call import Call
 from dsv.cli.commands.runs import opened_runs, warn_of_cut_off, write_log
 from dsv.cli.declare import argument, command, option
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported, UsageError
+from dsv.files.process import host_name, user_name
 from dsv.run.active_runs import RunOwner, UnderWay
 from dsv.run.engine_list import find_job
 from dsv.run.engines.base import CANNOT_LAUNCH
@@ -100,12 +101,19 @@ def _end(
             hint=f"see that {record.engine} answers, then: dsv stop {record.run}",
         )
     if not record.state.is_terminal:
-        raise Unsupported(
-            f"run {record.run} is not supervised on this machine: it was started on {record.host}",
-            subject=record.run,
-            hint=f"ssh {record.host} dsv stop {record.run}",
-        )
+        said, hint = _out_of_reach(record, "it can be stopped", "stop")
+        raise Unsupported(said, subject=record.run, hint=hint)
     return record, asked
+
+
+def _out_of_reach(record: RunRecord, what: str, command: str) -> tuple[str, str]:
+    """Return why this command can't do this with a run that is under way, and a hint."""
+    run, host, user = record.run, record.host, record.user
+    if host != host_name():
+        return f"run {run} is under way on {host}, and {what} only there", f"ssh {host} dsv {command} {run}"
+    if user != user_name():
+        return f"run {run} is {user}'s, and {what} only by them", f"sudo -iu {user} dsv {command} {run}"
+    return f"no supervisor of run {run} is known here, and {what} only through that", f"dsv runs {run}"
 
 
 def _stop_named_sweep(call: Call, text: str, seconds: float) -> None:
@@ -374,7 +382,12 @@ def logs(
         return
     with opened_runs(call) as found:
         warn_of_cut_off(call, found)
-        _write_kept(call, found, run, follow)
+        if (
+            one is not None and one.live is not None and one.owner.is_dead and one.is_marked
+        ):  # its job lives on
+            _write_live(call, one, one.live, follow)
+        else:
+            _write_kept(call, found, run, follow)
 
 
 def _write_engines(call: Call, record: RunRecord, follow: bool, *, alive: bool = False) -> bool:
@@ -420,8 +433,5 @@ def _write_kept(call: Call, found: Runs, run: str, follow: bool) -> None:
     if record.state.is_terminal:
         write_log(call, found, record)
     elif not (is_in_cluster(call, record) and _write_engines(call, record, follow)):
-        raise NotFound(
-            f"run {record.run} is under way on {record.host}: its log can be read only there until it has ended",
-            subject=record.run,
-            hint=f"ssh {record.host} dsv logs {record.run}",
-        )
+        said, hint = _out_of_reach(record, "until it has ended its log can be read", "logs")
+        raise NotFound(said, subject=record.run, hint=hint)

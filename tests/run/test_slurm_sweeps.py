@@ -22,6 +22,12 @@ def start(site: Site, script: str, *options: str) -> Any:
     return site.start(*words, "--", "sh", "-c", script)
 
 
+def take_all(site: Site) -> str:
+    """Another job, which takes all nodes as soon as no other runs."""
+    words = ("--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 3600")
+    return site.slurm.call("sbatch", "--parsable", *words).strip()
+
+
 def test_each_run_of_a_sweep_is_a_job_of_its_own(site: Site) -> None:
     terminal = start(site, 'echo "{\\"acc\\": 0.$DSV_ATTEMPT}" > "$DSV_OUT/metrics.json"', "--parallel", "2")
     out, err = terminal.communicate(timeout=PATIENCE)
@@ -93,3 +99,19 @@ def test_the_runs_of_a_sweep_move_to_the_pool_that_has_room(site: Site) -> None:
     words = ("run", "digits", "--on", "b,a", "-p", "n=1,2", "--sweep")
     site.dsv(*words, "--parallel", "2", "--name", "grid", "--", "true")
     assert [(each["pool"], each["passed_over"][0]["pool"]) for each in runs(site)] == [("a", "b")] * 2
+
+
+def test_a_sweep_holds_its_data_while_its_next_run_waits(site: Site) -> None:
+    """No job runs, and the data is there until the sweep has ended."""
+    site.dsv("cache", "digits")
+    terminal = start(site, WAITS, "--parallel", "1")
+    out = site.folder / "out"
+    until(lambda: len(list(out.glob("digits/*/ready"))) == 1, "the first run")
+    take_all(site)
+    (first,) = out.glob("digits/*/ready")
+    (first.parent / "go").touch()
+    until(lambda: [site.state(job) for job in site.queued()] == ["PENDING"], "the second run, which waits")
+    assert site.held()
+    terminal.send_signal(signal.SIGINT)
+    terminal.communicate(timeout=PATIENCE)
+    until(lambda: not site.held(), "the end of the sweep's hold")

@@ -275,6 +275,12 @@ class Placing:
         spec = replace(spec, passed_over=choice.passed_over)
         return self.placed(spec, choice.pool, choice.then, choice.reason)
 
+    def caches_here(self) -> list[Path]:
+        """Return the folders of the pools' caches that this machine sees under the same names as the jobs."""
+        shared = [pool for pool in self.pools if pool.engine is None or engine_of(pool).shares_folders]
+        folders = {cache_folder(self.context.settings, pool) for pool in shared}
+        return [each for each in folders if each is not None and each.is_dir()]
+
     def wait_for(self, spec: JobSpec, pool: Pool, seconds: float | None, *, queues: bool) -> str | None:
         """Wait until the job may be submitted. Return why it will queue there; None if it can start. Raise
         `GaveUp`."""

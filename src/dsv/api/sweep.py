@@ -7,12 +7,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from dsv.api.cache import take_lease
 from dsv.api.context import Context
 from dsv.api.pools import Placing
 from dsv.api.run import dry_run
 from dsv.api.run_staging import RunStaging
 from dsv.api.runs import Runs
-from dsv.errors import Denied, NotFound, as_launch_error
+from dsv.cache.root import CacheRoot
+from dsv.errors import Denied, DsvError, NotFound, as_launch_error
 from dsv.repo.session import Session
 from dsv.run.dirs import RunPlace, code_folder, code_state
 from dsv.run.engine_list import ENGINES
@@ -38,7 +40,7 @@ def open_sweep(
     placing: Placing | None = None,
     force: bool = False,
 ) -> Iterator[SweepDriver]:
-    """Yield a driver that can start runs: commits and code are found, and data of local runs is held.
+    """Yield a driver that can start runs: commits and code are found, and data is held in each cache seen here.
 
     The caller is `driving` the sweep. start: starts one run. watch: called with a run's number, and its id
     when it has started, or its record when it has ended.
@@ -57,6 +59,10 @@ def open_sweep(
                     code = replace(code_state(folder, place.environ), tree=tree.hex())
             for target in staging.found if stage else ():
                 opened.callback(staging.stage(target, None)[1].release)
+            for folder in () if placing is None else placing.caches_here():
+                for each in staging.found.values():
+                    with suppress(DsvError):  # each run holds it as well
+                        opened.callback(take_lease(CacheRoot(folder), each.place, optional=True).release)
         dataset = staging.main.dataset
         spec = replace(
             spec,

@@ -65,6 +65,12 @@ def test_what_has_changed_since_is_asked_for_anew(tmp_path: Path) -> None:
     assert calls(tmp_path) == 3
 
 
+def test_the_answer_about_many_runs_is_read_once(tmp_path: Path) -> None:
+    program = SlurmProgram(programs(tmp_path, squeue=SQUEUE))
+    jobs, _ = program.queue(fresh=3600)
+    assert list(jobs) == ["7"] and program.queue(fresh=0)[0] is jobs and calls(tmp_path) == 2
+
+
 def _half(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-9])
 

@@ -24,10 +24,10 @@ from dsv.run.engines.output import JobOutput
 from dsv.run.engines.slurm.engine import Follower, Slurm, SlurmRun
 from dsv.run.engines.slurm.job_status import JobFiles
 from dsv.run.engines.slurm.program import SlurmProgram
-from dsv.run.engines.slurm.script import BatchScript, SlurmOptions, render
+from dsv.run.engines.slurm.script import BatchScript, SlurmOptions, comment, render
 from dsv.run.node_order import NodeOrder
 from dsv.run.part import EndCause
-from dsv.run.record import JobRef, RunId
+from dsv.run.record import JobRef, RunId, RunState
 from dsv.values.names import DatasetName
 from tests.waiting import PATIENCE, until
 
@@ -104,6 +104,57 @@ def test_a_number_that_the_job_of_another_run_has_by_now_cancels_nothing(tmp_pat
     engine = Slurm(programs(tmp_path, scontrol=SCONTROL, squeue=squeue, scancel=scancel))
     engine.cancel(JobRef("slurm", RUN, "c@h", f"7:{tmp_path / 'job'}"), 0)
     assert ("scancel" in (tmp_path / "calls").read_text()) == (owner == RUN)
+
+
+@pytest.mark.parametrize(
+    ("said", "ended", "is_left"),
+    [
+        ("PENDING||Resources", False, True),
+        ("RUNNING|n1|None", False, True),
+        ("PENDING||None", False, False),  # it may turn out that it can never begin
+        ("PENDING||PartitionTimeLimit", False, False),
+        ("PENDING||JobHeldUser", False, False),
+        ("RUNNING|n1|None", True, False),  # its end is being recorded here
+        ("COMPLETED|n1|None", False, False),
+    ],
+)
+def test_a_job_is_left_to_its_nodes_once_slurm_can_run_it(
+    tmp_path: Path, said: str, ended: bool, is_left: bool
+) -> None:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "job.sh").write_text(f"#SBATCH --comment=dsv:{RUN}:{folder}\n")
+    if ended:
+        (folder / "end").write_text("0\n")
+    engine = Slurm(programs(tmp_path, squeue=f'echo "7|{said}|dsv:{RUN}:{folder}"'))
+    assert engine.leave(JobRef("slurm", RUN, "c@h", f"7:{folder}")) is is_left
+    assert (folder / "unwatched").exists() is (is_left or ended)
+
+
+def test_a_job_whose_folder_was_removed_with_its_record_complete_does_not_run(tmp_path: Path) -> None:
+    """Slurm shows it for minutes longer."""
+    squeue = f'echo "7|COMPLETED|n1|None|{comment(RUN, tmp_path / "job")}"'
+    engine = Slurm(programs(tmp_path, scontrol=SCONTROL, squeue=squeue))
+    status = engine.status(JobRef("slurm", RUN, "c@h", f"7:{tmp_path / 'job'}"))
+    assert status is not None and status.state is RunState.CUT_OFF
+
+
+@pytest.mark.parametrize(("files", "at_once"), [((), True), (("slurm.log", "end"), False)])
+def test_the_end_of_a_job_that_was_left_and_never_ran_is_recorded_by_the_next_dsv(
+    tmp_path: Path, files: tuple[str, ...], at_once: bool
+) -> None:
+    """Else its node may still do that."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "job.sh").write_text(f"#SBATCH --comment={comment(RUN, folder)}\n")
+    for name in ("unwatched", *files):
+        (folder / name).write_text("0\n" if name == "end" else "")
+    engine = Slurm(
+        programs(tmp_path, scontrol=SCONTROL, squeue=f'echo "7|CANCELLED||None|{comment(RUN, folder)}"')
+    )
+    status = engine.status(JobRef("slurm", RUN, "c@h", f"7:{folder}"))
+    assert status is not None and (status.state is RunState.NOT_LAUNCHED) and status.idle_seconds is not None
+    assert (status.idle_seconds > 3600) is at_once
 
 
 @pytest.mark.parametrize(("state", "restarts"), [("PENDING", 1), ("RUNNING", 1), ("RUNNING", 0)])

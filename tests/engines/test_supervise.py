@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from dsv.run.engines import attach as module
-from dsv.run.engines.attach import Signals, supervise
+from dsv.run.engines.attach import Left, Signals, supervise
 from dsv.run.engines.base import Ended
 from dsv.run.engines.output import JobOutput
 
@@ -55,3 +55,16 @@ def test_a_job_that_cannot_be_killed_is_left_by_one_more_signal(monkeypatch: pyt
         "send it again to kill it now",
         "send the signal again to leave it running",
     ]
+
+
+def test_a_job_that_goes_on_alone_is_left_unless_it_is_to_end() -> None:
+    handle, signals = Unreachable(), Signals()
+    asked: list[bool] = []
+
+    def leave() -> bool:
+        asked.append(True)
+        return len(asked) > 1
+
+    with pytest.raises(Left):
+        supervise(handle, JobOutput(None, None), signals, lost=lambda: None, note=lambda _: None, leave=leave)
+    assert len(asked) == 2 and handle.kills == 0

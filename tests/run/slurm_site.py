@@ -45,7 +45,7 @@ class Site(clusters.Site):
 
     def folder_of(self, run: str) -> Path:
         """Of a run, among the user's state."""
-        return next(Path(os.environ["HOME"]).glob(f".local/state/dsv/runs/digits/{run}"))
+        return Path(os.environ["HOME"]) / ".local/state/dsv/runs/digits" / run
 
     def job(self) -> str:
         """The number of the job in Slurm."""

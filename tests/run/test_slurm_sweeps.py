@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.run.slurm_site import Site
 from tests.waiting import PATIENCE, until
@@ -99,6 +103,30 @@ def test_the_runs_of_a_sweep_move_to_the_pool_that_has_room(site: Site) -> None:
     words = ("run", "digits", "--on", "b,a", "-p", "n=1,2", "--sweep")
     site.dsv(*words, "--parallel", "2", "--name", "grid", "--", "true")
     assert [(each["pool"], each["passed_over"][0]["pool"]) for each in runs(site)] == [("a", "b")] * 2
+
+
+def test_a_queued_run_leaves_no_process_here(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one alone nor those of a sweep: the cluster has them, and their nodes complete the records."""
+    monkeypatch.setenv("KEY", "hunter2hunter2")
+    taken = take_all(site)
+    until(lambda: site.state(taken) == "RUNNING", "a cluster that is busy")
+    alone = site.dsv(
+        "run", "--detach", "digits", "--on", "a", "--name", "alone", "--", "echo", "hello"
+    ).strip()
+    site.dsv("run", "--detach", "digits", "--on", "a", "-p", "n=1,2,3", "--sweep", "--name", "grid",
+             "--parallel", "3", "-e", "KEY", "--", "sh", "-c", "echo $KEY")  # fmt: skip
+    until(lambda: len(site.queued()) == 4, "the jobs")
+    running = Path(os.environ["HOME"]) / ".local/state/dsv/running"
+    until(lambda: not list(running.glob("2*")), "the end of the processes that have submitted them")
+    items = json.loads(site.dsv("runs", "--json"))["items"]
+    assert [item["state"] for item in items] == ["queued"] * 4
+    site.slurm.call("scancel", taken)
+    assert site.dsv("wait", alone).split() == [alone, "0"]
+    site.dsv("wait", "grid")
+    assert site.dsv("runs", alone, "--log") == "hello\n"
+    for item in runs(site):
+        assert site.dsv("runs", item["run"], "--log") == "***\n"
+        assert not site.folder_of(item["run"]).exists()
 
 
 def test_a_sweep_holds_its_data_while_its_next_run_waits(site: Site) -> None:

@@ -204,6 +204,11 @@ class Runs:
         """Like `Completer.complete_cut_off`."""
         return self._completer().complete_cut_off(warn, stop)
 
+    def end_in_clusters(self, records: Iterable[RunRecord], grace: float) -> None:
+        """End the jobs of runs in their clusters, at the same time. A cluster that does not answer leaves them."""
+        jobs = [(self.engines.make(each.engine, each.pool), each.job) for each in records]
+        together([partial(engine.cancel, job, grace) for engine, job in jobs if engine and job])
+
     def _completer(self) -> Completer:
         return Completer(self.engines, self.runs, self.spool, self.marks)
 

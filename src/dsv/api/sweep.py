@@ -81,6 +81,8 @@ def open_sweep(
             start=lambda number: start(whole, number),
             watch=watch,
             note=note,
+            settle=lambda views: runs.settle(views, whole=True),
+            end=runs.end_in_clusters,
         )
 
 

@@ -191,7 +191,9 @@ def _launch_one(call: Call, typed: RunArguments) -> int:
         if file is not None:
             _write(call, file, failure_json(of_error(error)))
         raise
-    return 0 if result is None else _tell(call, result, file)
+    if result is None or not result.record.state.is_terminal:  # it was left to a cluster
+        return 0
+    return _tell(call, result, file)
 
 
 def _launch(call: Call, typed: RunArguments) -> RunView | None:

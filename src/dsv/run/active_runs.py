@@ -18,7 +18,7 @@ from dsv.errors import DsvError, Interrupted, NoRoom, NotFound, Unreachable, Uns
 from dsv.files.errors import as_error
 from dsv.files.process import Fate, Process, Watched, host_name, user_name
 from dsv.files.small_files import replace_file, write_once
-from dsv.run.dirs import ANSWERS, LIVE_LOG, remove_scratch, run_folder
+from dsv.run.dirs import ANSWERS, LIVE_LOG, MESSAGES, remove_scratch, run_folder
 from dsv.run.record import LOG, MAX_RECORD, RunId, RunRecord, RunState, start_name
 from dsv.run.record_store import RunStore, Spool
 from dsv.values.ids import StoreId
@@ -101,15 +101,20 @@ class Marks:
             (self.folder / run).unlink()
         with suppress(OSError):
             stop_request(self.folder, run).unlink()
-        self.forget_answer(run)
+        with suppress(OSError):
+            self.answer(run).unlink()
 
     def answer(self, run: RunId) -> Path:
         """Return the file with the last state of a run that its cluster has reported here."""
         return self._state / ANSWERS / run
 
-    def forget_answer(self, run: RunId) -> None:
+    def tidy(self, record: RunRecord) -> None:
+        """Remove what is here of a run on a cluster whose record is in the store."""
         with suppress(OSError):
-            self.answer(run).unlink()
+            self.answer(record.run).unlink(missing_ok=True)
+            own = run_folder(self._state, record.dataset, record.run)
+            (own / MESSAGES).unlink(missing_ok=True)
+            own.rmdir()  # if nothing else is there
 
     def grace(self, run: RunId, otherwise: float) -> float:
         """Return the grace in seconds of the stop request, or `otherwise` without a request."""
@@ -307,6 +312,17 @@ class RunRecords:
     def moves_on(self) -> None:
         """Note that the job was withdrawn before it began, and moves to another pool."""
         self.begun = False
+
+    @property
+    def start_is_sent(self) -> bool:
+        """True if the store has the start, so that other machines can complete the record."""
+        return self._start is not None and not self._start.is_alive() and self._start_problem is None
+
+    def leave(self, record: RunRecord) -> None:
+        """Leave a run that its cluster completes: it is no longer under way on this machine."""
+        self.marks.remove(record.run)
+        self.marks.tidy(record)
+        self.under_way = False
 
     def finish(self, record: RunRecord, log: bytes | None) -> None:
         """Keep the end, for `send` or for a later run, and remove the mark. Raises `NoRoom`."""

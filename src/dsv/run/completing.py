@@ -280,7 +280,7 @@ class Completer:
         except DsvError:  # left to a dsv that may write to the store
             return ended, False
         forget_job(ended, self._engines)
-        self._marks.forget_answer(record.run)
+        self._marks.tidy(ended)
         return ended, True
 
     def remove_job(self, record: RunRecord) -> None:
@@ -290,6 +290,7 @@ class Completer:
             return
         if record.ended_ms is None or now_ms() - record.ended_ms > _KEPT_MS:
             return
+        self._marks.tidy(record)
         if record.job.id in self._ended_jobs(record.engine, record.pool):
             forget_job(record, self._engines)
 
@@ -348,6 +349,7 @@ class Completer:
             with suppress(DsvError):
                 stored = self._runs.newest(record.dataset, record.run)
                 if stored is not None and stored.state.is_terminal:
+                    self._marks.tidy(stored)
                     return stored, True
         if status.ended is not None and status.ended.seen and not self._moves(record, status):
             self._remember(record, status)
@@ -381,11 +383,9 @@ class Completer:
         """Return the record with the last state that a cluster reported here, and when that was."""
         with suppress(OSError, ValueError):
             path = self._marks.answer(record.run)
+            since = path.stat().st_mtime_ns // 1_000_000
             state, _, code = path.read_text().partition(" ")
-            exit_code = int(code) if code else None
-            return replace(
-                record, state=RunState(state), exit_code=exit_code
-            ), path.stat().st_mtime_ns // 1_000_000
+            return replace(record, state=RunState(state), exit_code=int(code) if code else None), since
         return record, record.started_ms
 
     def _remember(self, record: RunRecord, status: JobStatus) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import Signals as SignalName
@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 from dsv.errors import DsvError, Interrupted, LaunchError, NoRoom, Signalled, Terminated, as_launch_error
 from dsv.periodic import now_ms
 from dsv.run.active_runs import RunRecords
-from dsv.run.completing import completed, no_log, salvaged
+from dsv.run.completing import completed, known_secrets, no_log, salvaged
 from dsv.run.dirs import (
     LIVE_LOG,
     Metrics,
@@ -33,7 +33,7 @@ from dsv.run.dirs import (
     write_params,
 )
 from dsv.run.engine_list import choose
-from dsv.run.engines.attach import Foreground, Signals, informing_ignored, supervise
+from dsv.run.engines.attach import Foreground, Left, Signals, informing_ignored, supervise
 from dsv.run.engines.base import CANNOT_LAUNCH, NO_OPTIONS, Ended, Engine, JobPlan, check_given
 from dsv.run.engines.machine import GpuWatch, choose_gpus, with_free_gpus
 from dsv.run.engines.output import JobOutput, KeptLog, LiveLog, LogKeeper
@@ -128,7 +128,12 @@ class _Supervisor:
             with signals.caught() if self.signals is not None else nullcontext():
                 early = replace(launch.record(launch.plan(), now_ms()), state=RunState.SUBMITTED)
                 attempts = _Attempts(self, launch, held, signals, patience, early)
-                record, ended, kept = attempts.run(lambda: JobOutput(*self.sinks, log), log)
+                try:
+                    record, ended, kept = attempts.run(lambda: JobOutput(*self.sinks, log), log)
+                except Left:
+                    records.send()
+                    records.leave(attempts.record)
+                    return RunView(attempts.record, sent=True, out=launch.out)
                 data = None if kept is None else kept.data
                 if launch.keeps_output and ended.launched and not ended.may_live:
                     records.ended(record, data)
@@ -140,7 +145,9 @@ class _Supervisor:
                         records.finish(record, data)
                     except NoRoom as error:  # that changes nothing about how the job ended
                         problem = error
-        done_here = RunView(record, False, _error_of(launch, ended), problem, out=launch.out, kept=problem is None)
+        done_here = RunView(
+            record, False, _error_of(launch, ended), problem, out=launch.out, kept=problem is None
+        )
         return self._sent(done_here, launch.chosen.engine)
 
     def _sent(self, done: RunView, engine: Engine) -> RunView:
@@ -151,6 +158,8 @@ class _Supervisor:
             done = replace(done, sent=self.records.is_in_store(problem), problem=problem)
             if engine.queues and done.sent and record.state.is_terminal and record.job is not None:
                 engine.forget(record.job)
+            if done.sent and engine.queues:
+                self.records.marks.tidy(record)
         known = self.records.completed_elsewhere(record) if record.end is EndCause.LOST_SIGHT else None
         # Its end was seen where it ran.
         return done if known is None else replace(done, record=known, error=None)
@@ -227,6 +236,8 @@ def _announced(decided: Launch, records: RunRecords, announce: Announce) -> Iter
     finally:
         if live is not None:
             live.close() if records.under_way else live.remove()
+        with suppress(OSError):
+            decided.own.rmdir()  # if nothing is in it
 
 
 def _record_not_started(decided: Launch, records: RunRecords, error: BaseException) -> None:
@@ -383,6 +394,9 @@ class _Attempts:
                     break
                 self.by.progress.note(_failure(parts[-1], left))
                 self.record = replace(self.record, parts=tuple(parts))
+        except Left:
+            may_live = True
+            raise
         finally:
             if not may_live:
                 remove_scratch(launch.scratch)
@@ -437,9 +451,21 @@ class _Attempts:
             grace=lambda: self.by.records.marks.grace(self.launch.run, self.by.grace),
             hung_up=self._hang_up if engine.queues else None,
             expired=expired,
+            leave=self._leave,
         )
         job.check()
         return ended
+
+    def _leave(self) -> bool:
+        """Leave a job that its cluster holds, if nobody waits for this process, and others know what it knows."""
+        record, detached = self.record, self.by.live is not None
+        if record.job is None or not (detached and self.by.records.start_is_sent):
+            return False
+        environ = {} if record.sweep is None else self.launch.place.environ  # as the sweep's process has it
+        given = self.launch.spec.env.items() <= environ.items()
+        known = given and not known_secrets(record, environ).unknown
+        last_pool = self.patience.seconds is None and not record.then
+        return known and last_pool and self.launch.chosen.engine.leave(record.job)
 
     def _submitted(self, ref: JobRef) -> None:
         """Record the reference of the job, which begins after that."""

@@ -1,5 +1,7 @@
 """A sweep: which runs have started, which are left, and the process that starts them. Each run has its own
-process, which continues if the sweep's is killed; records show which have begun."""
+process, which continues if the sweep's is killed; records show which have begun. On a cluster the process of a run ends
+once the cluster has its job, and the sweep's asks for all of them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from signal import SIGHUP
+from threading import Thread
 from time import monotonic
 
 import msgspec
@@ -23,6 +26,7 @@ from dsv.format.keys import runs_prefix
 from dsv.periodic import now_ms
 from dsv.run.active_runs import RunOwner
 from dsv.run.dirs import RunPlace
+from dsv.run.engine_list import ENGINES
 from dsv.run.engines.attach import Signals
 from dsv.run.engines.base import CANNOT_LAUNCH
 from dsv.run.engines.reaper import GRACE
@@ -246,7 +250,7 @@ class SweepPlan:
     begun: frozenset[int] = frozenset()
     """The numbers of the runs that were started before."""
     going: tuple[tuple[int, RunId], ...] = ()
-    """The runs of `begun` that are under way now, on this machine."""
+    """The runs of `begun` that are under way now, on this machine or in a cluster."""
     again: RunId | None = None
     """The run from whose record the others are made, if the sweep is continued."""
     turn: int = 1
@@ -321,7 +325,8 @@ def _going_here(view: SweepView, state: Path) -> tuple[tuple[int, RunId], ...]:
     return tuple(
         (record.sweep.number, record.run)
         for record in view.under_way
-        if record.sweep is not None and find_under_way(state, record.run) is not None
+        if record.sweep is not None
+        and (ENGINES[record.engine].queues or find_under_way(state, record.run) is not None)
     )
 
 
@@ -339,6 +344,8 @@ def _check_secrets(spec: JobSpec, axes: dict[str, list[Json]], place: RunPlace) 
 _TICK = 0.2
 _AWAY = 5.0
 """Seconds until a store that did not answer is asked again."""
+_ASK = (1.0, 15.0)
+"""Seconds between two questions for the runs that a cluster has: at first, and at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +383,10 @@ class SweepDriver:
     watch: Callable[[int, RunId | RunView], None]
     """Called with each run's number, when it has begun with its id, and when it has ended with its record."""
     note: Callable[[str], None]
+    settle: Callable[[Sequence[RunView]], Sequence[RunView]]
+    """Returns runs as clusters report them now, ended once their records are whole."""
+    end: Callable[[Sequence[RunRecord], float], None]
+    """Ends the jobs of runs in their clusters, each within these seconds."""
     signals: Signals = field(default_factory=Signals)
     ended_by: int | None = None
     """The signal that ended it before all runs were started."""
@@ -383,6 +394,10 @@ class SweepDriver:
     """The exit code of the run that could not be started."""
     _going: dict[int, tuple[RunId, Started | None]] = field(default_factory=dict)
     """Runs that go on, each with its process unless an earlier driver has started it."""
+    _left: dict[int, RunView] = field(default_factory=dict)
+    """Runs whose jobs a cluster has, without a process here."""
+    _ask_at: float = 0.0
+    _pause: float = _ASK[0]
     _begun: set[int] = field(default_factory=set)
     _stopping: bool = False
     _away_until: float = 0.0
@@ -397,7 +412,8 @@ class SweepDriver:
                     if self._away_until <= monotonic() and self._may_begin(number):
                         self._start(number)
                 self._look()
-                if not self._going and not self._due():
+                self._ask()
+                if not (self._going or self._left or self._due()):
                     break
                 self._heed(self.signals.next(_TICK))
                 if self.ended_by == SIGHUP:
@@ -410,7 +426,7 @@ class SweepDriver:
     def _due(self) -> tuple[int, ...]:
         if self._stopping:
             return ()
-        return due(self.plan.seat.of, self._begun, len(self._going), self.parallel)[:1]
+        return due(self.plan.seat.of, self._begun, len(self._going) + len(self._left), self.parallel)[:1]
 
     def _may_begin(self, number: int) -> bool:
         try:
@@ -462,7 +478,24 @@ class SweepDriver:
             except DsvError as error:
                 self.note(f"run {run} has ended, and its record can't be read: {error.message}")
             else:
-                self.watch(number, view)
+                if view.record.state.is_terminal or not ENGINES[view.record.engine].queues:
+                    self.watch(number, view)
+                else:
+                    self._left[number] = view
+                    self._ask_at, self._pause = monotonic() + _ASK[0], _ASK[0]
+
+    def _ask(self) -> None:
+        """Ask for all runs that a cluster has, in one go."""
+        if not self._left or monotonic() < self._ask_at:
+            return
+        self._pause = min(self._pause * 1.3, _ASK[1])
+        with suppress(DsvError):  # the store does not answer
+            for number, view in zip(tuple(self._left), self.settle(list(self._left.values())), strict=True):
+                if view.record.state.is_terminal:
+                    del self._left[number]
+                    self._pause = _ASK[0]
+                    self.watch(number, view)
+        self._ask_at = monotonic() + self._pause
 
     def _heed(self, number: int | None) -> None:
         if number is None:
@@ -471,7 +504,7 @@ class SweepDriver:
         self.ended_by = number
         if number == SIGHUP:
             return
-        if self._going:
+        if self._going or self._left:
             patient = (
                 f"no more runs are started, and those that run have {GRACE:.0f} s to exit; "
                 "send the signal again to kill them now"
@@ -482,3 +515,6 @@ class SweepDriver:
             if found is not None:
                 with suppress(NotFound, Unsupported):  # it has ended just now
                     found.ask_to_stop(0 if again else GRACE)
+        self._ask_at, self._pause = monotonic() + _ASK[0], _ASK[0]
+        left = [view.record for view in self._left.values()]
+        Thread(target=self.end, args=(left, 0 if again else GRACE), name="dsv-end", daemon=True).start()

@@ -43,6 +43,10 @@ def asked_by(how: str) -> str:
     return f"{user_name(os.geteuid())} on {host_name()} ({how})"
 
 
+class Left(Exception):
+    """The job goes on without this process."""
+
+
 class Signals:
     """A queue of signal numbers. `wake` ends a wait without a signal."""
 
@@ -304,6 +308,7 @@ def supervise(
     grace: Callable[[], float] = lambda: GRACE,
     expired: Callable[[], bool] = lambda: False,
     hung_up: Callable[[], None] | None = None,
+    leave: Callable[[], bool] = lambda: False,
 ) -> Ended:
     """Return when the job is over and its output delivered.
 
@@ -311,11 +316,14 @@ def supervise(
     whether the job's time is over. grace: called when the job is asked to end; returns the seconds that it
     gets. hung_up: called instead of ending the job if the terminal is closed; such a job is also left alive
     if it can't be killed and a further signal arrives. over: called after the job's end, before its last
-    output is delivered, which may take long. An exception here, for instance by Ctrl-C if signals are not
+    output is delivered, which may take long. leave: called once a second until the job is to end; if it returns
+    True, this raises `Left`, and the job goes on. An exception here, for instance by Ctrl-C if signals are not
     caught, ends the job first.
     """
     try:
-        ended = _until_end(handle, output, signals, lost, note, grace, expired, hung_up)
+        ended = _until_end(handle, output, signals, lost, note, grace, expired, hung_up, leave)
+    except Left:
+        raise
     except BaseException:
         output.let_go()
         _end_now(handle, signals)
@@ -336,6 +344,7 @@ def _until_end(
     grace: Callable[[], float],
     expired: Callable[[], bool],
     hung_up: Callable[[], None] | None,
+    leave: Callable[[], bool],
 ) -> Ended:
     first: int | None = None
     timed_out = False
@@ -363,6 +372,8 @@ def _until_end(
         elif number is not None:
             deadline = monotonic()
         end_requested = reason is not None or timed_out
+        if number is None and deadline is None and handle.ended is None and leave():
+            raise Left
         timed_out = timed_out or (first is None and reason is None and expired())
         if reason is None and (reason := lost()) is not None:
             note(f"ending the job: {reason}")

@@ -410,6 +410,10 @@ class Engine(ABC):
         """End the job within `grace` seconds if it lives, and return how it ended; None without an answer. What the
         engine keeps of it, such as a container with its log, may stay until `forget`."""
 
+    def leave(self, ref: JobRef) -> bool:
+        """Let the job's nodes complete its record without this machine. Return False if somebody has to look on."""
+        return False
+
     def forget(self, ref: JobRef) -> None:
         """Remove what the engine keeps of a job that is over, once its record is whole. Doesn't raise."""
         return

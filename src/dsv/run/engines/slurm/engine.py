@@ -42,6 +42,7 @@ from dsv.run.engines.slurm.job_status import (
     ATTENDED,
     SCRIPT,
     STOPPED,
+    UNWATCHED,
     JobFiles,
     ended,
     idle_seconds,
@@ -135,6 +136,10 @@ _TRIES: Final = 4
 """How often Slurm is told to cancel a job that it does not begin to end."""
 _ENDING_SECONDS: Final = 600.0
 """How long to go on for a job that it is ending: Slurm waits for a silent node for five minutes in most places."""
+_LEAVE: Final = 5.0
+"""The age in seconds up to which an answer of squeue shows whether a job can be left to Slurm."""
+_UNDECIDED: Final = 60.0
+"""Seconds in which Slurm says of most jobs why they wait, also that they can never begin."""
 _DYING: Final = 15.0
 """Seconds between two of these. Slurm has a KillWait of its own, in most places of 30 seconds."""
 
@@ -230,8 +235,22 @@ class Slurm(Engine):
             return None if left.end is None else JobStatus(RunState.ENDED, left.end)
         if job is not None and job.lives:
             left = self._of_this_start(number, left)
+        if job is not None and not job.lives and not _is_there(left.folder):
+            return JobStatus(RunState.CUT_OFF)  # a dsv that completes the record removes the folder
         now = status(job, left)
         return now if now.lives else replace(now, idle_seconds=idle_seconds(ref))
+
+    def leave(self, ref: JobRef) -> bool:
+        job, answer = self._program.find(job_id(ref), fresh=_LEAVE)
+        if answer.problem is not None or job is None or not job.lives or job.never_begins:
+            return False
+        undecided = job.reason == "None" and (idle_seconds(ref) or 0.0) < _UNDECIDED
+        if job.waits and (job.reason == "JobHeldUser" or undecided):
+            return False
+        with suppress(OSError):
+            (job_folder(ref) / UNWATCHED).touch()
+            return not os.path.lexists(job_folder(ref) / "end")
+        return False
 
     def withdraw(self, ref: JobRef) -> JobStatus | None:
         """Hold the job first: Slurm begins no held job. Release it if it has begun, for its next attempt."""

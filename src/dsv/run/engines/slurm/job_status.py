@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatch
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,8 @@ STOPPED: Final = "stopped"
 """The file with the user who asked dsv to end the job."""
 ATTENDED: Final = "attended"
 """The file that shows that a dsv has seen the job's end, and completes the record."""
+UNWATCHED: Final = "unwatched"
+"""The file that shows that no dsv follows the job: its node, or the next dsv that looks, completes the record."""
 _WRITTEN: Final = ("out.*", "err.*", "node.*", "slurm.log", "end")
 """The files that the command, Slurm and the script write."""
 _NO_COMMAND: Final = (CANNOT_LAUNCH, 126, 127)
@@ -126,7 +129,9 @@ def idle_seconds(ref: JobRef) -> float | None:
     try:
         script = folder / SCRIPT
         own = script.stat().st_uid == os.geteuid() and comment(ref.run, folder) in _text(script)
-        newest = max(path.lstat().st_mtime for path in folder.iterdir())
+        left = {path.name: path.lstat().st_mtime for path in folder.iterdir()}
+        never_ran = UNWATCHED in left and "slurm.log" not in left  # so no node completes the record
+        newest = -inf if never_ran else max(left.values())
     except (OSError, ValueError):
         return None
     return max(0.0, time.time() - newest) if own else None

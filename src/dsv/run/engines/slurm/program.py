@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from math import inf
 from pathlib import Path
 from time import monotonic, sleep
@@ -168,7 +169,8 @@ class Queued:
         """The state of a job that lives."""
 
 
-def read_queue(text: str) -> dict[str, Queued]:
+@lru_cache(maxsize=1)  # one answer serves many runs
+def read_queue(text: str) -> Mapping[str, Queued]:
     """Parse the output of squeue. Keys are the numbers of jobs."""
     found = {}
     for line in text.splitlines():
@@ -242,7 +244,7 @@ class SlurmProgram:
             self._cluster = "@".join(found[name] for name in sorted(found))
         return ProgramResult(self._cluster)
 
-    def queue(self, *, fresh: float = FRESH) -> tuple[dict[str, Queued], ProgramResult]:
+    def queue(self, *, fresh: float = FRESH) -> tuple[Mapping[str, Queued], ProgramResult]:
         """Return all jobs of this user, and those that ended lately: one call serves all runs of this user on
         this machine. fresh: the age in seconds up to which an answer is reused"""
         since = max(self._since, monotonic() - fresh)

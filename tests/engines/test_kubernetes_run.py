@@ -575,7 +575,7 @@ class Answers:
         self.asked: list[dict[str, str]] = []
 
     @contextmanager
-    def stream(self, path: str, **query: str) -> Iterator[Answers]:
+    def stream(self, path: str, seconds: float, **query: str) -> Iterator[Answers]:
         self.asked.append(query)
         yield self
 

@@ -275,9 +275,11 @@ class KubernetesApi:
             more = {"limit": "500", "continue": token}
 
     @contextmanager
-    def stream(self, path: str, **query: str) -> Generator[Response, None, None]:
-        """Yield a response to read piece by piece."""
-        response = self._send("GET", path, query=query, seconds=IDLE_SECONDS, stream=True)
+    def stream(
+        self, path: str, seconds: float = IDLE_SECONDS, **query: str
+    ) -> Generator[Response, None, None]:
+        """Yield a response to read piece by piece. seconds: of silence after which the connection is lost"""
+        response = self._send("GET", path, query=query, seconds=seconds, stream=True)
         import httpx2
 
         try:

@@ -16,15 +16,22 @@ from typing import ClassVar, Final
 from dsv.errors import DsvError, as_launch_error
 from dsv.run.engines.attach import ENDING, INFORMING, FollowedJob
 from dsv.run.engines.base import Ended
-from dsv.run.engines.kubernetes.api import KubernetesApi, Refusal
+from dsv.run.engines.kubernetes.api import IDLE_SECONDS, KubernetesApi, Refusal
 from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, ended, gone
 from dsv.run.engines.kubernetes.manifest import HOLDING, MAIN
 from dsv.run.engines.kubernetes.pod import METRICS, Obstacle
+from dsv.run.engines.kubernetes.watch import Watch, watches_of
 from dsv.run.engines.output import JobOutput, NodeLines, through_a_pipe
 from dsv.run.record import JobRef
 
-_ASK: Final = (0.3, 2.0)
-"""Seconds between two looks at the job: after a change, and at most. The end of a pod's log counts as a change."""
+_ASK: Final = 0.3
+"""Seconds to the first look at the job after a change; each further one takes twice as long. The end of a pod's log
+counts as a change."""
+_SELDOM, _OFTEN, _UNWATCHED = 60.0, 2.0, 10.0
+"""Seconds between two looks at most: while the cluster tells of changes; while the job waits for what may never come,
+or for a pod that ends; and if the cluster tells nothing."""
+_GAP: Final = 0.2
+"""Seconds between two looks at least: many pods may change in one moment."""
 _EVENTS: Final = 2.0
 """Seconds between two questions about why the job waits."""
 _PATIENT: Final = 60.0
@@ -52,6 +59,8 @@ class KubernetesRun(FollowedJob):
         self._is_same_cluster = is_same_cluster
         self._autoscaling = autoscaling
         self._printed: set[str] = set()
+        self._over = Event()
+        self._watches: tuple[Watch, ...] = ()
         self._hopeless: float | None = None  # since when the job waits for what may never come
 
     def _begin(self, output: JobOutput) -> None:
@@ -63,6 +72,9 @@ class KubernetesRun(FollowedJob):
         self._asked = self._had_room = monotonic()
         out, self._err = output.open_pipes()
         self._logs = JobLogs(self._job, out, self._wake.set)
+        self._watches = watches_of(self._job, self._wake.set, self._over)
+        for each in self._watches:
+            each.start()
 
     def _send(self, number: int) -> bool:
         """An ending signal withdraws a job that has not begun."""
@@ -83,12 +95,14 @@ class KubernetesRun(FollowedJob):
         return True
 
     def _close(self) -> None:
+        self._over.set()
         self._logs.finish()  # before the end is set: no thread waits for output after that
         os.close(self._err)
 
     def _until_end(self) -> Ended:
-        pause = _ASK[0]
+        pause = _ASK
         while True:
+            looked = monotonic()
             try:
                 facts = self._job.look()
             except Refusal as refusal:
@@ -101,10 +115,18 @@ class KubernetesRun(FollowedJob):
                     self._job.pass_on()
                 if self._unsent:
                     self.send_again()
-                    pause = _ASK[0]  # a command that began just now may end at once
+                    pause = _ASK  # a command that began just now may end at once
             woken = self._wake.wait(pause)
+            if woken:
+                sleep(max(0.0, looked + _GAP - monotonic()))
             self._wake.clear()
-            pause = _ASK[0] if woken else min(pause * 1.3, _ASK[1])
+            pause = _ASK if woken else min(pause * 2, self._longest())
+
+    def _longest(self) -> float:
+        """Return the longest pause between two looks."""
+        if self._hopeless is not None or any(each.is_terminating for each in self._job.pods.values()):
+            return _OFTEN
+        return _SELDOM if all(each.connected for each in self._watches) else _UNWATCHED
 
     def _absent(self) -> Ended:
         """Return the end of a job that the cluster does not have any more."""
@@ -219,7 +241,7 @@ class PodLog(Thread):
             query["sinceTime"] = self._last.decode("ascii", "replace")
         self._before, self._skip = self._last, self._same
         try:
-            with self._api.stream(self._path, **query) as answer:
+            with self._api.stream(self._path, IDLE_SECONDS, **query) as answer:
                 rest, whole = b"", True
                 for data in answer.iter_bytes():
                     *lines, rest = (rest + data).split(b"\n")

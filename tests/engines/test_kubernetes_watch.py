@@ -1,0 +1,82 @@
+"""Watching a job instead of asking for it again and again: on a stand-in for the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from threading import Event
+from typing import Any
+
+from dsv.run.engines.kubernetes.api import Refusal
+from dsv.run.engines.kubernetes.job import KubernetesJob
+from dsv.run.engines.kubernetes.watch import watches_of
+from tests.engines.test_kubernetes_end import a_pod
+from tests.engines.test_kubernetes_run import Cluster, _run, unwatched
+from tests.waiting import until
+
+
+class News:
+    """What the cluster tells of the objects at one path, until None: first that there is one."""
+
+    def __init__(self) -> None:
+        self.lines: SimpleQueue[str | None] = SimpleQueue()
+        self.lines.put('{"type":"ADDED"}')
+
+    def iter_lines(self) -> Iterator[str]:
+        return iter(self.lines.get, None)
+
+
+class Told(Cluster):
+    def __init__(self, *, refuses: bool = False) -> None:
+        super().__init__(begun=True)
+        self.refuses = refuses
+        self.news: list[News] = []
+
+    @contextmanager
+    def stream(self, path: str, *given: Any, **query: Any) -> Iterator[News]:
+        if "watch" not in query or self.refuses:
+            raise Refusal("forbidden", 403)
+        self.news.append(News())
+        yield self.news[-1]
+
+    def tell(self, line: str | None) -> None:
+        for each in self.news:
+            each.lines.put(line)
+
+
+def test_a_job_is_looked_at_when_the_cluster_tells_of_a_change_and_else_each_minute() -> None:
+    cluster = Told()
+    run = _run(cluster)
+    until(lambda: run._longest() == 60, "both watches")
+    cluster.deleted = True
+    cluster.tell('{"type":"DELETED"}')
+    until(lambda: run.ended is not None, "the end")
+    assert len(cluster.news) == 2
+    cluster.tell(None)
+
+
+def test_a_watch_names_the_job_and_its_pods_alone() -> None:
+    cluster, over = Told(), Event()
+    watches = watches_of(KubernetesJob(cluster, "training", "job", "u0"), lambda: None, over)  # type: ignore[arg-type]
+    over.set()
+    assert [(each._path, *each._query.items())[:2] for each in watches] == [
+        ("/apis/batch/v1/namespaces/training/jobs", ("fieldSelector", "metadata.name=job")),
+        ("/api/v1/namespaces/training/pods", ("labelSelector", "batch.kubernetes.io/controller-uid=u0")),
+    ]
+
+
+def test_a_job_that_may_not_be_watched_is_asked_for_each_ten_seconds_at_most() -> None:
+    run = _run(Told(refuses=True))
+    assert run._longest() == 10
+    run._job.api.deleted = True  # type: ignore[attr-defined]
+    run.kill()
+    until(lambda: run.ended is not None, "the end")
+
+
+def test_a_job_with_a_pod_that_is_being_ended_is_looked_at_often() -> None:
+    """A machine that is lost says nothing, so the time has to tell."""
+    job = KubernetesJob(Told(refuses=True), "training", "job", "u0")  # type: ignore[arg-type]
+    run = unwatched(job)
+    job.pods = {"u": a_pod(phase="Running", deleted=True)}
+    assert run._longest() == 2

@@ -148,3 +148,26 @@ def test_an_image_without_dsv_is_reported(shell: tuple[str, ...], tmp_path: Path
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(holding.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
+def test_a_record_is_completed_once_the_command_has_ended_and_the_container_stays_until_its_end(
+    shell: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Kubernetes sees the end of the command up to a second later, and would start the container again."""
+    text = script("hold").replace(OWN, str(tmp_path))
+    words = ["-c", text, "hold", "-", "env"]
+    close = f"sh -c 'sleep 0.5; echo \"$@\" >{tmp_path}/sent' sh"
+    env = {"PATH": os.environ["PATH"], "DSV_CLOSE": close, "DSV_CLOSE_SECONDS": "20"}
+    with subprocess.Popen([*shell, *words], start_new_session=True, env=env) as holding:
+        try:
+            until((tmp_path / "held").exists, "the data")
+            (tmp_path / "ended").write_text("code=0")
+            until((tmp_path / "complete.log").exists, "the beginning of the completion")
+            holding.terminate()  # it is completed all the same
+            assert holding.wait() == 0
+            assert (tmp_path / "sent").read_text() == f"--left {tmp_path} --rank 0 --attempt 1\n"
+            assert not (tmp_path / "not-held").exists()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(holding.pid, signal.SIGKILL)

@@ -237,7 +237,7 @@ def keep_together(
     signals: list[int],
     may_leave: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Ask node 0 and pass its answers on to the scripts, until the pod is ended and the others know of it.
+    """Ask node 0 and pass its answers on to the scripts, until the attempt is over here and the others know of it.
     signals: those that ask for the end; a list, because a handler of signals must not take a lock"""
     began, verdict = False, None
     last_answer = monotonic()
@@ -262,7 +262,7 @@ def keep_together(
             _write(own / "verdict", " ".join(verdict).strip())
             break
         sleep(_PERIOD)
-    while not signals:
+    while not signals and not (own / "ended").exists():
         sleep(_PERIOD)
 
 

@@ -1,6 +1,7 @@
 # Container `hold`: hold FOLDER... - DSV with ...
-# Makes the folders that the job writes to, makes sure of the data, and holds it until Kubernetes ends this container,
-# which it does after the command has ended. Then it completes the record of the run, if all nodes have ended.
+# Makes the folders that the job writes to, makes sure of the data, and holds it until the command has ended or
+# Kubernetes ends this container. Then it completes the record of the run, if all nodes have ended. It does so at once:
+# Kubernetes sees the end of the command only up to a second later.
 own=/dsv/own
 umask 002
 if [ -n "${DSV_SETTINGS:-}" ]; then
@@ -37,15 +38,16 @@ if [ -n "${DSV_GANG_PORT:-}" ]; then
   [ -x "$python" ] || python=python3
   "$@" "$python" -m dsv.run.engines.kubernetes.rendezvous 2>>$own/problem 3>&- &
 else
-  "$@" sh -c ": >$own/held; while :; do sleep 3600 & wait \$!; done" 2>>$own/problem 3>&- &
+  "$@" sh -c ": >$own/held; until [ -e $own/ended ]; do sleep 0.25 || sleep 1; done" 2>>$own/problem 3>&- &
 fi
 holder=$!
 wait "$holder"
-if [ -z "$over" ]; then
+if [ -z "$over" ] && [ ! -e $own/ended ]; then
   : >$own/not-held
   cat $own/problem >&3
 fi
 wait "$holder"
+trap over=yes TERM # which interrupts a wait
 if [ -n "${DSV_METRICS_FILE:-}" ] && [ -f "$DSV_METRICS_FILE" ]; then
   printf '%s\n%s\n' '--- metrics.json' "$(head -c 1048577 "$DSV_METRICS_FILE")"
 fi
@@ -57,5 +59,10 @@ if [ -n "${DSV_CLOSE:-}" ] && [ -e $own/ended ]; then
   closing=$!
   (sleep "$DSV_CLOSE_SECONDS" && kill -TERM "$closing") >/dev/null 3>&- &
   wait "$closing"
+  wait "$closing"
 fi
+[ -n "$over" ] || [ ! -e $own/ended ] || { # Kubernetes would start it again
+  trap 'exit 0' TERM
+  while [ -z "$over" ]; do sleep 3600 & wait $!; done
+}
 [ -n "$over" ]

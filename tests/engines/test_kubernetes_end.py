@@ -252,6 +252,19 @@ def test_the_parts_of_a_run_that_was_stopped_say_so_too() -> None:
         ]
 
 
+def test_a_run_of_three_nodes_that_was_stopped_has_no_node_that_failed_first() -> None:
+    """A command that SIGTERM has ended is the first failure for the others, which end with it."""
+    together = "end=together code=143\nnode 2 failed first, with exit code 143"
+    others: dict[str, Any] = {"code": 190, "message": together}
+    pods = (a_pod(0, 0, **others), a_pod(1, 0, **others), a_pod(2, 0, code=143))
+    job = a_job(completions=3, annotations={"dsv.run/stopped": "ann@h"}, template=GANG["template"])
+    done = ended(JobSnapshot(job, pods))
+    assert done is not None and (done.cause, done.reason) == (EndCause.CANCELLED, "it was cancelled by ann@h")
+    assert {(part.end, part.cancelled_by, part.error) for part in done.parts} == {
+        (EndCause.CANCELLED, "ann@h", None)
+    }
+
+
 def test_a_suspended_job_without_pods_is_not_over() -> None:
     gone_pod = (Pod(a_pod(phase="Running").raw, gone=True),)
     assert ended(JobSnapshot(a_job(suspend=True), gone_pod)) is None

@@ -132,12 +132,24 @@ def gone(job: JobSnapshot, *, killed: bool = False) -> Ended:
     )
 
 
+def deleted(name: str) -> Ended:
+    """Return how a job ended that is not there any more, and that nobody watched. Only its deletion is known."""
+    reason = f"it was cancelled: the Job {name} was deleted"
+    return Ended(
+        exit_code=CUT_SHORT[EndCause.CANCELLED], launched=True, reason=reason, cause=EndCause.CANCELLED
+    )
+
+
+def status_of(done: Ended, idle_seconds: float = inf) -> JobStatus:
+    state = RunState.ENDED if done.launched else RunState.NOT_LAUNCHED
+    return JobStatus(state, done.exit_code, done, idle_seconds=idle_seconds)
+
+
 def status(job: JobSnapshot) -> JobStatus:
     done = ended(job)
     if done is not None:
-        state = RunState.ENDED if done.launched else RunState.NOT_LAUNCHED
         over_ms = job.ended_ms or max((each.ended_ms or 0 for each in done.parts), default=0)
-        return JobStatus(state, done.exit_code, done, idle_seconds=max(time() - over_ms / 1000, 0.0))
+        return status_of(done, max(time() - over_ms / 1000, 0.0))
     if job.begun and not job.evicted_by_queue:
         return JobStatus(RunState.RUNNING)
     return JobStatus(RunState.SUBMITTED if job.suspended and job.queue is None else RunState.QUEUED)
@@ -205,10 +217,10 @@ def _failed(job: JobSnapshot, parts: tuple[RunPart, ...], failed: Mapping[str, A
 def _cancelled(parts: tuple[RunPart, ...], by: str | None) -> tuple[RunPart, ...]:
     """Mark failed parts of the last attempt as cancelled by this user: they only look like failures."""
     last = max((each.attempt for each in parts), default=0)
-    causes = (None, EndCause.EXITED, EndCause.LOST_SIGHT)
+    causes = (None, EndCause.EXITED, EndCause.LOST_SIGHT, EndCause.CANCELLED)
     return tuple(
         replace(each, end=EndCause.CANCELLED, cancelled_by=by, error=None)
-        if each.attempt == last and not each.succeeded and (each.end in causes or each.error == DELETED)
+        if each.attempt == last and not each.succeeded and each.end in causes
         else each
         for each in parts
     )
@@ -456,7 +468,7 @@ class KubernetesJob:
         return False
 
     def wait(self, seconds: float, *, withdraw: bool = False) -> JobStatus | None:
-        """Return how the job ended, if it ends in time; `CUT_OFF` if it is gone. Pass signals on to
+        """Return how the job ended, if it ends in time. Pass signals on to
         commands that begin meanwhile. withdraw: delete it unless the command has begun; it is then `NOT_LAUNCHED`"""
         return until_over(lambda: self._state(withdraw), seconds)
 
@@ -466,9 +478,10 @@ class KubernetesJob:
         except Refusal:
             return None
         if facts is None:
-            return JobStatus(RunState.CUT_OFF)
+            known = self.known()
+            return JobStatus(RunState.CUT_OFF) if known is None else status_of(gone(known))
         if withdraw and not facts.begun:
-            return JobStatus(RunState.NOT_LAUNCHED) if self.withdraw_step(facts) else None
+            return status_of(gone(facts)) if self.withdraw_step(facts) else None
         now = status(facts)
         if withdraw and facts.suspended and not now.lives:
             self.delete()

@@ -1,10 +1,9 @@
-"""Following a job, its signals and its log: on a stand-in for the cluster."""
+"""Following a job and its signals: on a stand-in for the cluster."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from dsv.errors import Denied
 from dsv.run.engines.kubernetes.api import Refusal
 from dsv.run.engines.kubernetes.engine import Kubernetes
-from dsv.run.engines.kubernetes.follow import KubernetesRun, PodLog
+from dsv.run.engines.kubernetes.follow import KubernetesRun
 from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob
 from dsv.run.engines.kubernetes.pod import Obstacle, Pod
 from dsv.run.engines.output import JobOutput
@@ -36,6 +35,7 @@ class Cluster:
         self.stays = False
         self.deleted = False
         self.labels: dict[str, str] = {}
+        self.annotations: dict[str, str] = {}
         self.told: list[str] = []
         self.is_busy = False
 
@@ -48,7 +48,7 @@ class Cluster:
     def get(self, path: str, **query: str) -> Any:
         if path != JOB or self.deleted:
             raise Refusal("no such thing", 404)
-        metadata = {"name": "job", "uid": "u0", "labels": self.labels}
+        metadata = {"name": "job", "uid": "u0", "labels": self.labels, "annotations": self.annotations}
         return {"metadata": metadata, "spec": {"suspend": self.suspended}}
 
     def patch(self, path: str, body: Any) -> Any:
@@ -432,6 +432,30 @@ def test_a_job_that_a_cluster_does_not_have_is_lost(
     assert found is not None and found.state is RunState.CUT_OFF and words in str(found.reason)
 
 
+def test_a_job_that_the_cluster_would_still_keep_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody watched it. After a week the cluster may have removed it by itself."""
+    site = Site(begun=True)
+    site.deleted = True
+    engine = _engine(site, monkeypatch, {"claim": "c"})
+    for age, cause in ((timedelta(days=6), EndCause.CANCELLED), (timedelta(days=8), None)):
+        run = f"{datetime.now(UTC) - age:%Y%m%d-%H%M%S}-9a9bf432"
+        found = engine.status(JobRef("kubernetes", run, "k0", REF.id))
+        assert found is not None and not found.lives
+        assert (None if found.ended is None else found.ended.cause) == cause
+
+
+def test_a_job_that_is_stopped_before_it_begins_is_cancelled_by_who_stopped_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if its dsv is gone, so that the end is all that anybody learns of it."""
+    site = Site(begun=False)
+    monkeypatch.setattr(site, "items", lambda path, **query: [])
+    site.annotations = {"dsv.run/stopped": "ann@h"}
+    found = _engine(site, monkeypatch, {"claim": "c"}).cancel(REF, 0)
+    assert found is not None and found.state is RunState.NOT_LAUNCHED and found.ended is not None
+    assert (found.ended.cause, found.ended.stopped, found.exit_code) == (EndCause.CANCELLED, "ann@h", 125)
+
+
 def test_a_job_that_is_taken_back_is_asked_about_with_a_pause() -> None:
     """For as long as its cluster doesn't let go of it, as of a pod on a machine that is lost."""
     pauses: list[float] = []
@@ -551,67 +575,3 @@ def test_no_signal_comes_after_the_one_that_kills() -> None:
     assert cluster.told[-1] == "KILL" and run._unsent == []
     cluster.deleted = True
     until(lambda: run.ended is not None)
-
-
-def test_lines_of_one_time_are_read_once_each() -> None:
-    written: list[bytes] = []
-    lines = [
-        b"2026-01-01T00:00:0%d %s\n" % each
-        for each in ((1, b"a"), (2, b"b"), (2, b"c"), (2, b"d"), (3, b"e"))
-    ]
-    # the connection breaks, and it is read again from that time on
-    bodies = [b"".join(lines[:2]), b"".join(lines[1:3]), *[b"".join(lines[1:4])] * 2, b"".join(lines[1:])]
-    log = PodLog(Answers(*bodies), "/log", written.append, lambda: None)  # type: ignore[arg-type]
-    for _ in bodies:
-        assert log._read(follow=True)
-    assert b"".join(written) == b"a\nb\nc\nd\ne\n"
-
-
-class Answers:
-    """Stands for the API: what it answers to each reading of a log, the last one again and again."""
-
-    def __init__(self, *bodies: bytes) -> None:
-        self.bodies = list(bodies)
-        self.asked: list[dict[str, str]] = []
-
-    @contextmanager
-    def stream(self, path: str, seconds: float, **query: str) -> Iterator[Answers]:
-        self.asked.append(query)
-        yield self
-
-    def iter_bytes(self) -> Iterator[bytes]:
-        yield self.bodies.pop(0) if len(self.bodies) > 1 else self.bodies[0]
-
-
-A, B = (b"2026-11-22T10:00:0%d.5Z %s" % (second, text) for second, text in ((1, b"a"), (2, b"b")))
-CANT_FOLLOW = b"failed to create fsnotify watcher: too many open files"
-NO_LOG = b"unable to retrieve container logs for containerd://9b3baed208d8"
-
-
-def _read_log(monkeypatch: pytest.MonkeyPatch, api: Any, *, follow: bool) -> bytes:
-    monkeypatch.setattr("dsv.run.engines.kubernetes.follow._PAUSE", 0.0)
-    written: list[bytes] = []
-    log = PodLog(api, "/log", written.append, lambda: None)
-    if not follow:
-        log.complete.set()
-    log.start()
-    if follow:
-        until(lambda: len(api.asked) > 1, "another reading")
-        log.complete.set()
-    until(lambda: not log.is_alive(), "the end of the log")
-    return b"".join(written)
-
-
-def test_what_a_node_says_of_itself_is_no_line_of_a_log_and_not_its_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    followed = Answers(A + b"\n" + CANT_FOLLOW, A + b"\n" + CANT_FOLLOW, A + b"\n" + B + b"\n")
-    assert _read_log(monkeypatch, followed, follow=True) == b"a\nb\n"
-    read = Answers(NO_LOG, NO_LOG + b"\n", A + b"\n" + B)
-    assert _read_log(monkeypatch, read, follow=False) == b"a\nb\n"
-    assert len(read.asked) == 3
-
-
-def test_a_log_that_a_node_has_no_more_is_asked_for_some_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = Answers(A, NO_LOG)
-    assert _read_log(monkeypatch, gone, follow=True) == b"a\n"

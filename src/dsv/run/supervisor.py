@@ -452,6 +452,7 @@ class _Attempts:
             hung_up=self._hang_up if engine.queues else None,
             expired=expired,
             leave=self._leave,
+            has_record=lambda: self.by.records.completed_elsewhere(self.record) is not None,
         )
         job.check()
         return ended

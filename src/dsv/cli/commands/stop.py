@@ -25,6 +25,7 @@ from dsv.run.engines.output import read_live
 from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import RunView, ended_here, find_under_way, run_known_here
 from dsv.run.parameters import SweepId, names_sweep
+from dsv.run.part import EndCause
 from dsv.run.record import RunRecord, RunState
 from dsv.run.sweep import SweepView, being_started, driver
 from dsv.values.units import format_count, parse_duration
@@ -77,6 +78,8 @@ def _end(
 ) -> tuple[RunRecord, bool]:
     """End one run. Return its record, and whether this call asked it to end. again: an earlier call did."""
     asked = False
+    if one is not None and is_in_cluster(call, one.record):
+        _say_if_away(call, one.record)
     if one is not None and (one.owner.is_here or not is_in_cluster(call, one.record)):
         try:
             asked = one.ask_to_stop(seconds)
@@ -89,9 +92,10 @@ def _end(
         if kept is not None:
             return kept[0], asked
     with opened_runs(call) as found:
-        record = found.show(run if one is None else one.run).record
-        warn_of_cut_off(call, found, stop={record.run: seconds})
-        record = found.show(record.run).record
+        before = found.show(run if one is None else one.run).record
+        warn_of_cut_off(call, found, stop={before.run: seconds})
+        record = found.show(before.run).record
+        asked = asked or (record.end is EndCause.CANCELLED and not before.state.is_terminal)
         if not record.state.is_terminal and is_in_cluster(call, record):
             return _stop_in_cluster(call, record, seconds)
     if not record.state.is_terminal and one is not None and one.owner.is_dead:
@@ -114,6 +118,16 @@ def _out_of_reach(record: RunRecord, what: str, command: str) -> tuple[str, str]
     if user != user_name():
         return f"run {run} is {user}'s, and {what} only by them", f"sudo -iu {user} dsv {command} {run}"
     return f"no supervisor of run {run} is known here, and {what} only through that", f"dsv runs {run}"
+
+
+def _say_if_away(call: Call, record: RunRecord) -> None:
+    """Say at once if the cluster of a run does not answer: the run ends once it does."""
+    engine = engines_of(call.around.environ, call.settings).make(record.engine, record.pool)
+    try:
+        assert engine is not None  # it is in a cluster
+        engine.probe()
+    except DsvError as error:
+        call.warn(f"run {record.run} ends once its cluster answers: {error.message}")
 
 
 def _stop_named_sweep(call: Call, text: str, seconds: float) -> None:
@@ -393,7 +407,13 @@ def logs(
 def _write_engines(call: Call, record: RunRecord, follow: bool, *, alive: bool = False) -> bool:
     """Print the engine's own log of a job. Return False if there is none. alive: only of a running job."""
     job = find_job(record, engines_of(call.around.environ, call.settings))
-    if job is None or (alive and not job.status.lives) or (log := job.logs(follow)) is None:
+
+    def is_over() -> bool:
+        with suppress(DsvError), opened_runs(call) as found:
+            return found.show(record.run).record.state.is_terminal
+        return False
+
+    if job is None or (alive and not job.status.lives) or (log := job.logs(follow, is_over)) is None:
         return False
     call.warn(f"this is {job.engine.name}'s own log of run {record.run}, and secrets are not hidden in it")
     with log as pieces:

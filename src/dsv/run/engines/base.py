@@ -262,6 +262,10 @@ def until_over(ask: Callable[[], JobStatus | None], seconds: float) -> JobStatus
     return now
 
 
+def never() -> bool:
+    return False
+
+
 _T = TypeVar("_T")
 
 
@@ -400,9 +404,14 @@ class Engine(ABC):
         accounting) reads the end from a file that the job leaves.
         """
 
-    def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
+    def logs(
+        self, ref: JobRef, follow: bool, is_over: Callable[[], bool] = never
+    ) -> AbstractContextManager[Iterator[bytes]] | None:
         """Read the kept output of the job, stdout and stderr together; with `follow` until the job's end.
-        None if the engine keeps nothing."""
+        None if the engine keeps nothing.
+
+        is_over: asked while a cluster does not answer; the job has ended, as its record shows
+        """
         return None
 
     @abstractmethod

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from threading import Event
 from time import time
@@ -39,6 +40,7 @@ from dsv.run.engines.base import (
     check_command,
     check_given,
     check_image,
+    never,
     read_options,
 )
 from dsv.run.engines.kubernetes.api import (
@@ -54,9 +56,10 @@ from dsv.run.engines.kubernetes.api import (
 )
 from dsv.run.engines.kubernetes.capacity import ask_capacity, gpu_labels, hosts_of, is_beyond_quota
 from dsv.run.engines.kubernetes.follow import KubernetesRun, read_logs, read_metrics
-from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, status
+from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, deleted, status, status_of
 from dsv.run.engines.kubernetes.manifest import (
     GRACE_SECONDS,
+    KEPT_SECONDS,
     LABEL,
     MANAGED,
     QUEUE_LABEL,
@@ -189,7 +192,10 @@ class Kubernetes(Engine):
         try:
             facts = job.look()
             if facts is None:
-                return JobStatus(RunState.CUT_OFF, reason=job.missing(self._cluster() == ref.where))
+                is_same = self._cluster() == ref.where
+                if is_same and _is_kept_yet(ref.run):
+                    return status_of(deleted(job.name))
+                return JobStatus(RunState.CUT_OFF, reason=job.missing(is_same))
         except DsvError:
             return None
         now = status(facts)
@@ -220,9 +226,11 @@ class Kubernetes(Engine):
                 self._api.patch(job.path, {"spec": {"suspend": False}})
         return left or self.status(ref)
 
-    def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
+    def logs(
+        self, ref: JobRef, follow: bool, is_over: Callable[[], bool] = never
+    ) -> AbstractContextManager[Iterator[bytes]] | None:
         job = self._find(ref)
-        return None if job is None else read_logs(job, follow)
+        return None if job is None else read_logs(job, follow, is_over)
 
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
         job = self._find(ref)
@@ -325,6 +333,14 @@ class Kubernetes(Engine):
                 raise
             return str(self._api.connect().base_url)
         return str(found["metadata"]["uid"])
+
+
+def _is_kept_yet(run: str) -> bool:
+    """Return whether the cluster keeps the Job of a run that began then, unless somebody has deleted it."""
+    with suppress(ValueError):
+        begun = datetime.strptime(f"{run[:15]}Z", "%Y%m%d-%H%M%S%z")
+        return time() - begun.timestamp() < KEPT_SECONDS
+    return False
 
 
 @contextmanager

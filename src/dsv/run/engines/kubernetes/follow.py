@@ -58,6 +58,7 @@ class KubernetesRun(FollowedJob):
         self._queue = queue
         self._is_same_cluster = is_same_cluster
         self._autoscaling = autoscaling
+        self.is_away = False
         self._printed: set[str] = set()
         self._over = Event()
         self._watches: tuple[Watch, ...] = ()
@@ -106,8 +107,10 @@ class KubernetesRun(FollowedJob):
             try:
                 facts = self._job.look()
             except Refusal as refusal:
+                self.is_away = refusal.is_away
                 self._print_once(refusal.as_error().message)
             else:
+                self.is_away = False
                 done = self._absent() if facts is None else self._step(facts)
                 if done is not None:
                     return done
@@ -304,23 +307,31 @@ class JobLogs:
         os.close(self._lines.sink)
 
 
-def read_logs(job: KubernetesJob, follow: bool) -> AbstractContextManager[Iterator[bytes]]:
-    """Read the job's output so far; with `follow`, until its end."""
+def read_logs(
+    job: KubernetesJob, follow: bool, is_over: Callable[[], bool]
+) -> AbstractContextManager[Iterator[bytes]]:
+    """Read the job's output so far; with `follow`, until its end. is_over: as in `Engine.logs`"""
     moved = Event()
 
     def collect(writer: int, stop: Event) -> None:
-        logs = JobLogs(job, writer, moved.set, follow=follow)
+        logs, over, pause = JobLogs(job, writer, moved.set, follow=follow), Event(), _LOOK
+        for watch in watches_of(job, moved.set, over) if follow else ():
+            watch.start()
         while not stop.is_set():
-            with suppress(DsvError):
+            try:
                 facts = job.look()
                 if facts is not None:
                     logs.look(facts)
                 if facts is None or ended(facts) is not None:
                     break
-            if not follow:
+            except DsvError:
+                if is_over():
+                    stop.set()  # the cluster has no more of the log now
+            if not follow or stop.is_set():
                 break
-            moved.wait(_LOOK)
+            pause = _LOOK if moved.wait(pause) else min(2 * pause, _UNWATCHED)
             moved.clear()
+        over.set()
         logs.finish(stop)
 
     return through_a_pipe(collect)

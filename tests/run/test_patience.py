@@ -75,7 +75,7 @@ def test_a_job_is_seen_to_be_taken_back_when_the_engine_answers_again(
 
 def test_a_job_that_was_stopped_while_it_was_taken_back_does_not_move_on() -> None:
     """Whoever of the two ended it: the run is over, and goes to no other pool."""
-    stopped = Ended(exit_code=137, launched=False, cause=EndCause.CANCELLED, stopped="ann on n2 (dsv stop)")
+    stopped = Ended(exit_code=137, launched=False, cause=EndCause.CANCELLED, stopped="ann@n2")
     queue = Queue(iter([WAITS]), JobStatus(RunState.NOT_LAUNCHED, 137, stopped))
     waiting = Patience(0.0, "no GPU is free")
     waiting.begin(cast("Engine", queue), REF)

@@ -64,7 +64,7 @@ def completed(
         return None if text is None else salvaged(lambda: masker.text(text), lambda problem: problem)
 
     parts = tuple(
-        replace(part, error=hidden(part.error))
+        replace(part, error=hidden(part.error), cancelled_by=part.cancelled_by and ended.stopped)
         for part in on_one_clock(ended.parts, start.started_ms, noticed_ms)
     )
     started_ms, ended_ms = run_times(start, parts if ended.launched else (), noticed_ms)

@@ -40,8 +40,8 @@ INFORMING: Final = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def asked_by(how: str) -> str:
-    """Return the text that records who asked for a job's end. how: the signal or the command"""
-    return f"{user_name(os.geteuid())} on {host_name()} ({how})"
+    """Return who or what asked for a job's end, for `cancelled_by`. how: a signal, or `dsv stop`"""
+    return f"{user_name(os.geteuid())}@{host_name()}" if how == "dsv stop" else how
 
 
 class Left(Exception):

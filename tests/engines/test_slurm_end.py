@@ -302,3 +302,92 @@ def test_a_log_that_is_followed_ends_if_another_dsv_completes_the_record(tmp_pat
         slurm.state = "FAILED"
         shutil.rmtree(folder)
         assert list(pieces) == []
+
+
+HOSTS = "n1\nn2\nn3\n"
+LAUNCH = "srun: error: Task launch for StepId=7.0 failed on node n2: {}\nsrun: error: Application launch failed: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "is_lost"),
+    [
+        (LAUNCH.format("Communication connection failure", "Communication connection failure"), True),
+        (LAUNCH.format("Zero Bytes were transmitted or received", "Zero Bytes"), True),
+        (LAUNCH.format("Invalid job credential", "Invalid job credential"), False),
+        ("srun: error: step_launch_notify_io_failure: aborting, io error with slurmstepd on node 1\n", True),
+        ("srun: error: Aborting, io error and missing step on node 1\n", True),
+        ("x: *** JOB 7 ON n1 CANCELLED AT 1 DUE TO NODE FAILURE ***\nsrun: error: Node failure on n2\n", True),
+    ],
+)  # fmt: skip
+def test_a_node_that_srun_could_not_reach_was_lost(tmp_path: Path, said: str, is_lost: bool) -> None:
+    """Of three nodes: before any command began, and after it did on the others."""
+    log = f"attempt 1 on n[1-3]\n{said}srun: error: n1: task 0: Killed\n"
+    files = {"slurm__log": log, "hosts__1": HOSTS, "end": "125 3\n"}
+    done = ended(queued("FAILED"), left(tmp_path / "early", **files))
+    assert done is not None and (done.launched, done.exit_code) == (False, 125)
+    assert done.cause is (EndCause.NODE_LOST if is_lost else EndCause.NOT_STARTED)
+    assert ("Slurm lost a node of the job: " in (done.reason or "")) == is_lost
+    assert [(part.node, part.host, part.end) for part in done.parts] == (
+        [(1, "n2", EndCause.NODE_LOST)] if is_lost else []
+    )
+    files |= {"node__1__0": "n1 10 137 12\n", "node__1__2": "n3 10\n", "end": "137 3\n"}
+    done = ended(queued("FAILED"), left(tmp_path / "late", **files))
+    assert done is not None and (done.launched, done.cause is EndCause.NODE_LOST) == (True, is_lost)
+    if is_lost:
+        assert [(part.host, str(part.end)) for part in sorted(done.parts, key=lambda part: part.node)] == [
+            ("n1", "exited"),
+            ("n2", "node-lost"),
+            ("n3", "node-lost"),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "end"),
+    [
+        (JOB_LOG.format("DUE TO PREEMPTION "), 143, "preempted"),
+        (JOB_LOG.format("DUE TO PREEMPTION "), 0, "preempted"),
+        (JOB_LOG.format("DUE TO JOB REQUEUE "), 143, "evicted"),
+        ("attempt 1 on n1\nattempt 1 ended with 3\n" + JOB_LOG[16:].format("DUE TO JOB REQUEUE "), 3, "exited"),
+        ("attempt 1 on n1\nattempt 1 ended with 137\n" + JOB_LOG[16:].format("DUE TO JOB REQUEUE "), 137, "exited"),
+        (OOM + "attempt 1 ended with 137\n", 137, "out-of-memory"),
+        ("attempt 1 on n1\n", None, "node-lost"),
+    ],
+)  # fmt: skip
+def test_a_part_of_an_earlier_attempt_says_how_that_ended(
+    tmp_path: Path, said: str, code: int | None, end: str
+) -> None:
+    part = "n1 10\n" if code is None else f"n1 10 {code} 12\n"
+    files = {"node__1__0": part, "node__2__0": "n2 20 0 22\n", "end": "0 1\n"}
+    done = ended(queued("COMPLETED"), left(tmp_path, slurm__log=f"{said}attempt 2 on n2\n", **files))
+    assert done is not None and [(each.attempt, str(each.end), each.exit_code) for each in done.parts] == [
+        (1, end, code),
+        (2, "exited", 0),
+    ]
+
+
+def test_a_part_says_what_ended_it(tmp_path: Path) -> None:
+    """All nodes are stopped; one alone runs out of memory, and the others are ended with it."""
+    two = {"node__1__0": "n1 10 143 13\n", "node__1__1": "n2 10 137 12\n", "end": "143 2\n"}
+    left(tmp_path / "oom", **two, slurm__log="attempt 1 on n[1-2]\nsrun: error: n2: task 1: Out Of Memory\n")
+    os.utime(tmp_path / "oom" / "node.1.1", (12, 12))
+    done = ended(queued("FAILED"), JobFiles(tmp_path / "oom"))
+    assert done is not None and [str(part.end) for part in done.parts] == ["exited", "out-of-memory"]
+    done = ended(queued("CANCELLED"), left(tmp_path / "stopped", **two, stopped="me@vm\n"))
+    assert (
+        done is not None
+        and [(str(part.end), part.cancelled_by) for part in done.parts] == [("cancelled", "me@vm")] * 2
+    )
+    two["node__1__0"] = "n1 10 0 12\n"  # it had succeeded before
+    done = ended(queued("CANCELLED"), left(tmp_path / "success", **two))
+    assert done is not None and [str(part.end) for part in done.parts] == ["exited", "cancelled"]
+
+
+def test_a_lost_node_ended_at_its_last_sign(tmp_path: Path) -> None:
+    """And not when it was missed."""
+    left(tmp_path, node__1__0="n1 10\n", alive__1__0="", slurm__log="attempt 1 on n1\n")
+    os.utime(tmp_path / "node.1.0", (1000, 1000))
+    os.utime(tmp_path / "alive.1.0", (1031, 1031))
+    done = ended(queued("NODE_FAIL"), JobFiles(tmp_path))
+    assert done is not None and [(part.end, part.started_ms, part.ended_ms) for part in done.parts] == [
+        (EndCause.NODE_LOST, 1_000_000, 1_031_000)
+    ]

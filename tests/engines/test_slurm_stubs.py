@@ -242,19 +242,19 @@ def run_script(
     batch.job.scratch.mkdir()
     env = programs(
         tmp_path,
-        srun=SRUN,
-        scontrol=SCONTROL,
-        **(own or {}),
+        **{"srun": SRUN, "scontrol": SCONTROL, **(own or {})},
         hold='echo "{}" >"$DSV_NODE_REPORT"; until [ "$1" = -- ]; do shift; done; shift; exec "$@"',
         lost='until [ "$1" = -- ]; do shift; done; shift; "$@"; exit 125',
     )
     env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n", "SLURM_JOB_NUM_NODES": str(batch.job.nodes)}
-    done = subprocess.run(
-        ["bash", "-c", render(batch)],
-        env={**env, "NODES": nodes, **more},
-        timeout=PATIENCE,
-        capture_output=True,
-    )
+    with (batch.job.scratch / "slurm.log").open("ab") as log:
+        done = subprocess.run(
+            ["bash", "-c", render(batch)],
+            env={**env, "NODES": nodes, **more},
+            timeout=PATIENCE,
+            stdout=log,
+            stderr=log,
+        )
     calls = tmp_path / "calls"
     return done.returncode, calls.read_text() if calls.exists() else ""
 
@@ -312,6 +312,20 @@ def test_a_node_that_can_not_hold_its_data_lets_no_command_begin(tmp_path: Path,
     found = JobFiles(it.job.scratch)
     assert (code, found.end, found.begun) == (125, 125, False) and "requeue" not in calls
     assert not (tmp_path / "began").exists() and "no room" in found.said
+
+
+@pytest.mark.parametrize(
+    ("said", "again"),
+    [("Communication connection failure", True), ("Invalid job credential", False)],
+)
+def test_a_node_that_srun_could_not_reach_is_tried_again(tmp_path: Path, said: str, again: bool) -> None:
+    """What srun says is the reason, and no message of bash."""
+    it = batch(tmp_path, "true", nodes=2, hold=("--",), retries=1)
+    line = f"srun: error: Task launch for StepId=7.0 failed on node n1: {said}"
+    code, calls = run_script(tmp_path, it, own={"srun": f'echo "{line}" >&2; exit 1'})
+    assert (code, "requeue 7" in calls) == (125, again)
+    goes_on = "attempt 1 ended with 125\n" if again else ""
+    assert JobFiles(it.job.scratch).log == f"attempt 1 on n\n{line}\n{goes_on}"
 
 
 @pytest.mark.parametrize(

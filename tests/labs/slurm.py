@@ -49,6 +49,7 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.own-pid
 SlurmdPidFile={folder}/slurmd-%n.own-pid
+Prolog={folder}/prolog
 ProctrackType=proctrack/cgroup
 TaskPlugin=task/cgroup
 SelectType=select/cons_tres
@@ -85,6 +86,11 @@ ConstrainDevices=no
 """
 GROUPS = Path("/sys/fs/cgroup")
 KINDS = ("memory", "freezer")
+PROLOG = """\
+#!/bin/sh
+held={folder}/held.$SLURMD_NODENAME
+while [ -e $held ]; do touch $held.waits; sleep 0.1; done
+"""
 BOOT = """\
 hostname {name} && mount --bind {folder}/hosts /etc/hosts && {mounts} || exit
 while :; do
@@ -162,6 +168,8 @@ class SlurmNodes:
 
     def power_on(self, name: str) -> None:
         self.start_slurmd(name)
+        for path in self.folder.glob(f"held.{name}*"):
+            path.unlink()
         mounts = [
             f"mount --bind {group} {self.folder}/cgroup/{kind}"
             for kind, group in _groups(self.folder).items()
@@ -169,6 +177,13 @@ class SlurmNodes:
         boot = BOOT.format(name=name, folder=self.folder, mounts=" && ".join(mounts))
         namespaces = ["unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
         start(self.folder, name, [*namespaces, "sh", "-c", boot], env=self.env)
+
+    def hold_prolog(self, name: str) -> None:
+        """The node begins no job, nor a node's part of one, before it is powered off and on."""
+        (self.folder / f"held.{name}").touch()
+
+    def is_in_prolog(self, name: str) -> bool:
+        return (self.folder / f"held.{name}.waits").exists()
 
     def drain(self, name: str) -> None:
         self.call("scontrol", "update", f"NodeName={name}", "State=DRAIN", "Reason=maintenance")
@@ -220,6 +235,8 @@ def up(folder: Path) -> SlurmNodes:
     host = os.uname().nodename.split(".")[0]
     settings = CONFIGURATION.format(host=host, controller=controller, folder=folder, nodes="\n".join(nodes))
     (folder / "slurm.conf").write_text(settings)
+    (folder / "prolog").write_text(PROLOG.format(folder=folder))
+    (folder / "prolog").chmod(0o755)
     (folder / "cgroup.conf").write_text(LIMITS.format(folder=folder))
     for kind, group in _groups(folder).items():
         (folder / "cgroup" / kind).mkdir(parents=True)

@@ -47,6 +47,10 @@ class Site(clusters.Site):
         """Of a run, among the user's state."""
         return Path(os.environ["HOME"]) / ".local/state/dsv/runs/digits" / run
 
+    def nodes(self) -> str:
+        """The nodes of the jobs that have some, as Slurm abbreviates them."""
+        return self.slurm.call("squeue", "--noheader", "--format=%N").strip()
+
     def job(self) -> str:
         """The number of the job in Slurm."""
         return self.slurm.call("squeue", "--noheader", "--format=%A").split()[0]

@@ -67,6 +67,7 @@ def test_a_cancelled_job_ends_its_run_and_its_leases(site: Site) -> None:
     assert terminal.returncode == 143, err
     record = site.last()
     assert (record["end"], record["exit_code"]) == ("cancelled", 143)
+    assert [part["end"] for part in record["parts"]] == ["cancelled"]
     until(lambda: not site.held(), "the end of the lease")
 
 
@@ -77,7 +78,8 @@ def test_a_requeued_job_continues_as_the_same_run(site: Site) -> None:
     site.ready(attempt=2)
     site.go()
     assert terminal.wait(PATIENCE) == 0
-    assert [part["attempt"] for part in site.last()["parts"]] == [1, 2]
+    parts = [(part["attempt"], part["end"]) for part in site.last()["parts"]]
+    assert parts == [(1, "evicted"), (2, "exited")]
 
 
 def test_a_preempted_job_without_retries_says_so(site: Site) -> None:
@@ -88,7 +90,8 @@ def test_a_preempted_job_without_retries_says_so(site: Site) -> None:
         "sbatch", "--partition=urgent", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=true"
     )
     assert terminal.wait(PATIENCE) == 143
-    assert site.last()["end"] == "preempted"
+    record = site.last()
+    assert [record["end"], *(part["end"] for part in record["parts"])] == ["preempted"] * 4
 
 
 def test_a_drained_node_finishes_its_job(site: Site) -> None:
@@ -117,7 +120,15 @@ def test_a_job_beyond_its_memory_says_so(site: Site) -> None:
     terminal = site.start(*run_of("--memory", "60M", script="head -c 300000000 /dev/zero | tail"))
     _, err = terminal.communicate(timeout=PATIENCE)
     assert terminal.returncode == 137, err
-    assert site.last()["end"] == "out-of-memory"
+    record = site.last()
+    assert [record["end"], *(part["end"] for part in record["parts"])] == ["out-of-memory"] * 2
+
+
+def test_a_program_that_is_missing_was_not_started(site: Site) -> None:
+    for nodes in ("1", "2"):
+        site.dsv("run", "digits", "--on", "a", "--nodes", nodes, "--", "no-such-program", code=127)
+        record = site.last()
+        assert (record["state"], record["end"], record["exit_code"]) == ("not-launched", "not-started", 127)
 
 
 def test_an_image_is_run_by_podman_on_each_node(

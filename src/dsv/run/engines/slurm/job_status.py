@@ -16,7 +16,7 @@ from typing import Final
 from dsv.files.small_files import open_plain
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended, JobStatus, error_in
 from dsv.run.engines.slurm.program import Queued, job_folder
-from dsv.run.engines.slurm.script import comment
+from dsv.run.engines.slurm.script import LOST, comment
 from dsv.run.part import TIMED_OUT, EndCause, NodeReport, RunPart, deciding_part, exit_signal
 from dsv.run.record import JobRef, RunState
 
@@ -27,13 +27,14 @@ ATTENDED: Final = "attended"
 """The file that shows that a dsv has seen the job's end, and completes the record."""
 UNWATCHED: Final = "unwatched"
 """The file that shows that no dsv follows the job: its node, or the next dsv that looks, completes the record."""
-_WRITTEN: Final = ("out.*", "err.*", "node.*", "slurm.log", "end")
+_WRITTEN: Final = ("out.*", "err.*", "node.*", "alive.*", "slurm.log", "end")
 """The files that the command, Slurm and the script write."""
 _NO_COMMAND: Final = (CANNOT_LAUNCH, 126, 127)
 _LAST: Final = 1 << 16
 _SCRIPT: Final = 1 << 20
-_ATTEMPT: Final = re.compile(r"^attempt ([0-9]{1,6}) on ", re.MULTILINE)
+_ATTEMPT: Final = re.compile(r"^attempt ([0-9]{1,4}) on ", re.MULTILINE)
 _REQUEUED: Final = re.compile("CANCELLED AT .* DUE TO (?:JOB REQUEUE|PREEMPTION|NODE)|Node failure on")
+_LOST_NODE: Final = re.compile(r"(?:Node failure on|(?:failed|slurmstepd|missing step) on node) ([^\s:]+)")
 _FAILED: Final = re.compile(r"^srun: error: \S+: tasks? ([0-9]+)[^:\n]*: Exited with exit code", re.MULTILINE)
 
 
@@ -61,20 +62,34 @@ class JobFiles:
         self.log = _text(folder / "slurm.log")
         self.late = any(_is_late(folder, part) for part in self.parts)
         """The time of a command was over."""
-        self.said = "" if parts else _first_to_fail(folder)
-        """The reason why no command began, from the node that failed first."""
         self.written_ms = _last_written(folder) if parts else None
         """The time at which the job last wrote to its folder."""
         self.attempt = max([last, *(int(each) for each in _ATTEMPT.findall(self.log))])
         """The number of the last attempt that is seen to have begun."""
-        requeued = self.end is None and _REQUEUED.search(last_attempt(self.log)) is not None
-        self.was_to_go_on = requeued and self.attempt <= _number_in(folder, r"^retries=([0-9]+)$", 0)
+        log, goes_on = self.log_of(self.attempt)
+        self.last_log = log or self.log
+        self.said = "" if parts else _first_to_fail(folder, self.last_log)
+        """The reason why no command began, from the node that failed first."""
+        requeued = goes_on or _REQUEUED.search(self.last_log) is not None
+        may_go_on = self.end is None and self.attempt <= _number_in(folder, r"^retries=([0-9]+)$", 0)
+        self.was_to_go_on = requeued and may_go_on
         """Slurm ended the last attempt in order to start another."""
         codes = [part.exit_code for part in self.parts]
         self.succeeded = self.end == 0 and len(codes) == self.nodes and None not in codes
         """The script and every node report it."""
         self.launcher = self.end if self.end in _NO_COMMAND and self.end not in codes else None
         """The exit code of dsv or bash on a node, in place of that of a command; None if a command's own decided."""
+
+    def log_of(self, attempt: int) -> tuple[str, bool]:
+        """Return the log of an attempt until its end, and whether its command failed and the script tries it again."""
+        _, heading, text = f"\n{self.log}".partition(f"\nattempt {attempt} on ")
+        text, _, rest = text.partition("\nattempt ")
+        return heading + text, rest.startswith(f"{attempt} ended with ")
+
+    def hosts(self, attempt: int) -> list[str]:
+        """Return the names of an attempt's nodes in their order."""
+        alone = re.search(rf"^attempt {attempt} on ([^\s,\[]+)$", self.log, re.MULTILINE)
+        return _text(self.folder / f"hosts.{attempt}").split() if alone is None else [alone[1]]
 
 
 def _parts(folder: Path, unread: list[OSError]) -> Iterator[RunPart]:
@@ -100,9 +115,9 @@ def _last_written(folder: Path) -> int | None:
     return None
 
 
-def _first_to_fail(folder: Path) -> str:
+def _first_to_fail(folder: Path, log: str) -> str:
     """Read the errors of the node that srun names first: the other nodes were ended because of it."""
-    named = _FAILED.search(last_attempt(_text(folder / "slurm.log")))
+    named = _FAILED.search(log)
     with suppress(OSError):
         return "".join(map(_text, sorted(folder.glob(f"err.{'*' if named is None else named[1]}"))))
     return ""
@@ -141,21 +156,23 @@ def _part(path: Path) -> RunPart | None:
     """Read `node.ATTEMPT.NODE`: the host, when it began, its exit code and when it ended.
 
     The node writes the file when the command begins and when it ends. So the file server's clock shows these
-    times, and the node's clock only the duration.
+    times, and the node's clock only the duration. Meanwhile it touches `alive.ATTEMPT.NODE`, so that the time of
+    a node that is lost is known.
     """
     text, written_ms = _read(path)
-    numbers = re.fullmatch(r"node\.([0-9]{1,6})\.([0-9]{1,6})", path.name)
+    numbers = re.fullmatch(r"node\.([0-9]{1,4})\.([0-9]{1,6})", path.name)
     fields = re.fullmatch(r"(\S+) ([0-9]{1,12})(?: ([0-9]{1,3}) ([0-9]{1,12}))?\n", text)
     if numbers is None or fields is None:
         return None
     host, begun, code, over = fields.groups()
     took_ms = 0 if over is None else (int(over) - int(begun)) * 1000
+    alive_ms = 0 if over is not None else _read(path.with_name(path.name.replace("node", "alive", 1)))[1]
     return RunPart(
         node=int(numbers[2]),
         attempt=int(numbers[1]),
         host=host,
         started_ms=written_ms - took_ms,
-        ended_ms=None if over is None else written_ms,
+        ended_ms=max(written_ms, alive_ms),
         end=None if code is None else EndCause.EXITED,
         exit_code=None if code is None else int(code),
         exit_signal=None if code is None else exit_signal(int(code)),
@@ -165,10 +182,6 @@ def _part(path: Path) -> RunPart | None:
 def _is_late(folder: Path, part: RunPart) -> bool:
     """Check that the script ended the command at its time limit."""
     return os.path.lexists(folder / f"late.{part.attempt}.{part.node}")
-
-
-def last_attempt(log: str) -> str:
-    return log[max(log.rfind("\nattempt "), 0) :]
 
 
 def _text(path: Path) -> str:
@@ -187,15 +200,13 @@ def _read(path: Path) -> tuple[str, int]:
 
 
 _KILLED: Final = 137
-_CAUSES: Final = (
+_CAUSES: Final[tuple[tuple[EndCause, set[str], re.Pattern[str]], ...]] = (
     (EndCause.PREEMPTED, {"PREEMPTED"}, re.compile("CANCELLED AT .* DUE TO PREEMPTION")),
     (EndCause.TIME_LIMIT, {"TIMEOUT", "DEADLINE"}, re.compile("CANCELLED AT .* DUE TO TIME LIMIT")),
-    (
-        EndCause.NODE_LOST,
-        {"NODE_FAIL", "BOOT_FAIL"},
-        re.compile("CANCELLED AT .* DUE TO NODE|Node failure on"),
-    ),
+    (EndCause.NODE_LOST, {"NODE_FAIL", "BOOT_FAIL"}, re.compile(LOST)),
+    (EndCause.NODE_LOST, {"NODE_FAIL", "BOOT_FAIL"}, re.compile("CANCELLED AT .* DUE TO NODE")),
     (EndCause.OUT_OF_MEMORY, {"OUT_OF_MEMORY"}, re.compile("Out Of Memory|oom-kill event")),
+    (EndCause.EVICTED, set(), re.compile("CANCELLED AT .* DUE TO JOB REQUEUE")),
     (EndCause.CANCELLED, {"CANCELLED", "REVOKED"}, re.compile(r"CANCELLED AT \S+ \*\*\*")),
 )
 """Slurm's words for each cause: the state of the job, and what it writes to the job's log."""
@@ -205,6 +216,8 @@ _CUT_SHORT: Final[dict[EndCause | None, int]] = {
     EndCause.NODE_LOST: _KILLED,
 }
 """The exit code for these causes, if the command reported success or no code."""
+_ENDS_ALL: Final = {EndCause.PREEMPTED, EndCause.EVICTED, EndCause.TIME_LIMIT, EndCause.CANCELLED}
+"""The causes that end the commands of all nodes."""
 _SAID: Final = {
     EndCause.PREEMPTED: "Slurm gave its place to a job that is more important",
     EndCause.TIME_LIMIT: "it reached its time limit",
@@ -230,23 +243,46 @@ def ended(job: Queued | None, left: JobFiles, *, drained: bool = False) -> Ended
     if done is None:
         return None
     done = replace(done, stopped=left.stopped)
-    if not done.launched:
-        return done
-    cause = done.cause or EndCause.LOST_SIGHT
-    earlier = (_with_end(part, EndCause.LOST_SIGHT, None) for part in left.earlier)
-    last = (_with_end(part, cause, left.written_ms) for part in left.parts)
-    return replace(done, parts=(*earlier, *last))
+    parts: list[RunPart] = []
+    begun = (*left.earlier, *left.parts) if done.launched or left.attempt > 1 else ()
+    for number in range(1, left.attempt + 1):
+        is_last = number == left.attempt
+        of_it = [part for part in begun if part.attempt == number]
+        log, again = left.log_of(number)
+        cause = done.cause if is_last else _first_cause(log)[0]
+        if cause is None and log and not is_last and not again:
+            cause = EndCause.NODE_LOST  # Slurm began it again without a word
+        if cause is EndCause.NODE_LOST:
+            of_it += _lost_nodes(left, number, of_it, log)
+        parts += _with_ends(of_it, cause, left.stopped, left.written_ms if is_last else None)
+    return replace(done, parts=tuple(parts))
 
 
-def _with_end(part: RunPart, cause: EndCause, written_ms: int | None) -> RunPart:
-    """Complete a part whose node reported no end. written_ms: the job's last write to its folder"""
-    if part.end is not None:
-        return part
-    return replace(
-        part,
-        end=EndCause.LOST_SIGHT if cause is EndCause.EXITED else cause,
-        ended_ms=None if written_ms is None else max(written_ms, part.started_ms or 0),
-    )
+def _lost_nodes(left: JobFiles, attempt: int, begun: list[RunPart], log: str) -> list[RunPart]:
+    """Return parts for lost nodes that left none: if the command never began, of the one that is named, or had srun."""
+    named = _LOST_NODE.search(log)
+    name = named[1] if named is not None else "" if "CANCELLED AT" in log else "0"
+    return [
+        RunPart(node=node, attempt=attempt, host=host)
+        for node, host in enumerate(left.hosts(attempt))
+        if all(part.node != node for part in begun) and (begun or name in (host, str(node)))
+    ]
+
+
+def _with_ends(
+    parts: list[RunPart], cause: EndCause | None, stopped: str | None, written_ms: int | None
+) -> Iterator[RunPart]:
+    """Give parts the cause that ended their attempt. written_ms: when the job last wrote to its folder"""
+    first = deciding_part(parts)
+    for part in parts:
+        if part.end is None:
+            end = EndCause.LOST_SIGHT if cause in (None, EndCause.EXITED) else cause
+            over = None if written_ms is None or part.started_ms is None else max(written_ms, part.started_ms)
+            part = replace(part, end=end, ended_ms=part.ended_ms if end is EndCause.NODE_LOST else over)
+        elif part.end is EndCause.EXITED and (part == first or not part.succeeded):
+            ends_it = cause in _ENDS_ALL or (part == first and cause is EndCause.OUT_OF_MEMORY)
+            part = replace(part, end=cause if ends_it else part.end)
+        yield replace(part, cancelled_by=stopped if part.end is EndCause.CANCELLED else None)
 
 
 def left_here(left: JobFiles) -> Ended | None:
@@ -258,16 +294,12 @@ def left_here(left: JobFiles) -> Ended | None:
 def _ended(job: Queued | None, left: JobFiles) -> Ended | None:
     if job is not None and job.waits:
         return None  # its files are of earlier attempts
-    if (
-        job is not None
-        and job.lives
-        and (left.end in (None, 0) or job.state in ("PENDING", "RUNNING"))
-        and not left.succeeded
-    ):
+    goes_on = job is not None and (left.end in (None, 0) or job.state in ("PENDING", "RUNNING"))
+    if job is not None and job.lives and goes_on and not left.succeeded:
         return None  # once it left an end, Slurm will soon report the cause
     cause, said = _cause(job, left)
     part = deciding_part(left.parts)
-    if left.succeeded and cause not in _CUT_SHORT:
+    if left.succeeded and (cause not in _CUT_SHORT or cause is EndCause.NODE_LOST):
         return Ended(exit_code=0, launched=True, cause=_or_stopped(None, left))
     if cause is None and (left.end == 0 or (job is not None and job.state == "COMPLETED")):
         reason = f"Slurm says that it succeeded, but not all of its {left.nodes} nodes reported success"
@@ -288,30 +320,27 @@ def _ended(job: Queued | None, left: JobFiles) -> Ended | None:
         return _not_known("the data was not held any more on a node", left, EndCause.LEASE_LOST)
     if cause is None and left.stopped is None and (part is None or part.exit_code is None):
         return _not_known(_who_killed(left), left)
-    code = (
-        part.exit_code if part is not None and part.exit_code else left.end or _CUT_SHORT.get(cause, _KILLED)
-    )
-    return Ended(
-        exit_code=code, launched=True, reason=_reason(cause, said, part, left), cause=_or_stopped(cause, left)
-    )
+    code = (part and part.exit_code) or left.end or _CUT_SHORT.get(cause, _KILLED)
+    why = _reason(cause, said, part, left)
+    return Ended(exit_code=code, launched=True, reason=why, cause=_or_stopped(cause, left))
 
 
 def _never_began(job: Queued | None, left: JobFiles, cause: EndCause | None, said: str | None) -> Ended:
     code, hint = left.launcher or CANNOT_LAUNCH, None
+    reason = _reason(_or_stopped(cause, left), said, None, left)
     # Slurm gave nodes to the job and could not run its batch script, which writes to the log first
     ran = left.end is not None or left.stopped is not None or bool(left.log)
     if job is not None and job.nodes and not ran and (job.was_killed or job.state == "CANCELLED"):
-        said = f"Slurm did not run the batch script on {job.nodes}; the log of slurmd there says why"
+        reason = f"Slurm did not run the batch script on {job.nodes}; the log of slurmd there says why"
         cause = None
-    elif cause is EndCause.CANCELLED or left.stopped is not None:
-        code = _KILLED
     elif cause is EndCause.TIME_LIMIT:
-        code, said = TIMED_OUT, "it reached its time limit before the data was there"
-    reason = left.stopped or said
+        code, reason = TIMED_OUT, "it reached its time limit before the data was there"
+    elif cause is EndCause.CANCELLED and left.stopped is None:
+        reason = "it was cancelled before it began"
     if reason is None:
-        reason, hint = error_in(last_attempt(left.log + left.said))
-    if reason is None and job is not None:  # Slurm reports why a cancelled job waited
-        reason = "it was cancelled before it began" if job.state == "CANCELLED" else job.reason
+        reason, hint = error_in(left.last_log + left.said)
+    if reason is None and job is not None:
+        reason = job.reason
     cause = _or_stopped(cause, left, EndCause.NOT_STARTED)
     return Ended(exit_code=code, reason=reason, hint=hint, cause=cause)
 
@@ -338,7 +367,9 @@ def status(job: Queued | None, left: JobFiles) -> JobStatus:
     done = ended(job, left)
     if done is None:
         assert job is not None  # a job unknown to Slurm has ended
-        return JobStatus(RunState.RUNNING if not job.lives else job.run_state)
+        waits = job.waits and job.reason != "None"
+        reason = f"it waits: {job.reason}" if waits else None
+        return JobStatus(job.run_state if job.lives else RunState.RUNNING, reason=reason)
     return status_of(done)
 
 
@@ -353,14 +384,18 @@ def _cause(job: Queued | None, left: JobFiles) -> tuple[EndCause | None, str | N
     earlier attempt if the last one never began."""
     if left.was_to_go_on and (job is None or job.state == "CANCELLED"):
         return EndCause.CANCELLED, "it waited for another attempt"
-    log = last_attempt(left.log)
-    found = [(cause, states, pattern.search(log)) for cause, states, pattern in _CAUSES]
-    known = [each for each in found if job is not None and job.state in each[1]]
-    if left.late and left.stopped is None and not known:
+    known = next((cause for cause, states, _ in _CAUSES if job is not None and job.state in states), None)
+    if left.late and left.stopped is None and known is None:
         return EndCause.TIME_LIMIT, None
-    for cause, _, said in known or [each for each in found if each[2] is not None]:
-        return cause, None if said is None else _line_of(log, said.start())
-    return None, None
+    return _first_cause(left.last_log, known)
+
+
+def _first_cause(log: str, known: EndCause | None = None) -> tuple[EndCause | None, str | None]:
+    """Return the cause in what Slurm wrote to the log, and the line. known: the cause, if the job's state tells it"""
+    for cause, _, pattern in _CAUSES:
+        if known in (None, cause) and (said := pattern.search(log)) is not None:
+            return cause, _line_of(log, said.start())
+    return known, None
 
 
 def _reason(cause: EndCause | None, said: str | None, part: RunPart | None, left: JobFiles) -> str | None:

@@ -120,6 +120,8 @@ def _plain(mount: Mount) -> str:
     return source
 
 
+LOST: Final = "Node failure on |io error [a-z ]+on node |on node [^ ]+: (Comm|Conn|No r|Sock|Unable|Zero)"
+"""How srun says that it lost a node, as a regular expression for Python and for bash."""
 _SCRIPTS: Final = Path(__file__).with_name("job")
 COMMENT: Final = "dsv:"
 """The prefix of a job's comment, before the run and the folder of the job."""
@@ -214,7 +216,7 @@ def render(batch: BatchScript) -> str:
         _script("meeting", port=meeting_port(job.run)) if job.nodes > 1 else "",
         _task(batch),
         _steps(batch),
-        _script("finish"),
+        _script("finish", lost=LOST),
     ]
     return "\n".join(filter(None, parts))
 

@@ -1,6 +1,6 @@
 # What each node runs.
 read -r -d '' task <<'@end@'
-own=$1/node.$2.$SLURM_NODEID late=$1/late.$2.$SLURM_NODEID
+own=$1/node.$2.$SLURM_NODEID late=$1/late.$2.$SLURM_NODEID alive=$1/alive.$2.$SLURM_NODEID
 exec 3>&2 2>>"$1/slurm.log"
 [ ! -e "$late" ] || rm -f "$late"
 @wait@
@@ -24,9 +24,15 @@ set -m # a process group of its own; without it SIGINT would be ignored in what 
 command=$!
 [ -z "$early" ] || pass "$early"
 
+# The last sign of a node that is lost.
+(for ((pause = 1; ; pause < 16 && (pause *= 2))); do sleep "$pause" && kill -0 "$$" && : >"$alive" || exit; done) \
+  </dev/null >/dev/null 2>&1 3>&- &
+signs=$!
+disown "$signs"
 @clock@while wait "$command" || :; kill -0 "$command"; do :; done 2>&-
 wait "$command"
 code=$?
+kill -s KILL -- "-$signs" 2>&-
 @stop_clock@
 printf -v ended '%(%s)T' -1
 if [ ! -e "$own" ] || [ -s "$own" ]; then echo "$SLURMD_NODENAME $begun $code $ended" >"$own"; fi

@@ -10,6 +10,7 @@ import subprocess
 
 import pytest
 
+from dsv.files.process import user_name
 from tests.kit.clusters import WAIT
 from tests.labs.machine import environment
 from tests.run.slurm_site import Site, run_of
@@ -30,6 +31,8 @@ def test_a_terminal_that_is_gone_ends_nothing(site: Site) -> None:
     until(lambda: site.last()["state"] == "ended", "the record, which the node completes")
     record = site.last()
     assert (record["state"], record["end"], record["exit_code"]) == ("ended", "cancelled", 9)
+    by = f"{user_name(os.geteuid())}@n"
+    assert all(each["cancelled_by"].startswith(by) for each in (record, *record["parts"]))
     until(lambda: not site.held(), "the end of the lease")
 
 
@@ -161,8 +164,11 @@ def test_a_pending_job_that_somebody_cancels_says_so(site: Site) -> None:
     terminal = site.start(*run_of())
     until(lambda: site.queued() and site.state(site.queued()[0]) == "PENDING", "the job")
     until(lambda: "Resources" in site.slurm.call("squeue", "--noheader", "--format=%r"), "why it waits")
+    said = site.dsv("runs", (run := site.last()["run"]))
+    assert "it waits: Resources" in said and "started" not in said, said
     site.slurm.call("scancel", site.queued()[0])
     terminal.communicate(timeout=PATIENCE)
+    assert terminal.returncode == 125, run
     record = site.last()
     assert (record["end"], record["error"]) == ("cancelled", "it was cancelled before it began"), taken
 

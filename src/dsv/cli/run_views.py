@@ -182,7 +182,8 @@ _USUAL = {"nodes": 1, "retries": 0, "sent": True}
 def write_one(call: Call, view: RunView) -> None:
     """Write a line for each key of its JSON that is of use to a person."""
     record = view.record
-    item = view.item() | {"started": local_time(record.started_ms)}
+    waits = record.state in (RunState.SUBMITTED, RunState.QUEUED)
+    item = view.item() | {"started": None if waits else local_time(record.started_ms)}
     if record.ended_ms is not None:
         item["ended"] = local_time(record.ended_ms)
     if len(record.parts) < 2:

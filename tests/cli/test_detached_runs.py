@@ -77,9 +77,13 @@ def test_a_supervisor_that_is_killed_leaves_a_run_that_was_cut_off(here: Dsv) ->
     run = detach(here, TRAPPED)
     await_log(here, run, {"up"})
     os.kill(mark(here, run)["process"][1], signal.SIGKILL)
+    assert "in use by run" in here("evict", "--all").err
     waited = here("wait", run, "--json")
     assert waited.code == 125
     assert_documented("wait", waited.json)
+    assert "in use by run" not in here("evict", "--all").err, (
+        "its hold ends with the completion of its record"
+    )
     assert (waited.json["items"][0]["state"], processes_of(run)) == ("cut-off", [])
     assert here.ok("logs", run).out.startswith("up\n")
     stopped = here.ok("stop", run, "--json").json
@@ -126,6 +130,9 @@ def test_the_data_of_a_detached_run_is_not_evicted(here: Dsv) -> None:
     run = detach(here, TRAPPED)
     await_file(here, "ready")
     assert "in use by run" in here("evict", "--all").err
+    refused = here("release", "pets@v1")
+    assert refused.code == 3 and "you have no hold of pets@v1" in refused.err
+    assert f"; it is in use by run {run} of {user_name()} on {host_name()}\n" in refused.err
     assert list((Path(here.environ["DSV_CACHE"]) / "pets").glob("*"))
     here.ok("stop", run)
     assert "in use by run" not in here("evict", "--all").err

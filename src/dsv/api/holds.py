@@ -148,7 +148,7 @@ def _the_hold(root: CacheRoot, start: str, *, everyone: bool) -> HoldInfo:
 def _no_hold(root: CacheRoot, target: Target, places: Sequence[CachePlace]) -> DsvError:
     others = sorted({one.claim.user for one in find_holds(root, places, everyone=True)} - {user_name()})
     if not others:
-        return _holds_nothing(root, str(target))
+        return _holds_nothing(root, str(target), places)
     return Conflict(
         f"{target} is held by {', '.join(others)}, not by you",
         subject=str(target),
@@ -156,8 +156,10 @@ def _no_hold(root: CacheRoot, target: Target, places: Sequence[CachePlace]) -> D
     )
 
 
-def _holds_nothing(root: CacheRoot, what: str) -> NotFound:
-    return NotFound(f"you have no hold of {what} in {root.path}", subject=what, hint="dsv cached")
+def _holds_nothing(root: CacheRoot, what: str, places: Sequence[CachePlace] = ()) -> NotFound:
+    claims = (one.claim for one in find_by_id(root, places, ""))
+    whose = next((f"; it is {claim.describe()}" for claim in claims if claim.valid(root.now(root.top))), "")
+    return NotFound(f"you have no hold of {what} in {root.path}{whose}", subject=what, hint="dsv cached")
 
 
 def _several(root: CacheRoot, target: Target, holds: Sequence[HoldInfo]) -> Conflict:

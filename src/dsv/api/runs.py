@@ -11,6 +11,9 @@ from pathlib import Path
 
 from dsv.api.context import Context
 from dsv.api.pools import engines_of
+from dsv.cache.inventory import find_all
+from dsv.cache.leases import end_leases_of_runs
+from dsv.cache.root import CacheRoot
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.format.keys import run_key
 from dsv.repo.repository import Repository
@@ -38,6 +41,7 @@ class Runs:
     engines: Engines
     state: Path
     """The user's folder for dsv's state."""
+    cache: CacheRoot
     bound: DatasetName | None
     """The dataset of the workspace; None outside of one, or in one of another store."""
 
@@ -201,8 +205,14 @@ class Runs:
     def complete_cut_off(
         self, warn: Callable[[str], None], stop: Mapping[RunId, float] | None = None
     ) -> list[RunRecord]:
-        """Like `Completer.complete_cut_off`."""
-        return self._completer().complete_cut_off(warn, stop)
+        """Like `Completer.complete_cut_off`; and end what those runs hold in this cache."""
+        runs = self._completer().complete_cut_off(warn, stop)
+        if runs:
+            with suppress(OSError, DsvError):  # it expires
+                end_leases_of_runs(
+                    self.cache, find_all(self.cache.dot / "claims"), [each.run for each in runs]
+                )
+        return runs
 
     def end_in_clusters(self, records: Iterable[RunRecord], grace: float) -> None:
         """End the jobs of runs in their clusters, at the same time. A cluster that does not answer leaves them."""
@@ -225,5 +235,6 @@ def open_runs(context: Context, environ: Mapping[str, str]) -> Iterator[Runs]:
             Marks(state, repository.id),
             engines_of(environ, context.settings),
             state,
+            CacheRoot(context.settings.cache().path),
             workspace.dataset if workspace is not None and workspace.store_id == repository.id else None,
         )

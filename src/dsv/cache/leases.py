@@ -13,7 +13,7 @@ import platform
 import stat
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal, Self
 
 import msgspec
@@ -264,6 +264,14 @@ def end_leases_of(root: CacheRoot, place: CachePlace, gone: LeaseOwner, silent_a
                 continue
             if found.renewed < silent_at - SILENCE or lease.owner.surely_dead():
                 (root.claims(place) / name).unlink(missing_ok=True)
+
+
+def end_leases_of_runs(root: CacheRoot, places: Iterable[CachePlace], runs: Collection[str]) -> None:
+    """End the leases of runs whose records are whole, if their processes are surely dead. Raises `OSError`."""
+    for one in find_by_id(root, places, ""):
+        lease = one.claim
+        if isinstance(lease, LeaseRecord) and lease.run in runs and lease.owner.surely_dead():
+            end_hold(root, one)
 
 
 def visible_identity(root: CacheRoot, place: CachePlace) -> tuple[int, int] | None:

@@ -128,6 +128,12 @@ class Terminated(DsvError):
     exit_code = 143
 
 
+class HungUp(Terminated):
+    """SIGHUP (129)."""
+
+    exit_code = 129
+
+
 class Signalled(KeyboardInterrupt):
     """A signal is to end the command; `error` says which. Raised by handlers, in the middle of anything, so nothing
     that catches errors may take it for one."""

@@ -180,7 +180,11 @@ def test_start_is_at_most_eight_times_an_empty_python(dsv: Dsv) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code", "said"),
-    [(signal.SIGINT, 130, "error: interrupted"), (signal.SIGTERM, 143, "error: stopped by SIGTERM")],
+    [
+        (signal.SIGINT, 130, "error: interrupted"),
+        (signal.SIGTERM, 143, "error: stopped by SIGTERM"),
+        (signal.SIGHUP, 129, "error: stopped by SIGHUP"),
+    ],
 )
 def test_signals_end_it_with_their_code(dsv: Dsv, number: int, code: int, said: str) -> None:
     with subprocess.Popen(

@@ -25,9 +25,9 @@ from dsv.cli.declare import Command, bypass_pydantic, global_options, option
 from dsv.cli.failure import READER_GONE, failure_json, failure_text, of_error, without_passwords
 from dsv.cli.output import CommandOutput, ReaderGone
 from dsv.cli.terminal import Surroundings, wrapped
-from dsv.errors import NoRoom, Signalled, Terminated, UsageError
+from dsv.errors import HungUp, NoRoom, Signalled, Terminated, UsageError
 
-INTERRUPTED = (130, 143)
+INTERRUPTED = (129, 130, 143)
 RESUMED = frozenset({"sync", "pull", "clone", "cache", "sparse"})
 """Commands that continue an interrupted run of themselves."""
 _FILES = {
@@ -277,18 +277,22 @@ def reset_sigchld() -> None:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM unwind as Ctrl-C does; a second SIGTERM ends the process at once."""
+    """Let SIGTERM and SIGHUP unwind as Ctrl-C does; the same signal again ends the process at once."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise Signalled(Terminated("stopped by SIGTERM"))
+        signal.signal(number, signal.SIG_DFL)
+        kind = HungUp if number == signal.SIGHUP else Terminated
+        raise Signalled(kind(f"stopped by {signal.Signals(number).name}"))
 
-    before = signal.getsignal(signal.SIGTERM)
-    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGTERM, stop)
+    caught = [
+        number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, stop) for number in caught}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

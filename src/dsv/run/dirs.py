@@ -37,6 +37,8 @@ MESSAGES: Final = "dsv.log"
 """The file with dsv's messages about a run that has no terminal, in the folder of the run."""
 PARAMS_FILE, METRICS_FILE = "params.json", "metrics.json"
 _GIT_SECONDS: Final = 20.0
+_OF_DSV: Final = ("dsv-cache.toml", "format/0000000000000000")
+"""A file of each cache, and one of each store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +108,19 @@ def job_folder(out: str, dataset: DatasetName, run: RunId) -> Path:
 
 
 def output_folder(place: RunPlace, asked: Path | None, otherwise: Path) -> Path:
-    """Return the output folder. Raises `UsageError` if it is in a workspace, whose sync would take the output, or
-    in the folder of another run, with which it would be deleted."""
+    """Return the output folder. Raises `UsageError` if it is in a workspace, whose sync would take the output, in
+    the folder of another run, with which it would be deleted, or in a cache or a store."""
     if asked is None:
         return otherwise
     folder = Path(os.path.abspath(place.cwd / asked))  # noqa: PTH100 (a symlink is the caller's to resolve)
+    folder = folder.resolve() if folder.is_symlink() else folder  # a link there at the end is the job's
+    above = (folder.resolve(), *folder.resolve().parents)
     if folder.resolve().is_relative_to((place.state / RUNS).resolve()):
         why = "is where dsv keeps the runs' own folders, which are deleted with their records"
     elif (workspace := bound_folder(_nearest(folder).resolve(), unreadable=True)) is not None:
         why = f"lies in the workspace {workspace}, whose next sync would take what the run writes"
+    elif any((each / mark).exists() for each in above for mark in _OF_DSV):
+        why = "lies in a dsv cache or store"
     else:
         return folder
     hint = "leave out --out, or name a folder elsewhere"

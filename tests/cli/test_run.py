@@ -309,7 +309,9 @@ def test_code_and_outputs_of_runs_are_named_in_the_cache(pets: Dsv) -> None:
 
 
 @pytest.mark.parametrize("engine", [[], ["--engine", "docker"]])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
 def test_a_signal_while_an_engine_is_asked_is_no_missing_answer(
     pets: Dsv, tmp_path: Path, engine: list[str], number: signal.Signals, code: int
 ) -> None:
@@ -326,3 +328,27 @@ def test_a_signal_while_an_engine_is_asked_is_no_missing_answer(
         said = process.communicate(timeout=PATIENCE)[1].decode()
     assert (process.returncode, another.exists()) == (code, False), said
     assert pets.ok("runs", "--json").json["items"] == []
+
+
+@pytest.mark.parametrize(("ended", "code"), [(0, 7), (3, 3)])
+def test_output_that_cannot_be_written_is_no_success(pets: Dsv, ended: int, code: int) -> None:
+    """The job goes on, and its log has it."""
+    with Path("/dev/full").open("wb") as full:
+        done = pets.process(
+            "run", "pets@v1", "--", "sh", "-c", f"echo said; exit {ended}", stdout=full.fileno()
+        )
+    assert done.code == code, done
+    assert "error: the output could not be written: No space left on device" in done.err
+    [shown] = pets.ok("runs", "--json").json["items"]
+    assert shown["exit_code"] == ended
+    assert pets.ok("logs", shown["run"]).out == "said\n"
+
+
+def test_an_output_folder_in_the_cache_or_the_store_is_refused(pets: Dsv) -> None:
+    here = pets.at(pets.cwd, DSV_CACHE=str(pets.home / "cache"))
+    here.ok("cache", "pets@v1")
+    for folder in (here.environ["DSV_CACHE"], here.ok("config", "store").out.strip()):
+        out = Path(folder) / "pets" / "out"
+        refused = here("run", "pets@v1", "--out", str(out), "--", "true")
+        assert (refused.code, out.exists()) == (2, False)
+        assert f"{out} lies in a dsv cache or store" in refused.err

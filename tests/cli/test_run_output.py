@@ -284,6 +284,18 @@ def test_a_path_that_is_too_long_is_refused_and_leaves_nothing(here: Dsv) -> Non
     check(here.cwd / ("n" * 255))
 
 
+def test_a_link_in_place_of_the_output_is_not_followed(here: Dsv) -> None:
+    """But one that the caller named is."""
+    (here.cwd / "behind").mkdir()
+    (here.cwd / "behind" / "file").write_text("not an output")
+    item = run(here, f'rm -r "$DSV_OUT" && ln -s {here.cwd}/behind "$DSV_OUT"', "--keep-output")
+    assert item["output"]["tree"] is None and "by a symlink" in item["output"]["error"]
+    (here.cwd.parent / "real").mkdir()
+    (here.cwd.parent / "link").symlink_to("real")
+    item = run(here, 'echo x > "$DSV_OUT"/file', "--keep-output", "--out", str(here.cwd.parent / "link"))
+    assert (item["output"]["files"], item["output"]["error"]) == (2, None)
+
+
 def test_a_missing_output_is_reported(here: Dsv) -> None:
     item = run(here, 'rm -r "$DSV_OUT"', "--keep-output")
     assert item["output"]["tree"] is None and "No such file" in item["output"]["error"]

@@ -262,7 +262,7 @@ def _tell(call: Call, result: RunView, file: FileIO | None) -> int:
     took = "" if result.took_seconds is None else f" after {format_duration(result.took_seconds)}"
     reason = None if result.error is not None else record.error or cause_text(record)
     why = "" if reason is None else f": {reason}"
-    call.say(f"run {record.run} ended with exit code {result.exit_code}{took}{why}; output in {result.out}")
+    call.say(f"run {record.run} ended with exit code {record.exit_code}{took}{why}; output in {result.out}")
     if record.output is not None and record.output.error is not None:
         call.warn(f"the output is not in the store: {record.output.error}")
     if record.metrics_error is not None:

@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from dsv.errors import DsvError, LaunchError, NotFound, UsageError
+from dsv.errors import DsvError, NotFound, UsageError
 from dsv.run.active_runs import UnderWay, under_way
 from dsv.run.parameters import ID_PART, is_part
 from dsv.run.part import RunPart
@@ -55,8 +55,8 @@ class RunView:
     record: RunRecord
     sent: bool
     """The store has all that is known of it."""
-    error: LaunchError | None = None
-    """The reason why this dsv could not launch it, ended it, or lost track of it."""
+    error: DsvError | None = None
+    """The reason why this dsv could not launch it, ended it, lost track of it, or could not write its output."""
     problem: DsvError | None = None
     """The reason why this dsv could not send its record; the next run sends it."""
     last_known: str | None = None
@@ -78,7 +78,7 @@ class RunView:
     @property
     def exit_code(self) -> int:
         assert self.record.exit_code is not None  # it has ended
-        return self.record.exit_code
+        return self.record.exit_code or (0 if self.error is None else self.error.exit_code)
 
     @property
     def took_seconds(self) -> float | None:

@@ -145,9 +145,11 @@ class _Supervisor:
                         records.finish(record, data)
                     except NoRoom as error:  # that changes nothing about how the job ended
                         problem = error
-        done_here = RunView(
-            record, False, _error_of(launch, ended), problem, out=launch.out, kept=problem is None
-        )
+        failed: DsvError | None = _error_of(launch, ended)
+        if failed is None and attempts.unwritten is not None:
+            why = f"the output could not be written: {attempts.unwritten.strerror}"
+            failed = NoRoom(why, hint=f"dsv logs {launch.run}")
+        done_here = RunView(record, False, failed, problem, out=launch.out, kept=problem is None)
         return self._sent(done_here, launch.chosen.engine)
 
     def _sent(self, done: RunView, engine: Engine) -> RunView:
@@ -192,6 +194,8 @@ class _Supervisor:
 
 def _kept_output(launch: Launch, staging: Staging, signals: Signals, record: RunRecord) -> RunOutput:
     """Commit the output, without secret parameters, even if the job failed. A signal interrupts that."""
+    if launch.chosen.engine.shares_folders and launch.out.is_symlink():
+        return RunOutput(error=f"the job replaced {launch.out} by a symlink")
     try:
         with signals.raising():
             if not launch.chosen.engine.shares_folders:
@@ -364,6 +368,8 @@ class _Attempts:
     _ended_ms: int = 0
     _gpu_watch: GpuWatch | None = None
     _gpus: tuple[GpuUse, ...] = ()
+    unwritten: OSError | None = None
+    """The reason why output of the job could not be written."""
 
     def run(
         self, output: Callable[[], JobOutput], log: LogKeeper | None
@@ -455,6 +461,7 @@ class _Attempts:
             has_record=lambda: self.by.records.completed_elsewhere(self.record) is not None,
         )
         job.check()
+        self.unwritten = self.unwritten or output.problem
         return ended
 
     def _leave(self) -> bool:

@@ -7,6 +7,7 @@ terminal's reader is gone (`| head`), the job continues and its log stays whole.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -38,6 +39,7 @@ class _Stream:
     """One stream, read from one source after another. `sink` is the caller's descriptor; None discards the data."""
 
     def __init__(self, name: str, sink: int | None, log: LogKeeper | None) -> None:
+        self.problem: OSError | None = None
         self.tail = b""
         self.rejoin = Rejoin(0, b"")
         self.count = 0
@@ -129,7 +131,12 @@ class _Stream:
         while (data := self._next()) is not None:
             try:
                 self._send(data)
-            except OSError:  # the terminal is gone, or its disk full: the job continues without it
+            except OSError as error:  # the job continues without it
+                if error.errno not in (
+                    errno.EPIPE,
+                    errno.EIO,
+                ):  # a reader or a terminal that is gone misses nothing
+                    self.problem = error
                 self.let_go()
 
     def _next(self) -> bytes | None:
@@ -181,6 +188,11 @@ class JobOutput:
     def fits(self) -> bool:
         """True if sources attached with `again` continued where reading ended; if not, they were not used."""
         return self._stdout.rejoin.fits and self._stderr.rejoin.fits
+
+    @property
+    def problem(self) -> OSError | None:
+        """The reason why some of it could not be written, a full disk for instance."""
+        return self._stdout.problem or self._stderr.problem
 
     def let_go(self) -> None:
         """Stop waiting for the terminal. The log still gets everything."""

@@ -67,16 +67,11 @@ class ProcessEngine(LocalEngine):
         env = dict(job.env)
         if job.gpus is not None:
             env.setdefault("CUDA_VISIBLE_DEVICES", self._visible(job.gpus, job.gpu_type, facts.machine))
+        cpus = () if job.cpus is None else choose_cpus(job.cpus, facts.machine, job.run)
         return JobPlan(
-            engine=self.name,
-            run=job.run,
-            where=facts.where,
-            argv=job.command,
-            env=env,
-            cwd=Path(job.workdir) if job.workdir else None,
-            memory_bytes=job.memory_bytes,
-            cpus=() if job.cpus is None else choose_cpus(job.cpus, facts.machine, job.run),
-        )
+            engine=self.name, run=job.run, where=facts.where, argv=job.command, env=env,
+            cwd=Path(job.workdir) if job.workdir else None, memory_bytes=job.memory_bytes, cpus=cpus,
+        )  # fmt: skip
 
     def submit(self, plan: JobPlan, output: JobOutput, cancelled: Event) -> SubmittedJob:
         if plan.cwd is not None and not plan.cwd.is_dir():
@@ -85,15 +80,10 @@ class ProcessEngine(LocalEngine):
         (order, to_order), (from_problem, problem) = os.pipe(), os.pipe()
         try:
             process = subprocess.Popen(
-                [*COMMAND, "exec", str(order), str(problem)],
-                env=dict(self.environ),
-                cwd=plan.cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=(order, problem),
-                start_new_session=True,
-            )
+                [*COMMAND, "exec", str(order), str(problem)], env=dict(self.environ), cwd=plan.cwd,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                pass_fds=(order, problem), start_new_session=True,
+            )  # fmt: skip
         except OSError as error:
             guard.dismiss()
             os.close(to_order)
@@ -152,15 +142,9 @@ class _ProcessRun(FollowedJob):
     """A process in its own session, so that signals reach all of it, and the terminal's none of it."""
 
     def __init__(
-        self,
-        ref: JobRef,
-        plan: JobPlan,
-        environ: Mapping[str, str],
-        process: subprocess.Popen[bytes],
-        order: int,
-        problem: int,
-        guard: Guard,
-    ) -> None:
+        self, ref: JobRef, plan: JobPlan, environ: Mapping[str, str], process: subprocess.Popen[bytes],
+        order: int, problem: int, guard: Guard,
+    ) -> None:  # fmt: skip
         """environ: of the command
         process: the launcher, which waits for the command to become it
         order, problem: the pipes to the launcher, for the command, and from it, for the reason of a failure

@@ -71,15 +71,9 @@ class ContainerProgram(LocalEngine):
         """Run the program, away from the terminal's signals; None if it can't be started or is too slow."""
         try:
             return subprocess.run(
-                [self.name, *arguments],
-                env=dict(self.environ),
-                cwd=_WORKING_FOLDER,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=seconds,
-                check=False,
-                start_new_session=True,
-            )
+                [self.name, *arguments], env=dict(self.environ), cwd=_WORKING_FOLDER, stdin=subprocess.DEVNULL,
+                capture_output=True, timeout=seconds, check=False, start_new_session=True,
+            )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired):
             return None
 
@@ -89,14 +83,9 @@ class ContainerProgram(LocalEngine):
         """Start the program with its output in pipes, away from the terminal's signals. Raises `LaunchError`."""
         try:
             return subprocess.Popen(
-                [self.name, *arguments],
-                env={**self.environ, **(env or {})},
-                cwd=_WORKING_FOLDER,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                start_new_session=True,
-            )
+                [self.name, *arguments], env={**self.environ, **(env or {})}, cwd=_WORKING_FOLDER,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True,
+            )  # fmt: skip
         except OSError as error:
             reason = f"{self.name} can't be started: {error.strerror or error}"
             raise LaunchError(reason, subject=self.name) from error

@@ -135,16 +135,9 @@ class ContainerEngine(ContainerProgram):
             f"{self.name} has no init program here: what has no handler for SIGTERM will be killed",
         )  # fmt: skip
         return JobPlan(
-            engine=self.name,
-            run=job.run,
-            where=facts.where,
-            argv=argv,
-            env=named,
-            files=files,
-            image=image,
-            shm_bytes=shm_bytes,
-            notes=notes,
-        )
+            engine=self.name, run=job.run, where=facts.where, argv=argv, env=named, files=files, image=image,
+            shm_bytes=shm_bytes, notes=notes,
+        )  # fmt: skip
 
     def submit(self, plan: JobPlan, output: JobOutput, cancelled: Event) -> SubmittedJob:
         guard = Guard(plan.run, self.environ, container=self.name, files=[file.path for file in plan.files])

@@ -12,6 +12,7 @@ from typing import Any
 from dsv.errors import Unreachable
 from dsv.run.engines.attach import Foreground, Signals, supervise
 from dsv.run.engines.base import Ended, Engine, Facts, Job, JobPlan, Mount
+from dsv.run.engines.containers.container import ContainerProgram
 from dsv.run.engines.output import JobOutput, LogKeeper
 from dsv.run.record import JobRef
 from dsv.values.secrets import Masker
@@ -33,6 +34,12 @@ class Finished:
         return self.outcome.exit_code
 
 
+def await_removal(handle: Foreground) -> None:
+    engine = handle._engine
+    if isinstance(engine, ContainerProgram) and engine.removal is not None:
+        engine.removal.join(PATIENCE)
+
+
 @dataclass(slots=True)
 class Running:
     """A job under supervision in a thread."""
@@ -51,9 +58,11 @@ class Running:
         return self.refs[0]
 
     def wait(self) -> Ended:
+        """Until the engine has removed it too, as this process would before its own end."""
         assert self.thread is not None
         self.thread.join(PATIENCE)
         assert self.result, "the job did not end"
+        await_removal(self.handle)
         return self.result[0]
 
 
@@ -127,6 +136,7 @@ class Bench:
             outcome = supervise(
                 handle, output, signals, lost=lambda: None, note=notes.append, grace=lambda: grace
             )
+        await_removal(handle)
         return Finished(outcome, out.read_bytes(), err.read_bytes(), keeper.kept(Masker()).data, tuple(notes))
 
     def start(self, job: Job, *, stdout: int | None = None, grace: float = 20.0) -> Running:

@@ -58,7 +58,7 @@ def run(
         )
         return supervisor.run(
             placed.spec,
-            place=place if placing is None else replace(place, author=context.writer.author),
+            place=replace(place, author=context.writer.author),
             staging=staging,
             records=RunRecords(place.state, store_id, None if offline else runs),
             signals=signals,

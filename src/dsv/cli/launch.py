@@ -198,7 +198,11 @@ def _launch_one(call: Call, typed: RunArguments) -> int:
 
 def _launch(call: Call, typed: RunArguments) -> RunView | None:
     """Return None after a dry run."""
-    with call.context(writes=True) as context:
+    # Without code, a kept output or a pool nothing is signed, and git need not be asked.
+    signs = (
+        typed.again or typed.on or {"code", "keep_output"} & typed.options.keys() or call.settings.get("pool")
+    )
+    with call.context(writes=bool(signs)) as context:
         place = _place(call)
         spec = member_spec(call, typed, context, place)
         cache = call.settings.cache().path

@@ -52,7 +52,7 @@ class RunPlace:
     host: str
     user: str
     author: str | None = None
-    """The author of the commits of the outputs on a cluster's nodes."""
+    """The author of the commits of code and outputs."""
 
     @classmethod
     def here(cls, environ: Mapping[str, str], state: Path, cwd: Path) -> Self:

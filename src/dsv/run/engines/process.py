@@ -215,11 +215,8 @@ class _ProcessRun(FollowedJob):
         code = os.waitstatus_to_exitcode(status)
         self._process.returncode = code  # else Popen would look for the child once more
         seconds = max(rusage.ru_utime + rusage.ru_stime - self._before, 0.0)
-        ended = Ended(
-            exit_code=code if code >= 0 else 128 - code,
-            launched=True,
-            usage=JobUsage(self._memory.peak_memory_bytes, round(seconds, 3)),
-        )
+        usage = JobUsage(self._memory.peak_memory_bytes, round(seconds, 3))
+        ended = Ended(exit_code=code if code >= 0 else 128 - code, launched=True, usage=usage)
         if not self._memory.was_exceeded or code == 0:
             return ended
         reason = f"it used more than {format_bytes(self._plan.memory_bytes or 0)} of memory"

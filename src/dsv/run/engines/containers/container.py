@@ -54,6 +54,7 @@ class ContainerProgram(LocalEngine):
     """Calls the program of an engine, which PATH in `environ` finds."""
 
     start_options: ClassVar[tuple[str, ...]] = ("--attach",)
+    removal: Thread | None = None
 
     @abstractmethod
     def read_image(self, image: dict[str, Any]) -> ImageIdentity:
@@ -76,6 +77,12 @@ class ContainerProgram(LocalEngine):
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired):
             return None
+
+    def remove(self, container: str) -> None:
+        """Begin to remove a container. The next one, and this process's end, wait for that: it takes long."""
+        arguments = ("rm", "--force", "--volumes", container)
+        self.removal = Thread(target=self.call, args=arguments, name="dsv-rm", daemon=False)
+        self.removal.start()
 
     def open(
         self, *arguments: str, env: Mapping[str, str] | None = None, stderr: int = subprocess.PIPE
@@ -185,6 +192,8 @@ def create(
 ) -> str:
     """Create the container, and return its id. Raises `LaunchError`. watch: called with the process group of
     the program that creates it"""
+    if engine.removal is not None:  # of the attempt before, whose name is the same
+        engine.removal.join()
     with _written(plan.files):
         program = engine.open("create", *plan.argv[2:], env=plan.env)
         watch(program.pid)
@@ -255,7 +264,7 @@ _WAIT: Final = 30.0
 _PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 2.0
 _TICK: Final = 0.5
-_START_SECONDS: Final = 0.1
+_START_SECONDS: Final = 0.25
 """Seconds before the engine is first asked for the container's process: at once it has none, and is slowed down."""
 
 _CODES = (
@@ -330,10 +339,8 @@ class ContainerRun(FollowedJob):
         self._sampler.stop()
         if not details:
             return self._out_of_sight(code, gone=details is not None)
-        removal = Thread(target=self._engine.call, args=("rm", "--force", "--volumes", self._id))
-        removal.start()
+        self._engine.remove(self._id)
         image = self._image(details)
-        removal.join()
         if not has_begun(details):
             if code < 0 and not self._end_requested:  # the command may have run before the engine noted it
                 what = f"{self._engine.name} was killed by signal {-code} while it started container {self._id[:12]}"

@@ -245,13 +245,10 @@ class Docker(ContainerEngine):
             raise Unreachable(f"docker runs {info['OSType']} containers")
         options = [str(option).split(",")[0] for option in info.get("SecurityOptions") or ()]
         return Facts(
-            machine=Machine.read(self.environ),
-            where=str(info.get("ID") or info.get("Name") or ""),
-            version=str(info["ServerVersion"]) or None,
-            rootless="name=rootless" in options,
-            remapped="name=userns" in options,
-            init=("--init",) if info.get("InitBinary") else (),
-        )
+            Machine.read(self.environ), str(info.get("ID") or info.get("Name") or ""),
+            version=str(info["ServerVersion"]) or None, rootless="name=rootless" in options,
+            remapped="name=userns" in options, init=("--init",) if info.get("InitBinary") else (),
+        )  # fmt: skip
 
     def user_options(self, job: Job, facts: Facts) -> list[str]:
         """A rootful daemon would write as root; in a rootless one the container's root is the caller."""
@@ -297,13 +294,10 @@ class Podman(ContainerEngine):
         rootless = bool((host.get("security") or {}).get("rootless"))
         runtime = str((host.get("ociRuntime") or {}).get("name", ""))
         return Facts(
-            machine=machine,
-            where=f"{host.get('hostname', '')}:{(info.get('store') or {}).get('graphRoot', '')}",
-            version=str((info.get("version") or {}).get("Version", "")) or None,
-            rootless=rootless,
-            init=self._init_options(),
-            keep_groups=rootless and runtime == "crun" and bool(machine.groups),
-        )
+            machine, f"{host.get('hostname', '')}:{(info.get('store') or {}).get('graphRoot', '')}",
+            version=str((info.get("version") or {}).get("Version", "")) or None, rootless=rootless,
+            init=self._init_options(), keep_groups=rootless and runtime == "crun" and bool(machine.groups),
+        )  # fmt: skip
 
     def user_options(self, job: Job, facts: Facts) -> list[str]:
         machine = facts.machine

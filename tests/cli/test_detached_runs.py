@@ -267,7 +267,8 @@ main()
 """
 
 
-def test_a_run_can_be_stopped_while_its_data_is_fetched(here: Dsv) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_run_can_be_stopped_or_killed_while_its_data_is_fetched(here: Dsv, killed: bool) -> None:
     reading, writing = os.pipe()
     supervisor = subprocess.Popen(
         [sys.executable, "-c", STAGES_FOR_EVER, str(writing)],
@@ -283,11 +284,18 @@ def test_a_run_can_be_stopped_while_its_data_is_fetched(here: Dsv) -> None:
         run = json.loads(told.readline())["run"]
     assert (shown(here, run)["state"], shown(here, run)["sent"]) == ("staging", False)
     assert run in here.ok("runs").out
-    stopped = here.ok("stop", run, "--json").json
-    assert (stopped["stopped"], stopped["state"], stopped["exit_code"]) == (True, "not-launched", 143)
-    assert supervisor.wait(PATIENCE) == 143
-    assert here("wait", run).code == 143
-    assert shown(here, run)["cancelled_by"] == f"{user_name()}@{host_name()}"
+    if killed:
+        supervisor.kill()
+        supervisor.wait(PATIENCE)
+        assert here("wait", run).code == 125 and shown(here, run)["state"] == "cut-off"
+    else:
+        stopped = here.ok("stop", run, "--json").json
+        assert (stopped["stopped"], stopped["state"], stopped["exit_code"]) == (True, "not-launched", 143)
+        assert supervisor.wait(PATIENCE) == 143
+        assert here("wait", run).code == 143
+        assert shown(here, run)["cancelled_by"] == f"{user_name()}@{host_name()}"
+    logs = here("logs", run)
+    assert (logs.code, logs.out) == (3, "") and f"run {run} has no log: its command never began" in logs.err
 
 
 def test_without_room_for_its_mark_no_run_is_promised(here: Dsv, tmp_path: Path) -> None:

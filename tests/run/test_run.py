@@ -19,6 +19,7 @@ from dsv.run.engines.attach import Signals
 from dsv.run.listing import ended_here, list_runs, run_log, show_run
 from dsv.run.record import LOG, RECORD, START, RunId, RunOutput, RunState
 from dsv.stores.base import PutResult
+from dsv.values.json import json_or_text
 from dsv.values.names import DatasetName, Target
 from tests.run.shop import SCANS, Folders, Shop
 from tests.waiting import until
@@ -191,6 +192,15 @@ def test_metrics_that_do_not_count(shop: Shop) -> None:
         assert result.exit_code == 0
         assert result.record.metrics is None
         assert problem in (result.record.metrics_error or ""), script
+
+
+def test_infinite_numbers_are_called_alike(shop: Shop) -> None:
+    text = '{"a": 1e999, "b": Infinity, "c": -1e999, "d": -Infinity, "e": NaN}'
+    metrics = shop.run("sh", "-c", f"echo '{text}' > $DSV_OUT/metrics.json").record.metrics
+    assert metrics == {"a": "Infinity", "b": "Infinity", "c": "-Infinity", "d": "-Infinity", "e": "NaN"}
+    assert [json_or_text(text) for text in ("1e999", "Infinity", "[-1e999]", "1e9")] == [
+        "1e999", "Infinity", "[-1e999]", 1e9,
+    ]  # fmt: skip
 
 
 def test_metrics_of_an_earlier_run_are_not_this_ones(shop: Shop) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 from dsv.api.context import Context
@@ -21,7 +20,6 @@ from dsv.run.active_runs import Marks, under_way
 from dsv.run.completing import Completer
 from dsv.run.dirs import remove_run_folder, run_folder
 from dsv.run.engine_list import Engines
-from dsv.run.engines.output import PART_SIZE, READ_SIZE, read_live
 from dsv.run.listing import RunQuery, RunView, list_runs, run_log, show_run
 from dsv.run.parameters import ID_PART, PREFIX, SweepId, names_sweep
 from dsv.run.record import RECORD, RunId, RunRecord
@@ -176,15 +174,8 @@ class Runs:
                 warn(problem)
 
     def log(self, record: RunRecord) -> bytes | None:
-        """Read the kept log of a run that has ended; if the run was cut off, this machine's live log."""
-        kept = run_log(self.runs, self.spool, record)
-        if kept is not None:
-            return kept
-        try:
-            with read_live(self.marks.live_log(record), None) as pieces:
-                return b"".join(islice(pieces, 2 * PART_SIZE // READ_SIZE + 2))
-        except OSError:
-            return None
+        """Read the kept log of a run that has ended."""
+        return run_log(self.runs, self.spool, record)
 
     def settle(self, views: Iterable[RunView], *, whole: bool = False) -> list[RunView]:
         """Return the runs as clusters report them now. Complete records that no other process completes.

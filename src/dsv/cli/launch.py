@@ -177,7 +177,7 @@ def _with_sweep_id(call: Call, typed: RunArguments) -> RunArguments:
 
     with suppress(DsvError), call.context() as context, open_runs(context, call.around.environ) as runs:
         named = runs.show_or_sweep(typed.again)
-        return replace(typed, again=named.id) if isinstance(named, SweepView) else typed
+        return typed if isinstance(named, RunView) else replace(typed, again=named.id)
     return typed  # whoever reads the record says what is wrong
 
 

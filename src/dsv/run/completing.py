@@ -338,7 +338,7 @@ class Completer:
             ended,
             known_secrets(record, self._engines.environ),
             now_ms() if seen else None,
-            logged=record.log is not None,
+            logged=record.log is not None and record.job is not None,
             live=self._marks.live_log(record),
         )
 

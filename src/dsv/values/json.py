@@ -27,13 +27,9 @@ def parse_json(text: str) -> Json:
 
 
 def json_or_text(text: str) -> Json:
-    """Return what a person typed: its value if it is JSON (`0.1`, `true`, `[1,2]`), else the text (`NaN`)."""
-
-    def refuse(constant: str) -> Json:
-        raise ValueError(constant)
-
+    """Return what a person typed: its value if it is JSON (`0.1`, `true`, `[1,2]`), else the text (`NaN`, `1e999`)."""
     try:
-        return json.loads(text, parse_constant=refuse)
+        return json.loads(text, parse_constant=finite_number, parse_float=finite_number)
     except (ValueError, RecursionError):
         return text
 
@@ -43,7 +39,7 @@ def check_json(value: Json, depth: int = 0) -> Json:
     if depth > MAX_DEPTH:
         raise ValueError("it nests too deep")
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+        return json.dumps(value)  # `Infinity`, as it is written in a file
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
             raise ValueError("its keys are not all strings")

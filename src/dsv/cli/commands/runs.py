@@ -232,7 +232,8 @@ def warn_of_cut_off(call: Call, found: Runs, stop: Mapping[RunId, float] | None 
 def write_log(call: Call, found: Runs, record: RunRecord) -> None:
     data = found.log(record)
     if data is None:
-        raise NotFound(f"run {record.run} has no log", subject=record.run, hint=f"dsv runs {record.run}")
+        why = ": its command never began" if record.job is None else ""
+        raise NotFound(f"run {record.run} has no log{why}", subject=record.run, hint=f"dsv runs {record.run}")
     call.out.write(data)
 
 

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from dsv.api.context import Context
 from dsv.api.run_output import commit_output
-from dsv.errors import DsvError, NotFound
+from dsv.errors import NotFound
 from dsv.periodic import Periodic
 from dsv.repo.repository import Repository
 from dsv.run.completing import (
@@ -54,7 +54,7 @@ _MAX_ARGV: Final = 8 << 20
 
 @contextmanager
 def output_kept(
-    context: Context, order: NodeOrder, folder: Path, start: RunRecord, environ: Mapping[str, str]
+    context: Context, order: NodeOrder, start: RunRecord, environ: Mapping[str, str]
 ) -> Iterator[Callable[[Repository], RunOutput | None]]:
     """Yield a function that commits the output, if the run requests that.
 
@@ -68,10 +68,8 @@ def output_kept(
         def keep(repository: Repository) -> RunOutput | None:
             if not order.keep_output:
                 return None
-            try:
-                hide_params(folder, environ.get(f"{PASSED}DSV_PARAMS", ""), start.params)
-            except (DsvError, OSError) as error:
-                return RunOutput(error=str(error))
+            folder = Path(order.out)
+            hide_params(folder, environ.get(f"{PASSED}DSV_PARAMS", ""), start.params)
             return commit_output(context, lambda: repository, order.dataset, folder, order.run, opened)
 
         yield keep
@@ -122,10 +120,7 @@ def complete_left(
             return False
         job = FoundJob(engine, start.job, JobStatus(RunState.ENDED, left.exit_code, left))
         whole, kept = completed_by(job, start, left, masker, logged=order.log)
-        with (
-            _seen_alive(folder),
-            output_kept(context, order, Path(order.out), start, engines.environ) as keep,
-        ):
+        with _seen_alive(folder), output_kept(context, order, start, engines.environ) as keep:
             whole = runs.add_end(replace(whole, output=keep(repository)), kept)
         forget_job(whole, engines)
         return True
@@ -169,7 +164,7 @@ def _complete_node(
     parts = [each for each, _ in known]
     over = engine.is_over(parts, start.nodes, start.retries) if left.seen else None
     of_last = [each for each in known if each[0].attempt == part.attempt]
-    with output_kept(context, order, out, start, engine.environ) as keep:
+    with output_kept(context, order, start, engine.environ) as keep:
         if over:
             joined = _joined(runs, stored, start.nodes, lost)
             record = completed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -107,8 +106,8 @@ def _left_out(problems: list[Problem], most: int = _NAMED) -> tuple[str, ...]:
 
 
 _PIECE = 1 << 20
-_LONGEST_PATH, _LONGEST_NAME = 4096, 200
-"""Bytes of a path for the kernel, and of a name to which others are added."""
+_LONGEST_NAME = 200
+"""Bytes of a name to which others are added."""
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -339,9 +338,9 @@ def copy_output(repository: Repository, record: RunRecord, to: Path, progress: P
         machine = blake3(this_machine().encode()).hexdigest()[:12]
         name = os.fsdecode(os.fsencode(whole.name)[:_LONGEST_NAME])
         partial = whole.parent / f".{name}.{record.run}.{machine}.part"
-        longest = max((len(item.path) for item in source.items), default=0)
-        if len(os.fsencode(partial / "tree")) + 1 + longest >= _LONGEST_PATH:
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        longest = max(source.items, key=lambda item: len(item.path), default=_Item(b"", Kind.FILE))
+        with suppress(FileNotFoundError):  # another error shows that the system takes no such path
+            longest.at(partial / "tree").lstat()
         if _has_anything(whole):
             if whole.parent == whole or not source.is_same(whole):
                 raise _in_the_way(to)

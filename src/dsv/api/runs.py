@@ -200,9 +200,8 @@ class Runs:
         runs = self._completer().complete_cut_off(warn, stop)
         if runs:
             with suppress(OSError, DsvError):  # it expires
-                end_leases_of_runs(
-                    self.cache, find_all(self.cache.dot / "claims"), [each.run for each in runs]
-                )
+                places = find_all(self.cache.dot / "claims")
+                end_leases_of_runs(self.cache, places, [record.run for record in runs])
         return runs
 
     def end_in_clusters(self, records: Iterable[RunRecord], grace: float) -> None:

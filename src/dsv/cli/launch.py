@@ -154,8 +154,7 @@ def launch(call: Call, typed: RunArguments) -> int:
     """Launch a run or a sweep, and return the exit code: of a sweep, 0 if all runs succeeded. Raises
     `LaunchError` if it can't be launched."""
     _check_options(typed)
-    if call.session.member is None:
-        typed = _with_sweep_id(call, typed)
+    typed = _with_sweep_id(call, typed)
     several = typed.sweep or (typed.again is not None and names_sweep(typed.again))
     if several and call.session.member is None:
         check, start = _check_sweep, _launch_sweep
@@ -170,7 +169,12 @@ def launch(call: Call, typed: RunArguments) -> int:
 
 def _with_sweep_id(call: Call, typed: RunArguments) -> RunArguments:
     """Return the arguments with the id of the sweep that is to be continued, if `--again` has its name."""
-    if typed.again is None or typed.offline or ID_PART.fullmatch(typed.again.removeprefix(PREFIX)):
+    if (
+        typed.again is None
+        or typed.offline
+        or call.session.member
+        or ID_PART.fullmatch(typed.again.removeprefix(PREFIX))
+    ):
         return typed
     from dsv.api.runs import open_runs
     from dsv.run.sweep import SweepView
@@ -272,11 +276,7 @@ def _tell(call: Call, result: RunView, file: FileIO | None) -> int:
     if record.metrics_error is not None:
         call.warn(f"metrics.json is not in the record: {record.metrics_error}")
     if result.problem is not None:
-        kept = (
-            "is kept here, and sent by the next run"
-            if result.kept
-            else "is lost: the run will be listed as cut off"
-        )
+        kept = "is kept here, and sent by the next run" if result.kept else "is lost: it will say cut-off"
         call.warn(f"the record {kept}: {result.problem.message}")
     if file is not None:
         item = call.head(record, out=str(result.out))

@@ -177,14 +177,12 @@ def completed_by(
     logged: the run keeps a log
     live: the log that its supervisor wrote until it was killed, without secrets; it counts if it is longer
     """
-    kept = None
+    logs = []
     if logged and job is not None:
-        kept = kept_log(start, lambda: _read(job.logs(follow=False)), masker)
+        logs.append(kept_log(start, lambda: _read(job.logs(follow=False)), masker))
     if logged and live is not None and live.exists():
-        until_killed = salvaged(
-            lambda: (_read(read_live(live, None)) or LogKeeper()).kept(_NO_SECRETS), no_log
-        )
-        kept = until_killed if kept is None or until_killed.total > kept.total else kept
+        logs.append(kept_log(start, lambda: _read(read_live(live, None)), _NO_SECRETS))
+    kept = max((log for log in logs if log is not None), key=lambda log: log.total, default=None)
     record = completed(
         start, ended, noticed_ms, kept=kept, metrics=lambda record: _metrics(record, job), masker=masker
     )
@@ -307,40 +305,33 @@ class Completer:
         done = []
         for early in self._marks.orphaned():
             stored = self._known(early.dataset, early.run)
-            if stored is not None and stored.state.is_terminal:
-                pass
-            elif early.state.is_terminal:
-                whole = replace(early, output=RunOutput(error="dsv was killed while it sent it"))
-                if not self._keep_end(whole, None, warn):
+            if stored is None or not stored.state.is_terminal:
+                end = self._end(early, warn, (stop or {}).get(early.run))
+                if end is None or not self._keep_end(*end, warn):
                     continue
-                done.append(whole)
-            else:  # the mark, not the store: it has the last pool
-                found = self._end_of_job(early, warn, (stop or {}).get(early.run))
-                if found is None:
-                    continue
-                whole, log = self._whole(early, *found)
-                if not self._keep_end(whole, log, warn):
-                    continue
-                done.append(whole)
+                done.append(end[0])
             forget_job(early, self._engines)  # not before: a container has the log
             self._marks.clear(early)
         return done
+
+    def _end(
+        self, early: RunRecord, warn: Callable[[str], None], grace: float | None
+    ) -> tuple[RunRecord, bytes | None] | None:
+        """Return what `_whole` does, from the mark, not the store: it has the last pool. None as `_end_of_job`"""
+        if early.state.is_terminal:
+            return replace(early, output=RunOutput(error="dsv was killed while it sent it")), None
+        end = self._end_of_job(early, warn, grace)
+        return None if end is None else self._whole(early, *end)
 
     def _whole(self, record: RunRecord, ended: Ended, job: FoundJob | None) -> tuple[RunRecord, bytes | None]:
         """Return the whole record and the log. job: None if no engine keeps what the job left"""
         engine = self._engine_of(record.engine, record.pool)
         if job is None and (engine is None or not engine.shares_folders):
             return completed(record, ended), None
-        seen = job is not None and (job.engine.queues or job.status.lives)
-        return completed_by(
-            job,
-            record,
-            ended,
-            known_secrets(record, self._engines.environ),
-            now_ms() if seen else None,
-            logged=record.log is not None and record.job is not None,
-            live=self._marks.live_log(record),
-        )
+        masker, live = known_secrets(record, self._engines.environ), self._marks.live_log(record)
+        logged = record.log is not None and record.job is not None  # else its command never began
+        seen = now_ms() if job is not None and (job.engine.queues or job.status.lives) else None
+        return completed_by(job, record, ended, masker, seen, logged=logged, live=live)
 
     def _left_to_others(self, record: RunRecord, status: JobStatus, *, whole: bool) -> tuple[RunRecord, bool]:
         """Return a run without a job as another process has completed it, or else as the cluster reports it."""

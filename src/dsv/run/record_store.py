@@ -169,11 +169,9 @@ class RunStore:
 
     def node_parts_and_usage(self, stored: StoredRun) -> list[tuple[RunPart, JobUsage | None]]:
         """Read parts and known usage, by attempt and node. Raises `IntegrityError`, `Unsupported`."""
-        found = []
-        for name in _of_nodes(stored, "part"):
-            key = run_key(stored.dataset, stored.run, name)
-            found.append(decode_part(self._store.get(key, MAX_PART), key))
-        return sorted(found, key=lambda each: (each[0].attempt, each[0].node))
+        keys = [run_key(stored.dataset, stored.run, name) for name in _of_nodes(stored, "part")]
+        parts = [decode_part(self._store.get(key, MAX_PART), key) for key in keys]
+        return sorted(parts, key=lambda part: (part[0].attempt, part[0].node))
 
     def node_logs(self, stored: StoredRun) -> list[tuple[int, int, bytes]]:
         """Read the existing logs of nodes: node, attempt and content."""

@@ -202,18 +202,12 @@ class SweepView:
 
 def grouped(views: Sequence[RunView]) -> list[SweepView | RunView]:
     """Group the runs of each sweep, at the position of its first one. The order of runs stays."""
-    members: dict[SweepId, list[RunView]] = {}
-    for view in views:
-        if view.record.sweep is not None:
-            members.setdefault(view.record.sweep.id, []).append(view)
-    found: list[SweepView | RunView] = []
+    groups: dict[object, list[RunView]] = {}
     for view in views:
         seat = view.record.sweep
-        if seat is None:
-            found.append(view)
-        elif members[seat.id][0] is view:
-            found.append(SweepView(seat, tuple(members[seat.id])))
-    return found
+        groups.setdefault(len(groups) if seat is None else seat.id, []).append(view)
+    seats = ((members[0].record.sweep, members) for members in groups.values())
+    return [members[0] if seat is None else SweepView(seat, tuple(members)) for seat, members in seats]
 
 
 def sweep_of(views: Iterable[RunView], text: str) -> SweepView | None:

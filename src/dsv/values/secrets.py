@@ -82,7 +82,8 @@ _IN_SHAPES: Final = (
     "sharedaccesskey=", "eyj", "//", "-----begin",
 )  # fmt: skip
 """One of these, in lower case, is in whatever `_SHAPES` matches."""
-_PIECE: Final = 4096
+_PIECES = re.compile(r"(?s:.{4096})[^\n]*\n|(?s:.+)")
+_OVER_LINES = re.compile(r"-----begin |(?:bearer|basic)\s*\n", re.ASCII)
 _QUERY = re.compile(r"(?P<head>[?&#](?P<name>[A-Za-z][A-Za-z0-9_.-]{0,63})=)(?P<value>[^\s&\"'<>#]+)")
 # Of a URL alone, where quotes and the like belong to a value.
 _URL_QUERY = re.compile(
@@ -157,19 +158,12 @@ def _hide_queries(text: str) -> str:
 
 
 def _hide_shapes(text: str) -> str:
-    """Hide what has the looks of a secret. A long text is read in pieces of whole lines, because `_SHAPES` is slow and
-    few pieces have any of `_IN_SHAPES`. Only a private key, or a scheme before its token, goes over a line's end."""
-    pieces, at, size = [], 0, len(text) if "-----BEGIN " in text else _PIECE
-    while at < len(text):
-        end = text.find("\n", at + size) + 1 or len(text)
-        while end < len(text) and text[max(at, end - 1024) : end].rstrip().lower().endswith(
-            ("bearer", "basic")
-        ):
-            end = text.find("\n", end) + 1 or len(text)
-        piece, at = text[at:end], end
-        if any(each in piece.lower() for each in _IN_SHAPES):
-            piece = _SHAPES.sub(lambda found: (found["head"] or "") + HIDDEN, piece)
-        pieces.append(piece)
+    """Hide what has the looks of a secret. A long text is read in pieces of whole lines, unless a secret may go over
+    the end of one: `_SHAPES` is slow, and few pieces have any of `_IN_SHAPES`."""
+    pieces = [text] if _OVER_LINES.search(text.lower()) else _PIECES.findall(text)
+    for at, piece in enumerate(pieces):
+        if any(word in piece.lower() for word in _IN_SHAPES):
+            pieces[at] = _SHAPES.sub(lambda found: (found["head"] or "") + HIDDEN, piece)
     return "".join(pieces)
 
 

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from time import sleep
 from typing import TypeVar
 
@@ -380,7 +379,7 @@ def logs(
     one = find_under_way(call.settings.state, run)
     if one is not None and one.owner.is_here:
         if not one.owner.is_dead:
-            if one.live is not None and _write_live(call, one, one.live, follow):
+            if _write_live(call, one, follow):
                 return
             if one.is_marked and not is_in_cluster(call, one.record):
                 said = f"run {one.run} is in the foreground, so its log can't be read until it ends"
@@ -396,11 +395,8 @@ def logs(
         return
     with opened_runs(call) as found:
         warn_of_cut_off(call, found)
-        if (
-            one is not None and one.live is not None and one.owner.is_dead and one.is_marked
-        ):  # its job lives on
-            _write_live(call, one, one.live, follow)
-        else:
+        outlived = one if one is not None and one.owner.is_dead and one.is_marked else None  # by its job
+        if outlived is None or not _write_live(call, outlived, follow):
             _write_kept(call, found, run, follow)
 
 
@@ -423,10 +419,14 @@ def _write_engines(call: Call, record: RunRecord, follow: bool, *, alive: bool =
     return True
 
 
-def _write_live(call: Call, one: UnderWay, live: Path, follow: bool) -> bool:
-    """Print the log so far. Return False if the run has ended, so that its record has the log."""
+def _write_live(call: Call, one: UnderWay, follow: bool) -> bool:
+    """Print the log so far. Return False if there is none, or if the run has ended, so that its record has it."""
+    if one.live is None:
+        return False
     try:
-        with read_live(live, (lambda: one.is_marked and not one.owner.is_dead) if follow else None) as pieces:
+        with read_live(
+            one.live, (lambda: one.is_marked and not one.owner.is_dead) if follow else None
+        ) as pieces:
             for data in pieces:
                 call.out.write(data)
                 call.out.publish()

@@ -25,7 +25,7 @@ def here(pets: Dsv) -> Iterator[Dsv]:
     folder.mkdir()
     yield pets.at(folder)
     for one in under_way(pets.home / ".local/state/dsv"):
-        if one.mark.owner.is_here and not one.mark.owner.is_dead:
+        if one.owner.is_here and not one.owner.is_dead:
             one.ask_to_stop(0)
             one.wait_for_end()
 

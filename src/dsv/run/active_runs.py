@@ -185,7 +185,7 @@ class UnderWay:
     def ask_to_stop(self, grace: float) -> bool:
         """Ask the supervisor to end the job after `grace` seconds. Return False if it was asked before.
 
-        A further request sends nothing, unless its grace is 0, which ends the job at once. Raise
+        A further request sends nothing, unless its grace is 0, which ends the job at once. Raises
         `Unsupported` for a run of another machine, and `NotFound` if its supervisor is gone.
         """
         run, owner = self.run, self.owner

@@ -92,9 +92,9 @@ def completed(
     )
 
     def left() -> Metrics:
-        found = metrics(record)
-        values = None if found.values is None else cast("dict[str, Json]", masker.value(found.values))
-        return Metrics(values, hidden(found.problem))
+        its = metrics(record)
+        values = None if its.values is None else cast("dict[str, Json]", masker.value(its.values))
+        return Metrics(values, hidden(its.problem))
 
     its = salvaged(left, lambda problem: Metrics(problem=problem))
     return replace(record, metrics=its.values, metrics_error=its.problem)

@@ -237,7 +237,7 @@ def _meant(text: str, found: Sequence[tuple[RunRecord, _T]]) -> _T | None:
 
 
 def ended_here(state: Path, run: str, dataset: str | None = None) -> tuple[RunRecord, bytes | None] | None:
-    """Return the record and the log of an ended run that waits here to be sent. No store is asked. Raise
+    """Return the record and the log of an ended run that waits here to be sent. No store is asked. Raises
     `UsageError` if several such runs have this id.
 
     run: a whole id, because any other text may mean runs that only a store knows

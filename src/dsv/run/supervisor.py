@@ -117,7 +117,7 @@ class _Supervisor:
     """This process's descriptors that are terminals, found early: a closed one can't be recognized."""
 
     def run_at(self, decided: Launch, staging: Staging, patience: Patience) -> RunView:
-        """Stage the data, run the job and keep its record, which ends the leases; then send the record. Raise
+        """Stage the data, run the job and keep its record, which ends the leases; then send the record. Raises
         `GaveUp` if the job did not begin in time and was withdrawn."""
         records = self.records
         signals = self.signals or Signals()
@@ -326,7 +326,7 @@ def _stage(decided: Launch, staging: Staging, leases: ExitStack) -> tuple[Launch
 
 
 def _code(launch: Launch, staging: Staging, stage: Callable[[Target], Staged]) -> Staged | None:
-    """Commit the code and stage it as data. None without code, or if the job uses the folder itself. Raise
+    """Commit the code and stage it as data. None without code, or if the job uses the folder itself. Raises
     `LaunchError` if machines that share no folders need the code and it can't be committed."""
     if launch.code is None:
         return None
@@ -376,7 +376,7 @@ class _Attempts:
     ) -> tuple[RunRecord, Ended, KeptLog | None]:
         """Run the job until an attempt succeeds, must not be repeated, or was the last.
 
-        Return the record without the output, how the job ended, and its log. Raise `GaveUp` if the job did
+        Return the record without the output, how the job ended, and its log. Raises `GaveUp` if the job did
         not begin in time, was withdrawn, and moves to another pool.
 
         output: makes an `JobOutput` for each attempt

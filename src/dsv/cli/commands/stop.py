@@ -193,8 +193,8 @@ def _stop_sweep(call: Call, view: SweepView, seconds: float) -> None:
 
 
 def _tell_sweep(call: Call, before: SweepView) -> None:
-    with opened_runs(call) as found:
-        view = found.sweep(before.id)
+    with opened_runs(call) as runs:
+        view = runs.sweep(before.id)
     asked = bool(before.under_way or len(before.latest) < before.seat.of)
     text = f"{view.id} had ended already, with exit code {view.exit_code}"
     if asked:
@@ -376,28 +376,29 @@ def logs(
     """
     if call.json:
         raise UsageError("a log can't be printed as JSON", hint="leave out --json")
-    one = find_under_way(call.settings.state, run)
-    if one is not None and one.owner.is_here:
-        if not one.owner.is_dead:
-            if _write_live(call, one, follow):
+    active = find_under_way(call.settings.state, run)
+    if active is not None and active.owner.is_here:
+        if not active.owner.is_dead:
+            if _write_live(call, active, follow):
                 return
-            if one.is_marked and not is_in_cluster(call, one.record):
-                said = f"run {one.run} is in the foreground, so its log can't be read until it ends"
-                if one.record.log is None:
-                    said = f'run {one.run} keeps no log: its pool has log = "no"'
-                raise NotFound(said, subject=one.run, hint=f"dsv wait {one.run}")
-        if _write_engines(call, one.record, follow, alive=True):
+            if active.is_marked and not is_in_cluster(call, active.record):
+                said = f"run {active.run} is in the foreground, so its log can't be read until it ends"
+                if active.record.log is None:
+                    said = f'run {active.run} keeps no log: its pool has log = "no"'
+                raise NotFound(said, subject=active.run, hint=f"dsv wait {active.run}")
+        if _write_engines(call, active.record, follow, alive=True):
             return
-    run, dataset = (run, None) if one is None else (one.run, one.record.dataset)
+    run, dataset = (run, None) if active is None else (active.run, active.record.dataset)
     kept = ended_here(call.settings.state, run, dataset)
     if kept is not None and kept[1] is not None:
         call.out.write(kept[1])
         return
-    with opened_runs(call) as found:
-        warn_of_cut_off(call, found)
-        outlived = one if one is not None and one.owner.is_dead and one.is_marked else None  # by its job
-        if outlived is None or not _write_live(call, outlived, follow):
-            _write_kept(call, found, run, follow)
+    with opened_runs(call) as runs:
+        warn_of_cut_off(call, runs)
+        if active is not None and not (active.owner.is_dead and active.is_marked):
+            active = None  # else its job has outlived it
+        if active is None or not _write_live(call, active, follow):
+            _write_kept(call, runs, run, follow)
 
 
 def _write_engines(call: Call, record: RunRecord, follow: bool, *, alive: bool = False) -> bool:
@@ -419,14 +420,13 @@ def _write_engines(call: Call, record: RunRecord, follow: bool, *, alive: bool =
     return True
 
 
-def _write_live(call: Call, one: UnderWay, follow: bool) -> bool:
+def _write_live(call: Call, active: UnderWay, follow: bool) -> bool:
     """Print the log so far. Return False if there is none, or if the run has ended, so that its record has it."""
-    if one.live is None:
+    if active.live is None:
         return False
+    goes_on = (lambda: active.is_marked and not active.owner.is_dead) if follow else None
     try:
-        with read_live(
-            one.live, (lambda: one.is_marked and not one.owner.is_dead) if follow else None
-        ) as pieces:
+        with read_live(active.live, goes_on) as pieces:
             for data in pieces:
                 call.out.write(data)
                 call.out.publish()
@@ -447,11 +447,11 @@ def _one(found: Runs, run: str) -> RunView:
     )
 
 
-def _write_kept(call: Call, found: Runs, run: str, follow: bool) -> None:
-    (view,) = found.settle([_one(found, run)], whole=True)
+def _write_kept(call: Call, runs: Runs, run: str, follow: bool) -> None:
+    (view,) = runs.settle([_one(runs, run)], whole=True)
     record = view.record
     if record.state.is_terminal:
-        write_log(call, found, record)
+        write_log(call, runs, record)
     elif not (is_in_cluster(call, record) and _write_engines(call, record, follow)):
         said, hint = _out_of_reach(record, "until it has ended its log can be read", "logs")
         raise NotFound(said, subject=record.run, hint=hint)

@@ -490,7 +490,7 @@ class LiveLog:
 
 @contextmanager
 def read_live(path: Path, follow: Callable[[], bool] | None) -> Iterator[Iterator[bytes]]:
-    """Read what was written so far; with `follow`, also what is written while it returns True. Raise
+    """Read what was written so far; with `follow`, also what is written while it returns True. Raises
     `FileNotFoundError` if the record, which has the log, is already kept."""
     with ExitStack() as opened:
         yield _LiveParts(path, opened).read(follow)

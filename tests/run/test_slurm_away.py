@@ -51,13 +51,17 @@ def test_a_run_outlives_its_terminal(site: Site) -> None:
     site.ready()
     os.close(mine)
     folder = site.folder_of(site.last()["run"])
-    until(lambda: (folder / "dsv.log").exists(), "the word of the terminal's end")
+    messages = folder / "dsv.log"
+    until(
+        lambda: messages.exists() and "the run continues" in messages.read_text(),
+        "the word of the terminal's end",
+    )
     site.go()
     assert dsv.wait(PATIENCE) == 3
     record = site.last()
     assert (record["state"], record["end"], record["exit_code"]) == ("ended", "exited", 3)
     assert site.dsv("logs", record["run"]) == "first\nlast\n"
-    assert "the run continues" in (folder / "dsv.log").read_text()
+    assert not folder.exists(), "the record has it"
 
 
 def test_a_run_whose_submitter_is_gone_is_completed_by_any_dsv(site: Site) -> None:
@@ -91,11 +95,11 @@ def test_a_controller_that_is_away_costs_nothing(site: Site) -> None:
     """A run continues without it, and commands that need it say so in Slurm's words."""
     terminal = site.start(*run_of(script=f"{WAIT}; exit 5"))
     site.ready()
+    run = site.last()["run"]
     site.slurm.stop_controller()
     assert site.held()
     said = site.dsv(*run_of(), code=125)
     assert is_away(said)
-    run = site.last()["run"]
     assert is_away(site.dsv("stop", run, node="n3", code=6))
     site.go()
     site.slurm.start_controller()

@@ -129,6 +129,24 @@ def test_a_queued_run_leaves_no_process_here(site: Site, monkeypatch: pytest.Mon
         assert not site.folder_of(item["run"]).exists()
 
 
+def test_a_run_that_ends_in_the_queue_is_completed_by_the_next_command(site: Site) -> None:
+    """No process is there that could see its end: by scancel, or by dsv stop."""
+    taken = take_all(site)
+    until(lambda: site.state(taken) == "RUNNING", "a cluster that is busy")
+    running = Path(os.environ["HOME"]) / ".local/state/dsv/running"
+    ends = []
+    for stop in (lambda run: site.slurm.call("scancel", *site.queued()), lambda run: site.dsv("stop", run)):
+        run = site.dsv("run", "--detach", "digits", "--on", "a", "--", "true").strip()
+        until(lambda: not list(running.glob("2*")), "the end of the process that has submitted it")
+        stop(run)
+        assert site.dsv("wait", run, code=137).split() == [run, "137"]
+        ends.append(site.last())
+    assert [(each["state"], each["end"], each["sent"]) for each in ends] == [
+        ("not-launched", "cancelled", True)
+    ] * 2
+    assert ends[0]["cancelled_by"] is None and "dsv stop" in ends[1]["cancelled_by"]
+
+
 def test_a_sweep_holds_its_data_while_its_next_run_waits(site: Site) -> None:
     """No job runs, and the data is there until the sweep has ended."""
     site.dsv("cache", "digits")

@@ -3,9 +3,9 @@
 complete() {
   local found turn
   for ((turn = 0; turn < 100; turn++)); do
+    [ -e "$folder/end" ] || return 0
     [ ! -e "$folder/unwatched" ] || break
     for found in "$folder"/attende[d]; do [ ! -e "$found" ] || return 0; done
-    [ -e "$folder/end" ] || return 0
     sleep 0.1
   done
   # Whatever happens to the node from here on, the job is over.

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.run.engines import output as output_module
-from dsv.run.engines.output import QUEUE_SIZE, JobOutput, LogKeeper, NodeLines
+from dsv.run.engines.output import QUEUE_SIZE, JobOutput, LogKeeper, NodeLines, whole_lines
 from dsv.values.secrets import Masker
 from tests.waiting import PATIENCE
 
@@ -274,6 +274,17 @@ def test_what_is_known_by_its_looks_alone_is_not_left_at_the_cut() -> None:
             keeper = LogKeeper(2000)
             keeper.add(b"-" * shift + (b" line of words\n" + secret + b"\n") * 50)
             assert part not in keeper.kept(Masker()).data
+
+
+def test_lines_of_a_log_come_whole() -> None:
+    """A secret is then found, wherever the pieces end."""
+    assert list(whole_lines([b"a tok", b"en\nan", b"d 10%\r20%", b""])) == [
+        b"a token\n",
+        b"and 10%\r",
+        b"20%",
+    ]
+    long = b"x" * 50_000
+    assert list(whole_lines([long, long, b"y"])) == [long + long, b"y"]
 
 
 def test_memory_of_a_log_is_bounded(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_queued_run_leaves_no_process_here(site: Site, monkeypatch: pytest.Mon
         "run", "--detach", "digits", "--on", "a", "--name", "alone", "--", "echo", "hello"
     ).strip()
     site.dsv("run", "--detach", "digits", "--on", "a", "-p", "n=1,2,3", "--sweep", "--name", "grid",
-             "--parallel", "3", "-e", "KEY", "--", "sh", "-c", "echo $KEY")  # fmt: skip
+             "--parallel", "3", "-e", "KEY", "--", "sh", "-c", f"echo $KEY; {WAITS}")  # fmt: skip
     until(lambda: len(site.queued()) == 4, "the jobs")
     running = Path(os.environ["HOME"]) / ".local/state/dsv/running"
     until(lambda: not list(running.glob("2*")), "the end of the processes that have submitted them")
@@ -122,6 +122,11 @@ def test_a_queued_run_leaves_no_process_here(site: Site, monkeypatch: pytest.Mon
     assert [item["state"] for item in items] == ["queued"] * 4
     site.slurm.call("scancel", taken)
     assert site.dsv("wait", alone).split() == [alone, "0"]
+    outs = site.folder / "out" / "digits"
+    until(lambda: len(list(outs.glob("*/ready"))) == 3, "the runs of the sweep")
+    assert site.dsv("logs", runs(site)[0]["run"]) == "***\n"
+    for path in outs.glob("*/ready"):
+        (path.parent / "go").touch()
     site.dsv("wait", "grid")
     assert site.dsv("runs", alone, "--log") == "hello\n"
     for item in runs(site):

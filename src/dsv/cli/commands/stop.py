@@ -18,9 +18,10 @@ from dsv.cli.declare import argument, command, option
 from dsv.errors import Denied, DsvError, NotFound, Unreachable, Unsupported, UsageError
 from dsv.files.process import host_name, user_name
 from dsv.run.active_runs import RunOwner, UnderWay
+from dsv.run.completing import known_secrets
 from dsv.run.engine_list import find_job
 from dsv.run.engines.base import CANNOT_LAUNCH
-from dsv.run.engines.output import read_live
+from dsv.run.engines.output import read_live, whole_lines
 from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import RunView, ended_here, find_under_way, run_known_here
 from dsv.run.parameters import SweepId, names_sweep
@@ -412,10 +413,12 @@ def _write_engines(call: Call, record: RunRecord, follow: bool, *, alive: bool =
 
     if job is None or (alive and not job.status.lives) or (log := job.logs(follow, is_over)) is None:
         return False
-    call.warn(f"this is {job.engine.name}'s own log of run {record.run}, and secrets are not hidden in it")
+    masker = known_secrets(record, call.around.environ)
+    shown = f", which may show values of {', '.join(masker.unknown)}" if masker.unknown else ""
+    call.warn(f"this is {job.engine.name}'s own log of run {record.run}{shown}")
     with log as pieces:
-        for data in pieces:
-            call.out.write(data)
+        for data in whole_lines(pieces):
+            call.out.write(masker.data(data))
             call.out.publish()
     return True
 

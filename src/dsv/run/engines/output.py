@@ -15,7 +15,7 @@ import select
 import sys
 import termios
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -354,6 +354,18 @@ class LogKeeper:
         left_out = max(total - len(first) - len(last), 1)
         note = b"\n[dsv: %d bytes are left out here]\n" % left_out
         return KeptLog(first + note + last, total)
+
+
+def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the same in pieces that end with a line, except for very long ones, so that no word is cut."""
+    begun = b""
+    for data in pieces:
+        begun += data
+        end = max(begun.rfind(b"\n"), begun.rfind(b"\r")) + 1 or len(begun) * (len(begun) > _LONGEST_LINE)
+        if end:
+            yield begun[:end]
+            begun = begun[end:]
+    yield begun
 
 
 def _without_last_word(data: bytes) -> bytes:

@@ -304,6 +304,9 @@ _AGAIN: Final = 5.0
 _RECORD: Final = 15.0
 """Seconds between two looks for the record of a job whose cluster does not answer."""
 _LAST_OUTPUT: Final = 2.0
+_STUBBORN: Final = (
+    "the job has not ended, or its cluster does not answer; send the signal again to leave it running"
+)
 _ELSEWHERE: Final = "its cluster does not answer, and its end was recorded where it ran"
 
 
@@ -414,9 +417,7 @@ def _until_end(
             kills += 1
             deadline = monotonic() + _AGAIN
             if kills == 2 and hung_up is not None:
-                note(
-                    "the job has not ended, or its cluster does not answer; send the signal again to leave it running"
-                )
+                note(_STUBBORN)
     if not ended.launched and first is not None:
         ended = replace(ended, exit_code=128 + first, reason="interrupted before the command began")
     return _judged(ended, first, reason, timed_out)

@@ -22,7 +22,7 @@ from tests.engines.test_kubernetes_end import a_pod
 from tests.waiting import until
 
 JOB = "/apis/batch/v1/namespaces/training/jobs/job"
-REF = JobRef("kubernetes", "r", "k0", "training/job/u0000000")
+REF = JobRef("kubernetes", "20260101-000000-9a9bf432", "k0", "training/job/u0000000")
 
 
 class Cluster:
@@ -71,7 +71,9 @@ class Cluster:
 
 def _begun(job: KubernetesJob, *, same: bool = True) -> KubernetesRun:
     """Return a run whose queue lets it begin."""
-    run = KubernetesRun(REF, job, queue="gpus", autoscaling=False, is_same_cluster=lambda: same)
+    run = KubernetesRun(
+        REF, job, queue="gpus", autoscaling=False, is_same_cluster=lambda: same, has_record=lambda: False
+    )
     run.begin(JobOutput(None, None), lambda: None)
     return run
 
@@ -529,7 +531,9 @@ def test_a_job_waits_for_room_from_when_it_may_begin_and_not_from_its_submission
     monkeypatch.setattr(KubernetesJob, "obstacle", lambda *_: full)
     monkeypatch.setattr(KubernetesJob, "fits_no_node", lambda *_: True)
     job = KubernetesJob(Cluster(begun=False), "training", "job", "u0")  # type: ignore[arg-type]
-    run = KubernetesRun(REF, job, queue=None, autoscaling=False, is_same_cluster=lambda: True)
+    run = KubernetesRun(
+        REF, job, queue=None, autoscaling=False, is_same_cluster=lambda: True, has_record=lambda: False
+    )
     run._begin(JobOutput(None, None))
     facts = job.look()
     assert isinstance(facts, JobSnapshot)

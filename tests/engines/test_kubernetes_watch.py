@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
-from threading import Event
 from typing import Any
 
 from dsv.run.engines.kubernetes.api import Refusal
 from dsv.run.engines.kubernetes.job import KubernetesJob
-from dsv.run.engines.kubernetes.watch import watches_of
 from tests.engines.test_kubernetes_end import a_pod
 from tests.engines.test_kubernetes_run import Cluster, _run, unwatched
 from tests.waiting import until
@@ -32,11 +30,13 @@ class Told(Cluster):
         super().__init__(begun=True)
         self.refuses = refuses
         self.news: list[News] = []
+        self.asked: dict[str, str] = {}
 
     @contextmanager
     def stream(self, path: str, *given: Any, **query: Any) -> Iterator[News]:
         if "watch" not in query or self.refuses:
             raise Refusal("forbidden", 403)
+        (self.asked[path],) = (value for name, value in query.items() if name.endswith("Selector"))
         self.news.append(News())
         yield self.news[-1]
 
@@ -52,18 +52,11 @@ def test_a_job_is_looked_at_when_the_cluster_tells_of_a_change_and_else_each_min
     cluster.deleted = True
     cluster.tell('{"type":"DELETED"}')
     until(lambda: run.ended is not None, "the end")
-    assert len(cluster.news) == 2
+    assert cluster.asked == {
+        "/apis/batch/v1/namespaces/training/jobs": "metadata.name=job",
+        "/api/v1/namespaces/training/pods": "batch.kubernetes.io/controller-uid=u0",
+    }
     cluster.tell(None)
-
-
-def test_a_watch_names_the_job_and_its_pods_alone() -> None:
-    cluster, over = Told(), Event()
-    watches = watches_of(KubernetesJob(cluster, "training", "job", "u0"), lambda: None, over)  # type: ignore[arg-type]
-    over.set()
-    assert [(each._path, *each._query.items())[:2] for each in watches] == [
-        ("/apis/batch/v1/namespaces/training/jobs", ("fieldSelector", "metadata.name=job")),
-        ("/api/v1/namespaces/training/pods", ("labelSelector", "batch.kubernetes.io/controller-uid=u0")),
-    ]
 
 
 def test_a_job_that_may_not_be_watched_is_asked_for_each_ten_seconds_at_most() -> None:

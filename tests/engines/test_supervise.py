@@ -17,7 +17,6 @@ class Unreachable:
     """The job of a cluster that does not answer."""
 
     ended: Ended | None = None
-    is_away = False
 
     def __init__(self) -> None:
         self.kills = 0
@@ -69,27 +68,3 @@ def test_a_job_that_goes_on_alone_is_left_unless_it_is_to_end() -> None:
     with pytest.raises(Left):
         supervise(handle, JobOutput(None, None), signals, lost=lambda: None, note=lambda _: None, leave=leave)
     assert len(asked) == 2 and handle.kills == 0
-
-
-def test_a_job_whose_cluster_is_away_is_over_once_its_record_is_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The node has completed the record, and nobody here could see the end."""
-    monkeypatch.setattr(module, "_RECORD", 0.05)
-    handle, signals, asked = Unreachable(), Signals(), iter((False, True))
-    handle.is_away = True
-
-    def has_record() -> bool:
-        signals.wake()
-        return next(asked)
-
-    signals.wake()
-    outcome = supervise(
-        handle,
-        JobOutput(None, None),
-        signals,
-        lost=lambda: None,
-        note=lambda _: None,
-        has_record=has_record,
-    )
-    assert not outcome.seen and not outcome.may_live and "recorded where it ran" in str(outcome.reason)

@@ -58,7 +58,7 @@ class Cluster:
     def ended_jobs(self) -> tuple[JobRef, ...]:
         return self.kept
 
-    def logs(self, ref: JobRef, follow: bool, *_: Any) -> AbstractContextManager[Iterator[bytes]]:
+    def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]]:
         return nullcontext(iter([b"the token is hunter2hunter2\n"]))
 
 

@@ -177,7 +177,6 @@ def _with_sweep_id(call: Call, typed: RunArguments) -> RunArguments:
     ):
         return typed
     from dsv.api.runs import open_runs
-    from dsv.run.sweep import SweepView
 
     with suppress(DsvError), call.context() as context, open_runs(context, call.around.environ) as runs:
         named = runs.show_or_sweep(typed.again)

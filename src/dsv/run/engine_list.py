@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final, cast
 
 from dsv.errors import DsvError, LaunchError, UsageError
-from dsv.run.engines.base import (
-    NO_OPTIONS,
-    Engine,
-    Facts,
-    JobStatus,
-    NotInstalled,
-    Task,
-    check_given,
-    never,
-)
+from dsv.run.engines.base import NO_OPTIONS, Engine, Facts, JobStatus, NotInstalled, Task, check_given
 from dsv.run.record import JobRef, RunRecord, RunState
 from dsv.run.resources import Pool
 from dsv.values.json import Json
@@ -172,10 +163,8 @@ class FoundJob:
         """End the job if it lives, and return its last status."""
         return self.engine.cancel(self.ref, grace) or self.status
 
-    def logs(
-        self, follow: bool, is_over: Callable[[], bool] = never
-    ) -> AbstractContextManager[Iterator[bytes]] | None:
-        return self.engine.logs(self.ref, follow, is_over)
+    def logs(self, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
+        return self.engine.logs(self.ref, follow)
 
 
 def find_job(record: RunRecord, engines: Engines) -> FoundJob | None:

@@ -446,6 +446,7 @@ class _Attempts:
             limit = None if "time_seconds" in engine.gives else spec.time_seconds
             return limit is not None and self._began is not None and monotonic() - self._began >= limit
 
+        engine.has_record = lambda: self.by.records.completed_elsewhere(self.record) is not None
         job = Foreground(engine, plan, output, self.signals.wake, self._submitted, waits)
         ended = supervise(
             job,
@@ -458,7 +459,6 @@ class _Attempts:
             hung_up=self._hang_up if engine.queues else None,
             expired=expired,
             leave=self._leave,
-            has_record=lambda: self.by.records.completed_elsewhere(self.record) is not None,
         )
         job.check()
         self.unwritten = self.unwritten or output.problem

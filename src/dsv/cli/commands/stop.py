@@ -406,12 +406,14 @@ def _write_engines(call: Call, record: RunRecord, follow: bool, *, alive: bool =
     """Print the engine's own log of a job. Return False if there is none. alive: only of a running job."""
     job = find_job(record, engines_of(call.around.environ, call.settings))
 
-    def is_over() -> bool:
+    def has_record() -> bool:
         with suppress(DsvError), opened_runs(call) as found:
             return found.show(record.run).record.state.is_terminal
         return False
 
-    if job is None or (alive and not job.status.lives) or (log := job.logs(follow, is_over)) is None:
+    if job is not None:
+        job.engine.has_record = has_record
+    if job is None or (alive and not job.status.lives) or (log := job.logs(follow)) is None:
         return False
     masker = known_secrets(record, call.around.environ)
     shown = f", which may show values of {', '.join(masker.unknown)}" if masker.unknown else ""

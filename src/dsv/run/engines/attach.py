@@ -26,7 +26,6 @@ from dsv.run.engines.base import (
     JobPlan,
     NoPlaceYet,
     SubmittedJob,
-    never,
 )
 from dsv.run.engines.output import JobOutput
 from dsv.run.engines.reaper import GRACE
@@ -121,8 +120,6 @@ class FollowedJob(ABC):
     """The signals that are kept until they have reached the command."""
     may_outlive: ClassVar[bool] = False
     """True if a cluster keeps the job if this process ends or can't follow it any more."""
-    is_away = False
-    """The cluster does not answer."""
 
     def __init__(self, ref: JobRef, name: str) -> None:
         """name: of the thread that follows it"""
@@ -231,10 +228,6 @@ class Foreground:
     def ended(self) -> Ended | None:
         return self._ended if self._begun is None else self._begun.ended
 
-    @property
-    def is_away(self) -> bool:
-        return getattr(self._begun, "is_away", False)
-
     def check(self) -> None:
         """Raises the unexpected error of the submission, or the one of `known`."""
         if self._problem is not None:
@@ -301,13 +294,10 @@ class Foreground:
 
 _TICK: Final = 1.0
 _AGAIN: Final = 5.0
-_RECORD: Final = 15.0
-"""Seconds between two looks for the record of a job whose cluster does not answer."""
 _LAST_OUTPUT: Final = 2.0
 _STUBBORN: Final = (
     "the job has not ended, or its cluster does not answer; send the signal again to leave it running"
 )
-_ELSEWHERE: Final = "its cluster does not answer, and its end was recorded where it ran"
 
 
 def supervise(
@@ -321,33 +311,20 @@ def supervise(
     grace: Callable[[], float] = lambda: GRACE,
     expired: Callable[[], bool] = lambda: False,
     hung_up: Callable[[], None] | None = None,
-    leave: Callable[[], bool] = never,
-    has_record: Callable[[], bool] = never,
+    leave: Callable[[], bool] = lambda: False,
 ) -> Ended:
     """Return when the job is over and its output delivered.
 
     lost: called once a second; returns the reason to end the job, if any. expired: called as often; returns
     whether the job's time is over. grace: called when the job is asked to end; returns the seconds that it
     gets. hung_up: called instead of ending the job if the terminal is closed; such a job is also left alive
-    if it can't be killed and a further signal arrives. has_record: called while the cluster does not answer;
-    returns whether the record of the job is whole. over: called after the job's end, before its last
+    if it can't be killed and a further signal arrives. over: called after the job's end, before its last
     output is delivered, which may take long. leave: called once a second until the job is to end; if it returns
     True, this raises `Left`, and the job goes on. An exception here, for instance by Ctrl-C if signals are not
     caught, ends the job first.
     """
-    looked = monotonic()
-
-    def ended_elsewhere() -> bool:
-        nonlocal looked
-        if not getattr(handle, "is_away", False) or monotonic() - looked < _RECORD:
-            return False
-        looked = monotonic()
-        return has_record()
-
     try:
-        ended = _until_end(
-            handle, output, signals, lost, note, grace, expired, hung_up, leave, ended_elsewhere
-        )
+        ended = _until_end(handle, output, signals, lost, note, grace, expired, hung_up, leave)
     except Left:
         raise
     except BaseException:
@@ -371,7 +348,6 @@ def _until_end(
     expired: Callable[[], bool],
     hung_up: Callable[[], None] | None,
     leave: Callable[[], bool],
-    has_record: Callable[[], bool],
 ) -> Ended:
     first: int | None = None
     timed_out = False
@@ -380,8 +356,6 @@ def _until_end(
     kills = 0
     while (ended := handle.ended) is None:
         number = signals.next(_TICK if deadline is None else max(0.0, min(_TICK, deadline - monotonic())))
-        if has_record():
-            return Ended(launched=True, seen=False, cause=EndCause.LOST_SIGHT, reason=_ELSEWHERE)
         if number in INFORMING:
             handle.signal(number)
         elif number == signal.SIGHUP and hung_up is not None:

@@ -262,10 +262,6 @@ def until_over(ask: Callable[[], JobStatus | None], seconds: float) -> JobStatus
     return now
 
 
-def never() -> bool:
-    return False
-
-
 _T = TypeVar("_T")
 
 
@@ -349,6 +345,8 @@ class Engine(ABC):
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, Json] = NO_OPTIONS) -> None:
         """Send no request yet. environ: of the caller; options: the pool's table in the configuration"""
         self.environ = environ
+        self.has_record: Callable[[], bool] = lambda: False
+        """Asked while a cluster does not answer: the job that is followed has ended, as its record shows."""
 
     @classmethod
     def check_options(cls, options: Mapping[str, Json], where: str) -> None:
@@ -404,14 +402,9 @@ class Engine(ABC):
         accounting) reads the end from a file that the job leaves.
         """
 
-    def logs(
-        self, ref: JobRef, follow: bool, is_over: Callable[[], bool] = never
-    ) -> AbstractContextManager[Iterator[bytes]] | None:
+    def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
         """Read the kept output of the job, stdout and stderr together; with `follow` until the job's end.
-        None if the engine keeps nothing.
-
-        is_over: asked while a cluster does not answer; the job has ended, as its record shows
-        """
+        None if the engine keeps nothing."""
         return None
 
     @abstractmethod

@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from shutil import which
@@ -29,7 +29,6 @@ from dsv.run.engines.base import (
     SubmittedJob,
     check_given,
     check_image,
-    never,
 )
 from dsv.run.engines.containers.container import (
     CALL_SECONDS,
@@ -159,9 +158,7 @@ class ContainerEngine(ContainerProgram):
                 return JobStatus(RunState.CUT_OFF)
         return None
 
-    def logs(
-        self, ref: JobRef, follow: bool, is_over: Callable[[], bool] = never
-    ) -> AbstractContextManager[Iterator[bytes]] | None:
+    def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
         return self.read_logs(ref.id, follow) if is_id(ref.id) else None
 
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event
 from time import time
@@ -40,7 +40,6 @@ from dsv.run.engines.base import (
     check_command,
     check_given,
     check_image,
-    never,
     read_options,
 )
 from dsv.run.engines.kubernetes.api import (
@@ -183,6 +182,7 @@ class Kubernetes(Engine):
             queue=self._options.queue,
             autoscaling=self._options.autoscaling,
             is_same_cluster=lambda: self._cluster() == plan.where,
+            has_record=lambda: self.has_record(),
         )
 
     def status(self, ref: JobRef) -> JobStatus | None:
@@ -193,7 +193,8 @@ class Kubernetes(Engine):
             facts = job.look()
             if facts is None:
                 is_same = self._cluster() == ref.where
-                if is_same and _is_kept_yet(ref.run):
+                kept_since = datetime.fromtimestamp(time() - KEPT_SECONDS, UTC)
+                if is_same and ref.run > f"{kept_since:%Y%m%d-%H%M%S}":  # its beginning is in its id
                     return status_of(deleted(job.name))
                 return JobStatus(RunState.CUT_OFF, reason=job.missing(is_same))
         except DsvError:
@@ -226,11 +227,9 @@ class Kubernetes(Engine):
                 self._api.patch(job.path, {"spec": {"suspend": False}})
         return left or self.status(ref)
 
-    def logs(
-        self, ref: JobRef, follow: bool, is_over: Callable[[], bool] = never
-    ) -> AbstractContextManager[Iterator[bytes]] | None:
+    def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
         job = self._find(ref)
-        return None if job is None else read_logs(job, follow, is_over)
+        return None if job is None else read_logs(job, follow, self.has_record)
 
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:
         job = self._find(ref)
@@ -333,14 +332,6 @@ class Kubernetes(Engine):
                 raise
             return str(self._api.connect().base_url)
         return str(found["metadata"]["uid"])
-
-
-def _is_kept_yet(run: str) -> bool:
-    """Return whether the cluster keeps the Job of a run that began then, unless somebody has deleted it."""
-    with suppress(ValueError):
-        begun = datetime.strptime(f"{run[:15]}Z", "%Y%m%d-%H%M%S%z")
-        return time() - begun.timestamp() < KEPT_SECONDS
-    return False
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from dsv.run.engines.kubernetes.api import IDLE_SECONDS, KubernetesApi, Refusal
 from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, ended, gone
 from dsv.run.engines.kubernetes.manifest import HOLDING, MAIN
 from dsv.run.engines.kubernetes.pod import METRICS, Obstacle
-from dsv.run.engines.kubernetes.watch import Watch, watches_of
+from dsv.run.engines.kubernetes.watch import start_watches
 from dsv.run.engines.output import JobOutput, NodeLines, through_a_pipe
 from dsv.run.record import JobRef
 
@@ -30,10 +30,9 @@ counts as a change."""
 _SELDOM, _OFTEN, _UNWATCHED = 60.0, 2.0, 10.0
 """Seconds between two looks at most: while the cluster tells of changes; while the job waits for what may never come,
 or for a pod that ends; and if the cluster tells nothing."""
-_GAP: Final = 0.2
-"""Seconds between two looks at least: many pods may change in one moment."""
-_EVENTS: Final = 2.0
-"""Seconds between two questions about why the job waits."""
+_GAP: Final = 0.1
+"""Seconds from a change to a look: many pods may change in one moment."""
+_ELSEWHERE: Final = "the cluster does not answer, and the end was recorded where the job ran"
 _PATIENT: Final = 60.0
 """Seconds for which a pod may wait for which no machine of the cluster has room."""
 
@@ -52,16 +51,16 @@ class KubernetesRun(FollowedJob):
         queue: str | None,
         autoscaling: bool,
         is_same_cluster: Callable[[], bool],
+        has_record: Callable[[], bool],
     ) -> None:
         super().__init__(ref, "dsv-kubernetes")
         self._job = job
         self._queue = queue
         self._is_same_cluster = is_same_cluster
+        self._has_record = has_record
         self._autoscaling = autoscaling
-        self.is_away = False
         self._printed: set[str] = set()
         self._over = Event()
-        self._watches: tuple[Watch, ...] = ()
         self._hopeless: float | None = None  # since when the job waits for what may never come
 
     def _begin(self, output: JobOutput) -> None:
@@ -70,12 +69,10 @@ class KubernetesRun(FollowedJob):
                 self._job.resume(self._queue)
             except Refusal as refusal:
                 raise refusal.as_error("the cluster does not let the job begin", self.ref.run) from refusal
-        self._asked = self._had_room = monotonic()
+        self._had_room = monotonic()
         out, self._err = output.open_pipes()
         self._logs = JobLogs(self._job, out, self._wake.set)
-        self._watches = watches_of(self._job, self._wake.set, self._over)
-        for each in self._watches:
-            each.start()
+        self._watches = start_watches(self._job, self._wake.set, self._over)
 
     def _send(self, number: int) -> bool:
         """An ending signal withdraws a job that has not begun."""
@@ -103,14 +100,14 @@ class KubernetesRun(FollowedJob):
     def _until_end(self) -> Ended:
         pause = _ASK
         while True:
-            looked = monotonic()
             try:
                 facts = self._job.look()
             except Refusal as refusal:
-                self.is_away = refusal.is_away
+                if refusal.is_away and self._has_record():
+                    self._logs.let_go.set()
+                    return Ended(launched=True, seen=False, reason=_ELSEWHERE)
                 self._print_once(refusal.as_error().message)
             else:
-                self.is_away = False
                 done = self._absent() if facts is None else self._step(facts)
                 if done is not None:
                     return done
@@ -121,7 +118,7 @@ class KubernetesRun(FollowedJob):
                     pause = _ASK  # a command that began just now may end at once
             woken = self._wake.wait(pause)
             if woken:
-                sleep(max(0.0, looked + _GAP - monotonic()))
+                sleep(_GAP)
             self._wake.clear()
             pause = _ASK if woken else min(pause * 2, self._longest())
 
@@ -161,9 +158,6 @@ class KubernetesRun(FollowedJob):
     def _why_never(self, facts: JobSnapshot) -> Obstacle | None:
         """Print why the job waits, and return the reason if it is known that it can never begin."""
         now = monotonic()
-        if now - self._asked < _EVENTS:
-            return None
-        self._asked = now
         found = self._job.obstacle(facts, self._autoscaling)
         if found is not None:
             self._print_once(f"the job waits{' again' if facts.begun else ''}: {found.reason}")
@@ -282,6 +276,8 @@ class JobLogs:
         self._lines = NodeLines(sink)
         self._moved = moved
         self._logs: dict[str, PodLog] = {}
+        self.let_go = Event()
+        """What was not read is not waited for."""
 
     def look(self, facts: JobSnapshot) -> None:
         """Start to follow the pods that have begun."""
@@ -297,26 +293,26 @@ class JobLogs:
             elif pod.uid in self._logs and (pod.is_over or pod.command_ended):
                 self._logs[pod.uid].complete.set()
 
-    def finish(self, stop: Event | None = None) -> None:
+    def finish(self) -> None:
         """Wait until everything was written, and close the pipe."""
         for log in self._logs.values():
             log.complete.set()
         for log in self._logs.values():
-            while log.is_alive() and not (stop is not None and stop.is_set()):
+            while log.is_alive() and not self.let_go.is_set():
                 log.join(_PAUSE)
         os.close(self._lines.sink)
 
 
 def read_logs(
-    job: KubernetesJob, follow: bool, is_over: Callable[[], bool]
+    job: KubernetesJob, follow: bool, has_record: Callable[[], bool]
 ) -> AbstractContextManager[Iterator[bytes]]:
-    """Read the job's output so far; with `follow`, until its end. is_over: as in `Engine.logs`"""
+    """Read the job's output so far; with `follow`, until its end. has_record: as of the engine"""
     moved = Event()
 
     def collect(writer: int, stop: Event) -> None:
         logs, over, pause = JobLogs(job, writer, moved.set, follow=follow), Event(), _LOOK
-        for watch in watches_of(job, moved.set, over) if follow else ():
-            watch.start()
+        if follow:
+            start_watches(job, moved.set, over)
         while not stop.is_set():
             try:
                 facts = job.look()
@@ -325,14 +321,15 @@ def read_logs(
                 if facts is None or ended(facts) is not None:
                     break
             except DsvError:
-                if is_over():
-                    stop.set()  # the cluster has no more of the log now
-            if not follow or stop.is_set():
+                if has_record():
+                    stop.set()  # the cluster shows no more of the log now
+            if not follow:
                 break
             pause = _LOOK if moved.wait(pause) else min(2 * pause, _UNWATCHED)
             moved.clear()
         over.set()
-        logs.finish(stop)
+        logs.let_go = stop
+        logs.finish()
 
     return through_a_pipe(collect)
 

@@ -24,32 +24,39 @@ class Watch(Thread):
     """Calls `moved` for each change of the objects at a path, until `over` is set."""
 
     def __init__(
-        self, api: KubernetesApi, path: str, moved: Callable[[], None], over: Event, **selector: str
+        self, api: KubernetesApi, path: str, query: dict[str, str], moved: Callable[[], None], over: Event
     ) -> None:
         super().__init__(name="dsv-kubernetes-watch", daemon=True)
-        self._api, self._path, self._moved, self._over = api, path, moved, over
-        self._query = {**selector, **_QUERY}
+        self._api, self._path, self._query, self._moved, self._over = api, path, query, moved, over
         self.connected = False
         """The cluster tells of changes now."""
 
     def run(self) -> None:
         pause, longest = _PAUSES
         while not self._over.is_set():
-            with suppress(Refusal), self._api.stream(self._path, _SECONDS + 30.0, **self._query) as answer:
+            with (
+                suppress(Refusal),
+                self._api.stream(self._path, _SECONDS + 30.0, **self._query, **_QUERY) as answer,
+            ):
                 for line in answer.iter_lines():
                     if line.startswith(_ERROR):
                         break
                     self.connected, pause = True, _PAUSES[0]
                     self._moved()
             self.connected = False
+            self._moved()  # if only the cluster was lost, the next look shows it
             self._over.wait(pause)
             pause = min(2 * pause, longest)
 
 
-def watches_of(job: KubernetesJob, moved: Callable[[], None], over: Event) -> tuple[Watch, ...]:
-    """Return a watch of the Job and one of its pods."""
+def start_watches(job: KubernetesJob, moved: Callable[[], None], over: Event) -> tuple[Watch, ...]:
+    """Watch the Job and its pods."""
     jobs, _, name = job.path.rpartition("/")
-    return (
-        Watch(job.api, jobs, moved, over, fieldSelector=f"metadata.name={name}"),
-        Watch(job.api, job.pods_path, moved, over, labelSelector=f"{JOB_UID_LABEL}={job.uid}"),
+    pods = {"labelSelector": f"{JOB_UID_LABEL}={job.uid}"}
+    watches = (
+        Watch(job.api, jobs, {"fieldSelector": f"metadata.name={name}"}, moved, over),
+        Watch(job.api, job.pods_path, pods, moved, over),
     )
+    for watch in watches:
+        watch.start()
+    return watches

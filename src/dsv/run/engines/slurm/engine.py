@@ -33,7 +33,6 @@ from dsv.run.engines.base import (
     PrivateFile,
     SubmittedJob,
     check_given,
-    never,
     read_options,
     until_over,
 )
@@ -267,9 +266,7 @@ class Slurm(Engine):
         self._program.forget()
         return self.status(ref)
 
-    def logs(
-        self, ref: JobRef, follow: bool, is_over: Callable[[], bool] = never
-    ) -> AbstractContextManager[Iterator[bytes]] | None:
+    def logs(self, ref: JobRef, follow: bool) -> AbstractContextManager[Iterator[bytes]] | None:
         return read_logs(self._program, ref, follow) if job_id(ref) else None
 
     def cancel(self, ref: JobRef, grace: float) -> JobStatus | None:

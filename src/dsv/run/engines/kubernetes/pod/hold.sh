@@ -61,8 +61,6 @@ if [ -n "${DSV_CLOSE:-}" ] && [ -e $own/ended ]; then
   wait "$closing"
   wait "$closing"
 fi
-[ -n "$over" ] || [ ! -e $own/ended ] || { # Kubernetes would start it again
-  trap 'exit 0' TERM
-  while [ -z "$over" ]; do sleep 3600 & wait $!; done
-}
+trap 'exit 0' TERM
+while [ -z "$over" ] && [ -e $own/ended ]; do sleep 3600 & wait $!; done # or Kubernetes would start it again
 [ -n "$over" ]

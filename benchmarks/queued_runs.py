@@ -1,7 +1,8 @@
 """What runs in the queue of a Slurm cost the machine that submitted them: python -m benchmarks.queued_runs 200
 
-The programs of Slurm are stand-ins, by which each job waits for ever. Printed are the processes of dsv and their memory
-(PSS) once all jobs are in the queue: of one sweep, or with --alone of so many detached runs.
+The programs of Slurm are stand-ins, by which each job waits for ever. Printed are the processes of dsv, their memory
+(PSS), and how often they ask squeue in a minute, once all jobs are in the queue: of one sweep, or with --alone of so
+many detached runs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ number=$(($(wc -l <"$FAKE/queue") + 1))
 echo "$number|PENDING||Resources|$(sed -n 's/^#SBATCH --comment=//p' "$script" | tr -d "'\\"")" >&9
 echo $number
 """,
-    "squeue": 'case "$*" in *PENDING*) exit ;; esac; cat "$FAKE/queue" 2>/dev/null; true',
+    "squeue": 'printf . >>"$FAKE/calls"; case "$*" in *PENDING*) exit ;; esac; cat "$FAKE/queue" 2>/dev/null; true',
     "scancel": ":",
     "scontrol": """
 case "$*" in
@@ -100,15 +101,16 @@ def main() -> None:
             or list((state / "running").glob("2*"))
         ):
             time.sleep(1)
-        time.sleep(20)
+        time.sleep(60)  # until it asks no more often than it will from now on
+        calls = folder / "calls"
+        before = calls.stat().st_size
+        time.sleep(60)
+        asked = calls.stat().st_size - before
         processes = ours(folder)
         threads = sum(len(list((each / "task").iterdir())) for each in processes)
         total = sum(pss(each) for each in processes)
-        print(
-            json.dumps(
-                {"runs": given.runs, "processes": len(processes), "threads": threads, "pss_bytes": total}
-            )
-        )
+        found = {"runs": given.runs, "processes": len(processes), "threads": threads, "pss_bytes": total}
+        print(json.dumps({**found, "squeue_a_minute": asked}))
         for each in processes:
             os.kill(int(each.name), signal.SIGKILL)
 

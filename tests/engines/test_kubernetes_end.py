@@ -265,6 +265,24 @@ def test_a_run_of_three_nodes_that_was_stopped_has_no_node_that_failed_first() -
     }
 
 
+def test_a_command_that_the_image_does_not_have_was_not_started() -> None:
+    """As on a machine and on Slurm; a shell that exits with 127 has begun."""
+    for word, cause, launched in (("missing", EndCause.NOT_STARTED, False), ("", EndCause.EXITED, True)):
+        pod = a_pod(code=127, message=f"end={word} code=127")
+        done = ended(JobSnapshot(a_job(), [pod]))
+        assert done is not None and (done.cause, done.launched, done.exit_code) == (cause, launched, 127)
+
+
+def test_the_part_of_a_lost_machine_ends_when_the_cluster_lost_sight_of_it() -> None:
+    """Not when its pod was given up, which is a minute later."""
+    unready = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-11-22T10:00:40Z"}
+    lost = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    pod = a_pod(status={"conditions": [unready, lost], **LEFT_RUNNING})
+    assert pod.part is not None and pod.part.end is EndCause.NODE_LOST
+    assert pod.part.ended_ms is not None and pod.part.started_ms is not None
+    assert pod.part.ended_ms - pod.part.started_ms == 40_000
+
+
 def test_a_suspended_job_without_pods_is_not_over() -> None:
     gone_pod = (Pod(a_pod(phase="Running").raw, gone=True),)
     assert ended(JobSnapshot(a_job(suspend=True), gone_pod)) is None

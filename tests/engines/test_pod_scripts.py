@@ -30,7 +30,7 @@ class Pod:
     shell: tuple[str, ...]
     last: subprocess.Popen[bytes] | None = None
 
-    def run(self, script: str, *, leaves: bool = False, **more: str) -> tuple[int, bytes]:
+    def run(self, *command: str, leaves: bool = False, **more: str) -> tuple[int, bytes]:
         """Return the exit code, and the log of the pod. The script finds its own folder in `OWN`. It waits for two
         seconds for the copy of the output, and this for as long as a busy machine takes."""
         (self.own / "t").mkdir()
@@ -40,7 +40,7 @@ class Pod:
         env = {"PATH": os.environ["PATH"], "DSV_COPIED": "yes", "OWN": str(self.own), **more}
         with (self.own / "shown").open("wb") as shown:
             self.last = subprocess.Popen(
-                [*self.shell, "-c", text, "dsv", "sh", "-c", script],
+                [*self.shell, "-c", text, "dsv", *(("sh", "-c", *command) if len(command) == 1 else command)],
                 stdout=shown, stderr=shown, env=env, start_new_session=True,
             )  # fmt: skip
         code = self.last.wait()
@@ -117,6 +117,18 @@ def test_a_node_of_several_leaves_what_all_agreed_upon(
     left = pod.left()
     assert left is not None and left.seen and (left.parts[0].end, left.parts[0].exit_code) == end[:2]
     assert end[2] is None or left.parts[0].error == f"it was ended with the other nodes: {end[2]}"
+
+
+def test_a_command_that_is_not_there_was_not_started(pod: Pod) -> None:
+    assert pod.run("command-of-nobody", "--help")[0] == 127
+    left = pod.left()
+    assert left is not None and left.seen and left.parts[0].end is EndCause.NOT_STARTED
+
+
+def test_a_shell_that_does_not_find_a_command_was_started(pod: Pod) -> None:
+    assert pod.run("command-of-nobody")[0] == 127
+    left = pod.left()
+    assert left is not None and left.parts[0].end is EndCause.EXITED
 
 
 def test_the_end_of_a_killed_command_is_left_to_the_cluster(pod: Pod) -> None:

@@ -209,8 +209,9 @@ def _failed(job: JobSnapshot, parts: tuple[RunPart, ...], failed: Mapping[str, A
         reason = f"node {part.node} ({part.host}) failed first, with exit code {part.exit_code}"
     elif reason is None and cause is not EndCause.EXITED:
         reason = failed.get("message")
+    launched = cause is not EndCause.NOT_STARTED
     return Ended(
-        exit_code=code, launched=True, reason=reason, cause=cause, parts=parts, usage=_usage(job.last)
+        exit_code=code, launched=launched, reason=reason, cause=cause, parts=parts, usage=_usage(job.last)
     )
 
 

@@ -22,6 +22,7 @@ TOGETHER: Final = "together"
 CAUSES: Final = {
     "time-limit": (EndCause.TIME_LIMIT, "it reached its time limit"),
     "lease-lost": (EndCause.LEASE_LOST, "the data was not held any more"),
+    "missing": (EndCause.NOT_STARTED, "command not found"),
 }
 """Its other reasons, with their descriptions."""
 METRICS: Final = "--- metrics.json"
@@ -203,13 +204,14 @@ class Pod:
         if not self.begun:
             return None
         cause, said = self.cause()
-        code = None
+        code, seen = None, self._ended.get("finishedAt")
         if self.command_ended:
             cause = cause or EndCause.EXITED
             code = int(self._facts.get("code") or self._ended["exitCode"])
         elif self.is_terminated:
             cause = cause or EndCause.LOST_SIGHT
             code = CUT_SHORT.get(cause)
+            seen = (condition(self.raw, "Ready", "False") or {}).get("lastTransitionTime")
         else:
             cause, said = None, None
         return RunPart(
@@ -217,7 +219,7 @@ class Pod:
             attempt=self.attempt,
             host=self.host,
             started_ms=milliseconds(self._started.get("startedAt")),
-            ended_ms=milliseconds(self._ended.get("finishedAt")),
+            ended_ms=milliseconds(seen),
             end=cause,
             exit_code=code,
             exit_signal=exit_signal(code),

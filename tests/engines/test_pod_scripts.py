@@ -119,8 +119,10 @@ def test_a_node_of_several_leaves_what_all_agreed_upon(
     assert end[2] is None or left.parts[0].error == f"it was ended with the other nodes: {end[2]}"
 
 
-def test_a_command_that_is_not_there_was_not_started(pod: Pod) -> None:
-    assert pod.run("command-of-nobody", "--help")[0] == 127
+@pytest.mark.parametrize("code", [126, 127])
+def test_a_command_that_is_not_there_or_not_executable_was_not_started(pod: Pod, code: int) -> None:
+    (pod.own / "text").touch()
+    assert pod.run(f"{pod.own}/text" if code == 126 else "command-of-nobody", "--help")[0] == code
     left = pod.left()
     assert left is not None and left.seen and left.parts[0].end is EndCause.NOT_STARTED
 

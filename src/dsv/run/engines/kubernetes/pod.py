@@ -22,7 +22,7 @@ TOGETHER: Final = "together"
 CAUSES: Final = {
     "time-limit": (EndCause.TIME_LIMIT, "it reached its time limit"),
     "lease-lost": (EndCause.LEASE_LOST, "the data was not held any more"),
-    "missing": (EndCause.NOT_STARTED, "command not found"),
+    "missing": (EndCause.NOT_STARTED, "the image has no such command, or it can't be run"),
 }
 """Its other reasons, with their descriptions."""
 METRICS: Final = "--- metrics.json"

@@ -37,7 +37,9 @@ if [ -n "${DSV_GANG_PORT:-}" ]; then # wait until the attempt is over on all nod
   read -r verdict reason <$own/verdict
 fi
 read -r why <$own/why
-[ "$code" != 126 ] && [ "$code" != 127 ] || [ -x "$(command -v "$1")" ] || why=missing
+if [ "$code" = 126 ] || [ "$code" = 127 ]; then
+  case $1 in */*) [ -x "$1" ] ;; *) command -v "$1" >/dev/null ;; esac || why=missing
+fi
 # A command that succeeded, and lost its data before the others were done, has not succeeded for them.
 [ -z "${DSV_GANG_PORT:-}" ] || [ -n "$verdict$why" ] || [ ! -e $own/not-held ] || why=lease-lost
 [ "$why" != together ] || [ "$verdict" = again ] || why=

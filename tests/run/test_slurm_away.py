@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from dsv.files.process import user_name
+from dsv.files.process import host_name, user_name
 from tests.kit.clusters import WAIT
 from tests.labs.machine import environment
 from tests.run.slurm_site import Site, run_of
@@ -175,6 +175,23 @@ def test_a_pending_job_that_somebody_cancels_says_so(site: Site) -> None:
     assert terminal.returncode == 125, run
     record = site.last()
     assert (record["end"], record["error"]) == ("cancelled", "it was cancelled before it began"), taken
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_stopped_job_that_waited_never_began(site: Site, lives: bool) -> None:
+    """lives: the dsv that submitted it does"""
+    site.slurm.call("sbatch", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 600")
+    terminal = site.start(*run_of())
+    until(lambda: site.queued() and site.state(site.queued()[0]) == "PENDING", "the job")
+    until(lambda: "Resources" in site.slurm.call("squeue", "--noheader", "--format=%r"), "why it waits")
+    if not lives:
+        os.killpg(terminal.pid, signal.SIGKILL)
+    site.dsv("stop", site.last()["run"])
+    terminal.communicate(timeout=PATIENCE)
+    record = site.last()
+    assert (record["state"], record["end"]) == ("not-launched", "cancelled")
+    assert record["cancelled_by"] == f"{user_name(os.geteuid())}@{host_name()}"
+    assert record["exit_code"] == (143 if lives else 125)
 
 
 def test_an_end_while_the_controller_is_away_is_reported_by_the_node(site: Site) -> None:

@@ -156,6 +156,19 @@ def test_an_image_is_run_by_podman_on_each_node(
     assert [(site.out() / f"node.{number}").read_text() for number in range(2)] == ["hunter2\n"] * 2
 
 
+def test_an_image_that_can_not_be_fetched_says_so(
+    site: Site, podman: ContainerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", podman.env["PATH"])
+    site.dsv("config", "pools.a.slurm.container", "podman")
+    for nodes in ("1", "2"):
+        words = ("--nodes", nodes, "--retries", "1", "--image", "localhost/none:1", "--", "true")
+        said = site.dsv("run", "digits", "--on", "a", *words, code=125)
+        record = site.last()
+        assert (record["state"], record["end"], record["exit_code"]) == ("not-launched", "not-started", 125)
+        assert "localhost/none:1" in record["error"], said
+
+
 def test_what_dry_run_prints_is_submitted_without_dsv(site: Site) -> None:
     script = site.dsv(
         "run", "digits", "--on", "a", "--dry-run", "--", "sh", "-c", 'cp "$DSV_DATA/part0.npy" copied'

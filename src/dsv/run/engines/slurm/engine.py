@@ -170,11 +170,9 @@ class Slurm(Engine):
         return read_capacity(nodes.text, jobs.text, self._options)
 
     def probe(self) -> Facts:
-        answer = self._program.cluster()
-        if answer.problem is not None:
-            raise _unreachable(answer)
+        cluster = self._cluster()
         version = self._program.call("sbatch", "--version").text.strip().removeprefix("slurm-wlm ")
-        return Facts(Machine.read(self.environ), answer.text, version.removeprefix("slurm ") or None)
+        return Facts(Machine.read(self.environ), cluster, version.removeprefix("slurm ") or None)
 
     def place(self, mount: Mount) -> str:
         return str(mount.source) if self._options.container == "none" else mount.target

@@ -105,6 +105,7 @@ def _enroot(job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
     return (*words, str(job.image), *inside, *job.command)
 
 
+_PULL: Final = "{{ podman image exists {0} || podman pull --quiet {0}; }} </dev/null >/dev/null || exit 125"
 CONTAINERS: Final[dict[str, Callable[[Job, tuple[str, ...]], tuple[str, ...]]]] = {
     "podman": _podman,
     "apptainer": _apptainer,
@@ -266,6 +267,7 @@ def _task(batch: BatchScript) -> str:
         wait=_script("wait") if batch.waits else "",
         variables=_exports(job),
         workdir="" if inside else f"cd {shlex.quote(str(job.workdir))} || exit 125",
+        image=_PULL.format(shlex.quote(str(job.image))) if batch.options.container == "podman" else "",
         program=shlex.quote(words[0]),
         command=command,
         clock=_clock(batch),

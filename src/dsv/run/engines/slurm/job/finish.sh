@@ -29,9 +29,7 @@ done
 # preempted, or that lost a node.
 if [ "$attempt" -le "$retries" ] && [ ! -e "$folder/stopped" ]; then
   [ -z "$told" ] || exit "$code"
-  if [ "$code" -ne 0 ] && [ "$again" ]; then
-    echo "attempt $attempt ended with $code"
-    scontrol requeue "$SLURM_JOB_ID" && sleep infinity
-  fi
+  [ "$code" -eq 0 ] || [ -z "$again" ] ||
+    { echo "attempt $attempt ended with $code" && scontrol requeue "$SLURM_JOB_ID" && sleep infinity; }
 fi
 finish "$code"

@@ -14,6 +14,7 @@ for each in HUP INT TERM USR1 USR2; do trap "pass $each" "$each"; done
 export NODE_RANK=$SLURM_NODEID PET_NODE_RANK=$SLURM_NODEID
 @variables@
 @workdir@
+@image@
 printf -v begun '%(%s)T' -1
 set -m # a process group of its own; without it SIGINT would be ignored in what is started by &
 (

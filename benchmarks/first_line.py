@@ -2,6 +2,7 @@
 
     python -m benchmarks.first_line              seven rounds on a Docker Engine of its own (see CONTRIBUTING.md)
     python -m benchmarks.first_line --rounds 20
+    python -m benchmarks.first_line --prefix 'chrt -r 1'   on a busy machine: before its other programs
 
 Prints the seconds from the start of each command to the first byte of the job and to the command's end, and the seconds
 of processor time (without docker's daemon), as median and least. Needs root and the packages of the Docker lab.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -45,7 +47,11 @@ def turn(argv: Sequence[str], env: Mapping[str, str]) -> tuple[float, float, flo
 def main() -> None:
     parser = argparse.ArgumentParser(description="What dsv run adds to docker run.")
     parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
+    parser.add_argument(
+        "--prefix", default="", help="words before each command, such as 'chrt -r 1' on a busy machine"
+    )
+    given = parser.parse_args()
+    rounds, prefix = given.rounds, shlex.split(given.prefix)
     with tempfile.TemporaryDirectory(prefix="dsv-first-line-") as name:
         top = Path(name)
         engine = docker_engine.up(top / "engine")
@@ -67,7 +73,7 @@ def main() -> None:
             taken: dict[str, list[tuple[float, float, float]]] = {name: [] for name in commands}
             for number in range(rounds + 1):
                 for name, argv in commands.items():
-                    seconds = turn(argv, env)
+                    seconds = turn([*prefix, *argv], env)
                     taken[name] += [seconds] if number else []  # the first round fills caches
             for name, turns in taken.items():
                 columns = zip(("first byte", "end", "processor"), zip(*turns, strict=True), strict=True)

@@ -16,6 +16,8 @@ from tests.waiting import until
 PROGRAM = r"""#!/bin/sh
 pwd >> '{folder}/started-in'
 cd '{folder}' || exit 1
+level=error
+[ "$1" = --log-level ] && {{ level=$2; shift 2; }}
 echo "$*" >> calls
 unreachable() {{ echo 'Cannot connect to the Docker daemon. Is it running?' >&2; exit 1; }}
 await() {{ until [ -e "$1" ]; do sleep 0.05; done; }}
@@ -25,7 +27,8 @@ create) [ -e refused ] && {{ cat refused >&2; exit 125; }}; echo deadbeefcafe; e
 start)
   echo $$ > pid.new; mv pid.new pid; [ -e said ] && {{ cat said >&2; exit "$(cat over)"; }}
   echo up; touch up; await left
-  echo 'error during connect: EOF' >&2; exit "$(cat left)" ;;
+  [ $level = fatal ] || echo 'level=error msg="error waiting for container: unexpected EOF"' >&2
+  exit "$(cat left)" ;;
 esac
 [ -e down ] && unreachable
 case "$1" in

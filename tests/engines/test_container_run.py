@@ -88,6 +88,13 @@ def test_a_command_that_only_says_what_an_init_process_says_was_launched(
     assert (ended.exit_code, ended.launched, ended.cause) == (127, True, EndCause.EXITED)
 
 
+def test_what_docker_says_of_its_daemon_is_not_in_the_jobs_log(bench: Bench, docker: FakeDocker) -> None:
+    docker.set("left", 125)
+    docker.set("over", 7)
+    done = bench.run(bench.job("train"))
+    assert (done.code, done.log) == (7, b"up\n")
+
+
 def test_a_program_that_is_killed_before_the_engine_notes_the_begin_leaves_the_end_unknown(
     bench: Bench, docker: FakeDocker
 ) -> None:

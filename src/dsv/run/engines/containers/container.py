@@ -53,7 +53,8 @@ _NO_SUCH = re.compile(rb"no such (?:container|object)", re.IGNORECASE)
 class ContainerProgram(LocalEngine):
     """Calls the program of an engine, which PATH in `environ` finds."""
 
-    start_options: ClassVar[tuple[str, ...]] = ("--attach",)
+    start: ClassVar[tuple[str, ...]]
+    """The arguments that start a container and deliver its output, without words of the program's own among it."""
     removal: Thread | None = None
 
     @abstractmethod
@@ -302,7 +303,7 @@ class ContainerRun(FollowedJob):
     def _begin(self, output: JobOutput) -> None:
         self._output = output
         try:
-            self._open("start", *self._engine.start_options)
+            self._open(*self._engine.start)
         except LaunchError:
             self._guard.abandon()
             raise

@@ -229,6 +229,7 @@ def mount_option(mount: Mount) -> str:
 
 class Docker(ContainerEngine):
     name: ClassVar[str] = "docker"
+    start: ClassVar[tuple[str, ...]] = ("--log-level", "fatal", "start", "--attach")
     gpu_hint: ClassVar[str] = (
         "install the NVIDIA Container Toolkit, then: nvidia-ctk runtime configure --runtime=docker"
     )
@@ -277,7 +278,7 @@ _OTHER_INITS = ("catatonit", "docker-init", "tini-static")
 
 class Podman(ContainerEngine):
     name: ClassVar[str] = "podman"
-    start_options: ClassVar[tuple[str, ...]] = ("--attach", "--sig-proxy=false")
+    start: ClassVar[tuple[str, ...]] = ("start", "--attach", "--sig-proxy=false")
     log_seconds: ClassVar[float] = 1.0
     gpu_hint: ClassVar[str] = (
         "install the NVIDIA Container Toolkit, then: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"

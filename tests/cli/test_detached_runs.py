@@ -245,8 +245,8 @@ def test_what_its_killed_supervisor_could_not_end_is_ended_by_stop(here: Dsv) ->
 )
 def test_whose_run_it_is_and_where_is_said(here: Dsv, host: str, user: str, said: str, hint: str) -> None:
     """Of a run that no dsv of this user supervises here."""
-    run = detach(here, "true")
-    assert here("wait", run).code == 0
+    assert here.process("run", "pets@v1", "--", "true").code == 0
+    run = here.ok("runs", "--json").json["items"][0]["run"]
     (folder,) = (here.home / ".local/share/dsv/store/runs").glob(f"*/{run}")
     for part in ("log", "record"):
         (folder / part).unlink()

@@ -275,8 +275,8 @@ def _tell(call: Call, result: RunView, file: FileIO | None) -> int:
     if record.metrics_error is not None:
         call.warn(f"metrics.json is not in the record: {record.metrics_error}")
     if result.problem is not None:
-        kept = "is kept here, and sent by the next run" if result.kept else "is lost: it will say cut-off"
-        call.warn(f"the record {kept}: {result.problem.message}")
+        kept = "the record is kept here, and sent by the next run" if result.kept else "the record is lost"
+        call.warn(f"{kept}: {result.problem.message}")
     if file is not None:
         item = call.head(record, out=str(result.out))
         del item["sweep"]

@@ -198,7 +198,7 @@ gone, or that too many files are open to follow it."""
 
 class PodLog(Thread):
     """Follows the log of one pod, and reconnects if the connection breaks; timestamps show which lines were
-    read. `write` gets whole lines. `moved` is called when the log or its connection ends."""
+    read. `write` gets whole lines. `moved` is called when the log ends."""
 
     def __init__(
         self, api: KubernetesApi, path: str, write: Callable[[bytes], None], moved: Callable[[], None]
@@ -220,7 +220,8 @@ class PodLog(Thread):
             while tries > 0:
                 complete = self.complete.is_set()
                 is_read = self._read(follow=not complete)
-                self._moved()
+                if is_read:
+                    self._moved()
                 if complete and is_read:
                     break
                 tries -= complete

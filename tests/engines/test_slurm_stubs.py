@@ -314,6 +314,23 @@ def test_a_node_that_can_not_hold_its_data_lets_no_command_begin(tmp_path: Path,
     assert not (tmp_path / "began").exists() and "no room" in found.said
 
 
+def test_a_node_gives_signs_until_its_command_has_ended(tmp_path: Path) -> None:
+    """Also after a signal to its other processes, as some Slurms send it. Nothing of it is left then."""
+    sign = '"$0/alive.1.0"'
+    script = f"""
+    until [ -e {sign} ]; do sleep 0.1; done
+    for each in $(cat /proc/$PPID/task/$PPID/children); do
+      [ "$each" = "$$" ] || {{ echo "$each" >"$0/pid"; kill -s USR1 "$each" $(cat "/proc/$each/task/$each/children"); }}
+    done
+    rm {sign}
+    until [ -e {sign} ]; do sleep 0.1; done
+    """
+    it = batch(tmp_path, "sh", "-c", script, str(tmp_path / "job"))
+    assert run_script(tmp_path, it)[0] == 0
+    pid = (it.job.scratch / "pid").read_text().strip()
+    until(lambda: not Path(f"/proc/{pid}").exists(), "the end of what gives signs")
+
+
 @pytest.mark.parametrize(
     ("said", "again"),
     [("Communication connection failure", True), ("Invalid job credential", False)],

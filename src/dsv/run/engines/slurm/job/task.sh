@@ -26,8 +26,10 @@ command=$!
 [ -z "$early" ] || pass "$early"
 
 # The last sign of a node that is lost.
-(for ((pause = 1; ; pause < 16 && (pause *= 2))); do sleep "$pause" && kill -0 "$$" && : >"$alive" || exit; done) \
-  </dev/null >/dev/null 2>&1 3>&- &
+(
+  trap '' HUP INT TERM USR1 USR2
+  for ((pause = 1; ; pause < 16 && (pause *= 2))); do sleep "$pause" && kill -0 "$$" && : >"$alive" || exit; done
+) </dev/null >/dev/null 2>&1 3>&- &
 signs=$!
 disown "$signs"
 @clock@while wait "$command" || :; kill -0 "$command"; do :; done 2>&-

@@ -144,7 +144,7 @@ def test_a_run_that_ends_in_the_queue_is_completed_by_the_next_command(site: Sit
         run = site.dsv("run", "--detach", "digits", "--on", "a", "--", "true").strip()
         until(lambda: not list(running.glob("2*")), "the end of the process that has submitted it")
         stop(run)
-        assert site.dsv("wait", run, code=137).split() == [run, "137"]
+        assert site.dsv("wait", run, code=125).split() == [run, "125"]
         ends.append(site.last())
     assert [(each["state"], each["end"], each["sent"]) for each in ends] == [
         ("not-launched", "cancelled", True)

@@ -235,6 +235,7 @@ def test_output_goes_to_the_folder_of_the_pool(pets: Dsv) -> None:
 def test_pools_are_shown(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [machine.Gpu(0, "GPU-a", "NVIDIA A100", True), machine.Gpu(1, "GPU-b", "NVIDIA A100", False)]
     monkeypatch.setattr(machine, "gpus_now", lambda: devices)
+    monkeypatch.setattr(machine, "_DEVICES", ("/dev/null",))  # there is a driver
     say(pets, "a", "down")
     pets.ok("run", "pets@v1", "--on", "b", "--", "true")
     shown = pets("pools", "pets@v1", "--json")
@@ -357,6 +358,7 @@ def test_a_pool_of_this_machine_gives_free_gpus(
 ) -> None:
     devices = [machine.Gpu(0, "GPU-a", "NVIDIA A100", True), machine.Gpu(1, "GPU-b", "NVIDIA A100", False)]
     monkeypatch.setattr(machine, "gpus_now", lambda: devices)
+    monkeypatch.setattr(machine, "_DEVICES", ("/dev/null",))  # there is a driver
     pets.ok("run", "pets@v1", "--on", "here", "--gpus", "1", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
     assert "GPU-b\n" in capfd.readouterr().out
     refused = pets("run", "pets@v1", "--on", "here", "--gpus", "3", "--", "true")

@@ -114,7 +114,7 @@ def test_a_job_is_taken_back_while_it_waits_and_not_once_it_has_its_place(
     """Whatever it does at that moment, it either never begins or runs to its end."""
     waiting = bench.start(bench.shell("true", cpus=10_000.0))
     until(lambda: bench.engine.status(waiting.ref) == JobStatus(RunState.QUEUED), "the job in its queue")
-    assert bench.engine.withdraw(waiting.ref) == JobStatus(RunState.NOT_LAUNCHED)
+    assert bench.engine.withdraw(waiting.ref) == JobStatus(RunState.NOT_LAUNCHED, 125)
     assert not waiting.wait().launched and bench.engine.list(waiting.ref.run) == ()
     for _ in range(3):
         starting = bench.start(bench.shell("exit 4"))
@@ -199,7 +199,7 @@ def test_a_name_that_is_taken_is_said_and_one_of_the_same_run_is_taken_for_it(
     with pytest.raises(LaunchError, match=f"has a Job {name} already"):
         bench.engine.submit(plan, JobOutput(None, None), Event())
     kubernetes.kubectl("delete", f"job/{name}")
-    assert bench.engine.status(first) == JobStatus(RunState.CUT_OFF)
+    assert bench.engine.status(first) == JobStatus(RunState.ENDED, 137)  # it was deleted
 
 
 def test_a_job_that_ended_while_nobody_looked_is_found_and_removed(

@@ -16,14 +16,7 @@ from blake3 import blake3
 
 from dsv.api.context import Context
 from dsv.api.run_trees import Sources, commit_sources
-from dsv.errors import (
-    Conflict,
-    DsvError,
-    IntegrityError,
-    NoRoom,
-    NotFound,
-    UsageError,
-)
+from dsv.errors import Conflict, DsvError, IntegrityError, NoRoom, NotFound, UsageError
 from dsv.files.descent import Descent, join, remove_tree, split
 from dsv.files.descriptors import Opened
 from dsv.files.errors import about, as_error

@@ -45,7 +45,7 @@ def commit_sources(
         uploader.finish()
         commit = CommitRecord(
             root=tree.root, level=tree.level, parents=(), author=author, time_ms=time_ms, message=message,
-            files=tree.files, bytes=tree.bytes, entries=tree.entries,
+            files=tree.files, bytes=tree.bytes, entries=tree.entries
         )  # fmt: skip
         commit = repository.named(commit, dataset, branch)
         commit_id = session.put_commit(commit, tree.locator)

@@ -73,17 +73,10 @@ def open_sweep(
         context.progress.finish()
         whole = replace(plan, spec=spec)
         yield SweepDriver(
-            whole,
-            place.state,
-            parallel,
-            runs.notes(dataset, plan.seat.id),
-            show=lambda run: runs.show(run, dataset),
-            start=lambda number: start(whole, number),
-            watch=watch,
-            note=note,
-            settle=lambda views: runs.settle(views, whole=True),
-            end=runs.end_in_clusters,
-        )
+            whole, place.state, parallel, runs.notes(dataset, plan.seat.id), watch=watch, note=note,
+            show=lambda run: runs.show(run, dataset), start=lambda number: start(whole, number),
+            settle=lambda views: runs.settle(views, whole=True), end=runs.end_in_clusters,
+        )  # fmt: skip
 
 
 def become_driver(found: Runs, plan: SweepPlan) -> None:

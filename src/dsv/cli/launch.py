@@ -110,14 +110,8 @@ def placing_of(call: Call, typed: RunArguments, context: Context, cache: Path) -
             subject="prefer",
             hint="dsv config prefer order",
         )
-    return Placing(
-        context,
-        call.around.environ,
-        pools,
-        cache,
-        Prefer.CACHED if prefer is None else Prefer(prefer.value),
-        typed.offline,
-    )
+    first = Prefer.CACHED if prefer is None else Prefer(prefer.value)
+    return Placing(context, call.around.environ, pools, cache, first, typed.offline)
 
 
 def show_plan(call: Call, plan: JobPlan, spec: JobSpec) -> None:
@@ -217,16 +211,9 @@ def _launch(call: Call, typed: RunArguments) -> RunView | None:
             show_plan(call, plan, spec)
             return None
         return run(
-            context,
-            cache,
-            spec,
-            place,
-            offline=typed.offline,
-            signals=Signals(),
-            announce=call.session.announce,
-            placing=placing,
-            force=typed.force,
-        )
+            context, cache, spec, place, offline=typed.offline, signals=Signals(), announce=call.session.announce,
+            placing=placing, force=typed.force,
+        )  # fmt: skip
 
 
 def _place(call: Call) -> RunPlace:
@@ -325,7 +312,7 @@ def _launch_sweep(call: Call, typed: RunArguments) -> int:
                     context, found, cache, plan, place,
                     parallel=typed.parallel or 1,
                     start=lambda whole, number: start_supervisor(call, whole.member(number)),
-                    watch=_watcher(call, plan.seat), note=call.say, placing=placing, force=typed.force,
+                    watch=_watcher(call, plan.seat), note=call.say, placing=placing, force=typed.force
                 )
             )  # fmt: skip
         _announce(call, place, plan, driver.parallel)

@@ -61,7 +61,7 @@ _HIDDEN_NAMED = 20
 # fmt: off
 _CSV = (
     "run", "name", "state", "exit_code", "dataset", "target", "commit", "started", "ended", "took_seconds", "engine",
-    "image", "host", "user",
+    "image", "host", "user"
 )
 # fmt: on
 

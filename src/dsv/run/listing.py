@@ -330,7 +330,7 @@ _SMALL_IS_GOOD: Final = frozenset(
     (
         "loss", "error", "err", "mse", "rmse", "mae", "mape", "nll", "ppl", "perplexity", "wer", "cer", "fid", "ece",
         "time", "seconds", "latency", "duration", "bytes", "memory", "distance", "divergence", "cost", "regret", "fpr",
-        "fnr", "eer", "bpb", "bpc", "hd", "hd95", "hausdorff", "brier",
+        "fnr", "eer", "bpb", "bpc", "hd", "hd95", "hausdorff", "brier"
     )
 )  # fmt: skip
 """Words in the names of metrics that are better when smaller."""

@@ -286,18 +286,13 @@ def _decide(spec: JobSpec, place: RunPlace, staging: Staging, run: RunId | None 
     run = run or RunId.make(now_ms(), os.urandom(4))
     own = place.folder(located[""].dataset, run)
     return Launch(
-        spec=spec,
-        place=place,
-        chosen=chosen,
-        run=run,
-        staged=located,
-        own=own,
+        spec=spec, place=place, chosen=chosen, run=run, staged=located, own=own,
         out=output_of(spec, place, engine, located[""], own),
         code=code_of(spec, place),
         masker=masker_of(spec, place),
         elsewhere=staging.elsewhere() if engine.queues else (),
         access=NO_ACCESS if engine.shares_folders else staging.access(),
-    )
+    )  # fmt: skip
 
 
 def _notes(decided: Launch, place: RunPlace) -> tuple[str, ...]:
@@ -414,13 +409,9 @@ class _Attempts:
         )
         kept = None if log is None else salvaged(lambda: log.kept(launch.masker), no_log)
         record = completed(
-            self.record,
-            ended,
-            self._ended_ms,
-            kept=kept,
+            self.record, ended, self._ended_ms, kept=kept, masker=launch.masker,
             metrics=lambda _: _metrics(launch, before, ended),
-            masker=launch.masker,
-        )
+        )  # fmt: skip
         return record, ended, kept
 
     def _attempt(self, output: JobOutput) -> Ended:

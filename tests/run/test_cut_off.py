@@ -56,9 +56,7 @@ def left(shop: Shop, *, engine: str = "docker", live: str | None = None) -> RunR
 
 def complete(shop: Shop, **environ: str) -> list[RunRecord]:
     engines = Engines({**shop.environ, **environ})
-    return Completer(engines, shop.runs, shop.spool, marks(shop), shop.home / "answers").complete_cut_off(
-        print
-    )
+    return Completer(engines, shop.runs, shop.spool, marks(shop)).complete_cut_off(print)
 
 
 def log_of(shop: Shop) -> bytes | None:

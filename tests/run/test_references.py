@@ -35,7 +35,7 @@ def start(shop: Shop, *command: str, **more: Any) -> RunView:
 
 def complete_cut_off(shop: Shop, marks: Marks, *stop: RunId) -> list[RunRecord]:
     """stop: the runs whose jobs are ended first"""
-    completer = Completer(Engines(shop.environ), shop.runs, shop.spool, marks, shop.home / "answers")
+    completer = Completer(Engines(shop.environ), shop.runs, shop.spool, marks)
     return completer.complete_cut_off(lambda _: None, dict.fromkeys(stop, 0.0))
 
 

@@ -180,7 +180,7 @@ def test_an_end_that_neither_takes_is_said_to_be_lost(
     assert [record.run for record in marks.known()] == [view.record.run]
     monkeypatch.setattr(Marks, "orphaned", Marks.known)
     said: list[str] = []
-    completer = Completer(Engines(shop.environ), shop.runs, shop.spool, marks, shop.home / "answers")
+    completer = Completer(Engines(shop.environ), shop.runs, shop.spool, marks)
     assert completer.complete_cut_off(said.append) == []
     assert len(said) == 1 and said[0].startswith(f"the record of run {view.record.run} can't be kept")
     assert marks.known() != []

@@ -199,7 +199,7 @@ def test_a_name_that_is_taken_is_said_and_one_of_the_same_run_is_taken_for_it(
     with pytest.raises(LaunchError, match=f"has a Job {name} already"):
         bench.engine.submit(plan, JobOutput(None, None), Event())
     kubernetes.kubectl("delete", f"job/{name}")
-    assert bench.engine.status(first) == JobStatus(RunState.ENDED, 137)  # it was deleted
+    assert bench.engine.status(first) == JobStatus(RunState.CUT_OFF, 137)
 
 
 def test_a_job_that_ended_while_nobody_looked_is_found_and_removed(

@@ -270,7 +270,11 @@ class Completer:
         if status.lives:
             self._remember(record, status)
             return replace(record, state=status.state, error=status.reason or record.error), True
-        if status.ended is None or not self._is_left_to_us(record, status):
+        if (
+            status.ended is None
+            or status.state is RunState.CUT_OFF
+            or not self._is_left_to_us(record, status)
+        ):
             return self._left_to_others(record, status, whole=whole)
         ended, log = self._whole(record, status.ended, FoundJob(engine, record.job, status))
         try:
@@ -342,14 +346,17 @@ class Completer:
                 if stored is not None and stored.state.is_terminal:
                     self._marks.tidy(stored)
                     return stored, True
-        if status.ended is not None and status.ended.seen and not self._moves(record, status):
+        gone = status.state is RunState.CUT_OFF
+        if status.ended is not None and status.ended.seen and not gone and not self._moves(record, status):
             self._remember(record, status)
             if whole:
                 return record, True
             masker = known_secrets(record, self._engines.environ)
             return completed(record, status.ended, now_ms(), masker=masker), False
-        if status.ended is None and status.reason is not None and not supervised:
-            return completed(record, lost(status.reason)), True  # a job is removed only after its completion
+        if (status.ended is None or gone) and status.reason is not None and not supervised:
+            return completed(
+                record, status.ended or lost(status.reason)
+            ), True  # a job is removed only after its completion
         if supervised or self._moves(record, status):
             return self._last_seen(record)[0], True
         return self._as_last_known(record, f"{record.engine} has no such job any more", whole=whole), True

@@ -177,7 +177,9 @@ def find_job(record: RunRecord, engines: Engines) -> FoundJob | None:
     found = None
     for ref in refs:
         status = engine.status(ref)
-        if status is not None and status.state is not RunState.CUT_OFF and (found is None or status.lives):
+        if status is None or (status.state is RunState.CUT_OFF and status.ended is None):
+            continue
+        if found is None or status.lives:
             found = FoundJob(engine, ref, status)
             if status.lives:
                 break

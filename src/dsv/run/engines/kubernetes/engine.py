@@ -55,7 +55,7 @@ from dsv.run.engines.kubernetes.api import (
 )
 from dsv.run.engines.kubernetes.capacity import ask_capacity, gpu_labels, hosts_of, is_beyond_quota
 from dsv.run.engines.kubernetes.follow import KubernetesRun, read_logs, read_metrics
-from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, deleted, status, status_of
+from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, deleted, status
 from dsv.run.engines.kubernetes.manifest import (
     GRACE_SECONDS,
     KEPT_SECONDS,
@@ -194,9 +194,10 @@ class Kubernetes(Engine):
             if facts is None:
                 is_same = self._cluster() == ref.where
                 kept_since = datetime.fromtimestamp(time() - KEPT_SECONDS, UTC)
-                if is_same and ref.run > f"{kept_since:%Y%m%d-%H%M%S}":  # its beginning is in its id
-                    return status_of(deleted(job.name))
-                return JobStatus(RunState.CUT_OFF, reason=job.missing(is_same))
+                was_deleted = is_same and ref.run > f"{kept_since:%Y%m%d-%H%M%S}"  # its id has its beginning
+                done = deleted(job.name) if was_deleted else None
+                code = None if done is None else done.exit_code
+                return JobStatus(RunState.CUT_OFF, code, done, reason=job.missing(is_same))
         except DsvError:
             return None
         now = status(facts)

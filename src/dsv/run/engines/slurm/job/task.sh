@@ -30,8 +30,7 @@ command=$!
   trap '' HUP INT TERM USR1 USR2
   for ((pause = 1; ; pause < 16 && (pause *= 2))); do sleep "$pause" && kill -0 "$$" && : >"$alive" || exit; done
 ) </dev/null >/dev/null 2>&1 3>&- &
-signs=$!
-disown "$signs"
+signs=$! && disown "$signs"
 @clock@while wait "$command" || :; kill -0 "$command"; do :; done 2>&-
 wait "$command"
 code=$?

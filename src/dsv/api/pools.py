@@ -233,9 +233,9 @@ def _room(folder: Path, wanted: JobNeeds) -> tuple[int | None, str | None]:
     except (DsvError, OSError):
         return None, None
     root, room = CacheRoot(folder), report.room
-    needed = sum(size for one, size in wanted.data if lookup(root, one.place) is None)
+    needed = sum(size for data, size in wanted.data if lookup(root, data.place) is None)
     evictable = sum(
-        each.own_bytes for each in report.items if not (each.leases or each.pins or each.protected)
+        item.own_bytes for item in report.items if not (item.leases or item.pins or item.protected)
     )
     free = room.free_bytes
     if room.max_size is not None:

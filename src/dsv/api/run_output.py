@@ -244,8 +244,8 @@ def _unchanging(file: int, item: _Item, folder: Path) -> Iterator[bytes]:
 
 def _items_of_tree(objects: Objects, commit: CommitId) -> list[_Item]:
     tree = TreeReader(objects, commit)
-    found = list(tree.below(b""))
-    if any(entry.kind is Kind.SYMLINK for entry, _ in found):
+    entries = list(tree.below(b""))
+    if any(entry.kind is Kind.SYMLINK for entry, _ in entries):
         tree.check_links(tree.links())
     return [
         _Item(
@@ -256,7 +256,7 @@ def _items_of_tree(objects: Objects, commit: CommitId) -> list[_Item]:
             0o755 if entry.kind is Kind.EXECUTABLE else 0o644,
             wanted=WantedFile(entry, where) if entry.is_file else None,
         )
-        for entry, where in sorted(found, key=lambda each: each[0].path)
+        for entry, where in sorted(entries, key=lambda pair: pair[0].path)
         if objects.erasures.of(entry) is None
     ]
 

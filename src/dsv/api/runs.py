@@ -149,27 +149,27 @@ class Runs:
         Raises `Conflict`, with nothing deleted, for a run that has not ended in the store, unless `force`. The
         folder of such a run stays. warn: called for each folder that stays
         """
-        alive = [one.run for one in chosen if RECORD not in one.parts]
+        alive = [stored.run for stored in chosen if RECORD not in stored.parts]
         if alive and not force:
             raise Conflict(
                 f"run {alive[0]} has not ended, or its machine went down before it could record the end",
                 subject=alive[0],
                 hint=f"dsv stop {alive[0]} first; --force deletes its record all the same",
             )
-        running = {each.run for each in under_way(self.state)} | set(alive)
+        running = {active.run for active in under_way(self.state)} | set(alive)
 
-        def delete(one: StoredRun) -> str | None:
-            self.runs.delete(one)
-            folder = run_folder(self.state, one.dataset, one.run)
-            if one.run in running:
+        def delete(stored: StoredRun) -> str | None:
+            self.runs.delete(stored)
+            folder = run_folder(self.state, stored.dataset, stored.run)
+            if stored.run in running:
                 return f"{folder} stays: the run may still write there" if folder.exists() else None
             try:
-                remove_run_folder(self.state, one.dataset, one.run)
+                remove_run_folder(self.state, stored.dataset, stored.run)
             except OSError as error:
                 return f"{folder} can't be deleted: {error.strerror}"
             return None
 
-        for problem in together([partial(delete, one) for one in chosen]):
+        for problem in together([partial(delete, stored) for stored in chosen]):
             if problem is not None:
                 warn(problem)
 

@@ -339,14 +339,14 @@ def _announce(call: Call, place: RunPlace, plan: SweepPlan, parallel: int) -> No
         call.say(f"{seat.id}: {format_count(len(plan.left), 'run')}, at most {parallel} at once")
 
 
-def _tell_sweep(call: Call, found: Runs, driver: SweepDriver) -> int:
+def _tell_sweep(call: Call, opened: Runs, driver: SweepDriver) -> int:
     from dsv.api.sweep import outcome
 
     if driver.ended_by == SIGHUP:
         return 128 + SIGHUP  # the terminal is gone
-    code, view = outcome(found, driver)
+    code, view = outcome(opened, driver)
     if call.json:
-        runs = [] if view is None else [each.item() for each in view.members]
+        runs = [] if view is None else [member.item() for member in view.members]
         call.document({"sweep": {"id": driver.plan.seat.id, "exit_code": code, "runs": runs}})
     elif view is not None:
         write_table(call, view.members)

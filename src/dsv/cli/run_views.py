@@ -194,9 +194,9 @@ def write_one(call: Call, view: RunView) -> None:
     lines = []
     for key, value in flattened(kept).items():
         if isinstance(value, list | tuple) and value and isinstance(value[0], dict):
-            for one in value:
+            for part in value:
                 known = {
-                    name: each for name, each in flattened(one).items() if each not in (None, "", [], ())
+                    name: field for name, field in flattened(part).items() if field not in (None, "", [], ())
                 }
                 lines.append((key, params_text(known)))
         elif value not in (None, "", [], (), {}):

@@ -131,17 +131,17 @@ def run_times(start: RunRecord, parts: Sequence[RunPart], noticed_ms: int | None
 
 def end_of_parts(start: RunRecord, parts: Iterable[RunPart]) -> Ended:
     """Return how a run ended, from the parts of its nodes."""
-    found = tuple(sorted(parts, key=lambda each: (each.attempt, each.node)))
-    decided = deciding_part(found)
+    ordered = tuple(sorted(parts, key=lambda part: (part.attempt, part.node)))
+    decided = deciding_part(ordered)
     if decided is None or decided.end is None:
-        return replace(lost(None), parts=found)
+        return replace(lost(None), parts=ordered)
     return Ended(
         exit_code=CANNOT_LAUNCH if decided.exit_code is None else decided.exit_code,
         launched=decided.end not in _NEVER_BEGAN,
         cause=decided.end,
         reason=decided.error or _who_failed_first(start, decided),
         stopped=decided.cancelled_by,
-        parts=found,
+        parts=ordered,
     )
 
 
@@ -153,11 +153,11 @@ def _who_failed_first(start: RunRecord, part: RunPart) -> str | None:
 
 def join_logs(logs: Iterable[tuple[int, int, bytes]], nodes: int) -> bytes:
     """Join logs, given as node, attempt and content. With several nodes, a line marks where each begins."""
-    found = sorted(logs, key=lambda each: (each[1], each[0]))
+    ordered = sorted(logs, key=lambda log: (log[1], log[0]))
     if nodes == 1:
-        return b"".join(data for _, _, data in found)
+        return b"".join(data for _, _, data in ordered)
     return b"".join(
-        b"[dsv: node %d, attempt %d]\n%s" % (node, attempt, data) for node, attempt, data in found
+        b"[dsv: node %d, attempt %d]\n%s" % (node, attempt, data) for node, attempt, data in ordered
     )
 
 

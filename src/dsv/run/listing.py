@@ -203,20 +203,20 @@ def _stored(
     if not named and ID_PART.fullmatch(text) is None:
         return {}
     prefix = text if _DAY.match(text) and not named else ""
-    found = {RunKey.of(each): each for dataset in datasets for each in runs.listing(dataset, prefix)}
+    by_key = {RunKey.of(stored): stored for dataset in datasets for stored in runs.listing(dataset, prefix)}
     if not named:
-        return {key: each for key, each in found.items() if is_part(text, key.run)}
-    records = runs.read_all(list(found.values()), lambda _: None)
-    return {key: found[key] for record in records if record.name == text and (key := RunKey.of(record))}
+        return {key: stored for key, stored in by_key.items() if is_part(text, key.run)}
+    records = runs.read_all(list(by_key.values()), lambda _: None)
+    return {key: by_key[key] for record in records if record.name == text and (key := RunKey.of(record))}
 
 
 def runs_known_here(state: Path) -> list[RunView]:
     """Return the runs known here without a store, newest first: those under way, and the unsent ones."""
-    found = {RunKey.of(each.record): each.record for each in under_way(state)}
+    records = {RunKey.of(active.record): active.record for active in under_way(state)}
     for key, (record, _) in _kept_here(state).items():
-        if record.state.is_terminal or key not in found:
-            found[key] = record
-    return newest_first(RunView(record, sent=False) for record in found.values())
+        if record.state.is_terminal or key not in records:
+            records[key] = record
+    return newest_first(RunView(record, sent=False) for record in records.values())
 
 
 def run_known_here(state: Path, text: str) -> RunView | None:
@@ -229,10 +229,10 @@ def find_under_way(state: Path, text: str) -> UnderWay | None:
     return _meant(text, [(each.record, each) for each in under_way(state)])
 
 
-def _meant(text: str, found: Sequence[tuple[RunRecord, _T]]) -> _T | None:
-    by_id = [pair for pair in found if is_part(text, pair[0].run)]
-    meant = by_id or [pair for pair in found if text and pair[0].name == text]
-    keys = {RunKey.of(record): each for record, each in meant}
+def _meant(text: str, pairs: Sequence[tuple[RunRecord, _T]]) -> _T | None:
+    by_id = [pair for pair in pairs if is_part(text, pair[0].run)]
+    meant = by_id or [pair for pair in pairs if text and pair[0].name == text]
+    keys = {RunKey.of(record): value for record, value in meant}
     return keys[only_one(text, keys.keys())] if keys else None
 
 
@@ -243,10 +243,10 @@ def ended_here(state: Path, run: str, dataset: str | None = None) -> tuple[RunRe
     run: a whole id, because any other text may mean runs that only a store knows
     """
     waiting = _kept_here(state, lambda part: part.run == run and dataset in (None, part.dataset))
-    found = {key: each for key, each in waiting.items() if each[0].state.is_terminal}
-    if not found:
+    ended = {key: pair for key, pair in waiting.items() if pair[0].state.is_terminal}
+    if not ended:
         return None
-    record, spool = found[only_one(run, found.keys())]
+    record, spool = ended[only_one(run, ended.keys())]
     return record, spool.log(record.dataset, record.run)
 
 
@@ -254,13 +254,13 @@ def _kept_here(
     state: Path, wanted: Callable[[SpooledPart], bool] = lambda _: True
 ) -> dict[RunKey, tuple[RunRecord, Spool]]:
     """Return the runs that wait to be sent to any store."""
-    folder, found = state / SPOOLS, {}
-    for each in folder.iterdir() if folder.is_dir() else ():
+    folder, kept = state / SPOOLS, {}
+    for entry in folder.iterdir() if folder.is_dir() else ():
         with suppress(UsageError):
-            spool = Spool(state, StoreId.parse(each.name))
+            spool = Spool(state, StoreId.parse(entry.name))
             for record in spool.records(wanted, lambda _: None):
-                found[RunKey.of(record)] = record, spool
-    return found
+                kept[RunKey.of(record)] = record, spool
+    return kept
 
 
 def run_log(runs: RunStore, spool: Spool, record: RunRecord) -> bytes | None:
@@ -281,23 +281,23 @@ def _view(record: RunRecord, waiting: Mapping[RunKey, RunRecord]) -> RunView:
     return RunView(record, sent=True)
 
 
-def only_one(text: str, found: Collection[RunKey]) -> RunKey:
+def only_one(text: str, keys: Collection[RunKey]) -> RunKey:
     """Return the only run that a text means. Raises `NotFound` and `UsageError`."""
     if not text:
         raise UsageError("no run was named", hint="dsv runs lists them")
-    if not found and len(text) < _SHORTEST:
+    if not keys and len(text) < _SHORTEST:
         raise NotFound(
             f"{text} is too short for a run's id: give {_SHORTEST} characters or more",
             subject=text,
             hint="dsv runs lists them",
         )
-    if not found:
+    if not keys:
         raise NotFound(f"there is no run {text}", subject=text, hint="dsv runs lists them")
-    if len(found) > 1:
-        several = sorted(found, reverse=True)
-        twice = len({each.run for each in several}) < len(several)
+    if len(keys) > 1:
+        several = sorted(keys, reverse=True)
+        twice = len({key.run for key in several}) < len(several)
         more = ", …" if len(several) > _NAMED else ""
-        some = ", ".join(f"{each.run} on {each.dataset}" for each in several[:_NAMED])
+        some = ", ".join(f"{key.run} on {key.dataset}" for key in several[:_NAMED])
         raise UsageError(
             f"{text} means {len(several)} runs: {some}{more}",
             subject=text,
@@ -305,7 +305,7 @@ def only_one(text: str, found: Collection[RunKey]) -> RunKey:
             if twice
             else f"name one by its id, such as {several[0].run}",
         )
-    return next(iter(found))
+    return next(iter(keys))
 
 
 Item = Mapping[str, Json]

@@ -130,13 +130,13 @@ def deciding_part(parts: Iterable[RunPart]) -> RunPart | None:
     time, SIGTERM and SIGKILL count last, because they are how the others end. A cancelled part counts only if
     no other part failed. None while a node of the last attempt runs and none has failed.
     """
-    found = list(parts)
-    last = max((each.attempt for each in found), default=0)
-    of_last = sorted((each for each in found if each.attempt == last), key=lambda each: each.node)
-    failed = [each for each in of_last if each.end is not None and not each.succeeded]
+    known = list(parts)
+    last = max((part.attempt for part in known), default=0)
+    of_last = sorted((part for part in known if part.attempt == last), key=lambda part: part.node)
+    failed = [part for part in of_last if part.end is not None and not part.succeeded]
     if failed:
         return min(failed, key=_order_of_failure)
-    if not of_last or any(each.end is None for each in of_last):
+    if not of_last or any(part.end is None for part in of_last):
         return None
     return of_last[0]
 
@@ -149,27 +149,27 @@ def on_one_clock(
     after_ms: when the job was submitted; before_ms: when its end was seen. If times of a host lie outside,
     all its times are moved by the same amount, so their differences stay the same.
     """
-    found = list(parts)
+    known = list(parts)
     moved = {
-        host: _error_of_clock(found, host, after_ms, before_ms) for host in {each.host for each in found}
+        host: _error_of_clock(known, host, after_ms, before_ms) for host in {part.host for part in known}
     }
     return tuple(
         replace(
-            each,
-            started_ms=None if each.started_ms is None else each.started_ms - moved[each.host],
-            ended_ms=None if each.ended_ms is None else each.ended_ms - moved[each.host],
+            part,
+            started_ms=None if part.started_ms is None else part.started_ms - moved[part.host],
+            ended_ms=None if part.ended_ms is None else part.ended_ms - moved[part.host],
         )
-        for each in found
+        for part in known
     )
 
 
 def ended_at(parts: Iterable[RunPart]) -> int | None:
     """Return the time at which a job ended, if each node of the last attempt reports it."""
-    found = list(parts)
-    last = max((each.attempt for each in found), default=0)
-    if not found or any(each.ended_ms is None for each in found if each.attempt == last):
+    known = list(parts)
+    last = max((part.attempt for part in known), default=0)
+    if not known or any(part.ended_ms is None for part in known if part.attempt == last):
         return None
-    return max(each.ended_ms for each in found if each.ended_ms is not None)
+    return max(part.ended_ms for part in known if part.ended_ms is not None)
 
 
 def _error_of_clock(parts: list[RunPart], host: str | None, after_ms: int, before_ms: int | None) -> int:

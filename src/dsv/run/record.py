@@ -133,11 +133,11 @@ class JobUsage:
 
 def joint_usage(of_nodes: Iterable[JobUsage]) -> JobUsage | None:
     """Combine the usage of several nodes: the largest memory, and the sum of the times."""
-    found = list(of_nodes)
-    if not found:
+    usages = list(of_nodes)
+    if not usages:
         return None
-    memory = max(each.peak_memory_bytes or 0 for each in found)
-    return JobUsage(memory or None, sum(each.cpu_seconds or 0.0 for each in found))
+    memory = max(usage.peak_memory_bytes or 0 for usage in usages)
+    return JobUsage(memory or None, sum(usage.cpu_seconds or 0.0 for usage in usages))
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,8 +111,8 @@ class RunStore:
             run = None if parsed is None else _run_id(parsed[1])
             if parsed is not None and run is not None and run.startswith(run_prefix):
                 parts.setdefault((parsed[0], run), set()).add(parsed[2])
-        known = [StoredRun(name, run, frozenset(found)) for (name, run), found in parts.items()]
-        return sorted(known, key=lambda each: (each.run, each.dataset))
+        known = [StoredRun(name, run, frozenset(names)) for (name, run), names in parts.items()]
+        return sorted(known, key=lambda stored: (stored.run, stored.dataset))
 
     def find(self, run: RunId, datasets: Iterable[DatasetName]) -> StoredRun:
         """Return the run of this id in the first of these datasets that has it. Raises `NotFound`."""
@@ -223,12 +223,12 @@ class Spool:
         folder = self._folder / dataset.component
         target = folder / f"{run}.{part}"
         try:
-            made = [one for one in (folder, *folder.parents) if not one.exists()]
+            made = [changed for changed in (folder, *folder.parents) if not changed.exists()]
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(target, data, mode=0o600)
             # Folders' names too: another process may have just made the spool's folders, not yet synced.
-            for one in dict.fromkeys((self._folder, self._folder.parent, *(each.parent for each in made))):
-                sync_folder(one)
+            for changed in dict.fromkeys((self._folder, self._folder.parent, *(new.parent for new in made))):
+                sync_folder(changed)
         except OSError as error:
             raise NoRoom(f"the record of run {run} can't be kept: {error}", subject=run) from error
         return target
@@ -255,8 +255,8 @@ class Spool:
         paths = [
             path for folder in self._listing(self._folder, skipped) for path in self._listing(folder, skipped)
         ]
-        found = [part for path in paths if (part := _parse(path)) is not None]
-        return sorted(found, key=lambda each: (each.run, each.dataset, _order(each.part)))
+        waiting_parts = [part for path in paths if (part := _parse(path)) is not None]
+        return sorted(waiting_parts, key=lambda spooled: (spooled.run, spooled.dataset, _order(spooled.part)))
 
     def send(self, runs: RunStore, only: RunId | None = None) -> int:
         """Send the waiting parts of one run, or of all. Return how many were sent.

@@ -297,10 +297,10 @@ def _lack(wanted: Resources, able: int) -> str:
 def _busy(wanted: Resources, capacity: Capacity, ready: int) -> str:
     waiting = f", {format_count(capacity.waiting, 'job')} waiting" if capacity.waiting else ""
     if wanted.gpus is not None and wanted.nodes == 1:
-        found = [
-            each for each in capacity.gpus() if not wanted.gpu_type or is_type(each.kind, wanted.gpu_type)
+        fitting = [
+            gpu for gpu in capacity.gpus() if not wanted.gpu_type or is_type(gpu.kind, wanted.gpu_type)
         ]
-        free, total = sum(each.free for each in found), sum(each.total for each in found)
+        free, total = sum(gpu.free for gpu in fitting), sum(gpu.total for gpu in fitting)
         return f"{free} of {format_count(total, 'GPU')} {'is' if free == 1 else 'are'} free{waiting}"
     if wanted.nodes > 1:
         return f"{format_count(ready, 'machine')} of {wanted.nodes} could begin now{waiting}"

@@ -163,7 +163,7 @@ def _hide_shapes(text: str) -> str:
     pieces = [text] if _OVER_LINES.search(text.lower()) else _PIECES.findall(text)
     for at, piece in enumerate(pieces):
         if any(word in piece.lower() for word in _IN_SHAPES):
-            pieces[at] = _SHAPES.sub(lambda found: (found["head"] or "") + HIDDEN, piece)
+            pieces[at] = _SHAPES.sub(lambda match: (match["head"] or "") + HIDDEN, piece)
     return "".join(pieces)
 
 

@@ -111,7 +111,7 @@ def _tell_last_known(call: Call, views: list[RunView]) -> int:
 
 def _find(
     call: Call,
-    found: Runs,
+    opened: Runs,
     ids: list[str],
     dataset: DatasetName | None,
     query: RunQuery,
@@ -122,26 +122,26 @@ def _find(
 ) -> tuple[list[RunView], SweepView | None, bool]:
     """Return the runs that were asked for, their sweep if its id was given, and whether there are more than the
     `most` that a list without a limit gets. only: one run is needed. compare: two are."""
-    one = found.show_or_sweep(ids[0], dataset) if len(ids) == 1 else None
-    if isinstance(one, SweepView):
+    named = opened.show_or_sweep(ids[0], dataset) if len(ids) == 1 else None
+    if isinstance(named, SweepView):
         if only:
             raise UsageError(
-                f"{one.id} has {format_count(len(one.members), 'run')}, and --log and --out are for one",
-                subject=one.id,
-                hint=f"dsv runs {one.members[0].record.run} --log",
+                f"{named.id} has {format_count(len(named.members), 'run')}, and --log and --out are for one",
+                subject=named.id,
+                hint=f"dsv runs {named.members[0].record.run} --log",
             )
-        return query.choose(one.members), one, False
+        return query.choose(named.members), named, False
     if ids and (query.needs_all or query.limit):
         raise UsageError(
             "--filter, --sort, --reverse and --limit are for lists", hint="leave out the ids, or these"
         )
-    if one is not None and compare:
+    if named is not None and compare:
         raise UsageError("one run can't be compared", hint=f"dsv runs --compare {ids[0]} OTHER")
     if ids:
-        return [one] if one is not None else [found.show(text, dataset) for text in ids], None, False
+        return [named] if named is not None else [opened.show(text, dataset) for text in ids], None, False
     limited = query if most is None else replace(query, limit=most + 1)
     unread: list[DsvError] = []
-    listed = found.listed(dataset, limited, skipped=unread.append)
+    listed = opened.listed(dataset, limited, skipped=unread.append)
     for error in unread:
         call.warn(f"{error}; not shown")
     # One that waits here, whose subject is a path, does not count against the limit.
@@ -195,21 +195,23 @@ def _delete(
     )
     if "delete" not in typed or others or not (ids or age):
         raise refusal
-    with opened_runs(call) as found:
-        ids, dataset = found.ids_or_dataset(ids, dataset)
+    with opened_runs(call) as opened:
+        ids, dataset = opened.ids_or_dataset(ids, dataset)
         if bool(ids) == (age is not None):
             raise refusal
-        chosen = found.stored(ids, dataset) if age is None else found.older_than(parse_duration(age), dataset)
+        chosen = (
+            opened.stored(ids, dataset) if age is None else opened.older_than(parse_duration(age), dataset)
+        )
         if chosen:
             name = chosen[0].run if len(chosen) == 1 else format_count(len(chosen), "run")
-            datasets = ", ".join(sorted({str(one.dataset) for one in chosen}))
+            datasets = ", ".join(sorted({str(stored.dataset) for stored in chosen}))
             call.confirm(f"nothing brings back {name} of {datasets} once deleted", name, yes=yes)
-            found.delete(chosen, call.warn, force=force)
+            opened.delete(chosen, call.warn, force=force)
     if call.json:
-        call.document({"deleted": [{"run": one.run, "dataset": one.dataset} for one in chosen]})
+        call.document({"deleted": [{"run": stored.run, "dataset": stored.dataset} for stored in chosen]})
         return 0
-    for one in chosen:
-        call.line(f"deleted run {one.run} of {one.dataset}")
+    for stored in chosen:
+        call.line(f"deleted run {stored.run} of {stored.dataset}")
     if not chosen:
         call.say("no runs are that old")
     return 0

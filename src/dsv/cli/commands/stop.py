@@ -55,17 +55,17 @@ def stop(
     run can be stopped on the machine that started it, and one in a cluster from any machine that reaches the cluster.
     """
     seconds = GRACE if grace is None else 0 if grace.strip() == "0" else parse_duration(grace)
-    one = find_under_way(call.settings.state, run)
+    active = find_under_way(call.settings.state, run)
     if names_sweep(run):
         _stop_named_sweep(call, run, seconds)
         return
     try:
-        record, asked = _end(call, run, one, seconds)
+        record, asked = _end(call, run, active, seconds)
     except NotFound as error:
-        if one is not None:
+        if active is not None:
             raise
-        with opened_runs(call) as found:
-            view = found.sweep_instead(run, error)
+        with opened_runs(call) as opened:
+            view = opened.sweep_instead(run, error)
         _stop_sweep(call, view, seconds)
         return
     how = "was stopped, and ended" if asked else "had ended already,"
@@ -74,31 +74,31 @@ def stop(
 
 
 def _end(
-    call: Call, run: str, one: UnderWay | None, seconds: float, *, again: bool = False
+    call: Call, run: str, active: UnderWay | None, seconds: float, *, again: bool = False
 ) -> tuple[RunRecord, bool]:
     """End one run. Return its record, and whether this call asked it to end. again: an earlier call did."""
     asked = False
-    if one is not None and is_in_cluster(call, one.record):
-        _say_if_away(call, one.record)
-    if one is not None and (one.owner.is_here or not is_in_cluster(call, one.record)):
+    if active is not None and is_in_cluster(call, active.record):
+        _say_if_away(call, active.record)
+    if active is not None and (active.owner.is_here or not is_in_cluster(call, active.record)):
         try:
-            asked = one.ask_to_stop(seconds)
+            asked = active.ask_to_stop(seconds)
             if not (asked or again):
-                call.say(f"run {one.run} is being stopped already")
-            one.wait_for_end()
+                call.say(f"run {active.run} is being stopped already")
+            active.wait_for_end()
         except NotFound:  # its supervisor is gone
             pass
-        kept = ended_here(call.settings.state, one.run, one.record.dataset)
+        kept = ended_here(call.settings.state, active.run, active.record.dataset)
         if kept is not None:
             return kept[0], asked
-    with opened_runs(call) as found:
-        before = found.show(run if one is None else one.run).record
-        warn_of_cut_off(call, found, stop={before.run: seconds})
-        record = found.show(before.run).record
+    with opened_runs(call) as opened:
+        before = opened.show(run if active is None else active.run).record
+        warn_of_cut_off(call, opened, stop={before.run: seconds})
+        record = opened.show(before.run).record
         asked = asked or (record.end is EndCause.CANCELLED and not before.state.is_terminal)
         if not record.state.is_terminal and is_in_cluster(call, record):
             return _stop_in_cluster(call, record, seconds)
-    if not record.state.is_terminal and one is not None and one.owner.is_dead:
+    if not record.state.is_terminal and active is not None and active.owner.is_dead:
         raise Unreachable(
             f"run {record.run} may still run: {record.engine} did not end its job",
             subject=record.run,
@@ -163,21 +163,21 @@ def _wait_for_driver(call: Call, sweep: SweepId, process: RunOwner) -> None:
 def _stop_sweep(call: Call, view: SweepView, seconds: float) -> None:
     """Have no more runs started, here and on other machines; then stop running ones, and wait for them."""
     state = call.settings.state
-    with opened_runs(call) as found:
+    with opened_runs(call) as opened:
         if view.not_begun:
             try:
-                found.notes(view.dataset, view.id).stop()
+                opened.notes(view.dataset, view.id).stop()
             except (Denied, Unreachable) as error:
                 call.warn(f"another machine may still start runs: {error.message}")
         process = driver(state, view.id)
         if process is not None and process.is_here:
             _end_driver(process)
-        view = found.sweep(view.id)
+        view = opened.sweep(view.id)
     for record in view.under_way:
-        one = find_under_way(state, record.run)
-        if one is not None and one.owner.is_here:
+        active = find_under_way(state, record.run)
+        if active is not None and active.owner.is_here:
             with suppress(NotFound):
-                one.ask_to_stop(seconds)
+                active.ask_to_stop(seconds)
     problems: list[DsvError] = []
     for record in view.under_way:
         try:
@@ -262,23 +262,23 @@ def wait(call: Call, run: list[str] = argument("RUN...")) -> int:
     state = call.settings.state
     ids: list[str] = []
     for text in run:
-        one = find_under_way(state, text)
-        ids.append(text if one is None else one.run)
-        if one is not None and one.owner.is_here:
-            one.wait_for_end()
+        active = find_under_way(state, text)
+        ids.append(text if active is None else active.run)
+        if active is not None and active.owner.is_here:
+            active.wait_for_end()
     there = [ended_here(state, text) for text in ids]
-    records = [each[0] for each in there if each is not None]
+    records = [record[0] for record in there if record is not None]
     if len(records) < len(ids):  # the others are in the store, or will be
         try:
-            with opened_runs(call) as found:
-                warn_of_cut_off(call, found)
-                if len(ids) == 1 and isinstance(meant := found.show_or_sweep(ids[0]), SweepView):
-                    return _wait(call, found, meant)
-                records = [_ended(found, text) for text in ids]
+            with opened_runs(call) as opened:
+                warn_of_cut_off(call, opened)
+                if len(ids) == 1 and isinstance(meant := opened.show_or_sweep(ids[0]), SweepView):
+                    return _wait(call, opened, meant)
+                records = [_ended(opened, text) for text in ids]
         except Unreachable as error:
             records = _ended_here(call, ids, error)
     _write(call, records)
-    return next((each.exit_code for each in records if each.exit_code), 0)
+    return next((record.exit_code for record in records if record.exit_code), 0)
 
 
 def _ended_here(call: Call, ids: Iterable[str], away: Unreachable) -> list[RunRecord]:
@@ -309,18 +309,18 @@ def _wait_for_sweep(call: Call, text: str) -> int:
         return _wait(call, found, found.sweep(text))
 
 
-def _wait(call: Call, found: Runs, view: SweepView) -> int:
+def _wait(call: Call, opened: Runs, view: SweepView) -> int:
     """Wait for the runs of a sweep, and for those that a dsv will still start. Return the exit code."""
 
     def ended_sweep() -> SweepView:
-        now = found.sweep(view.id)
-        return replace(now, members=tuple(found.settle(now.members, whole=True)))
+        now = opened.sweep(view.id)
+        return replace(now, members=tuple(opened.settle(now.members, whole=True)))
 
-    view = _until(found, ended_sweep, lambda now: not _goes_on(call, found, now))
+    view = _until(opened, ended_sweep, lambda now: not _goes_on(call, opened, now))
     if view.not_begun:
         left = format_count(len(view.not_begun), "run")
         call.warn(f"{left} of {view.id} not begun: dsv run --again {view.id.short}")
-    _write(call, [each.record for each in view.latest.values()])
+    _write(call, [latest.record for latest in view.latest.values()])
     return CANNOT_LAUNCH if view.exit_code is None else view.exit_code
 
 

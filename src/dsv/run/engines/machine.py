@@ -164,8 +164,8 @@ def read_model(index: int, text: str) -> Gpu:
 
 def gpu_counts(names: tuple[str, ...] | None) -> tuple[GpuCount, ...]:
     """Count the GPUs with these indices or UUIDs (None: all) by kind."""
-    found = [each for each in gpus_now() if each.is_among(names)]
-    return counted(GpuCount(each.name or "GPU", 0 if each.in_use else 1, 1) for each in found)
+    gpus = [gpu for gpu in gpus_now() if gpu.is_among(names)]
+    return counted(GpuCount(gpu.name or "GPU", 0 if gpu.in_use else 1, 1) for gpu in gpus)
 
 
 def with_free_gpus(machine: Machine) -> Machine:
@@ -343,8 +343,8 @@ def control_group(
             if pid is None:
                 return None
             folders = _group_folders(_lines(proc / str(pid)), _lines(proc / "self"), root)
-        memory = (found for each in folders if (found := _memory_of(each)) is not None)
-        seconds = (used for each in folders if (used := _cpu_of(each)) is not None)
+        memory = (used_memory for folder in folders if (used_memory := _memory_of(folder)) is not None)
+        seconds = (used for folder in folders if (used := _cpu_of(folder)) is not None)
         return next(memory, None), next(seconds, None)
 
     return read
@@ -352,14 +352,14 @@ def control_group(
 
 def _group_folders(lines: list[str], own: list[str], root: Path) -> list[Path]:
     """Return the folders that may hold the figures, the best first."""
-    found: list[Path] = []
+    folders: list[Path] = []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         # A rootless engine that can't create groups leaves the container in the caller's, and the root group has the
         # figures of the whole machine.
         if line not in own and (below := path.strip("/")):
-            found += [root / each / below for each in (controllers, *controllers.split(","))]
-    return found
+            folders += [root / name / below for name in (controllers, *controllers.split(","))]
+    return folders
 
 
 def _lines(process: Path) -> list[str]:

@@ -182,10 +182,10 @@ class ContainerEngine(ContainerProgram):
         if done is None or done.returncode != 0:
             raise Unreachable(f"{self.name} does not answer", subject=self.name)
         where, ids = self._identity(), done.stdout.decode("ascii", "replace").split()
-        found = ((each, self.inspect(each) or {}) for each in ids)
+        inspected = ((container, self.inspect(container) or {}) for container in ids)
         return tuple(
-            JobRef(self.name, labels[LABEL], where, each)
-            for each, details in found
+            JobRef(self.name, labels[LABEL], where, container)
+            for container, details in inspected
             if LABEL in (labels := (details.get("Config") or {}).get("Labels") or {})
         )
 

@@ -169,11 +169,11 @@ _REFUSED: Final = re.compile(r"exceeded quota: .*?requested: (\S+), used: (\S+),
 
 def is_beyond_quota(message: str) -> bool | None:
     """Return whether a request exceeds a whole quota; False if only its rest, None if no quota refused it."""
-    found = _REFUSED.search(message)
-    if found is None:
+    refusal = _REFUSED.search(message)
+    if refusal is None:
         return None
     # such as `requests.nvidia.com/gpu=8,pods=1` and `requests.nvidia.com/gpu=4,pods=20`
-    asked, limits = (dict(each.partition("=")[::2] for each in found[n].split(",")) for n in (1, 3))
+    asked, limits = (dict(amount.partition("=")[::2] for amount in refusal[n].split(",")) for n in (1, 3))
     return any(quantity(asked[name]) > quantity(limits[name]) for name in asked if name in limits)
 
 

@@ -357,21 +357,21 @@ def make(api: KubernetesApi, thing: Manifest, run: str) -> Any:
         refusal = refused
     if refusal.is_away or refusal.status == 409:  # it may exist although the answer was lost
         with suppress(Refusal):
-            found = api.get(f"{path}/{name}")
-            metadata = found["metadata"]
+            present = api.get(f"{path}/{name}")
+            metadata = present["metadata"]
             if metadata.get("deletionTimestamp") is not None:
                 raise NoPlaceYet(f"the cluster has not deleted its former {kind} {name} yet", subject=name)
             if (metadata.get("annotations") or {}).get(RUN_KEY) != run:
                 taken = f"the cluster has a {kind} {name} already, which is not of this run"
                 raise LaunchError(taken, subject=name)
-            return found
+            return present
     if is_beyond_quota(refusal.message) is not False:
         raise refusal.as_error(f"the cluster does not take the {kind} {name}", name) from refusal
     ended: list[str] = []
     if "count/jobs.batch" in refusal.message:
         with suppress(Refusal):
             jobs = map(JobSnapshot, api.items(path))
-            ended = [each.name for each in jobs if each.end]
+            ended = [job.name for job in jobs if job.end]
     if not ended:
         raise NoPlaceYet(refusal.message, subject=name, hint="kubectl describe resourcequota")
     kept = f"{refusal.message}; these Jobs have ended and are still kept: {', '.join(ended)}"

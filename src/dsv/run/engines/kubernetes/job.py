@@ -67,7 +67,9 @@ class JobSnapshot:
         self.nodes = int(spec.get("completions") or 1)
         init = ((spec.get("template") or {}).get("spec") or {}).get("initContainers") or ()
         holding = [each for each in init if each.get("name") == HOLDING]
-        self.is_gang = any(each.get("name") == GANG_PORT for one in holding for each in one.get("env") or ())
+        self.is_gang = any(
+            each.get("name") == GANG_PORT for container in holding for each in container.get("env") or ()
+        )
         """The nodes end together, so that a node succeeds only if all nodes do."""
         self.failed = condition(raw, "Failed")
         self.end = condition(raw, "Complete") or self.failed
@@ -158,12 +160,12 @@ def status(job: JobSnapshot) -> JobStatus:
 def parts_of(job: JobSnapshot) -> tuple[RunPart, ...]:
     """Return the parts of the record. Attempts are numbered on after a queue has evicted the job, although
     the cluster begins with 1 again."""
-    found: list[RunPart] = []
+    parts: list[RunPart] = []
     for pod in sorted(job.pods, key=lambda each: each.age):
         if (part := pod.part) is not None:
-            before = max((each.attempt for each in found if each.node == part.node), default=0)
-            found.append(replace(part, attempt=max(part.attempt, before + 1)))
-    return tuple(sorted(found, key=lambda each: (each.attempt, each.node)))
+            before = max((each.attempt for each in parts if each.node == part.node), default=0)
+            parts.append(replace(part, attempt=max(part.attempt, before + 1)))
+    return tuple(sorted(parts, key=lambda each: (each.attempt, each.node)))
 
 
 def _all_nodes_succeeded(job: JobSnapshot) -> bool:
@@ -229,7 +231,7 @@ def _cancelled(parts: tuple[RunPart, ...], by: str | None) -> tuple[RunPart, ...
 
 def _never_began(job: JobSnapshot, failed: Mapping[str, Any]) -> Ended:
     staged = next((each for each in job.last if each.stage_code), None)
-    disrupted = next((found for pod in job.last if (found := pod.cause())[0]), None)
+    disrupted = next((cause_of_loss for pod in job.last if (cause_of_loss := pod.cause())[0]), None)
     obstacle = next((each for pod in job.last if (each := pod.obstacle(False))), None)
     cause, reason, hint = EndCause.NOT_STARTED, failed.get("message"), None
     if job.stopped is not None:
@@ -312,18 +314,18 @@ class KubernetesJob:
             pods = self.api.items(self.pods_path, labelSelector=f"{JOB_UID_LABEL}={self.uid}")
         except Refusal as refusal:
             pods = refusal
-        found = self._get()
-        if found is None:
+        raw = self._get()
+        if raw is None:
             return None
         if isinstance(pods, Refusal):
             raise pods
-        own = {each["metadata"]["uid"]: Pod(each) for each in pods}
+        own = {item["metadata"]["uid"]: Pod(item) for item in pods}
         with self._lock:
             for uid, pod in self.pods.items():
                 if uid not in own:
                     own[uid] = Pod(pod.raw, gone=True, lost=pod.lost or self._cause_of_loss(pod))
-            self._mark_evicted(JobSnapshot(found), own)
-            self.raw, self.pods = found, own
+            self._mark_evicted(JobSnapshot(raw), own)
+            self.raw, self.pods = raw, own
         return self.known()
 
     def known(self) -> JobSnapshot | None:
@@ -351,12 +353,12 @@ class KubernetesJob:
         if facts.suspended:
             return None if facts.queue is None else why_not_admitted(facts.queue, self._workloads())
         waiting = [each for each in facts.last if not (each.begun or each.is_over)]
-        found = [each for pod in waiting if (each := self._obstacle_of(pod, autoscaling)) is not None]
+        obstacles = [each for pod in waiting if (each := self._obstacle_of(pod, autoscaling)) is not None]
         if len(facts.last) < facts.nodes and (
             refused := refusal_of_pods(self._warnings(self.uid, reason="FailedCreate"))
         ):
-            found.append(refused)
-        return min(found, key=lambda each: inf if each.patience is None else each.patience, default=None)
+            obstacles.append(refused)
+        return min(obstacles, key=lambda each: inf if each.patience is None else each.patience, default=None)
 
     def _obstacle_of(self, pod: Pod, autoscaling: bool) -> Obstacle | None:
         """Return why a pod has not begun. After a while without a report, read the warnings about it."""

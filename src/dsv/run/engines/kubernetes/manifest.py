@@ -78,17 +78,17 @@ def manifests(
         },
         "spec": _pod(job, name, options, facts, forwarded),
     }
-    found = [merge(_job(job, metadata, template, options), options.overlay)]
+    made = [merge(_job(job, metadata, template, options), options.overlay)]
     if job.nodes > 1:
         service = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {LABEL: name}}
-        found.insert(0, {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service})
-    if (size := max(len(json.dumps(each)) for each in found)) > _LARGEST:
+        made.insert(0, {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service})
+    if (size := max(len(json.dumps(manifest)) for manifest in made)) > _LARGEST:
         raise UsageError(
             f"the job makes a manifest of {size:,} bytes, and Kubernetes takes about {_LARGEST:,}",
             subject="CMD",
             hint="write what is long into a file in the folder of --code",
         )
-    return found
+    return made
 
 
 def _given(**optional: Any) -> Manifest:
@@ -309,9 +309,9 @@ def _annotation(key: str) -> Manifest:
 
 def _variables(job: Job, name: str) -> dict[str, str | Manifest]:
     """Return the variables of the job's container."""
-    found: dict[str, str | Manifest] = {**job.shown}
-    found |= {each: {"secretKeyRef": {"name": name, "key": each}} for each in job.hidden}
-    found |= {
+    variables: dict[str, str | Manifest] = {**job.shown}
+    variables |= {secret: {"secretKeyRef": {"name": name, "key": secret}} for secret in job.hidden}
+    variables |= {
         "DSV_FAILED": _annotation(FAILED_KEY),
         "DSV_IGNORED": _annotation(IGNORED_KEY),
         "DSV_SECONDS": "" if job.time_seconds is None else str(job.time_seconds),
@@ -319,33 +319,33 @@ def _variables(job: Job, name: str) -> dict[str, str | Manifest]:
     }
     if job.nodes > 1:
         addresses = [f"{name}-{index}.{name}" for index in range(job.nodes)]
-        found["DSV_NODES"] = " ".join(addresses)
-        found |= node_environment(addresses, meeting_port(job.run))
-        found |= dict.fromkeys(("NODE_RANK", "PET_NODE_RANK"), _annotation(INDEX_KEY))
+        variables["DSV_NODES"] = " ".join(addresses)
+        variables |= node_environment(addresses, meeting_port(job.run))
+        variables |= dict.fromkeys(("NODE_RANK", "PET_NODE_RANK"), _annotation(INDEX_KEY))
     if is_gang(job):
-        found[GANG_PORT] = str(meeting_port(job.run) + 1)
-    return found
+        variables[GANG_PORT] = str(meeting_port(job.run) + 1)
+    return variables
 
 
 def _hold_variables(job: Job, name: str, options: KubernetesOptions) -> dict[str, str | Manifest]:
     of_job = _variables(job, name)
-    found: dict[str, str | Manifest] = {
+    variables: dict[str, str | Manifest] = {
         "HOME": OWN,
         REPORT: f"{OWN}/staged.json",
         **_given(DSV_SETTINGS=job.access.settings, DSV_CERTIFICATES=job.access.certificates),
     }
     folder = next((each.source for each in job.mounts if each.target == "/out"), None)
     if folder is not None:
-        found |= {each: value for each, value in of_job.items() if each == "DSV_PARAMS"}
-        found["DSV_PARAMS_FILE"] = f"{folder}/params.json"
-        found["DSV_METRICS_FILE"] = f"{folder}/metrics.json"
+        variables |= {each: value for each, value in of_job.items() if each == "DSV_PARAMS"}
+        variables["DSV_PARAMS_FILE"] = f"{folder}/params.json"
+        variables["DSV_METRICS_FILE"] = f"{folder}/metrics.json"
     if is_gang(job):
-        found |= {
+        variables |= {
             each: of_job[each] for each in ("DSV_FAILED", "DSV_IGNORED", "DSV_NODES", "NODE_RANK", GANG_PORT)
         }
-        found["DSV_GANG_TOKEN"] = _field(f"metadata.labels['{JOB_UID_LABEL}']")
+        variables["DSV_GANG_TOKEN"] = _field(f"metadata.labels['{JOB_UID_LABEL}']")
     if job.close and job.order:  # to complete the record of the run
-        found |= {
+        variables |= {
             "DSV_CLOSE": shlex.join((options.dsv, *job.close)),
             "DSV_ORDER": job.order,
             "DSV_CLOSE_SECONDS": str(grace_seconds(job) - 5),
@@ -355,7 +355,7 @@ def _hold_variables(job: Job, name: str, options: KubernetesOptions) -> dict[str
             "DSV_HOST": _field("spec.nodeName"),
             **_given(DSV_QUEUED="yes" if options.queue is not None else ""),
         }
-    return found
+    return variables
 
 
 def grace_seconds(job: Job) -> int:
@@ -373,16 +373,16 @@ def _security(options: KubernetesOptions) -> Manifest:
 def _volumes_of(job: Job, options: KubernetesOptions) -> dict[Volume, str]:
     """Return the volumes for the mounts, the cache and the store of this job, with their names. Folders of
     one claim share a name, because the kubelet never starts a pod that has one claim twice."""
-    found = [_volume_of(each.source, options) for each in job.mounts]
+    volumes = [_volume_of(mount.source, options) for mount in job.mounts]
     has_mounts = "volumeMounts" in json.dumps(options.overlay)
     for word in (*job.hold, *job.access.folders):
         if not word.startswith("/"):
             continue
         is_store = word in job.access.folders or ("--store", word) in pairwise(job.hold)
         if options.volume_of(PurePosixPath(word)) or (is_store and not has_mounts):
-            found.append(_volume_of(PurePosixPath(word), options))
-    sources = list(dict.fromkeys(json.dumps(volume.source) for volume in found))
-    return {volume: f"volume-{sources.index(json.dumps(volume.source))}" for volume in found}
+            volumes.append(_volume_of(PurePosixPath(word), options))
+    sources = list(dict.fromkeys(json.dumps(volume.source) for volume in volumes))
+    return {volume: f"volume-{sources.index(json.dumps(volume.source))}" for volume in volumes}
 
 
 def _volume_of(path: PurePath, options: KubernetesOptions) -> Volume:

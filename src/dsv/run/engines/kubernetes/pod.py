@@ -253,19 +253,19 @@ class Pod:
 def is_over(parts: Iterable[RunPart], nodes: int, retries: int) -> bool | None:
     """Return whether no attempt follows those of these parts, by the rules of the Job. None if only the
     cluster knows: a node has not reported every attempt, or no node failed by itself."""
-    found = list(parts)
-    last = max((each.attempt for each in found), default=0)
-    decided = deciding_part(found)
-    if decided is None or len({(each.attempt, each.node) for each in found}) < nodes * last:
+    known = list(parts)
+    last = max((part.attempt for part in known), default=0)
+    decided = deciding_part(known)
+    if decided is None or len({(part.attempt, part.node) for part in known}) < nodes * last:
         return None
     if decided.succeeded:
         return True
-    if decided.end is EndCause.CANCELLED or any(each.end is EndCause.EVICTED for each in found):
+    if decided.end is EndCause.CANCELLED or any(part.end is EndCause.EVICTED for part in known):
         return None
-    failed = [each for each in found if not each.succeeded and each.end is not EndCause.CANCELLED]
-    if any(each.attempt == last and each.exit_code in NOT_AGAIN for each in failed):
+    failed = [part for part in known if not part.succeeded and part.end is not EndCause.CANCELLED]
+    if any(part.attempt == last and part.exit_code in NOT_AGAIN for part in failed):
         return True
-    return len({each.attempt for each in failed}) > retries or not may_try_again(decided)
+    return len({part.attempt for part in failed}) > retries or not may_try_again(decided)
 
 
 def read_left(

@@ -318,8 +318,8 @@ class Slurm(Engine):
         jobs, answer = self._program.queue(fresh=0)
         if answer.problem is not None:
             raise _unreachable(answer)
-        found = [each for each in jobs.values() if each.run is not None and run in (None, each.run)]
-        return tuple(each for each in found if each.lives and status(each, JobFiles(each.folder)).lives)
+        queued = [job for job in jobs.values() if job.run is not None and run in (None, job.run)]
+        return tuple(job for job in queued if job.lives and status(job, JobFiles(job.folder)).lives)
 
     def _cluster(self) -> str:
         answer = self._program.cluster()
@@ -497,8 +497,8 @@ class Follower:
 
     def _paths(self) -> list[Path]:
         try:
-            with os.scandir(self.folder) as found:
-                return sorted(Path(each) for each in found if each.name.startswith(f"{self.stream}."))
+            with os.scandir(self.folder) as entries:
+                return sorted(Path(entry) for entry in entries if entry.name.startswith(f"{self.stream}."))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError:

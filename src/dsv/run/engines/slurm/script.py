@@ -346,6 +346,6 @@ def _complete(batch: BatchScript, seconds: int) -> str:
 def warning_of(options: Sequence[str]) -> tuple[str, int] | None:
     """Return the signal of sbatch's `--signal`, and its seconds before the end of the command's time: Slurm
     itself sends it only before its own, later limit. None without one, or for the batch script (`B:`)."""
-    found = [each for each in options if each.startswith("--signal")]
-    match = None if not found else _SIGNAL.fullmatch(found[-1])
+    given = [option for option in options if option.startswith("--signal")]
+    match = None if not given else _SIGNAL.fullmatch(given[-1])
     return None if match is None else (match[1], _WARNED if match[2] is None else int(match[2]))

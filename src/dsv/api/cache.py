@@ -9,7 +9,7 @@ import shlex
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -181,10 +181,9 @@ class Stager(AbstractContextManager["Stager"]):
         return None if unused_for is None else time.time() + unused_for
 
     def _is_held(self, place: CachePlace) -> bool:
-        try:
+        with suppress(OSError):
             return any(pin.until is None for pin in read_claims(self.root, place).pins)
-        except OSError:
-            return False
+        return False
 
     def _not_there(self, found: CacheTarget) -> NotFound:
         return NotFound(

@@ -69,10 +69,9 @@ def _speak_utf8() -> None:
 
 def _columns(stream: int) -> int:
     """Return the width of the terminal that help is for, or 80."""
-    try:
+    with suppress(OSError):
         return os.get_terminal_size(stream).columns or 80
-    except OSError:
-        return 80
+    return 80
 
 
 def _print(text: str, stream: int = 1) -> int:

@@ -144,10 +144,9 @@ class RemoteRoot:
 
     def root_info(self) -> dict[str, Any] | None:
         """Return the information on what is at the root; None if nothing is."""
-        try:
+        with suppress(NotFound):
             return self.info(self.root)
-        except NotFound:
-            return None
+        return None
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file. The `mv` of fsspec itself takes names for patterns, and copies too."""
@@ -329,10 +328,9 @@ def hub_headers(url: str) -> dict[str, str]:
 
 def split_url(url: str) -> SplitResult:
     """Return the parts of a URL. One with half an IPv6 address has none."""
-    try:
+    with suppress(ValueError):
         return urlsplit(url)
-    except ValueError:
-        return SplitResult("", "", "", "", "")
+    return SplitResult("", "", "", "", "")
 
 
 @contextmanager

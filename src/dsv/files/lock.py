@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import msgspec
@@ -63,10 +63,9 @@ class LockOwner(msgspec.Struct, frozen=True):
     @classmethod
     def decode(cls, data: bytes) -> LockOwner | None:
         """Return None unless the data is a complete owner's record."""
-        try:
+        with suppress(msgspec.DecodeError):
             return _OWNER.decode(data)
-        except msgspec.DecodeError:
-            return None
+        return None
 
     def fate(self) -> Fate:
         """Return whether the process runs, if this process can know it."""

@@ -95,10 +95,9 @@ def clone(source: int, destination: int) -> bool:
 @functools.cache
 def boot() -> str:
     """Return the id of this kernel's boot; "" if unknown."""
-    try:
+    with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
+    return ""
 
 
 @functools.cache

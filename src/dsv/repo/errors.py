@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from dsv.errors import Denied, IntegrityError, NotFound
@@ -93,10 +93,9 @@ def read_record(decode: Callable[[bytes], T], store: StoreBackend, key: str, lim
 
 def record_or_none(decode: Callable[[bytes], T], store: StoreBackend, key: str) -> T | None:
     """Like `read_record`, but return None if the key is absent."""
-    try:
+    with suppress(NotFound):
         return read_record(decode, store, key)
-    except NotFound:
-        return None
+    return None
 
 
 def decoded(decode: Callable[[bytes], T], data: bytes, what: str, object_id: Id) -> T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from signal import Signals
@@ -82,10 +83,9 @@ class NodeReport:
     @classmethod
     def decode(cls, text: str) -> NodeReport:
         """Decode a report, of an older or newer dsv too; an empty one if it is missing or cut short."""
-        try:
+        with suppress(msgspec.DecodeError, RecursionError):
             return _REPORT.decode(text)
-        except (msgspec.DecodeError, RecursionError):
-            return cls()
+        return cls()
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -193,10 +193,9 @@ def exit_signal(code: int | None) -> str | None:
     """Return the name of the signal for an exit code of 128 + n; None for any other exit code."""
     if code is None or code <= 128:
         return None
-    try:
+    with suppress(ValueError):
         return Signals(code - 128).name
-    except ValueError:
-        return None
+    return None
 
 
 def _order_of_failure(part: RunPart) -> tuple[bool, float, bool, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -190,10 +191,9 @@ def _of_nodes(stored: StoredRun, kind: str) -> list[str]:
 
 
 def _run_id(text: str) -> RunId | None:
-    try:
+    with suppress(UsageError):
         return RunId.parse(text)
-    except UsageError:
-        return None
+    return None
 
 
 _ORDER = {LOG: 1, RECORD: 2}
@@ -313,10 +313,9 @@ class Spool:
 
     def log(self, dataset: DatasetName, run: RunId) -> bytes | None:
         """Return the log of a run, if it waits here."""
-        try:
+        with suppress(OSError, IntegrityError):
             return _read(self._folder / dataset.component / f"{run}.{LOG}")
-        except (OSError, IntegrityError):
-            return None
+        return None
 
     def _listing(self, folder: Path, skipped: Callable[[DsvError], None]) -> list[Path]:
         try:
@@ -370,10 +369,9 @@ def _parse(path: Path) -> SpooledPart | None:
     stem, _, part = path.name.rpartition(".")
     if part not in _ORDER and start_number(part) is None and parse_part_name(part) is None:
         return None
-    try:
+    with suppress(UsageError):
         return SpooledPart(path, DatasetName.from_component(path.parent.name), RunId.parse(stem), part)
-    except UsageError:
-        return None
+    return None
 
 
 def encode_within_bounds(record: RunRecord) -> bytes:

@@ -92,10 +92,9 @@ class SweepNotes:
         return last["turn"], last["stop"]
 
     def _read(self, turn: int) -> RunOwner:
-        try:
+        with suppress(TooLargeError, msgspec.DecodeError, RecursionError):
             return _DECODER.decode(self._store.get(f"{self._prefix}turn-{turn}", _MAX_NOTE))
-        except (TooLargeError, msgspec.DecodeError, RecursionError):
-            return _UNKNOWN
+        return _UNKNOWN
 
     def _refusal(self, other: RunOwner) -> Conflict:
         return Conflict(

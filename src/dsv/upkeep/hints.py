@@ -53,10 +53,9 @@ def wrong_hints(repository: Repository, rows: IndexRows, commits: Iterable[Commi
 
 def _read(repository: Repository, key: str, limit: int) -> bytes | None:
     """Return the value of a key; b"" if it is too long to be right, None if it does not exist."""
-    try:
+    with suppress(TooLargeError):
         return if_there(lambda: bytes(repository.store.get(key, limit)))
-    except TooLargeError:
-        return b""
+    return b""
 
 
 def _filter(repository: Repository, index_id: IndexId) -> Hint | None:

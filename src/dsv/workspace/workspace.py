@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -211,10 +211,9 @@ class Workspace(msgspec.Struct, frozen=True):
         path = self.dot / _BEGUN
         try:
             with about(path):
-                try:
+                with suppress(FileNotFoundError):
                     return _BEGUN_LIST.decode(read_file(path))
-                except FileNotFoundError:
-                    return ()
+                return ()
         except (msgspec.DecodeError, UnicodeError):
             pass
         except DsvError as error:

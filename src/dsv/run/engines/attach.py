@@ -7,7 +7,7 @@ import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
@@ -62,10 +62,9 @@ class Signals:
 
     def next(self, seconds: float) -> int | None:
         """Return the next signal; None after this many seconds, or after `wake`."""
-        try:
+        with suppress(Empty):
             return self._queue.get(timeout=seconds)
-        except Empty:
-            return None
+        return None
 
     @contextmanager
     def caught(self) -> Iterator[None]:

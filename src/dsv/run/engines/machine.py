@@ -363,10 +363,9 @@ def _group_folders(lines: list[str], own: list[str], root: Path) -> list[Path]:
 
 
 def _lines(process: Path) -> list[str]:
-    try:
+    with suppress(OSError):
         return (process / "cgroup").read_text().splitlines()
-    except OSError:
-        return []
+    return []
 
 
 def _memory_of(folder: Path) -> int | None:

@@ -245,7 +245,6 @@ def _is_launcher(pid: int) -> bool:
 
 def _cpu_seconds(pid: int) -> float:
     """Return the CPU seconds that the process used before it executed the command."""
-    try:
+    with suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+    return 0.0

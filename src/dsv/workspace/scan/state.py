@@ -6,6 +6,7 @@ import bisect
 import struct
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -287,27 +288,24 @@ def _decode_current(data: bytes) -> _Current | None:
         xxhash.xxh3_64_intdigest(body)
     ):
         return None
-    try:
+    with suppress(msgspec.DecodeError):
         return _CURRENT_DECODER.decode(body)
-    except msgspec.DecodeError:
-        return None
+    return None
 
 
 def _read(path: Path) -> bytes | None:
-    try:
+    with suppress(OSError):
         return read_file(path)
-    except OSError:
-        return None
+    return None
 
 
 def _read_part(path: Path, name: str) -> list[tuple[bytes, bytes]] | None:
     data = _read(path)
     if data is None or name != _PART_PREFIX + xxhash.xxh3_128_hexdigest(data):
         return None
-    try:
+    with suppress(msgspec.DecodeError):
         return _FOLDERS.decode(data)
-    except msgspec.DecodeError:
-        return None
+    return None
 
 
 _INDEXES = 64  # folders whose names are held in a dict at a time

@@ -71,13 +71,12 @@ class ContainerProgram(LocalEngine):
         self, *arguments: str, seconds: float | None = CALL_SECONDS
     ) -> subprocess.CompletedProcess[bytes] | None:
         """Run the program, away from the terminal's signals; None if it can't be started or is too slow."""
-        try:
+        with suppress(OSError, subprocess.TimeoutExpired):
             return subprocess.run(
                 [self.name, *arguments], env=dict(self.environ), cwd=_WORKING_FOLDER, stdin=subprocess.DEVNULL,
                 capture_output=True, timeout=seconds, check=False, start_new_session=True,
             )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired):
-            return None
+        return None
 
     def remove(self, container: str) -> None:
         """Begin to remove a container. The next one, and this process's end, wait for that: it takes long."""
@@ -158,10 +157,9 @@ def has_begun(details: Mapping[str, Any]) -> bool:
 
 def load_json(data: bytes) -> object:
     """Decode the program's answer; None if it is not JSON."""
-    try:
+    with suppress(ValueError, RecursionError):
         return json.loads(data)
-    except (ValueError, RecursionError):
-        return None
+    return None
 
 
 def _one(done: subprocess.CompletedProcess[bytes] | None) -> dict[str, Any] | None:

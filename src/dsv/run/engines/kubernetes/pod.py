@@ -334,10 +334,9 @@ def usage_of(said: Mapping[str, str]) -> JobUsage | None:
 
 
 def _changed_at(path: Path) -> int | None:
-    try:
+    with suppress(OSError):
         return path.stat().st_mtime_ns
-    except OSError:
-        return None
+    return None
 
 
 def _begin(path: Path) -> bytes:

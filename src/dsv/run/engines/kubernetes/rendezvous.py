@@ -287,10 +287,9 @@ def pod_id(own: Path) -> str:
 
 
 def _read_code(own: Path) -> int | None:
-    try:
+    with suppress(OSError, ValueError):
         return int((own / "code").read_text())
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def _write(path: Path, text: str) -> None:

@@ -64,8 +64,7 @@ def batches(
     def of_files(accelerator: int, number: int) -> list[Range]:
         first = number * load.batch
         places = (accelerator + accelerators * at for at in range(first, first + load.batch))
-        files = [order[place % len(order)] for place in places]
-        return [(file, 0, sizes[file]) for file in files]
+        return [(file, 0, sizes[file]) for file in (order[place % len(order)] for place in places)]
 
     def of_bytes(accelerator: int, number: int) -> list[Range]:
         """Read the files as one endless run of bytes."""

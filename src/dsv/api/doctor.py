@@ -167,8 +167,7 @@ def _contents(context: Context, repository: Repository) -> Finding:
         return fail("contents", text, "dsv verify lists what is lost; dsv verify --repair")
     read = Schedule(repository, context.writer).oldest()
     since = f"dsv verify has read every pack since {rfc3339(read * 1000)}" if read else ""
-    last = since or "some packs were never read"
-    return _ok("contents", f"dsv doctor does not read contents; {last}")
+    return _ok("contents", f"dsv doctor does not read contents; {since or 'some packs were never read'}")
 
 
 def _writing(store: StoreBackend, *, single_writer: bool) -> Iterator[Finding]:

@@ -220,8 +220,7 @@ def _refusal(pool: Pool, asked: Resources, image: str | bool | None) -> str | No
 def _engine(environ: Mapping[str, str], pool: Pool, wanted: JobNeeds) -> Engine:
     if pool.engine is not None:
         return engine_of(pool)(environ, pool.options)
-    image = None if isinstance(wanted.image, bool) else wanted.image
-    return choose(environ, None, image).engine
+    return choose(environ, None, None if isinstance(wanted.image, bool) else wanted.image).engine
 
 
 def _room(folder: Path, wanted: JobNeeds) -> tuple[int | None, str | None]:

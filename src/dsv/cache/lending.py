@@ -238,10 +238,9 @@ class LentFiles:
 
     def _read(self, shelf: LendingCache, source: int, offset: int) -> bytes:
         """Return the next piece; nothing at the end or if it can't be read."""
-        try:
+        with contextlib.suppress(OSError):
             return _wait(shelf.reading.ask(partial(os.pread, source, _PIECE, offset)))
-        except OSError:
-            return b""
+        return b""
 
 
 class Lenders(MetadataCache):

@@ -194,8 +194,7 @@ def _plain(value: object, keys: Keys) -> object:
         case None | bool() | int() | float() | str() | dict():
             return value
         case bytes():
-            is_id = type(value) is not bytes
-            return str(value) if is_id else value.decode("utf-8", "surrogateescape")
+            return str(value) if type(value) is not bytes else value.decode("utf-8", "surrogateescape")
         case list() | tuple():
             return [_plain(each, keys) for each in value]
     fields: Iterable[str] = getattr(value, "__struct_fields__", getattr(value, "__dataclass_fields__", ()))

@@ -116,10 +116,9 @@ class SharedPath(msgspec.Struct, frozen=True, order=True):
 
     def mode(self) -> int:
         """Return the type and the mode; 0 if the path is missing."""
-        try:
+        with suppress(FileNotFoundError, NotADirectoryError):
             return self.stat().st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            return 0
+        return 0
 
     def exists(self) -> bool:
         return bool(self.mode())

@@ -334,5 +334,4 @@ def warn_without_effect(call: Call, paths: Iterable[bytes]) -> None:
 def _entry_json(entry: Entry | None) -> dict[str, object] | None:
     if entry is None:
         return None
-    kind = entry.kind.name.lower().replace("_", "-")
-    return to_item(entry, "kind size file_id target", kind=kind)
+    return to_item(entry, "kind size file_id target", kind=entry.kind.name.lower().replace("_", "-"))

@@ -413,7 +413,6 @@ class Objects(CommitReader):
 
 def _locator(data: Bytes, max_rows: int) -> Locator | None:
     """Return the decoded locator; None if it is damaged or newer: the index has all its rows."""
-    try:
+    with suppress(IntegrityError, Unsupported):
         return Locator.decode(data, max_rows)
-    except (IntegrityError, Unsupported):
-        return None
+    return None

@@ -500,8 +500,7 @@ class Refs(Tags):
     def _list(self, dataset: DatasetName, branch: BranchName) -> ListedBranch:
         """List a branch. Its newest move has the smallest key."""
         ordered = self.store.ordered_listing
-        rows = self.store.list(keys.branch_prefix(dataset, branch))
-        return latest((row.key for row in rows), ordered)
+        return latest((row.key for row in self.store.list(keys.branch_prefix(dataset, branch))), ordered)
 
     def _check_unbroken(self, dataset: DatasetName, branch: BranchName, number: int) -> None:
         """Raises `IntegrityError` for a move without the one before it. Moves are never deleted, so another

@@ -352,8 +352,7 @@ class LogKeeper:
         first, last = _without_last_word(first[: len(first) - edge]), _without_first_word(last[edge:])
         first, last = first[: self._head_room], last[-self._tail_room :]
         left_out = max(total - len(first) - len(last), 1)
-        note = b"\n[dsv: %d bytes are left out here]\n" % left_out
-        return KeptLog(first + note + last, total)
+        return KeptLog(first + (b"\n[dsv: %d bytes are left out here]\n" % left_out) + last, total)
 
 
 def whole_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -209,8 +209,7 @@ class ContainerEngine(ContainerProgram):
                     subject=name,
                 )
             lines.append(f"{name}={value}\n".encode("utf-8", "surrogateescape"))
-        files = (PrivateFile(job.scratch / "environment", b"".join(lines)),) if lines else ()
-        return named, files
+        return named, ((PrivateFile(job.scratch / "environment", b"".join(lines)),) if lines else ())
 
 
 def mount_option(mount: Mount) -> str:
@@ -267,8 +266,7 @@ class Docker(ContainerEngine):
         return ["--gpus", f'"device={",".join(names)}"']  # the value is CSV: the quotes are docker's
 
     def read_image(self, image: dict[str, Any]) -> ImageIdentity:
-        digests = image.get("RepoDigests") or [None]
-        return ImageIdentity(str(image.get("Id", "")), digests[0])
+        return ImageIdentity(str(image.get("Id", "")), (image.get("RepoDigests") or [None])[0])
 
 
 _CATATONIT = [f"/usr/{folder}/podman/catatonit" for folder in ("libexec", "lib", "local/libexec")]

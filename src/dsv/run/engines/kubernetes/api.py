@@ -355,5 +355,4 @@ def _decoded(response: Response) -> Any:
 def _message(response: Response) -> str:
     with suppress(ValueError, KeyError, TypeError):
         return str(response.json()["message"])
-    text = " ".join(response.text.split())[:200]
-    return f"HTTP {response.status_code} {text}".strip()
+    return f"HTTP {response.status_code} {' '.join(response.text.split())[:200]}".strip()

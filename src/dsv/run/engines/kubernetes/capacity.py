@@ -270,8 +270,7 @@ def why_evicted(answer: Sequence[Mapping[str, Any]] | Refusal) -> tuple[EndCause
     found = None if isinstance(answer, Refusal) or not answer else condition(answer[0], "Evicted")
     if found is None:
         return EndCause.PREEMPTED, "its queue took its place away"
-    cause = EndCause.PREEMPTED if found.get("reason") == "Preempted" else EndCause.EVICTED
-    return cause, _words(found)
+    return (EndCause.PREEMPTED if found.get("reason") == "Preempted" else EndCause.EVICTED), _words(found)
 
 
 def _admission_problem(workload: Mapping[str, Any]) -> str | None:

@@ -175,8 +175,7 @@ def as_yaml(found: Sequence[Manifest]) -> str:
     dumper = type("Dumper", (yaml.SafeDumper,), {})
 
     def text(to: Any, value: str) -> Any:
-        style = "|" if "\n" in value else None
-        return to.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+        return to.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
     dumper.add_representer(str, text)  # type: ignore[attr-defined]
     plain = json.loads(json.dumps(list(found)))  # YAML would mark subclasses of str

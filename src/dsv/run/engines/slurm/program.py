@@ -193,8 +193,7 @@ def job_folder(ref: JobRef) -> Path:
 def words(text: str) -> str:
     """Return a program's message about a failure, in one line."""
     lines = [re.sub(r"^\w+: (?:error|fatal): ", "", line.strip()) for line in text.splitlines()]
-    said = [line for line in lines if line]
-    return "; ".join(dict.fromkeys(said)) or "no message"
+    return "; ".join(dict.fromkeys(filter(None, lines))) or "no message"
 
 
 class SlurmProgram:

@@ -216,8 +216,9 @@ class Rounds:
         )
         faulty = Faulty(Beside(self.store, beside), {self.chance.randrange(1, REQUESTS): Fault(kind)})
         try:
-            collect(faulty, self.folder / str(self.next()), notes=self.folder / "notes")
+            done = collect(faulty, self.folder / str(self.next()), notes=self.folder / "notes")
             self.counts["gcs"] += 1
+            self.counts["packs joined"] += done.plan.joined.packs if done.plan is not None else 0
         except (Crash, DsvError):
             self.counts["gcs that failed"] += 1
 
@@ -472,7 +473,7 @@ class Rounds:
                 )
         self.wake()  # else its session would still beat while the bucket is removed
         if self.alone:
-            assert self.counts["gcs"]
+            assert self.counts["gcs"] and self.counts["packs joined"]
             collect(self.store, self.folder / "last")
             self.check()
         print(f"{rounds} rounds: {self.summary}")

@@ -88,8 +88,17 @@ def indexes(world: World) -> list[Index]:
     return [one for one in found if one is not None]
 
 
+WORLDS = [4, 10]
+"""Commits of a world, two of them expired. The packs of ten are joined."""
 EVERY = 1 if is_full() else 19
 """Of the requests of a gc, so many are passed over for each that a test is about."""
+
+
+def every(commits: int) -> int:
+    """Return `EVERY`, or three times that for a world whose packs are joined, outside full runs."""
+    return EVERY if commits == 4 or is_full() else 3 * EVERY
+
+
 NORMAL = (Kind.LOST_ANSWER, Kind.SHORT)
 FAILING = [
     kind if kind in NORMAL else pytest.param(kind, marks=pytest.mark.exhaustive)
@@ -99,23 +108,27 @@ FAILING = [
 
 
 @pytest.mark.parametrize("kind", FAILING)
-def test_any_request_may_fail(kind: Kind, tmp_path: Path) -> None:
-    _with_faults(kind, tmp_path, every=EVERY)
+@pytest.mark.parametrize("commits", WORLDS, ids=["", "joined"])
+def test_any_request_may_fail(kind: Kind, commits: int, tmp_path: Path) -> None:
+    _with_faults(kind, commits, tmp_path, every(commits))
 
 
-def test_a_gc_that_is_killed_after_any_write_is_continued(tmp_path: Path) -> None:
-    assert _with_faults(Kind.CRASH_AFTER, tmp_path, only=(Operation.PUT, Operation.DELETE)) > 20
+@pytest.mark.parametrize("commits", WORLDS, ids=["", "joined"])
+def test_a_gc_that_is_killed_after_any_write_is_continued(commits: int, tmp_path: Path) -> None:
+    step = 1 if commits == 4 or is_full() else 5
+    assert _with_faults(Kind.CRASH_AFTER, commits, tmp_path, step, (Operation.PUT, Operation.DELETE)) > 20
 
 
 def _with_faults(
-    kind: Kind, folder: Path, every: int = 1, only: Collection[Operation] = tuple(Operation)
+    kind: Kind, commits: int, folder: Path, step: int, only: Collection[Operation] = tuple(Operation)
 ) -> int:
     """Return how many requests there were to fail, one in each run. Afterwards, a gc ends what was begun."""
-    world = World(MemoryStore(), 4, 2)
+    world = World(MemoryStore(), commits, 2)
     best = copy_of(world.store)
-    collect(best, folder / "best")
+    plan = collect(best, folder / "best").plan
+    assert plan is not None and (plan.joined.packs > 0) == (commits == 10)
     ended = 0
-    for number in count(1, every):
+    for number in count(1, step):
         store = copy_of(world.store)
         faulty = Faulty(store, {number: Fault(kind)}, only=only)
         try:
@@ -151,11 +164,12 @@ def test_a_listing_that_ends_early_takes_nothing_away(further: bool, tmp_path: P
 # --- others beside it
 
 
-def test_a_writer_beside_any_request_keeps_what_it_publishes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("commits", WORLDS, ids=["", "joined"])
+def test_a_writer_beside_any_request_keeps_what_it_publishes(commits: int, tmp_path: Path) -> None:
     """It stores again what gc removes at that moment, or finds in the store what gc would like to remove."""
-    world = World(MemoryStore(), 4, 2)
+    world = World(MemoryStore(), commits, 2)
     again = {"again": world.files[world.expired[0]]["changes"]}
-    for number in count(1, EVERY):
+    for number in count(1, every(commits)):
         store = copy_of(world.store)
         made: list[Writing] = []
 
@@ -171,12 +185,13 @@ def test_a_writer_beside_any_request_keeps_what_it_publishes(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("wakes", ["soon", "while gc waits", "after gc"])
-def test_a_writer_that_stops_beside_any_request(wakes: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("commits", WORLDS, ids=["", "joined"])
+def test_a_writer_that_stops_beside_any_request(wakes: str, commits: int, tmp_path: Path) -> None:
     """Either its commit is published and whole, or gc has fenced it, and it says so."""
-    world = World(MemoryStore(), 4, 2)
+    world = World(MemoryStore(), commits, 2)
     again = {"again": world.files[world.expired[0]]["changes"]}
     fenced = published = 0
-    for number in count(1, EVERY):
+    for number in count(1, every(commits)):
         store = copy_of(world.store)
         made: list[Writing] = []
         woken: list[bool] = []
@@ -221,12 +236,13 @@ def test_index_files_may_be_merged_beside_any_request(tmp_path: Path) -> None:
             break
 
 
-def test_two_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("commits", WORLDS, ids=["", "joined"])
+def test_two_at_once(commits: int, tmp_path: Path) -> None:
     """One wins the epoch and the other says so, or continues what the first one has begun."""
-    world = World(MemoryStore(), 4, 2)
+    world = World(MemoryStore(), commits, 2)
     lost = 0
     kinds = ("condemned", "decision", "done", "list packs", "get packs")
-    moments: Iterator[int | str] = chain(kinds, count(1, EVERY))
+    moments: Iterator[int | str] = chain(kinds, count(1, every(commits)))
     for number in moments:
         store = copy_of(world.store)
         other: list[Collected] = []

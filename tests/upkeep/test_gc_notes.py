@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dsv.format import keys
 from dsv.format.records import RefEntry
@@ -20,16 +21,17 @@ from dsv.values.ids import Nonce
 from dsv.values.names import MAIN
 from tests.kit.repositories import DATASET, WRITER, read
 from tests.stores.faulty import Faulty
-from tests.upkeep.gc_world import World, collect
+from tests.upkeep.gc_world import SOON, World, collect
 
 
 def requests(world: World, folder: Path, *, noted: bool = True) -> Counter[str]:
-    """Return the reads of a gc by the first part of the key."""
+    """Return the reads of a gc by the first part of the key. It joins no packs, and with them index files."""
     asked = Faulty(world.store)
     number = len(list(folder.parent.glob("*")))
     collect(
         asked,
         folder.parent / f"gc {number}",
+        replace(SOON, max_repack=0),
         notes=folder if noted else None,
         metadata=folder.parent / "metadata",
     )

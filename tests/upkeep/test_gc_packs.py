@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dsv.format import index
 from dsv.format.locator import ObjectKind
 from dsv.format.records import Damage
-from dsv.upkeep.gc_packs import ListedPacks, Needed
+from dsv.upkeep.gc_packs import FEWEST, SMALL, ListedPacks, Needed, to_join
 from dsv.upkeep.ids import IdSet, heads_of
 from dsv.upkeep.index_rows import ROW, PackList
 from dsv.values.ids import EXTERNAL_END, Id, Nonce, PackId
@@ -81,3 +81,34 @@ def test_of_condemned_packs_those_go_without_which_all_that_is_needed_is_there(w
         rows = cast("Any", Rows(world))
         found = Needed(rows, reached, listed, damage, condemned=world.condemned).deletable()
     assert list(found) == sorted(deletable(world))
+
+
+NIGHTS = st.lists(st.lists(st.integers(47, 2 * SMALL), max_size=60), max_size=60)
+
+
+@settings(deadline=None, max_examples=100)
+@given(NIGHTS)
+def test_each_byte_is_copied_at_most_once_for_each_step_of_sizes(nights: list[list[int]]) -> None:
+    """A pack is its bytes, and how often the byte that was copied most often was copied."""
+    packs: list[tuple[int, int]] = []
+    for new in nights:
+        packs += [(size, 0) for size in new]
+        small = [pack for pack in packs if pack[0] < SMALL]
+        chosen = to_join(np.array([size for size, _ in small], np.int64))
+        joined = [pack for pack, is_chosen in zip(small, chosen.tolist(), strict=True) if is_chosen]
+        assert not joined or len(joined) >= FEWEST
+        if joined:
+            packs = [pack for pack in packs if pack not in joined]
+            packs.append((sum(size for size, _ in joined), 1 + max(times for _, times in joined)))
+        steps = 6  # SMALL is 8^7 * 2 bytes, and no pack has fewer than 47
+        assert all(times <= steps for _, times in packs)
+        again = [size for size, _ in packs if size < SMALL]
+        assert not joined or not to_join(np.array(again, np.int64)).any()
+
+
+def test_small_packs_wait_until_together_they_reach_the_next_step() -> None:
+    assert not to_join(np.array([SMALL // 2] * 7)).any(), "seven are too few"
+    assert not to_join(np.array([20_000] * 2 + [3_000] * 3 + [100] * 4)).any(), "below 65,536 bytes together"
+    assert to_join(np.array([20_000] * 3 + [3_000] * 3 + [100] * 4)).all()
+    few_large = np.array([SMALL // 2, *[SMALL // 100] * 9])
+    assert to_join(few_large).tolist() == [False] + [True] * 9

@@ -57,7 +57,9 @@ from dsv.upkeep.gc_packs import (
     Missing,
     Needed,
     RewrittenPacks,
+    in_batches,
     list_packs,
+    order_of_copying,
     replace_indexes,
 )
 from dsv.upkeep.ids import IdSet, Seen
@@ -148,6 +150,7 @@ class Collector:
         self._unnamed: set[CommitId] = set()
         self._seen = Seen()
         self._reached: set[CommitId] = set()
+        self._heads: list[CommitId] = []
         self._notes = notes
         self._named = Known()
         self._index_files: dict[IndexId, Index] = {}
@@ -259,7 +262,7 @@ class Collector:
         self._repository.objects.indexes.renew()
         self._repository.objects.forget_erasures()
         following: list[CommitId] = []
-        roots = read_roots(self._repository, known=self._named, following=following)
+        roots = read_roots(self._repository, None, self._named, following, self._heads)
         new = [commit_id for commit_id in roots if commit_id not in self._reached]
         self._progress.note(f"{format_count(len(roots), 'commit')} needed, {len(new):,} of them to look at")
         reach(self._repository.objects, new, lambda _, ids: needed.add(ids), self._seen, self._progress)
@@ -333,33 +336,38 @@ class Collector:
             self._check_missing(found.missing, rows, listed)
             plan = self.result.plan = found.choose(self._options.max_repack)
             self._progress.note(plan.text)
-            copied = self._copy(found, rows, plan) if plan.rewrite else []
+            copied = self._copy(found, rows, listed, plan) if plan.rewrite else []
         packs = sorted({*plan.whole, *copied})
         if len(packs) > MAX_CONDEMNED:
             self._progress.note(f"{len(packs) - MAX_CONDEMNED:,} of these packs will be deleted next time")
         return packs[:MAX_CONDEMNED]
 
-    def _copy(self, found: Needed, rows: IndexRows, plan: GcPlan) -> list[PackId]:
+    def _copy(self, found: Needed, rows: IndexRows, listed: ListedPacks, plan: GcPlan) -> list[PackId]:
         """Copy objects to new packs, check each, and write indexes of the copies. Return the packs that were
         copied completely within the time."""
         chosen = found.rows_of(plan.rewrite)
-        packs = chosen["pack"]
-        begins = np.flatnonzero(np.append(True, packs[1:] != packs[:-1])).tolist()
-        self._progress.start(len(begins), plan.copied)
-        copies, done = RewrittenPacks(self._repository), list[PackId]()
-        for begin, end in zip(begins, [*begins[1:], len(chosen)], strict=True):
+        if not len(chosen):
+            return []
+        heads = [commit for commit in self._heads if commit in self._reached]
+        order = order_of_copying(self._repository.objects, heads, chosen)
+        sizes = listed.sizes[listed.ids.places(rows.packs)[chosen["pack"]]]
+        self._progress.start(len(plan.rewrite), plan.copied)
+        copies, done = RewrittenPacks(self._repository, chosen, rows.packs), list[PackId]()
+        for some in in_batches(chosen, order, sizes):
             budget = self._options.budget
             if budget is not None and self._clock() - self._begun >= budget:
                 break
-            pack_id = rows.packs[int(packs[begin])]
-            data = memoryview(self._store.get(keys.pack_key(pack_id)))
-            for at in range(begin, end):
-                copies.add(chosen[at : at + 1], data, pack_id)
-            stored = int(chosen["stored"][begin:end].sum())
-            self._progress.advance(files=1, bytes=stored, transferred=stored)
-            self.result.copied += end - begin
-            done.append(pack_id)
+            packs = {int(number): rows.packs[int(number)] for number in np.unique(some["pack"])}
+            read = together([partial(self._store.get, keys.pack_key(pack_id)) for pack_id in packs.values()])
+            data = {number: memoryview(one) for number, one in zip(packs, read, strict=True)}
+            for at, number in enumerate(some["pack"].tolist()):
+                copies.add(some[at : at + 1], data[number], packs[number])
+            stored = int(some["stored"].sum())
+            self._progress.advance(files=len(packs), bytes=stored, transferred=stored)
+            self.result.copied += len(some)
+            done += packs.values()
         copies.finish()
+        copies.renew_locators(heads)
         self.result.copied_bytes = copies.stored
         if left := len(plan.rewrite) - len(done):
             self._progress.note(

@@ -6,14 +6,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from dsv.errors import Denied
 from dsv.format import index, keys
-from dsv.format.codec import Codec
+from dsv.format.codec import Codec, carrying
 from dsv.format.columns import cut
 from dsv.format.index import Index, IndexBuilder
 from dsv.format.locator import Location, Locator, ObjectKind
@@ -23,13 +26,15 @@ from dsv.repo.errors import explain_denied_write
 from dsv.repo.merge_indexes import delete_index, put_merge
 from dsv.repo.objects.checks import checked
 from dsv.repo.objects.metadata import release
+from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
 from dsv.repo.session import put_index
 from dsv.stores.base import StoreBackend, ask_each, if_there, together
 from dsv.transfer.packing import PackStream, SealedPack
-from dsv.upkeep.ids import IdSet, heads_of, is_in
+from dsv.upkeep.ids import IdSet, Seen, heads_of, is_in
 from dsv.upkeep.index_rows import IndexRows, PackList, Rows, are_external, id_of
-from dsv.values.ids import Id, IndexId, PackId
+from dsv.upkeep.reach import reach
+from dsv.values.ids import CommitId, Id, IndexId, PackId
 from dsv.values.units import format_bytes, format_count
 
 MAX_REPACK = 100 * 10**9
@@ -42,6 +47,12 @@ AT_ONCE = 256
 _INDEX_ROWS = 1 << 18
 INDEX_BYTES = 1 << 30
 """Copied bytes after which an index file is written. A killed collection keeps all that was copied before."""
+_HELD = 4 * PACK_TARGET
+"""Bytes of packs that are read and copied together."""
+SMALL = PACK_TARGET // 8
+"""A pack of which fewer bytes are needed is small."""
+FEWEST = 8
+"""The fewest small packs of one kind that are joined, and the factor between two steps of sizes."""
 
 
 class ListedPacks:
@@ -98,11 +109,22 @@ class Missing(msgspec.Struct, frozen=True):
     """Packs that index files name for such objects."""
 
 
+class Joined(msgspec.Struct, frozen=True):
+    """So many small packs become so many."""
+
+    packs: int = 0
+    into: int = 0
+
+    @property
+    def text(self) -> str:
+        return f"{format_count(self.packs, 'small pack')} become {self.into:,}" if self.packs else ""
+
+
 class GcPlan(msgspec.Struct, frozen=True):
     whole: tuple[PackId, ...]
     """Packs without needed objects."""
     rewrite: tuple[PackId, ...]
-    """Packs of which less than half is needed, or with erased objects: the needed objects are copied."""
+    """Packs of which less than half is needed, with erased objects, or to join: needed objects are copied."""
     packs: int
     """Packs of the store."""
     bytes: int
@@ -116,6 +138,8 @@ class GcPlan(msgspec.Struct, frozen=True):
     """Packs that stay although a part is not needed."""
     partly_unused: int
     """Bytes of these parts."""
+    joined: Joined
+    """Small packs among those to rewrite: they are joined to save requests."""
 
     @property
     def text(self) -> str:
@@ -123,7 +147,7 @@ class GcPlan(msgspec.Struct, frozen=True):
         copied = "nothing to copy first"
         if self.rewrite:
             copied = f"{format_bytes(self.copied)} of {format_count(len(self.rewrite), 'pack')} to copy first"
-        return f"{packs} ({format_bytes(self.freed)}) to delete, {copied}"
+        return f"{packs} ({format_bytes(self.freed)}) to delete, {copied}{self.joined.text and ', '}{self.joined.text}"
 
 
 class Marked:
@@ -195,11 +219,14 @@ class Needed:
         self.missing: Missing | None = None
         self._suspect = np.zeros(len(listed.ids), np.bool_)
         """Packs with a needed object that is marked as damaged: they are not rewritten."""
+        self._with_chunks = np.zeros(len(listed.ids), np.bool_)
+        """Packs of data; the others have metadata."""
         self._bytes, _ = self._sum(None)
         self._bytes, self._count = self._sum(self._bytes)
 
     def choose(self, most_bytes: int) -> GcPlan:
-        """Return the plan that copies at most so many bytes. Packs with erased objects are chosen first."""
+        """Return the plan that copies at most so many bytes: out of packs with erased objects first, then out of
+        packs of which less than half is needed, then out of small ones."""
         sizes, used = self._listed.sizes, self._bytes
         whole = self._count == 0
         may = ~whole & ~self._suspect & ~self._external
@@ -209,6 +236,16 @@ class Needed:
         fits = (np.cumsum(used[worth]) <= most_bytes) & (np.cumsum(self._count[worth]) <= MOST_ROWS)
         rewrite = np.zeros(len(sizes), np.bool_)
         rewrite[worth[fits]] = True
+        kinds = self._with_chunks, ~self._with_chunks
+        joined = Joined()
+        for of_kind in kinds:
+            small = np.flatnonzero(may & of_kind & (used < SMALL) & ~rewrite)
+            small = small[np.argsort(used[small], kind="stable")]
+            room = np.cumsum(used[small]) <= most_bytes - used[rewrite].sum()
+            room &= np.cumsum(self._count[small]) <= MOST_ROWS - self._count[rewrite].sum()
+            small = small[room][to_join(used[small[room]])]
+            rewrite[small] = True
+            joined = Joined(joined.packs + len(small), joined.into + packs_for(used[small].sum()))
         unused = sizes - used - _OVERHEAD
         partly = ~whole & ~rewrite & ~self._external & (unused > 0)
         return GcPlan(
@@ -217,10 +254,11 @@ class Needed:
             packs=len(sizes),
             bytes=int(sizes.sum()),
             freed=int(sizes[whole | rewrite].sum()),
-            copied=_packed(int(used[rewrite].sum())),
+            copied=sum(_packed(int(used[rewrite & of_kind].sum())) for of_kind in kinds),
             left=int((~fits).sum()),
             partly=int(partly.sum()),
             partly_unused=int(unused[partly].sum()),
+            joined=joined,
         )
 
     def deletable(self) -> tuple[PackId, ...]:
@@ -248,9 +286,9 @@ class Needed:
     def _sum(self, priority: NDArray[np.int64] | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         used, count = (np.zeros(len(self._listed.ids), np.int64) for _ in range(2))
         for live, places in self._live(priority):
-            rows = 1 + (live["tail"] > 0)
-            np.add.at(used, places, live["stored"].astype(np.int64) + live["tail"] + ROW_SIZE * rows)
+            np.add.at(used, places, row_sizes(live))
             np.add.at(count, places, 1)
+            self._with_chunks[places[live["kind"] == ObjectKind.CHUNK]] = True
         return used, count
 
     def _live(self, priority: NDArray[np.int64] | None) -> Iterator[tuple[Rows, NDArray[np.int64]]]:
@@ -287,9 +325,34 @@ class Needed:
             self.missing = Missing(lacking, tuple(self._rows.packs[at] for at in sorted(named)))
 
 
-def _packed(stored: int) -> int:
+def to_join(held: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which of these small packs of one kind to join. held: the bytes that are needed of each.
+
+    A step of sizes ends at `SMALL` or an eighth of the next larger step's end. The packs of a step are joined with all
+    smaller ones if together they reach its end. So a byte that is copied goes up a step, and is copied at most
+    once for each step; and few packs are left in each.
+    """
+    steps = np.floor(np.log2(SMALL / np.maximum(held, 1)) / np.log2(FEWEST))
+    for step in np.unique(steps):
+        chosen: NDArray[np.bool_] = steps >= step
+        if chosen.sum() >= FEWEST and held[chosen].sum() >= SMALL / FEWEST**step:
+            return chosen
+    return np.zeros(len(held), np.bool_)
+
+
+def row_sizes(rows: Rows) -> Any:
+    """Return the bytes that each object takes in a pack, with its locator and the rows in the pack's table."""
+    return rows["stored"].astype(np.int64) + rows["tail"] + ROW_SIZE * (1 + (rows["tail"] > 0))
+
+
+def packs_for(taken: int) -> int:
+    """Return how many packs objects fill that take so many bytes."""
+    return int(-(-taken // (PACK_TARGET - SMALL)))
+
+
+def _packed(taken: int) -> int:
     """Return the size of packs with so many bytes of objects, with their heads and ends."""
-    return stored + _OVERHEAD * -(-stored // PACK_TARGET)
+    return taken + _OVERHEAD * packs_for(taken)
 
 
 def are_repeated(rows: Rows) -> NDArray[np.bool_]:
@@ -308,35 +371,108 @@ def _places(rows: Rows, of_packs: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(rows["where"] != index.ERASED, of_packs[rows["pack"]], -1)
 
 
+def order_of_copying(objects: Objects, commits: Iterable[CommitId], rows: Rows) -> NDArray[np.int64]:
+    """Return a number for each row, to sort by: chunks, recipes, segments, then nodes from the bottom up, so that
+    locators can have the new places; each kind in the order of these commits' trees, one tree after the other."""
+    known = rows["head"].copy()
+    by_head = np.argsort(known)
+    order, count = np.full(len(rows), 1 << 48, np.int64), 0
+
+    def note(_: ObjectKind, ids: bytes) -> None:
+        nonlocal count
+        heads = heads_of(ids)
+        at = by_head[np.minimum(np.searchsorted(known, heads, sorter=by_head), len(known) - 1)]
+        among = np.flatnonzero(known[at] == heads)
+        np.minimum.at(order, at[among], count + among)
+        count += len(heads)
+
+    reach(objects, commits, note, Seen())
+    order[rows["kind"] == ObjectKind.NODE] *= -1
+    order += rows["kind"].astype(np.int64) << 50
+    return order
+
+
+def in_batches(rows: Rows, order: NDArray[np.int64], sizes: NDArray[np.int64]) -> Iterator[Rows]:
+    """Yield these rows for as many packs as may be held, all rows of a pack together, in order. Packs go by their
+    first row. rows: sorted by pack. sizes: of the pack of each row."""
+    _, begins = np.unique(rows["pack"], return_index=True)
+    ends = np.append(begins[1:], len(rows))
+    by_first = np.argsort(np.minimum.reduceat(order, begins), kind="stable")
+    held = np.cumsum(sizes[begins][by_first]) // _HELD
+    for number in np.unique(held):
+        packs = by_first[held == number]
+        at = np.concatenate([np.arange(begins[pack], ends[pack]) for pack in packs])
+        yield rows[at[np.argsort(order[at], kind="stable")]]
+
+
 class RewrittenPacks:
     """New packs with copies of objects, and an index of them."""
 
-    def __init__(self, repository: Repository) -> None:
+    def __init__(self, repository: Repository, rows: Rows, packs: PackList) -> None:
+        """rows: of all objects to copy; their `pack` is a position in `packs`"""
         self._repository = repository
-        self._data, self._metadata = PackStream(self._seal), PackStream(self._seal)
+        self._streams = PackStream(self._seal), PackStream(self._seal)
+        of_data = rows["kind"] == ObjectKind.CHUNK
+        expected = [int(row_sizes(rows[of_kind]).sum()) for of_kind in (of_data, ~of_data)]
+        self._shares = [size / max(1, packs_for(size)) for size in expected]
+        """The bytes of a pack of each stream: about equal parts, so that the last one is not small either."""
+        self._added, self._ended = [0, 0], [1, 1]
+        self._old = packs
+        self._keys = np.sort(_keys(rows["pack"], rows["offset"]))
+        self._moved = np.zeros((len(rows), 3), np.int64)
+        """The new pack, offset and tail of each, in the order of `_keys`; zeros for what is not copied yet."""
+        self._packs: dict[PackId, int] = {}
         self._builder, self._rows, self._bytes = IndexBuilder(), 0, 0
         self.stored = 0
         """Bytes of the new packs."""
 
     def add(self, row: Rows, pack: memoryview, pack_id: PackId) -> None:
-        """Copy the object of a row out of a pack, with the locator after it. Raises `IntegrityError` if it
-        does not match its id."""
+        """Copy the object of a row out of a pack, with the locator after it, which gets the new places of what was
+        copied before. Raises `IntegrityError` if the object does not match its id."""
         kind, object_id = ObjectKind(int(row["kind"][0])), Id(id_of(row, 0))
         start, size, tail = int(row["offset"][0]), int(row["stored"][0]), int(row["tail"][0])
         codec, length = Codec(int(row["codec"][0])), int(row["length"][0])
         where = Location(pack_id, start, size, length, codec, tail)
-        stored = pack[start : start + size]
+        stored, behind, unpacked = pack[start : start + size], None, 0
         checked(kind, object_id, where, stored)
-        if kind is ObjectKind.CHUNK:
-            self._data.add(kind, object_id, codec, stored, length)
-            return
-        behind = bytes(pack[start + size : start + size + tail]) if tail else None
-        unpacked = 0 if behind is None else Locator.decode(behind).encoded_length
-        self._metadata.add(kind, object_id, codec, stored, length, behind, unpacked)
+        if tail:
+            locator = self._renewed(Locator.decode(pack[start + size : start + size + tail]))
+            behind, unpacked = locator.encode(), locator.encoded_length
+        number = int(kind is not ObjectKind.CHUNK)
+        if self._added[number] >= self._shares[number] * self._ended[number]:
+            self._streams[number].flush()
+            self._ended[number] += 1
+        new = self._streams[number].add(kind, object_id, codec, stored, length, behind, unpacked)
+        self._added[number] += int(row_sizes(row)[0])
+        at = np.searchsorted(self._keys, _keys(row["pack"], row["offset"])[0])
+        self._moved[at] = self._packs.setdefault(new.pack, len(self._packs)), new.offset, new.tail
+
+    def _renewed(self, locator: Locator) -> Locator:
+        """Return a locator with the new places of what was copied."""
+        wanted = _keys(self._old.places(locator.packs)[locator.places], locator.offsets)
+        at = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
+        moved = np.where((self._keys[at] == wanted)[:, None], self._moved[at], 0).tolist()
+        packs = list(self._packs)
+        return Locator.of(
+            where._replace(pack=packs[pack], offset=offset, tail=tail) if offset else where
+            for where, (pack, offset, tail) in zip(locator.locations(), moved, strict=True)
+        )
+
+    def renew_locators(self, commits: Iterable[CommitId]) -> None:
+        """Give the new places of their roots to the locators of these commits, after `finish`. They stay as they are
+        if nobody may delete them."""
+        store, objects = self._repository.store, self._repository.objects
+        for commit_id in commits if self._repository.format.node_locators else ():
+            commit, old = objects.commit_and_locator(commit_id)
+            if old is not None and (new := self._renewed(old)) != old:
+                key = keys.locator_key(commit_id)
+                with suppress(Denied):
+                    store.delete(key)
+                    store.put_if_absent(key, carrying(new.encode(), commit.encode()))
 
     def finish(self) -> None:
-        self._data.flush()
-        self._metadata.flush()
+        for stream in self._streams:
+            stream.flush()
         self._put_index()
 
     def _seal(self, pack: SealedPack) -> None:
@@ -354,6 +490,11 @@ class RewrittenPacks:
         if self._rows:
             put_index(self._repository, self._builder.finish())
         self._builder, self._rows, self._bytes = IndexBuilder(), 0, 0
+
+
+def _keys(packs: Any, offsets: Any) -> Any:
+    """Return a number for each place in a pack; a negative one for the pack -1."""
+    return np.asarray(packs, np.int64) * (1 << 32) + np.asarray(offsets)
 
 
 def replace_indexes(

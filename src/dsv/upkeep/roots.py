@@ -82,13 +82,14 @@ def read_roots(
     freed: Freed | None = None,
     known: Known | None = None,
     following: list[CommitId] | None = None,
+    holding: list[CommitId] | None = None,
 ) -> list[CommitId]:
     """Return every named commit with all its ancestors, except freed ones.
 
     Names are all moves of all branches, including deleted ones, all tags and run records, and the verdicts of
     sessions that are not closed. freed: None for the expiry logs. known: what this process has read before;
     new records are added. following: gets the commits that no name leads to and whose parent is the head of
-    their branch: a sync was interrupted, or the move to it is lost.
+    their branch: a sync was interrupted, or the move to it is lost. holding: gets the heads and tags.
 
     Raises `IntegrityError` if a listing or the moves of a branch have a gap (`IncompleteListing`), or a
     record can't be read: an error never counts as absence. Sessions are listed first, so a commit that is
@@ -102,6 +103,8 @@ def read_roots(
         others = _check_commits(repository, parents.known, names)
         if following is not None:
             following[:] = others
+        if holding is not None:
+            holding[:] = dict.fromkeys(name.commit for name in names if name.holds)
         return commits
 
     return _until_complete(look)

@@ -19,7 +19,7 @@ from dsv.repo.damage import read_damage
 from dsv.repo.objects.objects import Located, Objects
 from dsv.repo.repository import Repository
 from dsv.stores.base import StoreBackend
-from dsv.upkeep.gc_packs import MAX_REPACK, ErasedRows, GcPlan, Needed, are_repeated, list_packs
+from dsv.upkeep.gc_packs import MAX_REPACK, ErasedRows, GcPlan, Joined, Needed, are_repeated, list_packs
 from dsv.upkeep.ids import IdSet, Seen, heads_of, is_in
 from dsv.upkeep.index_rows import IndexRows, Rows
 from dsv.upkeep.reach import AddIds, Large, contents, not_erased, reach, reach_recipes, walk_segments
@@ -74,9 +74,11 @@ class PackUsage(msgspec.Struct):
     """Packs of which nothing is needed: gc can delete them at once."""
     free_bytes: int = 0
     rewritten: int = 0
-    """Packs of which less than half is needed: gc copies that, and then deletes them."""
+    """Packs of which less than half is needed, or that gc joins: it copies that, and then deletes them."""
     rewritten_bytes: int = 0
     """The space that this frees."""
+    joined: Joined = Joined()
+    """Small packs among these."""
     partly: int = 0
     """Packs of which more is needed, but not all."""
     partly_unused_bytes: int = 0
@@ -275,7 +277,7 @@ def _add_packs(
     measured.packs = PackUsage(
         count=plan.packs, bytes=plan.bytes, free=len(plan.whole), free_bytes=free,
         rewritten=len(plan.rewrite), rewritten_bytes=plan.freed - free - plan.copied,
-        partly=plan.partly, partly_unused_bytes=plan.partly_unused,
+        joined=plan.joined, partly=plan.partly, partly_unused_bytes=plan.partly_unused,
         unindexed=len(found.unindexed), unindexed_bytes=int(found.unindexed.sum()), missing=found.absent,
     )  # fmt: skip
     measured.gone = 0 if found.missing is None else found.missing.objects

@@ -106,6 +106,8 @@ def _write_store(call: Call, store: StoreUsed, url: str, lost: int) -> None:
     )
     none = "nothing, as something that is needed is lost" if lost else "nothing"
     call.line(f"gc would free {none if lost else freed or none}")
+    if packs.joined.packs and not lost:
+        call.line(f"gc would join packs: {packs.joined.text}")
     if expired.alone and store.free_from_ms is not None:
         day = local_time(store.free_from_ms)[:10]
         call.line(

@@ -41,7 +41,8 @@ def gc(
 
     That is the content of commits that expired two weeks ago or earlier, and what syncs that were killed have
     left. Everybody can keep working meanwhile. Packs of which nothing is needed are deleted. If less than
-    half of a pack is needed, that part is copied to a new pack first.
+    half of a pack is needed, that part is copied to a new pack first. Many small packs, as edits make them, are
+    joined to a few in the same way, so that reading takes fewer requests.
 
     gc waits for those who were writing when it began: until they are done, or have been silent for an hour. Any error
     ends it before more is deleted. A gc that was killed is continued by the next one, on any machine.
@@ -107,6 +108,8 @@ def _lines(sizes: GcForecast) -> Iterator[str]:
     rewritten = f", and {format_count(packs.rewritten, 'pack')}{copied}" if packs.rewritten else ""
     yield f"would delete {format_count(packs.free, 'pack')} with {format_bytes(packs.free_bytes)}{rewritten}"
     yield f"would free {format_bytes(sizes.freed)} of {format_bytes(packs.bytes)}"
+    if packs.joined.packs:
+        yield packs.joined.text
     if packs.partly:
         yield (
             f"would leave {format_bytes(packs.partly_unused_bytes)} unused in "
@@ -134,6 +137,8 @@ def _tell(call: Call, collected: Collection) -> None:
         f"deleted {format_count(done.deleted, 'pack')} with {format_bytes(done.deleted_bytes)}"
         f"{copied if rewritten else ''}"
     )
+    if done.plan is not None and done.plan.joined.packs:
+        call.routine(done.plan.joined.text)
     if done.continued:
         call.say("this includes what an earlier garbage collection had begun")
     if done.spared:

@@ -306,3 +306,22 @@ def test_no_store_and_an_empty_one(dsv: Dsv) -> None:
     dsv.ok("init", "pets")
     assert dsv.ok("gc", "--yes").lines == ["deleted 0 packs with 0 B"]
     assert not list(Path(dsv.home).rglob("upkeep-*"))
+
+
+def test_small_packs_that_edits_have_left_are_joined(dsv: Dsv) -> None:
+    here = dsv.at(dsv.cwd, DSV_STORE=str(dsv.home / "store"))
+    here.ok("init", "pets")
+    chance = random.Random(4)
+    contents = [chance.randbytes(2_000) for _ in range(8)]
+    for number, content in enumerate(contents):
+        (here.cwd / "file").write_bytes(content)
+        here.ok("put", "file", f"pets:{number}", "-m", "edit")
+    assert len(packs(here)) == 16
+    assert "16 small packs become 2" in here.ok("gc", "--dry-run").lines
+    assert "gc would join packs: 16 small packs become 2" in here.ok("du", "--unused").lines
+    assert here.ok("du", "--unused", "--json").json["store"]["packs"]["joined"] == {"packs": 16, "into": 2}
+    assert "16 small packs become 2" in here.ok("gc", "--yes").out
+    assert len(packs(here)) == 2
+    here.ok("export", "pets", "out")
+    assert [(here.cwd / "out" / str(number)).read_bytes() for number in range(8)] == contents
+    assert "nothing to free" in here.ok("gc", "--dry-run").out

@@ -194,15 +194,9 @@ class Needed:
     if each is condemned, has it marked as damaged, or has it outside the store."""
 
     def __init__(
-        self,
-        rows: IndexRows,
-        reached: IdSet,
-        listed: ListedPacks,
-        damage: Damage | None = None,
-        erased: ErasedRows | None = None,
-        condemned: Collection[PackId] = (),
-        wanted: IdSet | None = None,
-    ) -> None:
+        self, rows: IndexRows, reached: IdSet, listed: ListedPacks, damage: Damage | None = None,
+        erased: ErasedRows | None = None, condemned: Collection[PackId] = (), wanted: IdSet | None = None,
+    ) -> None:  # fmt: skip
         """wanted: further ids, which are kept where they are there"""
         self._wanted = wanted
         self._condemned = condemned
@@ -249,17 +243,11 @@ class Needed:
         unused = sizes - used - _OVERHEAD
         partly = ~whole & ~rewrite & ~self._external & (unused > 0)
         return GcPlan(
-            whole=tuple(self._listed.chosen(whole)),
-            rewrite=tuple(self._listed.chosen(rewrite)),
-            packs=len(sizes),
-            bytes=int(sizes.sum()),
-            freed=int(sizes[whole | rewrite].sum()),
+            whole=tuple(self._listed.chosen(whole)), rewrite=tuple(self._listed.chosen(rewrite)), joined=joined,
+            packs=len(sizes), bytes=int(sizes.sum()), freed=int(sizes[whole | rewrite].sum()),
             copied=sum(_packed(int(used[rewrite & of_kind].sum())) for of_kind in kinds),
-            left=int((~fits).sum()),
-            partly=int(partly.sum()),
-            partly_unused=int(unused[partly].sum()),
-            joined=joined,
-        )
+            left=int((~fits).sum()), partly=int(partly.sum()), partly_unused=int(unused[partly].sum()),
+        )  # fmt: skip
 
     def deletable(self) -> tuple[PackId, ...]:
         """Return the condemned packs to delete: no needed object is in them alone. Includes missing packs."""
@@ -396,12 +384,11 @@ def in_batches(rows: Rows, order: NDArray[np.int64], sizes: NDArray[np.int64]) -
     """Yield these rows for as many packs as may be held, all rows of a pack together, in order. Packs go by their
     first row. rows: sorted by pack. sizes: of the pack of each row."""
     _, begins = np.unique(rows["pack"], return_index=True)
-    ends = np.append(begins[1:], len(rows))
+    of_packs = np.split(np.arange(len(rows)), begins[1:])
     by_first = np.argsort(np.minimum.reduceat(order, begins), kind="stable")
     held = np.cumsum(sizes[begins][by_first]) // _HELD
     for number in np.unique(held):
-        packs = by_first[held == number]
-        at = np.concatenate([np.arange(begins[pack], ends[pack]) for pack in packs])
+        at = np.concatenate([of_packs[pack] for pack in by_first[held == number]])
         yield rows[at[np.argsort(order[at], kind="stable")]]
 
 

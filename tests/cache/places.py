@@ -71,7 +71,8 @@ def publish(
     record = Filled(
         fill=os.urandom(16).hex(), store="00" * 16, commit=str(where.commit), files=len(files),
         bytes=sum(map(len, files.values())), entries=len(files), own_files=own_files, own_bytes=own_bytes + error,
-        user="ann", host="gpu1", time=root.now() - age,
+        counted=not error, linked=() if links is None else ("another/commit",), user="ann", host="gpu1",
+        time=root.now() - age,
     )  # fmt: skip
     write_record(root, where, record)
     return visible.path

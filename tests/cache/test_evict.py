@@ -132,7 +132,7 @@ def test_the_sum_of_all_accounts_is_what_the_disk_holds(
         visible = sorted(item.place for item in take_inventory(root).visible)
         reference = data.draw(st.sampled_from([None, *visible]))
         publish(
-            root, place(number), {name: contents[name] for name in names}, age=number,
+            root, place(number), {name: contents[name] for name in names}, age=10 - number,
             links=None if reference is None else root.visible(reference).path,
         )  # fmt: skip
     order = data.draw(st.permutations([item.place for item in take_inventory(root).visible]))

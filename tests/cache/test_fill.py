@@ -103,8 +103,8 @@ def test_a_file_that_the_server_has_forgotten_is_written_anew(
 
     fill_file = files.fill_file
 
-    def fill(descriptor: int, pieces: Any) -> int:
-        fill_file(descriptor, pieces)
+    def fill(descriptor: int, pieces: Any, holes: list[int]) -> int:
+        fill_file(descriptor, pieces, holes)
         if not os.readlink(f"/proc/self/fd/{descriptor}").endswith("/x") or not failures:
             return descriptor
         failed = failures.pop()

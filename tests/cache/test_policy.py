@@ -60,9 +60,10 @@ def plan_eviction(
 
     originals = {one.place: one for one in candidates}
 
-    def act(one: CachedCommit, _: CachedCommit | None) -> CachedCommit:
+    def act(one: CachedCommit, others: Iterable[CachedCommit]) -> CachedCommit:
         freed = measure(originals[one.place])
-        return replace(one, freed=freed, passed_on=one.room - freed)
+        heir = next((other.place for other in others if one.room != freed), None)
+        return replace(one, freed=freed, passed_on=() if heir is None else ((heir, one.room - freed),))
 
     def due(one: CachedCommit) -> Due:
         return Due(originals[one.place], one.reason)

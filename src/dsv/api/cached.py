@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsv.api.cache_targets import Targets, tracked
+from dsv.cache.account import recount
 from dsv.cache.claims import LeaseRecord, PinRecord
 from dsv.cache.cleanup import Trash, find_trash, measure
 from dsv.cache.evict import disk_now
 from dsv.cache.fill import check as reading
 from dsv.cache.fill import directory, reservations
 from dsv.cache.fill.check import Checked
-from dsv.cache.fill.parts import estimated_room
 from dsv.cache.fill.workers import read_workers
 from dsv.cache.inventory import Inventory, find_places, take_inventory
 from dsv.cache.policy import CachedCommit, EvictionPlanner
 from dsv.cache.record import Filled, local_commit, read_record
 from dsv.cache.root import CachePlace, CacheRoot, explaining, refuse_symlinks
-from dsv.cache.settings import CacheSettings, load_settings
+from dsv.cache.settings import CacheSettings, check_writable, load_settings
 from dsv.errors import Conflict, UsageError
 from dsv.files.shared_path import SharedPath
 from dsv.run.record import tree_of_run
@@ -51,7 +51,7 @@ class CachedItem:
     files: int
     bytes: int
     own_bytes: int
-    """Bytes on disk not shared with other cached commits, from records; only an eviction measures them."""
+    """Bytes on disk on its account. Of the commits that share a file, the one that was cached first has it."""
     cached_by: str
     cached_on: str
     cached_at: float
@@ -113,20 +113,23 @@ class CachedReport:
     """Folders that evictions have moved out of sight but not deleted."""
 
 
-def cached(folder: Path) -> CachedReport:
+def cached(folder: Path, *, anew: bool = False) -> CachedReport:
     """Report on a cache from its small records, without asking a store.
 
-    Raises `UsageError`, `Denied`, `Unreachable`, and `Conflict` if a symlink leads out of the cache.
+    anew: first count what the commits take, and correct the accounts. Raises `UsageError`, `Denied`, `Unreachable`,
+    and `Conflict` if a symlink leads out of the cache, or if the accounts can't be compared now.
     """
     root = CacheRoot(folder)
     settings = load_settings(root)
     refuse_symlinks(root)
+    if anew:
+        check_writable(root, settings)
+        recount(root, mend=True)
     inventory = take_inventory(root)
     with explaining(root.path, "read"):
-        own = _own_bytes(inventory.visible)
         names = _names(root, inventory.visible)
         items = tuple(
-            _item(root, item, names.get(item.place, ()), own[item.place], settings, inventory.now)
+            _item(root, item, names.get(item.place, ()), settings, inventory.now)
             for item in sorted(inventory.visible, key=lambda one: (one.place.dataset, -one.last_use))
         )
         fills = _fills(root, inventory.now)
@@ -135,7 +138,7 @@ def cached(folder: Path) -> CachedReport:
 
 
 def _item(
-    root: CacheRoot, item: CachedCommit, names: tuple[str, ...], own: int, settings: CacheSettings, now: float
+    root: CacheRoot, item: CachedCommit, names: tuple[str, ...], settings: CacheSettings, now: float
 ) -> CachedItem:
     record = item.record
     commit = local_commit(root, item.place)
@@ -151,7 +154,7 @@ def _item(
         made_for=None if commit is None else tree_of_run(commit),
         files=item.files,
         bytes=item.bytes,
-        own_bytes=own,
+        own_bytes=item.room.bytes,
         cached_by=record.user if record else "",
         cached_on=record.host if record else "",
         cached_at=record.time if record else item.last_use,
@@ -181,20 +184,6 @@ def _names(root: CacheRoot, items: list[CachedCommit]) -> dict[CachePlace, tuple
         item.place: tuple(by_commit(item.record.store, item.place.dataset_name).get(item.place.commit, ()))
         for item in items
         if item.record is not None
-    }
-
-
-def _own_bytes(items: list[CachedCommit]) -> dict[CachePlace, int]:
-    """Return the room of each commit, less the room that its largest user shares with it by links."""
-    taken: dict[str, int] = {}
-    for item in items:
-        if item.record is not None:
-            linked = estimated_room(item.record.files, item.record.bytes) - item.record.own_bytes
-            for reference in item.record.linked:
-                taken[reference] = max(taken.get(reference, 0), linked)
-    return {
-        item.place: max(0, item.room.bytes - taken.get(f"{item.place.dataset}/{item.place.name}", 0))
-        for item in items
     }
 
 

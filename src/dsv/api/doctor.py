@@ -18,6 +18,7 @@ from dsv import __version__
 from dsv.api.context import Context
 from dsv.api.pools import load_pool
 from dsv.api.settings import BUILT_IN
+from dsv.cache.account import recount
 from dsv.cache.root import CacheRoot, explain
 from dsv.cache.settings import check_writable, load_settings
 from dsv.errors import Denied, DsvError, NotFound
@@ -266,8 +267,22 @@ def _cache(context: Context) -> Iterator[Finding]:
         yield _warn("cache", f"{text}, but only {room.f_favail:,} inodes", "dsv evict --dry-run")
     else:
         yield _ok("cache", text)
+    try:
+        yield _accounts(root)
+    except DsvError as error:
+        yield _failed("cache accounts", error)
     if system.remote:
         yield _clock("cache clock", f"the file server's clock and {host_name()}'s", offset, 0.0)
+
+
+def _accounts(root: CacheRoot) -> Finding:
+    counted = recount(root, mend=False)
+    size = sum(room.bytes for _, room in counted)
+    off = sum(abs(item.room.bytes - room.bytes) for item, room in counted)
+    text = f"the accounts of {format_count(len(counted), 'cached commit')}, {format_bytes(size)}, "
+    if off * 50 > size:
+        return _warn("cache accounts", f"{text}are wrong by {format_bytes(off)}", "dsv cached --recount")
+    return _ok("cache accounts", f"{text}agree with the disk")
 
 
 def _engines(environ: Mapping[str, str]) -> Iterator[Finding]:

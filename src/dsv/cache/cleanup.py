@@ -136,6 +136,8 @@ class Sweeper:
         self._freed = Extent()
         self._stuck: list[Trash] = []
         self._busy: set[str] = set()
+        self.has_ended_evictions = False
+        """True if evictors were killed; what they had to pass on to other accounts is not known."""
         self._now = remembered.now
         self._visible: frozenset[CachePlace] = frozenset()
 
@@ -196,6 +198,7 @@ class Sweeper:
         claims = facts.claims
         for name in claims.intents:
             if self._is_dead(place, name):
+                self.has_ended_evictions = True
                 if not cancel_intent(self._root, place, name):
                     self._remove(self._root.trash / name.removeprefix(INTENT), place)
                     self._unlink(place, name)
@@ -216,8 +219,8 @@ class Sweeper:
     def _clear_invisible(self, place: CachePlace, claims: Claims) -> None:
         if self._root.visible(place).is_dir():
             return
-        if visible_identity(self._root, place) is None:
-            # A commit is visible before it is recorded, so the recorded one was deleted.
+        if visible_identity(self._root, place) is None and not self._root.fill(place).is_dir():
+            # A commit is visible before it is recorded, so the recorded one was deleted. A fill keeps its shares.
             for name in claims.names:
                 if name.startswith((ENTRY, SHARE)):
                     self._unlink(place, name)

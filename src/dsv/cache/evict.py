@@ -6,18 +6,20 @@ docs/internals/cache-protocol.md has the rules, E1 to E7 and C1 to C4, and says 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 from msgspec.structs import replace
 
+from dsv.cache.account import Payer, inherit, recount
 from dsv.cache.claims import INTENT, Claims, Intent, read_claims
 from dsv.cache.cleanup import Sweeper, Trash, remove_empty
-from dsv.cache.fill import reservations
+from dsv.cache.fill import directory, reservations
 from dsv.cache.fill.reservations import NoRoomBeside
-from dsv.cache.inventory import Inventory, Remembered, take_inventory
+from dsv.cache.inventory import Inventory, Remembered, find_all, take_inventory
 from dsv.cache.leases import visible_identity
 from dsv.cache.names import hide_tags, show_tag
 from dsv.cache.policy import CachedCommit, DiskSpace, EvictionPlanner, EvictionRequest, Need
@@ -25,7 +27,7 @@ from dsv.cache.record import USED, Extent, add_share, last_used, record_path
 from dsv.cache.removal import Removed, Remover
 from dsv.cache.root import CachePlace, CacheRoot, explain, explaining, nearest_folder
 from dsv.cache.settings import CacheSettings, check_writable, load_settings
-from dsv.errors import DsvError
+from dsv.errors import Conflict, DsvError, Unsupported
 from dsv.values.names import TagName
 from dsv.values.units import format_bytes, format_count
 
@@ -96,7 +98,12 @@ def sweep(
     """Delete what killed evictors left, and fills that no process continues. Raises as `evict`."""
     check_writable(root, settings)
     with explaining(root.path, "clean up"):
-        return Sweeper(root, settings, request, remembered).run()
+        sweeper = Sweeper(root, settings, request, remembered)
+        cleared = sweeper.run()
+        if sweeper.has_ended_evictions:
+            with contextlib.suppress(Conflict):
+                recount(root, mend=True)
+        return cleared
 
 
 def look(root: CacheRoot, remembered: Remembered) -> Inventory:
@@ -124,9 +131,9 @@ def evict_from(
     """Do what `evict` does without the sweep, from a given inventory."""
     executor = _Executor(root)
 
-    def act(due: CachedCommit, successor: CachedCommit | None) -> CachedCommit | str | None:
+    def act(due: CachedCommit, _: Iterable[CachedCommit]) -> CachedCommit | str | None:
         try:
-            outcome = executor.evict(due, successor)
+            outcome = executor.evict(due)
         except OSError as error:
             return _failed(due, error)
         if isinstance(outcome, CachedCommit) and outcome.error is None:
@@ -152,11 +159,13 @@ def preview(
         return EvictionResult()
     remover = Remover(dry=True)
 
-    def measure(due: CachedCommit, _: CachedCommit | None) -> CachedCommit:
+    def measure(due: CachedCommit, others: Iterable[CachedCommit]) -> CachedCommit:
         if not exact:
             return replace(due, freed=due.room)
         try:
-            return _evicted(due, remover.remove(root.visible(due.place)))
+            removed = remover.remove(root.visible(due.place))
+            heirs = inherit(root, due, removed, others, [])
+            return _evicted(due, removed, ((place, rest) for (_, place, *_), rest in heirs))
         except OSError as error:
             return _failed(due, error)
 
@@ -188,7 +197,7 @@ class _Executor:
         self._remover = Remover()
         self._links: dict[str, dict[str, str]] = {}
 
-    def evict(self, due: CachedCommit, successor: CachedCommit | None) -> CachedCommit | str | None:
+    def evict(self, due: CachedCommit) -> CachedCommit | str | None:
         """Return the evicted commit; why it stays; None if another evictor was faster. Raises `OSError`."""
         root, place = self._root, due.place
         intent = Intent.declare(root, place, root.now(root.claims(place)))
@@ -220,8 +229,7 @@ class _Executor:
         except OSError as error:  # the intent stays, so that the next evict finds the rest
             failure = _half_removed(place, error)
             return replace(due, freed=self._remover.removed.room, error=failure, half_removed=True)
-        evicted = _evicted(due, removed)
-        self._pass_on(evicted.passed_on, successor)
+        evicted = _evicted(due, removed, self._pass_on(due, removed))
         intent.withdraw()
         remove_empty(root, place)
         return evicted
@@ -247,11 +255,14 @@ class _Executor:
             return "cached anew at this moment"
         return None
 
-    def _pass_on(self, rest: Extent, successor: CachedCommit | None) -> None:
-        """Add room that stays in use, because others link the files, to another commit's account."""
-        if successor is not None and successor.record is not None and rest != Extent():
+    def _pass_on(self, due: CachedCommit, removed: Removed) -> Iterator[tuple[CachePlace, Extent]]:
+        """Add what stays in use to the accounts of those that link it."""
+        fills = list(_under_way(self._root)) if removed.shared else []
+        others = take_inventory(self._root).visible if removed.shared else []
+        for (_, place, fill, _), rest in inherit(self._root, due, removed, others, fills):
             with contextlib.suppress(OSError):
-                add_share(self._root, successor.place, successor.record.fill, rest)
+                add_share(self._root, place, fill, rest)
+            yield place, rest
 
 
 def _half_removed(place: CachePlace, error: OSError) -> DsvError:
@@ -275,27 +286,24 @@ def forget(root: CacheRoot, place: CachePlace, claims: Claims) -> None:
     (root.claims(place) / USED).unlink(missing_ok=True)
 
 
-def _passed_on(due: CachedCommit, removed: Removed) -> Extent:
-    """Return what goes over from its account to another's. What its own fill took is an estimate, whose error must
-    not: more goes over only for files that stay or that it inherited, and less than nothing only if it had linked
-    files, which may be on another account."""
-    record, rest = due.record, due.room - removed.room
-    if record is None:
-        return rest
-    own = Extent(record.own_bytes, record.own_files)
-    found = rest.at_most((due.room - own).at_most(due.room) + removed.shared)
-    has_links = record.linked or record.own_files < record.files
-    return Extent(min(rest.bytes, found.bytes), min(rest.files, found.files)) if has_links else found
-
-
-def _evicted(due: CachedCommit, removed: Removed) -> CachedCommit:
+def _evicted(
+    due: CachedCommit, removed: Removed, passed_on: Iterable[tuple[CachePlace, Extent]]
+) -> CachedCommit:
     return replace(
         due,
         freed=removed.room,
-        passed_on=_passed_on(due, removed),
+        passed_on=tuple(passed_on),
         foreign=removed.foreign,
         foreign_paths=tuple(removed.foreign_paths),
     )
+
+
+def _under_way(root: CacheRoot) -> Iterator[Payer]:
+    for place in find_all(root.dot / "fill"):
+        with contextlib.suppress(Unsupported):
+            fill = directory.join(root, place)
+            if fill is not None:
+                yield math.inf, place, fill.fill, fill.tree
 
 
 _REST = 100  # reading all commits takes at most one part in so many of the time

@@ -47,8 +47,8 @@ class CachedCommit(msgspec.Struct, frozen=True):
     reason: str = ""
     """Why it is evicted, or stays."""
     freed: Extent = _NOTHING
-    passed_on: Extent = _NOTHING
-    """Room on its account that stays in use, because others link its files."""
+    passed_on: tuple[tuple[CachePlace, Extent], ...] = ()
+    """Room that stays in use, because others link its files, and who pays for it from now on."""
     foreign: int = 0
     """Files in it that no fill wrote; `foreign_paths` are some of them."""
     foreign_paths: tuple[str, ...] = ()
@@ -141,20 +141,19 @@ class EvictionPlanner:
         self._kept: list[CachedCommit] = []
 
     def run(
-        self, act: Callable[[CachedCommit, CachedCommit | None], CachedCommit | str | None]
+        self, act: Callable[[CachedCommit, Iterable[CachedCommit]], CachedCommit | str | None]
     ) -> tuple[list[CachedCommit], list[CachedCommit], list[CachedCommit], list[str]]:
         """Have `act` evict what is due, the least recently used first; return what was evicted, what stays,
         what failed, and the limits that are still exceeded.
 
-        act: also gets the commit to whose account the rest is added. Returns what was evicted or has failed,
-        why it stays after all, or None if another evictor was faster.
+        act: also gets the other commits. Returns what was evicted or has failed, why it stays after all, or None if
+        another evictor was faster.
         """
         evicted: list[CachedCommit] = []
         failed: list[CachedCommit] = []
         while (due := self._next()) is not None:
             one = replace(due, room=self._there.pop(due.place).room)  # with what was added to its account
-            successor = self._next_owner(one)
-            outcome = act(one, successor)
+            outcome = act(one, self._there.values())
             if isinstance(outcome, CachedCommit) and outcome.error is not None:
                 failed.append(outcome)
                 outcome = outcome if outcome.half_removed else outcome.error.message
@@ -167,10 +166,10 @@ class EvictionPlanner:
                 self._disk = self._disk.freed(outcome.freed)
                 if outcome.error is None:
                     evicted.append(outcome)
-                    if successor is not None:
-                        rest = outcome.passed_on
-                        self._there[successor.place] = replace(successor, room=successor.room + rest)
-                        self._account(successor, rest)
+                    for place, rest in outcome.passed_on:
+                        if (heir := self._there.get(place)) is not None:
+                            self._there[place] = replace(heir, room=heir.room + rest)
+                            self._account(heir, rest)
         for one in self._waiting:
             if self._request.only is None or one.place in self._request.only:
                 used = format_duration(max(0.0, self._now - one.last_use))
@@ -197,12 +196,6 @@ class EvictionPlanner:
     def _account(self, one: CachedCommit, room: Extent) -> None:
         self._total += room
         self._datasets[one.dataset] = self._datasets.get(one.dataset, Extent()) + room
-
-    def _next_owner(self, gone: CachedCommit) -> CachedCommit | None:
-        """Return the commit that still linked room is added to: the last used of the dataset, else of all."""
-        others = list(self._there.values())
-        same = [one for one in others if one.dataset == gone.dataset]
-        return max(same or others, key=lambda one: (one.last_use, one.place), default=None)
 
     def exceeded(self) -> list[str]:
         """Return each exceeded limit in a sentence."""

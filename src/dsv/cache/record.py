@@ -64,10 +64,6 @@ class Extent(msgspec.Struct, frozen=True):
     def __sub__(self, other: Extent) -> Extent:
         return Extent(self.bytes - other.bytes, self.files - other.files)
 
-    def at_most(self, other: Extent) -> Extent:
-        """Return the smaller numbers of both, at least 0."""
-        return Extent(max(0, min(self.bytes, other.bytes)), max(0, min(self.files, other.files)))
-
 
 def mark_used(root: CacheRoot, place: CachePlace) -> None:
     """Record that the commit was used now, at most once a minute. Raises `OSError`."""
@@ -130,7 +126,9 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fa
     own_files: int = 0
     """Inodes that this fill added, without those of linked files."""
     own_bytes: int = 0
-    """Disk blocks that it added, in bytes."""
+    """Disk blocks that it added, in bytes, with those of folders."""
+    counted: bool = False
+    """Both were counted when the files were written. Older versions estimated them."""
     selection: tuple[str, ...] = ()
     """The selected paths; empty for a whole commit."""
     linked: tuple[str, ...] = ()

@@ -37,11 +37,12 @@ _SHOWN = 5  # names of foreign files that are kept for the report
 
 
 class Removed(msgspec.Struct):
-    """What a removal freed. The room of files that others still link is `shared`; no fill wrote the `foreign` ones."""
+    """What a removal freed, without folders. No fill wrote the `foreign` files."""
 
     files: int = 0
     room: Extent = msgspec.field(default_factory=Extent)
-    shared: Extent = msgspec.field(default_factory=Extent)
+    shared: dict[int, int] = msgspec.field(default_factory=dict)
+    """Bytes of disk of the files that others still link, by inode."""
     foreign: int = 0
     foreign_paths: list[str] = msgspec.field(default_factory=list)
 
@@ -73,7 +74,7 @@ class Remover:
         with Opened(parent), ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-remove") as pool:
             while self._deep:
                 self._folder(parent, self._deep.pop(), "", pool)
-        self.removed.shared = Extent(sum(self._shared.values()), len(self._shared))
+        self.removed.shared = {inode: size for (_, inode), size in self._shared.items()}
         return self.removed
 
     def _folder(self, parent: int, last: str, shown: str, pool: ThreadPoolExecutor | None) -> bool:

@@ -86,20 +86,23 @@ def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def write_sparse(descriptor: int, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
-    """Write the pieces to an empty file, but leave holes where blocks of them are zero: they take no room."""
-    ends_in_hole = False
+def write_sparse(descriptor: int, pieces: Iterable[bytes | bytearray | memoryview]) -> int:
+    """Write the pieces to an empty file, but leave holes where blocks of them are zero: they take no room. Return
+    the bytes in holes."""
+    ends_in_hole, holes = False, 0
     for piece in pieces:
         view, begin = memoryview(piece), 0
         for at in range(0, len(view) - len(_ZEROS) + 1, len(_ZEROS)):
             if not view[at] and _ZEROS.startswith(view[at : at + len(_ZEROS)]):  # mostly one look says no
                 write_all(descriptor, view[begin:at])
                 begin = at + len(_ZEROS)
+                holes += len(_ZEROS)
                 os.lseek(descriptor, len(_ZEROS), os.SEEK_CUR)
         write_all(descriptor, view[begin:])
         ends_in_hole = begin == len(view) and (begin > 0 or ends_in_hole)
     if ends_in_hole:
         os.ftruncate(descriptor, os.lseek(descriptor, 0, os.SEEK_CUR))
+    return holes
 
 
 def sync_data(descriptor: int) -> None:

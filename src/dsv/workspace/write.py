@@ -42,7 +42,7 @@ _RUN_FILES = 8192
 _RUN_BYTES = 256 << 20
 
 Asked = tuple[Entry, Location | None]
-Fill = Callable[[int], None]
+Fill = Callable[[int], object]
 """Writes verified content to an empty file, which is open for reading and writing."""
 ContentsOf = Callable[[Iterator[Asked]], Iterator[Fill]]
 """Yields the content of each file that is asked for, in that order."""
@@ -358,9 +358,7 @@ class CheckoutWriter(AbstractContextManager["CheckoutWriter"]):
     def __exit__(self, *_: object) -> None:
         self._descent.close()
 
-    def file(
-        self, entry: Entry, fill: Callable[[int], None], expected: bytes | None, *, replace: bool
-    ) -> bytes | None:
+    def file(self, entry: Entry, fill: Fill, expected: bytes | None, *, replace: bool) -> bytes | None:
         """Write a file; return its row, or None if its path was not as `expected`. fill: writes the content
         to the descriptor of an empty file, open for reading and writing."""
         above, name = split(entry.path)

@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from dsv.cache.account import room_of
 from dsv.cache.claims import LeaseOwner
-from dsv.cache.fill.parts import PLAN, VERSION, FillPlan
-from dsv.cache.record import Filled, lookup, record_path, write_record
+from dsv.cache.fill.parts import PLAN, VERSION, FillPlan, written_by
+from dsv.cache.record import Extent, Filled, lookup, record_path, write_record
 from dsv.cache.removal import Remover
 from dsv.cache.root import CachePlace, CacheRoot, remove_probes
 from dsv.errors import UPGRADE, Conflict, Unsupported
@@ -163,7 +164,7 @@ def publish(directory: FillDirectory, owner: LeaseOwner) -> bool:
     `OSError`, and `Conflict` if something that is not dsv's is in the way.
     """
     directory.root.reach(directory.root.claims(directory.place))
-    record = _record(directory, owner)
+    record = _record(directory, directory.tree, owner)
     with directory.root.drafted(msgspec.json.encode(record)) as draft:
         for _ in range(_TRIES):
             if _becomes_visible(directory):
@@ -247,12 +248,16 @@ def finalize(directory: FillDirectory) -> None:
         and directory.root.visible(directory.place).is_dir()
         and not record_path(directory.root, directory.place, directory.fill).exists()
     ):
-        write_record(directory.root, directory.place, _record(directory, LeaseOwner.new()))
+        record = _record(directory, directory.root.visible(directory.place), LeaseOwner.new())
+        write_record(directory.root, directory.place, record)
     clear(directory)
 
 
-def _record(directory: FillDirectory, owner: LeaseOwner) -> Filled:
+def _record(directory: FillDirectory, tree: SharedPath, owner: LeaseOwner) -> Filled:
+    """tree: where its files are now. Raises `OSError`."""
     plan = directory.plan
+    written = written_by(directory.parts, len(plan.parts))
+    own = Extent(plan.need_bytes, plan.need_files) if written is None else written + room_of(tree)
     return Filled(
         fill=directory.fill,
         store=plan.store,
@@ -260,8 +265,9 @@ def _record(directory: FillDirectory, owner: LeaseOwner) -> Filled:
         files=plan.files,
         bytes=plan.bytes,
         entries=plan.entries,
-        own_files=plan.need_files,
-        own_bytes=plan.need_bytes,
+        own_files=own.files,
+        own_bytes=own.bytes,
+        counted=written is not None,
         selection=tuple(plan.selection),
         linked=tuple(f"{reference.dataset}/{reference.name}" for reference in plan.references),
         host=owner.host,

@@ -178,7 +178,7 @@ def create_file(
     folder: int, name: bytes | str, pieces: Iterable[Buffer], rights: FillRights, *, executable: bool
 ) -> None:
     """Create a file with this content. Raises `FileExistsError`, `OSError`."""
-    descriptor = fill_file(new_file(folder, name, rights, executable=executable), pieces)
+    descriptor = fill_file(new_file(folder, name, rights, executable=executable), pieces, [])
     finish_file(descriptor, rights, executable=executable)
 
 
@@ -187,10 +187,11 @@ def new_file(folder: int, name: bytes | str, rights: FillRights, *, executable: 
     return os.open(name, _CREATE, rights.executable if executable else rights.file, dir_fd=folder)
 
 
-def fill_file(descriptor: int, pieces: Iterable[Buffer]) -> int:
-    """Write the pieces to a new file; return its descriptor, or close it on failure. Raises `OSError`."""
+def fill_file(descriptor: int, pieces: Iterable[Buffer], holes: list[int]) -> int:
+    """Write the pieces to a new file, and add the bytes in holes to the list; return its descriptor, or close it on
+    failure. Raises `OSError`."""
     try:
-        write_sparse(descriptor, _written_back(descriptor, pieces))
+        holes.append(write_sparse(descriptor, _written_back(descriptor, pieces)))
     except BaseException:
         os.close(descriptor)
         raise
@@ -238,7 +239,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Taken(enum.Enum):
-    """LINKED: no room used. COPIED: the file's room was used, but nothing was fetched. NO: fetch it."""
+    """LINKED: no room used. COPIED: room used, maybe of shared blocks, but nothing was fetched. NO: fetch it."""
 
     LINKED = enum.auto()
     COPIED = enum.auto()
@@ -349,7 +350,7 @@ class Links:
         return None
 
     def _copy(self, source: tuple[int, bytes], target: tuple[int, bytes], entry: Entry) -> Taken:
-        """Share the blocks, which costs nothing, or copy a small file. The chunks of a large file are checked
+        """Share the blocks, or copy a small file. The chunks of a large file are checked
         and copied by the process that fetches, so that no wrong byte is ever written.
         """
         try:
@@ -361,7 +362,7 @@ class Links:
         executable = entry.kind is Kind.EXECUTABLE
         with Opened(descriptor):
             if self._clones and self._clone(descriptor, target, executable=executable):
-                return Taken.LINKED
+                return Taken.COPIED
             self._clones = False
             if entry.size > SINGLE_CHUNK_MAX:
                 return Taken.NO

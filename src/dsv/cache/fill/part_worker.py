@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 from dsv.cache.fill.directory import FillDirectory
 from dsv.cache.fill.files import LARGE_PIECE, FileState, WriteBack
-from dsv.cache.fill.parts import Claim, ClaimTable, block_drafts, blocks, read_ahead
+from dsv.cache.fill.parts import BLOCK, Claim, ClaimTable, block_drafts, blocks, read_ahead
 from dsv.cache.fill.place_files import PartJob, PartWriter
-from dsv.cache.fill.source import FillContents, LinkRun, StoreSource
+from dsv.cache.fill.source import FillContents, FillEntry, LinkRun, StoreSource
 from dsv.cache.fill.workers import Worker
+from dsv.cache.record import Extent
 from dsv.errors import IntegrityError, Unreachable
 from dsv.files import system
 from dsv.format.recipe import SINGLE_CHUNK_MAX
@@ -55,6 +56,8 @@ class PartWorker:
         self._asked: deque[PartJob] = deque()
         self._since_tick = 0
         self._ahead = read_ahead(directory.plan)
+        # What the smallest file takes shows what the file system allocates at least.
+        self._block = (directory.workers / tally.owner.id).stat().st_blocks * 512 or BLOCK
         self.damaged: dict[bytes, IntegrityError] = {}
         """By path, what the store can't give. Parts with these files stay undone; the others are done."""
         self._write_back: WriteBack | None = None  # if each part is synced by itself
@@ -65,7 +68,7 @@ class PartWorker:
         """Bytes of disk written in files that are too small to be sent to the disk one by one."""
         try:
             self._contents = FillContents(directory, source)
-            self._placer = PartWriter(directory, kind)
+            self._placer = PartWriter(directory, kind, self._block)
             self._stack.callback(self._placer.close)
             if kind.remote and not kind.sync_each:
                 self._write_back = WriteBack(directory)
@@ -187,6 +190,8 @@ class PartWorker:
                 yield WantedFile(entry, item.where, contents.same_version(item, broken))
                 continue
             elif state is FileState.WHOLE:
+                if not self._is_link(item):
+                    job.made.append(blocks(entry.size, self._block))
                 self._count(entry, written=False)
                 continue
             elif not entry.size:
@@ -239,7 +244,7 @@ class PartWorker:
         if self._write_back is not None:
             self._write_back.finish()
         self._report_links(job)
-        self._table.finish(job.claim)
+        self._table.finish(job.claim, Extent(sum(job.made) - sum(job.holes), len(job.made)))
         self._drop(job)
 
     def _look_through(self, job: PartJob) -> None:
@@ -254,7 +259,7 @@ class PartWorker:
         self._placer.settle(again)
         self._placer.end(again)
         self._asked = asked
-        job.again, job.symlinks = again.again, again.symlinks
+        job.again, job.symlinks, job.made, job.holes = again.again, again.symlinks, again.made, again.holes
 
     def _report_links(self, job: PartJob) -> None:
         """Report the symlinks to the publisher, which checks that none leads out of the tree."""
@@ -272,9 +277,13 @@ class PartWorker:
             size = blocks(item.entry.size)
             self._tally.written += size
             self._tally.made += 1
-            if item.reference is not None and self._directory.plan.references[item.reference].way != "copy":
+            job.made.append(blocks(item.entry.size, self._block))
+            if self._is_link(item):
                 self.unplanned += size
         job.copied.clear()
+
+    def _is_link(self, item: FillEntry) -> bool:
+        return item.reference is not None and self._directory.plan.references[item.reference].way == "link"
 
     def _counted(self, entry: Entry, pieces: Iterator[bytes]) -> Iterator[bytes]:
         tally = self._tally

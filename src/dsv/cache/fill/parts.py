@@ -18,8 +18,10 @@ from itertools import accumulate
 import msgspec
 from msgspec.structs import replace
 
+from dsv.cache.record import Extent
 from dsv.cache.removal import is_held
 from dsv.files.shared_path import SharedPath
+from dsv.files.small_files import list_names
 from dsv.files.system import FileSystem, boot
 from dsv.repo.objects.ranges import ITEM
 
@@ -182,9 +184,9 @@ def slice_bounds(sizes: Sequence[int], slices: int) -> list[tuple[int, int]]:
     return bounds
 
 
-def blocks(size: int) -> int:
+def blocks(size: int, block: int = BLOCK) -> int:
     """Return the bytes of disk for a file of this size."""
-    return -(-size // BLOCK) * BLOCK
+    return -(-size // block) * block
 
 
 def estimated_room(files: int, size: int) -> int:
@@ -312,10 +314,14 @@ class ClaimTable:
                 return replace(claim, done=part in self._finished)
         return None
 
-    def finish(self, claim: Claim) -> None:
-        """Record that every file of the part is whole, and what that needs is synced. Raises `OSError`."""
+    def finish(self, claim: Claim, own: Extent | None = None) -> None:
+        """Record that every file of the part is whole, and what that needs is synced. Raises `OSError`.
+
+        own: what its files take, without linked ones; None if that was recorded before.
+        """
+        text = self._owner if own is None else f"{self._owner} {own.bytes} {own.files}"
         with contextlib.suppress(FileExistsError):
-            (self._folder / f"{claim.part}.{claim.generation}.{self._mark}").symlink_to(self._owner)
+            (self._folder / f"{claim.part}.{claim.generation}.{self._mark}").symlink_to(text)
         self._saw_done(claim.part, claim.generation)
 
     def overtaken(self, claim: Claim) -> bool:
@@ -347,6 +353,16 @@ class ClaimTable:
             return (self._folder / f"{part}.{generation}").readlink()
         except FileNotFoundError:
             return ""
+
+
+def written_by(folder: SharedPath, parts: int) -> Extent | None:
+    """Return what all parts' files take, as `finish` recorded it; None if an older dsv did one. Raises `OSError`."""
+    own: dict[str, Extent] = {}
+    for name in list_names(folder):
+        words = (folder / name).readlink().split() if ".done" in name else []
+        if len(words) == 3 and words[1].isdigit() and words[2].isdigit():
+            own[name.partition(".")[0]] = Extent(int(words[1]), int(words[2]))
+    return sum(own.values(), Extent()) if len(own) == parts else None
 
 
 _BAR_SECONDS = 10.0

@@ -24,7 +24,7 @@ from dsv.cache.fill.files import (
     finish_file,
     new_file,
 )
-from dsv.cache.fill.parts import Claim, draft_name
+from dsv.cache.fill.parts import Claim, blocks, draft_name
 from dsv.cache.fill.source import FillEntry, LinkRun
 from dsv.errors import Unsupported
 from dsv.files import system
@@ -41,7 +41,6 @@ _LOOK_AGAIN = (errno.EEXIST, errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 drafts: the part is looked through again, if it still is this claimer's."""
 _REPLACED = (errno.ENOENT, errno.ESTALE)
 _LOOKS = 3
-
 
 _IN_FLIGHT_BYTES = 64 << 20
 """Small files whose content waits to be written; more would only cost memory."""
@@ -141,14 +140,18 @@ class PartJob(msgspec.Struct):
     symlinks: list[bytes] = msgspec.field(default_factory=list)
     """Paths and targets, alternating."""
     drafts: int = -1
+    made: list[int] = msgspec.field(default_factory=list)
+    """Bytes in blocks of each of its files that is not linked, with those in `holes`, which take none."""
+    holes: list[int] = msgspec.field(default_factory=list)
 
 
 class PartWriter:
     """Writes into the tree of one fill, for one thread. What it did counts after `settle`."""
 
-    def __init__(self, directory: FillDirectory, kind: system.FileSystem) -> None:
-        """Open the folders of the tree. Raises `OSError` if that fails."""
+    def __init__(self, directory: FillDirectory, kind: system.FileSystem, block: int) -> None:
+        """Open the folders of the tree. block: bytes that the file system allocates at least. Raises `OSError`."""
         self._directory = directory
+        self._block = block
         self._rights = FillRights.of(directory.root, sync=kind.sync_each)
         self._stack = contextlib.ExitStack()
         self.pool = TaskPool(_REMOTE_THREADS if kind.remote else 0)
@@ -182,6 +185,7 @@ class PartWriter:
         assert entry.target is not None
         target = entry.target
         job.symlinks += (entry.path, target)
+        job.made.append(self._block if len(target) > 59 else 0)  # the others are in the inode, on ext4
         found = self._find(job, self.asked, entry.path)
         if found is None:
             return
@@ -194,6 +198,7 @@ class PartWriter:
         self._run(job, make)
 
     def make_empty(self, job: PartJob, entry: Entry) -> None:
+        job.made.append(0)
         target = self._find(job, self.asked, entry.path)
         executable = entry.kind is Kind.EXECUTABLE
         if target is not None:
@@ -247,12 +252,13 @@ class PartWriter:
         """Create the file, or replace the broken one, from verified pieces."""
         executable = entry.kind is Kind.EXECUTABLE
         broken = entry.path in job.replace
+        job.made.append(blocks(entry.size, self._block))
         if self.pool.threads and entry.size <= SINGLE_CHUNK_MAX and not broken:
             self._write_small(job, entry, b"".join(pieces))
             return
         with _LookingAgain(job):
             if not broken:
-                begun = fill_file(self._create(entry), pieces)
+                begun = fill_file(self._create(entry), pieces, job.holes)
                 if self.pool.threads:
                     self._run(job, partial(finish_file, begun, self._rights, executable=executable))
                 else:
@@ -266,7 +272,7 @@ class PartWriter:
                     hint="use a cache on a file system that tells all names apart",
                 )
             drafts, draft = self._draft_folder(job), os.urandom(8).hex().encode()
-            begun = fill_file(new_file(drafts, draft, self._rights, executable=executable), pieces)
+            begun = fill_file(new_file(drafts, draft, self._rights, executable=executable), pieces, job.holes)
 
             def replace() -> None:
                 finish_file(begun, self._rights, executable=executable)
@@ -290,7 +296,11 @@ class PartWriter:
         executable = entry.kind is Kind.EXECUTABLE
         with _LookingAgain(job, (entry, content)):
             folder, name = self._arriving.of(entry.path)
-            write = partial(create_file, folder, name, (content,), self._rights, executable=executable)
+
+            def write() -> None:
+                created = new_file(folder, name, self._rights, executable=executable)
+                finish_file(fill_file(created, (content,), job.holes), self._rights, executable=executable)
+
             self._run(job, write, entry.size, (entry, content))
 
     def settle(self, job: PartJob) -> None:

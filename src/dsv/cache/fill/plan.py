@@ -175,7 +175,7 @@ def _whole(
         sums.need_files += child.entries
         sums.need_bytes += estimated_room(child.files, child.bytes)
         return SegmentLoad(number, child.entries, child.bytes, child.bytes)
-    if all(reference.way != "copy" for reference in references):
+    if all(reference.way == "link" for reference in references):
         codes = codes.translate(_LINKED_AS_ONE)  # linked files take no room
     heavy = sum(
         _count(code, size, references, sums)
@@ -243,9 +243,10 @@ def _count(code: int, size: int, references: Sequence[ReferencePlan], sums: _Sum
 
 
 def _copied(code: int, references: Sequence[ReferencePlan]) -> bool:
+    """Return whether a file is made for it. One of shared blocks counts in full, as the file system counts it."""
     if MOVED <= code < CHUNKS:
-        return references[code - MOVED].way == "copy"
-    return LINK <= code < MOVED and references[code - LINK].way == "copy"
+        return references[code - MOVED].way != "link"
+    return LINK <= code < MOVED and references[code - LINK].way != "link"
 
 
 def _reference(root: CacheRoot, place: CachePlace, samples: Sequence[bytes]) -> ReferencePlan:

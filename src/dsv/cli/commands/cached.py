@@ -11,7 +11,7 @@ from dsv.cache.claims import LeaseRecord
 from dsv.cache.fill.check import Checked
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
-from dsv.cli.options import Targets
+from dsv.cli.options import Targets, one_of
 from dsv.cli.output import first, local_time, printable, to_item
 from dsv.errors import IntegrityError, UsageError
 from dsv.values.names import Target
@@ -40,6 +40,9 @@ def cached(
     call: Call,
     targets: Targets = None,
     check: bool = option("--check", "Read cached files (of TARGET, or all) again, and repair what is wrong."),
+    recount: bool = option(
+        "--recount", "First count the disk space of all that is cached, and correct the accounts."
+    ),
     repair: bool | None = option(
         "--repair/--no-repair",
         "With --check: also remove files that were never committed, or change nothing.",
@@ -52,6 +55,7 @@ def cached(
     what is wrong is fetched from the store. Files that were never committed are only removed with --repair. Exit
     code 5: something is still wrong.
     """
+    one_of(check=check, recount=recount)
     if check:
         check_cache(call, [Target.parse(text) for text in targets or ()], repair=repair)
         return
@@ -60,7 +64,7 @@ def cached(
             "TARGET requires --check" if targets else "--repair and --no-repair require --check",
             hint="dsv cached --check [TARGET]...",
         )
-    report = report_cache(call.settings.cache().path)
+    report = report_cache(call.settings.cache().path, anew=recount)
     items = []
     for item in report.items:
         leases = [to_item(lease, _LEASE) for lease in item.leases]

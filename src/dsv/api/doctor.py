@@ -253,6 +253,7 @@ def _cache(context: Context) -> Iterator[Finding]:
         system, kind = kind_of(root.path), name_of(root.path)
         where = f"on {kind or 'a file system'}{', shared with other hosts' if system.remote else ''}"
         offset = server_time(root.path) - time.time()
+        accounts = _accounts(root)
     except DsvError as error:
         yield _failed("cache", error)
         return
@@ -267,10 +268,7 @@ def _cache(context: Context) -> Iterator[Finding]:
         yield _warn("cache", f"{text}, but only {room.f_favail:,} inodes", "dsv evict --dry-run")
     else:
         yield _ok("cache", text)
-    try:
-        yield _accounts(root)
-    except DsvError as error:
-        yield _failed("cache accounts", error)
+    yield accounts
     if system.remote:
         yield _clock("cache clock", f"the file server's clock and {host_name()}'s", offset, 0.0)
 

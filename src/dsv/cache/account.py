@@ -7,10 +7,11 @@ and if a commit is evicted, each of its files that stays goes over to the one th
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterable, Iterator
 
-from dsv.cache.inventory import take_inventory
+from dsv.cache.inventory import find_all, take_inventory
 from dsv.cache.policy import CachedCommit
 from dsv.cache.record import Extent, add_share
 from dsv.cache.removal import Removed
@@ -19,32 +20,36 @@ from dsv.errors import Conflict
 from dsv.files.attributes import GONE, ignoring
 from dsv.files.descent import Descent
 from dsv.files.shared_path import SharedPath
-
-Payer = tuple[float, CachePlace, str, SharedPath]
-"""A commit, or a fill under way: when it was filled, its place, the fill's id, and its tree."""
+from dsv.files.small_files import list_names
 
 
 def inherit(
-    root: CacheRoot, gone: CachedCommit, removed: Removed, others: Iterable[CachedCommit], fills: list[Payer]
-) -> Iterator[tuple[Payer, Extent]]:
-    """Yield who pays from now on for which part of what an evicted commit leaves to others."""
+    root: CacheRoot, gone: CachedCommit, removed: Removed, others: Iterable[CachedCommit] | None = None
+) -> Iterator[tuple[CachePlace, str, Extent]]:
+    """Yield which fill of which place pays from now on for how much of what an evicted commit leaves.
+
+    others: those that count; None for all that are visible or being filled now. Raises `OSError`.
+    """
     left, first = removed.shared, gone.record
-    if first is None or (first.counted and gone.room.files <= removed.room.files):
+    if not left or first is None or (first.counted and gone.room.files <= removed.room.files):
         return  # others pay for all that stays
-    payers = [
-        (record.time, item.place, record.fill, root.visible(item.place))
-        for item in others
-        if (record := item.record) is not None and (record if record.time > first.time else first).linked
-    ]
-    for payer in [*sorted(payers), *fills]:
-        if not left:
-            return
+    payers: list[tuple[float, CachePlace, str, SharedPath]] = []
+    for place in find_all(root.dot / "fill") if others is None else ():
+        fills = list_names(root.fill(place))
+        payers += [
+            (math.inf, place, name.partition("-")[2], root.fill(place) / name / "tree") for name in fills
+        ]
+    for item in take_inventory(root).visible if others is None else others:
+        record = item.record
+        if record is not None and (record if record.time > first.time else first).linked:
+            payers.append((record.time, item.place, record.fill, root.visible(item.place)))
+    for when, place, fill, path in sorted(payers):
         shared: list[int] = []
-        with contextlib.suppress(OSError), Descent(payer[3]) as tree:
-            for _, _, entries in tree.walk():  # it may be evicted meanwhile
+        with contextlib.suppress(OSError), Descent(path) as tree:  # it may be evicted meanwhile
+            for _, _, entries in tree.walk() if left else ():
                 shared += [left.pop(entry.inode()) for entry in entries if entry.inode() in left]
-        if shared and payer[:2] > (first.time, gone.place):
-            yield payer, Extent(sum(shared), len(shared))
+        if shared and (when, place) > (first.time, gone.place):
+            yield place, fill, Extent(sum(shared), len(shared))
 
 
 def room_of(tree: SharedPath, seen: set[int] | None = None) -> Extent:
@@ -75,7 +80,7 @@ def recount(root: CacheRoot, *, mend: bool) -> list[tuple[CachedCommit, Extent]]
         before = take_inventory(root).items
         items = [item for item in before if item.visible and item.record is not None]
         for item in sorted(items, key=lambda item: (item.record.time if item.record else 0, item.place)):
-            with ignoring(GONE):
+            with contextlib.suppress(PermissionError), ignoring(GONE):  # a folder may be closed to this user
                 counted.append((item, room_of(root.visible(item.place), seen)))
         after = take_inventory(root).items
         # What an eviction passes on during the count may be in it already. What it passes on later is not.

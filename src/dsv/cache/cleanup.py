@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from dsv.cache.account import recount
 from dsv.cache.claims import INTENT, Claims, LeaseRecord, cancel_intent, read_intent
 from dsv.cache.fill import directory
 from dsv.cache.fill.directory import finalize
@@ -136,8 +137,7 @@ class Sweeper:
         self._freed = Extent()
         self._stuck: list[Trash] = []
         self._busy: set[str] = set()
-        self.has_ended_evictions = False
-        """True if evictors were killed; what they had to pass on to other accounts is not known."""
+        self._killed = False  # if an evictor was: what it had to pass on to other accounts is not known
         self._now = remembered.now
         self._visible: frozenset[CachePlace] = frozenset()
 
@@ -154,6 +154,9 @@ class Sweeper:
             self._visit(pool, self._draft, list(root.temporary.iterdir()))
             self._visit(pool, lambda link: remove_dangling(root, *link), seen.links)
             self._visit(pool, self._remove_probes, self._folders_of_probes())
+        with contextlib.suppress(DsvError):
+            if self._killed:
+                recount(root, mend=True)
         return self._freed, self._stuck
 
     def _visit(
@@ -198,7 +201,7 @@ class Sweeper:
         claims = facts.claims
         for name in claims.intents:
             if self._is_dead(place, name):
-                self.has_ended_evictions = True
+                self._killed = True
                 if not cancel_intent(self._root, place, name):
                     self._remove(self._root.trash / name.removeprefix(INTENT), place)
                     self._unlink(place, name)

@@ -6,7 +6,6 @@ docs/internals/cache-protocol.md has the rules, E1 to E7 and C1 to C4, and says 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 from msgspec.structs import replace
 
-from dsv.cache.account import Payer, inherit, recount
+from dsv.cache.account import inherit
 from dsv.cache.claims import INTENT, Claims, Intent, read_claims
 from dsv.cache.cleanup import Sweeper, Trash, remove_empty
-from dsv.cache.fill import directory, reservations
+from dsv.cache.fill import reservations
 from dsv.cache.fill.reservations import NoRoomBeside
-from dsv.cache.inventory import Inventory, Remembered, find_all, take_inventory
+from dsv.cache.inventory import Inventory, Remembered, take_inventory
 from dsv.cache.leases import visible_identity
 from dsv.cache.names import hide_tags, show_tag
 from dsv.cache.policy import CachedCommit, DiskSpace, EvictionPlanner, EvictionRequest, Need
@@ -27,7 +26,7 @@ from dsv.cache.record import USED, Extent, add_share, last_used, record_path
 from dsv.cache.removal import Removed, Remover
 from dsv.cache.root import CachePlace, CacheRoot, explain, explaining, nearest_folder
 from dsv.cache.settings import CacheSettings, check_writable, load_settings
-from dsv.errors import Conflict, DsvError, Unsupported
+from dsv.errors import DsvError
 from dsv.values.names import TagName
 from dsv.values.units import format_bytes, format_count
 
@@ -98,12 +97,7 @@ def sweep(
     """Delete what killed evictors left, and fills that no process continues. Raises as `evict`."""
     check_writable(root, settings)
     with explaining(root.path, "clean up"):
-        sweeper = Sweeper(root, settings, request, remembered)
-        cleared = sweeper.run()
-        if sweeper.has_ended_evictions:
-            with contextlib.suppress(Conflict):
-                recount(root, mend=True)
-        return cleared
+        return Sweeper(root, settings, request, remembered).run()
 
 
 def look(root: CacheRoot, remembered: Remembered) -> Inventory:
@@ -164,8 +158,8 @@ def preview(
             return replace(due, freed=due.room)
         try:
             removed = remover.remove(root.visible(due.place))
-            heirs = inherit(root, due, removed, others, [])
-            return _evicted(due, removed, ((place, rest) for (_, place, *_), rest in heirs))
+            heirs = inherit(root, due, removed, others)
+            return _evicted(due, removed, *((place, rest) for place, _, rest in heirs))
         except OSError as error:
             return _failed(due, error)
 
@@ -229,7 +223,7 @@ class _Executor:
         except OSError as error:  # the intent stays, so that the next evict finds the rest
             failure = _half_removed(place, error)
             return replace(due, freed=self._remover.removed.room, error=failure, half_removed=True)
-        evicted = _evicted(due, removed, self._pass_on(due, removed))
+        evicted = _evicted(due, removed, *self._pass_on(due, removed))
         intent.withdraw()
         remove_empty(root, place)
         return evicted
@@ -257,9 +251,7 @@ class _Executor:
 
     def _pass_on(self, due: CachedCommit, removed: Removed) -> Iterator[tuple[CachePlace, Extent]]:
         """Add what stays in use to the accounts of those that link it."""
-        fills = list(_under_way(self._root)) if removed.shared else []
-        others = take_inventory(self._root).visible if removed.shared else []
-        for (_, place, fill, _), rest in inherit(self._root, due, removed, others, fills):
+        for place, fill, rest in inherit(self._root, due, removed):
             with contextlib.suppress(OSError):
                 add_share(self._root, place, fill, rest)
             yield place, rest
@@ -286,24 +278,14 @@ def forget(root: CacheRoot, place: CachePlace, claims: Claims) -> None:
     (root.claims(place) / USED).unlink(missing_ok=True)
 
 
-def _evicted(
-    due: CachedCommit, removed: Removed, passed_on: Iterable[tuple[CachePlace, Extent]]
-) -> CachedCommit:
+def _evicted(due: CachedCommit, removed: Removed, *passed_on: tuple[CachePlace, Extent]) -> CachedCommit:
     return replace(
         due,
         freed=removed.room,
-        passed_on=tuple(passed_on),
+        passed_on=passed_on,
         foreign=removed.foreign,
         foreign_paths=tuple(removed.foreign_paths),
     )
-
-
-def _under_way(root: CacheRoot) -> Iterator[Payer]:
-    for place in find_all(root.dot / "fill"):
-        with contextlib.suppress(Unsupported):
-            fill = directory.join(root, place)
-            if fill is not None:
-                yield math.inf, place, fill.fill, fill.tree
 
 
 _REST = 100  # reading all commits takes at most one part in so many of the time

@@ -54,7 +54,6 @@ class Remover:
         self._dry = dry
         self._turn = threading.Lock()
         self._links: dict[tuple[int, int], int] = {}
-        self._shared: dict[tuple[int, int], int] = {}  # blocks in bytes, of files with further links
         self.removed = Removed()
         """The result of the last `remove`, even if it failed."""
         self._deep: list[str] = []
@@ -63,7 +62,6 @@ class Remover:
     def remove(self, path: SharedPath) -> Removed:
         """Remove a folder, if it exists. Files open on NFS by this host stay in it. Raises `OSError`."""
         self.removed = Removed()
-        self._shared.clear()
         if not self._dry:
             self._links = {}  # earlier removals have changed the link counts themselves
         try:
@@ -74,7 +72,6 @@ class Remover:
         with Opened(parent), ThreadPoolExecutor(_THREADS, thread_name_prefix="dsv-remove") as pool:
             while self._deep:
                 self._folder(parent, self._deep.pop(), "", pool)
-        self.removed.shared = {inode: size for (_, inode), size in self._shared.items()}
         return self.removed
 
     def _folder(self, parent: int, last: str, shown: str, pool: ThreadPoolExecutor | None) -> bool:
@@ -180,9 +177,9 @@ class Remover:
         with self._turn:
             left = self._links.get(key, found.st_nlink) - 1
             self._links[key] = left
-            self._shared[key] = found.st_blocks * 512
+            self.removed.shared[found.st_ino] = found.st_blocks * 512
             if left == 0:
-                del self._links[key], self._shared[key]
+                del self._links[key], self.removed.shared[found.st_ino]
             return left == 0
 
 

@@ -315,10 +315,8 @@ class ClaimTable:
         return None
 
     def finish(self, claim: Claim, own: Extent | None = None) -> None:
-        """Record that every file of the part is whole, and what that needs is synced. Raises `OSError`.
-
-        own: what its files take, without linked ones; None if that was recorded before.
-        """
+        """Record that every file of the part is whole and synced, and what they take without linked ones, unless that
+        was recorded before. Raises `OSError`."""
         text = self._owner if own is None else f"{self._owner} {own.bytes} {own.files}"
         with contextlib.suppress(FileExistsError):
             (self._folder / f"{claim.part}.{claim.generation}.{self._mark}").symlink_to(text)

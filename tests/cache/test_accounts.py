@@ -190,8 +190,10 @@ def test_what_others_link_goes_to_the_one_that_was_filled_next(tmp_path: Path) -
     publish(root, place(3), files, age=200, links=first)
     publish(root, place(4), {"other": b"1"}, age=1)
     (gone,) = evict(root, CacheSettings(), only(place(1))).evicted
-    assert gone.passed_on == ((place(2), Extent(8192, 1)), (place(3), Extent(19 * 8192, 19)))
+    first_file = root.visible(place(3)).path / "0"
+    one, small = (path.stat().st_blocks * 512 for path in (first_file, root.visible(place(4)).path / "other"))
+    assert gone.passed_on == ((place(2), Extent(one, 1)), (place(3), Extent(19 * one, 19)))
     rooms = {item.place: item.room for item in take_inventory(root).visible}
     assert rooms == {
-        place(2): Extent(8192 + 4096, 2), place(3): Extent(19 * 8192, 19), place(4): Extent(4096, 1)
+        place(2): Extent(one + small, 2), place(3): Extent(19 * one, 19), place(4): Extent(small, 1)
     }  # fmt: skip

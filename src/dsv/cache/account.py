@@ -35,10 +35,8 @@ def inherit(
         return  # others pay for all that stays
     payers: list[tuple[float, CachePlace, str, SharedPath]] = []
     for place in find_all(root.dot / "fill") if others is None else ():
-        fills = list_names(root.fill(place))
-        payers += [
-            (math.inf, place, name.partition("-")[2], root.fill(place) / name / "tree") for name in fills
-        ]
+        for name in list_names(root.fill(place)):
+            payers += [(math.inf, place, name.partition("-")[2], root.fill(place) / name / "tree")]
     for item in take_inventory(root).visible if others is None else others:
         record = item.record
         if record is not None and (record if record.time > first.time else first).linked:
@@ -87,9 +85,7 @@ def recount(root: CacheRoot, *, mend: bool) -> list[tuple[CachedCommit, Extent]]
         evicting = any(item.claims.intents for item in (*before, *after))
         if evicting or not {item.record for item in items} <= {item.record for item in after}:
             message = f"the accounts of {root.path} can't be counted while commits are being evicted"
-            raise Conflict(
-                message, subject=str(root.path), hint="dsv evict ends what was killed; then try again"
-            )
+            raise Conflict(message, subject=str(root.path), hint="dsv evict, then try again")
         for item, room in counted if mend else ():
             if item.record is not None and room != item.room:
                 add_share(root, item.place, item.record.fill, room - item.room)

@@ -68,7 +68,7 @@ class PartWorker:
         """Bytes of disk written in files that are too small to be sent to the disk one by one."""
         try:
             self._contents = FillContents(directory, source)
-            self._placer = PartWriter(directory, kind, self._block)
+            self._placer = PartWriter(directory, kind)
             self._stack.callback(self._placer.close)
             if kind.remote and not kind.sync_each:
                 self._write_back = WriteBack(directory)
@@ -191,7 +191,7 @@ class PartWorker:
                 continue
             elif state is FileState.WHOLE:
                 if not self._is_link(item):
-                    job.made.append(blocks(entry.size, self._block))
+                    job.made.append(entry.size)
                 self._count(entry, written=False)
                 continue
             elif not entry.size:
@@ -244,7 +244,8 @@ class PartWorker:
         if self._write_back is not None:
             self._write_back.finish()
         self._report_links(job)
-        self._table.finish(job.claim, Extent(sum(job.made) - sum(job.holes), len(job.made)))
+        size = sum(blocks(one, self._block) for one in job.made) - sum(job.holes)
+        self._table.finish(job.claim, Extent(size, len(job.made)))
         self._drop(job)
 
     def _look_through(self, job: PartJob) -> None:
@@ -277,7 +278,7 @@ class PartWorker:
             size = blocks(item.entry.size)
             self._tally.written += size
             self._tally.made += 1
-            job.made.append(blocks(item.entry.size, self._block))
+            job.made.append(item.entry.size)
             if self._is_link(item):
                 self.unplanned += size
         job.copied.clear()

@@ -24,7 +24,7 @@ from dsv.cache.fill.files import (
     finish_file,
     new_file,
 )
-from dsv.cache.fill.parts import Claim, blocks, draft_name
+from dsv.cache.fill.parts import Claim, draft_name
 from dsv.cache.fill.source import FillEntry, LinkRun
 from dsv.errors import Unsupported
 from dsv.files import system
@@ -141,17 +141,16 @@ class PartJob(msgspec.Struct):
     """Paths and targets, alternating."""
     drafts: int = -1
     made: list[int] = msgspec.field(default_factory=list)
-    """Bytes in blocks of each of its files that is not linked, with those in `holes`, which take none."""
+    """The size of each of its files that is not linked, with what is in `holes`, which takes no room."""
     holes: list[int] = msgspec.field(default_factory=list)
 
 
 class PartWriter:
     """Writes into the tree of one fill, for one thread. What it did counts after `settle`."""
 
-    def __init__(self, directory: FillDirectory, kind: system.FileSystem, block: int) -> None:
-        """Open the folders of the tree. block: bytes that the file system allocates at least. Raises `OSError`."""
+    def __init__(self, directory: FillDirectory, kind: system.FileSystem) -> None:
+        """Open the folders of the tree. Raises `OSError` if that fails."""
         self._directory = directory
-        self._block = block
         self._rights = FillRights.of(directory.root, sync=kind.sync_each)
         self._stack = contextlib.ExitStack()
         self.pool = TaskPool(_REMOTE_THREADS if kind.remote else 0)
@@ -185,7 +184,6 @@ class PartWriter:
         assert entry.target is not None
         target = entry.target
         job.symlinks += (entry.path, target)
-        job.made.append(self._block if len(target) > 59 else 0)  # the others are in the inode, on ext4
         found = self._find(job, self.asked, entry.path)
         if found is None:
             return
@@ -194,6 +192,9 @@ class PartWriter:
         def make() -> None:
             with contextlib.suppress(FileExistsError):  # an earlier claimer made it, with the same target
                 os.symlink(target, name, dir_fd=folder)
+            in_inode = len(target) < 60  # on ext4; other file systems have room for longer ones
+            made = None if in_inode else os.stat(name, dir_fd=folder, follow_symlinks=False)
+            job.made.append(made.st_blocks * 512 if made else 0)
 
         self._run(job, make)
 
@@ -252,7 +253,7 @@ class PartWriter:
         """Create the file, or replace the broken one, from verified pieces."""
         executable = entry.kind is Kind.EXECUTABLE
         broken = entry.path in job.replace
-        job.made.append(blocks(entry.size, self._block))
+        job.made.append(entry.size)
         if self.pool.threads and entry.size <= SINGLE_CHUNK_MAX and not broken:
             self._write_small(job, entry, b"".join(pieces))
             return

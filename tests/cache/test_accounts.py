@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import subprocess
@@ -102,6 +103,26 @@ def test_files_with_holes_count_what_they_take(
     cache(root, world, world.commit([File("small", 200_000), File("large", 3 << 20)]))
     (item,) = take_inventory(root).visible
     assert item.room.bytes < 100_000
+    accounts_are_right(root)
+
+
+def test_files_that_cannot_be_linked_count_in_full(
+    root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are copied, or share blocks, which `du` counts in each file."""
+    files = [File("large", (2 << 20) + 1, "l"), *(File(f"{n}", 5000, f"{n}") for n in range(20))]
+    cache(root, world, world.commit(files))
+    link = os.link
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        if "/cache/xrays/" in os.readlink(f"/proc/self/fd/{kwargs['src_dir_fd']}"):
+            raise PermissionError(errno.EPERM, "another user's file")
+        link(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "link", refuse)
+    cache(root, world, world.commit([*files, File("new", 10, "n")]))
+    monkeypatch.setattr(os, "link", link)
+    assert all(item.room.bytes > 2 << 20 for item in take_inventory(root).visible)
     accounts_are_right(root)
 
 

@@ -18,6 +18,7 @@ from tests.cache.fake_source import STORE, FakeSource, File, World
 from tests.processes import running
 from tests.waiting import PATIENCE, until
 
+from dsv.cache.account import recount
 from dsv.cache.claims import read_claims
 from dsv.cache.fill import files, helper_process
 from dsv.cache.fill.fill import fill
@@ -163,6 +164,8 @@ def test_killed_at_any_moment_it_is_resumed(root: CacheRoot, world: World, seed:
     # Whole files stay; what was being fetched or waited in memory (the fake source's 8 ahead) is fetched again.
     assert len(world.fetched()) <= len(FILES) + 2 * kills
     assert reservations(root) == []
+    ((item, room),) = recount(root, mend=False)
+    assert item.room == room, "what several processes did in part is counted once"
 
 
 def test_the_parts_of_a_killed_process_are_taken_over_at_once(root: CacheRoot, world: World) -> None:

@@ -6,7 +6,7 @@ import os
 import random
 import re
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -178,14 +178,39 @@ def test_a_gc_that_was_interrupted_is_continued(old: Dsv, at: str) -> None:
 
 
 def test_what_has_its_grace_says_from_when_it_can_be_freed(old: Dsv) -> None:
-    day = rf"from {datetime.now() + timedelta(days=14):%Y-%m-}(\d\d) on"  # midnight may lie between
+    day = rf"from {datetime.now() + timedelta(days=14):%Y-%m-}(\d\d) \d\d:\d\d on"  # midnight may lie between
     found = old.ok("gc", "--dry-run")
     assert re.fullmatch(rf"2 expired commits can be freed {day} \(--grace\)", found.lines[0])
     assert found.lines[1:] == ["nothing to free"]
-    assert re.search(rf"of expired commits can be freed {day}", old.ok("du").out)
+    assert re.search(rf"of expired commits can be freed, the first {day}", old.ok("du").out)
     assert old.ok("gc", "--dry-run", "--grace", "0").out == old.ok("gc", "--dry-run", *NOW).out
     said = old.ok("expire", "pets", "--keep-last", "1").err
     assert re.search(rf"until gc frees their content, {day}", said)
+
+
+def test_what_expires_with_a_time_for_undo_is_freed_after_it(old: Dsv) -> None:
+    """The two commits that expired before keep their two weeks, and a --grace that is asked for holds for all."""
+    planned = old.ok("expire", "pets", "--keep-last", "1", "--undo-for", "0", "--dry-run").err
+    assert "1 commit would expire, 1 commit of pets stay; gc may free their content now" in planned
+    done = old.ok("expire", "pets", "--keep-last", "1", "--undo-for", "0s", "-m", "full", "--json").json
+    [gone] = [item["commit"] for item in done["items"] if item["expired"]]
+    for shown in (done, old.ok("du", "--json").json["store"]):
+        assert datetime.fromisoformat(shown["free_from"]) <= datetime.now(UTC)
+    assert "can be freed, the first now (dsv gc --grace)" in old.ok("du").out
+    assert old.ok("gc", "--yes", "--grace", "1h", "--json").json["items"] == []
+    freed = old.ok("gc", "--yes", "--json").json
+    assert [(item["dataset"], item["commits"]) for item in freed["items"]] == [("pets", 1)]
+    assert old("expire", "pets", "--undo", gone).code == 4
+    assert old.ok("expire", "pets", "--undo", ids(old)[0]).lines != []
+    assert old.ok("cat", "pets@main:again.bin").code == 0
+
+
+def test_a_longer_time_for_undo_outlasts_the_grace_of_gc(old: Dsv) -> None:
+    old.ok("expire", "pets", "--keep-last", "1", "--undo-for", "30d")
+    assert sum(item["commits"] for item in old.ok("gc", "--yes", *NOW, "--json").json["items"]) == 2
+    left = old.ok("gc", "--dry-run").lines[0]
+    day = datetime.now() + timedelta(days=30)
+    assert left.startswith("1 expired commit can be freed from ") and f"{day:%Y-%m}" in left, left
 
 
 def test_a_line_of_cron_prints_nothing_when_all_is_well(old: Dsv, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from dsv.repo.resolve import resolve
 from dsv.stores.base import StoreBackend, StoreMissing
 from dsv.stores.open import OpenStore, RequestCounts
 from dsv.upkeep.expire import (
+    GRACE_SECONDS,
     Expiry,
     ExpiryItem,
     RetentionRules,
@@ -120,7 +121,7 @@ class StoreUsed:
     expired: Used
     """Expired commits whose content gc has not freed yet; it will free their `alone` bytes."""
     free_from_ms: int | None
-    """When gc may free the first of these, with its usual grace."""
+    """When gc may free the first of these, without a --grace of its own."""
     unused: Sum
     """Objects that no commit has."""
     duplicates: Sum
@@ -282,9 +283,16 @@ def _used(name: str, kind: Kind, commits: int, part: GroupUsage) -> Used:
 
 
 def expire_commits(
-    context: Context, dataset: DatasetName, rules: RetentionRules, message: str = "", *, dry_run: bool = False
+    context: Context,
+    dataset: DatasetName,
+    rules: RetentionRules,
+    message: str = "",
+    *,
+    undo_for: int | None = None,
+    dry_run: bool = False,
 ) -> Expiry:
-    """Expire the commits of a dataset that no rule keeps. dry_run: write nothing.
+    """Expire the commits of a dataset that no rule keeps. undo_for: seconds until gc may free them. dry_run: write
+    nothing.
 
     Raises `UsageError` without a rule, and `NotFound` if there is no such dataset.
     """
@@ -298,9 +306,12 @@ def expire_commits(
     with context.repository() as repository:
         repository.format.check(repository.store.url, writing=not dry_run)
         plan = plan_expiry(repository, dataset, rules, dry_run=dry_run)
+        grace = GRACE_SECONDS if undo_for is None else undo_for
+        if plan.commits:
+            plan = replace(plan, free_from_ms=int(repository.clock() + 1000 * grace))
         if dry_run:
             return plan
-        log = expire(repository, context.writer, plan, message)
+        log = expire(repository, context.writer, plan, message, undo_for)
         meanwhile = ("named, or kept by somebody, meanwhile",)
         items = [
             replace(one, reasons=meanwhile) if one.expired and one.commit not in log.states else one

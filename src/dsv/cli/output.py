@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -178,7 +179,8 @@ def to_item(found: object, keys: str | Keys, nulls: bool = False, /, **more: obj
             is_time = name in _SECONDS and value is not None
             item[name] = rfc3339(value * 1000) if is_time else _plain(value, inner_keys)
         elif hasattr(found, f"{name}_ms"):
-            item[name] = rfc3339(getattr(found, f"{name}_ms"))
+            time_ms = getattr(found, f"{name}_ms")
+            item[name] = None if time_ms is None else rfc3339(time_ms)
         elif hasattr(found, f"{name}_at"):
             item[name] = rfc3339(getattr(found, f"{name}_at") * 1000)
         elif nulls:
@@ -207,6 +209,11 @@ def local_time(time_ms: float | None) -> str:
     if time_ms is None:
         return "-"
     return f"{units.utc(time_ms).astimezone():%Y-%m-%d %H:%M}"
+
+
+def free_from(time_ms: float) -> str:
+    """Return for people from when gc may free something, for a sentence."""
+    return "now" if time_ms <= 1000 * time.time() else f"from {local_time(time_ms)} on"
 
 
 def short(commit: CommitId | None) -> str:

@@ -16,7 +16,7 @@ from dsv.errors import Denied, DsvError
 from dsv.format import keys
 from dsv.format.records import CommitRecord, ExpiryAction, WriterIdentity
 from dsv.repo import history
-from dsv.repo.expiry import ExpiryLog, append, read_expiry
+from dsv.repo.expiry import ExpiryLog, append, grace_in_message, read_expiry
 from dsv.stores.base import StoreBackend, ask_each, if_there
 from dsv.upkeep.roots import Name, list_all, names_of_refs, names_of_runs
 from dsv.values.names import MAIN, DatasetName
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dsv.values.ids import CommitId
 
 GRACE_SECONDS: Final = 14 * 24 * 3600.0
-"""Seconds from a commit's expiry until gc frees its content, unless the user says otherwise."""
+"""Seconds from a commit's expiry until gc frees its content, unless who expires it or gc's caller says otherwise."""
 RUNS_KEEP: Final = 365 * 86400
 """Seconds for which the record of a run keeps its commits."""
 
@@ -122,6 +122,8 @@ class Expiry(msgspec.Struct, frozen=True):
     dataset: DatasetName
     items: tuple[ExpiryItem, ...]
     dry_run: bool
+    free_from_ms: int | None = None
+    """When gc may free their content."""
 
     @property
     def commits(self) -> list[CommitId]:
@@ -210,11 +212,26 @@ def _modified(store: StoreBackend, key: str | None) -> float | None:
     return None if key is None else if_there(partial(store.modified, key))
 
 
-def due_ms(repository: Repository, logs: Iterable[ExpiryLog], grace: float = GRACE_SECONDS) -> int | None:
+def grace_ends(
+    repository: Repository, logs: Iterable[ExpiryLog], grace: float | None = None
+) -> dict[tuple[DatasetName, int], float]:
+    """Return when the grace of each entry by which commits are expired ends, in seconds since 1970.
+
+    grace: seconds that gc's caller asks for. An entry's own seconds apply if they are more, or if nobody asks.
+    """
+    graces: dict[tuple[DatasetName, int], float] = {}
+    for log in logs:
+        for state in log.expired.values():
+            given = [seconds for seconds in (state.undo_for, grace) if seconds is not None]
+            graces[log.dataset, state.entry.number] = max(given, default=GRACE_SECONDS)
+    times = ask_each(lambda one: repository.store.modified(keys.expiry_key(*one)), sorted(graces))
+    return {entry: made + graces[entry] for entry, made in times}
+
+
+def due_ms(repository: Repository, logs: Iterable[ExpiryLog], grace: float | None = None) -> int | None:
     """Return when the grace of the first of these expired commits ends, in milliseconds since 1970."""
-    entries = {(log.dataset, state.entry.number) for log in logs for state in log.expired.values()}
-    times = ask_each(lambda one: repository.store.modified(keys.expiry_key(*one)), sorted(entries))
-    return min((int(1000 * (made + grace)) for _, made in times), default=None)
+    ends = grace_ends(repository, logs, grace).values()
+    return int(1000 * min(ends)) if ends else None
 
 
 def store_time(repository: Repository, *, dry_run: bool = False) -> float:
@@ -234,13 +251,21 @@ def store_time(repository: Repository, *, dry_run: bool = False) -> float:
             store.delete(key)
 
 
-def expire(repository: Repository, writer: WriterIdentity, plan: Expiry, message: str = "") -> ExpiryLog:
-    """Expire the commits of a plan, and return the log.
+def expire(
+    repository: Repository,
+    writer: WriterIdentity,
+    plan: Expiry,
+    message: str = "",
+    undo_for: int | None = None,
+) -> ExpiryLog:
+    """Expire the commits of a plan, and return the log. undo_for: seconds until gc may free them.
 
     What a branch or tag names by now stays: this reads the names after writing the entry, and a command that
     writes a name reads the log after that.
     """
     wanted = set(plan.commits)
+    if undo_for is not None:
+        message = grace_in_message(undo_for, message)
     if not wanted:
         return read_expiry(repository.refs, plan.dataset)
     append(repository, writer, plan.dataset, ExpiryAction.EXPIRE, lambda _: wanted, message)

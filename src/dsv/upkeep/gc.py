@@ -47,7 +47,7 @@ from dsv.stores.base import (
     parsed,
     together,
 )
-from dsv.upkeep.expire import GRACE_SECONDS
+from dsv.upkeep.expire import GRACE_SECONDS, grace_ends
 from dsv.upkeep.gc_packs import (
     AT_ONCE,
     MAX_REPACK,
@@ -89,8 +89,9 @@ class Options(msgspec.Struct, frozen=True):
     """Most bytes to copy out of packs of which little is needed."""
     budget: float | None = None
     """Seconds after which copying stops. Packs copied before that are still deleted."""
-    grace: float = GRACE_SECONDS
-    """Seconds from a commit's expiry until its content is freed, by the store's clock. Any value is safe."""
+    grace: float | None = None
+    """Seconds from a commit's expiry until its content is freed, by the store's clock (`expire.grace_ends`). Any
+    value is safe."""
     silent: float = SILENT_SECONDS
     poll: float = _POLL_SECONDS
 
@@ -273,7 +274,8 @@ class Collector:
     def _keep(self, commit: CommitId) -> None:
         """Want what is there of a commit that follows its branch's head, though no name leads to it, for the grace:
         the move to it may be lost."""
-        if self._now - self._store.modified(keys.commit_key(commit)) >= self._options.grace:
+        grace = GRACE_SECONDS if self._options.grace is None else self._options.grace
+        if self._now - self._store.modified(keys.commit_key(commit)) >= grace:
             return
         with suppress(IntegrityError, NotFound):  # a sync that was killed, or what is left of an older one
             reach(self._repository.objects, [commit], lambda _, ids: self._wanted.add(ids), Seen())
@@ -532,13 +534,10 @@ def expiring(repository: Repository) -> list[DatasetName]:
     return [dataset for dataset in datasets if repository.refs.home(dataset) == dataset]
 
 
-def due(repository: Repository, log: ExpiryLog, now: float, grace: float) -> list[CommitId]:
+def due(repository: Repository, log: ExpiryLog, now: float, grace: float | None) -> list[CommitId]:
     """Return the expired commits to free. Names are read after the log (`dsv.repo.expiry`)."""
-    expired = log.expired
-    numbers = {state.entry.number for state in expired.values()}
-    key_of = partial(keys.expiry_key, log.dataset)
-    old = {number for number in numbers if now - repository.store.modified(key_of(number)) >= grace}
-    old_states = {commit: state for commit, state in expired.items() if state.entry.number in old}
+    old = {number for (_, number), end in grace_ends(repository, [log], grace).items() if now >= end}
+    old_states = {commit: state for commit, state in log.expired.items() if state.entry.number in old}
     if not old_states:
         return []
     repository.refs.forget()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsv.api.space import SpaceUsage, StoreUsed, usage
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
-from dsv.cli.output import local_time, printable
+from dsv.cli.output import free_from, printable
 from dsv.errors import IntegrityError
 from dsv.values.units import format_bytes, format_count
 
@@ -20,7 +20,7 @@ from dsv.values.units import format_bytes, format_count
         dsv du --unused  # what dsv gc would free
     """,
     result=(
-        "url store(total needed expired unused duplicates packs indexes commits names runs other) lost "
+        "url store(total needed expired free_from unused duplicates packs indexes commits names runs other) lost "
         "items(name kind commits objects stored alone shared original alone_original shared_original)"
     ),
 )
@@ -109,9 +109,9 @@ def _write_store(call: Call, store: StoreUsed, url: str, lost: int) -> None:
     if packs.joined.packs and not lost:
         call.line(f"gc would join packs: {packs.joined.text}")
     if expired.alone and store.free_from_ms is not None:
-        day = local_time(store.free_from_ms)[:10]
+        when = free_from(store.free_from_ms)
         call.line(
-            f"{format_bytes(expired.alone)} of expired commits can be freed from {day} on (dsv gc --grace)"
+            f"{format_bytes(expired.alone)} of expired commits can be freed, the first {when} (dsv gc --grace)"
         )
     if packs.partly:
         call.line(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 from dsv.api.space import expire_commits, undo_expire
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.options import Author, DryRun
-from dsv.cli.output import local_time
+from dsv.cli.output import free_from, local_time
 from dsv.errors import UsageError
-from dsv.upkeep.expire import GRACE_SECONDS, Expiry, ExpiryItem, RetentionRules
+from dsv.upkeep.expire import Expiry, ExpiryItem, RetentionRules
 from dsv.values.names import DatasetName, Rev
 from dsv.values.units import format_count, parse_duration
 
@@ -23,9 +21,10 @@ Keep = int | None
     examples="""
         dsv expire chest-xray --keep-last 20 --keep-daily 30 --dry-run  # what would expire, and why not
         dsv expire chest-xray --keep-daily 30 --keep-monthly 12 --older-than 90d  # use it in cron
+        dsv expire chest-xray --keep-last 1 --undo-for 0s  # the disk is full: the next dsv gc frees them
         dsv expire chest-xray --undo  # restore what the last expire took
     """,
-    result="dataset dry_run items(commit time author branch message expired reasons)",
+    result="dataset dry_run free_from items(commit time author branch message expired reasons)",
 )
 def expire(
     call: Call,
@@ -40,6 +39,9 @@ def expire(
     keep_tagged: bool = option("--keep-tagged", "Keep only what is always kept, such as tagged commits."),
     older_than: str | None = option("--older-than DURATION", "Only what was stored longer ago expires."),
     also_runs: bool = option("--also-runs", "Commits expire even if a run of the last year has used them."),
+    undo_for: int | None = option(
+        "--undo-for TIME", "For how long --undo restores them, before gc frees their content (default: 2w)."
+    ),
     undo: bool = option("--undo", "Restore COMMITs, or all of the last expire."),
     dry_run: DryRun = False,
     message: str = option("-m --message TEXT", "Why, for the log."),
@@ -51,8 +53,8 @@ def expire(
     applied to the commits of each branch by their times in UTC. Always kept are the heads of branches, what has a tag,
     the commits in which a branch and main meet, and those of runs of the last year.
 
-    Expired commits stay in 'dsv log', and can't be read. 'dsv gc' removes what only they have, two weeks later at the
-    earliest; until then --undo restores them.
+    Expired commits stay in 'dsv log', and can't be read. 'dsv gc' removes what only they have, after --undo-for
+    (dsv gc --grace may ask for more); until then --undo restores them.
     """
     rules = RetentionRules(
         keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly, keep_tagged,
@@ -72,11 +74,13 @@ def expire(
             kept = undo_expire(context, name, [Rev.parse(one) for one in commits or ()], message)
             _tell_undone(call, name, kept)
         else:
-            _tell_expired(call, expire_commits(context, name, rules, message, dry_run=dry_run))
+            _tell_expired(
+                call, expire_commits(context, name, rules, message, undo_for=undo_for, dry_run=dry_run)
+            )
 
 
 def _tell_undone(call: Call, dataset: DatasetName, kept: list[ExpiryItem]) -> None:
-    call.results(kept, dataset=dataset, dry_run=False)
+    call.results(kept, dataset=dataset, dry_run=False, free_from=None)
     for item in kept:
         call.line(f"restored {_row(item)}")
     if not kept:
@@ -94,14 +98,15 @@ def _tell_expired(call: Call, done: Expiry) -> None:
         elif done.dry_run:
             call.line(f"stays {_row(item)}: {'; '.join(item.reasons)}")
     stay = format_count(len(done.items) - len(gone), "commit")
+    when = "" if done.free_from_ms is None else free_from(done.free_from_ms)
     if done.dry_run or not gone:
         verb = "would expire" if done.dry_run else "expired"
-        call.say(f"{format_count(len(gone), 'commit')} {verb}, {stay} of {done.dataset} stay")
+        end = f"; gc may free their content {when}" if gone else ""
+        call.say(f"{format_count(len(gone), 'commit')} {verb}, {stay} of {done.dataset} stay{end}")
     else:
         call.say(
             f"{format_count(len(gone), 'commit')} expired, {stay} of {done.dataset} stay; "
-            f"dsv expire {done.dataset} --undo restores them until gc frees their content, from "
-            f"{local_time(1000 * (time.time() + GRACE_SECONDS))[:10]} on (dsv gc --grace)"
+            f"dsv expire {done.dataset} --undo restores them until gc frees their content, {when} (dsv gc --grace)"
         )
 
 

@@ -8,7 +8,7 @@ from dsv.api.space import PRICES, Collection, GcForecast, Requests, collect, for
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
 from dsv.cli.options import Author, DryRun
-from dsv.cli.output import local_time
+from dsv.cli.output import free_from
 from dsv.errors import UsageError
 from dsv.values.units import format_bytes, format_count
 
@@ -32,16 +32,18 @@ def gc(
     budget: int | None = option("--budget TIME", "Copy nothing more after TIME."),
     max_repack: int | None = option("--max-repack SIZE", "Copy at most SIZE out of packs (default: 100GB)."),
     max_wait: int | None = option("--max-wait TIME", "Wait at most TIME for others who write (default: 6h)."),
-    grace: int | None = option("--grace TIME", "Keep what expired within TIME (default: 2w)."),
+    grace: int | None = option(
+        "--grace TIME", "Keep what expired within TIME (default: as dsv expire --undo-for says, or 2w)."
+    ),
     dry_run: DryRun = False,
     yes: bool = option("--yes", "Do not ask."),
     author: Author = None,
 ) -> None:
     """Delete unreferenced data from a store.
 
-    That is the content of commits that expired two weeks ago or earlier, and what syncs that were killed have
-    left. Everybody can keep working meanwhile. Packs of which nothing is needed are deleted. If less than
-    half of a pack is needed, that part is copied to a new pack first. Many small packs, as edits make them, are
+    That is the content of commits that expired two weeks ago or earlier (dsv expire --undo-for), and what syncs that
+    were killed have left. Everybody can keep working meanwhile. Packs of which nothing is needed are deleted. If less
+    than half of a pack is needed, that part is copied to a new pack first. Many small packs, as edits make them, are
     joined to a few in the same way, so that reading takes fewer requests.
 
     gc waits for those who were writing when it began: until they are done, or have been silent for an hour. Any error
@@ -97,10 +99,8 @@ def _lines(sizes: GcForecast) -> Iterator[str]:
         yield f"unreferenced: {format_bytes(sizes.unused)}"
     packs = sizes.packs
     if sizes.free_from_ms is not None:
-        yield (
-            f"{format_count(sizes.waiting, 'expired commit')} can be freed from {local_time(sizes.free_from_ms)[:10]} "
-            "on (--grace)"
-        )
+        waiting, when = format_count(sizes.waiting, "expired commit"), free_from(sizes.free_from_ms)
+        yield f"{waiting} can be freed {when} (--grace)"
     if not (sizes.deleted or sizes.unfinished):
         yield "nothing to free"
         return

@@ -52,6 +52,23 @@ def test_one_hold_of_several_is_released_by_its_id(pets: Dsv) -> None:
     assert pets.ok("evict", "pets@v1").code == 0
 
 
+def test_of_many_holds_the_newest_five_are_listed_after_what_to_do(pets: Dsv) -> None:
+    """A script that caches in a loop leaves a hold each time. The note of each names the id that ends it."""
+    notes = [pets.ok("cache", "pets@v1", "--hold", "1h").err for _ in range(7)]
+    released = [note.partition("dsv release --id ")[2].strip() for note in notes]
+    assert len({*released}) == 7
+    said = pets("release", "pets@v1").err.splitlines()
+    assert (
+        "you have 7 holds of pets@v1" in said[0]
+        and "name one with --id, or release them with --all" in said[0]
+    )
+    assert [line.split(",")[0].strip() for line in said[1:6]] == released[:1:-1]
+    assert said[6] == "  and 2 more" and len(said) == 8
+    assert f"dsv release --id {released[-1]} ends one" in said[7]
+    pets.ok("release", "--id", released[0])
+    assert len(pets.ok("cached", "--json").json["items"][0]["leases"]) == 6
+
+
 def test_all_holds_are_released_when_all_are_asked_for(pets: Dsv) -> None:
     pets.ok("cache", "pets@v1", "pets@v1", "pets@v2:train", "--hold", "3d")
     assert pets.ok("release", "pets@v1", "--all").out.endswith(" (2 holds)\n")

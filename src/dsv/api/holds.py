@@ -19,8 +19,11 @@ from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.files.process import user_name
 from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName, Target
+from dsv.values.units import format_lines
 
 _ID = re.compile(r"[0-9a-f]{8,32}")
+_SHOWN = 5
+"""Most holds that an error lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,19 +166,16 @@ def _holds_nothing(root: CacheRoot, what: str, places: Sequence[CachePlace] = ()
 
 
 def _several(root: CacheRoot, target: Target, holds: Sequence[HoldInfo]) -> Conflict:
-    """Return the error for a target of which the caller has several holds: an id must be given."""
-    lines = [
-        f"you have {len(holds)} holds of {target} in {root.path}, and others of your jobs may need them:"
-    ]
-    for one in holds:
+    """Return the error for a target of which the caller has several holds, oldest first: an id must be given."""
+    lines = []
+    for one in reversed(holds):
         part = " (a part of it)" if one.place.selection else ""
         job = f", in job {one.claim.job}" if one.claim.job else ""
         end = "" if one.claim.until is None else f", until {at(one.claim.until)}"
-        lines.append(
-            f"  {one.claim.id[:12]}{part}, taken {at(one.claim.since)} on {one.claim.host}{job}{end}"
-        )
+        lines.append(f"{one.claim.id[:12]}{part}, taken {at(one.claim.since)} on {one.claim.host}{job}{end}")
     return Conflict(
-        "\n".join(lines),
+        f"you have {len(holds)} holds of {target} in {root.path}, and others of your jobs may need them; name one "
+        f"with --id, or release them with --all:{format_lines(lines, _SHOWN)}",
         subject=str(target),
         hint=f"dsv release --id {holds[-1].claim.id[:12]} ends one; dsv release --all {target} ends all",
     )

@@ -21,8 +21,9 @@ from dsv.values.units import LONGEST, format_bytes, format_count, format_duratio
 @command(
     "cache",
     examples="""
-        DATA=$(dsv cache chest-xray@v1 --hold 3d)  # the folder, safe from eviction for three days
         dsv cache chest-xray@v1 --while 4711  # while process 4711 lives; a script names itself by $$
+        DATA=$(dsv cache chest-xray@v1 --hold 3d)  # the folder, safe from eviction for three days
+        dsv cache chest-xray@v1 --hold 3d --json | jq -r '.items[0] | .path, .hold'  # the folder, and the hold's id
         dsv cache chest-xray@v1:train chest-xray@v1:labels.csv  # parts of a commit, with their full paths
         dsv cache chest-xray@v2 --link data --hold 3d  # data/ is that commit from now on
     """,
@@ -108,7 +109,8 @@ def _story(item: Staged, while_pid: int | None) -> str:
     if while_pid is not None:
         return f"{what}; held while process {while_pid} lives"
     if item.held_until is not None:
-        return f"{what}; held until {local_time(item.held_until * 1000)} ({(item.hold or '')[:12]})"
+        until, hold = local_time(item.held_until * 1000), (item.hold or "")[:12]
+        return f"{what}; held until {until}, or until dsv release --id {hold}"
     if item.may_go is not None:
         return (
             f"{what}; kept until {local_time(item.may_go * 1000)} if nobody uses it (--hold keeps it longer)"

@@ -58,6 +58,9 @@ ca_bundle = "/etc/ssl/certs/site.pem"
 
 [caches.gpu-nfs]
 path = "/nfs/gpu/dsv"
+
+[runs]
+keep_local = "30d"
 ```
 
 Credentials are found as the AWS tools find them: variables, profiles, SSO, roles. dsv stores none.

@@ -162,6 +162,27 @@ def test_the_own_folder_of_a_deleted_run_goes_too(pets: Dsv) -> None:
     assert (out / "m").exists() and (pets.home / "keep").read_text() == "kept"
 
 
+def test_only_folders_whose_output_the_store_has_are_removed_after_their_time(pets: Dsv) -> None:
+    job = ("--", "sh", "-c", 'echo 1 >"$DSV_OUT/m"')
+    linked = ("--", "sh", "-c", 'ln -s /etc "$DSV_OUT/m"')
+
+    def run(*arguments: str) -> Path:
+        pets.ok("run", "pets", "--engine", "process", *arguments)
+        return folder(pets, ids(pets)[0])
+
+    stored, here, partly = run("--keep-output", *job), run(*job), run("--keep-output", *linked)
+    assert pets("config", "runs.keep_local", "soon").code == 2
+    pets.ok("config", "runs.keep_local", "30d")
+    assert pets.ok("config", "runs.keep_local").out == "30d\n"
+    run(*job)
+    assert (stored / "out/m").exists()
+    pets.ok("config", "runs.keep_local", "0s")
+    last = run(*job)
+    assert [folder.exists() for folder in (stored, here, partly, last)] == [False, True, True, True]
+    pets.ok("runs", stored.name, "--out", str(pets.home / "copy"))
+    assert (pets.home / "copy/m").read_bytes() == b"1\n"
+
+
 def test_runs_of_a_deleted_dataset_are_deleted_with_their_folders(pets: Dsv) -> None:
     runs = ids(pets)
     pets.at(pets.home).ok("datasets", "--delete", "pets", "--yes")

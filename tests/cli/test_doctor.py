@@ -15,6 +15,7 @@ from dsv.api.doctor import LITTLE_ROOM
 from dsv.format.locator import ObjectKind
 from dsv.stores.base import Bytes, PutResult
 from dsv.stores.directory import DirectoryStore
+from dsv.values.units import format_bytes
 from tests.api.test_damage_marks import flip
 from tests.kit.dsv import Dsv, assert_documented, write_files
 from tests.kit.people import Person
@@ -31,6 +32,14 @@ def findings(dsv: Dsv, *arguments: str, code: int = 0) -> dict[str, dict[str, An
 def bad(found: dict[str, dict[str, Any]]) -> set[str]:
     """Return the checks that failed, except those of engines: which of them a machine has is not the test's."""
     return {check for check, item in found.items() if item["state"] != "ok" and "engine" not in check}
+
+
+def test_the_size_of_the_runs_own_folders_is_named(pets: Dsv) -> None:
+    folder = pets.home / ".local/state/dsv/runs"
+    assert findings(pets)["run folders"]["text"].startswith(f"0 B in {folder}; ")
+    write_files(folder, {"pets/a-run/out/m": bytes(range(256)) * 4000})
+    size = 512 * (folder / "pets/a-run/out/m").stat().st_blocks
+    assert findings(pets)["run folders"]["text"].startswith(f"{format_bytes(size)} in {folder}; ")
 
 
 def test_all_is_well(pets: Dsv) -> None:

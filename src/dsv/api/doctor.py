@@ -29,6 +29,7 @@ from dsv.repo.damage import read_damage
 from dsv.repo.format_log import has_layout
 from dsv.repo.merge_indexes import check_indexes
 from dsv.repo.repository import Repository
+from dsv.run.dirs import RUNS
 from dsv.run.engine_list import ENGINES, engine_of
 from dsv.stores.base import StoreBackend
 from dsv.stores.open import OpenStore, split_of
@@ -68,6 +69,7 @@ def examine(context: Context, environ: Mapping[str, str], opened: ExitStack) -> 
     yield from _cache(context)
     yield from _engines(environ)
     yield from _pools(context, environ)
+    yield _run_folders(context)
 
 
 def _versions() -> Finding:
@@ -298,6 +300,15 @@ def _engines(environ: Mapping[str, str]) -> Iterator[Finding]:
         version = f" {answer.version}" if answer.version else ""
         yield _ok(f"engine {name}", f"{name}{version} answers{', without root' if answer.rootless else ''}")
     yield _ok("gpus", format_count(gpus, "NVIDIA GPU") if gpus else "no NVIDIA GPU on this machine")
+
+
+def _run_folders(context: Context) -> Finding:
+    folder, size = context.settings.state / RUNS, 0
+    for above, _, names in os.walk(folder):
+        with suppress(OSError):
+            size += sum(Path(above, name).lstat().st_blocks * 512 for name in names)
+    what = "dsv runs --delete removes it with the runs, runs.keep_local = 30d what the store has"
+    return _ok("run folders", f"{format_bytes(size)} in {folder}; {what}")
 
 
 def _ok(check: str, text: str) -> Finding:

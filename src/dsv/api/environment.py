@@ -33,6 +33,7 @@ from dsv.files.git import GitError, run_git
 from dsv.files.process import host_name, user_name
 from dsv.values.json import SHORT_MAX, Json, check_length, is_text, json_or_text
 from dsv.values.toml import BINDING, MAX_BYTES, binding, read_toml
+from dsv.values.units import parse_duration
 
 
 def read_config(data: bytes, origin: str) -> SettingsSource:
@@ -81,6 +82,8 @@ def lasting(key: str, value: str, cwd: Path) -> str:
         value = ",".join(places)
     if not value.strip():
         raise UsageError(f"{key} can't be empty", subject=key, hint=f"dsv config --unset {key}")
+    if key == "runs.keep_local":
+        parse_duration(value)
     last = key.rpartition(".")[2]
     of_stores = key == "store" or (key.startswith("stores.") and last in ("url", "names", "mirrors"))
     if of_stores or last in ("endpoint", "ca_bundle"):

@@ -22,8 +22,6 @@ from dsv.values.names import DatasetName, Target
 from dsv.values.units import format_lines
 
 _ID = re.compile(r"[0-9a-f]{8,32}")
-_SHOWN = 5
-"""Most holds that an error lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +173,7 @@ def _several(root: CacheRoot, target: Target, holds: Sequence[HoldInfo]) -> Conf
         lines.append(f"{one.claim.id[:12]}{part}, taken {at(one.claim.since)} on {one.claim.host}{job}{end}")
     return Conflict(
         f"you have {len(holds)} holds of {target} in {root.path}, and others of your jobs may need them; name one "
-        f"with --id, or release them with --all:{format_lines(lines, _SHOWN)}",
+        f"with --id, or release them with --all:{format_lines(lines, most=5)}",
         subject=str(target),
         hint=f"dsv release --id {holds[-1].claim.id[:12]} ends one; dsv release --all {target} ends all",
     )

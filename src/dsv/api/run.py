@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import random
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,21 +11,24 @@ from pathlib import Path
 from dsv.api.context import Context
 from dsv.api.pools import Placed, Placing, PoolRoute
 from dsv.api.run_staging import RunStaging, close_sessions
-from dsv.errors import Conflict, NotFound, UsageError, as_launch_error
+from dsv.errors import Conflict, DsvError, NotFound, UsageError, as_launch_error
+from dsv.periodic import now_ms
 from dsv.repo.session import Session
 from dsv.run import supervisor
 from dsv.run.active_runs import RunRecords
-from dsv.run.dirs import RunPlace
+from dsv.run.dirs import RUNS, RunPlace, remove_run_folder
 from dsv.run.engines.attach import Signals
 from dsv.run.engines.base import JobPlan
 from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import RunView, run_known_here
-from dsv.run.record import RunRecord
+from dsv.run.record import RunId, RunRecord
 from dsv.run.record_store import RunStore
 from dsv.run.spec import JobSpec
 from dsv.run.supervisor import Announce
 from dsv.stores.base import StoreBackend
 from dsv.values.ids import StoreId
+from dsv.values.names import DatasetName
+from dsv.values.units import parse_duration
 
 
 def run(
@@ -47,6 +51,8 @@ def run(
     """
     with as_launch_error(), ExitStack() as opened:
         sessions: list[Session] = []
+        setting = context.settings.get("runs.keep_local")
+        keep = None if setting is None else parse_duration(setting.value)
         staging_of = partial(
             RunStaging, context, opened=opened, sessions=sessions, offline=offline, force=force
         )
@@ -56,7 +62,7 @@ def run(
         runs = RunStore(
             lambda: _opened_again(context, store_id, opened), started=lambda: close_sessions(sessions)
         )
-        return supervisor.run(
+        view = supervisor.run(
             placed.spec,
             place=replace(place, author=context.writer.author),
             staging=staging,
@@ -67,6 +73,22 @@ def run(
             announce=announce,
             route=None if placing is None else PoolRoute(placing, placed, staging, staging_of),
         )
+        if keep is not None and not offline:
+            _trim_folders(place.state, runs, keep)
+        return view
+
+
+def _trim_folders(state: Path, runs: RunStore, seconds: int) -> None:
+    """Remove folders of runs that ended longer ago and whose whole output the store has: at most 16, chosen at
+    random, because each takes requests."""
+    before = now_ms() - 1000 * seconds
+    old = [path for path in (state / RUNS).glob("*/*") if path.name < RunId.make(before, b"\xff" * 4)]
+    with suppress(DsvError, OSError):
+        for path in random.sample(old, min(len(old), 16)):
+            record = runs.newest(DatasetName.from_component(path.parent.name), RunId.parse(path.name))
+            output = None if record is None or (record.ended_ms or before) >= before else record.output
+            if record is not None and output is not None and output.tree is not None and not output.left_out:
+                remove_run_folder(state, record.dataset, record.run)
 
 
 def _opened_again(context: Context, store_id: StoreId, opened: ExitStack) -> StoreBackend:

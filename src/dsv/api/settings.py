@@ -17,7 +17,7 @@ from dsv.errors import NoStore, UsageError
 from dsv.values.json import Json, is_text
 from dsv.values.names import HERE
 
-PLAIN_KEYS = ("store", "cache", "author", "pool", "prefer")
+PLAIN_KEYS = ("store", "cache", "author", "pool", "prefer", "runs.keep_local")
 STORE_FIELDS = ("url", "endpoint", "region", "profile", "ca_bundle", "names", "mirrors")
 POOL_FIELDS = (
     *("engine", "cache", "out", "gpu_type", "tpu", "tpu_topology", "shm_size", "engine_args"),
@@ -316,8 +316,8 @@ def is_reserved(key: str) -> bool:
 def is_key(key: str) -> bool:
     """Return whether a config file may have this key, such as `stores.lake.url`."""
     table, *rest = key.split(".")
-    if not rest:
-        return key in PLAIN_KEYS
+    if key in PLAIN_KEYS:
+        return True
     if is_reserved(key):
         return False
     if is_engines_key(key):

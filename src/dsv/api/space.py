@@ -283,16 +283,10 @@ def _used(name: str, kind: Kind, commits: int, part: GroupUsage) -> Used:
 
 
 def expire_commits(
-    context: Context,
-    dataset: DatasetName,
-    rules: RetentionRules,
-    message: str = "",
-    *,
-    undo_for: int | None = None,
-    dry_run: bool = False,
-) -> Expiry:
-    """Expire the commits of a dataset that no rule keeps. undo_for: seconds until gc may free them. dry_run: write
-    nothing.
+    context: Context, dataset: DatasetName, rules: RetentionRules, message: str = "", *,
+    undo_for: int | None = None, dry_run: bool = False,
+) -> Expiry:  # fmt: skip
+    """Expire the commits of a dataset that no rule keeps. undo_for: seconds until gc may free them. dry_run: no write.
 
     Raises `UsageError` without a rule, and `NotFound` if there is no such dataset.
     """
@@ -307,11 +301,11 @@ def expire_commits(
         repository.format.check(repository.store.url, writing=not dry_run)
         plan = plan_expiry(repository, dataset, rules, dry_run=dry_run)
         grace = GRACE_SECONDS if undo_for is None else undo_for
-        if plan.commits:
-            plan = replace(plan, free_from_ms=int(repository.clock() + 1000 * grace))
+        free_from = int(repository.clock() + 1000 * grace) if plan.commits else None
+        plan = replace(plan, undo_for=undo_for, free_from_ms=free_from)
         if dry_run:
             return plan
-        log = expire(repository, context.writer, plan, message, undo_for)
+        log = expire(repository, context.writer, plan, message)
         meanwhile = ("named, or kept by somebody, meanwhile",)
         items = [
             replace(one, reasons=meanwhile) if one.expired and one.commit not in log.states else one

@@ -179,8 +179,7 @@ def to_item(found: object, keys: str | Keys, nulls: bool = False, /, **more: obj
             is_time = name in _SECONDS and value is not None
             item[name] = rfc3339(value * 1000) if is_time else _plain(value, inner_keys)
         elif hasattr(found, f"{name}_ms"):
-            time_ms = getattr(found, f"{name}_ms")
-            item[name] = None if time_ms is None else rfc3339(time_ms)
+            item[name] = None if (time_ms := getattr(found, f"{name}_ms")) is None else rfc3339(time_ms)
         elif hasattr(found, f"{name}_at"):
             item[name] = rfc3339(getattr(found, f"{name}_at") * 1000)
         elif nulls:

@@ -8,11 +8,10 @@ entries, in order, give the state of a commit (`fold`):
 - `free` makes an expired commit **freed**, permanently. gc writes the entry before the commit stops being a
   root. The entry has no effect on a commit that is not expired.
 
-So undo and gc can't both succeed: when `append` loses a number, it reads the log and asks its caller again. gc
-frees commits whose grace is over, counted from the store's time of the entry that expired them. The message of the
-entry may give the grace (`grace_in_message`). Then exactly the commits of `log.freed` are no roots, whatever names
-them. A commit that expired by `expire` is not freed while a branch or a tag names it. One that expired by `delete`
-is: its whole dataset is deleted.
+So undo and gc can't both succeed: when `append` loses a number, it reads the log and asks its caller again.
+gc frees commits whose grace (`upkeep.expire.grace_ends`) is over, by the store's time of the entry that expired
+them. Then exactly the commits of `log.freed` are no roots, whatever names them. A commit that expired by `expire` is
+not freed while a branch or a tag names it. One that expired by `delete` is: its whole dataset is deleted.
 
 A store gets the feature `expired-commits` before its first entry. Without the feature the log is not read.
 
@@ -23,7 +22,6 @@ the two sees the other, and writes `undo` for the commit that is named.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
@@ -42,7 +40,6 @@ from dsv.repo.refs.listing import read_named
 from dsv.stores.base import ask_each, parsed
 from dsv.values.cached import cached
 from dsv.values.ids import CommitId, Nonce
-from dsv.values.json import LONG_MAX, check_length
 from dsv.values.units import rfc3339
 
 if TYPE_CHECKING:
@@ -55,23 +52,6 @@ class ExpiryState(msgspec.Struct, frozen=True):
     """The entry by which it expired."""
     freed: bool = False
     """Its content was removed, or will be."""
-
-    @property
-    def undo_for(self) -> int | None:
-        """Return for how many seconds `undo` is to stay possible, if the entry gives them."""
-        match = _UNDO_FOR.match(self.entry.message) if self.entry.action is ExpiryAction.EXPIRE else None
-        return None if match is None else int(match[1])
-
-
-_UNDO_FOR = re.compile(r"undo for ([0-9]{1,10}) s(?:; |\Z)")
-
-
-def grace_in_message(seconds: int, message: str) -> str:
-    """Return the message of an entry that gives its own grace: an entry has no field for it. Raises `UsageError` if it
-    is too long."""
-    text = f"undo for {seconds} s" + (f"; {message}" if message else "")
-    check_length(text, LONG_MAX, "a message with --undo-for")
-    return text
 
 
 class ExpiryLog(msgspec.Struct, frozen=True, dict=True):

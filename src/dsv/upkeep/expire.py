@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -16,9 +17,10 @@ from dsv.errors import Denied, DsvError
 from dsv.format import keys
 from dsv.format.records import CommitRecord, ExpiryAction, WriterIdentity
 from dsv.repo import history
-from dsv.repo.expiry import ExpiryLog, append, grace_in_message, read_expiry
+from dsv.repo.expiry import ExpiryLog, append, read_expiry
 from dsv.stores.base import StoreBackend, ask_each, if_there
 from dsv.upkeep.roots import Name, list_all, names_of_refs, names_of_runs
+from dsv.values.json import LONG_MAX, check_length
 from dsv.values.names import MAIN, DatasetName
 from dsv.values.units import format_duration
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS: Final = 14 * 24 * 3600.0
 """Seconds from a commit's expiry until gc frees its content, unless who expires it or gc's caller says otherwise."""
+_UNDO_FOR: Final = re.compile(r"undo for ([0-9]{1,10}) s(?:; |\Z)")
+"""The beginning of the message of an entry that has a grace of its own: it has no field for that."""
 RUNS_KEEP: Final = 365 * 86400
 """Seconds for which the record of a run keeps its commits."""
 
@@ -122,8 +126,9 @@ class Expiry(msgspec.Struct, frozen=True):
     dataset: DatasetName
     items: tuple[ExpiryItem, ...]
     dry_run: bool
+    undo_for: int | None = None
+    """Seconds until gc may free their content; None for gc's usual grace."""
     free_from_ms: int | None = None
-    """When gc may free their content."""
 
     @property
     def commits(self) -> list[CommitId]:
@@ -215,14 +220,14 @@ def _modified(store: StoreBackend, key: str | None) -> float | None:
 def grace_ends(
     repository: Repository, logs: Iterable[ExpiryLog], grace: float | None = None
 ) -> dict[tuple[DatasetName, int], float]:
-    """Return when the grace of each entry by which commits are expired ends, in seconds since 1970.
-
-    grace: seconds that gc's caller asks for. An entry's own seconds apply if they are more, or if nobody asks.
-    """
+    """Return when the grace of each entry by which commits are expired ends, in seconds since 1970: the longer of its
+    own and `grace`, which gc's caller asks for; `GRACE_SECONDS` if there is neither."""
     graces: dict[tuple[DatasetName, int], float] = {}
     for log in logs:
         for state in log.expired.values():
-            given = [seconds for seconds in (state.undo_for, grace) if seconds is not None]
+            is_expired = state.entry.action is ExpiryAction.EXPIRE
+            own = _UNDO_FOR.match(state.entry.message) if is_expired else None
+            given = [*([int(own[1])] if own else []), *([] if grace is None else [grace])]
             graces[log.dataset, state.entry.number] = max(given, default=GRACE_SECONDS)
     times = ask_each(lambda one: repository.store.modified(keys.expiry_key(*one)), sorted(graces))
     return {entry: made + graces[entry] for entry, made in times}
@@ -251,21 +256,16 @@ def store_time(repository: Repository, *, dry_run: bool = False) -> float:
             store.delete(key)
 
 
-def expire(
-    repository: Repository,
-    writer: WriterIdentity,
-    plan: Expiry,
-    message: str = "",
-    undo_for: int | None = None,
-) -> ExpiryLog:
-    """Expire the commits of a plan, and return the log. undo_for: seconds until gc may free them.
+def expire(repository: Repository, writer: WriterIdentity, plan: Expiry, message: str = "") -> ExpiryLog:
+    """Expire the commits of a plan, and return the log.
 
     What a branch or tag names by now stays: this reads the names after writing the entry, and a command that
     writes a name reads the log after that.
     """
     wanted = set(plan.commits)
-    if undo_for is not None:
-        message = grace_in_message(undo_for, message)
+    if plan.undo_for is not None:
+        message = f"undo for {plan.undo_for} s" + (f"; {message}" if message else "")
+        check_length(message, LONG_MAX, "the message of an entry with --undo-for")
     if not wanted:
         return read_expiry(repository.refs, plan.dataset)
     append(repository, writer, plan.dataset, ExpiryAction.EXPIRE, lambda _: wanted, message)

@@ -90,8 +90,7 @@ class Options(msgspec.Struct, frozen=True):
     budget: float | None = None
     """Seconds after which copying stops. Packs copied before that are still deleted."""
     grace: float | None = None
-    """Seconds from a commit's expiry until its content is freed, by the store's clock (`expire.grace_ends`). Any
-    value is safe."""
+    """Seconds from a commit's expiry until its content is freed (`expire.grace_ends`). Any value is safe."""
     silent: float = SILENT_SECONDS
     poll: float = _POLL_SECONDS
 

@@ -136,7 +136,7 @@ def _warn(call: Call, key: str, value: str, path: str) -> None:
         for name in value.split(","):
             if name.strip() not in (HERE, *call.settings.names("pools")):
                 call.warn(f"no pool named {name} is configured yet: dsv config pools.{name}.engine ENGINE")
-    elif key != "author" and is_name(value) and value not in call.settings.names(f"{key}s"):
+    elif key in ("store", "cache") and is_name(value) and value not in call.settings.names(f"{key}s"):
         part = "url URL" if key == "store" else "path DIR"
         call.warn(f"no {key} named {value} is configured yet: dsv config {key}s.{value}.{part}")
 

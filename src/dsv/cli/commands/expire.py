@@ -39,9 +39,7 @@ def expire(
     keep_tagged: bool = option("--keep-tagged", "Keep only what is always kept, such as tagged commits."),
     older_than: str | None = option("--older-than DURATION", "Only what was stored longer ago expires."),
     also_runs: bool = option("--also-runs", "Commits expire even if a run of the last year has used them."),
-    undo_for: int | None = option(
-        "--undo-for TIME", "For how long --undo restores them, before gc frees their content (default: 2w)."
-    ),
+    undo_for: int | None = option("--undo-for TIME", "How long gc waits before it frees them (default: 2w)."),
     undo: bool = option("--undo", "Restore COMMITs, or all of the last expire."),
     dry_run: DryRun = False,
     message: str = option("-m --message TEXT", "Why, for the log."),
@@ -74,9 +72,8 @@ def expire(
             kept = undo_expire(context, name, [Rev.parse(one) for one in commits or ()], message)
             _tell_undone(call, name, kept)
         else:
-            _tell_expired(
-                call, expire_commits(context, name, rules, message, undo_for=undo_for, dry_run=dry_run)
-            )
+            done = expire_commits(context, name, rules, message, undo_for=undo_for, dry_run=dry_run)
+            _tell_expired(call, done)
 
 
 def _tell_undone(call: Call, dataset: DatasetName, kept: list[ExpiryItem]) -> None:

@@ -32,9 +32,7 @@ def gc(
     budget: int | None = option("--budget TIME", "Copy nothing more after TIME."),
     max_repack: int | None = option("--max-repack SIZE", "Copy at most SIZE out of packs (default: 100GB)."),
     max_wait: int | None = option("--max-wait TIME", "Wait at most TIME for others who write (default: 6h)."),
-    grace: int | None = option(
-        "--grace TIME", "Keep what expired within TIME (default: as dsv expire --undo-for says, or 2w)."
-    ),
+    grace: int | None = option("--grace TIME", "Keep what expired within TIME (default: --undo-for, or 2w)."),
     dry_run: DryRun = False,
     yes: bool = option("--yes", "Do not ask."),
     author: Author = None,

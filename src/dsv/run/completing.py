@@ -288,7 +288,7 @@ class Completer:
     def remove_job(self, record: RunRecord) -> None:
         """Remove the job of a whole record if its cluster still keeps it: nodes leave jobs to a later dsv."""
         engine = self._engine_of(record.engine, record.pool)
-        if record.job is None or engine is None or record.run in self._supervised:
+        if record.job is None or engine is None or not engine.queues or record.run in self._supervised:
             return
         if record.ended_ms is None or now_ms() - record.ended_ms > _KEPT_MS:
             return

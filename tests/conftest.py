@@ -50,6 +50,7 @@ Reached = TypeVar("Reached")
 TESTS = Path(__file__).parent
 OWN_SHELF = pytest.StashKey[Path]()
 _PASSED = pytest.StashKey[bool]()
+_HOME = pytest.StashKey[Path]()
 KEPT = ("DSV_LABS", "DSV_LABS_CACHE", "DSV_REQUIRE_LABS", "DSV_KUEUE", exhaustive.VARIABLE)
 XDG_PLACES = {"CONFIG": ".config", "CACHE": ".cache", "DATA": ".local/share", "STATE": ".local/state"}
 # Fixtures that bring a real part up. A test that asks for one by getfixturevalue has to be marked by hand.
@@ -208,10 +209,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
 
     pytest's own `tmp_path_retention_policy` removes them while a test's functions of `os` are still in place."""
     yield
-    if item.stash.get(_PASSED, False):
-        for name in ("tmp_path", "home"):
-            if (folder := getattr(item, "funcargs", {}).get(name)) is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+    for folder in (getattr(item, "funcargs", {}).get("tmp_path"), item.stash.get(_HOME, None)):
+        if folder is not None and item.stash.get(_PASSED, False):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_collection_finish() -> None:
@@ -246,9 +246,9 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def home(homes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(homes: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """An empty home folder; no setting, credential or cache of whoever runs the tests is seen or touched."""
-    folder = Path(tempfile.mkdtemp(dir=homes))
+    folder = request.node.stash[_HOME] = Path(tempfile.mkdtemp(dir=homes))
     for name in list(os.environ):
         if name.startswith(FOREIGN) and name not in KEPT:
             monkeypatch.delenv(name)

@@ -74,6 +74,8 @@ case $1 in
   release) echo 'slurm_update error: Unable to contact slurm controller' >&2; exit 1 ;;
 esac
 """
+FORGOTTEN = 'case $* in *--jobs=*) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1 ;; esac'
+"""Slurm removes a job from its memory some minutes after its end."""
 AWAY = """
 echo "${0##*/} $*" >>"$CALLS"
 [ ! -e "$CALLS.away" ] || { echo 'error: Unable to contact slurm controller' >&2; exit 1; }
@@ -155,6 +157,38 @@ def test_the_end_of_a_job_that_was_left_and_never_ran_is_recorded_by_the_next_ds
     status = engine.status(JobRef("slurm", RUN, "c@h", f"7:{folder}"))
     assert status is not None and (status.state is RunState.NOT_LAUNCHED) and status.idle_seconds is not None
     assert (status.idle_seconds > 3600) is at_once
+
+
+@pytest.mark.parametrize(
+    ("files", "shown"),
+    [
+        ((), (RunState.NOT_LAUNCHED, EndCause.NOT_STARTED, True)),
+        (("stopped",), (RunState.NOT_LAUNCHED, EndCause.CANCELLED, True)),
+        (("slurm.log",), (RunState.NOT_LAUNCHED, EndCause.LOST_SIGHT, False)),
+        (("slurm.log", "node.1.0"), (RunState.ENDED, EndCause.LOST_SIGHT, False)),
+    ],
+)
+def test_a_job_that_was_left_and_that_slurm_has_forgotten_is_over(
+    tmp_path: Path, files: tuple[str, ...], shown: tuple[RunState, EndCause, bool]
+) -> None:
+    """Nobody else will ever know more. It is cut off by a cause `LOST_SIGHT`, see `completed`."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    (folder / "job.sh").write_text(f"#SBATCH --comment={comment(RUN, folder)}\n")
+    for name in ("unwatched", *files):
+        (folder / name).write_text({"node.1.0": "n1 10\n", "stopped": "ada@login\n"}.get(name, ""))
+    env = programs(tmp_path, scontrol=f'[ -e "$CALLS.away" ] && exit 1\n{SCONTROL}', squeue=FORGOTTEN)
+    ref = JobRef("slurm", RUN, "c@h", f"7:{folder}")
+    status = Slurm(env).status(ref)
+    assert status is not None and status.ended is not None and status.idle_seconds is not None
+    assert (status.state, status.ended.cause, status.idle_seconds > 3600) == shown
+    assert status.exit_code == 125 and status.ended.seen and status.ended.reason
+    (tmp_path / "calls.away").touch()
+    assert Slurm(env).status(ref) is None, "it may be another cluster that has no such job"
+    (tmp_path / "calls.away").unlink()
+    (folder / "unwatched").unlink()
+    followed = Slurm(env).status(ref)
+    assert followed is not None and (followed.state, followed.ended) == (RunState.CUT_OFF, None)
 
 
 @pytest.mark.parametrize(("state", "restarts"), [("PENDING", 1), ("RUNNING", 1), ("RUNNING", 0)])

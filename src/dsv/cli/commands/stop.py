@@ -94,10 +94,11 @@ def _end(
     with opened_runs(call) as opened:
         before = opened.show(run if active is None else active.run).record
         warn_of_cut_off(call, opened, stop={before.run: seconds})
-        record = opened.show(before.run).record
+        view = opened.show(before.run)
+        record = view.record
         asked = asked or (record.end is EndCause.CANCELLED and not before.state.is_terminal)
         if not record.state.is_terminal and is_in_cluster(call, record):
-            return _stop_in_cluster(call, record, seconds)
+            return _stop_in_cluster(call, opened, view, seconds)
     if not record.state.is_terminal and active is not None and active.owner.is_dead:
         raise Unreachable(
             f"run {record.run} may still run: {record.engine} did not end its job",
@@ -217,7 +218,9 @@ def is_in_cluster(call: Call, record: RunRecord) -> bool:
     return engine is not None and engine.queues
 
 
-def _stop_in_cluster(call: Call, record: RunRecord, seconds: float) -> tuple[RunRecord, bool]:
+def _stop_in_cluster(call: Call, opened: Runs, view: RunView, seconds: float) -> tuple[RunRecord, bool]:
+    """End a job without a supervisor here, and complete its record if nobody else does."""
+    record = view.record
     job = find_job(record, engines_of(call.around.environ, call.settings))
     if job is None:
         raise NotFound(
@@ -232,6 +235,9 @@ def _stop_in_cluster(call: Call, record: RunRecord, seconds: float) -> tuple[Run
             subject=record.run,
             hint=f"dsv stop {record.run}",
         )
+    (settled,) = opened.settle([view])
+    if settled.record.state.is_terminal and settled.last_known is None:
+        return settled.record, asked
     return replace(record, state=status.state, exit_code=status.exit_code), asked
 
 

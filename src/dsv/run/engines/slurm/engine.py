@@ -233,6 +233,11 @@ class Slurm(Engine):
             return None if left.end is None else JobStatus(RunState.ENDED, left.end)
         if job is not None and job.lives:
             left = self._of_this_start(number, left)
+        if job is None and left.end is None and idle_seconds(ref) is not None:
+            if self._program.cluster().problem is not None:
+                return None  # another cluster may have answered
+            _look_afresh(left.folder)  # nothing may be missing there: this is its end
+            left = JobFiles(left.folder)
         if job is not None and not job.lives and not _is_there(left.folder):
             return JobStatus(RunState.CUT_OFF)  # a dsv that completes the record removes the folder
         now = status(job, left)

@@ -144,12 +144,16 @@ def idle_seconds(ref: JobRef) -> float | None:
     try:
         script = folder / SCRIPT
         own = script.stat().st_uid == os.geteuid() and comment(ref.run, folder) in _text(script)
-        left = {path.name: path.lstat().st_mtime for path in folder.iterdir()}
-        never_ran = UNWATCHED in left and "slurm.log" not in left  # so no node completes the record
-        newest = -inf if never_ran else max(left.values())
+        written = [path.lstat().st_mtime for path in folder.iterdir()]
+        newest = -inf if _never_ran(folder) else max(written)  # then no node completes the record
     except (OSError, ValueError):
         return None
     return max(0.0, time.time() - newest) if own else None
+
+
+def _never_ran(folder: Path) -> bool:
+    """Check that no dsv follows the job, and that Slurm never began its script."""
+    return os.path.lexists(folder / UNWATCHED) and not os.path.lexists(folder / "slurm.log")
 
 
 def _part(path: Path) -> RunPart | None:
@@ -309,8 +313,12 @@ def _ended(job: Queued | None, left: JobFiles) -> Ended | None:
     if not left.begun and left.unread:
         return _not_known("the job's folder can't be read", left, seen=False)
     if job is None and left.end is None and cause is None and part is None:
-        reason = "Slurm has no such job any more, and the job left no record of its end"
-        return _not_known(reason, left, seen=False)
+        reason = "Slurm has no such job any more, and "
+        if not _never_ran(left.folder):
+            seen = os.path.lexists(left.folder / UNWATCHED)  # else its dsv may have seen more
+            return _not_known(f"{reason}the job left no record of its end", left, seen=seen)
+        forgotten = Ended(reason=f"{reason}it never began", cause=EndCause.NOT_STARTED)
+        return forgotten if left.stopped is None else _never_began(None, left, None, None)
     if not left.begun:
         return _never_began(job, left, cause, said)
     if left.launcher is not None and cause is None and left.stopped is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,9 @@ class Unwatched:
         Path(f"{self.calls}.away").touch()
 
     def back(self) -> None:
-        Path(f"{self.calls}.away").unlink()
+        Path(f"{self.calls}.away").unlink(missing_ok=True)
+        for kept in (self.calls.parent / "dsv").glob("squeue-*.json"):  # an answer serves for a second
+            kept.unlink()
 
     def shown(self) -> Result:
         return self.dsv("runs", RUN)
@@ -115,3 +118,37 @@ def test_whoever_looks_first_completes_a_run_whose_job_slurm_has_forgotten(
     record = unwatched.stored()
     assert (record.state, record.end, record.exit_code) == (state, end, 125)
     assert str(record.error).startswith("Slurm has no such job any more, and ")
+
+
+def test_a_job_that_left_nothing_here_is_to_be_looked_for_elsewhere(unwatched: Unwatched) -> None:
+    shutil.rmtree(unwatched.folder)
+    said = unwatched.shown()
+    assert said.code == 6 and f"slurm has no job of run {RUN} any more" in said.err
+    assert f"hint: dsv runs {RUN}, on login" in said.err and "dsv pools" not in said.err
+
+
+def test_who_waits_is_told_once_that_slurm_is_away(
+    unwatched: Unwatched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter(range(3))
+
+    def after_three(_: float) -> None:
+        if next(looks, None) is None:
+            unwatched.back()
+
+    monkeypatch.setattr("dsv.cli.commands.stop.sleep", after_three)
+    unwatched.away()
+    said = unwatched.dsv("wait", RUN)
+    assert said.code == 125 and unwatched.stored().state is RunState.NOT_LAUNCHED
+    assert said.err.count("the end of a run can't be seen now: Slurm does not answer") == 1
+
+
+def test_who_stops_is_told_first_that_slurm_is_away(unwatched: Unwatched) -> None:
+    unwatched.is_queued()
+    unwatched.away()
+    said = unwatched.dsv("stop", RUN)
+    warning, error = (
+        said.err.index("does not end before its cluster answers"),
+        said.err.index("error: Slurm does not"),
+    )
+    assert said.code == 6 and warning < error

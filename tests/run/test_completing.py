@@ -161,7 +161,7 @@ def test_an_end_that_was_seen_is_remembered_while_the_cluster_is_away(shop: Shop
     away = completer(shop, cluster)
     record, _ = away.settle(started())
     assert (record.state, record.exit_code) == (RunState.ENDED, 4)
-    assert away.last_known == {RUN: "Slurm does not answer: refused"}
+    assert away.last_known == {RUN: cluster.silent}
     assert away.settle(started(), whole=True)[0].state is RunState.QUEUED
     cluster.says = over()
     completer(shop, cluster).settle(started())

@@ -11,7 +11,7 @@ from pathlib import Path
 from signal import Signals as SignalName
 from typing import Final, TypeVar, cast
 
-from dsv.errors import DsvError, NoRoom, Unreachable
+from dsv.errors import DsvError, NoRoom, NotFound, Unreachable
 from dsv.files.small_files import replace_file
 from dsv.periodic import now_ms
 from dsv.run.active_runs import Marks
@@ -251,9 +251,9 @@ class Completer:
         self._supervised = marks.supervised()
         self._engine_of = cache(engines.make)
         self._ended_jobs = cache(lambda name, pool: _ended_jobs(self._engine_of(name, pool)))
-        self._silent: dict[tuple[str, str | None], str | None] = {}
+        self._silent: dict[tuple[str, str | None], DsvError | None] = {}
         """Why an engine does not answer, by its name and its pool; None if it does."""
-        self.last_known: dict[RunId, str] = {}
+        self.last_known: dict[RunId, DsvError] = {}
         """Why the cluster of a run could not tell its state."""
 
     def settle(self, record: RunRecord, *, whole: bool = False) -> tuple[RunRecord, bool]:
@@ -270,11 +270,7 @@ class Completer:
         if status.lives:
             self._remember(record, status)
             return replace(record, state=status.state, error=status.reason or record.error), True
-        if (
-            status.ended is None
-            or status.state is RunState.CUT_OFF
-            or not self._is_left_to_us(record, status)
-        ):
+        if status.ended is None or not self._is_left_to_us(record, status):
             return self._left_to_others(record, status, whole=whole)
         ended, log = self._whole(record, status.ended, FoundJob(engine, record.job, status))
         try:
@@ -354,24 +350,26 @@ class Completer:
             masker = known_secrets(record, self._engines.environ)
             return completed(record, status.ended, now_ms(), masker=masker), False
         if (status.ended is None or gone) and status.reason is not None and not supervised:
-            return completed(
-                record, status.ended or lost(status.reason)
-            ), True  # a job is removed only after its completion
+            return completed(record, status.ended or lost(status.reason)), True  # removed after completion
         if supervised or self._moves(record, status):
             return self._last_seen(record)[0], True
-        return self._as_last_known(record, f"{record.engine} has no such job any more", whole=whole), True
+        why = NotFound(
+            f"{record.engine} has no job of run {record.run} any more, and its end is not known here",
+            hint=f"dsv runs {record.run}, on {record.host}; to give it up: dsv runs --delete --force {record.run}",
+        )
+        return self._as_last_known(record, why, whole=whole), True
 
-    def _why_silent(self, record: RunRecord, engine: Engine) -> str:
+    def _why_silent(self, record: RunRecord, engine: Engine) -> DsvError:
         key = record.engine, record.pool
         if key not in self._silent:
             self._silent[key] = None
             try:
                 engine.probe()
             except DsvError as error:
-                self._silent[key] = error.message
-        return self._silent[key] or f"{engine.name} answers, but not about this job"
+                self._silent[key] = error
+        return self._silent[key] or Unreachable(f"{key[0]} answers, but not about this job", hint="dsv pools")
 
-    def _as_last_known(self, record: RunRecord, why: str, *, whole: bool) -> RunRecord:
+    def _as_last_known(self, record: RunRecord, why: DsvError, *, whole: bool) -> RunRecord:
         self.last_known[record.run] = why
         last, since = self._last_seen(record)
         said = f"{last.state} is the last known state, of {rfc3339(since)}: {why}"
@@ -396,7 +394,7 @@ class Completer:
     def _is_left_to_us(self, record: RunRecord, status: JobStatus) -> bool:
         """Check that no other dsv completes the record. Its submitter may still move it to another pool."""
         assert status.ended is not None  # checked by settle
-        is_idle = status.idle_seconds is not None and status.idle_seconds >= _SUPERVISOR_HAS
+        is_idle = (status.idle_seconds or 0.0) >= _SUPERVISOR_HAS and status.state is not RunState.CUT_OFF
         moves, supervised = self._moves(record, status), record.run in self._supervised
         return status.ended.seen and is_idle and not moves and not supervised
 

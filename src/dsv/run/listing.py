@@ -59,7 +59,7 @@ class RunView:
     """The reason why this dsv could not launch it, ended it, lost track of it, or could not write its output."""
     problem: DsvError | None = None
     """The reason why this dsv could not send its record; the next run sends it."""
-    last_known: str | None = None
+    last_known: DsvError | None = None
     """The reason why its cluster could not tell its state, which is then the last known one."""
     out: Path | None = None
     """The folder of its output, if this dsv has run it: the record hides secrets in the name."""

@@ -101,12 +101,12 @@ def runs(
 
 def _tell_last_known(call: Call, views: list[RunView]) -> int:
     """Say which states are only the last known ones, and return the exit code."""
-    old = [view for view in views if view.last_known is not None]
-    for why in sorted({str(view.last_known) for view in old}):
-        runs = [view.record.run for view in old if view.last_known == why]
+    reasons = {str(view.last_known): view.last_known for view in views if view.last_known is not None}
+    for text, why in sorted(reasons.items()):
+        runs = [view.record.run for view in views if str(view.last_known) == text]
         what = f"run {runs[0]}" if len(runs) == 1 else format_count(len(runs), "run")
-        call.complain(Unreachable(f"the state of {what} is the last known: {why}", hint="dsv pools"))
-    return Unreachable.exit_code if old else 0
+        call.complain(Unreachable(f"only the last known state of {what} is shown: {text}", hint=why.hint))
+    return Unreachable.exit_code if reasons else 0
 
 
 def _find(

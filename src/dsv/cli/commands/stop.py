@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from time import sleep
-from typing import TypeVar
 
 from dsv.api.pools import engines_of
 from dsv.api.runs import Runs
@@ -98,6 +98,8 @@ def _end(
         record = view.record
         asked = asked or (record.end is EndCause.CANCELLED and not before.state.is_terminal)
         if not record.state.is_terminal and is_in_cluster(call, record):
+            if active is None:
+                _say_if_away(call, record)
             return _stop_in_cluster(call, opened, view, seconds)
     if not record.state.is_terminal and active is not None and active.owner.is_dead:
         raise Unreachable(
@@ -122,13 +124,13 @@ def _out_of_reach(record: RunRecord, what: str, command: str) -> tuple[str, str]
 
 
 def _say_if_away(call: Call, record: RunRecord) -> None:
-    """Say at once if the cluster of a run does not answer: the run ends once it does."""
+    """Say at once if the cluster of a run does not answer: its calls may take long."""
     engine = engines_of(call.around.environ, call.settings).make(record.engine, record.pool)
     try:
         assert engine is not None  # it is in a cluster
         engine.probe()
     except DsvError as error:
-        call.warn(f"run {record.run} ends once its cluster answers: {error.message}")
+        call.warn(f"run {record.run} does not end before its cluster answers: {error.message}")
 
 
 def _stop_named_sweep(call: Call, text: str, seconds: float) -> None:
@@ -236,12 +238,11 @@ def _stop_in_cluster(call: Call, opened: Runs, view: RunView, seconds: float) ->
             hint=f"dsv stop {record.run}",
         )
     (settled,) = opened.settle([view])
-    if settled.record.state.is_terminal and settled.last_known is None:
-        return settled.record, asked
-    return replace(record, state=status.state, exit_code=status.exit_code), asked
+    shown = replace(record, state=status.state, exit_code=status.exit_code)
+    return settled.record if settled.record.state.is_terminal else shown, asked
 
 
-_T = TypeVar("_T")
+_Views = Sequence[RunView]
 _PAUSE, _LONGEST_PAUSE = 2.0, 15.0
 """Seconds between two looks into the store for the end of a run on another machine."""
 
@@ -280,7 +281,7 @@ def wait(call: Call, run: list[str] = argument("RUN...")) -> int:
                 warn_of_cut_off(call, opened)
                 if len(ids) == 1 and isinstance(meant := opened.show_or_sweep(ids[0]), SweepView):
                     return _wait(call, opened, meant)
-                records = [_ended(opened, text) for text in ids]
+                records = [_ended(call, opened, text) for text in ids]
         except Unreachable as error:
             records = _ended_here(call, ids, error)
     _write(call, records)
@@ -318,11 +319,11 @@ def _wait_for_sweep(call: Call, text: str) -> int:
 def _wait(call: Call, opened: Runs, view: SweepView) -> int:
     """Wait for the runs of a sweep, and for those that a dsv will still start. Return the exit code."""
 
-    def ended_sweep() -> SweepView:
-        now = opened.sweep(view.id)
-        return replace(now, members=tuple(opened.settle(now.members, whole=True)))
+    def is_over(members: _Views) -> bool:
+        return not _goes_on(call, opened, replace(view, members=tuple(members)))
 
-    view = _until(opened, ended_sweep, lambda now: not _goes_on(call, opened, now))
+    members = _until(call, opened, lambda: opened.sweep(view.id).members, is_over)
+    view = replace(view, members=tuple(members))
     if view.not_begun:
         left = format_count(len(view.not_begun), "run")
         call.warn(f"{left} of {view.id} not begun: dsv run --again {view.id.short}")
@@ -330,14 +331,16 @@ def _wait(call: Call, opened: Runs, view: SweepView) -> int:
     return CANNOT_LAUNCH if view.exit_code is None else view.exit_code
 
 
-def _until(found: Runs, look: Callable[[], _T], is_over: Callable[[_T], bool]) -> _T:
-    """Call `look` at growing intervals until it is over; complete the records of runs that were cut off."""
-    pause = _PAUSE
-    while not is_over(now := look()):
+def _until(call: Call, found: Runs, look: Callable[[], _Views], is_over: Callable[[_Views], bool]) -> _Views:
+    """Look at runs until they are over; complete those that were cut off. Say once why the end of one is not seen."""
+    pause, warn = _PAUSE, cache(call.warn)
+    while not is_over(views := found.settle(look(), whole=True)):
+        for why in (view.last_known for view in views if view.last_known is not None):
+            warn(f"the end of a run can't be seen now: {why.message}")
         sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
         found.complete_cut_off(lambda _: None)  # each time: a job may outlive its supervisor for a while
-    return now
+    return views
 
 
 def _goes_on(call: Call, found: Runs, view: SweepView) -> bool:
@@ -350,13 +353,9 @@ def _goes_on(call: Call, found: Runs, view: SweepView) -> bool:
     return found_driver is not None and not found_driver.is_here
 
 
-def _ended(found: Runs, text: str) -> RunRecord:
+def _ended(call: Call, found: Runs, text: str) -> RunRecord:
     run = found.show(text).record.run
-    view = _until(
-        found,
-        lambda: found.settle([found.show(run)], whole=True)[0],
-        lambda view: view.record.state.is_terminal,
-    )
+    (view,) = _until(call, found, lambda: [found.show(run)], lambda views: views[0].record.state.is_terminal)
     return view.record
 
 

@@ -144,15 +144,14 @@ def idle_seconds(ref: JobRef) -> float | None:
     try:
         script = folder / SCRIPT
         own = script.stat().st_uid == os.geteuid() and comment(ref.run, folder) in _text(script)
-        written = [path.lstat().st_mtime for path in folder.iterdir()]
-        newest = -inf if _never_ran(folder) else max(written)  # then no node completes the record
+        newest = -inf if _never_ran(folder) else max(path.lstat().st_mtime for path in folder.iterdir())
     except (OSError, ValueError):
         return None
     return max(0.0, time.time() - newest) if own else None
 
 
 def _never_ran(folder: Path) -> bool:
-    """Check that no dsv follows the job, and that Slurm never began its script."""
+    """Check that no dsv follows the job, and Slurm never began its script, so that no node completes the record."""
     return os.path.lexists(folder / UNWATCHED) and not os.path.lexists(folder / "slurm.log")
 
 

@@ -120,6 +120,21 @@ def test_whoever_looks_first_completes_a_run_whose_job_slurm_has_forgotten(
     assert str(record.error).startswith("Slurm has no such job any more, and ")
 
 
+def test_the_exit_code_in_the_folder_is_shown_while_slurm_is_away(unwatched: Unwatched) -> None:
+    unwatched.left({"slurm.log": "attempt 1 on n1\n", "node.1.0": "n1 10 3 12\n", "end": "3 1\n"})
+    unwatched.away()
+    said = unwatched.shown()
+    assert (
+        said.code == 6
+        and f"only the last known state of run {RUN} is shown: Slurm does not answer" in said.err
+    )
+    assert (
+        "no such job" not in said.err and "exit_code      3" in said.out and "hint: scontrol ping" in said.err
+    )
+    unwatched.back()
+    assert unwatched.shown().code == 0 and unwatched.stored().exit_code == 3
+
+
 def test_a_job_that_left_nothing_here_is_to_be_looked_for_elsewhere(unwatched: Unwatched) -> None:
     shutil.rmtree(unwatched.folder)
     said = unwatched.shown()

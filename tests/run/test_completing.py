@@ -168,6 +168,19 @@ def test_an_end_that_was_seen_is_remembered_while_the_cluster_is_away(shop: Shop
     assert not any((shop.place.state / ANSWERS).iterdir())
 
 
+def test_the_exit_code_that_a_job_left_is_shown_while_its_cluster_is_away(shop: Shop) -> None:
+    """It is not the end yet: the cluster may begin the job again, or say more about it."""
+    cluster = Cluster(JobStatus(RunState.ENDED, 3), silent=Unreachable("Slurm does not answer: refused"))
+    for _ in range(2):
+        looking = completer(shop, cluster)
+        record, _ = looking.settle(started())
+        assert (record.state, record.exit_code) == (RunState.ENDED, 3)
+        assert looking.last_known == {RUN: cluster.silent}
+        assert looking.settle(started(), whole=True)[0].state is RunState.QUEUED
+        cluster.says = None
+    assert shop.runs.listing(SCANS, RUN) == []
+
+
 def test_a_job_that_its_cluster_does_not_show_makes_no_other_run_last_known(shop: Shop) -> None:
     cluster = Cluster(None)
     looking = completer(shop, cluster)

@@ -265,7 +265,9 @@ class Completer:
         if record.state.is_terminal or record.job is None or engine is None or not engine.queues:
             return record, True
         status = None if self._silent.get((record.engine, record.pool)) else engine.status(record.job)
-        if status is None:
+        if status is None or (status.ended is None and status.state is RunState.ENDED):
+            if status is not None:  # the job says so itself
+                self._remember(record, status)
             return self._as_last_known(record, self._why_silent(record, engine), whole=whole), True
         if status.lives:
             self._remember(record, status)
@@ -385,7 +387,7 @@ class Completer:
         return record, record.started_ms
 
     def _remember(self, record: RunRecord, status: JobStatus) -> None:
-        code = "" if status.ended is None else f" {status.ended.exit_code}"
+        code = "" if status.exit_code is None else f" {status.exit_code}"
         with suppress(OSError):
             path = self._marks.answer(record.run)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

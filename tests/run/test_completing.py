@@ -18,6 +18,7 @@ from dsv.run.engine_list import Engines
 from dsv.run.engines.base import Ended, JobStatus
 from dsv.run.part import EndCause, RunPart
 from dsv.run.record import RECORD, JobRef, LogInfo, RunId, RunRecord, RunState
+from dsv.run.record_store import RunStore
 from dsv.values.ids import CommitId
 from tests.run.shop import SCANS, STORE, Shop
 
@@ -179,6 +180,28 @@ def test_the_exit_code_that_a_job_left_is_shown_while_its_cluster_is_away(shop: 
         assert looking.settle(started(), whole=True)[0].state is RunState.QUEUED
         cluster.says = None
     assert shop.runs.listing(SCANS, RUN) == []
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        JobStatus(RunState.CUT_OFF, 137, NEVER, reason="no such Job"),
+        JobStatus(RunState.CUT_OFF),
+        over(idle_seconds=0),
+    ],
+)
+def test_a_store_that_does_not_answer_says_nothing_about_a_run(
+    shop: Shop, says: JobStatus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have the record of a job that was deleted since."""
+    away = Unreachable("the store does not answer")
+
+    def newest(*_: object) -> None:
+        raise away
+
+    monkeypatch.setattr(RunStore, "newest", newest)
+    looking = settler(shop, says)
+    assert looking.settle(started())[0].state is RunState.QUEUED and looking.last_known == {RUN: away}
 
 
 def test_a_job_that_its_cluster_does_not_show_makes_no_other_run_last_known(shop: Shop) -> None:

@@ -339,11 +339,13 @@ class Completer:
         """Return a run without a job as another process has completed it, or else as the cluster reports it."""
         supervised = record.run in self._supervised
         if not supervised:
-            with suppress(DsvError):
+            try:
                 stored = self._runs.newest(record.dataset, record.run)
-                if stored is not None and stored.state.is_terminal:
-                    self._marks.tidy(stored)
-                    return stored, True
+            except DsvError as error:  # somebody may have completed it
+                return self._as_last_known(record, error, whole=whole), True
+            if stored is not None and stored.state.is_terminal:
+                self._marks.tidy(stored)
+                return stored, True
         gone = status.state is RunState.CUT_OFF
         if status.ended is not None and status.ended.seen and not gone and not self._moves(record, status):
             self._remember(record, status)

@@ -115,7 +115,7 @@ def test_a_list_marks_states_that_are_the_last_known(site: Site) -> None:
     until(lambda: site.last()["state"] == "running", "the state")
     site.slurm.stop_controller()
     said = site.dsv("runs", code=6)
-    assert "running (last known)" in said and "is the last known: Slurm does not answer" in said
+    assert "running (last known)" in said and "is shown: Slurm does not answer" in said
     shown, _ = json.JSONDecoder().raw_decode(site.dsv("runs", "--json", code=6))
     assert [item["state"] for item in shown["items"]] == ["running"]
     site.go()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
-from dsv.run.engines.slurm.engine import Slurm
+from dsv.run.engines.slurm.engine import Slurm, SlurmRun
 from dsv.run.engines.slurm.script import comment
 from dsv.run.part import EndCause
 from dsv.run.record import JobRef, RunState
@@ -39,6 +40,8 @@ def test_a_job_is_left_to_its_nodes_once_slurm_can_run_it(
     engine = Slurm(programs(tmp_path, squeue=f'echo "7|{said}|dsv:{RUN}:{folder}"'))
     assert engine.leave(JobRef("slurm", RUN, "c@h", f"7:{folder}")) is is_left
     assert (folder / "unwatched").exists() is (is_left or ended)
+    SlurmRun(engine._program, JobRef("slurm", RUN, "c@h", f"7:{folder}")).signal(signal.SIGTERM)
+    assert not (folder / "unwatched").exists(), "this machine looks on until the job has ended"
 
 
 @pytest.mark.parametrize(("files", "at_once"), [((), True), (("slurm.log", "end"), False)])

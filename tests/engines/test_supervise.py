@@ -28,6 +28,19 @@ class Unreachable:
         self.kills += 1
 
 
+class Job(Unreachable):
+    """It ends at SIGTERM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.got: list[int] = []
+
+    def signal(self, number: int) -> None:
+        self.got.append(number)
+        if number == signal.SIGTERM:
+            self.ended = Ended(exit_code=143, launched=True)
+
+
 def test_a_job_that_cannot_be_killed_is_left_by_one_more_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_AGAIN", 0.05)
     handle, signals = Unreachable(), Signals()
@@ -68,3 +81,20 @@ def test_a_job_that_goes_on_alone_is_left_unless_it_is_to_end() -> None:
     with pytest.raises(Left):
         supervise(handle, JobOutput(None, None), signals, lost=lambda: None, note=lambda _: None, leave=leave)
     assert len(asked) == 2 and handle.kills == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_that_comes_while_a_job_is_left_reaches_it(number: int) -> None:
+    handle, signals = Job(), Signals()
+    asked: list[bool] = []
+
+    def leave() -> bool:
+        signals.send(number if not asked else signal.SIGTERM)
+        asked.append(True)
+        return True
+
+    outcome = supervise(
+        handle, JobOutput(None, None), signals, lost=lambda: None, note=lambda _: None, leave=leave
+    )
+    assert outcome.signal == signal.SIGTERM
+    assert handle.got == list(dict.fromkeys([number, signal.SIGTERM]))

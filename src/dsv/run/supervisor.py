@@ -131,8 +131,8 @@ class _Supervisor:
                 try:
                     record, ended, kept = attempts.run(lambda: JobOutput(*self.sinks, log), log)
                 except Left:
+                    records.leave(attempts.record)  # at once: from now on others end the job themselves
                     records.send()
-                    records.leave(attempts.record)
                     return RunView(attempts.record, sent=True, out=launch.out)
                 data = None if kept is None else kept.data
                 if launch.keeps_output and ended.launched and not ended.may_live:

@@ -355,6 +355,9 @@ def _until_end(
     kills = 0
     while (ended := handle.ended) is None:
         number = signals.next(_TICK if deadline is None else max(0.0, min(_TICK, deadline - monotonic())))
+        waits = number is None and deadline is None and handle.ended is None
+        if waits and leave() and (number := signals.next(0)) is None:
+            raise Left
         if number in INFORMING:
             handle.signal(number)
         elif number == signal.SIGHUP and hung_up is not None:
@@ -374,8 +377,6 @@ def _until_end(
         elif number is not None:
             deadline = monotonic()
         end_requested = reason is not None or timed_out
-        if number is None and deadline is None and handle.ended is None and leave():
-            raise Left
         timed_out = timed_out or (first is None and reason is None and expired())
         if reason is None and (reason := lost()) is not None:
             note(f"ending the job: {reason}")

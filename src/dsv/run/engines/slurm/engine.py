@@ -406,6 +406,8 @@ class SlurmRun(FollowedJob):
 
     def _send(self, number: int) -> bool:
         if number in ENDING:
+            with suppress(OSError):  # the job was about to be left
+                (self._folder / UNWATCHED).unlink()
             tell_stopped(self._folder, signal.Signals(number).name)
         return send(self._program, self._id, self._folder, number)
 

@@ -204,10 +204,11 @@ class Runs:
                 end_leases_of_runs(self.cache, places, [record.run for record in runs])
         return runs
 
-    def end_in_clusters(self, records: Iterable[RunRecord], grace: float) -> None:
-        """End the jobs of runs in their clusters, at the same time. A cluster that does not answer leaves them."""
-        jobs = [(self.engines.make(each.engine, each.pool), each.job) for each in records]
-        together([partial(engine.cancel, job, grace) for engine, job in jobs if engine and job])
+    def end_in_cluster(self, record: RunRecord, grace: float) -> bool:
+        """End the job of a run in its cluster. Return False if it may live."""
+        engine = self.engines.make(record.engine, record.pool)
+        status = None if engine is None or record.job is None else engine.cancel(record.job, grace)
+        return status is not None and not status.lives
 
     def _completer(self) -> Completer:
         return Completer(self.engines, self.runs, self.spool, self.marks)

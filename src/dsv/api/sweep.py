@@ -75,7 +75,7 @@ def open_sweep(
         yield SweepDriver(
             whole, place.state, parallel, runs.notes(dataset, plan.seat.id), watch=watch, note=note,
             show=lambda run: runs.show(run, dataset), start=lambda number: start(whole, number),
-            settle=lambda views: runs.settle(views, whole=True), end=runs.end_in_clusters,
+            settle=lambda views: runs.settle(views, whole=True), end=runs.end_in_cluster,
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from signal import SIGHUP
 from threading import Thread
-from time import monotonic
+from time import monotonic, sleep
 
 import msgspec
 
@@ -378,8 +378,8 @@ class SweepDriver:
     note: Callable[[str], None]
     settle: Callable[[Sequence[RunView]], Sequence[RunView]]
     """Returns runs as clusters report them now, ended once their records are whole."""
-    end: Callable[[Sequence[RunRecord], float], None]
-    """Ends the jobs of runs in their clusters, each within these seconds."""
+    end: Callable[[RunRecord, float], bool]
+    """Ends the job of a run in its cluster within these seconds. Returns False if it may live."""
     signals: Signals = field(default_factory=Signals)
     ended_by: int | None = None
     """The signal that ended it before all runs were started."""
@@ -389,6 +389,9 @@ class SweepDriver:
     """Runs that go on, each with its process unless an earlier driver has started it."""
     _left: dict[int, RunView] = field(default_factory=dict)
     """Runs whose jobs a cluster has, without a process here."""
+    _grace: float = GRACE
+    _ending: set[int] = field(default_factory=set)
+    """The runs of `_left` whose jobs are being ended."""
     _ask_at: float = 0.0
     _pause: float = _ASK[0]
     _begun: set[int] = field(default_factory=set)
@@ -426,9 +429,7 @@ class SweepDriver:
             self._stopping = self.notes.is_over(self.plan.turn)
         except Unreachable as error:
             self._away_until = monotonic() + _AWAY
-            if not self._away_reported:
-                self._away_reported = True
-                self.note(f"the next run is started once the store answers: {error.message}")
+            self._say_once(f"the next run is started once the store answers: {error.message}")
             return False
         except DsvError as error:
             self._refuse(number, error.message, error.exit_code)
@@ -437,6 +438,11 @@ class SweepDriver:
         if self._stopping:
             self.note("the sweep is being stopped: no more runs are started")
         return not self._stopping
+
+    def _say_once(self, text: str) -> None:
+        if not self._away_reported:
+            self._away_reported = True
+            self.note(text)
 
     def _start(self, number: int) -> None:
         self._begun.add(number)
@@ -481,6 +487,10 @@ class SweepDriver:
         """Ask for all runs that a cluster has, in one go."""
         if not self._left or monotonic() < self._ask_at:
             return
+        for number in self._left.keys() - self._ending if self.ended_by is not None else ():
+            self._ending.add(number)
+            given = self._left[number].record, self._grace
+            Thread(target=self._end, args=given, name="dsv-end", daemon=True).start()
         self._pause = min(self._pause * 1.3, _ASK[1])
         with suppress(DsvError):  # the store does not answer
             for number, view in zip(tuple(self._left), self.settle(list(self._left.values())), strict=True):
@@ -489,6 +499,11 @@ class SweepDriver:
                     self._pause = _ASK[0]
                     self.watch(number, view)
         self._ask_at = monotonic() + self._pause
+
+    def _end(self, record: RunRecord, grace: float) -> None:
+        while not self.end(record, grace):
+            self._say_once(f"run {record.run} is ended once its cluster answers")
+            sleep(_AWAY)
 
     def _heed(self, number: int | None) -> None:
         if number is None:
@@ -503,11 +518,11 @@ class SweepDriver:
                 "send the signal again to kill them now"
             )
             self.note("the runs are ended at once" if again else patient)
+        self._grace = 0 if again else GRACE
         for run, _ in self._going.values():
             found = find_under_way(self.state, run)
             if found is not None:
                 with suppress(NotFound, Unsupported):  # it has ended just now
-                    found.ask_to_stop(0 if again else GRACE)
-        self._ask_at, self._pause = monotonic() + _ASK[0], _ASK[0]
-        left = [view.record for view in self._left.values()]
-        Thread(target=self.end, args=(left, 0 if again else GRACE), name="dsv-end", daemon=True).start()
+                    found.ask_to_stop(self._grace)
+        self._ending.clear()
+        self._ask_at, self._pause = 0.0, _ASK[0]

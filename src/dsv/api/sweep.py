@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -72,10 +72,16 @@ def open_sweep(
         )
         context.progress.finish()
         whole = replace(plan, spec=spec)
+
+        def settle(views: Sequence[RunView]) -> Sequence[RunView]:
+            cut_off = {record.run: RunView(record, False) for record in runs.complete_cut_off(lambda _: None)}
+            known = [view if view.record.job else runs.show(view.record.run, dataset) for view in views]
+            return runs.settle([cut_off.get(view.record.run, view) for view in known], whole=True)
+
         yield SweepDriver(
             whole, place.state, parallel, runs.notes(dataset, plan.seat.id), watch=watch, note=note,
             show=lambda run: runs.show(run, dataset), start=lambda number: start(whole, number),
-            settle=lambda views: runs.settle(views, whole=True), end=runs.end_in_cluster,
+            settle=settle, end=runs.end_in_cluster,
         )  # fmt: skip
 
 

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from dsv.errors import Unreachable
 from dsv.run import sweep as module
 from dsv.run.listing import RunView
 from dsv.run.record import JobRef, RunId, RunRecord, RunState
+from dsv.run.record_store import Spool
 from dsv.run.sweep import SweepDriver
+from tests.run.shop import STORE
 from tests.run.test_record import RECORD
 from tests.waiting import until
 
@@ -120,3 +123,24 @@ def test_a_second_ctrl_c_ends_left_runs_at_once(sweep: Sweep) -> None:
     sweep.answers = True
     sweep.until_over(driver)
     assert sweep.asked[0] == 20 and [view.record for view in sweep.seen] == [ENDED]
+
+
+def test_a_run_that_is_left_while_the_store_is_away_stays_in_the_sweep(sweep: Sweep) -> None:
+    away = Unreachable("no answer")
+    sweep.stored = [away, away, QUEUED]
+    driver = sweep.driver()
+    driver._look()
+    assert list(driver._going) == [1] and sweep.seen == []
+    until(lambda: driver._look() or driver._left, "the record")
+    assert sweep.said == [f"run {QUEUED.run} is looked for once the store answers: no answer"]
+    sweep.ended = True
+    sweep.until_over(driver)
+    assert [view.record for view in sweep.seen] == [ENDED]
+
+
+def test_a_run_whose_end_waits_here_is_not_waited_for_while_the_store_is_away(sweep: Sweep) -> None:
+    Spool(sweep.state, STORE).keep_end(ENDED, None, None)
+    sweep.stored = [Unreachable("no answer")]
+    driver = sweep.driver()
+    driver._look()
+    assert not driver._going and "can't be read: no answer" in sweep.said[0]

@@ -30,7 +30,7 @@ from dsv.run.engine_list import ENGINES
 from dsv.run.engines.attach import Signals
 from dsv.run.engines.base import CANNOT_LAUNCH
 from dsv.run.engines.reaper import GRACE
-from dsv.run.listing import RunView, find_under_way
+from dsv.run.listing import RunView, ended_here, find_under_way
 from dsv.run.parameters import SweepId, SweepSeat, count_of, due
 from dsv.run.plan import masker_of
 from dsv.run.record import CodeState, RunId, RunRecord, RunState
@@ -390,8 +390,7 @@ class SweepDriver:
     _left: dict[int, RunView] = field(default_factory=dict)
     """Runs whose jobs a cluster has, without a process here."""
     _grace: float = GRACE
-    _ending: set[int] = field(default_factory=set)
-    """The runs of `_left` whose jobs are being ended."""
+    _being_ended: set[int] = field(default_factory=set)
     _ask_at: float = 0.0
     _pause: float = _ASK[0]
     _begun: set[int] = field(default_factory=set)
@@ -465,17 +464,20 @@ class SweepDriver:
         self.note(f"run {number} could not be started, so no more runs are started: {why}")
 
     def _look(self) -> None:
-        for number, (run, started) in list(self._going.items()):
-            one = None if started is not None else find_under_way(self.state, run)
-            if (one is not None and not one.owner.is_dead) or (
-                started is not None and started.poll() is None
-            ):
+        for number, (run, started) in list(self._going.items()) if self._away_until <= monotonic() else ():
+            active = None if started is not None else find_under_way(self.state, run)
+            goes_on = started.poll() is None if started else active is not None and not active.owner.is_dead
+            if goes_on:
                 continue
             del self._going[number]
             try:
                 view = self.show(run)
             except DsvError as error:
-                self.note(f"run {run} has ended, and its record can't be read: {error.message}")
+                if isinstance(error, Unreachable) and self._grace and ended_here(self.state, run) is None:
+                    self._going[number], self._away_until = (run, started), monotonic() + _AWAY
+                    self._say_once(f"run {run} is looked for once the store answers: {error.message}")
+                    return
+                self.note(f"the record of run {run} can't be read: {error.message}")
             else:
                 if view.record.state.is_terminal or not ENGINES[view.record.engine].queues:
                     self.watch(number, view)
@@ -487,10 +489,9 @@ class SweepDriver:
         """Ask for all runs that a cluster has, in one go."""
         if not self._left or monotonic() < self._ask_at:
             return
-        for number in self._left.keys() - self._ending if self.ended_by is not None else ():
-            self._ending.add(number)
-            given = self._left[number].record, self._grace
-            Thread(target=self._end, args=given, name="dsv-end", daemon=True).start()
+        for number in self._left.keys() - self._being_ended if self.ended_by is not None else ():
+            self._being_ended.add(number)
+            Thread(target=self._end, args=(self._left[number].record, self._grace), daemon=True).start()
         self._pause = min(self._pause * 1.3, _ASK[1])
         with suppress(DsvError):  # the store does not answer
             for number, view in zip(tuple(self._left), self.settle(list(self._left.values())), strict=True):
@@ -509,7 +510,7 @@ class SweepDriver:
         if number is None:
             return
         again, self._stopping = self.ended_by is not None, True
-        self.ended_by = number
+        self.ended_by, self._grace = number, 0 if again else GRACE
         if number == SIGHUP:
             return
         if self._going or self._left:
@@ -518,11 +519,10 @@ class SweepDriver:
                 "send the signal again to kill them now"
             )
             self.note("the runs are ended at once" if again else patient)
-        self._grace = 0 if again else GRACE
         for run, _ in self._going.values():
             found = find_under_way(self.state, run)
             if found is not None:
                 with suppress(NotFound, Unsupported):  # it has ended just now
                     found.ask_to_stop(self._grace)
-        self._ending.clear()
+        self._being_ended.clear()
         self._ask_at, self._pause = 0.0, _ASK[0]

@@ -43,7 +43,8 @@ REFUSED = {
     "erase": "--successor",
     "gc": "--budget --max-repack --max-wait --grace",
     "bench": "--make --model --accelerator --from --accelerators --up-to --steps --duration --batch",
-    "expire": "--keep-last --keep-hourly --keep-daily --keep-weekly --keep-monthly --keep-yearly --older-than",
+    "expire": "--keep-last --keep-hourly --keep-daily --keep-weekly --keep-monthly --keep-yearly --older-than "
+    "--undo-for",
 }
 """For each command the options that refuse such a word by what it is, as a message calls them."""
 NEEDED_HERE = {"evict": [], "with": ["nowhere"]}

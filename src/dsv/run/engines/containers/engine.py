@@ -29,6 +29,7 @@ from dsv.run.engines.base import (
     SubmittedJob,
     check_given,
     check_image,
+    until_over,
 )
 from dsv.run.engines.containers.container import (
     CALL_SECONDS,
@@ -166,6 +167,8 @@ class ContainerEngine(ContainerProgram):
             return None
         self.call("stop", "--time", str(int(grace)), ref.id, seconds=grace + CALL_SECONDS)
         status = self.status(ref)
+        if status is not None and status.state is RunState.RUNNING:  # a busy engine notices an end late
+            status = until_over(lambda: self.status(ref), 5.0) or status
         if status is None or not status.lives:
             return status
         self.forget(ref)  # it never began, or could not be stopped

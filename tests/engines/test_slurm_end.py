@@ -326,7 +326,7 @@ def test_a_node_that_srun_could_not_reach_was_lost(tmp_path: Path, said: str, is
     done = ended(queued("FAILED"), left(tmp_path / "early", **files))
     assert done is not None and (done.launched, done.exit_code) == (False, 125)
     assert done.cause is (EndCause.NODE_LOST if is_lost else EndCause.NOT_STARTED)
-    assert ("Slurm lost a node of the job: " in (done.reason or "")) == is_lost
+    assert ("Slurm lost node n2 of the job: " in (done.reason or "")) == is_lost
     assert [(part.node, part.host, part.end) for part in done.parts] == (
         [(1, "n2", EndCause.NODE_LOST)] if is_lost else []
     )

@@ -224,7 +224,7 @@ _ENDS_ALL: Final = {EndCause.PREEMPTED, EndCause.EVICTED, EndCause.TIME_LIMIT, E
 _SAID: Final = {
     EndCause.PREEMPTED: "Slurm gave its place to a job that is more important",
     EndCause.TIME_LIMIT: "it reached its time limit",
-    EndCause.NODE_LOST: "Slurm lost a node of the job",
+    EndCause.NODE_LOST: "Slurm lost {node} of the job",
     EndCause.OUT_OF_MEMORY: "it used more memory than it was given",
     EndCause.CANCELLED: "it was cancelled",
 }
@@ -409,10 +409,18 @@ def _reason(cause: EndCause | None, said: str | None, part: RunPart | None, left
     if cause is EndCause.CANCELLED and left.stopped is not None:
         return f"{_SAID[cause]} by {left.stopped}"
     if cause in _SAID:
-        return _SAID[cause] + (f": {said}" if said else "")
+        return _SAID[cause].format(node=_lost_node(left, said or "")) + (f": {said}" if said else "")
     if part is None or part.succeeded or len(left.parts) < 2:
         return None
     return f"node {part.node} ({part.host}) failed first, with exit code {part.exit_code}"
+
+
+def _lost_node(left: JobFiles, said: str) -> str:
+    """Return the name of a lost node: Slurm's line has its name, or its number among those of the step."""
+    named, hosts = _LOST_NODE.search(said), dict(enumerate(left.hosts(left.attempt)))
+    if named is None:
+        return "a node"
+    return f"node {hosts.get(int(named[1]), named[1]) if named[1].isdecimal() else named[1]}"
 
 
 def _line_of(text: str, position: int) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from dsv.api.environment import author, gather
 from dsv.files.git import GitError, GitView, run_git
-from dsv.run.dirs import code_state
+from dsv.run.origin import code_state
 
 NAMED_IN_CONFIG = [
     ("core.fsmonitor", "{program}"),

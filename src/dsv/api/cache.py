@@ -18,12 +18,13 @@ import msgspec
 from dsv.api.cache_targets import CacheTarget, Targets
 from dsv.cache.claims import read_claims
 from dsv.cache.leases import Lease
-from dsv.cache.record import Cached, erased_files, lookup
+from dsv.cache.record import Cached, erased_files, local_commit, lookup
 from dsv.cache.root import CachePlace, CacheRoot, explaining
 from dsv.cache.settings import load_settings, prepare_cache
 from dsv.errors import (
     Conflict,
     Denied,
+    DsvError,
     IntegrityError,
     NoRoom,
     NotFound,
@@ -126,6 +127,24 @@ class Stager(AbstractContextManager["Stager"]):
         except BaseException:
             lease.release()
             raise
+
+    def roots(self, target: Target) -> tuple[str | None, str | None]:
+        """Return the root of the tree of a target, and that of its whole commit; None for what is not known here
+        while the store is not open."""
+        found, objects = self.targets.find(target), self.targets.objects
+        commit = local_commit(self.root, found.place)
+        with suppress(DsvError):
+            if commit is None and objects is not None:
+                commit = objects.commit(found.commit)
+            if commit is not None and found.selection.whole:
+                return commit.root.hex(), commit.root.hex()
+            if commit is not None and objects is not None:
+                from dsv.repo.tree.hashing import root_of
+                from dsv.repo.tree.reader import TreeReader
+
+                within = TreeReader(objects, found.commit).within(found.selection)
+                return root_of(entry for entry, _ in within).hex(), commit.root.hex()
+        return None, None if commit is None else commit.root.hex()
 
     def _fill(self, found: CacheTarget, lease: Lease | NoLease) -> Cached:
         """Fill if needed. With a lease, the commit is kept from the moment it is seen."""

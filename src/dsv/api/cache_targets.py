@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dsv.api.settings import Settings
     from dsv.cache.fill.helper_process import OpenSource
     from dsv.cache.fill.source import StoreSource
+    from dsv.repo.objects.objects import Objects
     from dsv.repo.repository import Repository
     from dsv.repo.resolve import Resolved
     from dsv.workspace.open import LocalCopies
@@ -217,6 +218,11 @@ class Targets(AbstractContextManager["Targets"]):
     def repository(self) -> Repository:
         """Return the current store. Raises `NotFound`, `Unreachable`, `Denied`, `Unsupported`."""
         return self._open()
+
+    @property
+    def objects(self) -> Objects | None:
+        """The objects of the store; None while it is not open."""
+        return None if self._repository is None else self._repository.objects
 
     def source(self) -> StoreSource:
         from dsv.cache.fill.source import StoreSource

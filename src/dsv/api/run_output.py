@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from heapq import nlargest
 from pathlib import Path
 from typing import Final
 
@@ -29,10 +30,10 @@ from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader
 from dsv.run.active_runs import this_machine
-from dsv.run.record import OUTPUT_OF_RUN, RunId, RunOutput, RunRecord
+from dsv.run.record import MOST_OUTPUT_FILES, OUTPUT_OF_RUN, OutputFile, RunId, RunOutput, RunRecord
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.stable_read import Problem, hash_content
-from dsv.values.ids import CommitId
+from dsv.values.ids import CommitId, FileId
 from dsv.values.names import BranchName, DatasetName, Rev, Target
 from dsv.values.paths import folders_above, show, sort_key
 from dsv.values.progress import Progress
@@ -82,7 +83,19 @@ def commit_output(
     left_out = _left_out(problems)
     if left_out:
         note(f"left out of the output in the store: {'; '.join(_left_out(problems, 3))}")
-    return RunOutput(commit_id.hex(), commit.files, commit.bytes, left_out)
+    return RunOutput(
+        commit_id.hex(), commit.files, commit.bytes, left_out, root=commit.root.hex(), largest=_largest(found)
+    )
+
+
+def _largest(found: Sources) -> tuple[OutputFile, ...]:
+    entries = [entry for path, source in found if (entry := source.entry(path)) is not None and entry.file_id]
+    return tuple(
+        OutputFile(
+            entry.path.decode("utf-8", "backslashreplace"), entry.size, str(FileId(entry.file_id or b""))
+        )
+        for entry in nlargest(MOST_OUTPUT_FILES, entries, key=lambda entry: entry.size)
+    )
 
 
 def _output_sources(folder: Path) -> tuple[Sources, list[Problem]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from dsv.api.cache import NoLease, Stager
 from dsv.api.context import Context
 from dsv.cache.leases import Lease
@@ -51,6 +53,7 @@ class RunStaging:
             for target in (spec.target, *spec.data.values())
         }
         self.main = self.found[spec.target]
+        self._roots: dict[Target, tuple[str | None, str | None]] = {}
 
     def elsewhere(self) -> tuple[str, ...]:
         store = self._context.settings.store()
@@ -63,13 +66,21 @@ class RunStaging:
         return store_access(store, self._context.store_options(store))
 
     def locate(self, target: Target) -> Staged:
-        return self._stager.locate(self._exact(target))
+        return self._with_roots(target, self._stager.locate(self._exact(target)))
 
     def stage(self, target: Target, run: RunId | None) -> tuple[Staged, Lease | NoLease]:
-        staged = self._stager.stage(self._exact(target), run)
+        staged, lease = self._stager.stage(self._exact(target), run)
         if target in self.found:
             self._stager.targets.remember(self.found[target])
-        return staged
+        return self._with_roots(target, staged), lease
+
+    def _with_roots(self, target: Target, staged: Staged) -> Staged:
+        """Add the roots of the trees, if they are known here or the store is open already: a run of cached data
+        does not wait for a store that does not answer."""
+        if target not in self._roots:
+            self._roots[target] = self._stager.roots(self._exact(target))
+        root, commit_root = self._roots[target]
+        return replace(staged, root=root, commit_root=commit_root)
 
     def _exact(self, target: Target) -> Target:
         one = self.found.get(target)

@@ -16,10 +16,11 @@ from dsv.api.runs import Runs
 from dsv.cache.root import CacheRoot
 from dsv.errors import Denied, DsvError, NotFound, as_launch_error
 from dsv.repo.session import Session
-from dsv.run.dirs import RunPlace, code_folder, code_state
+from dsv.run.dirs import RunPlace, code_folder
 from dsv.run.engine_list import ENGINES
 from dsv.run.engines.base import CANNOT_LAUNCH
 from dsv.run.listing import RunView
+from dsv.run.origin import code_state
 from dsv.run.record import RunId
 from dsv.run.sweep import Started, SweepDriver, SweepPlan, SweepView
 from dsv.values.names import Target

@@ -105,6 +105,12 @@ class GitView:
         variables["GIT_DIR"] = self._view.name
         return self._git(*arguments, input=given, most=most, variables=variables)
 
+    def setting(self, name: str) -> str | None:
+        """Return a setting of the repository or the user; None if it is not set."""
+        with suppress(GitError):
+            return os.fsdecode(self._git("config", "--get", name)).strip()
+        return None
+
     def is_changed(self, depth: int = 8) -> bool:
         """Return whether the folder differs from HEAD, or has new files. Raises `GitError`.
 

@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 from typing import Literal, TypeVar
 
 from dsv.errors import UsageError
-from dsv.values.ids import CommitId, ErasedId, ErasureId, Id, IndexId, PackId, SessionId, StoreId
+from dsv.values.ids import CommitId, ErasedId, ErasureId, Id, IndexId, NodeId, PackId, SessionId, StoreId
 from dsv.values.names import BranchName, DatasetName, TagName
 
 README_KEY = "README.txt"
@@ -24,6 +24,7 @@ REFS_PREFIX = "refs/"
 SESSIONS_PREFIX = "sessions/"
 GC_PREFIX = "gc/"
 RUNS_PREFIX = "runs/"
+LINEAGE_PREFIX = "lineage/"
 PROBE_PREFIX = "probe/"
 ERASURE_PREFIX = "erased/"
 DAMAGE_PREFIX = f"{GC_PREFIX}damage-"
@@ -303,6 +304,28 @@ def run_key(dataset: DatasetName, run_id: str, part: str) -> str:
         if not _RUN_ID.fullmatch(text):
             raise ValueError(f"{text!r} is not a component of a run's key")
     return f"{runs_prefix(dataset)}{run_id}/{part}"
+
+
+def lineage_prefix(root: NodeId, how: Literal["made", "read"]) -> str:
+    """Return the prefix of the keys of the runs that made or read a tree."""
+    return f"{LINEAGE_PREFIX}{root.hex()}/{how}/"
+
+
+def lineage_key(root: NodeId, how: Literal["made", "read"], dataset: DatasetName, run_id: str) -> str:
+    """Return the empty key that says where to look for a run that made or read a tree. It proves nothing: the
+    run's record has to agree."""
+    return f"{lineage_prefix(root, how)}{dataset.component}/{run_id}"
+
+
+def parse_lineage_key(key: str) -> tuple[NodeId, str, DatasetName, str] | None:
+    """Return the root of the tree, `made` or `read`, the dataset and the run id."""
+    parts = key.split("/")
+    if len(parts) != 5 or parts[0] != "lineage" or parts[2] not in ("made", "read"):
+        return None
+    root, dataset = _parse_id(NodeId, parts[1]), _parse_name(DatasetName, parts[3])
+    if root is None or dataset is None or _RUN_ID.fullmatch(parts[4]) is None:
+        return None
+    return root, parts[2], dataset, parts[4]
 
 
 def parse_run_key(key: str) -> tuple[DatasetName, str, str] | None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -16,11 +15,10 @@ from typing import Final, Self
 from dsv.errors import LaunchError, UsageError
 from dsv.files.descent import Descent, remove_tree
 from dsv.files.folders import bound_folder
-from dsv.files.git import GitError, GitView
 from dsv.files.process import host_name, user_name
 from dsv.files.small_files import replace_file
 from dsv.run.engines.base import Mount
-from dsv.run.record import CodeState, RunId
+from dsv.run.record import RunId
 from dsv.values.json import Json, parse_json
 from dsv.values.names import DatasetName
 
@@ -36,7 +34,6 @@ LIVE_LOG: Final = "live.log"
 MESSAGES: Final = "dsv.log"
 """The file with dsv's messages about a run that has no terminal, in the folder of the run."""
 PARAMS_FILE, METRICS_FILE = "params.json", "metrics.json"
-_GIT_SECONDS: Final = 20.0
 _OF_DSV: Final = ("dsv-cache.toml", "format/0000000000000000")
 """A file of each cache, and one of each store."""
 
@@ -253,17 +250,6 @@ def parse_metrics(data: bytes) -> Metrics:
     except ValueError as error:
         return Metrics(problem=f"it is not valid JSON: {error}")
     return Metrics(values) if isinstance(values, dict) else Metrics(problem="it is not a JSON object")
-
-
-def code_state(folder: Path, environ: Mapping[str, str]) -> CodeState:
-    """Return the git commit of a folder, and whether the folder differs; neither outside a work tree."""
-    found = CodeState(str(folder))
-    with suppress(GitError), closing(GitView(folder, env=dict(environ), timeout=_GIT_SECONDS)) as git:
-        head = git.ask("rev-parse", "--verify", "HEAD").decode("utf-8", "replace").strip()
-        if re.fullmatch(r"[0-9a-f]{40,64}", head):
-            found = CodeState(str(folder), head)
-            found = CodeState(str(folder), head, git.is_changed())
-    return found
 
 
 def _nearest(folder: Path) -> Path:

@@ -88,10 +88,8 @@ class RunView:
     def item(self) -> dict[str, Json]:
         """Return the document for `--json`: times as RFC 3339 in UTC, whole ids."""
         record = self.record
-        item = asdict(record)
+        item = record.members()
         item |= {
-            "commit": record.commit.hex(),
-            "data": [asdict(each) | {"commit": each.commit.hex()} for each in record.data],
             "parts": [_part(part) for part in record.parts],
             "started": rfc3339(record.started_ms),
             "ended": _moment(record.ended_ms),

@@ -10,10 +10,11 @@ from typing import Any
 
 from dsv import __version__
 from dsv.errors import UsageError
-from dsv.run.dirs import RunPlace, code_folder, code_state, data_mounts, job_folder, output_folder
-from dsv.run.engine_list import Chosen
+from dsv.run.dirs import RunPlace, code_folder, data_mounts, job_folder, output_folder
+from dsv.run.engine_list import PROCESS, Chosen
 from dsv.run.engines.base import OUT, Engine, Job, JobPlan, Mount
 from dsv.run.node_order import NO_ACCESS, NodeOrder, StoreAccess
+from dsv.run.origin import code_state, interpreter, lock_file, run_around
 from dsv.run.parameters import SweepSeat
 from dsv.run.part import NodeReport
 from dsv.run.record import CodeState, LogInfo, RunData, RunId, RunRecord, RunState
@@ -97,7 +98,8 @@ class Launch:
         options = plan.argv[: len(plan.argv) - len(spec.command)]
         params = self.masker.by_name.value(spec.params)
         assert isinstance(params, dict)  # as is spec.params
-        report = NodeReport.of(self.staged.values())
+        report, around = NodeReport.of(self.staged.values()), run_around(self.place.environ)
+        is_process = plan.engine == PROCESS
         return RunRecord(
             run=self.run,
             dataset=self.main.dataset,
@@ -126,6 +128,9 @@ class Launch:
             started_ms=started_ms,
             log=LogInfo(0, 0) if spec.log else None,
             again_of=spec.again_of,
+            within=None if around is None else "/".join(around),
+            python=interpreter(self.place.environ) if is_process else None,
+            lock=lock_file(self.code or self.place.cwd) if is_process else None,
             dsv=__version__,
             cache_hit=bool(report.cache_hit),
             stage_seconds=report.stage_seconds or 0.0,
@@ -138,8 +143,9 @@ class Launch:
 
     def _code_state(self, folder: Path) -> CodeState:
         state = self.spec.recorded_code or code_state(folder, self.place.environ)
-        tree = state.tree if self.staged_code is None else self.staged_code.commit.hex()
-        return replace(state, path=self.masker.name(state.path), tree=tree)
+        if (staged := self.staged_code) is not None:
+            state = replace(state, tree=staged.commit.hex(), root=staged.root)
+        return replace(state, path=self.masker.name(state.path))
 
     def _mounts_data(self) -> bool:
         """Check that the job sees the data at `/data`, not at its path on this machine."""
@@ -251,7 +257,8 @@ class Launch:
     def _run_data(self, name: str, staged: Staged) -> RunData:
         target = self.spec.data[name] if name else self.spec.target
         path = None if not target.path else target.path.decode("utf-8", "surrogateescape")
-        return RunData(name, staged.dataset, staged.commit, path, staged.files, staged.bytes)
+        roots = staged.root, staged.commit_root
+        return RunData(name, staged.dataset, staged.commit, path, staged.files, staged.bytes, *roots)
 
 
 def code_of(spec: JobSpec, place: RunPlace) -> Path | None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -19,7 +19,7 @@ from dsv.run.part import EndCause, Int, RunPart
 from dsv.run.resources import PassedOver
 from dsv.values.ids import CommitId
 from dsv.values.json import Json, finite_number, whole_number
-from dsv.values.names import DatasetName
+from dsv.values.names import BranchName, DatasetName
 
 RECORD_VERSION: Final = 1
 MAX_RECORD: Final = 32 << 20
@@ -82,6 +82,19 @@ class RunData:
     """The part of the commit that the run saw."""
     files: Int = 0
     bytes: Int = 0
+    root: str | None = None
+    """The root of the tree that the job saw: of a part, that of its entries alone, with their whole paths."""
+    commit_root: str | None = None
+    """The root of the whole commit. Both are None if they were not known at the start, and in older records."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunCommit:
+    """A commit that the job itself read or made, without being told to by an option of the run."""
+
+    dataset: DatasetName
+    commit: CommitId
+    root: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +108,49 @@ class CodeState:
     """The folder has changes since, or untracked files."""
     tree: str | None = None
     """The commit of the store with the code, in the dataset of the run; None if it was not committed."""
+    root: str | None = None
+    """The root of that commit's tree."""
+    remote: str | None = None
+    """The URL of git's remote `origin`, without user, password and query."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockFile:
+    """The file beside the code that pins its packages."""
+
+    name: str
+    digest: str
+    """BLAKE3 of its content."""
+
+
+MOST_OUTPUT_FILES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile:
+    """A file of an output. id: that of its content."""
+
+    path: str
+    size: Int
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class IntoBranch:
+    """The branch that got the output of a run."""
+
+    dataset: DatasetName
+    branch: BranchName
+    commit: CommitId | None = None
+    """The branch's commit with the output; None if it could not be made."""
+    root: str | None = None
+    """The root of that commit's tree."""
+    path: str | None = None
+    """The folder of the commit that has the output; None for the whole commit."""
+    new: bool = False
+    """The commit was made for this output; else the branch had the same content before."""
+    error: str | None = None
+    """The reason why the branch did not get it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +165,12 @@ class RunOutput:
     """Paths that a commit can't hold, with reasons."""
     error: str | None = None
     """The reason why the commit failed."""
+    root: str | None = None
+    """The root of the commit's tree."""
+    largest: tuple[OutputFile, ...] = ()
+    """The largest of its files, at most `MOST_OUTPUT_FILES`, the largest first."""
+    into: IntoBranch | None = None
+    """The branch that was to get it, if one was named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +312,17 @@ class RunRecord:
     metrics_error: str | None = None
     log: LogInfo | None = field(default=None, metadata=_INTERNAL)
     again_of: RunId | None = field(default=None, metadata=_NOT_COMPARED)
+    within: str | None = field(default=None, metadata=_NOT_COMPARED)
+    """The run, as DATASET/RUN, whose job started this one."""
+    read: tuple[RunCommit, ...] = field(default=(), metadata=_NOT_COMPARED)
+    """What the job read beside `data`, as far as it used dsv for that."""
+    made: tuple[RunCommit, ...] = field(default=(), metadata=_NOT_COMPARED)
+    """What the job committed with dsv."""
+    notes_error: str | None = field(default=None, metadata=_NOT_COMPARED)
+    """The reason why `read` and `made` may lack something."""
+    python: str | None = None
+    """The Python of a run of the process engine: the path of the interpreter that its environment finds."""
+    lock: LockFile | None = None
     dsv: str = field(default="", metadata=_NOT_SHOWN)
 
     @classmethod
@@ -267,15 +340,17 @@ class RunRecord:
             kept.append((self.dataset, CommitId.parse(self.output.tree)))
         return tuple(kept)
 
+    def members(self) -> dict[str, Json]:
+        """Return the record as JSON has it."""
+        return asdict(self, dict_factory=_with_text)
+
     def encode(self) -> bytes:
         """Return ASCII JSON, one member a line. Raises `ValueError` if parameters or metrics are not JSON."""
         document = {
             "kind": _KINDS["record"],
             "version": RECORD_VERSION,
-            **asdict(self),
-            "commit": self.commit.hex(),
+            **self.members(),
         }
-        document["data"] = [asdict(each) | {"commit": each.commit.hex()} for each in self.data]
         return json.dumps(document, indent=1, allow_nan=False).encode("ascii") + b"\n"
 
     @classmethod
@@ -291,6 +366,10 @@ class RunRecord:
         except (msgspec.ValidationError, UsageError) as error:
             raise IntegrityError(f"{subject} is not a record of a run: {error}", subject=subject) from error
         return record
+
+
+def _with_text(members: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value.hex() if isinstance(value, CommitId) else value for name, value in members}
 
 
 _KINDS: Final = {"record": "dsv run", "part": "dsv run part"}
@@ -321,7 +400,7 @@ def _load(data: bytes, subject: str, what: str) -> dict[str, Json]:
 
 def parse_name(kind: type, value: Json) -> object:
     """Decode ids and names with their own parsers, for msgspec."""
-    if kind in (CommitId, DatasetName, RunId, SweepId) and isinstance(value, str):
+    if kind in (CommitId, DatasetName, BranchName, RunId, SweepId) and isinstance(value, str):
         try:
             return kind.parse(value)
         except DsvError as error:

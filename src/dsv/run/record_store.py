@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -27,6 +28,7 @@ from dsv.errors import (
 from dsv.files.folders import sync_folder
 from dsv.files.small_files import replace_file
 from dsv.format.keys import RUNS_PREFIX, parse_run_key, run_key, runs_prefix
+from dsv.run.edges import edge_keys
 from dsv.run.part import RunPart
 from dsv.run.record import (
     LOG,
@@ -43,7 +45,7 @@ from dsv.run.record import (
     parse_part_name,
     start_number,
 )
-from dsv.stores.base import Bytes, PutResult, StoreBackend
+from dsv.stores.base import Bytes, PutResult, StoreBackend, together
 from dsv.values.ids import StoreId
 from dsv.values.names import DatasetName
 
@@ -88,11 +90,18 @@ class RunStore:
     def add(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> Bytes:
         """Add one part unless it is there, and return what is there now: of several writers, one wins."""
         key = run_key(dataset, run, part)
+        if part == RECORD:  # its edges come before it, so that no record is without them
+            with suppress(IntegrityError, Unsupported):
+                self.link(RunRecord.decode(bytes(data), run))
         return (
             data
             if self._store.put_if_absent(key, data) is PutResult.WON
             else self._store.get(key, MAX_RECORD)
         )
+
+    def link(self, record: RunRecord) -> None:
+        """Put the edges of a run, by which lineage finds it."""
+        together([partial(self._store.put_if_absent, key, b"") for key in edge_keys(record)])
 
     def add_end(self, record: RunRecord, log: bytes | None) -> RunRecord:
         """Add a whole record, and its log before that. Return the stored record: of several writers, one wins."""
@@ -161,7 +170,9 @@ class RunStore:
         return self._store.get(run_key(stored.dataset, stored.run, LOG), MAX_RECORD)
 
     def delete(self, stored: StoredRun) -> None:
-        """Delete a run's keys, `record` or else `start` last: until then the run remains listed."""
+        """Delete a run's edges and its keys, `record` or else `start` last: until then the run remains listed."""
+        with suppress(IntegrityError, Unsupported, NotFound):
+            together([partial(self._store.delete, key) for key in edge_keys(self.read(stored))])
         order = sorted(
             stored.parts, key=lambda part: (part == RECORD, part == START, start_number(part) is not None)
         )

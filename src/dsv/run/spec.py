@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from dsv.errors import UsageError
-from dsv.run.dirs import RunPlace, code_state
+from dsv.run.dirs import RunPlace
 from dsv.run.engine_list import ENGINES
 from dsv.run.engines.base import Task, check_image
+from dsv.run.origin import code_state
 from dsv.run.parameters import SweepSeat, parse_params
 from dsv.run.record import CodeState, RunData, RunId, RunRecord
 from dsv.run.resources import (

@@ -28,6 +28,9 @@ class Staged(msgspec.Struct, frozen=True):
     """The bytes read from the store."""
     linked_files: int = 0
     """The files that another cached commit had."""
+    root: str | None = None
+    """The root of the tree of what is staged, and that of the whole commit; None if they were not looked up."""
+    commit_root: str | None = None
     erased: int = 0
     """The files that are missing because they were erased from the store."""
     hold: str | None = None

@@ -61,7 +61,14 @@ path = "/nfs/gpu/dsv"
 
 [runs]
 keep_local = "30d"
+
+[metadata]
+max_size = "512M"
+max_files = 50_000
 ```
+
+`metadata` limits the [copies of metadata](guide/cache.md#copies-of-metadata) on this machine; these two values are the
+defaults.
 
 Credentials are found as the AWS tools find them: variables, profiles, SSO, roles. dsv stores none.
 Proxies and certificate authorities come from the usual variables (`HTTPS_PROXY`, `NO_PROXY`,

@@ -234,7 +234,7 @@ class Targets(AbstractContextManager["Targets"]):
         choice = self._context.settings.store()
         if choice.url.startswith("memory:"):
             return None
-        place = choice.url, choice.names, self._context.store_options(choice)
+        place = choice.url, choice.names, self._context.store_options(choice), self._context.copy_limits
         return partial(open_source, self.root, place, mirror_places(self._context))
 
     def bind(self, found: CacheTarget, lease: str) -> None:

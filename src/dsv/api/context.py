@@ -22,13 +22,14 @@ import msgspec
 from blake3 import blake3
 from msgspec.structs import replace
 
-from dsv.api.settings import BUILT_IN, Settings, StoreChoice
+from dsv.api.settings import BUILT_IN, Settings, StoreChoice, parse_setting
 from dsv.errors import Conflict, Denied, DsvError, IntegrityError, NoStore, NotFound, Unreachable, UsageError
 from dsv.files.folders import bound_folder, make_shared_folder
 from dsv.files.shared_path import AnyPath, SharedPath
 from dsv.files.small_files import read_small, replace_file
 from dsv.periodic import Clock, now_ms
 from dsv.repo.objects.access import Access, LastSeen
+from dsv.repo.objects.trim import STORES, CopyLimits
 from dsv.values.ids import CommitId, Id, StoreId
 from dsv.values.names import Target, clean_path
 from dsv.values.progress import NoProgress, Progress
@@ -75,11 +76,22 @@ class Context(msgspec.Struct, frozen=True):
     """Called for a store whose names have moved, with its URL, the given location of names, and the new."""
 
     def metadata_folder(self, store_id: StoreId) -> Path:
-        return self.metadata / "stores" / str(store_id) / "objects"
+        return self.metadata / STORES / str(store_id) / "objects"
+
+    @property
+    def copy_limits(self) -> CopyLimits:
+        """The limits of the local copies of all stores. Raises `UsageError`."""
+        given = {name: self.settings.get(f"metadata.{name}") for name in CopyLimits.__struct_fields__}
+        return CopyLimits(**{name: parse_setting(setting) for name, setting in given.items() if setting})
 
     def copies_folder(self, store_id: StoreId) -> AnyPath:
         """Return the folder that copies are added to: the cache's, if it has them for its users."""
-        return (self.shared or self.metadata) / "stores" / str(store_id) / "objects"
+        return (self.shared or self.metadata) / STORES / str(store_id) / "objects"
+
+    def copies_beside(self, cache: SharedPath) -> list[AnyPath]:
+        """Return the folders of all local copies of metadata: this user's, and those in a cache's dot folder."""
+        own, shared = self.metadata / STORES, cache / STORES
+        return [shared] if own == shared.path else [own, shared]
 
     def store_options(self, choice: StoreChoice) -> StoreOptions:
         """Return the environment's options, overridden by the configuration of this store."""
@@ -166,9 +178,10 @@ class Context(msgspec.Struct, frozen=True):
         from dsv.stores.open import split_of
 
         ahead = self._expecting(target)
+        read_source = reads_outside(lambda: self.store_options(self.settings.store()))
         access = Access(
-            self.clock, reads_outside(lambda: self.store_options(self.settings.store())), mirrors,
-            override=self.override, tell=self.progress.note, last_seen=self._last_seen() if tracked else None,
+            self.clock, read_source, mirrors, override=self.override, tell=self.progress.note,
+            last_seen=self._last_seen() if tracked else None, copies=self.copy_limits,
         )  # fmt: skip
         repository = Repository.open(store, self.copies_folder, access, ahead=ahead, commit=commit)
         if tracked:
@@ -309,8 +322,8 @@ def check_binding(workspace: Workspace, repository: Repository) -> None:
         )
 
 
-Place = tuple[str, str | None, "StoreOptions"]
-"""A store's URL, the location of its names if elsewhere, and its options."""
+Place = tuple[str, str | None, "StoreOptions", CopyLimits]
+"""A store's URL, the location of its names if elsewhere, its options, and the limits of its local copies."""
 
 
 class Mirrors:
@@ -390,13 +403,13 @@ def open_place(
     from dsv.repo.repository import Repository
     from dsv.stores.open import open_store
 
-    url, names, options = place
+    url, names, options, copies = place
     store = open_store(url, options, names=names)
     if mirror_of is not None:
         message = f"{mirror_of} does not answer, and nothing is written to its mirror {url}"
         store.refusal = Unreachable(message, subject=mirror_of)
     try:
-        access = Access(read_source=reads_outside(lambda: options), mirrors=mirrors)
+        access = Access(read_source=reads_outside(lambda: options), mirrors=mirrors, copies=copies)
         return Repository.open(store, metadata, access)
     except BaseException:
         store.close()
@@ -404,7 +417,8 @@ def open_place(
 
 
 def mirror_places(context: Context) -> list[Place]:
-    return [(one.url, one.names, context.store_options(one)) for one in context.settings.mirrors()]
+    mirrors, limits = context.settings.mirrors(), context.copy_limits
+    return [(mirror.url, mirror.names, context.store_options(mirror), limits) for mirror in mirrors]
 
 
 def open_to_read(

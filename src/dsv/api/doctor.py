@@ -28,6 +28,7 @@ from dsv.files.system import kind_of, name_of
 from dsv.repo.damage import read_damage
 from dsv.repo.format_log import has_layout
 from dsv.repo.merge_indexes import check_indexes
+from dsv.repo.objects.trim import find_copies
 from dsv.repo.repository import Repository
 from dsv.run.dirs import RUNS
 from dsv.run.engine_list import ENGINES, engine_of
@@ -67,6 +68,7 @@ def examine(context: Context, environ: Mapping[str, str], opened: ExitStack) -> 
     yield from _workspace(context)
     yield from examine_store(context, opened)
     yield from _cache(context)
+    yield _copies(context)
     yield from _engines(environ)
     yield from _pools(context, environ)
     yield _run_folders(context)
@@ -283,6 +285,18 @@ def _accounts(root: CacheRoot) -> Finding:
     if off * 50 > size:
         return _warn("cache accounts", f"{text}are wrong by {format_bytes(off)}", "dsv cached --recount")
     return _ok("cache accounts", f"{text}agree with the disk")
+
+
+def _copies(context: Context) -> Finding:
+    try:
+        limits, places = context.copy_limits, list[str]()
+        for folder in context.copies_beside(CacheRoot(context.settings.cache().path).dot):
+            sizes = [size for _, size, _ in find_copies(folder)]
+            places.append(f"{format_bytes(sum(sizes))} in {format_count(len(sizes), 'file')} in {folder}")
+    except (DsvError, OSError) as error:
+        return _failed("metadata", error if isinstance(error, DsvError) else explain(error, folder, "read"))
+    most = f"at most {format_bytes(limits.max_size)} and {limits.max_files:,} files each"
+    return _ok("metadata", f"copies: {', '.join(places)}; {most} (metadata.max_size, metadata.max_files)")
 
 
 def _engines(environ: Mapping[str, str]) -> Iterator[Finding]:

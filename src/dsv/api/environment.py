@@ -13,6 +13,7 @@ from typing import Any
 
 from dsv.api.settings import (
     BUILT_IN,
+    PARSED,
     PLAIN_KEYS,
     TABLES,
     Setting,
@@ -24,6 +25,7 @@ from dsv.api.settings import (
     is_name,
     is_reserved,
     no_folder,
+    parse_setting,
     read_environment,
     read_workspace,
 )
@@ -33,7 +35,6 @@ from dsv.files.git import GitError, run_git
 from dsv.files.process import host_name, user_name
 from dsv.values.json import SHORT_MAX, Json, check_length, is_text, json_or_text
 from dsv.values.toml import BINDING, MAX_BYTES, binding, read_toml
-from dsv.values.units import parse_duration
 
 
 def read_config(data: bytes, origin: str) -> SettingsSource:
@@ -51,8 +52,8 @@ def read_config(data: bytes, origin: str) -> SettingsSource:
             )
         if not is_key(key):
             unknown.append(key)
-        elif isinstance(value, str):
-            values[key] = value
+        elif isinstance(value, str) or (key in PARSED and type(value) is int):
+            values[key] = str(value)
         elif (
             key.endswith(".mirrors")
             and isinstance(value, list)
@@ -82,8 +83,8 @@ def lasting(key: str, value: str, cwd: Path) -> str:
         value = ",".join(places)
     if not value.strip():
         raise UsageError(f"{key} can't be empty", subject=key, hint=f"dsv config --unset {key}")
-    if key == "runs.keep_local":
-        parse_duration(value)
+    if key in PARSED:
+        parse_setting(Setting(key, value, "the command line"))
     last = key.rpartition(".")[2]
     of_stores = key == "store" or (key.startswith("stores.") and last in ("url", "names", "mirrors"))
     if of_stores or last in ("endpoint", "ca_bundle"):

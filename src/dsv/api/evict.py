@@ -13,6 +13,7 @@ from dsv.cache.policy import CachedCommit, EvictionRequest
 from dsv.cache.root import CacheRoot
 from dsv.cache.settings import Amount, CacheLimits, check_writable, load_settings
 from dsv.errors import Conflict, UsageError
+from dsv.repo.objects.trim import trim
 from dsv.values.names import Target
 from dsv.values.units import format_duration
 
@@ -42,6 +43,7 @@ def evict(
         )
     free = () if min_free is None else (Amount.parse(min_free),)
     limits = CacheLimits(unused_for=unused_for, max_size=max_size, max_files=max_files, min_free=free)
+    copy_limits = context.copy_limits
     with opened_cache(context, folder) as (root, finder):
         owners = load_settings(root)
         settings = owners.tightened(limits)
@@ -56,6 +58,8 @@ def evict(
             result = _evict.preview(root, settings, request)
         else:
             result = _evict.evict(root, settings, request, on_evicted=on_evicted)
+            for stores in context.copies_beside(root.dot):
+                trim(stores, copy_limits, pause=3600.0)
         if targets and not result.evicted and not result.failed:
             _refuse(root, result.kept)
     return result

@@ -11,6 +11,7 @@ from pathlib import Path
 from dsv.api.context import Context
 from dsv.api.pools import Placed, Placing, PoolRoute
 from dsv.api.run_staging import RunStaging, close_sessions
+from dsv.api.settings import parse_setting
 from dsv.errors import Conflict, DsvError, NotFound, UsageError, as_launch_error
 from dsv.periodic import now_ms
 from dsv.repo.session import Session
@@ -28,7 +29,6 @@ from dsv.run.supervisor import Announce
 from dsv.stores.base import StoreBackend
 from dsv.values.ids import StoreId
 from dsv.values.names import DatasetName
-from dsv.values.units import parse_duration
 
 
 def run(
@@ -52,7 +52,7 @@ def run(
     with as_launch_error(), ExitStack() as opened:
         sessions: list[Session] = []
         setting = context.settings.get("runs.keep_local")
-        keep = None if setting is None else parse_duration(setting.value)
+        keep = None if setting is None else parse_setting(setting)
         staging_of = partial(
             RunStaging, context, opened=opened, sessions=sessions, offline=offline, force=force
         )

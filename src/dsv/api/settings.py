@@ -7,7 +7,8 @@ has a key decides: flag, workspace, environment, the user's file, the machine's 
 from __future__ import annotations
 
 import os.path
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -16,8 +17,14 @@ import msgspec
 from dsv.errors import NoStore, UsageError
 from dsv.values.json import Json, is_text
 from dsv.values.names import HERE
+from dsv.values.units import parse_duration, parse_size
 
-PLAIN_KEYS = ("store", "cache", "author", "pool", "prefer", "runs.keep_local")
+PARSED: Mapping[str, tuple[Callable[[str], int], str]] = {  # how values are parsed, and an example
+    "runs.keep_local": (parse_duration, "30d"),
+    "metadata.max_size": (parse_size, "512M"),
+    "metadata.max_files": (int, "50000"),
+}
+PLAIN_KEYS = ("store", "cache", "author", "pool", "prefer", *PARSED)
 STORE_FIELDS = ("url", "endpoint", "region", "profile", "ca_bundle", "names", "mirrors")
 POOL_FIELDS = (
     *("engine", "cache", "out", "gpu_type", "tpu", "tpu_topology", "shm_size", "engine_args"),
@@ -52,6 +59,16 @@ class SettingsSource(msgspec.Struct, frozen=True):
     def setting(self, key: str) -> Setting | None:
         value = self.values.get(key)
         return None if value is None else Setting(key, value, self.origin)
+
+
+def parse_setting(setting: Setting) -> int:
+    """Return the value of one of `PARSED`. Raises `UsageError`."""
+    parse, example = PARSED[setting.key]
+    with suppress(UsageError, ValueError):
+        if (value := parse(setting.value)) >= 0:
+            return value
+    what = f"{setting.key} from {setting.origin} can't be {setting.value!r}"
+    raise UsageError(what, subject=setting.key, hint=f"dsv config {setting.key} {example}")
 
 
 class StoreChoice(msgspec.Struct, frozen=True):

@@ -177,7 +177,7 @@ class Repository:
         if layout.has(UNCONDITIONAL_WRITES):
             store.conditional = False
         folder = None if metadata is None else metadata(layout.store_id)
-        repository = cls(store, layout, refs, MetadataCache(folder), access)
+        repository = cls(store, layout, refs, MetadataCache(folder, limits=access.copies), access)
         if commit is not None:
             repository.objects.stored(commit, found)
         return repository

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 
 _KIND, _MAGIC = "samples", b"dsv samples 1\n"
-_KEPT_DAYS = 30
 """Days that an index is kept after its last use."""
 _COLUMNS = {
     "sizes": "<u8",
@@ -129,8 +128,6 @@ def _reopened(folder: Path, name: str, data: bytes | None) -> SampleIndex:
     found = MetadataCache(folder).map(_KIND, name) if data is None else data
     if found is None:
         raise FileNotFoundError(f"the index of samples {name} in {folder} was removed: make the samples anew")
-    if data is None:
-        MetadataCache(folder).used(_KIND, name, _KEPT_DAYS)
     return SampleIndex(folder, name, found)
 
 
@@ -147,13 +144,11 @@ def open_index(
     copies = MetadataCache(folder)
     known = copies.map(_KIND, name)
     if known is not None and blake3(known[:-32], max_threads=blake3.AUTO).digest() == known[-32:]:
-        copies.used(_KIND, name, _KEPT_DAYS)
         return SampleIndex(folder, name, known)
     copies.drop(_KIND, name)
     data = _made(segments(), accepts, erasures)
     data += blake3(data, max_threads=blake3.AUTO).digest()
     copies.put(_KIND, name, data)
-    copies.used(_KIND, name, _KEPT_DAYS)
     kept = copies.map(_KIND, name)
     return SampleIndex(folder, name, data if kept is None or kept != data else kept)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import msgspec
 
 from dsv.periodic import Clock, now_ms
+from dsv.repo.objects.trim import CopyLimits
 
 if TYPE_CHECKING:
     from dsv.errors import DsvError
@@ -47,6 +48,7 @@ class Access(msgspec.Struct, frozen=True):
     tell: Callable[[str], None] = lambda text: None
     """Receives a line when a copy is read for what is damaged."""
     last_seen: LastSeen | None = None
+    copies: CopyLimits = CopyLimits()
 
 
 STORE_ALONE = Access()

@@ -18,10 +18,11 @@ from dsv.errors import IntegrityError, Unreachable, Unsupported
 from dsv.files.descriptors import Opened
 from dsv.files.folders import make_shared_folder
 from dsv.files.shared_path import AnyPath, open_at
-from dsv.files.small_files import list_names, replace_file
+from dsv.files.small_files import replace_file
 from dsv.format import keys
 from dsv.format.envelope import RECORD_MAX
 from dsv.repo.errors import read_record
+from dsv.repo.objects.trim import CopyLimits, copies_in, note_use, trim
 from dsv.stores.base import LARGEST, ListedObject, StoreBackend, absent
 from dsv.stores.open import Unavailable
 from dsv.values.ids import CommitId
@@ -32,9 +33,12 @@ T = TypeVar("T")
 class MetadataCache:
     """A folder (None: no copies) of immutable copies, safe to share between processes, users and hosts."""
 
-    def __init__(self, folder: AnyPath | None, behind: MetadataCache | None = None) -> None:
-        """behind: searched for copies that are not in this folder."""
+    def __init__(
+        self, folder: AnyPath | None, behind: MetadataCache | None = None, limits: CopyLimits | None = None
+    ) -> None:
+        """behind: searched for copies that are not in this folder. limits: of copies in `stores/STORE/objects`."""
         self._folder = folder
+        self._limits = limits
         self._behind = behind
 
     def also_read(self, behind: MetadataCache) -> None:
@@ -54,11 +58,11 @@ class MetadataCache:
             return None
         try:
             with Opened(self._open(kind, name)) as file:
-                found = os.fstat(file)
-                if not stat.S_ISREG(found.st_mode) or found.st_size > limit:
+                status = note_use(file)
+                if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
                     return None
-                data = os.read(file, found.st_size)
-                return data if len(data) == found.st_size else None
+                data = os.read(file, status.st_size)
+                return data if len(data) == status.st_size else None
         except OSError:
             return None
 
@@ -89,7 +93,7 @@ class MetadataCache:
             return None
         try:
             with Opened(self._open(kind, name)) as file:
-                return memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ))
+                return memoryview(mmap.mmap(file, note_use(file).st_size, access=mmap.ACCESS_READ))
         except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
             return None
 
@@ -98,18 +102,20 @@ class MetadataCache:
         if self._folder is None:
             return
         with contextlib.suppress(OSError), Opened(self._open(kind, name)) as file:
-            if os.fstat(file).st_size == len(data):
+            if note_use(file).st_size == len(data):
                 return
         path = self._path(kind, name)
         with contextlib.suppress(OSError):
             mode = make_shared_folder(path.parent)
             replace_file(path, data, mode=mode & 0o444, sync=False)
+            if self._limits is not None and self._limits.is_due(len(data)):
+                trim(self._folder.parent.parent, self._limits)
 
     def names(self, kind: str) -> list[str]:
         found = set() if self._behind is None else set(self._behind.names(kind))
         if self._folder is not None:
-            with contextlib.suppress(OSError):
-                found.update(path.name for path in self._copies(kind))
+            names = (path.name for _, _, path in copies_in(self._folder / kind))
+            found.update(name for name in names if not name.startswith("."))
         return list(found)
 
     def drop(self, kind: str, name: str) -> None:
@@ -118,27 +124,9 @@ class MetadataCache:
             with contextlib.suppress(OSError):
                 self._path(kind, name).unlink(missing_ok=True)
 
-    def used(self, kind: str, name: str, days: int) -> None:
-        """Note that a copy is in use, and delete those of its kind that were not used for this many days."""
-        if self._folder is None:
-            return
-        with contextlib.suppress(OSError):
-            with Opened(self._open(kind, name)) as file:
-                os.utime(file)
-                now = os.fstat(file).st_mtime
-            for path in self._copies(kind):
-                if path.stat().st_mtime < now - 86_400 * days:
-                    path.unlink()
-
     def _path(self, kind: str, name: str) -> AnyPath:
         assert self._folder is not None
         return self._folder / f"{kind}/{name[:2]}/{name}"
-
-    def _copies(self, kind: str) -> list[AnyPath]:
-        assert self._folder is not None
-        above = self._folder / kind
-        folders = [above / name for name in list_names(above)]
-        return [folder / name for folder in folders if folder.is_dir() for name in list_names(folder)]
 
     def _open(self, kind: str, name: str) -> int:
         """Open a copy without waiting: in a shared folder another user may have put a pipe there."""

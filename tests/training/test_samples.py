@@ -18,6 +18,7 @@ import pytest
 
 import dsv
 from dsv.errors import DsvError, made
+from dsv.repo.objects.trim import CopyLimits, trim
 from dsv.stores.base import NoAnswer
 from dsv.training import window
 from dsv.training.samples import Samples
@@ -96,7 +97,7 @@ def test_a_damaged_index_is_made_anew(home: Path) -> None:
         assert kept.read_bytes() == good
 
 
-def test_an_index_is_removed_when_it_was_not_used_for_long(home: Path) -> None:
+def test_an_index_stays_for_thirty_days_after_its_last_use(home: Path) -> None:
     def kept(samples: Samples) -> Path:
         return next(home.glob(f".cache/dsv/.dsv/stores/*/objects/samples/*/{samples.name}"))
 
@@ -106,6 +107,7 @@ def test_an_index_is_removed_when_it_was_not_used_for_long(home: Path) -> None:
     for path in paths:
         os.utime(path, (0, path.stat().st_mtime - 31 * 86_400))
     pickle.loads(pickle.dumps(used))
+    trim(home / ".cache/dsv/.dsv/stores", CopyLimits(max_files=0))
     assert [path.exists() for path in paths] == [False, True]
     os.utime(paths[1], (0, 0))
     assert kept(commit.samples("images/1")) == paths[1]

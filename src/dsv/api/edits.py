@@ -15,13 +15,13 @@ from dsv.api.edited_tree import EditedTree, as_text
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.format.records import CommitRecord
 from dsv.format.tree import Kind
-from dsv.repo.refs.branches import Head, LostRace, deleted
+from dsv.repo.refs.branches import Head, deleted
 from dsv.repo.repository import Repository
-from dsv.repo.tree.diff import PathChange, diff_trees
+from dsv.repo.tree.diff import PathChange
 from dsv.repo.tree.reader import TreeReader
 from dsv.repo.tree.writer import TreeChange
 from dsv.stores.open import OpenStore
-from dsv.transfer.commit import Draft, Unchanged, commit_changes
+from dsv.transfer.commit import Committed, Draft, Unchanged, commit_changes
 from dsv.transfer.save import NewContent, OnStored, ReadInto, save_sources
 from dsv.transfer.stable_read import Problem, refusal
 from dsv.transfer.upload import Uploader
@@ -151,7 +151,6 @@ class Edited:
     skipped: tuple[Problem, ...] = ()
     uploaded_bytes: int = 0
     uploaded_objects: int = 0
-    attempts: int = 1
 
     def count(self, what: str) -> int:
         return Counter(path.what for path in self.paths)[what]
@@ -182,10 +181,10 @@ def edit_in(
     """Like `edit`, in an open store."""
     dataset, branch, head = branch_to_edit(context, repository, target, create=request.create)
     name = f"{dataset}@{branch}"
-    base = _tree(repository, head)
+    base = None if head is None or head.commit is None else TreeReader(repository.objects, head.commit)
     plan = EditPlan(base, edits, name, context.progress, apart=request.apart)
     unread: list[Problem] = []  # by the last attempt
-    attempts = 1
+    parent = None if base is None else base.commit_id
 
     def changes(uploader: Uploader) -> list[TreeChange]:
         new = [what for _, what in plan.changes if what is not None and (what.open or what.root)]
@@ -197,9 +196,9 @@ def edit_in(
 
     def edited(commit_id: CommitId | None, commit: CommitRecord | None, any_change: bool) -> Edited:
         return Edited(
-            dataset, branch, commit_id, None if base is None else base.commit_id, tuple(plan.path_edits()),
+            dataset, branch, commit_id, parent, tuple(plan.path_edits()),
             None if commit is None else commit.files, None if commit is None else commit.bytes, any_change,
-            (*plan.problems, *unread), store.counts.bytes_up, store.counts.won, attempts,
+            (*plan.problems, *unread), store.counts.bytes_up, store.counts.won,
         )  # fmt: skip
 
     if plan.problems and not request.skip_unsupported:
@@ -210,24 +209,18 @@ def edit_in(
         removed = sum(what is None for _, what in plan.changes)
         entries = 0 if base is None else base.commit.entries
         repository.refs.check_mover(head, context.writer.author, removed=removed, entries=entries)
-        return edited(None if base is None else base.commit_id, None, bool(plan.changes))
+        return edited(parent, None, bool(plan.changes))
     if what := plan.doubts(context.settings.home):
         request.confirm(what, str(dataset))
-    while True:
-        parents = () if base is None else (base.commit_id,)
-        said = request.message, request.action
-        draft = Draft(dataset, branch, head, parents, *said, (), request.author, request.time_ms)
-        done = commit_changes(repository, context.writer, draft, base, changes)
-        if not isinstance(done, LostRace):
-            break
-        attempts += 1
-        head = done.winner
-        theirs = _tree(repository, head)
-        _check_no_overlap(plan, diff_trees(base, theirs), head)
-        base = theirs
-    if isinstance(done, Unchanged):
-        return edited(done.commit, None if base is None else base.commit, any_change=False)
-    return edited(done.id, done.commit, any_change=True)
+    parents, said = () if parent is None else (parent,), (request.message, request.action)
+    draft = Draft(dataset, branch, head, parents, *said, (), request.author, request.time_ms)
+    done = commit_changes(repository, context.writer, draft, base, changes, plan.check_apart)
+    if isinstance(done, Committed):
+        parent = next(iter(done.commit.parents), None)
+        return edited(done.id, done.commit, any_change=True)
+    assert isinstance(done, Unchanged)
+    parent = done.commit
+    return edited(parent, None if parent is None else repository.objects.commit(parent), any_change=False)
 
 
 def _refusal(problems: Sequence[Problem], edits: Sequence[Edit]) -> DsvError:
@@ -236,11 +229,6 @@ def _refusal(problems: Sequence[Problem], edits: Sequence[Edit]) -> DsvError:
     if is_import and not error.retryable:
         error.hint = "remove them there, or leave them out with --skip-unsupported"
     return error
-
-
-def _tree(repository: Repository, head: Head | None) -> TreeReader | None:
-    commit = None if head is None or head.entry.deleted else head.commit
-    return None if commit is None else TreeReader(repository.objects, commit)
 
 
 def _check_removals(plan: EditPlan, base: TreeReader | None, name: str) -> None:
@@ -252,36 +240,6 @@ def _check_removals(plan: EditPlan, base: TreeReader | None, name: str) -> None:
             subject=name,
             hint="--dry-run lists them; --allow-removals removes them",
         )
-
-
-def _check_no_overlap(plan: EditPlan, theirs: Iterable[PathChange], winner: Head) -> None:
-    """Raises `Conflict` if the plan and the commit just published by another process change one path.
-
-    The same result is no conflict, except for a moved path: its new path has the former content. Also raise
-    `Conflict` if the branch was deleted.
-    """
-    if winner.entry.deleted:
-        gone = deleted(winner)
-        raise Conflict(f"{gone.message}; nothing was published", subject=gone.subject, hint=gone.hint)
-    ours = dict(plan.changes)
-    present = {path for path, what in plan.changes if what is not None}
-    folders = {folder for path in present for folder in folders_above(path)}
-    moved = set(plan.old.values())
-    branch = f"{winner.dataset}@{winner.branch}"
-    for change in theirs:
-        path = change.path
-        if path in ours:
-            what = ours[path]
-            clash = path in moved or (None if what is None else what.entry(path)) != change.after
-        else:
-            below = path in folders or any(folder in present for folder in folders_above(path))
-            clash = change.after is not None and below
-        if clash:
-            raise Conflict(
-                f"{winner.entry.author} has just changed {show(path)} on {branch}; nothing was published",
-                subject=as_text(path),
-                hint=f"dsv log {branch} shows the commit; if yours is still right, run the same command again",
-            )
 
 
 def branch_to_edit(
@@ -374,6 +332,35 @@ class EditPlan:
             if what is not None and (what.root or what.open) and not self._tree.had(path)
         )
         return doubts_about(self._folders, put, home)
+
+    def check_apart(self, theirs: Iterable[PathChange], winner: Head) -> None:
+        """Raises `Conflict` if this and the commit just published by another process change one path.
+
+        The same result is no conflict, except for a moved path: its new path has the former content. Also raise
+        `Conflict` if the branch was deleted.
+        """
+        if winner.entry.deleted:
+            gone = deleted(winner)
+            raise Conflict(f"{gone.message}; nothing was published", subject=gone.subject, hint=gone.hint)
+        ours = dict(self.changes)
+        present = {path for path, what in self.changes if what is not None}
+        folders = {folder for path in present for folder in folders_above(path)}
+        moved = set(self.old.values())
+        branch = f"{winner.dataset}@{winner.branch}"
+        for change in theirs:
+            path = change.path
+            if path in ours:
+                what = ours[path]
+                clash = path in moved or (None if what is None else what.entry(path)) != change.after
+            else:
+                below = path in folders or any(folder in present for folder in folders_above(path))
+                clash = change.after is not None and below
+            if clash:
+                raise Conflict(
+                    f"{winner.entry.author} has just changed {show(path)} on {branch}; nothing was published",
+                    subject=as_text(path),
+                    hint=f"dsv log {branch} shows the commit; if yours is still right, run the same command again",
+                )
 
     def _apply(self, edit: Edit) -> None:
         if isinstance(edit, Put):

@@ -5,15 +5,17 @@ No workspace is needed; a workspace that follows the branch is updated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from dsv.api.checkout import Updated, update_workspace
 from dsv.api.context import Context, check_binding
-from dsv.errors import Conflict, DsvError, NotFound, UsageError
+from dsv.errors import DsvError, NotFound, UsageError
 from dsv.merge.apply import Changes, ContentMerger, MergeBase, MergeCounts, MergedTree, find_merge_base
 from dsv.merge.paths import Choices
+from dsv.repo.races import publish_in_turn
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
@@ -24,9 +26,6 @@ from dsv.transfer.commit import Committed, Draft, commit_changes
 from dsv.values.ids import CommitId
 from dsv.values.names import MAIN, BranchName, DatasetName, Rev, Target
 from dsv.values.paths import PathSet, show
-
-ATTEMPTS = 20
-"""How often to retry if others move the branch."""
 
 Action = Literal["merge", "cherry-pick", "revert"]
 
@@ -108,22 +107,17 @@ def _run(context: Context, request: MergeRequest, action: Action) -> MergeResult
         here = workspace is not None and (workspace.store_id, workspace.dataset) == (repository.id, dataset)
         branch = request.into or (workspace.branch if workspace is not None and here else MAIN)
         source = resolve(repository.refs, repository.objects, dataset, request.source.rev).commit
-        for _ in range(ATTEMPTS):
-            head = repository.refs.head(dataset, branch)
+
+        def commit(look: Callable[[], Head]) -> MergeResult | LostRace:
+            head = look()
             repository.check_last_seen()
             attempt = _Attempt(context, repository, request, action, head, source)
-            done = attempt.merge() if action == "merge" else attempt.pick()
-            if isinstance(done, MergeResult):
-                if done.commit in (None, head.commit):
-                    return done
-                updated = update_workspace(context, repository, dataset, branch, f"dsv {action}")
-                return replace(done, here=updated)
-        raise Conflict(
-            f"others moved branch {branch} of {dataset} {ATTEMPTS} times while this was worked out; "
-            "nothing was published",
-            subject=f"{dataset}@{branch}",
-            hint="run the same command again when it is quieter",
-        )
+            return attempt.merge() if action == "merge" else attempt.pick()
+
+        done = publish_in_turn(partial(repository.refs.head, dataset, branch), commit)
+        if done.commit in (None, done.before):
+            return done
+        return replace(done, here=update_workspace(context, repository, dataset, branch, f"dsv {action}"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import cast
 
 import msgspec
 from msgspec.structs import replace
@@ -17,9 +18,11 @@ from dsv.errors import Unsupported
 from dsv.format.locator import Locator
 from dsv.format.records import CommitRecord, RefEntry, WriterIdentity
 from dsv.repo.merge_indexes import tidy
+from dsv.repo.races import publish_in_turn
 from dsv.repo.refs.branches import Head, LostRace
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session, check_whole
+from dsv.repo.tree.diff import PathChange, diff_trees
 from dsv.repo.tree.reader import TreeReader
 from dsv.repo.tree.writer import TreeChange, WrittenTree, write_tree
 from dsv.transfer.upload import Uploader
@@ -75,34 +78,62 @@ def commit_changes(
     draft: Draft,
     base: TreeReader | None,
     changes: Callable[[Uploader], Iterable[TreeChange]],
+    check: Callable[[Iterable[PathChange], Head], object] | None = None,
 ) -> Committed | Unchanged | LostRace:
     """Apply changes to the tree of `base` (None: an empty one), and publish the result on a branch.
 
-    changes: called once; stores the new contents, and makes the changes in tree order, one for each path. An entry of
-    another commit has its location. A commit with several parents is made even if its tree is that of one of them.
+    changes: called in each attempt; stores the new contents, unless an earlier attempt did, and makes the changes in
+    tree order, one for each path. An entry of another commit has its location. A commit with several parents is made
+    even if its tree is that of one of them.
 
-    After a lost race the caller decides what to do on top of the winner; the next attempt does not send again
-    what was uploaded. Raises `Conflict` if gc has fenced this session or is removing a parent,
-    `IntegrityError` if the store lacks a parent or a commit that contents are taken from, and `Unsupported`
-    if a symlink would lead out of the dataset.
+    check: if set, the base is the branch's head or what others put there meanwhile, and no lost race is returned.
+    It gets their changes and the head, which may be a deletion, and raises if `changes` can't follow them.
+
+    Raises `Conflict` if gc has fenced this session or is removing a parent, `IntegrityError` if the store lacks a
+    parent or a commit that contents are taken from, and `Unsupported` if a symlink would lead out of the dataset.
     """
-    built_on = {*draft.parents, *draft.taken_from, *([] if base is None else [base.commit_id])}
-    repository.objects.check_stored(sorted(built_on))
-    repository.refs.check_mover(draft.after, writer.author, merge=len(draft.parents) > 1)
-    with Session.open(repository, writer) as session, Uploader(session) as uploader:
-        for commit_id in sorted(built_on - {draft.head}):  # the branch protects its own from gc
-            check_whole(session, draft.dataset, commit_id)
-        tree = write_tree(uploader, base, changes(uploader))
-        if _same_as_parent(repository, draft, tree):
+
+    def rebase(head: Head | None) -> None:
+        nonlocal draft, base
+        if check is not None and head is not None and head != draft.after:
+            draft = replace(draft, after=head)
+            theirs = None if draft.head is None else TreeReader(repository.objects, draft.head)
+            check(diff_trees(base, theirs), head)
+            base, draft = theirs, replace(draft, parents=() if draft.head is None else (draft.head,))
+
+    def commit(look: Callable[[], Head | None]) -> Committed | Unchanged | LostRace:
+        built_on = {*draft.parents, *draft.taken_from, *([] if base is None else [base.commit_id])}
+        repository.objects.check_stored(sorted(built_on))
+        repository.refs.check_mover(draft.after, writer.author, merge=len(draft.parents) > 1)
+        with Session.open(repository, writer) as session, Uploader(session) as uploader:
+            for commit_id in sorted(built_on - {draft.head}):  # the branch protects its own from gc
+                check_whole(session, draft.dataset, commit_id)
+            made = changes(uploader)
+            rebase(look())
+            tree = write_tree(uploader, base, made)
             uploader.finish()  # contents that were lost, or only referred to, may be stored now
-            return Unchanged(draft.parents[0] if draft.parents else None)
-        uploader.finish()
-        commit = new_commit(repository, writer, draft, tree)
-        if tree.links_moved:
-            _check_links(TreeReader(repository.objects, session.put_commit(commit, tree.locator)), draft)
-        done = publish_commit(session, writer, draft, commit, tree.locator, is_stored=tree.links_moved)
-    tidy(repository, writer)
-    return replace(done, uploaded_bytes=uploader.uploaded_bytes) if isinstance(done, Committed) else done
+            done = _publish_tree(session, draft, tree)
+        if isinstance(done, LostRace):
+            rebase(done.winner)  # which reports a conflict at once
+        elif isinstance(done, Committed):
+            tidy(repository, writer)
+            done = replace(done, uploaded_bytes=uploader.uploaded_bytes)
+        return done
+
+    if check is None:
+        return commit(lambda: None)
+    find = partial(repository.refs.newest, draft.dataset, draft.branch)
+    return cast("Committed | Unchanged", publish_in_turn(find, commit))
+
+
+def _publish_tree(session: Session, draft: Draft, tree: WrittenTree) -> Committed | Unchanged | LostRace:
+    repository, writer = session.repository, session.writer
+    if _same_as_parent(repository, draft, tree):
+        return Unchanged(draft.parents[0] if draft.parents else None)
+    commit = new_commit(repository, writer, draft, tree)
+    if tree.links_moved:
+        _check_links(TreeReader(repository.objects, session.put_commit(commit, tree.locator)), draft)
+    return publish_commit(session, writer, draft, commit, tree.locator, is_stored=tree.links_moved)
 
 
 def new_commit(

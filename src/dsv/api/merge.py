@@ -5,9 +5,8 @@ No workspace is needed; a workspace that follows the branch is updated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Literal
 
 from dsv.api.checkout import Updated, update_workspace
@@ -108,13 +107,13 @@ def _run(context: Context, request: MergeRequest, action: Action) -> MergeResult
         branch = request.into or (workspace.branch if workspace is not None and here else MAIN)
         source = resolve(repository.refs, repository.objects, dataset, request.source.rev).commit
 
-        def commit(look: Callable[[], Head]) -> MergeResult | LostRace:
-            head = look()
+        def commit() -> MergeResult | LostRace:
+            head = repository.refs.head(dataset, branch)
             repository.check_last_seen()
             attempt = _Attempt(context, repository, request, action, head, source)
             return attempt.merge() if action == "merge" else attempt.pick()
 
-        done = publish_in_turn(partial(repository.refs.head, dataset, branch), commit)
+        done = publish_in_turn(commit)
         if done.commit in (None, done.before):
             return done
         return replace(done, here=update_workspace(context, repository, dataset, branch, f"dsv {action}"))

@@ -93,6 +93,9 @@ def commit_changes(
     parent or a commit that contents are taken from, and `Unsupported` if a symlink would lead out of the dataset.
     """
 
+    def look() -> Head | None:
+        return draft.after if check is None else repository.refs.newest(draft.dataset, draft.branch)
+
     def rebase(head: Head | None) -> None:
         nonlocal draft, base
         if check is not None and head is not None and head != draft.after:
@@ -101,7 +104,7 @@ def commit_changes(
             check(diff_trees(base, theirs), head)
             base, draft = theirs, replace(draft, parents=() if draft.head is None else (draft.head,))
 
-    def commit(look: Callable[[], Head | None]) -> Committed | Unchanged | LostRace:
+    def commit() -> Committed | Unchanged | LostRace:
         built_on = {*draft.parents, *draft.taken_from, *([] if base is None else [base.commit_id])}
         repository.objects.check_stored(sorted(built_on))
         repository.refs.check_mover(draft.after, writer.author, merge=len(draft.parents) > 1)
@@ -112,7 +115,12 @@ def commit_changes(
             rebase(look())
             tree = write_tree(uploader, base, made)
             uploader.finish()  # contents that were lost, or only referred to, may be stored now
-            done = _publish_tree(session, draft, tree)
+            newest = look()  # what follows is stored only if the way is still free
+            done = (
+                _publish_tree(session, draft, tree)
+                if newest is None or newest == draft.after
+                else LostRace(newest)
+            )
         if isinstance(done, LostRace):
             rebase(done.winner)  # which reports a conflict at once
         elif isinstance(done, Committed):
@@ -120,10 +128,7 @@ def commit_changes(
             done = replace(done, uploaded_bytes=uploader.uploaded_bytes)
         return done
 
-    if check is None:
-        return commit(lambda: None)
-    find = partial(repository.refs.newest, draft.dataset, draft.branch)
-    return cast("Committed | Unchanged", publish_in_turn(find, commit))
+    return commit() if check is None else cast("Committed | Unchanged", publish_in_turn(commit))
 
 
 def _publish_tree(session: Session, draft: Draft, tree: WrittenTree) -> Committed | Unchanged | LostRace:

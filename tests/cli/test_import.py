@@ -70,7 +70,9 @@ def test_a_url_becomes_one_commit(pets: Dsv, bucket: str, reads: list[str]) -> N
     assert sorted(reads) == sorted(FILES)
     sizes = {item["path"]: item["size"] for item in pets.ok("ls", "scans", "--json").json["items"]}
     assert sizes["raw/big"] == len(BIG) and content(pets, "scans:raw/d/b.bin") == "2" * 700_000
-    assert pets.ok("log", "scans", "--json").json["items"][0]["message"] == "import memory://lab/scans"
+    assert pets.ok("log", "scans", "--json").json["items"][0]["message"] == (
+        "import memory://lab/scans\n\nImported-from: memory://lab/scans"
+    )
 
 
 def test_only_what_changed_is_read_again(pets: Dsv, bucket: str, reads: list[str]) -> None:
@@ -445,4 +447,6 @@ def test_the_message_has_the_whole_path_of_a_folder(pets: Dsv) -> None:
     outside = pets.at(pets.cwd.parent)
     write_files(outside.cwd / "src", {"a": b"1"})
     outside.ok("import", "src", "pets:src")
-    assert outside.ok("log", "pets", "--json").json["items"][0]["message"] == f"import {outside.cwd}/src"
+    assert outside.ok("log", "pets", "--json").json["items"][0]["message"] == (
+        f"import {outside.cwd}/src\n\nImported-from: {outside.cwd}/src"
+    )

@@ -87,6 +87,7 @@ class Stager(AbstractContextManager["Stager"]):
         lease = take_lease(self.root, found.place, optional=hold is None)
         with explaining(self.root.path), lease:
             result = self._fill(found, lease)
+            self._note_read(found)
             erased = erased_files(self.root, found.place, found.store)
             if strict and erased:
                 from dsv.repo.objects.erasures import lacks_erased
@@ -123,7 +124,10 @@ class Stager(AbstractContextManager["Stager"]):
         lease = take_lease(self.root, found.place, run=run, optional=self._is_held(found.place))
         try:
             with explaining(self.root.path):
-                return _staged(found, self._fill(found, lease), started), lease
+                staged = _staged(found, self._fill(found, lease), started)
+                if run is None:  # else the record of that run has it
+                    self._note_read(found)
+                return staged, lease
         except BaseException:
             lease.release()
             raise
@@ -191,6 +195,10 @@ class Stager(AbstractContextManager["Stager"]):
 
             obey_at(self.root, found.place, self.targets.repository)
         return made
+
+    def _note_read(self, found: CacheTarget) -> None:
+        if self._context.job is not None:
+            self._context.note_read(found.dataset, found.commit, local_commit(self.root, found.place))
 
     def _may_go(self, found: CacheTarget) -> float | None:
         settings = load_settings(self.root)

@@ -186,6 +186,8 @@ def clone(
             branch, commit = resolved.branch or MAIN, resolved.commit
         copies = stack.enter_context(lending(context, repository, dataset))  # first: it has metadata too
         tree = None if commit is None else TreeReader(repository.objects, commit)
+        if tree is not None:
+            context.note_read(dataset, tree.commit_id, tree.commit)
         chosen = chosen_by(tree, only)
         _check_folder(root, dataset, tree, differing)
         workspace, is_new = _bind(context, repository, root, (dataset, branch, chosen))

@@ -14,6 +14,7 @@ from dsv.api import environment
 from dsv.api.context import Context
 from dsv.files.process import host_name
 from dsv.format.records import WriterIdentity
+from dsv.repo.job_notes import JobNotes
 from dsv.stores.options import StoreOptions
 from dsv.values.cached import cached
 from dsv.values.progress import NoProgress, Progress
@@ -114,6 +115,7 @@ def make_context(
         offline=offline,
         offline_hint=offline_hint,
         open_offline=_open_offline,
+        job=JobNotes.of(environ) if "DSV_RUN" in environ else None,
     )
 
 

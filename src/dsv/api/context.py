@@ -31,13 +31,14 @@ from dsv.periodic import Clock, now_ms
 from dsv.repo.objects.access import Access, LastSeen
 from dsv.repo.objects.trim import STORES, CopyLimits
 from dsv.values.ids import CommitId, Id, StoreId
-from dsv.values.names import Target, clean_path
+from dsv.values.names import DatasetName, Target, clean_path
 from dsv.values.progress import NoProgress, Progress
 from dsv.workspace.workspace import DOT_FOLDER, Workspace
 
 if TYPE_CHECKING:
     from dsv.format.locator import ObjectKind
     from dsv.format.records import CommitRecord, WriterIdentity
+    from dsv.repo.job_notes import JobNotes
     from dsv.repo.objects.externals import ReadSource
     from dsv.repo.objects.objects import Objects
     from dsv.repo.refs.branches import Refs
@@ -72,8 +73,17 @@ class Context(msgspec.Struct, frozen=True):
     """A function that opens a repository offline; None if that is not possible."""
     override: str | None = None
     """The reason to override the rules of protected branches; None to respect them."""
+    job: JobNotes | None = None
+    """The run whose job this process belongs to."""
     moved: Callable[[str, str, str], None] = lambda *_: None
     """Called for a store whose names have moved, with its URL, the given location of names, and the new."""
+
+    def note_read(self, dataset: DatasetName, commit: CommitId, record: CommitRecord | None) -> None:
+        """Note for the record of a run that its job has opened the data of a commit. record: None if it is not known"""
+        if self.job is not None and record is not None:
+            from dsv.repo.job_notes import NotedCommit
+
+            self.job.note("read", NotedCommit(dataset, commit, record.root))
 
     def metadata_folder(self, store_id: StoreId) -> Path:
         return self.metadata / STORES / str(store_id) / "objects"
@@ -181,7 +191,7 @@ class Context(msgspec.Struct, frozen=True):
         read_source = reads_outside(lambda: self.store_options(self.settings.store()))
         access = Access(
             self.clock, read_source, mirrors, override=self.override, tell=self.progress.note,
-            last_seen=self._last_seen() if tracked else None, copies=self.copy_limits,
+            last_seen=self._last_seen() if tracked else None, copies=self.copy_limits, job=self.job,
         )  # fmt: skip
         repository = Repository.open(store, self.copies_folder, access, ahead=ahead, commit=commit)
         if tracked:

@@ -95,6 +95,7 @@ def cat(context: Context, target: Target) -> Iterator[Iterator[bytes]]:
             raise _no_path(target, resolved)
         if found is None or found[0].kind is Kind.EMPTY_DIRECTORY:
             raise UsageError(f"{target} is a folder", subject=str(target), hint=f"dsv ls {target}")
+        context.note_read(resolved.dataset, resolved.commit, tree.commit)
         entry, where = found
         if entry.kind == Kind.SYMLINK:
             name = (entry.target or b"").decode(errors="backslashreplace")

@@ -38,6 +38,7 @@ from dsv.values.ids import CommitId, FileId
 from dsv.values.json import LONG_MAX, SHORT_MAX
 from dsv.values.names import Target, clean_path
 from dsv.values.secrets import hide_in_urls
+from dsv.values.trailers import IMPORTED
 
 SAVE_BYTES = 256 << 20
 SAVE_SECONDS = 60.0
@@ -173,7 +174,7 @@ def _new_steps(
     dataset, branch, head = branch_to_edit(context, repository, target, create=request.create)
     path = clean_path(target.path).decode("utf-8", "replace")
     url = url.encode("utf-8", "replace").decode()
-    start, end = f"Imported-from: {url}@", f" to {path}" if path else ""
+    start, end = f"{IMPORTED}{url}@", f" to {path}" if path else ""
     lines = [f"{start}{revision.id}{end}" for revision in revisions]
     commit = last = None if head is None else head.commit
     first = 0
@@ -339,7 +340,9 @@ def export(
     if out is None and "://" in to:
         place = open_place(to, options or context.store_options(context.settings.store()))
     with context.repository(target, mirrors=True) as repository:
-        commit = context.resolve(repository, target).commit
+        resolved = context.resolve(repository, target)
+        commit = resolved.commit
+        context.note_read(resolved.dataset, commit, repository.objects.commit(commit))
         selection = Selection(repository.objects, commit, target, skip_damaged=skip_damaged, strict=strict)
         if place is not None:
             notes = context.metadata / "stores" / str(repository.id) / "exports"

@@ -26,7 +26,7 @@ from dsv.run.completing import (
     kept_log,
     known_secrets,
 )
-from dsv.run.dirs import hide_params, read_metrics
+from dsv.run.dirs import hide_params, left_in
 from dsv.run.engine_list import Engines, FoundJob
 from dsv.run.engines.base import Ended, Engine, JobStatus
 from dsv.run.engines.output import KeptLog, LogKeeper
@@ -171,7 +171,7 @@ def _complete_node(
                 start,
                 end_of_parts(start, parts),
                 kept=joined,
-                metrics=lambda _: read_metrics(out, None),
+                metrics=lambda _: left_in(out, start.run),
                 masker=masker,
             )
             usage = joint_usage(took for _, took in of_last if took is not None)

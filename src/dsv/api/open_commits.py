@@ -103,7 +103,8 @@ class OpenRepository:
             self.repository.objects.forget_erasures()
             try:
                 found = context.resolve(self.repository, target)
-                self.repository.objects.commit_and_locator(found.commit)  # its tree will be read next
+                commit, _ = self.repository.objects.commit_and_locator(found.commit)  # its tree is read next
+                context.note_read(found.dataset, found.commit, commit)
                 return found
             finally:
                 if not context.offline:

@@ -26,6 +26,7 @@ from dsv.files.process import host_name
 from dsv.files.small_files import write_sparse
 from dsv.format.tree import Kind
 from dsv.periodic import now_ms
+from dsv.repo.job_notes import FOLDER
 from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader
@@ -100,10 +101,16 @@ def _largest(found: Sources) -> tuple[OutputFile, ...]:
 
 def _output_sources(folder: Path) -> tuple[Sources, list[Problem]]:
     """Return the files of the tree, and the paths that it can't hold."""
-    found, scan = walk(folder, ignoring=(), check_links=True)
+    walked, scan = walk(folder, ignoring=(), check_links=True)
+    found = [item for item in walked if not _is_note(item[0])]
     reserved = [Problem(path, "no commit holds that name") for path in scan.reserved]
     apart = [Problem(path, "it is a dsv store or cache") for path in scan.apart]
     return found, [*scan.problems, *reserved, *apart]
+
+
+def _is_note(path: bytes) -> bool:
+    """Check that a path is one of the job's notes, which are no output."""
+    return path.partition(b"/")[0] == FOLDER.encode()
 
 
 def _left_out(problems: list[Problem], most: int = _NAMED) -> tuple[str, ...]:
@@ -281,9 +288,9 @@ def _list(folder: Path) -> tuple[list[_Item], tuple[str, ...]]:
 
     with Descent(folder) as descent:
         for place, descriptor, entries in descent.walk():
-            if not entries and place:
+            if not entries and place and not _is_note(place):
                 items.append(_Item(place, Kind.EMPTY_DIRECTORY))
-            for one in entries:
+            for one in () if _is_note(place) else entries:
                 name, info = os.fsencode(one.name), one.stat(follow_symlinks=False)
                 relative = join(place, name)
                 if stat.S_ISLNK(info.st_mode):

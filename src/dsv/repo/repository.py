@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -226,6 +226,15 @@ class Repository:
             self.refs.check_not_moved(f"feature {feature.name}")
             self.format.check(self.store.url, writing=True)
         return False
+
+    @cached_property
+    def made_by(self) -> str | None:
+        """Return the run, as DATASET/RUN, whose job makes commits here; None outside of a job, or after its end."""
+        job = self.access.job
+        if job is not None and job.is_over(self.store):
+            self.access.tell(f"DSV_RUN names run {job.run}, which has ended: the commit does not name it")
+            return None
+        return None if job is None else job.run
 
     def named(self, commit: CommitRecord, dataset: DatasetName, branch: BranchName) -> CommitRecord:
         """Return the commit as this store keeps it: with its dataset and branch, except in an older store."""

@@ -14,14 +14,15 @@ from typing import Final, TypeVar, cast
 from dsv.errors import DsvError, NoRoom, NotFound, Unreachable
 from dsv.files.small_files import replace_file
 from dsv.periodic import now_ms
+from dsv.repo.job_notes import NotedCommit, Notes, read_notes
 from dsv.run.active_runs import Marks
-from dsv.run.dirs import Metrics, job_folder, parse_metrics, read_metrics, remove_scratch
+from dsv.run.dirs import Metrics, job_folder, left_in, parse_left, remove_scratch
 from dsv.run.engine_list import Engines, FoundJob, find_job
 from dsv.run.engines.base import CANNOT_LAUNCH, Ended, Engine, JobStatus
 from dsv.run.engines.output import KeptLog, LogKeeper, read_live
 from dsv.run.node_order import PASSED
 from dsv.run.part import EndCause, RunPart, deciding_part, ended_at, on_one_clock
-from dsv.run.record import LogInfo, RunId, RunOutput, RunRecord, RunState
+from dsv.run.record import LogInfo, RunCommit, RunId, RunOutput, RunRecord, RunState
 from dsv.run.record_store import RunStore, Spool
 from dsv.values.json import Json
 from dsv.values.names import DatasetName
@@ -94,10 +95,29 @@ def completed(
     def left() -> Metrics:
         its = metrics(record)
         values = None if its.values is None else cast("dict[str, Json]", masker.value(its.values))
-        return Metrics(values, hidden(its.problem))
+        return Metrics(values, hidden(its.problem), its.notes)
 
     its = salvaged(left, lambda problem: Metrics(problem=problem))
-    return replace(record, metrics=its.values, metrics_error=its.problem)
+    read, made = of_notes(record, its.notes)
+    return replace(
+        record,
+        metrics=its.values,
+        metrics_error=its.problem,
+        read=read,
+        made=made,
+        notes_error=its.notes.problem,
+    )
+
+
+def of_notes(record: RunRecord, notes: Notes) -> tuple[tuple[RunCommit, ...], tuple[RunCommit, ...]]:
+    """Return what a job read beside its data, and what it made."""
+    known = {(data.dataset, data.commit) for data in record.data} | {each[:2] for each in notes.made}
+    read = [each for each in notes.read if each[:2] not in known]
+    return tuple(map(_run_commit, read)), tuple(map(_run_commit, notes.made))
+
+
+def _run_commit(noted: NotedCommit) -> RunCommit:
+    return RunCommit(noted.dataset, noted.commit, noted.root.hex())
 
 
 def lost(why: str | None) -> Ended:
@@ -215,15 +235,15 @@ def kept_log(record: RunRecord, read: Callable[[], LogKeeper | None], masker: Ma
 def _metrics(record: RunRecord, job: FoundJob | None) -> Metrics:
     """Read the metrics of a job. A file that is older than the run is ignored."""
     if job is not None and not job.engine.shares_folders:
-        left = None if job.status.ended is None else job.status.ended.metrics
-        return Metrics() if left is None else parse_metrics(left)
+        ended = job.status.ended
+        return Metrics() if ended is None else parse_left(ended.metrics, ended.notes)
     out = Path(record.out)
     if out.name != record.run:
         with suppress(OSError):
             if (out / "metrics.json").lstat().st_mtime * 1000 >= record.started_ms:
-                return read_metrics(out, None)
-        return Metrics()
-    return read_metrics(out, None)
+                return left_in(out, record.run)
+        return Metrics(notes=read_notes(out, record.run))
+    return left_in(out, record.run)
 
 
 def no_log(problem: str) -> KeptLog:

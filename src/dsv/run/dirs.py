@@ -8,7 +8,7 @@ import shutil
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -17,6 +17,7 @@ from dsv.files.descent import Descent, remove_tree
 from dsv.files.folders import bound_folder
 from dsv.files.process import host_name, user_name
 from dsv.files.small_files import replace_file
+from dsv.repo.job_notes import FOLDER, Notes, parse_notes, read_notes
 from dsv.run.engines.base import Mount
 from dsv.run.record import RunId
 from dsv.values.json import Json, parse_json
@@ -208,14 +209,18 @@ def remove_scratch(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+_NO_NOTES: Final = Notes()
+
+
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The metrics of a job."""
+    """The metrics of a job, and its notes of commits."""
 
     values: dict[str, Json] | None = None
     """None if the job wrote none, or none that can be used."""
     problem: str | None = None
     """The reason why the metrics that it wrote can't be used."""
+    notes: Notes = _NO_NOTES
 
 
 def metrics_stamp(out: Path) -> tuple[int, int, int] | None:
@@ -225,6 +230,11 @@ def metrics_stamp(out: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def left_in(out: Path, run: RunId, before: tuple[int, int, int] | None = None) -> Metrics:
+    """Read what a job left in its output folder. before: the stamp of metrics that were there before it"""
+    return replace(read_metrics(out, before), notes=read_notes(out, run))
 
 
 def read_metrics(out: Path, before: tuple[int, int, int] | None) -> Metrics:
@@ -240,6 +250,21 @@ def read_metrics(out: Path, before: tuple[int, int, int] | None) -> Metrics:
     except OSError as error:
         return Metrics(problem="it is a symlink" if (out / METRICS_FILE).is_symlink() else error.strerror)
     return parse_metrics(data)
+
+
+def parse_left(metrics: bytes | None, notes: bytes | None) -> Metrics:
+    """Parse what a job left on a machine whose folders can't be read here."""
+    left = Metrics() if metrics is None else parse_metrics(metrics)
+    return left if notes is None else replace(left, notes=parse_notes(notes))
+
+
+def remove_notes(out: Path, run: RunId) -> None:
+    """Remove a job's notes from its output folder once its record has them."""
+    folder = out / FOLDER
+    if not folder.is_symlink():
+        remove_scratch(folder / run)
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def parse_metrics(data: bytes) -> Metrics:

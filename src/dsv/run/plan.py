@@ -10,6 +10,7 @@ from typing import Any
 
 from dsv import __version__
 from dsv.errors import UsageError
+from dsv.repo.job_notes import FOLDER, VARIABLE
 from dsv.run.dirs import RunPlace, code_folder, data_mounts, job_folder, output_folder
 from dsv.run.engine_list import PROCESS, Chosen
 from dsv.run.engines.base import OUT, Engine, Job, JobPlan, Mount
@@ -179,6 +180,7 @@ class Launch:
             "DSV_COMMIT": self.main.commit.hex(),
             "DSV_DATA": engine.place(own[0]),
             "DSV_OUT": engine.place(out),
+            VARIABLE: f"{engine.place(out)}/{FOLDER}/{self.run}",
             "DSV_PARAMS": json.dumps(self.spec.params),
         }
         for name, mount in zip(self.further, others, strict=True):

@@ -24,11 +24,12 @@ from dsv.run.dirs import (
     first_time,
     hide_params,
     leave_terminal,
+    left_in,
     make_folder,
     make_skeleton,
     metrics_stamp,
-    parse_metrics,
-    read_metrics,
+    parse_left,
+    remove_notes,
     remove_scratch,
     write_params,
 )
@@ -143,6 +144,8 @@ class _Supervisor:
                 if not ended.may_live:
                     try:
                         records.finish(record, data)
+                        if launch.chosen.engine.shares_folders:
+                            remove_notes(launch.out, launch.run)
                     except NoRoom as error:  # that changes nothing about how the job ended
                         problem = error
         failed: DsvError | None = _error_of(launch, ended)
@@ -518,8 +521,8 @@ class _Attempts:
 
 def _metrics(launch: Launch, before: tuple[int, int, int] | None, ended: Ended) -> Metrics:
     if launch.chosen.engine.shares_folders:
-        return read_metrics(launch.out, before)
-    return Metrics() if ended.metrics is None else parse_metrics(ended.metrics)
+        return left_in(launch.out, launch.run, before)
+    return parse_left(ended.metrics, ended.notes)
 
 
 def _make_output(launch: Launch) -> tuple[int, int, int] | None:

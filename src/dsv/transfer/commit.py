@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from dsv.errors import Unsupported
 from dsv.format.locator import Locator
 from dsv.format.records import CommitRecord, RefEntry, WriterIdentity
+from dsv.repo.job_notes import NotedCommit
 from dsv.repo.merge_indexes import tidy
 from dsv.repo.races import publish_in_turn
 from dsv.repo.refs.branches import Head, LostRace
@@ -27,8 +28,10 @@ from dsv.repo.tree.reader import TreeReader
 from dsv.repo.tree.writer import TreeChange, WrittenTree, write_tree
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import CommitId
+from dsv.values.json import LONG_MAX
 from dsv.values.names import BranchName, DatasetName
 from dsv.values.paths import link_escapes, show
+from dsv.values.trailers import with_made_by
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -144,14 +147,16 @@ def _publish_tree(session: Session, draft: Draft, tree: WrittenTree) -> Committe
 def new_commit(
     repository: Repository, writer: WriterIdentity, draft: Draft, tree: WrittenTree | CommitRecord
 ) -> CommitRecord:
-    """Return the commit, for a caller that needs its id before it is published."""
+    """Return the commit, for a caller that needs its id before it is published. In a job its message names the run."""
+    run = repository.made_by
+    message = draft.message if run is None else with_made_by(draft.message, run)
     commit = CommitRecord(
         root=tree.root,
         level=tree.level,
         parents=draft.parents,
         author=writer.author if draft.author is None else draft.author,
         time_ms=repository.clock() if draft.time_ms is None else draft.time_ms,
-        message=draft.message,
+        message=message if len(message) <= LONG_MAX else draft.message,
         files=tree.files,
         bytes=tree.bytes,
         entries=tree.entries,
@@ -174,7 +179,11 @@ def publish_commit(
     entry = RefEntry.of(writer, session.repository.clock(), commit_id, draft.action)
     put_commit = (lambda: None) if is_stored else partial(session.put_commit, commit, locator)
     moved = session.publish(draft.dataset, draft.branch, draft.after, entry, before_ref, put_commit)
-    return Committed(commit_id, commit, moved) if isinstance(moved, Head) else moved
+    if not isinstance(moved, Head):
+        return moved
+    if session.repository.made_by is not None and session.repository.access.job is not None:
+        session.repository.access.job.note("made", NotedCommit(draft.dataset, commit_id, commit.root))
+    return Committed(commit_id, commit, moved)
 
 
 def _same_as_parent(repository: Repository, draft: Draft, tree: WrittenTree) -> bool:

@@ -27,6 +27,7 @@ from dsv.cli.options import (
 from dsv.exchange.revisions import DVC
 from dsv.values.names import Target
 from dsv.values.secrets import hide_in_urls
+from dsv.values.trailers import IMPORTED
 from dsv.values.units import format_bytes, format_count, format_lines
 
 
@@ -76,9 +77,10 @@ def import_(
     With --reference the files of s3://, http(s)://, hf:// or a folder are read for their ids and not stored. Later they
     are read there, and refused if they are not what they were. --materialize stores them, under the same commits.
     """
-    said = f"import {hide_in_urls(_whole(url))}".encode("utf-8", "replace").decode()
+    source = hide_in_urls(_whole(url)).encode("utf-8", "replace").decode()
+    said = f"import {source}" if message is None else message
     request = EditRequest(
-        said if message is None else message, "import", create=create, allow_removals=allow_removals,
+        f"{said}\n\n{IMPORTED}{source}", "import", create=create, allow_removals=allow_removals,
         skip_unsupported=skip_unsupported, dry_run=dry_run, confirm=call.confirm_published(yes),
     )  # fmt: skip
     one_of(source_profile=profile, anonymous=anonymous)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dsv.format.locator import ObjectKind
     from dsv.format.records import CommitRecord
     from dsv.format.tree import Entry
+    from dsv.repo.job_notes import JobNotes
     from dsv.repo.objects.externals import ReadSource
     from dsv.repo.tracking import Tracked
     from dsv.values.ids import CommitId, Id, StoreId
@@ -49,6 +50,8 @@ class Access(msgspec.Struct, frozen=True):
     """Receives a line when a copy is read for what is damaged."""
     last_seen: LastSeen | None = None
     copies: CopyLimits = CopyLimits()
+    job: JobNotes | None = None
+    """The run whose job reads and writes here."""
 
 
 STORE_ALONE = Access()

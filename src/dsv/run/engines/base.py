@@ -215,6 +215,8 @@ class Ended:
     """The job could not be ended, so it may still begin or run."""
     metrics: bytes | None = None
     """The content of `metrics.json`, if the engine's folders can't be read here."""
+    notes: bytes | None = None
+    """Likewise the job's notes of commits."""
     signal: int | None = None
     """The first ending signal that dsv passed on."""
 

@@ -123,9 +123,10 @@ def test_killed_between_two_deletes_the_run_is_still_listed(pets: Dsv) -> None:
         left = 0
 
         def delete(self, key: str) -> None:
-            if not self.left:
-                raise Died
-            self.left -= 1
+            if key.startswith("runs/"):  # the edges go before
+                if not self.left:
+                    raise Died
+                self.left -= 1
             super().delete(key)
 
     for run, last in ((0, RECORD), (1, START)):

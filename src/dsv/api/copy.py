@@ -12,6 +12,7 @@ from typing import Literal
 
 from dsv.api.branches import dataset_of, moved_by_other
 from dsv.api.context import Context
+from dsv.api.copy_runs import CopiedRuns, copy_runs
 from dsv.errors import Conflict, IntegrityError, NotFound, Unsupported, UsageError
 from dsv.format import keys
 from dsv.format.records import ExpiryAction, RefEntry
@@ -53,6 +54,8 @@ class CopyRequest:
     dry_run: bool = False
     history: int | None = None
     """Copy the content of this many commits of each branch, by first parents; None for all."""
+    runs: bool = False
+    """Copy the records of ended runs on the datasets too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class CopyResult:
     """Requests to both stores; for a dry run, about as many as the copy would make."""
     erasures: int = 0
     """Erasures that were adopted."""
+    runs: CopiedRuns | None = None
 
 
 def copy(context: Context, target: Target, to: str, request: CopyRequest | None = None) -> CopyResult:
@@ -112,7 +116,8 @@ def copy(context: Context, target: Target, to: str, request: CopyRequest | None 
 
             adopt(there, context.writer, source.objects.erasures)
         copying = _Copying(context, source, there, to, request)
-        for dataset in _datasets(context, source, target, request):
+        datasets = list(_datasets(context, source, target, request))
+        for dataset in datasets:
             try:
                 copying.dataset(dataset, target.rev.text if target.rev is not None else None)
             except (Conflict, IntegrityError, NotFound) as error:
@@ -125,7 +130,13 @@ def copy(context: Context, target: Target, to: str, request: CopyRequest | None 
                     failures.append(error)
         if not request.dry_run and copying.moved:
             tidy(there, context.writer)
-        done = copying.result(_requests(source, there) - began, len(erasures))
+        runs = None
+        if request.runs:
+            note = context.progress.note
+            runs = copy_runs(
+                context, source, there, datasets, lambda error: note(error.message), dry_run=request.dry_run
+            )
+        done = copying.result(_requests(source, there) - began, len(erasures), runs)
         diverged = [one for one in done.names if one.state == "diverged"]
         if diverged and not request.dry_run and not failures:
             raise copying.refused(diverged)
@@ -266,7 +277,7 @@ class _Copying:
     def moved(self) -> bool:
         return any(one.state == "copied" for one in self._names)
 
-    def result(self, requests: int, erasures: int) -> CopyResult:
+    def result(self, requests: int, erasures: int, runs: CopiedRuns | None) -> CopyResult:
         commits = len(self._planned) if self._plan is not None else sum(one.commits for one in self._names)
         plan = self._plan
         if plan is not None:
@@ -277,10 +288,11 @@ class _Copying:
             self._there.store.url,
             tuple(self._names),
             commits,
-            self._bytes if plan is None else plan.bytes,
+            (self._bytes if plan is None else plan.bytes) + (0 if runs is None else runs.bytes),
             None if plan is None else plan.objects,
             requests,
             erasures,
+            runs,
         )
 
     def dataset(self, dataset: DatasetName, name: str | None) -> None:

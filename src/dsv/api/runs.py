@@ -20,10 +20,11 @@ from dsv.run.active_runs import Marks, under_way
 from dsv.run.completing import Completer
 from dsv.run.dirs import remove_run_folder, run_folder
 from dsv.run.engine_list import Engines
-from dsv.run.listing import RunQuery, RunView, list_runs, run_log, show_run
+from dsv.run.listing import RunQuery, RunView, each_run, list_runs, run_log, show_run
 from dsv.run.parameters import ID_PART, PREFIX, SweepId, names_sweep
 from dsv.run.record import RECORD, RunId, RunRecord
 from dsv.run.record_store import RunStore, Spool, StoredRun
+from dsv.run.remembered import RememberedRuns
 from dsv.run.sweep import SweepNotes, SweepView, sweep_of
 from dsv.stores.base import together
 from dsv.upkeep.expire import store_time
@@ -60,10 +61,11 @@ class Runs:
         """
         query = query or RunQuery()
         most, known = None if query.needs_all else query.limit, self.marks.known()
-        views = list_runs(self.runs, self.spool, dataset or self.bound, most, early=known, skipped=skipped)
-        if not views and dataset is not None and dataset not in self.repository.refs.datasets():
+        views = each_run(self.runs, self.spool, dataset or self.bound, most, early=known, skipped=skipped)
+        chosen = query.choose(views) if query.needs_all else list(views)[:most]
+        if not chosen and dataset is not None and dataset not in self.repository.refs.datasets():
             raise NotFound(f"there is no dataset {dataset}", subject=dataset, hint="dsv datasets lists them")
-        return query.choose(views) if query.needs_all else views
+        return chosen
 
     def sweep(self, text: str) -> SweepView:
         """Return a sweep, by its id, the last 4 or more characters of it, or its name. Raises like `show`."""
@@ -169,7 +171,9 @@ class Runs:
                 return f"{folder} can't be deleted: {error.strerror}"
             return None
 
-        for problem in together([partial(delete, stored) for stored in chosen]):
+        problems = together([partial(delete, stored) for stored in chosen])
+        self.runs.forget(chosen)
+        for problem in problems:
             if problem is not None:
                 warn(problem)
 
@@ -221,7 +225,7 @@ def open_runs(context: Context, environ: Mapping[str, str]) -> Iterator[Runs]:
         workspace = context.workspace_or_none()
         yield Runs(
             repository,
-            RunStore(repository.store),
+            RunStore(repository.store, remembered=RememberedRuns(state, repository.id)),
             Spool(state, repository.id),
             Marks(state, repository.id),
             engines_of(environ, context.settings),

@@ -9,10 +9,14 @@ import json
 import operator
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from heapq import nlargest, nsmallest
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
@@ -20,7 +24,7 @@ from dsv.errors import DsvError, NotFound, UsageError
 from dsv.run.active_runs import UnderWay, under_way
 from dsv.run.parameters import ID_PART, is_part
 from dsv.run.part import RunPart
-from dsv.run.record import RunId, RunRecord
+from dsv.run.record import RunId, RunRecord, json_of
 from dsv.run.record_store import SPOOLS, RunStore, Spool, SpooledPart, StoredRun
 from dsv.values.ids import StoreId
 from dsv.values.json import Json, json_or_text
@@ -87,17 +91,38 @@ class RunView:
 
     def item(self) -> dict[str, Json]:
         """Return the document for `--json`: times as RFC 3339 in UTC, whole ids."""
-        record = self.record
-        item = record.members()
-        item |= {
-            "parts": [_part(part) for part in record.parts],
-            "started": rfc3339(record.started_ms),
-            "ended": _moment(record.ended_ms),
-            "took_seconds": self.took_seconds,
-            "sent": self.sent,
-        }
-        del item["started_ms"], item["ended_ms"]
-        return item
+        return dict(RunItem(self))
+
+
+class RunItem(Mapping[str, Json]):
+    """The document of a run. Each member is made when it is asked for: sorting many runs takes one of them."""
+
+    def __init__(self, view: RunView) -> None:
+        self._view = view
+
+    def __getitem__(self, name: str) -> Json:
+        record = self._view.record
+        match name:
+            case "sent":
+                return self._view.sent
+            case "took_seconds":
+                return self._view.took_seconds
+            case "started" | "ended":
+                return _moment(record.started_ms if name == "started" else record.ended_ms)
+            case "parts":
+                return [_part(part) for part in record.parts]
+        if name not in _KEYS:
+            raise KeyError(name)
+        return json_of(getattr(record, name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_KEYS)
+
+    def __len__(self) -> int:
+        return len(_KEYS)
+
+
+_KEYS: Final = dict.fromkeys((*RunRecord.keys(), "took_seconds", "sent"))
 
 
 def _part(part: RunPart) -> dict[str, Json]:
@@ -120,10 +145,27 @@ def list_runs(
     since: str = "",
     skipped: Callable[[DsvError], None] = lambda _: None,
 ) -> list[RunView]:
-    """Return the newest `limit` runs of a dataset (None: of all), newest first.
+    """Return the newest `limit` runs, as `each_run` yields them."""
+    return list(
+        islice(each_run(runs, spool, dataset, limit, early=early, since=since, skipped=skipped), limit)
+    )
+
+
+def each_run(
+    runs: RunStore | None,
+    spool: Spool | None,
+    dataset: DatasetName | None,
+    limit: int | None = None,
+    *,
+    early: Iterable[RunRecord] = (),
+    since: str = "",
+    skipped: Callable[[DsvError], None] = lambda _: None,
+) -> Iterator[RunView]:
+    """Yield the runs of a dataset (None: of all), newest first, and read them on the way.
 
     runs: None for unsent runs only
     spool: None for stored runs only
+    limit: how many will be taken, and perhaps some more that began in the same second
     early: runs that may have no record yet
     since: the lowest id
     skipped: called with the error of each record that can't be read, is damaged or is of a newer dsv
@@ -131,18 +173,32 @@ def list_runs(
     kept = () if spool is None else spool.records(lambda part: dataset in (None, part.dataset), skipped)
     waiting = {RunKey.of(each): each for each in early if dataset in (None, each.dataset)}
     waiting |= {RunKey.of(each): each for each in kept}
-    stored = [] if runs is None else runs.listing(dataset)
-    known = {RunKey.of(each) for each in stored} | set(waiting)
-    newest = sorted((key for key in known if key.run >= since), reverse=True)
+    stored = {} if runs is None else {RunKey.of(each): each for each in runs.listing(dataset)}
+    if runs is not None and limit is None:
+        runs.forget_others(dataset, stored.values())
+    newest = sorted((key for key in {*stored, *waiting} if key.run >= since), reverse=True)
     if limit is not None and len(newest) > limit:  # ids order the runs of one second at random
         last = newest[max(limit, 1) - 1].run[:_SECOND]
         newest = [key for key in newest if key.run[:_SECOND] >= last]
-    wanted = frozenset(newest)
-    chosen = [each for each in stored if RunKey.of(each) in wanted]
-    views = {key: RunView(waiting[key], sent=False) for key in wanted & waiting.keys()}
-    for record in () if runs is None else runs.read_all(chosen, skipped):
-        views[RunKey.of(record)] = _view(record, waiting)
-    return newest_first(views.values())[:limit]
+    records = iter(
+        () if runs is None else runs.read_all((stored[key] for key in newest if key in stored), skipped)
+    )
+    views = _in_turn(newest, waiting, records)
+    for _, of_second in groupby(views, key=lambda view: view.record.run[:_SECOND]):
+        yield from newest_first(of_second)
+
+
+def _in_turn(
+    keys: Iterable[RunKey], waiting: Mapping[RunKey, RunRecord], records: Iterator[RunRecord]
+) -> Iterator[RunView]:
+    """Yield the runs with these keys. records: those that are stored and can be read, in the order of the keys"""
+    record = next(records, None)
+    for key in keys:
+        if record is not None and RunKey.of(record) == key:
+            yield _view(record, waiting)
+            record = next(records, None)
+        elif key in waiting:
+            yield RunView(waiting[key], sent=False)
 
 
 def newest_first(views: Iterable[RunView]) -> list[RunView]:
@@ -204,7 +260,7 @@ def _stored(
     by_key = {RunKey.of(stored): stored for dataset in datasets for stored in runs.listing(dataset, prefix)}
     if not named:
         return {key: stored for key, stored in by_key.items() if is_part(text, key.run)}
-    records = runs.read_all(list(by_key.values()), lambda _: None)
+    records = runs.read_all(by_key.values(), lambda _: None)
     return {key: by_key[key] for record in records if record.name == text and (key := RunKey.of(record))}
 
 
@@ -332,6 +388,8 @@ _SMALL_IS_GOOD: Final = frozenset(
     )
 )  # fmt: skip
 """Words in the names of metrics that are better when smaller."""
+_NAMED_KEYS: Final = 1_000
+"""The newest runs whose keys a message about a key names."""
 _NOT_COMPARED: Final = {*RunRecord.keys("not compared"), "sent"}
 
 
@@ -399,21 +457,47 @@ class RunQuery:
         return [each.key for each in self.filters] + ([] if self.sort is None else [sort_order(self.sort)[0]])
 
     def choose(self, views: Iterable[RunView]) -> list[RunView]:
-        """Return the wanted runs. Raises `UsageError` for a key that no record has, and `NotFound` for a
-        parameter or metric that no run here has."""
-        pairs = [(view, view.item()) for view in views]
-        for each in self.keys:
-            _check_key(each, [item for _, item in pairs])
-        pairs = [pair for pair in pairs if all(each.matches(pair[1]) for each in self.filters)]
+        """Return the wanted runs; at most these are kept in memory. Raises `UsageError` for a key that no record has,
+        and `NotFound` for a parameter or metric that no run here has."""
+        first: list[Item] = []
+        unseen = set(self.keys)
+        lacks: list[RunView] = []
+        key, backwards = sort_order(self.sort or "")
+
+        def matching() -> Iterator[RunView]:
+            for view in views:
+                item = RunItem(view)
+                if unseen and len(first) < _NAMED_KEYS:
+                    first.append(item)
+                unseen.difference_update([each for each in unseen if look_up(item, each) is not None])
+                if all(each.matches(item) for each in self.filters):
+                    yield view
+
+        def ranked() -> Iterator[tuple[tuple[int, Json], RunView]]:
+            for view in matching():
+                value = look_up(RunItem(view), key)
+                if value is not None:
+                    yield _rank(value), view
+                elif self.limit is None or len(lacks) < self.limit:
+                    lacks.append(view)
+
         if self.sort is not None:
-            key, backwards = sort_order(self.sort)
-            has = [pair for pair in pairs if look_up(pair[1], key) is not None]
-            lacks = [pair for pair in pairs if look_up(pair[1], key) is None]
-            has.sort(key=lambda pair: _rank(look_up(pair[1], key)), reverse=backwards is not self.reverse)
-            pairs = has + lacks
-        elif self.reverse:
-            pairs.reverse()
-        return [view for view, _ in pairs][: self.limit]
+            largest_first = backwards is not self.reverse
+            most, rank = self.limit, itemgetter(0)
+            pairs = (
+                sorted(ranked(), key=rank, reverse=largest_first)
+                if most is None
+                else (nlargest if largest_first else nsmallest)(most, ranked(), key=rank)
+            )
+            chosen = [view for _, view in pairs]
+        else:
+            found = matching()
+            chosen = list(deque(found, self.limit))[::-1] if self.reverse else list(islice(found, self.limit))
+            if unseen:  # perhaps a later run has the key
+                deque(found, 0)
+        for each in unseen:
+            _check_key(each, first)
+        return (chosen + lacks)[: self.limit]
 
 
 def sort_order(text: str) -> tuple[str, bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, Final
 
@@ -342,7 +342,7 @@ class RunRecord:
 
     def members(self) -> dict[str, Json]:
         """Return the record as JSON has it."""
-        return asdict(self, dict_factory=_with_text)
+        return {each.name: json_of(getattr(self, each.name)) for each in fields(self)}
 
     def encode(self) -> bytes:
         """Return ASCII JSON, one member a line. Raises `ValueError` if parameters or metrics are not JSON."""
@@ -366,6 +366,19 @@ class RunRecord:
         except (msgspec.ValidationError, UsageError) as error:
             raise IntegrityError(f"{subject} is not a record of a run: {error}", subject=subject) from error
         return record
+
+
+def json_of(value: object) -> Any:
+    """Return the value of a member as JSON has it."""
+    if isinstance(value, CommitId):
+        return value.hex()
+    if isinstance(value, tuple):
+        return [json_of(each) for each in value]
+    return (
+        asdict(value, dict_factory=_with_text)
+        if is_dataclass(value) and not isinstance(value, type)
+        else value
+    )
 
 
 def _with_text(members: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -45,12 +44,13 @@ from dsv.run.record import (
     parse_part_name,
     start_number,
 )
-from dsv.stores.base import Bytes, PutResult, StoreBackend, together
+from dsv.run.remembered import RememberedRuns
+from dsv.stores.base import Bytes, PutResult, StoreBackend, batches, together
 from dsv.values.ids import StoreId
 from dsv.values.names import DatasetName
 
-READERS = 8
-"""Records fetched at a time by `RunStore.read_all`."""
+_TOGETHER = 256
+"""Records that `RunStore.read_all` asks for at a time."""
 
 
 class StoredRun(msgspec.Struct, frozen=True):
@@ -65,10 +65,15 @@ class RunStore:
     """The runs of all datasets of a store. The caller closes the store."""
 
     def __init__(
-        self, store: StoreBackend | Callable[[], StoreBackend], started: Callable[[], None] = lambda: None
+        self,
+        store: StoreBackend | Callable[[], StoreBackend],
+        started: Callable[[], None] = lambda: None,
+        remembered: RememberedRuns | None = None,
     ) -> None:
-        """store: or a function that opens it, called once; started: called after a run's start was written"""
+        """store: or a function that opens it, called once; started: called after a run's start was written;
+        remembered: records that are read from this machine instead"""
         self._given = store
+        self._remembered = remembered
         self._started = started
         self._opening = Lock()
 
@@ -145,17 +150,39 @@ class RunStore:
         """Read the newest record of a run; None if none is there."""
         return next((self.read(stored) for stored in self.listing(dataset, run)), None)
 
-    def read_all(self, stored: Sequence[StoredRun], skipped: Callable[[DsvError], None]) -> list[RunRecord]:
-        """Read records in this order, several at a time. Raises errors of the store as `read` does. skipped:
+    def read_all(
+        self, stored: Iterable[StoredRun], skipped: Callable[[DsvError], None]
+    ) -> Iterator[RunRecord]:
+        """Yield records in this order, read several at a time. Raises errors of the store as `read` does. skipped:
         called in this thread with the error of each record that is damaged or of a newer dsv"""
-        found = []
-        with ThreadPoolExecutor(READERS, "dsv-runs") as pool:
-            for record in pool.map(self._read_or_not, stored):
+        for some in batches(stored, _TOGETHER):
+            here = [self._recall(each) for each in some]
+            asked = [each for each, known in zip(some, here, strict=True) if known is None]
+            answers = together([partial(self._read_or_not, each) for each in asked])
+            if self._remembered is not None:
+                self._remembered.add(record for record in answers if isinstance(record, RunRecord))
+            answer = iter(answers)
+            for known in here:
+                record = known or next(answer)
                 if isinstance(record, RunRecord):
-                    found.append(record)
+                    yield record
                 else:
                     skipped(record)
-        return found
+
+    def _recall(self, stored: StoredRun) -> RunRecord | None:
+        if self._remembered is None or RECORD not in stored.parts:
+            return None
+        return self._remembered.get(stored.dataset, stored.run)
+
+    def forget_others(self, dataset: DatasetName | None, stored: Iterable[StoredRun]) -> None:
+        """Forget here which runs of a dataset (None: of all) were deleted from the store, which has these."""
+        if self._remembered is not None:
+            self._remembered.forget_others(dataset, ((each.dataset, each.run) for each in stored))
+
+    def forget(self, stored: Iterable[StoredRun]) -> None:
+        """Forget here runs that were deleted from the store."""
+        if self._remembered is not None:
+            self._remembered.forget((each.dataset, each.run) for each in stored)
 
     def _read_or_not(self, stored: StoredRun) -> RunRecord | IntegrityError | Unsupported:
         try:
@@ -201,6 +228,7 @@ def _of_nodes(stored: StoredRun, kind: str) -> list[str]:
     return sorted(name for name, parsed in named.items() if parsed is not None and parsed[0] == kind)
 
 
+@lru_cache(maxsize=16)  # the rows of a listing repeat a run's
 def _run_id(text: str) -> RunId | None:
     with suppress(UsageError):
         return RunId.parse(text)

@@ -23,7 +23,7 @@ from dsv.values.units import format_bytes, format_count
     """,
     result=(
         "source to commits bytes objects requests erasures items(dataset name kind state commit before "
-        "commits expired)"
+        "commits expired) runs(copied lacking bytes)"
     ),
 )
 def copy(
@@ -34,6 +34,7 @@ def copy(
         "--history N|all", "Of each branch, copy the content of the last N commits.", default="all"
     ),
     tags: bool = option("--tags", "Copy tags too."),
+    runs: bool = option("--runs", "Copy the records of ended runs too."),
     every: bool = option("--all", "Copy every dataset."),
     create: bool = option("--create", "Make the store if it does not exist yet."),
     dry_run: DryRun = False,
@@ -50,6 +51,9 @@ def copy(
     permanently, those that --history leaves out: the log shows them, and their content can't be copied there
     later.
 
+    With --runs the records of runs on these datasets are copied, each with its code and its output, if the other store
+    has all data that the run saw.
+
     A branch of the other store is only moved forward. If it has commits of its own, or if a tag names another commit
     there, the others are copied and the exit code is 4. Branches and tags that are deleted here stay there.
     """
@@ -58,7 +62,7 @@ def copy(
     wanted = Target.parse(target) if target else Target()
     kept = None if history == "all" else whole(1)(history)
     with call.context(writes=True, author=author) as context:
-        done = copy_names(context, wanted, to, CopyRequest(every, tags, create, dry_run, kept))
+        done = copy_names(context, wanted, to, CopyRequest(every, tags, create, dry_run, kept, runs))
     call.results(done.names, done)
     _show(call, done, dry_run=dry_run)
 
@@ -84,6 +88,10 @@ def _show(call: Call, done: CopyResult, *, dry_run: bool) -> None:
         )
     else:
         call.say(f"sent {size} to {done.to}, with {format_count(done.requests, 'request')}")
+    if done.runs is not None:
+        verb = "would be copied" if dry_run else "copied"
+        left = f"; {done.runs.lacking:,} name commits that it lacks, and are not" if done.runs.lacking else ""
+        call.say(f"{format_count(done.runs.copied, 'record')} of runs {verb}{left}")
     if done.erasures:
         verb = "to take over" if dry_run else "taken over"
         call.say(f"{format_count(done.erasures, 'erasure')} {verb}; dsv erase --status --store {done.to}")

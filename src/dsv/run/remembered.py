@@ -1,0 +1,117 @@
+"""Records of ended runs that this machine has read: they never change, so that no later listing asks the store again.
+
+A file for each store, in the user's folder for dsv's state. Each line has a checksum, the run's key and its record:
+what a killed process or another host left incomplete is left out, and costs a request.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+from xxhash import xxh3_64_hexdigest
+
+from dsv.files.descriptors import Opened
+from dsv.files.small_files import replace_file
+from dsv.run.record import RunId, RunRecord, json_of, parse_name
+from dsv.values.ids import StoreId
+from dsv.values.names import DatasetName
+
+FOLDER: Final = "remembered-runs"
+_SUM: Final = 16
+_RECORD: Final = msgspec.json.Decoder(RunRecord, dec_hook=parse_name)
+
+
+class RememberedRuns:
+    """The remembered records of one store. Failures are ignored: then the store is asked."""
+
+    def __init__(self, state: Path, store: StoreId) -> None:
+        self._path = state / FOLDER / str(store)
+        self._data = b""
+        self._lines: dict[bytes, tuple[int, int]] = {}
+        """The place of each run's record in the data, by the key of the run."""
+        with suppress(OSError, ValueError), self._path.open("rb") as file:  # ValueError: it is empty
+            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # type: ignore[assignment]
+            self._lines = dict(_lines(self._data))
+
+    def get(self, dataset: DatasetName, run: RunId) -> RunRecord | None:
+        start, end = self._lines.get(_key(dataset, run), (0, 0))
+        line = self._data[start:end]
+        body = line[_SUM + 1 :]
+        if not line or xxh3_64_hexdigest(body).encode() != line[:_SUM]:
+            return None
+        text = body.partition(b" ")[2]
+        with suppress(msgspec.MsgspecError):
+            return _RECORD.decode(text)
+        with suppress(msgspec.MsgspecError, ValueError, RecursionError):  # it is of another version of dsv
+            return msgspec.convert(
+                json.loads(text), RunRecord, dec_hook=parse_name
+            )  # with half of a surrogate pair
+        return None
+
+    def add(self, records: Iterable[RunRecord]) -> None:
+        """Remember these records if they are terminal."""
+        lines = [_line(record) for record in records if record.state.is_terminal]
+        if lines:
+            with suppress(OSError), self._alone() as file:
+                file.write(b"".join(lines))
+
+    def forget_others(self, dataset: DatasetName | None, there: Iterable[tuple[DatasetName, RunId]]) -> None:
+        """Forget the runs of a dataset (None: of all) that the store does not have any more."""
+        prefix = b"" if dataset is None else f"{dataset.component}/".encode()
+        kept = {_key(*run) for run in there}
+        self._forget({key for key in self._lines if key.startswith(prefix) and key not in kept})
+
+    def forget(self, runs: Iterable[tuple[DatasetName, RunId]]) -> None:
+        self._forget(self._lines.keys() & {_key(*run) for run in runs})
+
+    def _forget(self, keys: Collection[bytes]) -> None:
+        if not keys:
+            return
+        with suppress(OSError), self._alone():
+            data = self._path.read_bytes()
+            lines = {key: data[start:end] for key, (start, end) in _lines(data) if key not in keys}
+            replace_file(self._path, b"".join(line + b"\n" for line in lines.values()), mode=0o600)
+
+    @contextmanager
+    def _alone(self) -> Iterator[BinaryIO]:
+        """Open the file to append to it, while no other process of this machine writes. Raises `OSError`."""
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = self._path.with_name(f"{self._path.name}.lock")
+        with Opened(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as locked:
+            fcntl.flock(locked, fcntl.LOCK_EX)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            with os.fdopen(os.open(self._path, flags, 0o600), "ab") as file:
+                yield file
+
+
+def _key(dataset: DatasetName, run: RunId) -> bytes:
+    return f"{dataset.component}/{run}".encode()
+
+
+def _line(record: RunRecord) -> bytes:
+    shown = asdict(record, dict_factory=_without_nothing)
+    body = _key(record.dataset, record.run) + b" " + json.dumps(shown, separators=(",", ":")).encode()
+    return xxh3_64_hexdigest(body).encode() + b" " + body + b"\n"
+
+
+def _without_nothing(members: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: json_of(value) for name, value in members if value is not None}
+
+
+def _lines(data: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
+    """Yield the key of each line, and where the line starts and ends. The last line of a run counts."""
+    start = 0
+    while (end := data.find(b"\n", start)) >= 0:
+        space = data.find(b" ", start + _SUM + 1, end)
+        if space > 0:
+            yield data[start + _SUM + 1 : space], (start, end)
+        start = end + 1

@@ -57,14 +57,21 @@ def shown(dsv: Dsv, run: str) -> Any:
 def kill_with_reaper(dsv: Dsv, run: str) -> None:
     """The run's supervisor, and first what would end the job then."""
     pid = mark(dsv, run)["process"][1]
-    for child in children(pid):
-        with suppress(OSError):  # a program of the engine's that has ended just now
-            if b"reaper.py\0reap" in Path(f"/proc/{child}/cmdline").read_bytes():
-                os.kill(child, signal.SIGKILL)
+    for reaper in reapers_of(pid):
+        os.kill(reaper, signal.SIGKILL)
     supervisor = Watched(pid)
     os.kill(pid, signal.SIGKILL)
     until(supervisor.has_ended, "the end of the supervisor")
     supervisor.close()
+
+
+def reapers_of(pid: int) -> list[int]:
+    found = []
+    for child in children(pid):
+        with suppress(OSError):  # a program of the engine's that has ended just now
+            if b"reaper.py\0reap" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found
 
 
 def children(pid: int) -> list[int]:

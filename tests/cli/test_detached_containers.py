@@ -1,4 +1,4 @@
-"""Detached runs in real containers."""
+"""Runs in real containers, detached or not, whose supervisor goes away."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from dsv.files.process import Watched
+from dsv.run.active_runs import under_way
 from dsv.run.engine_list import ENGINES
-from tests.cli.detached import await_log, here, kill_with_reaper, mark, shown
+from dsv.run.engines.base import JobStatus
+from dsv.run.record import RunState
+from tests.cli.detached import await_log, here, kill_with_reaper, mark, reapers_of, shown
 from tests.kit.dsv import Dsv
 from tests.labs.docker_engine import ContainerEngine
 from tests.waiting import PATIENCE, until
@@ -60,6 +64,33 @@ def test_a_detached_container_is_stopped_and_one_without_a_supervisor_is_cut_off
         assert not ENGINES[engine](containers.environ).list(run)
 
 
+def test_the_log_of_a_foreground_run_whose_supervisor_alone_is_killed_is_kept(
+    here: Dsv, lab: ContainerEngine
+) -> None:
+    """The reaper ends the job, and the container goes once the record has its log; its name is free at once."""
+    containers = here.at(here.cwd, **lab.env)
+    engine = Path(lab.program).name
+    job = 'trap "echo saving; exit 7" TERM; echo up; touch /out/ready; while :; do sleep 0.1; done'
+    options = ["--engine", engine, "--image", lab.busybox, "--name", f"mine-{os.getpid()}"]
+    running = containers.start("run", "pets@v1", *options, "--out", "there", "--", "sh", "-c", job)
+    until((here.cwd / "there" / "ready").exists, "the container's start")
+    (run,) = [one.run for one in under_way(here.home / ".local/state/dsv")]
+    (ref,) = ENGINES[engine](containers.environ).list(run)
+    reaper = Watched(*reapers_of(running.pid))
+    running.kill()
+    running.communicate(timeout=PATIENCE)
+    until(reaper.has_ended, "the end of the reaper")
+    reaper.close()
+    assert ENGINES[engine](containers.environ).status(ref) == JobStatus(RunState.ENDED, 7)
+    again = containers.process("run", "pets@v1", *options, "--", "echo", "again")
+    assert (again.code, again.out) == (0, "again\n"), again
+    item = shown(containers, run)
+    assert (item["state"], item["exit_code"]) == ("cut-off", 125)
+    assert item["error"].endswith("; the job's exit code was 7")
+    assert containers.ok("logs", run).out == "up\nsaving\n"
+    assert not ENGINES[engine](containers.environ).list(run)
+
+
 def test_a_container_that_lost_its_supervisor_and_reaper_is_followed_and_stopped(
     here: Dsv, lab: ContainerEngine
 ) -> None:
@@ -105,7 +136,7 @@ def test_an_engine_that_does_not_answer_ends_no_run(here: Dsv, docker_engine: Co
     away = here.at(here.cwd, **{**docker_engine.env, "DOCKER_HOST": f"unix://{here.home}/none"})
     looked = away.ok("runs", run, "--json")
     assert looked.json["items"][0]["state"] == "running"
-    assert "the engine does not answer: docker does not answer" in looked.err
+    assert "its supervisor died, and docker does not answer" in looked.err
     refused = away("stop", run, "--grace", "0")
     assert refused.code == 6 and "may still run" in refused.err
     assert containers("stop", run, "--grace", "0").code == 0

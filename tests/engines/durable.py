@@ -174,14 +174,24 @@ class DurableJobs:
         assert not (out.source / "ready").exists()
 
     def test_a_job_ends_if_the_process_that_supervises_it_is_killed(self, bench: Bench) -> None:
+        """An engine that keeps its output keeps it for the dsv that completes the record."""
         out, env = self.out(bench)
-        job = self.marked(bench.shell(READY_THEN_WAIT, mounts=(out,)), **env)
+        job = self.marked(bench.shell(f"echo first; {READY_THEN_WAIT}", mounts=(out,)), **env)
         with in_another_process(bench, bench.plan(job), "attached") as submitter:
             self.ready(out)
             ref = self.written_down(bench)
             assert bench.engine.status(ref) == JobStatus(RunState.RUNNING)
             submitter.kill()
             submitter.wait()
+
+        def over() -> bool:
+            status = bench.engine.status(ref)
+            return status is not None and not status.lives
+
+        until(over, "the end of the job")
+        with bench.engine.logs(ref, follow=False) or nullcontext() as log:
+            assert log is None or b"".join(log) == b"first\n"
+        bench.engine.forget(ref)
         self.ends(bench.engine, ref)
 
     def test_a_job_that_lost_its_reaper_too_is_ended_by_its_reference(self, bench: Bench) -> None:

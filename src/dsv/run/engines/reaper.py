@@ -9,7 +9,8 @@ of dsv, to start fast. It does one of two things:
 `reap`: dsv keeps the other end of the standard input open while the job lives, and then kills the reaper. If
 the input ends before that, dsv is gone: SIGKILL, for instance by the kernel when memory runs out, leaves no
 other trace. The input is JSON, one value a line: first the order, then the process group to end from then on,
-or null.
+or null. A container that has run is kept for the dsv that completes the record, as it has the log, unless the
+last line is `"abandoned"`.
 
     {"run": ID, "grace": SECONDS, "container": null or the engine's program, "files": [paths to remove]}
     1234
@@ -39,6 +40,7 @@ GRACE = 20.0
 _PAUSE = 0.1
 _LOOKS = (0.0, 1.0, 3.0)  # for a container that the engine was just creating
 _PATIENCE = 300.0  # with an engine that doesn't answer
+_ABANDONED = "abandoned"
 
 
 class Guard:
@@ -93,7 +95,8 @@ class Guard:
         self._close(kills=True)
 
     def abandon(self) -> None:
-        """Let the reaper end the job as if this process were gone, without waiting for the end."""
+        """Let the reaper end the job as if this process were gone, without waiting for the end, and keep nothing."""
+        self._send(_ABANDONED)
         self._close(kills=False)
 
     def _close(self, *, kills: bool) -> None:
@@ -157,7 +160,7 @@ def reap() -> None:
     if order is None:
         return
     sent = [json.loads(line) for line in lines if line.endswith(b"\n")]
-    groups = {group for group in sent[-1:] if group is not None}
+    groups = {group for group in [line for line in sent if line != _ABANDONED][-1:] if group is not None}
     for path in order["files"]:
         with suppress(OSError):
             os.unlink(path)  # noqa: PTH108
@@ -166,7 +169,7 @@ def reap() -> None:
         end_groups(groups or set(processes_of(order["run"])), order["grace"])
     else:
         end_groups(groups, 0)  # the program that fetches the image or delivers the output
-        _end_containers(order["container"], order["run"], order["grace"])
+        _end_containers(order["container"], order["run"], order["grace"], keeps=_ABANDONED not in sent)
 
 
 def processes_of(run: str) -> list[int]:
@@ -210,7 +213,7 @@ def _signal(group: int, number: int) -> bool:
     return True
 
 
-def _end_containers(program: str, run: str, grace: float) -> None:
+def _end_containers(program: str, run: str, grace: float, *, keeps: bool) -> None:
     deadline = time.monotonic() + _PATIENCE
     for pause in _LOOKS:
         time.sleep(pause)
@@ -218,14 +221,17 @@ def _end_containers(program: str, run: str, grace: float) -> None:
             time.sleep(_LOOKS[-1])
         for container in found or ():
             _call(program, "stop", "--time", str(int(grace)), container)
-            _call(program, "rm", "--force", "--volumes", container)
+            if keeps and container in (_containers(program, run, "--filter", "status=exited") or ()):
+                _call(program, "rename", container, f"dsv-cut-off-{run}")  # a next run may want its name
+            else:
+                _call(program, "rm", "--force", "--volumes", container)
         if found:
             return
 
 
-def _containers(program: str, run: str) -> list[str] | None:
+def _containers(program: str, run: str, *only: str) -> list[str] | None:
     """Return the containers of a run; None if the engine does not answer."""
-    answer = _call(program, "ps", "--all", "--quiet", "--no-trunc", "--filter", f"label=dsv.run={run}")
+    answer = _call(program, "ps", "--all", "--quiet", "--no-trunc", "--filter", f"label=dsv.run={run}", *only)
     return None if answer is None else answer.split()
 
 

@@ -155,7 +155,8 @@ def test_who_waits_is_told_once_that_slurm_is_away(
     unwatched.away()
     said = unwatched.dsv("wait", RUN)
     assert said.code == 125 and unwatched.stored().state is RunState.NOT_LAUNCHED
-    assert said.err.count("the end of a run can't be seen now: Slurm does not answer") == 1
+    seen = "the end of a run can't be seen now: queued is the last known state, of 1970-01-01T00:00:00Z: Slurm does not"
+    assert said.err.count(seen) == 1
 
 
 def test_who_stops_is_told_first_that_slurm_is_away(unwatched: Unwatched) -> None:

@@ -6,10 +6,11 @@ import os
 import signal
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from select import select
 from threading import Thread
-from time import sleep
+from time import monotonic, sleep
 from typing import Final
 
 import msgspec
@@ -206,14 +207,18 @@ class UnderWay:
                 _send(watched, signal.SIGTERM)
             return first
 
-    def wait_for_end(self) -> None:
-        """Wait until a run of this machine has its record, or its supervisor is gone."""
+    def wait_for_end(self, seconds: float = inf) -> bool:
+        """Wait until a run of this machine has its record, or its supervisor is gone. False if neither is in time."""
+        last = monotonic() + seconds
         with closing(self._watched()) as watched:
             while self.is_marked and not watched.has_ended():
+                if monotonic() >= last:
+                    return False
                 if watched.descriptor is None:
                     sleep(_TICK)
                 else:
                     select([watched.descriptor], [], [], _TICK)
+        return True
 
     def _watched(self) -> Watched:
         return Watched(self.owner.process.pid, self.owner.process.start)

@@ -243,6 +243,8 @@ def _stop_in_cluster(call: Call, opened: Runs, view: RunView, seconds: float) ->
 
 
 _Views = Sequence[RunView]
+_Look = Callable[[], _Views]
+_Rest = Callable[[float], object]
 _PAUSE, _LONGEST_PAUSE = 2.0, 15.0
 """Seconds between two looks into the store for the end of a run on another machine."""
 
@@ -272,7 +274,7 @@ def wait(call: Call, run: list[str] = argument("RUN...")) -> int:
         active = find_under_way(state, text)
         ids.append(text if active is None else active.run)
         if active is not None and active.owner.is_here:
-            active.wait_for_end()
+            _wait_for_supervisor(call, active)
     there = [ended_here(state, text) for text in ids]
     records = [record[0] for record in there if record is not None]
     if len(records) < len(ids):  # the others are in the store, or will be
@@ -286,6 +288,15 @@ def wait(call: Call, run: list[str] = argument("RUN...")) -> int:
             records = _ended_here(call, ids, error)
     _write(call, records)
     return next((record.exit_code for record in records if record.exit_code), 0)
+
+
+def _wait_for_supervisor(call: Call, active: UnderWay) -> None:
+    """Wait for the end of a run of this machine. Look at its cluster ever more seldom, down to once a minute."""
+    if is_in_cluster(call, active.record):
+        with suppress(DsvError), opened_runs(call) as opened:
+            rest = lambda pause: active.wait_for_end(4 * pause)  # noqa: E731
+            _until(call, opened, lambda: [opened.show(active.run)], lambda _: active.wait_for_end(0), rest)
+    active.wait_for_end()
 
 
 def _ended_here(call: Call, ids: Iterable[str], away: Unreachable) -> list[RunRecord]:
@@ -331,13 +342,17 @@ def _wait(call: Call, opened: Runs, view: SweepView) -> int:
     return CANNOT_LAUNCH if view.exit_code is None else view.exit_code
 
 
-def _until(call: Call, found: Runs, look: Callable[[], _Views], is_over: Callable[[_Views], bool]) -> _Views:
+def _until(
+    call: Call, found: Runs, look: _Look, is_over: Callable[[_Views], bool], rest: _Rest | None = None
+) -> _Views:
     """Look at runs until they are over; complete those that were cut off. Say once why the end of one is not seen."""
-    pause, warn = _PAUSE, cache(call.warn)
+    pause, warn, rest = _PAUSE, cache(call.warn), rest or sleep
     while not is_over(views := found.settle(look(), whole=True)):
-        for why in (view.last_known for view in views if view.last_known is not None):
-            warn(f"the end of a run can't be seen now: {why.message}")
-        sleep(pause)
+        for view in views:
+            if (why := view.last_known) is not None:
+                said = view.record.error if len(views) == 1 else why.message
+                warn(f"the end of a run can't be seen now: {said}")
+        rest(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
         found.complete_cut_off(lambda _: None)  # each time: a job may outlive its supervisor for a while
     return views

@@ -271,6 +271,7 @@ class Completer:
         self._supervised = marks.supervised()
         self._engine_of = cache(engines.make)
         self._ended_jobs = cache(lambda name, pool: _ended_jobs(self._engine_of(name, pool)))
+        self._jobs_of = cache(lambda engine: salvaged(engine.list, lambda _: ()))
         self._silent: dict[tuple[str, str | None], DsvError | None] = {}
         """Why an engine does not answer, by its name and its pool; None if it does."""
         self.last_known: dict[RunId, DsvError] = {}
@@ -304,14 +305,18 @@ class Completer:
         return ended, True
 
     def remove_job(self, record: RunRecord) -> None:
-        """Remove the job of a whole record if its cluster still keeps it: nodes leave jobs to a later dsv."""
+        """Remove the job of a whole record if its cluster still keeps it: nodes leave jobs to a later dsv. End one that
+        the cluster took after nobody waited for its answer any more."""
         engine = self._engine_of(record.engine, record.pool)
-        if record.job is None or engine is None or not engine.queues or record.run in self._supervised:
+        if engine is None or not engine.queues or record.run in self._supervised:
             return
-        if record.ended_ms is None or now_ms() - record.ended_ms > _KEPT_MS:
+        if now_ms() - (record.ended_ms or record.started_ms) > _KEPT_MS:
             return
         self._marks.tidy(record)
-        if record.job.id in self._ended_jobs(record.engine, record.pool):
+        if record.job is None:
+            for late in (ref for ref in self._jobs_of(engine) if ref.run == record.run):
+                engine.cancel(late, 0)
+        elif record.job.id in self._ended_jobs(record.engine, record.pool):
             forget_job(record, self._engines)
 
     def complete_cut_off(
@@ -448,9 +453,7 @@ class Completer:
         try:
             job = find_job(record, self._engines)
         except Unreachable as error:
-            warn(
-                f"lost track of run {record.run}: its supervisor died, and the engine does not answer: {error.message}"
-            )
+            warn(f"lost track of run {record.run}: its supervisor died, and {error.message}")
             return None
         if job is None:
             return lost(GONE), None

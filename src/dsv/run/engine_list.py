@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Final, cast
 
-from dsv.errors import DsvError, LaunchError, UsageError
+from dsv.errors import DsvError, LaunchError, Unreachable, UsageError
 from dsv.run.engines.base import NO_OPTIONS, Engine, Facts, JobStatus, NotInstalled, Task, check_given
+from dsv.run.engines.reaper import processes_of
 from dsv.run.record import JobRef, RunRecord, RunState
 from dsv.run.resources import Pool
 from dsv.values.json import Json
@@ -169,10 +170,12 @@ class FoundJob:
 
 def find_job(record: RunRecord, engines: Engines) -> FoundJob | None:
     """Return the job; None if the engine doesn't have it. Raises `Unreachable` if the engine doesn't answer.
-    Without a recorded reference, because dsv was killed, the job is found by the run's id."""
+    Without a recorded reference, because dsv was killed, the job is found by the run's id; this raises `Unreachable`
+    while a program that outlived dsv may still hand it to the engine."""
     engine = engines.make(record.engine, record.pool)
     if engine is None:
         return None
+    handing = record.job is None and engine.queues and processes_of(record.run)  # asked before the engine
     refs = engine.list(record.run) if record.job is None else (record.job, *engine.list(record.run))
     found = None
     for ref in refs:
@@ -183,4 +186,7 @@ def find_job(record: RunRecord, engines: Engines) -> FoundJob | None:
             found = FoundJob(engine, ref, status)
             if status.lives:
                 break
+    if found is None and handing:
+        said = f"process {handing[0]} is still handing the job of run {record.run} to {engine.name}"
+        raise Unreachable(said, subject=record.run, hint=f"dsv stop {record.run}")
     return found

@@ -97,6 +97,8 @@ def _end(
         view = opened.show(before.run)
         record = view.record
         asked = asked or (record.end is EndCause.CANCELLED and not before.state.is_terminal)
+        if record.state.is_terminal:
+            opened.settle([view])  # ends what its cluster may still have
         if not record.state.is_terminal and is_in_cluster(call, record):
             if active is None:
                 _say_if_away(call, record)

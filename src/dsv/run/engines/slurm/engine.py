@@ -203,7 +203,8 @@ class Slurm(Engine):
             raise LaunchError(
                 f"{script.path} can't be written: {error.strerror}", subject=str(script.path)
             ) from error
-        answer = self._program.call("sbatch", "--parsable", "--hold", str(script.path), env=plan.env)
+        env = {**plan.env, "DSV_RUN": plan.run}  # so that it is found if it outlives dsv
+        answer = self._program.call("sbatch", "--parsable", "--hold", str(script.path), env=env)
         number = answer.text.strip().partition(";")[0]
         ref = JobRef(self.name, plan.run, plan.where, f"{number}:{folder}")
         if answer.problem is None and job_id(ref):

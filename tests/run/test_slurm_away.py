@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 
@@ -64,6 +65,21 @@ def test_a_run_outlives_its_terminal(site: Site) -> None:
     assert not folder.exists(), "the record has it"
 
 
+def test_a_job_that_slurm_takes_after_its_dsv_was_killed_is_ended(site: Site) -> None:
+    late = site.folder / "bin" / "sbatch"
+    late.parent.mkdir()
+    wait = f"kill -9 $PPID; until [ -e {site.folder}/late ]; do sleep 0.1; done"
+    late.write_text(f'#!/bin/sh\ncase "$*" in *--hold*) {wait} ;; esac\nexec {shutil.which("sbatch")} "$@"\n')
+    late.chmod(0o755)
+    site.start(*run_of(), path=f"{late.parent}:{os.environ['PATH']}").communicate(timeout=PATIENCE)
+    assert "is still handing the job of run" in site.dsv("runs", code=None)
+    assert site.last()["state"] == "submitted" and not site.queued()
+    (site.folder / "late").touch()
+    until(site.queued, "the job")
+    until(lambda: site.last()["state"] == "not-launched", "its end")
+    assert not site.queued()
+
+
 def test_a_run_whose_submitter_is_gone_is_completed_by_any_dsv(site: Site) -> None:
     """On other machines, several at once: with the log and the metrics, and once."""
     script = f"""echo first; {WAIT}; echo last; echo '{{"acc": 0.9}}' >"$DSV_OUT/metrics.json"; exit 4"""
@@ -96,14 +112,21 @@ def test_a_controller_that_is_away_costs_nothing(site: Site) -> None:
     terminal = site.start(*run_of(script=f"{WAIT}; exit 5"))
     site.ready()
     run = site.last()["run"]
+    waiting = site.start("wait", run)
     site.slurm.stop_controller()
+    assert waiting.stderr is not None
+    told = waiting.stderr.readline()
+    assert "running is the last known state, of " in told or "queued is the last known state, of " in told, (
+        told
+    )
+    assert "Slurm does not answer" in told
     assert site.held()
     said = site.dsv(*run_of(), code=125)
     assert is_away(said)
     assert is_away(site.dsv("stop", run, node="n3", code=6))
     site.go()
     site.slurm.start_controller()
-    assert terminal.wait(PATIENCE) == 5
+    assert terminal.wait(PATIENCE) == waiting.wait(PATIENCE) == 5
 
 
 def test_a_list_marks_states_that_are_the_last_known(site: Site) -> None:

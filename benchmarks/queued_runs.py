@@ -1,8 +1,14 @@
-"""What runs in the queue of a Slurm cost the machine that submitted them: python -m benchmarks.queued_runs 200
+"""What runs in the queue of a Slurm cost the machine that submitted them.
 
-The programs of Slurm are stand-ins, by which each job waits for ever. Printed are the processes of dsv, their memory
-(PSS), and how often they ask squeue in a minute, once all jobs are in the queue: of one sweep, or with --alone of so
-many detached runs.
+    python -m benchmarks.queued_runs 200              of one sweep
+    python -m benchmarks.queued_runs 20 --alone       of detached runs
+    python -m benchmarks.queued_runs 10 --followed    of runs that are each followed by their dsv run
+    python -m benchmarks.queued_runs 10 --waited      of detached runs, each waited for by a dsv wait
+    python -m benchmarks.queued_runs 10 --lab DIR     on the Slurm of `python -m tests.labs up slurm DIR`
+
+Printed are the processes of dsv, their memory (PSS), and how often they call squeue in a minute, once all jobs are in
+the queue. Without --lab the programs of Slurm are stand-ins, by which each job waits for ever. In the lab a job that
+has all nodes lets the others wait, and the calls of the real squeue are counted.
 """
 
 from __future__ import annotations
@@ -10,10 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -36,6 +45,9 @@ case "$*" in
 esac
 """,
 }
+COUNTED = 'printf . >>"$FAKE/calls"; exec {squeue} "$@"'
+AT_ONCE = 4
+BLOCKER = ("sbatch", "--parsable", "--nodes=3", "--exclusive", "--output=/dev/null", "--wrap=sleep 86400")
 
 
 def ours(home: Path) -> list[Path]:
@@ -52,17 +64,22 @@ def ours(home: Path) -> list[Path]:
 
 
 def pss(process: Path) -> int:
-    text = (process / "smaps_rollup").read_text()
+    try:
+        text = (process / "smaps_rollup").read_text()
+    except OSError:  # it has ended just now
+        return 0
     return next(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith("Pss:"))
 
 
-def prepared(folder: Path) -> dict[str, str]:
+def prepared(folder: Path, lab: Path | None) -> dict[str, str]:
     (folder / "bin").mkdir()
-    for name, script in PROGRAMS.items():
+    programs = PROGRAMS if lab is None else {"squeue": COUNTED.format(squeue=shutil.which("squeue"))}
+    for name, script in programs.items():
         path = folder / "bin" / name
         path.write_text(f"#!/bin/bash\n{script}")
         path.chmod(0o755)
     env = {"HOME": str(folder), "PATH": f"{folder}/bin:/usr/bin:/bin", "FAKE": str(folder), "USER": "ada"}
+    env |= {} if lab is None else {"SLURM_CONF": str(lab / "slurm" / "slurm.conf")}
     env |= {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
     (folder / "data").mkdir()
     (folder / "data" / "file").write_text("data")
@@ -75,44 +92,92 @@ def prepared(folder: Path) -> dict[str, str]:
     return env
 
 
+def submit(given: argparse.Namespace, folder: Path, env: dict[str, str]) -> list[subprocess.Popen[bytes]]:
+    """Submit the runs, and return the processes that go on with them."""
+    command = [*DSV, "run", "digits", "--on", "a"]
+
+    def start(*words: str) -> subprocess.Popen[bytes]:
+        nothing = subprocess.DEVNULL
+        return subprocess.Popen(words, env=env, cwd=folder, stdin=nothing, stdout=nothing, stderr=nothing)
+
+    def detach(*options: str) -> str:
+        words = [*command, "--detach", *options, "--", "true"]
+        done = subprocess.run(words, env=env, cwd=folder, check=True, capture_output=True, text=True)
+        return done.stdout.split()[0]
+
+    if given.followed:
+        started = []
+        for number in range(given.runs):
+            started.append(start(*command, "--", "true"))
+            while queued(folder, env, given.lab) <= number - AT_ONCE:
+                time.sleep(0.5)
+        return started
+    if given.alone or given.waited or given.runs == 1:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            runs = list(pool.map(lambda _: detach(), range(given.runs)))
+        return [start(*DSV, "wait", run) for run in runs] if given.waited else []
+    values = ",".join(map(str, range(given.runs)))
+    detach("-p", f"n={values}", "--sweep", "--parallel", str(given.runs))
+    return []
+
+
+def queued(folder: Path, env: dict[str, str], lab: Path | None) -> int:
+    """Count the jobs of this measurement in the queue."""
+    if lab is None:
+        queue = folder / "queue"
+        return queue.read_bytes().count(b"\n") if queue.exists() else 0
+    argv = [str(shutil.which("squeue")), "--noheader", "--states=PENDING", "--format=%k"]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=False).stdout.count(
+        f":{folder}/"
+    )
+
+
+def measure(given: argparse.Namespace, folder: Path, env: dict[str, str]) -> None:
+    started = submit(given, folder, env)
+    marks, left = folder / ".local/state/dsv/running", given.runs if given.followed else 0
+    last = time.monotonic() + given.seconds
+    while queued(folder, env, given.lab) < given.runs or len(list(marks.glob("2*[0-9a-f]"))) > left:
+        if time.monotonic() > last:
+            break
+        time.sleep(2)
+    time.sleep(90)  # until it asks no more often than it will from now on
+    calls = folder / "calls"
+    before = calls.stat().st_size
+    time.sleep(120)
+    asked = (calls.stat().st_size - before) / 2
+    processes = ours(folder)
+    threads = sum(len(list(each.glob("task/*"))) for each in processes)
+    found = {"runs": queued(folder, env, given.lab), "processes": len(processes), "threads": threads}
+    print(json.dumps({**found, "pss_bytes": sum(map(pss, processes)), "squeue_a_minute": asked}))
+    for each in processes:
+        with suppress(ProcessLookupError):
+            os.kill(int(each.name), signal.SIGKILL)
+    for process in started:
+        process.wait()
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("runs", type=int)
-    parser.add_argument("--alone", action="store_true")
+    how = parser.add_mutually_exclusive_group()
+    for flag in ("--alone", "--followed", "--waited"):
+        how.add_argument(flag, action="store_true")
+    parser.add_argument("--lab", type=Path)
+    parser.add_argument("--seconds", type=float, default=7200, help="then measure with as many as there are")
     given = parser.parse_args()
     with TemporaryDirectory() as name:
         folder = Path(name)
-        env = prepared(folder)
-        command = [*DSV, "run", "digits", "--on", "a", "--detach"]
-        if given.alone or given.runs == 1:
-            for _ in range(given.runs):
-                subprocess.run([*command, "--", "true"], env=env, cwd=folder, check=True, capture_output=True)
-        else:
-            values = ",".join(map(str, range(given.runs)))
-            sweep = ["-p", f"n={values}", "--sweep", "--parallel", str(given.runs)]
-            subprocess.run(
-                [*command, *sweep, "--", "true"], env=env, cwd=folder, check=True, capture_output=True
-            )
-        state = folder / ".local/state/dsv"
-        queue = folder / "queue"
-        while (
-            not queue.exists()
-            or queue.read_bytes().count(b"\n") < given.runs
-            or list((state / "running").glob("2*"))
-        ):
-            time.sleep(1)
-        time.sleep(60)  # until it asks no more often than it will from now on
-        calls = folder / "calls"
-        before = calls.stat().st_size
-        time.sleep(60)
-        asked = calls.stat().st_size - before
-        processes = ours(folder)
-        threads = sum(len(list((each / "task").iterdir())) for each in processes)
-        total = sum(pss(each) for each in processes)
-        found = {"runs": given.runs, "processes": len(processes), "threads": threads, "pss_bytes": total}
-        print(json.dumps({**found, "squeue_a_minute": asked}))
-        for each in processes:
-            os.kill(int(each.name), signal.SIGKILL)
+        env = prepared(folder, given.lab)
+        blocker = "" if given.lab is None else subprocess.check_output(BLOCKER, env=env, text=True).strip()
+        try:
+            measure(given, folder, env)
+        finally:
+            if blocker:
+                mine = subprocess.check_output(["squeue", "--noheader", "--format=%A %k"], env=env, text=True)
+                jobs = [line.split()[0] for line in mine.splitlines() if f":{folder}/" in line]
+                subprocess.run(["scancel", *jobs, blocker], env=env, check=False)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from dsv.api.cache_targets import nearby_caches
 from dsv.api.context import Context, reads_outside
+from dsv.api.erased_runs import ReadingRun, runs_that_read
 from dsv.api.space import listed_epochs, read_consistently, room
 from dsv.cache.erasures import OBEYED, still_cached
 from dsv.cache.root import CacheRoot
@@ -94,9 +95,29 @@ def _once(
                     return result, 0
                 repair = Repair(verifier, context.writer, folders, stores, all_names=not request.targets)
                 repair.run()
+                if not request.targets:
+                    _repair_edges(context, repository)
                 return result, repair.repaired
 
     return read_consistently(context, attempt)
+
+
+def _repair_edges(context: Context, repository: Repository) -> None:
+    """Put the edges of lineage that records of runs lack, and delete those of deleted runs."""
+
+    def root(commit_id: CommitId) -> str | None:
+        with suppress(IntegrityError, Unsupported):
+            commit = repository.objects.stored_commit(commit_id)
+            return None if commit is None else commit.root.hex()
+        return None
+
+    from dsv.run.record_store import RunStore  # which few verifications need
+
+    put, deleted = RunStore(repository.store).repair_edges(
+        root, lambda _: None
+    )  # damaged records are told elsewhere
+    if put or deleted:
+        context.progress.note(f"edges of lineage: {put:,} put, {deleted:,} of deleted runs removed")
 
 
 def _sources(context: Context, names: Sequence[str], opened: ExitStack) -> tuple[list[Path], list[Objects]]:
@@ -194,6 +215,8 @@ class Done:
     """Facts about the bucket that could not be determined, as sentences."""
     elsewhere: tuple[str, ...] = ()
     """Where copies of the bytes remain after a garbage collection."""
+    runs: tuple[ReadingRun, ...] = ()
+    """The runs whose jobs saw the files, newest first."""
 
 
 def erase(
@@ -224,6 +247,7 @@ def erase(
         done = Done(
             _items(plan, request.shared), (), len(plan.files), sum(plan.files.values()), plan.kept_bytes,
             tuple(history.unanswered), tuple(history.elsewhere),
+            runs_that_read(repository, plan.files.keys(), (place for place, _ in plan.places)),
         )  # fmt: skip
         if request.dry_run or not (plan.files or plan.kept):
             return done

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from dsv.errors import UsageError
 from dsv.format.keys import lineage_key
 from dsv.run.record import RunRecord, RunState
-from dsv.values.ids import NodeId
+from dsv.values.ids import CommitId, NodeId
 
 How: TypeAlias = Literal["made", "read"]
 
@@ -39,6 +41,25 @@ def edges_of(record: RunRecord) -> set[Edge]:
             with suppress(UsageError):  # an older or newer dsv wrote something else
                 edges.add(Edge(NodeId.parse(root), how))
     return edges
+
+
+def with_roots(record: RunRecord, root: Callable[[CommitId], str | None]) -> RunRecord:
+    """Return a record from before edges with the roots of the whole commits that it read and made, as far as `root`
+    knows them."""
+    data = tuple(
+        replace(
+            each,
+            root=each.root or (root(each.commit) if each.path is None else None),
+            commit_root=root(each.commit),
+        )
+        if each.commit_root is None
+        else each
+        for each in record.data
+    )
+    output = record.output
+    if output is not None and output.tree is not None and output.root is None:
+        output = replace(output, root=root(CommitId.parse(output.tree)))
+    return replace(record, data=data, output=output)
 
 
 def edge_keys(record: RunRecord) -> list[str]:

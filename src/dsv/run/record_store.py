@@ -26,8 +26,15 @@ from dsv.errors import (
 )
 from dsv.files.folders import sync_folder
 from dsv.files.small_files import replace_file
-from dsv.format.keys import RUNS_PREFIX, parse_run_key, run_key, runs_prefix
-from dsv.run.edges import edge_keys
+from dsv.format.keys import (
+    LINEAGE_PREFIX,
+    RUNS_PREFIX,
+    parse_lineage_key,
+    parse_run_key,
+    run_key,
+    runs_prefix,
+)
+from dsv.run.edges import edge_keys, with_roots
 from dsv.run.part import RunPart
 from dsv.run.record import (
     LOG,
@@ -46,7 +53,7 @@ from dsv.run.record import (
 )
 from dsv.run.remembered import RememberedRuns
 from dsv.stores.base import Bytes, PutResult, StoreBackend, batches, together
-from dsv.values.ids import StoreId
+from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName
 
 _TOGETHER = 256
@@ -107,6 +114,25 @@ class RunStore:
     def link(self, record: RunRecord) -> None:
         """Put the edges of a run, by which lineage finds it."""
         together([partial(self._store.put_if_absent, key, b"") for key in edge_keys(record)])
+
+    def repair_edges(
+        self, root: Callable[[CommitId], str | None], skipped: Callable[[DsvError], None]
+    ) -> tuple[int, int]:
+        """Put the edges that records of ended runs lack, and delete those of runs that have no key any more. Return how
+        many. root: of the tree of a commit, for records from before edges; None if the store does not have it"""
+        there = {item.key for item in self._store.list(LINEAGE_PREFIX)}
+        runs = self.listing()  # after the edges: the start of a run is written before them
+        ended = (stored for stored in runs if RECORD in stored.parts)
+        needed = [
+            key for record in self.read_all(ended, skipped) for key in edge_keys(with_roots(record, root))
+        ]
+        missing = [key for key in needed if key not in there]
+        known = {(stored.dataset, stored.run) for stored in runs}
+        parsed = ((key, parse_lineage_key(key)) for key in there)
+        left = [key for key, edge in parsed if edge is not None and (edge[2], edge[3]) not in known]
+        together([partial(self._store.put_if_absent, key, b"") for key in missing])
+        together([partial(self._store.delete, key) for key in left])
+        return len(missing), len(left)
 
     def add_end(self, record: RunRecord, log: bytes | None) -> RunRecord:
         """Add a whole record, and its log before that. Return the stored record: of several writers, one wins."""

@@ -90,7 +90,7 @@ def _write_store(call: Call, store: StoreUsed, url: str, lost: int) -> None:
         ("commits", store.commits, ""),
         ("names", store.names, ""),
         ("runs", store.runs, ""),
-        ("other", store.other, "sessions, garbage collections, erasures, the format log"),
+        ("other", store.other, "sessions, garbage collections, erasures, edges of lineage, the format log"),
         ("total", store.total, printable(url)),
     ]
     for name, size, note in rows:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from dsv.api import verify as api
+from dsv.api.erased_runs import ReadingRun
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
 from dsv.cli.options import Author, DryRun, one_of
@@ -35,7 +36,7 @@ _TITLES = {
     result=(
         "dry_run reason erasures files bytes kept_bytes packs unindexed versions removed_versions overdue "
         "unanswered elsewhere successor commits paths branches tags items(dataset path id size state "
-        "shared_bytes erasure time author reason caches waiting deadline)"
+        "shared_bytes erasure time author reason caches waiting deadline) runs(dataset run output)"
     ),
     nulls=True,
 )
@@ -130,8 +131,17 @@ def _show(call: Call, done: api.Done) -> None:
 
 
 def _show_copies(call: Call, done: api.Done) -> None:
+    if done.runs:
+        call.say("runs that read it, whose outputs may have a part of it:")
+        lines = [f"{run.run} on {run.dataset}" + _output(run) for run in done.runs]
+        for line in first(lines, more=", which --dry-run --json lists"):
+            call.say(f"  {line}")
     for text_ in (*done.elsewhere, *done.unanswered):
         call.say(f"gc does not reach: {text_}" if text_ in done.elsewhere else text_)
+
+
+def _output(run: ReadingRun) -> str:
+    return "" if run.output is None else f": output in {run.dataset}@{run.output[:12]}"
 
 
 def _story(item: ErasedPath) -> str:

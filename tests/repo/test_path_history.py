@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dsv.errors import IntegrityError
 from dsv.format import keys
 from dsv.format import tree as model_tree
-from dsv.repo.history import CommitsAhead, PathHistory
+from dsv.repo.history import PathHistory
 from dsv.repo.objects.access import Access
 from dsv.repo.repository import Repository
 from dsv.repo.tree.diff import diff_trees
@@ -133,14 +133,12 @@ def test_commits_of_a_long_history_are_read_together() -> None:
     writer = create(store)
     made = [commit(writer, {"a": b"%d" % number}) for number in range(60)]
     repository = Repository.open(store, None, Access(writer.clock))
-    head = repository.refs.head(DATASET, MAIN)
+    repository.refs.head(DATASET, MAIN)
     singly: list[int] = []
-    original = repository.objects.commit_or_none
-    ahead = CommitsAhead(repository.objects, repository.refs, DATASET, head)
     before = store.counts
     for commit_id in reversed(made):
         at_hand = repository.objects.is_at_hand(commit_id)
-        assert ahead.commit(commit_id) == original(commit_id)
+        assert repository.objects.commit(commit_id) == writer.objects.commit(commit_id)
         singly += [] if at_hand else [1]
     assert len(singly) <= 4 + 4  # four one by one, then 8, 16, 32 at a time
     assert (store.counts - before).gets <= 2 * len(made) + 4
@@ -152,11 +150,11 @@ def test_no_more_commits_are_read_than_asked_for() -> None:
     made = [commit(writer, {"a": b"%d" % number}) for number in range(60)]
     for most in (3, 6):
         repository = Repository.open(store, None, Access(writer.clock))
-        head = repository.refs.head(DATASET, MAIN)
-        ahead = CommitsAhead(repository.objects, repository.refs, DATASET, head, most)
+        repository.refs.head(DATASET, MAIN)
+        repository.objects.expect_walk(made[-1], most)
         before = store.counts
         for commit_id in made[: -most - 1 : -1]:
-            ahead.commit(commit_id)
+            repository.objects.commit(commit_id)
         assert (store.counts - before).gets <= most + 4
 
 
@@ -166,11 +164,10 @@ def test_a_long_history_is_read_together_from_any_of_its_commits() -> None:
     writer = create(store)
     made = [commit(writer, {"a": b"%d" % number}) for number in range(120)]
     repository = Repository.open(store, None, Access(writer.clock))
-    ahead = CommitsAhead(repository.objects, repository.refs, DATASET, None)
     singly: list[int] = []
     for number in range(59, -1, -1):
         at_hand = repository.objects.is_at_hand(made[number])
-        assert ahead.commit(made[number]) == writer.objects.commit(made[number])
+        assert repository.objects.commit(made[number]) == writer.objects.commit(made[number])
         singly += [] if at_hand else [number]
     assert singly[:8] == list(range(59, 51, -1)) and len(singly) <= 8 + 4
     assert not any(repository.objects.is_at_hand(later) for later in made[60:])
@@ -187,10 +184,10 @@ def test_a_history_is_read_although_a_move_of_its_branch_is_damaged(is_searched:
         store.delete(key)
         store.put_if_absent(key, b"damaged")
     repository = Repository.open(store, None, Access(writer.clock))
-    head = None if is_searched else repository.refs.head(DATASET, MAIN)
-    ahead = CommitsAhead(repository.objects, repository.refs, DATASET, head)
+    if not is_searched:
+        repository.refs.head(DATASET, MAIN)
     for commit_id in reversed(made):
-        assert ahead.commit(commit_id) == writer.objects.commit(commit_id)
+        assert repository.objects.commit(commit_id) == writer.objects.commit(commit_id)
 
 
 def test_a_history_is_read_up_to_a_damaged_commit() -> None:
@@ -203,12 +200,12 @@ def test_a_history_is_read_up_to_a_damaged_commit() -> None:
     store.put_if_absent(keys.commit_key(bad), b"damaged")
     store.delete(keys.locator_key(bad))  # it has a copy
     repository = Repository.open(store, None, Access(writer.clock))
-    ahead = CommitsAhead(repository.objects, repository.refs, DATASET, repository.refs.head(DATASET, MAIN))
+    repository.refs.head(DATASET, MAIN)
     for commit_id in reversed(made[34:]):
-        assert ahead.commit(commit_id) == writer.objects.commit(commit_id)
+        assert repository.objects.commit(commit_id) == writer.objects.commit(commit_id)
     assert repository.objects.is_at_hand(bad), "it was read ahead"
     with pytest.raises(IntegrityError, match=str(bad)):
-        ahead.commit(bad)
+        repository.objects.commit(bad)
 
 
 class Leaving(MemoryStore):
@@ -230,10 +227,10 @@ def test_a_store_that_went_away_is_not_asked_for_each_commit_that_would_be_read_
     writer = create(store)
     made = [commit(writer, {"a": b"%d" % number}) for number in range(140)]
     repository = Repository.open(store, None, Access(writer.clock))
-    ahead = CommitsAhead(repository.objects, repository.refs, DATASET, repository.refs.head(DATASET, MAIN))
+    repository.refs.head(DATASET, MAIN)
     for commit_id in made[:82:-1]:  # four one by one, then 8, 16 and 32 at a time; 64 come next
-        ahead.commit(commit_id)
+        repository.objects.commit(commit_id)
     store.asked = 0
     with pytest.raises(NoAnswer):
-        ahead.commit(made[82])
+        repository.objects.commit(made[82])
     assert store.asked <= _CONNECTIONS

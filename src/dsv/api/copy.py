@@ -18,7 +18,7 @@ from dsv.format import keys
 from dsv.format.records import ExpiryAction, RefEntry
 from dsv.repo.expiry import ExpiryLog, keep_named, read_expiry
 from dsv.repo.format_log import has_layout
-from dsv.repo.history import CommitsAhead, is_ancestor, lacking, walk
+from dsv.repo.history import is_ancestor, lacking, walk
 from dsv.repo.merge_indexes import tidy
 from dsv.repo.objects.erasures import Erasures
 from dsv.repo.refs.branches import Head, LostRace
@@ -430,9 +430,7 @@ class _Copying:
                 self._first_move(dataset, branch)
             self._names.append(done(state="up to date"))
             return
-        commits, below = self._lacking(
-            head.commit, whole, CommitsAhead(self._source.objects, self._source.refs, dataset, head)
-        )
+        commits, below = self._lacking(head.commit, whole)
         if before is not None and before not in below:
             state: State = "ahead" if self._is_ahead(head.commit, before) else "diverged"
             self._names.append(done(state=state))
@@ -458,8 +456,7 @@ class _Copying:
         value = self._source.refs.tag(dataset, tag)
         if value is None:
             return
-        ahead = CommitsAhead(self._source.objects, self._source.refs, dataset, None)
-        commits, _ = self._lacking(value.commit, whole, ahead)
+        commits, _ = self._lacking(value.commit, whole)
         refs, base = self._there.refs, next(iter(whole), None)
         if self._plan is None:
             refs.check_new_tag(dataset, tag)
@@ -468,11 +465,9 @@ class _Copying:
         whole.append(value.commit)
         self._names.append(CopiedName(dataset, str(tag), "tag", "copied", value.commit, None, *counts))
 
-    def _lacking(
-        self, commit: CommitId, whole: list[CommitId], commits: CommitsAhead
-    ) -> tuple[list[CommitId], frozenset[CommitId]]:
+    def _lacking(self, commit: CommitId, whole: list[CommitId]) -> tuple[list[CommitId], frozenset[CommitId]]:
         known = [one for one in whole if self._source.objects.commit_or_none(one) is not None]
-        return lacking(commits, commit, known)
+        return lacking(self._source.objects, commit, known)
 
     def _is_ahead(self, commit: CommitId, there: CommitId) -> bool:
         """Return whether the other store's commit is a descendant of this store's."""
@@ -507,9 +502,7 @@ class _Copying:
         with Session.open(there, writer, resumed=False) as session:
             with Receiver(session) as receiver:
                 copying = CommitCopy(objects, session, receiver, self._context.progress, base)
-                for commit in commits:
-                    copying.add(commit, expired=commit in expired)
-                copying.finish()
+                copying.copy(commits, expired)
                 self._bytes += receiver.uploaded_bytes
             if named not in commits:
                 check_whole(session, dataset, named)
@@ -528,10 +521,8 @@ class _Copying:
         # An object erased in either store is erased in the other after the copy.
         erased = {**self._source.objects.erasures.known, **self._there.objects.erasures.known}
         trees = TreeCopy(self._source.objects, self._plan, self._context.progress, near, Erasures(erased))
-        for commit in commits:
-            if commit not in self._planned and commit not in expired:
-                trees.copy(commit)
-                self._planned.add(commit)
+        unplanned = [commit for commit in commits if commit not in self._planned and commit not in expired]
+        self._planned.update(commit for commit, _ in zip(unplanned, trees.copy(unplanned), strict=True))
 
     def _make_main(self, dataset: DatasetName) -> None:
         if self._lacks_main:

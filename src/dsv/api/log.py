@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,7 +17,7 @@ from dsv.errors import NotFound
 from dsv.format.records import Action, CommitRecord, RefEntry, TagValue
 from dsv.repo import history
 from dsv.repo.expiry import ExpiryState, check_not_expired, read_expiry
-from dsv.repo.history import CommitsAhead, KeptParents, PathHistory
+from dsv.repo.history import Commits, KeptParents, PathHistory
 from dsv.repo.resolve import Resolved
 from dsv.stores.base import together
 from dsv.values.ids import CommitId
@@ -97,7 +96,7 @@ def follow(objects: Objects, start: CommitId, path: bytes, kept: KeptParents) ->
         )
     now: Entry | None = entry[0]
     commit_id, commit = start, objects.commit(start)
-    looked = PathHistory(objects, PathSet.of([path]))
+    looked = PathHistory(objects, PathSet.of([path]), kept.freed)
     found_content = False
     while now is not None:
         parents = [(parent, objects.commit(parent)) for parent in kept.of(commit)]
@@ -113,7 +112,7 @@ def follow(objects: Objects, start: CommitId, path: bytes, kept: KeptParents) ->
         if step.before is None:
             return
         if step.before.path != now.path:
-            looked = PathHistory(objects, PathSet.of([step.before.path]))
+            looked = PathHistory(objects, PathSet.of([step.before.path]), kept.freed)
         now = step.before
         commit_id, commit = next(
             one for one in parents if len(parents) == 1 or TreeReader(objects, one[0]).entry(now.path)
@@ -139,8 +138,6 @@ def _step(objects: Objects, commit_id: CommitId, before: list[CommitId], now: En
     return Difference(What.ADDED, None, now)
 
 
-_AT_ONCE = 16
-"""Commits that are checked together if the store must be asked."""
 _LATE = 5
 """More consecutive commits before `since` than this end the walk: clocks differ a little."""
 LogEntry = tuple[CommitId, CommitRecord]
@@ -218,15 +215,13 @@ def log(context: Context, target: Target, query: LogQuery | None = None) -> Iter
         heads, tags = repository.refs.names(dataset)
         names = names_by_commit(heads, tags)
         expired = read_expiry(repository.refs, dataset).states
-        head = next((head for head in heads if head.branch == start.branch), None)
-        most = query.limit if query.takes_all else None
-        commits = CommitsAhead(repository.objects, repository.refs, dataset, head, most)
-        kept = KeptParents(commits, {commit for commit, state in expired.items() if state.freed})
+        repository.objects.expect_walk(start.commit, query.limit if query.takes_all else None)
+        kept = KeptParents(repository.objects, {commit for commit, state in expired.items() if state.freed})
         if query.follow is not None and start.commit in kept.freed:
             check_not_expired(repository.refs, dataset, start.commit)
 
         def items() -> Iterator[LogItem]:
-            for item in _items(repository, commits, start.commit, query, kept):
+            for item in _items(repository.objects, start.commit, query, kept):
                 state = expired.get(item.id)
                 has_trees = state is None or not state.freed
                 scope = PathSet.of(query.paths)
@@ -244,14 +239,12 @@ def log(context: Context, target: Target, query: LogQuery | None = None) -> Iter
         yield items()
 
 
-def _items(
-    repository: Repository, commits: CommitsAhead, start: CommitId, query: LogQuery, kept: KeptParents
-) -> Iterator[LogItem]:
+def _items(objects: Objects, start: CommitId, query: LogQuery, kept: KeptParents) -> Iterator[LogItem]:
     if query.follow is not None:
-        made = follow(repository.objects, start, query.follow, kept)
+        made = follow(objects, start, query.follow, kept)
         return islice((one for one in made if query.fits(one.commit)), query.limit)
-    walked = _line(commits, start) if query.first_parent else history.walk(commits, [start])
-    chosen = _chosen(repository, _until_too_old(walked, query.since_ms), query, kept)
+    walked = _line(objects, start) if query.first_parent else history.walk(objects, [start])
+    chosen = _chosen(objects, _until_too_old(walked, query.since_ms), query, kept)
     if query.graph and not query.takes_all:
         return _graph(chosen, query)
     items = (LogItem(one, commit, above=_parents(commit, query)) for one, commit, fits in chosen if fits)
@@ -275,7 +268,7 @@ def _graph(chosen: Iterable[Chosen], query: LogQuery) -> Iterator[LogItem]:
         yield LogItem(commit_id, commit, above=above[commit_id])
 
 
-def _line(commits: CommitsAhead, start: CommitId) -> Iterator[LogEntry]:
+def _line(commits: Commits, start: CommitId) -> Iterator[LogEntry]:
     current: CommitId | None = start
     while current is not None:
         commit = commits.commit(current)
@@ -293,28 +286,19 @@ def _until_too_old(walked: Iterable[LogEntry], since_ms: float | None) -> Iterat
 
 
 def _chosen(
-    repository: Repository, walked: Iterable[LogEntry], query: LogQuery, kept: KeptParents
+    objects: Objects, walked: Iterable[LogEntry], query: LogQuery, kept: KeptParents
 ) -> Iterator[Chosen]:
     """Yield each commit of the walk, and whether it fits. If paths are given, freed commits never fit."""
     if not query.paths:
         for commit_id, commit in walked:
             yield commit_id, commit, query.fits(commit)
         return
-    looked = PathHistory(repository.objects, PathSet.of(query.paths))
-    waiting = deque[LogEntry]()
-    source = iter(walked)
+    looked = PathHistory(objects, PathSet.of(query.paths), kept.freed)
     any_change = False
-    while True:
-        # One at a time while no store must be asked: more would gain nothing.
-        waiting.extend(islice(source, _AT_ONCE if looked.asked_store else 1))
-        if not waiting:
-            break
-        looked.asked_store = False
-        calls = [partial(_touches, looked, one, query, kept) for one in waiting]
-        for (commit_id, commit), touches in zip(waiting, together(calls), strict=True):
-            any_change = any_change or touches
-            yield commit_id, commit, touches and query.fits(commit)
-        waiting.clear()
+    for one in walked:
+        touches = _touches(looked, one, query, kept)
+        any_change = any_change or touches
+        yield *one, touches and query.fits(one[1])
     if not any_change and query.since_ms is None and query.until_ms is None:
         which = "no commit that gc has left" if kept.passed else "no commit"
         raise NotFound(

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
-from dsv.errors import Denied, DsvError, IntegrityError, Unsupported
+from dsv.errors import DsvError
 from dsv.format.locator import ObjectKind
-from dsv.format.records import CommitRecord, RefEntry
+from dsv.format.records import CommitRecord
+from dsv.repo.objects.commits import if_readable
 from dsv.repo.objects.objects import Objects
 from dsv.repo.tree.diff import diff_trees, difference
 from dsv.repo.tree.reader import TreeReader
 from dsv.stores.base import together
 from dsv.values.ids import CommitId
-from dsv.values.names import MAIN, BranchName, DatasetName
 from dsv.values.paths import PathSet
-
-if TYPE_CHECKING:
-    from dsv.repo.refs.branches import Head, Refs
-
-_T = TypeVar("_T")
 
 # The commits of a walk that are kept as whole records until they are yielded. Of further ones only their order is kept.
 _HELD = 1024
@@ -297,92 +292,6 @@ class _Painting:
             self.open.add(commit_id)
 
 
-_SINGLY = 4
-"""Commits that are read one by one before others are read ahead: short histories are not worth it."""
-_MOST = 128
-_SEARCHED = 8
-"""The same if the first commit must be located among the moves of its branch."""
-
-
-class CommitsAhead:
-    """Reads commits like `Objects.commit`, and reads ahead the commits that the moves of a branch name.
-
-    `head` is the branch's head if the first commit asked for is this head; None to look up the branch for
-    which the commits were made. `most` limits the number of commits asked for.
-    """
-
-    def __init__(
-        self, objects: Objects, refs: Refs, dataset: DatasetName, head: Head | None, most: int | None = None
-    ) -> None:
-        self._objects = objects
-        self._refs = refs
-        self._dataset = dataset
-        self._searching = head is None
-        self._head = head
-        self._next = 0 if head is None else head.number  # moves below this one were not read
-        self._asked = 0
-        self._window = 8
-        self._left = most
-
-    def commit(self, commit_id: CommitId) -> CommitRecord:
-        """Raises `IntegrityError` if the commit is missing or does not match its id."""
-        if self._left is not None:
-            self._left = max(0, self._left - 1)
-        if self._objects.is_at_hand(commit_id):
-            return self._objects.commit(commit_id)
-        self._asked += 1
-        if self._searching and self._asked == _SEARCHED and self._left != 0:
-            found = self._objects.commit(commit_id)
-            self._searching = False
-            self._find_place(found)
-            return found
-        if self._asked <= _SINGLY or self._head is None or not self._next or self._left == 0:
-            return self._objects.commit(commit_id)
-        self._read_ahead(commit_id)
-        return self._objects.commit(commit_id)
-
-    def _find_place(self, commit: CommitRecord) -> None:
-        """Find the first move of the commit's branch that is not older than the commit, by binary search. A
-        wrong clock only causes reads of commits that are not needed."""
-        branch = commit.branch or MAIN
-        head = self._refs.head_or_none(self._dataset, branch)
-        if head is None:
-            return
-        first, last = 0, head.number
-        while first < last:
-            middle = (first + last) // 2
-            move = self._move(branch, middle)
-            if move is None or move.time_ms < commit.time_ms:
-                first = middle + 1
-            else:
-                last = middle
-        self._head, self._next = head, first
-
-    def _read_ahead(self, commit_id: CommitId) -> None:
-        """Read ahead the commits before this one, by the moves before its own, except unreadable moves."""
-        assert self._head is not None
-        count = self._window if self._left is None else min(self._window, self._left + 1)
-        self._window = min(2 * self._window, _MOST)
-        first = max(0, self._next - count)
-        read = partial(self._move, self._head.branch)
-        moves = together([partial(read, number) for number in range(first, self._next)])
-        self._next = first
-        named = {move.commit for move in moves if move is not None and move.commit is not None}
-        wanted = [one for one in {*named, commit_id} if not self._objects.is_at_hand(one)]
-        together([partial(_if_readable, partial(self._objects.commit_or_none, one)) for one in wanted])
-
-    def _move(self, branch: BranchName, number: int) -> RefEntry | None:
-        return _if_readable(partial(self._refs.entry, self._dataset, branch, number))
-
-
-def _if_readable(read: Callable[[], _T]) -> _T | None:
-    """Return what was read ahead; None if it can't be read: the caller may not need it. Raises `Unreachable`."""
-    try:
-        return read()
-    except (IntegrityError, Unsupported, Denied):
-        return None
-
-
 def standing(objects: Objects, base: CommitId | None) -> CommitId | None:
     """Return the base, or its nearest first-parent ancestor that the store has, or has a copy of; None if it has
     none."""
@@ -392,21 +301,53 @@ def standing(objects: Objects, base: CommitId | None) -> CommitId | None:
     return base
 
 
-_TREES_HELD = 64
+_AHEAD = 32
+"""Commits that are compared together if the store must be asked."""
+_TREES_HELD = 2 * _AHEAD
 """Opened trees that are kept. The next commit to be compared is mostly the parent of one of them."""
+
+_Pair = tuple[CommitId | None, CommitId | None]
 
 
 class PathHistory:
-    """Compares trees at some paths. `asked_store` becomes True when anything is read from the store."""
+    """Compares trees at some paths. While the store is asked, it compares the commits before these too.
 
-    def __init__(self, objects: Objects, scope: PathSet) -> None:
-        self.asked_store = False
+    freed: commits without trees.
+    """
+
+    def __init__(self, objects: Objects, scope: PathSet, freed: Collection[CommitId] = ()) -> None:
         self._objects = objects
         self._scope = scope
+        self._kept = KeptParents(objects, freed)
         self._trees: dict[CommitId, TreeReader] = {}
+        self._asked_store = False
+        self._compared: dict[_Pair, bool | None] = {}
 
     def differs(self, before: CommitId | None, after: CommitId | None) -> bool:
         """Return whether the two commits differ at the paths. None stands for an empty tree."""
+        if self._asked_store and (before, after) not in self._compared:
+            line = self._line_from(before, after)
+            commits = dict.fromkeys(commit for pair in line for commit in pair)
+            self._asked_store = False
+            together([partial(if_readable, partial(self._tree, commit)) for commit in commits])
+            answers = together([partial(if_readable, partial(self._differ, *pair)) for pair in line])
+            self._compared.update(zip(line, answers, strict=True))
+        differ = self._compared.pop((before, after), None)
+        return self._differ(before, after) if differ is None else differ
+
+    def _line_from(self, before: CommitId | None, after: CommitId | None) -> list[_Pair]:
+        """Return this comparison and those of the commits before, each with its first parent."""
+        line = [(before, after)]
+        while before is not None and len(line) < _AHEAD:
+            commit = if_readable(partial(self._objects.commit, before))
+            if commit is None:
+                break
+            parents = if_readable(partial(self._kept.of, commit, first_only=True))
+            before, after = next(iter(parents or ()), None), before
+            line.append((before, after))
+        return line
+
+    def _differ(self, before: CommitId | None, after: CommitId | None) -> bool:
         changes = diff_trees(self._tree(before), self._tree(after), self._scope)
         return any(difference(change.before, change.after) for change in changes)
 
@@ -421,7 +362,7 @@ class PathHistory:
             if not was_open:  # otherwise an error would check each of these commits for expiry
                 opened.discard(commit_id)
             if self._objects.local(ObjectKind.NODE, found.commit.root) is None:
-                self.asked_store = True
+                self._asked_store = True
             if len(self._trees) >= _TREES_HELD:
                 self._trees.pop(next(iter(self._trees)), None)
             self._trees[commit_id] = found

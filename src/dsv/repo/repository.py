@@ -37,7 +37,7 @@ from dsv.repo.format_log import (
     with_features,
 )
 from dsv.repo.objects.access import STORE_ALONE, Access
-from dsv.repo.objects.commits import get_commit
+from dsv.repo.objects.commits import HistoryReader, get_commit
 from dsv.repo.objects.erasures import NONE, Erasures, local_erasures, stored_erasures
 from dsv.repo.objects.metadata import MetadataCache
 from dsv.repo.objects.objects import Objects
@@ -64,6 +64,7 @@ class Repository:
         self.clock = access.clock
         self.access = access
         self.objects = Objects(store, metadata, refs.answers, access, self._erasures)
+        self.objects.history = HistoryReader(self.objects, refs)
         self.refs = refs
         refs.bind(layout, self._refused, access.override)
         if isinstance(store, OpenStore):

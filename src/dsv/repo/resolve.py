@@ -44,6 +44,7 @@ def resolve(
         return _branch_head(refs.head(dataset, MAIN))
     found = _named(refs, objects, dataset, rev)
     commit = found.commit
+    objects.expect_walk(commit, rev.ancestor)
     for step in range(rev.ancestor):
         parents = objects.commit(commit).parents
         if not parents:

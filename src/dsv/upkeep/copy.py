@@ -11,9 +11,11 @@ the same ids again: to continue a killed copy, repeat it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -24,6 +26,7 @@ from dsv.format.codec import Codec, Compressor
 from dsv.format.locator import Location, Locator, ObjectKind, places_of
 from dsv.format.recipe import Recipe
 from dsv.format.records import CommitRecord, ExpiryAction, RefEntry, WriterIdentity
+from dsv.format.segment import Segment
 from dsv.format.tree import Entry, Node
 from dsv.repo.errors import NOT_OURS
 from dsv.repo.expiry import ExpiryLog, append, read_expiry
@@ -35,8 +38,9 @@ from dsv.repo.objects.objects import Located, Objects
 from dsv.repo.objects.ranges import RangeReader, spans
 from dsv.repo.refs.branches import LostRace
 from dsv.repo.session import Session, naming, point_branch
-from dsv.repo.tree.reader import TreePart, TreeReader
+from dsv.repo.tree.reader import LocatedSegment, TreePart, TreeReader
 from dsv.repo.tree.writer import TreeChange, write_tree
+from dsv.stores.base import batches, together
 from dsv.transfer.upload import Uploader
 from dsv.values.ids import ChunkId, CommitId, Id, NodeId, PackId, RecipeId, SegmentId
 from dsv.values.names import MAIN, DatasetName
@@ -91,10 +95,23 @@ class TreeCopy:
         self._erased = source.erasures if erased is None else erased
         self._placed: dict[Id, Location] = {}
 
-    def copy(self, commit_id: CommitId) -> Location:
-        """Copy a tree, and return where its root lies. Raises `IntegrityError` for a part that can't be
-        read."""
-        tree = TreeReader(self._source, commit_id)
+    def copy(self, commits: Iterable[CommitId]) -> Iterator[Location]:
+        """Copy trees, and yield where the root of each lies. Raises `IntegrityError` for a part that can't be
+        read. Segments that many small edits have made are read together, except in trees of several levels."""
+        for some in batches(commits, _COMMITS):
+            trees = together([partial(TreeReader, self._source, commit_id) for commit_id in some])
+            together([tree.top for tree in trees])
+            self._root(trees[0])
+            near = self._base.top() if self._base is not None and self._base.commit.level == 1 else []
+            flat = (tree for tree in trees if tree.commit.level == 1)
+            new = {
+                part.id: (tree, part) for tree in flat for part in tree.top() if part.id not in self._placed
+            }
+            for leaves in batches(new.values(), _SEGMENTS):
+                self._segments(leaves, near)
+            yield from map(self._root, trees)
+
+    def _root(self, tree: TreeReader) -> Location:
         return self._node(tree, tree.commit.root, tree.top(), tree.commit.level, None)
 
     def _node(
@@ -112,7 +129,7 @@ class TreeCopy:
         missing = [part for part in parts if part.child.id not in self._placed]
         if level == 1:
             for at in range(0, len(missing), _SEGMENTS):
-                self._segments(tree, missing[at : at + _SEGMENTS], near or [])
+                self._segments([(tree, part) for part in missing[at : at + _SEGMENTS]], near or [])
         else:
             for at in range(0, len(missing), _NODES):
                 self._nodes(tree, missing[at : at + _NODES], level - 1, near)
@@ -136,8 +153,14 @@ class TreeCopy:
                 nearer = self._base.below_nodes([one for one in near if _overlap(one, part)], level)
             self._node(tree, part.child.id, tree.below_nodes([part], level), level, nearer)
 
-    def _segments(self, tree: TreeReader, leaves: list[TreePart], near: list[TreePart]) -> None:
-        segments = list(tree.segments(leaves))
+    def _segments(self, of_trees: list[tuple[TreeReader, TreePart]], near: list[TreePart]) -> None:
+        leaves = [leaf for _, leaf in of_trees]
+        ahead = list[Located[Segment]]()
+        with suppress(IntegrityError):  # the tree of the damaged one reads it again, and says where it is
+            ahead += self._source.segments((leaf.id, leaf.where) for leaf in leaves)
+        segments = list[LocatedSegment]()
+        for tree, parts in groupby(of_trees, itemgetter(0)):
+            segments += tree.segments([leaf for _, leaf in parts])
         known = self._known(leaves, near)
         lacking: dict[Id, tuple[Entry, Location | None]] = {}
         for located in segments:
@@ -331,23 +354,17 @@ class CommitCopy:
         self._session = session
         self._receiver = receiver
         self._trees = TreeCopy(source, receiver, progress, near, target.erasures)
-        self._waiting: list[tuple[CommitId, Location | None]] = []
 
-    def add(self, commit_id: CommitId, *, expired: bool = False) -> None:
-        """Copy what a commit refers to, unless it is expired. Its parents were added before, or are there."""
-        self._waiting.append((commit_id, None if expired else self._trees.copy(commit_id)))
-        if len(self._waiting) >= _COMMITS:
-            self.finish()
-
-    def finish(self) -> None:
-        """Write the commits whose trees are copied, each after its parents."""
-        self._receiver.finish()
-        for commit_id, root in self._waiting:
-            commit = self._source.commit(commit_id)
-            locator = None if root is None else Locator.of([root])
-            _check_same(self._session.put_commit(commit, locator), commit_id)
-            self._session.repository.objects.stored(commit_id, commit.encode())
-        self._waiting.clear()
+    def copy(self, commits: Iterable[CommitId], expired: Collection[CommitId]) -> None:
+        """Copy commits, each after its parents, and what they refer to unless they are expired."""
+        for some in batches(commits, _COMMITS):
+            roots = self._trees.copy(commit_id for commit_id in some if commit_id not in expired)
+            waiting = [(one, None if one in expired else Locator.of([next(roots)])) for one in some]
+            self._receiver.finish()
+            for commit_id, locator in waiting:
+                commit = self._source.commit(commit_id)
+                _check_same(self._session.put_commit(commit, locator), commit_id)
+                self._session.repository.objects.stored(commit_id, commit.encode())
 
 
 class _Either:

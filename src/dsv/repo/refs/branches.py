@@ -374,6 +374,10 @@ class Refs(Tags):
         """Return the newest entry of a branch that was read. Sends no request."""
         return self._seen.get((dataset, branch))
 
+    def read_at(self, commit: CommitId) -> Head | None:
+        """Return the head of a branch that was read and is at this commit. Sends no request."""
+        return next((head for head in list(self._seen.values()) if head.commit == commit), None)
+
     def check_new_dataset(self, dataset: DatasetName) -> None:
         """Raises `Conflict` if the name was deleted or renamed, or differs from another one only in case."""
         gone = self.dataset_tombstone(dataset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -97,16 +98,17 @@ def test_a_walk_reads_many_commits_at_a_time(
 
 
 def test_a_copy_reads_what_many_commits_changed_at_a_time(
-    distant: tuple[DistantStore, list[CommitId]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    distant: tuple[DistantStore, list[CommitId]], tmp_path: Path
 ) -> None:
     store, made = distant
     there = OpenStore(MemoryStore())
     with every_store_is(OpenStore(store)):
         own = opening.open_store
-        monkeypatch.setattr(
-            opening, "open_store", lambda url, *_, **__: Kept(there) if "other" in str(url) else own(url)
-        )
-        with store.trips.counted():
+
+        def opened(url: object, *_: object, **__: object) -> OpenStore:
+            return Kept(there) if "other" in str(url) else own("")
+
+        with mock.patch.object(opening, "open_store", opened), store.trips.counted():
             copy(
                 Person(tmp_path, "/nowhere").context(tmp_path),
                 Target(SCANS),

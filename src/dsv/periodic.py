@@ -15,15 +15,18 @@ NEVER: Final = float("inf")
 
 class Periodic:
     """Calls `work` in a thread of its own until it is stopped or the process ends. `work` returns the seconds
-    until its next call, and must not raise. first: seconds before the first call."""
+    until its next call, and must not raise; `stop` drops it, so that no cycle keeps an owner whose method it
+    is. first: seconds before the first call."""
 
     def __init__(self, name: str, work: Callable[[], float], *, first: float = 0.0) -> None:
         self._work = work
         self._first = first
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._name = name
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
     @property
@@ -38,14 +41,20 @@ class Periodic:
         runs.
         """
         self._stop.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(timeout)
-        return not self._thread.is_alive()
+        self._work = _nothing
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+        return thread is None or not thread.is_alive()
 
     def _run(self) -> None:
         wait = self._first
         while wait != NEVER and not self._stop.wait(wait):
             wait = self._work()
+
+
+def _nothing() -> float:
+    return NEVER
 
 
 def now_ms() -> int:

@@ -107,8 +107,9 @@ class Loader:
         self._ends: deque[int] = deque()
         self._epoch = self._place = 0
         collate = options.pop("collate_fn", None) or torch.utils.data.default_collate
+        self._asks = _Asks()
         self._loader = torch.utils.data.DataLoader(
-            _Batches(self._sources, transform), None, sampler=_Asks(self), collate_fn=collate, **options
+            _Batches(self._sources, transform), None, sampler=self._asks, collate_fn=collate, **options
         )
 
     @property
@@ -129,6 +130,9 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of this epoch that were not delivered yet, then advance to the next epoch."""
         self._ends.clear()
+        rank, drop = (self._rank, self._world), self._drop_last
+        batches = self._plan.batches(self._epoch, self._place, self._batch_size, *rank, drop)
+        self._asks.asked = _asked(self._sources, self._plan, batches, self._ends)
         windows = [source.ready() for source in self._sources] if self._loader.num_workers else []
         for batch in self._loader:
             while windows:
@@ -178,15 +182,17 @@ class _Ask(NamedTuple):
 
 
 class _Asks(torch.utils.data.Sampler):  # type: ignore[misc]
-    """A sampler that yields what to read for the batches of a loader's epoch, from its position on."""
+    """A sampler that yields what to read for the batches of an epoch. It does not know its loader: no cycle keeps
+    that, and the connections to its windows."""
 
-    def __init__(self, loader: Loader) -> None:
-        self._of = loader
+    def __init__(self) -> None:
+        self.asked: Iterator[_Ask] = iter(())
 
     def __iter__(self) -> Iterator[_Ask]:
-        of = self._of
-        batches = of._plan.batches(of._epoch, of._place, of._batch_size, of._rank, of._world, of._drop_last)
-        return _asked(of._sources, of._plan, batches, of._ends)
+        return self.asked
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Asks, ()
 
 
 class _Batches(torch.utils.data.Dataset):  # type: ignore[misc]

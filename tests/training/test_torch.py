@@ -262,3 +262,27 @@ def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
     assert (first, mixture) == ("2", "100 0")
     assert samples.startswith("400 train/0/0000.png ")
     assert names == "['train/0/0020.png', 'train/0/0010.png']"
+
+
+def test_loaders_without_the_garbage_collector_leave_no_file_or_memory(home: Path) -> None:
+    left = """
+        import gc, json, os
+        import dsv
+        from dsv.torch import Loader
+
+        def call(workers):
+            for batch in Loader(dsv.open("pets@v1").samples("images/0", cache=False), 64, num_workers=workers,
+                                collate_fn=len):
+                pass
+
+        for workers in (0, 1):
+            call(workers)
+        gc.collect()
+        gc.disable()
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(100):
+            call(int(number % 10 == 0))
+        print(json.dumps([len(os.listdir("/proc/self/fd")) - before, gc.collect() // 100]))
+    """
+    files, cyclic = python(home, left)
+    assert files <= 0 and cyclic == 0

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -108,7 +109,8 @@ class Selection:
         self.skips = skip_damaged
         self.damaged: dict[bytes, Damaged] = {}
         """By path, or by the last path of those that can't be listed."""
-        self.tree.left_out = lambda part, error: self.skip(error, None, part.last, part.entries)
+        self.skip = skip = partial(_skip, self.damaged, skip_damaged)  # a method would make a cycle
+        self.tree.left_out = lambda part, error: skip(error, None, part.last, part.entries)
         path = clean_path(target.path)
         every: Found = [
             (entry.path[len(path) :].lstrip(b"/") or path.rpartition(b"/")[2], entry, location)
@@ -126,15 +128,6 @@ class Selection:
             raise NotFound(text, subject=str(target), hint="dsv ls lists the paths")
         only = self.found[0][1] if len(self.found) == 1 else None
         self.is_one_file = only is not None and only.path == path and only.kind is not Kind.EMPTY_DIRECTORY
-
-    def skip(
-        self, error: IntegrityError, path: bytes | None, upto: bytes | None = None, entries: int | None = None
-    ) -> None:
-        """Add what can't be read to `damaged`, or raise the error."""
-        if not self.skips:
-            error.hint = "; or ".join(filter(None, ["--skip-damaged exports the rest", error.hint]))
-            raise error
-        self.damaged[path or upto or b""] = Damaged(path, upto, entries, error.message)
 
     def exported(self) -> Exported:
         """Return the result once everything except what is damaged was written."""
@@ -172,6 +165,17 @@ class Selection:
             text = f"{shown} would be a folder: dsv export makes no {ending[0]} files"
             raise UsageError(text, subject=shown, hint=hint)
         return is_tar and not copied
+
+
+def _skip(
+    damaged: dict[bytes, Damaged], skips: bool, error: IntegrityError,
+    path: bytes | None, upto: bytes | None = None, entries: int | None = None,
+) -> None:  # fmt: skip
+    """Add what can't be read to `damaged`, or raise the error."""
+    if not skips:
+        error.hint = "; or ".join(filter(None, ["--skip-damaged exports the rest", error.hint]))
+        raise error
+    damaged[path or upto or b""] = Damaged(path, upto, entries, error.message)
 
 
 def write_tar(selection: Selection, out: IO[bytes], name: str = "", folder: str | None = None) -> None:

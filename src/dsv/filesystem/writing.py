@@ -103,6 +103,7 @@ class Transaction(fsspec.transaction.Transaction):  # type: ignore[misc]
                 _BEGUN.remove(self)
             for file in files:
                 file.discard()
+            self.files.clear()  # which know this
             for name in () if kept else self._temporary:
                 Path(name).unlink(missing_ok=True)
 

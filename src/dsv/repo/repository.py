@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
+from weakref import ref
 
 from msgspec.structs import replace
 
@@ -63,45 +64,15 @@ class Repository:
         self.id = layout.store_id
         self.clock = access.clock
         self.access = access
-        self.objects = Objects(store, metadata, refs.answers, access, self._erasures)
+        # In no cycle, as a program may run without the garbage collector: `refs` own what `objects` only look at.
+        erasures = partial(_erasures, store, access, ref(refs))
+        self.objects = Objects(store, metadata, refs.answers, access, erasures)
         self.objects.history = HistoryReader(self.objects, refs)
         self.refs = refs
-        refs.bind(layout, self._refused, access.override)
+        refs.bind(layout, partial(_refused, self.objects), access.override)
         if isinstance(store, OpenStore):
             store.has_mirrors = access.mirrors is not None
             store.before_close.append(self.objects.threads.close)
-
-    def _refused(
-        self, limits: BranchLimits, before: CommitId | None, entry: RefEntry, merge: bool
-    ) -> str | None:
-        """Return why a protected branch may not move from `before` to what the entry names; None if it may.
-
-        `Refs.move` calls this, so no command forgets it. Every dsv follows the rules; no store enforces them.
-        """
-        objects = self.objects
-        if entry.commit == before and not entry.deleted:
-            return None  # the branch stays where it is, as when its rule is changed
-        commit = None if entry.commit is None else objects.commit(entry.commit)
-        merge = merge or (commit is not None and len(commit.parents) > 1)
-        refused = refused_mover(limits, entry.author, merge=merge)
-        if refused is not None:
-            return refused
-        if entry.deleted:
-            return "it is neither deleted nor renamed"
-        if before is None or commit is None or entry.commit is None or objects.stored_commit(before) is None:
-            return None  # a head that the store has lost blocks no move
-        from dsv.repo.history import is_ancestor
-
-        if before not in commit.parents and not is_ancestor(objects, before, entry.commit):
-            return f"{str(before)[:12]}, its head, would not be part of its history any more"
-        if limits.max_removals is None:
-            return None
-        from dsv.repo.tree.diff import diff_trees
-        from dsv.repo.tree.reader import TreeReader
-
-        old = TreeReader(objects, before)
-        removed = sum(change.after is None for change in diff_trees(old, TreeReader(objects, entry.commit)))
-        return refused_removals(limits, removed, old.commit.entries)
 
     def check_last_seen(self) -> None:
         """Raises `IntegrityError` if the branch was read, and the move where it was last seen has changed.
@@ -130,15 +101,9 @@ class Repository:
         what = f"move {last.number} of branch {branch} of {dataset}, to {str(last.commit)[:12]},"
         raise changed(self.objects.store.url, key, what, now)
 
-    def _erasures(self, metadata: MetadataCache) -> Erasures:
-        """Return what was erased from the store. Sends no request if nothing was."""
-        if self.access.copy_of is not None:  # the store is not asked
-            return local_erasures(metadata)
-        return stored_erasures(self.store, metadata) if self.may_have_erasures else NONE
-
     @property
     def may_have_erasures(self) -> bool:
-        return self.format.has(ERASED_CONTENTS) or self.format.has(NAMES_ELSEWHERE)
+        return _may_have_erasures(self.format)
 
     @property
     def format(self) -> FormatLog:
@@ -240,6 +205,51 @@ class Repository:
     def named(self, commit: CommitRecord, dataset: DatasetName, branch: BranchName) -> CommitRecord:
         """Return the commit as this store keeps it: with its dataset and branch, except in an older store."""
         return replace(commit, dataset=dataset, branch=branch) if self.format.named_records else commit
+
+
+def _refused(
+    objects: Objects, limits: BranchLimits, before: CommitId | None, entry: RefEntry, merge: bool
+) -> str | None:
+    """Return why a protected branch may not move from `before` to what the entry names; None if it may.
+
+    `Refs.move` calls this, so no command forgets it. Every dsv follows the rules; no store enforces them.
+    """
+    if entry.commit == before and not entry.deleted:
+        return None  # the branch stays where it is, as when its rule is changed
+    commit = None if entry.commit is None else objects.commit(entry.commit)
+    merge = merge or (commit is not None and len(commit.parents) > 1)
+    refused = refused_mover(limits, entry.author, merge=merge)
+    if refused is not None:
+        return refused
+    if entry.deleted:
+        return "it is neither deleted nor renamed"
+    if before is None or commit is None or entry.commit is None or objects.stored_commit(before) is None:
+        return None  # a head that the store has lost blocks no move
+    from dsv.repo.history import is_ancestor
+
+    if before not in commit.parents and not is_ancestor(objects, before, entry.commit):
+        return f"{str(before)[:12]}, its head, would not be part of its history any more"
+    if limits.max_removals is None:
+        return None
+    from dsv.repo.tree.diff import diff_trees
+    from dsv.repo.tree.reader import TreeReader
+
+    old = TreeReader(objects, before)
+    removed = sum(change.after is None for change in diff_trees(old, TreeReader(objects, entry.commit)))
+    return refused_removals(limits, removed, old.commit.entries)
+
+
+def _erasures(store: StoreBackend, access: Access, refs: ref[Refs], metadata: MetadataCache) -> Erasures:
+    """Return what was erased from the store. Sends no request if nothing was."""
+    if access.copy_of is not None:  # the store is not asked
+        return local_erasures(metadata)
+    known = refs()
+    layout = None if known is None else known.layout
+    return stored_erasures(store, metadata) if layout is None or _may_have_erasures(layout) else NONE
+
+
+def _may_have_erasures(layout: FormatLog) -> bool:
+    return layout.has(ERASED_CONTENTS) or layout.has(NAMES_ELSEWHERE)
 
 
 def _unless_away(store: StoreBackend, ahead: Callable[[Refs], None], refs: Refs) -> None:

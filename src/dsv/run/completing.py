@@ -269,8 +269,8 @@ class Completer:
         self._spool = spool
         self._marks = marks
         self._supervised = marks.supervised()
-        self._engine_of = cache(engines.make)
-        self._ended_jobs = cache(lambda name, pool: _ended_jobs(self._engine_of(name, pool)))
+        self._engine_of = engine_of = cache(engines.make)
+        self._ended_jobs = cache(lambda name, pool: _ended_jobs(engine_of(name, pool)))
         self._jobs_of = cache(lambda engine: salvaged(engine.list, lambda _: ()))
         self._silent: dict[tuple[str, str | None], DsvError | None] = {}
         """Why an engine does not answer, by its name and its pool; None if it does."""

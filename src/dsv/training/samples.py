@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -392,7 +393,7 @@ class Samples:
         """Return this process's end of the window; None on systems that have none."""
         known: Window | None = self.__dict__.get("_own_window")
         if known is None and can_share():
-            known = self.__dict__["_own_window"] = Window(self)
+            known = self.__dict__["_own_window"] = Window(copy(self))  # of this itself it would be a cycle
         return known
 
     def __getstate__(self) -> dict[str, Any]:

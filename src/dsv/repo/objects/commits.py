@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
+from weakref import proxy
 
 import msgspec
 
@@ -188,8 +189,9 @@ class HistoryReader:
     """Reads the commits of a store. If one after the other is asked for, it reads ahead."""
 
     def __init__(self, objects: CommitReader, refs: Refs) -> None:
-        self._objects = objects
-        self._refs = refs
+        # In no cycle: the repository owns both, and the objects own this.
+        self._objects: CommitReader = proxy(objects)
+        self._refs: Refs = proxy(refs)
         self.walks: dict[CommitId, _Walk] = {}
         """By the commit that each would ask for next. A thread takes a walk out while it reads."""
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from dsv.api.datasets import dataset_item
-from dsv.format.records import RefEntry
+from dsv.format.records import RefEntry, TagDeleted, TagValue
 from dsv.repo.merge_indexes import GRACE_SECONDS, merge_indexes
 from dsv.repo.refs.branches import Head
 from dsv.stores.open import OpenStore, RequestCounts
 from dsv.values.ids import Nonce
-from dsv.values.names import MAIN, DatasetName
-from tests.kit.repositories import WRITER, commit, create
+from dsv.values.names import MAIN, DatasetName, TagName
+from tests.kit.repositories import DATASET, WRITER, commit, create
 from tests.repo.test_merge_indexes import Clocked, add, reopened
 
 
@@ -89,3 +89,19 @@ def test_a_list_of_datasets_asks_the_same_however_many_moves_they_have() -> None
         62,
     )  # of each its newest moves, the first of them, and none behind it
     assert asked.listed <= 62
+
+
+def test_a_deleted_tag_takes_no_request() -> None:
+    store = OpenStore(Clocked())
+    repository = create(store)
+    made = commit(repository, {"a": b"1"})
+    for number in range(30):
+        tag = TagName.parse(f"v{number}")
+        repository.refs.set_tag(DATASET, tag, TagValue(made, Nonce.random(), 0, "Ann", ""))
+        if number % 10:
+            repository.refs.delete_tag(DATASET, tag, TagDeleted(Nonce.random(), 0, "Ann", ""))
+    again = reopened(store)
+    before = store.counts
+    assert [tag for tag, _ in again.refs.tags(DATASET)] == ["v0", "v10", "v20"]
+    asked = store.counts - before
+    assert (asked.lists, asked.gets) == (1, 6)  # of each that is left its value, and whether it is deleted

@@ -66,7 +66,12 @@ class Tags:
 
     def tags(self, dataset: DatasetName) -> list[tuple[TagName, TagValue]]:
         """Return all tags that are not deleted, by name."""
-        names = named_parts(TagName, parts(self.store, keys.tags_prefix(dataset)))
+        listed = parts(self.store, keys.tags_prefix(dataset))
+        names = [
+            tag
+            for tag in named_parts(TagName, listed)  # nothing brings a deleted one back
+            if keys.tag_deleted_key(dataset, tag) not in listed[tag.component]
+        ]
         found = ask_each(partial(self.tag, dataset), names)
         there = [(name, value) for name, value in found if value is not None]
         self.answers.list_names(dataset, "tags")

@@ -18,7 +18,7 @@ _SHARED = {
 }
 # Each of these takes minutes on a busy machine, or waits that long: begun last, one of them would run alone.
 _LONG = re.compile(
-    r"tests/(real/|test_hanging|upkeep/test_gc_rounds|counts/test_requests|cli/test_(demo|verify)"
+    r"tests/(real/|test_hanging|upkeep/test_(gc_rounds|year)|counts/test_requests|cli/test_(demo|verify)"
     r"|stores/test_(names_moving|winners_that_change|names_elsewhere|policies))"
 )
 _SOURCE = "tests/test_layers.py"

@@ -27,7 +27,7 @@ from dsv.run.record import JobRef
 _ASK: Final = 0.3
 """Seconds to the first look at the job after a change; each further one takes twice as long. The end of a pod's log
 counts as a change."""
-_SELDOM, _OFTEN, _UNWATCHED = 60.0, 2.0, 10.0
+_SELDOM, _OFTEN, _UNWATCHED = 300.0, 2.0, 10.0
 """Seconds between two looks at most: while the cluster tells of changes; while the job waits for what may never come,
 or for a pod that ends; and if the cluster tells nothing."""
 _GAP: Final = 0.1

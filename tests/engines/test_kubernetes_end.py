@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from dsv.run.completing import completed
 from dsv.run.engines.kubernetes.capacity import refusal_of_pods
 from dsv.run.engines.kubernetes.job import JobSnapshot, ended, gone, status, waits_for_ended_nodes
 from dsv.run.engines.kubernetes.pod import Obstacle, Pod, is_over
 from dsv.run.part import EndCause, RunPart
 from dsv.run.record import RunState
+from tests.run.test_record import RECORD
 
 
 def a_job(**more: Any) -> dict[str, Any]:
@@ -428,3 +432,34 @@ def test_the_others_may_still_have_to_send_what_they_left(pods: tuple[Pod, ...])
     """And the cluster takes a pod away, with its log, that it doesn't know to be over."""
     facts = JobSnapshot(a_job(completions=2, backoffLimit=3, **GANG), pods)
     assert ended(facts) is None and not waits_for_ended_nodes(facts)
+
+
+def _at(seconds: float) -> str:
+    return datetime.fromtimestamp(1_800_000_000 + seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@pytest.mark.parametrize("wrong", [-7200, 0, 7200])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_no_time_is_negative_though_the_clock_of_a_machine_is_wrong(wrong: int, is_lost: bool) -> None:
+    """A command that runs for 50 s. Its machine reports its beginning, and the cluster that the machine is lost."""
+    status: dict[str, Any] = {
+        "startTime": _at(1 + wrong),
+        "conditions": [
+            {"type": "PodScheduled", "status": "True", "lastTransitionTime": _at(1)},
+            {"type": "Ready", "status": "False", "lastTransitionTime": _at(55)},
+        ],
+    }
+    main: dict[str, Any] = {"running": {"startedAt": _at(5 + wrong)}}
+    if not is_lost:
+        main = {"terminated": {"exitCode": 0, "startedAt": _at(5 + wrong), "finishedAt": _at(55 + wrong)}}
+    status |= {"containerStatuses": [{"name": "main", "state": main}]}
+    lost = (EndCause.NODE_LOST, "host0 is lost") if is_lost else None
+    raw = a_pod(phase="Running" if is_lost else "Succeeded", status=status).raw
+    done = ended(JobSnapshot(a_job(), (Pod(raw, gone=is_lost, lost=lost),)))
+    assert done is not None
+    start = replace(RECORD, started_ms=1_800_000_000_000, state=RunState.RUNNING, parts=())
+    record = completed(start, done, 1_800_000_060_000)
+    assert record.ended_ms is not None and record.ended_ms - record.started_ms == 50_000
+    (part,) = record.parts
+    assert part.started_ms is not None and part.ended_ms == part.started_ms + 50_000
+    assert start.started_ms <= part.started_ms and part.ended_ms <= 1_800_000_060_000

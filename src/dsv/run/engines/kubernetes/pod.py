@@ -204,14 +204,14 @@ class Pod:
         if not self.begun:
             return None
         cause, said = self.cause()
-        code, seen = None, self._ended.get("finishedAt")
+        code, over = None, milliseconds(self._ended.get("finishedAt"))
         if self.command_ended:
             cause = cause or EndCause.EXITED
             code = int(self._facts.get("code") or self._ended["exitCode"])
         elif self.is_terminated:
             cause = cause or EndCause.LOST_SIGHT
             code = CUT_SHORT.get(cause)
-            seen = (condition(self.raw, "Ready", "False") or {}).get("lastTransitionTime")
+            over = self._by_its_clock((condition(self.raw, "Ready", "False") or {}).get("lastTransitionTime"))
         else:
             cause, said = None, None
         return RunPart(
@@ -219,13 +219,21 @@ class Pod:
             attempt=self.attempt,
             host=self.host,
             started_ms=milliseconds(self._started.get("startedAt")),
-            ended_ms=milliseconds(seen),
+            ended_ms=over,
             end=cause,
             exit_code=code,
             exit_signal=exit_signal(code),
             error=said,
             **NodeReport.decode(self.stage_message).fields,
         )
+
+    def _by_its_clock(self, seen: str | None) -> int | None:
+        """Return a time of the cluster's clock by the machine's, which gets a pod right after it is scheduled."""
+        scheduled = milliseconds((condition(self.raw, "PodScheduled") or {}).get("lastTransitionTime"))
+        taken, over = milliseconds(self._status.get("startTime")), milliseconds(seen)
+        if over is None or scheduled is None or taken is None:
+            return over
+        return over + taken - scheduled
 
     def obstacle(self, autoscaling: bool) -> Obstacle | None:
         """Return why the pod has not begun, if the cluster reports it."""

@@ -105,6 +105,8 @@ class Kubernetes(Engine):
         self._options = read_options(self.decoder, options, NAME)
         self._api = KubernetesApi(environ, self._options)
         self._where: str | None = None
+        self._nodes_have_caches = any("host" in each for each in self._options.volumes.values())
+        """Each node has a cache of its own: its pods show which nodes have a commit."""
 
     def capacity(self, wanted: Resources) -> Capacity:
         with _as_errors():
@@ -121,8 +123,9 @@ class Kubernetes(Engine):
             nodes, pods = [], []
             with suppress(Refusal):
                 nodes = self._api.items("/api/v1/nodes", PROBE_SECONDS)
-            with suppress(Refusal):
-                pods = self._api.items(self._api.path("pods"), PROBE_SECONDS, labelSelector=_OURS)
+            if self._nodes_have_caches:
+                with suppress(Refusal):
+                    pods = self._api.items(self._api.path("pods"), PROBE_SECONDS, labelSelector=_OURS)
         return Facts(
             Machine.read(self.environ),
             where,
@@ -262,9 +265,9 @@ class Kubernetes(Engine):
         return over or self.status(ref)
 
     def forget(self, ref: JobRef) -> None:
-        """Delete the Job. It is kept if each node has a cache of its own: its pods show which nodes have a commit."""
+        """Delete the Job, unless `_nodes_have_caches`."""
         job = self._find(ref)
-        if job is None or any("host" in each for each in self._options.volumes.values()):
+        if job is None or self._nodes_have_caches:
             return
         with suppress(DsvError):
             facts = job.look()

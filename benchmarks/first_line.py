@@ -1,20 +1,19 @@
-"""What `dsv run` adds to a run whose data is cached: the same command by it and by docker or srun, in turns.
+"""What `dsv run` adds to a container whose data is cached: the same command by it and by the engine's own client, in
+turns.
 
-    python -m benchmarks.first_line              seven rounds on a Docker Engine of its own (see CONTRIBUTING.md)
-    python -m benchmarks.first_line --engine slurm         on a Slurm of its own
+    python -m benchmarks.first_line              seven rounds on the Docker Engine of DSV_LABS, else on one of its own
+    python -m benchmarks.first_line --kubernetes           on a Kubernetes
     python -m benchmarks.first_line --rounds 20
     python -m benchmarks.first_line --prefix 'chrt -r 1'   on a busy machine: before its other programs
-    chrt -r 1 python -m benchmarks.first_line --engine slurm    the same, for the nodes of Slurm too
 
-Prints the seconds from the start of each command to the first byte of the job and to the command's end, and the seconds
-of processor time (without the engine's daemons), as median and least. Needs root and the packages of that lab.
+Prints the seconds from the start of each command to when the job ran, to its first byte and to the command's end, and
+the seconds of processor time (without daemons), as median and least. Needs root and the packages of the lab.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import random
 import shlex
 import statistics
 import subprocess
@@ -25,97 +24,102 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.labs import docker_engine, slurm
+from tests.labs import shelf
+from tests.run.test_kubernetes_runs import IMAGE, Site, prepare
 
-JOB = ("sh", "-c", "echo first")
+JOB = ("cat", "/proc/uptime")
+WHAT = ("job", "first byte", "end", "end after the job", "processor")
 DSV = (sys.executable, "-m", "dsv.cli.main")
-Commands = dict[str, tuple[str, ...]]
 
 
-def turn(argv: Sequence[str], env: Mapping[str, str]) -> tuple[float, float, float]:
-    """Return the seconds to the first byte and to the end, and those of the processor."""
-    begun = time.monotonic()
+def turn(argv: Sequence[str], env: Mapping[str, str]) -> tuple[float, ...]:
+    """Return the seconds of `WHAT`."""
+    begun, booted = time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)
     process = subprocess.Popen(
         argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdout is not None and process.stderr is not None
     first = process.stdout.read(1)
     at_first = time.monotonic() - begun
-    said = process.stdout.read() + process.stderr.read()
+    output = first + process.stdout.read()
+    errors = process.stderr.read()
     _, status, used = os.wait4(process.pid, 0)
     at_end = time.monotonic() - begun
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0 or not first:
-        raise SystemExit(f"{argv} ended with {process.returncode}: {said.decode()}")
-    return at_first, at_end, used.ru_utime + used.ru_stime
+        raise SystemExit(f"{argv} ended with {process.returncode}: {(output + errors).decode()}")
+    at_job = float(output.split()[0]) - booted
+    return at_job, at_first, at_end, at_end - at_job, used.ru_utime + used.ru_stime
+
+
+Commands = Iterator[tuple[dict[str, str], dict[str, tuple[str, ...]]]]
+"""The environment, and the commands by what they are called."""
 
 
 @contextmanager
-def on_docker(top: Path) -> Iterator[tuple[Mapping[str, str], Commands]]:
-    engine = docker_engine.up(top / "engine")
-    ours = (*DSV, "run", "data@v1", "--engine")
-    try:
-        yield (
-            engine.env,
-            {
-                "docker run --rm --init": ("docker", "run", "--rm", "--init", engine.busybox, *JOB),
-                "dsv run --engine docker": (*ours, "docker", "--image", engine.busybox, "--", *JOB),
-                "dsv run --engine process": (*ours, "process", "--", *JOB),
-            },
-        )
-    finally:
-        docker_engine.down(top / "engine")
+def docker_commands(labs: Path, top: Path) -> Commands:
+    engine = shelf.attach(labs, "docker-engine")
+    env = {**os.environ, **engine.env, "HOME": str(top / "home"), "DSV_STORE": str(top / "store")}
+    (top / "data").mkdir()
+    (top / "data" / "file").write_text("content")
+    for words in (("init", "data"), ("sync",), ("tag", "v1"), ("cache", "data@v1")):
+        subprocess.run([*DSV, *words], cwd=top / "data", env=env, check=True, capture_output=True)
+    run = (*DSV, "run", "data@v1", "--engine")
+    yield (
+        env,
+        {
+            "docker run --rm --init": ("docker", "run", "--rm", "--init", engine.busybox, *JOB),
+            "dsv run --engine docker": (*run, "docker", "--image", engine.busybox, "--", *JOB),
+            "dsv run --engine process": (*run, "process", "--", *JOB),
+        },
+    )
 
 
 @contextmanager
-def on_slurm(top: Path) -> Iterator[tuple[Mapping[str, str], Commands]]:
-    cluster = slurm.up(top / "engine")
-    submitted = f"job=$(sbatch --parsable --output={top}/%j.log --wrap={shlex.quote(JOB[-1])})"
-    script = f"{submitted}; until [ -s {top}/$job.log ]; do sleep 0.01; done; cat {top}/$job.log"
-    try:
-        commands = {
-            "sbatch, and its log": ("sh", "-c", script),
-            "srun": ("srun", "--quiet", *JOB),
-            "dsv run --on a": (*DSV, "run", "data@v1", "--on", "a", "--", *JOB),
-        }
-        yield cluster.env, commands
-    finally:
-        slurm.down(top / "engine")
+def kubernetes_commands(labs: Path, top: Path) -> Commands:
+    cluster = shelf.attach(labs, "kubernetes")
+    os.environ.update(cluster.env, HOME=str(top / "home"), XDG_CONFIG_HOME=str(top / "config"))
+    top.chmod(0o755)
+    prepare(Site(top, cluster))
+    kubectl = (str(cluster.programs / "kubectl"), "run", "first", "--rm", "--attach", "--quiet")
+    yield (
+        dict(os.environ),
+        {
+            "kubectl run --attach": (*kubectl, "--restart=Never", f"--image={IMAGE}", "--", *JOB),
+            "dsv run on Kubernetes": (*DSV, "run", "digits", "--image", IMAGE, "--", *JOB),
+        },
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What dsv run adds to docker run or srun.")
+    parser = argparse.ArgumentParser(description="What dsv run adds to the engine's own client.")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--engine", choices=("docker", "slurm"), default="docker")
+    parser.add_argument("--kubernetes", action="store_true")
     parser.add_argument(
         "--prefix", default="", help="words before each command, such as 'chrt -r 1' on a busy machine"
     )
     given = parser.parse_args()
     rounds, prefix = given.rounds, shlex.split(given.prefix)
+    commands_of = kubernetes_commands if given.kubernetes else docker_commands
     with tempfile.TemporaryDirectory(prefix="dsv-first-line-") as name:
         top = Path(name)
-        with {"docker": on_docker, "slurm": on_slurm}[given.engine](top) as (variables, commands):
-            env = {**os.environ, **variables, "HOME": str(top / "home"), "DSV_STORE": str(top / "store")}
-            (top / "data").mkdir()
-            (top / "data" / "file").write_text("content")
-            settings = {"cache": top / "cache", "pools.a.out": top / "out", "pools.a.engine": "slurm"}
-            for key, value in settings.items():
-                config = [*DSV, "config", key, str(value)]
-                subprocess.run(config, cwd=top, env=env, check=True, capture_output=True)
-            for words in (("init", "data"), ("sync",), ("tag", "v1"), ("cache", "data@v1")):
-                subprocess.run([*DSV, *words], cwd=top / "data", env=env, check=True, capture_output=True)
-            taken: dict[str, list[tuple[float, float, float]]] = {name: [] for name in commands}
-            for number in range(rounds + 1):
-                for name, argv in commands.items():
-                    time.sleep(random.random())  # Slurm looks for new jobs once a second
-                    seconds = turn([*prefix, *argv], env)
-                    taken[name] += [seconds] if number else []  # the first round fills caches
+        labs = Path(os.environ.get("DSV_LABS", top / "labs"))
+        try:
+            with commands_of(labs, top) as (env, commands):
+                taken: dict[str, list[tuple[float, ...]]] = {name: [] for name in commands}
+                for number in range(rounds + 1):
+                    for name, argv in commands.items():
+                        seconds = turn([*prefix, *argv], env)
+                        taken[name] += [seconds] if number else []  # the first round fills caches
             for name, turns in taken.items():
-                columns = zip(("first byte", "end", "processor"), zip(*turns, strict=True), strict=True)
+                columns = zip(WHAT, zip(*turns, strict=True), strict=True)
                 print(
                     f"{name:25}",
                     *(f"{what} {statistics.median(v):.2f} ({min(v):.2f})" for what, v in columns),
                 )
+        finally:
+            if "DSV_LABS" not in os.environ:
+                shelf.take_down(labs)
 
 
 if __name__ == "__main__":

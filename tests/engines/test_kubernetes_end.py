@@ -73,6 +73,13 @@ GANG = {
     }
 }
 """Of a job whose nodes begin and end together."""
+SENDS_OUTPUT = {
+    "template": {
+        "spec": {
+            "initContainers": [{"name": "hold", "env": [{"name": "DSV_CLOSE_SECONDS", "value": "3595"}]}]
+        }
+    }
+}
 LEFT_RUNNING = {
     "containerStatuses": [{"name": "main", "state": {"running": {"startedAt": "2026-11-22T10:00:00Z"}}}]
 }
@@ -333,6 +340,27 @@ def test_a_pod_whose_command_succeeded_is_over_once_nothing_runs_in_it(
     done = ended(JobSnapshot(a_job(), (a_pod(phase="Running", code=code, status=others),)))
     assert (done is not None) is over
     assert done is None or done.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("job", "code", "message", "over"),
+    [
+        ({}, 0, "code=0 stopped=no", True),
+        ({}, 3, "code=3 stopped=no", True),
+        ({}, 3, "code=3 stopped=yes", False),  # the cluster says only later why it stopped the command
+        ({}, 143, "code=143 stopped=no", False),
+        ({"backoffLimit": 1}, 3, "code=3 stopped=no", False),
+        (SENDS_OUTPUT, 0, "code=0 stopped=no", False),
+    ],
+)
+def test_a_job_is_over_once_its_command_has_ended_by_itself_though_its_data_is_still_held(
+    job: dict[str, Any], code: int, message: str, over: bool
+) -> None:
+    holds = {"initContainerStatuses": [{"name": "hold", "state": {"running": {}}}]}
+    pod = a_pod(phase="Running", code=code, message=f"end= memory= cpu= {message}", status=holds)
+    done = ended(JobSnapshot(a_job(**job), (pod,)))
+    assert (done is not None) is over
+    assert done is None or (done.exit_code, done.cause) == (code, EndCause.EXITED)
 
 
 @pytest.mark.parametrize(

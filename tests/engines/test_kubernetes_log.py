@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from dsv.run.engines.kubernetes.api import Refusal
-from dsv.run.engines.kubernetes.follow import PodLog, read_logs
-from dsv.run.engines.kubernetes.job import KubernetesJob
+from dsv.run.engines.kubernetes.follow import PodLog, read_logs, read_metrics
+from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob
+from tests.engines.test_kubernetes_end import a_job, a_pod
 from tests.engines.test_kubernetes_run import Cluster
 from tests.waiting import until
 
@@ -93,3 +94,23 @@ def test_a_log_that_is_followed_ends_with_the_record_if_the_cluster_is_away(
     asked = iter((False, True))
     with read_logs(job, True, lambda: next(asked)) as pieces:
         assert b"".join(pieces) == b""
+
+
+@pytest.mark.parametrize(
+    ("pieces", "metrics"),
+    [
+        ((b'Fetched\n--- metrics.json\n{"loss": ', b"1}\n--- e", b"nd\n"), b'{"loss": 1}\n'),
+        ((b"Fetched\n--- end\n",), None),
+        ((b"--- metrics.json\n\n--- end\n",), b"\n"),
+    ],
+)
+def test_metrics_are_read_from_a_container_that_still_runs(
+    pieces: tuple[bytes, ...], metrics: bytes | None
+) -> None:
+    class Runs(Answers):
+        def iter_bytes(self) -> Iterator[bytes]:
+            yield from pieces
+            pytest.fail("it would wait for the end of the container")
+
+    job = KubernetesJob(Runs(), "training", "job", "u0")  # type: ignore[arg-type]
+    assert read_metrics(job, JobSnapshot(a_job(), (a_pod(code=0),))) == metrics

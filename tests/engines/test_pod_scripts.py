@@ -67,6 +67,12 @@ def test_what_the_command_writes_is_shown_and_copied(pod: Pod) -> None:
     assert log is not None and log.kept(Masker()).data == b"out\nerr\n"
     assert left is not None and left.seen and left.parts[0].exit_code == 7
     assert (pod.own / "argv").read_bytes().split(b"\0")[:2] == [b"sh", b"-c"]
+    assert (pod.own / "term").read_text().split("\n")[0].endswith("code=7 stopped=no")
+
+
+def test_the_pod_says_that_kubernetes_stopped_the_command(pod: Pod) -> None:
+    assert pod.run(": >$OWN/stopped; exit 3")[0] == 3
+    assert (pod.own / "term").read_text().split("\n")[0].endswith("code=3 stopped=yes")
 
 
 @pytest.mark.parametrize(

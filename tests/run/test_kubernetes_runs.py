@@ -76,12 +76,12 @@ class Site(clusters.Site):
         return self.folder / "nfs"
 
 
-@pytest.fixture
-def site(tmp_path: Path, kubernetes: lab.Kubernetes) -> Site:
-    site = Site(tmp_path, kubernetes)
+def prepare(site: Site) -> Site:
+    """Make its folders and its dataset, and configure its pool."""
+    store = str(site.folder / "store")
     for name in ("nfs/cache", "nfs/out", "store"):
-        (tmp_path / name).mkdir(parents=True)
-    save_digits(tmp_path / "data")
+        (site.folder / name).mkdir(parents=True)
+    save_digits(site.folder / "data")
     pool = {
         "engine": "kubernetes",
         "cache": "/nfs/cache",
@@ -92,18 +92,23 @@ def site(tmp_path: Path, kubernetes: lab.Kubernetes) -> Site:
             "root": True,
             "volumes": {
                 "/nfs": {"host": str(site.nfs)},
-                str(tmp_path / "store"): {"host": str(tmp_path / "store")},
+                store: {"host": store},
             },
             "overlay": of_this_machine(),
         },
     }
-    settings = {"store": str(tmp_path / "store"), "pool": "k8s", "pools": {"k8s": pool}}
+    settings = {"store": store, "pool": "k8s", "pools": {"k8s": pool}}
     config = Path(os.environ["XDG_CONFIG_HOME"]) / "dsv" / "config.toml"
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(tomli_w.dumps(settings))
     site.dsv("-C", "data", "init", "digits")
     site.dsv("-C", "data", "sync")
     return site
+
+
+@pytest.fixture
+def site(tmp_path: Path, kubernetes: lab.Kubernetes) -> Site:
+    return prepare(Site(tmp_path, kubernetes))
 
 
 def run_of(*options: str, script: str = WAIT) -> tuple[str, ...]:
@@ -430,3 +435,21 @@ def test_the_last_of_several_nodes_completes_the_record_though_nobody_looks(site
     assert (run / "log").read_text() == log
     site.dsv("runs", run.name, "--out", "here")
     assert (site.folder / "here" / "began.2.1").exists()
+
+
+def test_a_run_ends_with_its_record_while_the_cluster_is_away(site: Site) -> None:
+    """The pod has completed it in the store, which the terminal still reaches."""
+    terminal = site.start(*run_of(script=f"{WAIT}; echo done; exit 3"))
+    until(lambda: site.has("ready"), "the command")
+    run = site.out().name
+    until(lambda: site.last()["state"] == "running", "that the cluster says so")
+    site.cluster.stop_api()
+    try:
+        site.go()
+        out, err = terminal.communicate(timeout=PATIENCE)
+    finally:
+        site.cluster.make_ready()
+    assert terminal.returncode == 3, out + err
+    record = site.last()
+    assert (record["run"], record["state"], record["end"], record["exit_code"]) == (run, "ended", "exited", 3)
+    assert site.dsv("logs", run) == "done\n"

@@ -18,8 +18,8 @@ from dsv.run.engines.attach import ENDING, INFORMING, FollowedJob
 from dsv.run.engines.base import Ended
 from dsv.run.engines.kubernetes.api import IDLE_SECONDS, KubernetesApi, Refusal
 from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, ended, gone
-from dsv.run.engines.kubernetes.manifest import HOLDING, MAIN
-from dsv.run.engines.kubernetes.pod import METRICS, Obstacle
+from dsv.run.engines.kubernetes.manifest import GRACE_SECONDS, HOLDING, MAIN
+from dsv.run.engines.kubernetes.pod import METRICS, METRICS_END, Obstacle
 from dsv.run.engines.kubernetes.watch import start_watches
 from dsv.run.engines.output import JobOutput, NodeLines, through_a_pipe
 from dsv.run.record import JobRef
@@ -341,9 +341,14 @@ def read_metrics(job: KubernetesJob, facts: JobSnapshot) -> bytes | None:
     if first is None:
         return None
     try:
-        with job.api.stream(f"{job.pods_path}/{first.name}/log", container=HOLDING) as answer:
-            data: bytes = answer.read()
+        path, seconds = f"{job.pods_path}/{first.name}/log", GRACE_SECONDS + 5.0
+        with job.api.stream(path, seconds, container=HOLDING, follow="true") as answer:
+            data = b""
+            for piece in answer.iter_bytes():
+                data += piece
+                if data.endswith(METRICS_END):  # the container may run on
+                    break
     except Refusal:
         return None
-    _, marker, metrics = data.rpartition(f"{METRICS}\n".encode())
+    _, marker, metrics = data.removesuffix(METRICS_END).rpartition(METRICS)
     return metrics if marker else None

@@ -24,6 +24,7 @@ from dsv.run.engines.kubernetes.capacity import (
     workloads,
 )
 from dsv.run.engines.kubernetes.manifest import (
+    CLOSE_SECONDS,
     GANG_PORT,
     GRACE_SECONDS,
     HOLDING,
@@ -66,11 +67,12 @@ class JobSnapshot:
         self.may_try_again = int(spec.get("backoffLimit") or 0) > 0
         self.nodes = int(spec.get("completions") or 1)
         init = ((spec.get("template") or {}).get("spec") or {}).get("initContainers") or ()
-        holding = [each for each in init if each.get("name") == HOLDING]
-        self.is_gang = any(
-            each.get("name") == GANG_PORT for container in holding for each in container.get("env") or ()
-        )
+        holding = [each.get("env") or () for each in init if each.get("name") == HOLDING]
+        variables = {each.get("name"): each.get("value") for env in holding for each in env}
+        self.is_gang = GANG_PORT in variables
         """The nodes end together, so that a node succeeds only if all nodes do."""
+        self.sends_output = int(variables.get(CLOSE_SECONDS) or 0) > GRACE_SECONDS
+        """Its pods send the output to the store after the command."""
         self.failed = condition(raw, "Failed")
         self.end = condition(raw, "Complete") or self.failed
         """The condition with which the cluster ended the Job."""
@@ -100,7 +102,9 @@ def waits_for_ended_nodes(job: JobSnapshot) -> bool:
 def ended(job: JobSnapshot) -> Ended | None:
     """Return how the job ended; None while it is alive."""
     last, parts = job.last, parts_of(job)
-    all_over = len(last) == job.nodes and all(each.is_over for each in last)
+    all_over = len(last) == job.nodes and all(
+        each.is_over if job.sends_output else each.is_decided for each in last
+    )
     all_succeeded = all_over and all(each.succeeded for each in last)
     if condition(job.raw, "Complete") or all_succeeded or _all_nodes_succeeded(job):
         return Ended(exit_code=0, launched=True, cause=EndCause.EXITED, parts=parts, usage=_usage(last))

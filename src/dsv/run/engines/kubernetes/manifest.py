@@ -40,6 +40,8 @@ IGNORED_KEY: Final = "batch.kubernetes.io/job-index-ignored-failure-count"
 MAIN, STAGING, HOLDING = "main", "stage", "hold"
 GANG_PORT: Final = "DSV_GANG_PORT"
 """The variable with the port at which the nodes of a job agree to start and end together."""
+CLOSE_SECONDS: Final = "DSV_CLOSE_SECONDS"
+"""The variable with the seconds for completing the record of the run."""
 GRACE_SECONDS: Final = 30
 OWN: Final = "/dsv/own"
 """The empty folder that the containers of a pod share."""
@@ -347,7 +349,7 @@ def _hold_variables(job: Job, name: str, options: KubernetesOptions) -> dict[str
         variables |= {
             "DSV_CLOSE": shlex.join((options.dsv, *job.close)),
             "DSV_ORDER": job.order,
-            "DSV_CLOSE_SECONDS": str(grace_seconds(job) - 5),
+            CLOSE_SECONDS: str(grace_seconds(job) - 5),
             "DSV_INDEX": _annotation(INDEX_KEY),
             "DSV_FAILED": of_job["DSV_FAILED"],
             "DSV_IGNORED": of_job["DSV_IGNORED"],

@@ -25,8 +25,9 @@ CAUSES: Final = {
     "missing": (EndCause.NOT_STARTED, "the image has no such command, or it can't be run"),
 }
 """Its other reasons, with their descriptions."""
-METRICS: Final = "--- metrics.json"
-"""The line after which the container `hold` prints metrics.json."""
+METRICS: Final = b"--- metrics.json\n"
+METRICS_END: Final = b"--- end\n"
+"""The lines that the container `hold` prints before metrics.json, and after it or in its place."""
 _MOST: Final = 64 << 20
 """Bytes of a file that are read at most; the script keeps files much smaller."""
 _NO_PROGRAM: Final = "the pool's image of dsv has no program"
@@ -153,7 +154,7 @@ class Pod:
         self._started = self._ended or main.get("running") or {}
         message: str = self._ended.get("message") or ""
         facts, _, self._rest = message.partition("\n")
-        self._facts = dict(re.findall(r"(end|memory|cpu|code)=(\S*)", facts))
+        self._facts = dict(re.findall(r"(end|memory|cpu|code|stopped)=(\S*)", facts))
         """Written by the script of the job's container into the termination message."""
         self.usage = usage_of(self._facts)
         self.is_terminated = gone or self._status.get("phase") in ("Succeeded", "Failed")
@@ -162,6 +163,9 @@ class Pod:
         all_ended = all("terminated" in each for each in self._states)
         self.is_over = self.is_terminated or (succeeded and all_ended)
         """Also once the command has succeeded and all else ended: the cluster reports it a second later."""
+        by_itself = self._facts.get("stopped") == "no" and self._ended.get("exitCode") not in _KILLED
+        self.is_decided = self.is_over or (self.command_ended and by_itself)
+        """How the command ended can't change any more. The cluster says why it stopped a command only in the end."""
         self._is_deleted = metadata.get("deletionTimestamp") is not None
         self.is_terminating = self._is_deleted and not self.is_over
         self._never_started = self._ended.get("reason") in ("StartError", "ContainerCannotRun")

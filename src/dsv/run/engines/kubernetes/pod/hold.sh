@@ -48,9 +48,10 @@ if [ -z "$over" ] && [ ! -e $own/ended ]; then
 fi
 wait "$holder"
 trap over=yes TERM # which interrupts a wait
-if [ -n "${DSV_METRICS_FILE:-}" ] && [ -f "$DSV_METRICS_FILE" ]; then
+if [ -f "${DSV_METRICS_FILE:-}" ]; then
   printf '%s\n%s\n' '--- metrics.json' "$(head -c 1048577 "$DSV_METRICS_FILE")"
 fi
+echo '--- end'
 if [ -n "${DSV_CLOSE:-}" ] && [ -e $own/ended ]; then
   umask 077
   attempt=$((${DSV_FAILED:-0} + ${DSV_IGNORED:-0} + 1))

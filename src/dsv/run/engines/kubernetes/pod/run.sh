@@ -62,5 +62,7 @@ over=$(PATH=$tools; date +%s)
 if [ -z "${DSV_GANG_PORT:-}" ] || [ -n "$verdict$why" ]; then
   echo "code=$code why=$why begun=$begun over=$over memory=${memory:-} cpu=${cpu:-} whole=yes" >$own/ended
 fi
-printf '%s\n' "end=$why memory=${memory:-} cpu=${cpu:-} code=$code" "$reason" >/dev/termination-log
+stopped=no
+[ ! -e $own/stopped ] || stopped=yes
+printf '%s\n' "end=$why memory=${memory:-} cpu=${cpu:-} code=$code stopped=$stopped" "$reason" >/dev/termination-log
 exit "$end"

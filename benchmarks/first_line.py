@@ -81,11 +81,15 @@ def kubernetes_commands(labs: Path, top: Path) -> Commands:
     os.environ.update(cluster.env, HOME=str(top / "home"), XDG_CONFIG_HOME=str(top / "config"))
     top.chmod(0o755)
     prepare(Site(top, cluster))
-    kubectl = (str(cluster.programs / "kubectl"), "run", "first", "--rm", "--attach", "--quiet")
+    kubectl = cluster.programs / "kubectl"
+    bare = (
+        f"{kubectl} create job first --image={IMAGE} -- {shlex.join(JOB)} >/dev/null;"
+        f"until {kubectl} logs -f job/first 2>/dev/null; do :; done; {kubectl} delete job first >/dev/null"
+    )
     yield (
         dict(os.environ),
         {
-            "kubectl run --attach": (*kubectl, "--restart=Never", f"--image={IMAGE}", "--", *JOB),
+            "kubectl create job; logs": ("sh", "-c", bare),
             "dsv run on Kubernetes": (*DSV, "run", "digits", "--image", IMAGE, "--", *JOB),
         },
     )

@@ -349,6 +349,7 @@ def test_a_pod_whose_command_succeeded_is_over_once_nothing_runs_in_it(
         ({}, 3, "code=3 stopped=no", True),
         ({}, 3, "code=3 stopped=yes", False),  # the cluster says only later why it stopped the command
         ({}, 143, "code=143 stopped=no", False),
+        ({"backoffLimit": 1}, 0, "code=0 stopped=no", True),
         ({"backoffLimit": 1}, 3, "code=3 stopped=no", False),
         (SENDS_OUTPUT, 0, "code=0 stopped=no", False),
     ],

@@ -423,6 +423,24 @@ def test_a_cluster_that_refuses_its_jobs_or_pods_is_not_used(
         engine.probe()
 
 
+@pytest.mark.parametrize("volume", ["claim", "host"])
+def test_pods_are_listed_before_a_run_if_each_node_has_a_cache_of_its_own(
+    volume: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only then it matters which nodes have the commit; a namespace keeps the pods of a week."""
+    site, listed = Site(begun=True), list[str]()
+    engine = _engine(site, monkeypatch, {volume: "/mnt"})
+    version = {"gitVersion": "v1.34.4", "major": "1", "minor": "34"}
+    known = site.get
+    monkeypatch.setattr(
+        site, "get", lambda path, *_, **query: version if path == "/version" else query or known(path)
+    )
+    monkeypatch.setattr(site, "items", lambda path, *_, **query: listed.append(path) or [])
+    engine.probe()
+    pods = ["/namespaces/training/pods"] if volume == "host" else []
+    assert listed == ["/api/v1/nodes", *pods]
+
+
 @pytest.mark.parametrize(("identity", "words"), [("k0", "has no Job job any more"), ("k1", "is another one")])
 def test_a_job_that_a_cluster_does_not_have_is_lost(
     monkeypatch: pytest.MonkeyPatch, identity: str, words: str

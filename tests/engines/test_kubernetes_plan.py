@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from dsv.run.engines.kubernetes.capacity import ask_capacity, quantity, quota_re
 from dsv.run.engines.kubernetes.engine import Kubernetes
 from dsv.run.engines.kubernetes.manifest import merge, object_name
 from dsv.run.engines.machine import Machine
+from dsv.run.engines.output import JobOutput
 from dsv.run.node_order import NodeOrder, StoreAccess
 from dsv.run.plan import output_of
 from dsv.run.record import RunId
@@ -243,6 +245,7 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], words: s
         (replace(JOB, gpus=1, gpu_type="H100"), "no node is labelled with a GPU of the type H100"),
         (replace(JOB, engine_args=("--x",)), "engine_args"),
         (replace(JOB, command=("train", "x" * 1_500_000)), "Kubernetes takes about 1,500,000"),
+        (replace(JOB, command=("train", "\udcff")), "not UTF-8"),
         (replace(JOB, tpu="v4-8"), "the shape of the slice"),
         (replace(JOB, tpu="v5e-8", nodes=3), "can't be shared by 3 nodes"),
     ],
@@ -250,6 +253,23 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], words: s
 def test_jobs_that_cannot_be_are_refused(job: Job, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Kubernetes({}, OPTIONS).plan(job, FACTS)
+
+
+def test_words_are_submitted_as_they_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """YAML has line ends of its own."""
+    words = ("a\x85b", "\u2028c", " \n d\t", "$(HOME)", "é\U0001f600", "\x07")
+    made: list[Any] = []
+
+    def make(api: Any, thing: Any, run: str) -> Any:
+        made.append(thing)
+        return {"metadata": {"namespace": "n", "name": "j", "uid": "u0000000"}}
+
+    monkeypatch.setattr("dsv.run.engines.kubernetes.engine.make", make)
+    engine = Kubernetes({}, OPTIONS)
+    engine.submit(engine.plan(replace(JOB, command=words), FACTS), JobOutput(None, None), Event())
+    (job,) = (each for each in made if each["kind"] == "Job")
+    command = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert [each.replace("$$", "$") for each in command[-len(words) :]] == list(words)
 
 
 def test_names_fit_and_differ() -> None:

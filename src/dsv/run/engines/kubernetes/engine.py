@@ -165,7 +165,8 @@ class Kubernetes(Engine):
         import yaml
 
         name = object_name(plan.run)
-        objects: list[Manifest] = list(yaml.safe_load_all(plan.script or ""))
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        objects: list[Manifest] = list(yaml.load_all(plan.script or "", loader))
         (job,) = [each for each in objects if each["kind"] == "Job"]
         job["spec"]["suspend"] = True
         job["metadata"]["labels"].pop(QUEUE_LABEL, None)  # with this label Kueue would start the job

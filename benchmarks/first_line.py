@@ -84,7 +84,7 @@ def kubernetes_commands(labs: Path, top: Path) -> Commands:
     kubectl = cluster.programs / "kubectl"
     bare = (
         f"{kubectl} create job first --image={IMAGE} -- {shlex.join(JOB)} >/dev/null;"
-        f"until {kubectl} logs -f job/first 2>/dev/null; do :; done; {kubectl} delete job first >/dev/null"
+        f"until {kubectl} logs -f job/first 2>/dev/null | grep .; do :; done; {kubectl} delete job first >/dev/null"
     )
     yield (
         dict(os.environ),

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
-from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 from dsv.run.engines.kubernetes.api import Refusal
 from dsv.run.engines.kubernetes.job import KubernetesJob
-from dsv.run.engines.kubernetes.watch import start_watches
+from dsv.run.engines.kubernetes.watch import Watch, start_watches
 from tests.engines.test_kubernetes_end import a_pod
 from tests.engines.test_kubernetes_run import Cluster, _run, unwatched
 from tests.waiting import until
-
-BOOKMARK = '{"type":"BOOKMARK"}'
 
 
 class News:
@@ -34,18 +33,27 @@ class Told(Cluster):
         self.refuses = refuses
         self.news: list[News] = []
         self.asked: dict[str, str] = {}
+        self.versions: list[str] = []
 
     @contextmanager
     def stream(self, path: str, *given: Any, **query: Any) -> Iterator[News]:
         if "watch" not in query or self.refuses:
             raise Refusal("forbidden", 403)
-        assert (given, query["allowWatchBookmarks"]) == ((90.0,), "true")
+        self.versions.append(query["resourceVersion"])
         (self.asked[path],) = (value for name, value in query.items() if name.endswith("Selector"))
         self.news.append(News())
         yield self.news[-1]
 
+    def get(self, path: str, *given: Any, **query: str) -> Any:
+        if "limit" not in query:
+            return super().get(path)
+        if self.refuses:
+            raise Refusal("forbidden", 403)
+        return {"metadata": {"resourceVersion": "11"}}
+
     def tell(self, line: str | None) -> None:
-        for each in self.news:
+        now, self.news = self.news, [] if line is None or "ERROR" in line else self.news
+        for each in now:
             each.lines.put(line)
 
 
@@ -80,17 +88,51 @@ def test_a_job_with_a_pod_that_is_being_ended_is_looked_at_often() -> None:
     assert run._longest() == 2
 
 
-def test_a_watch_looks_at_changes_and_not_at_bookmarks_and_ends_with_the_next_of_them() -> None:
-    cluster, over = Told(), Event()
+def test_a_watch_that_is_renewed_begins_where_it_was_and_ends_with_its_job() -> None:
+    """Its renewal is no change. After an error it begins anew."""
+    cluster = Told()
     moves: SimpleQueue[None] = SimpleQueue()
     job = KubernetesJob(cluster, "training", "job", "u0")  # type: ignore[arg-type]
-    watches = start_watches(job, lambda: moves.put(None), over)
+    watches = start_watches(job, lambda: moves.put(None))
     until(lambda: moves.qsize() == 2, "both connections")
-    cluster.tell(BOOKMARK)
-    cluster.tell('{"type":"MODIFIED"}')
+    cluster.tell('{"type":"MODIFIED","object":{"metadata":{"uid":"u","resourceVersion":"17"}}}')
     until(lambda: moves.qsize() == 4, "a change of each")
-    over.set()
-    cluster.tell(BOOKMARK)
+    cluster.tell(None)
+    until(lambda: cluster.versions == ["11", "11", "17", "17"], "both renewals")
+    cluster.tell('{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"23"}}}')
+    cluster.tell(None)
+    until(lambda: cluster.versions[4:] == ["23", "23"], "both again")
+    assert moves.qsize() == 4 and all(watch.connected for watch in watches)
+    cluster.tell('{"type":"ERROR","object":{"message":"too old resource version"}}')
+    until(lambda: cluster.versions[6:] == ["11", "11"], "both anew")
+    until(lambda: moves.qsize() == 8, "the loss and the connection of each")
+    for watch in watches:
+        watch.end()
+    cluster.tell(None)
     for watch in watches:
         watch.join()
-    assert moves.qsize() == 6 and not any(watch.connected for watch in watches)
+    assert len(cluster.versions) == 8
+
+
+def test_the_connection_of_a_watch_ends_with_its_job() -> None:
+    """Nothing else wakes who reads from it."""
+    here, there = socket.socketpair()
+
+    class Silent(Told):
+        @property
+        def extensions(self) -> Any:
+            return {"network_stream": SimpleNamespace(get_extra_info=lambda _: here)}
+
+        @contextmanager
+        def stream(self, path: str, *given: Any, **query: Any) -> Iterator[Any]:
+            yield self
+
+        def iter_lines(self) -> Iterator[str]:
+            yield from iter(lambda: here.recv(1).decode(), "")
+
+    with here, there:
+        watch = Watch(Silent(), "/pods", {}, lambda: None)  # type: ignore[arg-type]
+        watch.start()
+        until(lambda: watch.connected, "the connection")
+        watch.end()
+        watch.join()

@@ -60,7 +60,6 @@ class KubernetesRun(FollowedJob):
         self._has_record = has_record
         self._autoscaling = autoscaling
         self._printed: set[str] = set()
-        self._over = Event()
         self._hopeless: float | None = None  # since when the job waits for what may never come
 
     def _begin(self, output: JobOutput) -> None:
@@ -72,7 +71,7 @@ class KubernetesRun(FollowedJob):
         self._had_room = monotonic()
         out, self._err = output.open_pipes()
         self._logs = JobLogs(self._job, out, self._wake.set)
-        self._watches = start_watches(self._job, self._wake.set, self._over)
+        self._watches = start_watches(self._job, self._wake.set)
 
     def _send(self, number: int) -> bool:
         """An ending signal withdraws a job that has not begun."""
@@ -93,7 +92,8 @@ class KubernetesRun(FollowedJob):
         return True
 
     def _close(self) -> None:
-        self._over.set()
+        for watch in self._watches:
+            watch.end()
         self._logs.finish()  # before the end is set: no thread waits for output after that
         os.close(self._err)
 
@@ -311,9 +311,8 @@ def read_logs(
     moved = Event()
 
     def collect(writer: int, stop: Event) -> None:
-        logs, over, pause = JobLogs(job, writer, moved.set, follow=follow), Event(), _LOOK
-        if follow:
-            start_watches(job, moved.set, over)
+        logs, pause = JobLogs(job, writer, moved.set, follow=follow), _LOOK
+        watches = start_watches(job, moved.set) if follow else ()
         while not stop.is_set():
             try:
                 facts = job.look()
@@ -328,7 +327,8 @@ def read_logs(
                 break
             pause = _LOOK if moved.wait(pause) else min(2 * pause, _UNWATCHED)
             moved.clear()
-        over.set()
+        for watch in watches:
+            watch.end()
         logs.let_go = stop
         logs.finish()
 

@@ -453,3 +453,27 @@ def test_a_run_ends_with_its_record_while_the_cluster_is_away(site: Site) -> Non
     record = site.last()
     assert (record["run"], record["state"], record["end"], record["exit_code"]) == (run, "ended", "exited", 3)
     assert site.dsv("logs", run) == "done\n"
+
+
+def test_a_command_that_ends_by_itself_when_its_pod_is_evicted_was_evicted(site: Site) -> None:
+    """The cluster says so of the pod, after the end of the command."""
+    terminal = site.start(*run_of(script=f"trap 'exit 9' TERM; {WAIT}"))
+    until(lambda: site.has("ready"), "the command")
+    name = f"dsv-{site.out().name}"
+
+    def running() -> list[str]:
+        pods = site.cluster.get("pods", "--field-selector=status.phase=Running")["items"]
+        return [pod["metadata"]["name"] for pod in pods if pod["metadata"]["name"].startswith(name)]
+
+    until(lambda: bool(running()), "the pod")
+    (pod,) = running()
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod, "namespace": "default"},
+    }
+    path = f"/api/v1/namespaces/default/pods/{pod}/eviction"
+    site.cluster.kubectl("create", "--raw", path, "-f", "-", given=json.dumps(eviction))
+    out, err = terminal.communicate(timeout=PATIENCE)
+    record = site.last()
+    assert (terminal.returncode, record["end"], record["exit_code"]) == (9, "evicted", 9), out + err

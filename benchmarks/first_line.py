@@ -1,10 +1,11 @@
-"""What `dsv run` adds to a container whose data is cached: the same command by it and by the engine's own client, in
-turns.
+"""What `dsv run` adds to a run whose data is cached: the same command by it and by the engine's own client, in turns.
 
     python -m benchmarks.first_line              seven rounds on the Docker Engine of DSV_LABS, else on one of its own
-    python -m benchmarks.first_line --kubernetes           on a Kubernetes
+    python -m benchmarks.first_line --engine kubernetes    on a Kubernetes
+    python -m benchmarks.first_line --engine slurm         on a Slurm
     python -m benchmarks.first_line --rounds 20
     python -m benchmarks.first_line --prefix 'chrt -r 1'   on a busy machine: before its other programs
+    chrt -r 1 python -m benchmarks.first_line --engine slurm    the same, for the nodes of Slurm too
 
 Prints the seconds from the start of each command to when the job ran, to its first byte and to the command's end, and
 the seconds of processor time (without daemons), as median and least. Needs root and the packages of the lab.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import shlex
 import statistics
 import subprocess
@@ -95,16 +97,41 @@ def kubernetes_commands(labs: Path, top: Path) -> Commands:
     )
 
 
+@contextmanager
+def slurm_commands(labs: Path, top: Path) -> Commands:
+    cluster = shelf.attach(labs, "slurm")
+    env = {**os.environ, **cluster.env, "HOME": str(top / "home"), "DSV_STORE": str(top / "store")}
+    (top / "data").mkdir()
+    (top / "data" / "file").write_text("content")
+    for key, value in {"cache": top / "cache", "pools.a.out": top / "out", "pools.a.engine": "slurm"}.items():
+        subprocess.run([*DSV, "config", key, str(value)], cwd=top, env=env, check=True, capture_output=True)
+    for words in (("init", "data"), ("sync",), ("tag", "v1"), ("cache", "data@v1")):
+        subprocess.run([*DSV, *words], cwd=top / "data", env=env, check=True, capture_output=True)
+    submitted = f"job=$(sbatch --parsable --output={top}/%j.log --wrap={shlex.quote(shlex.join(JOB))})"
+    script = f"{submitted}; until [ -s {top}/$job.log ]; do sleep 0.01; done; cat {top}/$job.log"
+    yield (
+        env,
+        {
+            "sbatch, and its log": ("sh", "-c", script),
+            "srun": ("srun", "--quiet", *JOB),
+            "dsv run on Slurm": (*DSV, "run", "data@v1", "--on", "a", "--", *JOB),
+        },
+    )
+
+
+ENGINES = {"docker": docker_commands, "kubernetes": kubernetes_commands, "slurm": slurm_commands}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What dsv run adds to the engine's own client.")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--kubernetes", action="store_true")
+    parser.add_argument("--engine", choices=ENGINES, default="docker")
     parser.add_argument(
         "--prefix", default="", help="words before each command, such as 'chrt -r 1' on a busy machine"
     )
     given = parser.parse_args()
     rounds, prefix = given.rounds, shlex.split(given.prefix)
-    commands_of = kubernetes_commands if given.kubernetes else docker_commands
+    commands_of = ENGINES[given.engine]
     with tempfile.TemporaryDirectory(prefix="dsv-first-line-") as name:
         top = Path(name)
         labs = Path(os.environ.get("DSV_LABS", top / "labs"))
@@ -113,6 +140,7 @@ def main() -> None:
                 taken: dict[str, list[tuple[float, ...]]] = {name: [] for name in commands}
                 for number in range(rounds + 1):
                     for name, argv in commands.items():
+                        time.sleep(random.random())  # Slurm looks for new jobs once a second
                         seconds = turn([*prefix, *argv], env)
                         taken[name] += [seconds] if number else []  # the first round fills caches
             for name, turns in taken.items():

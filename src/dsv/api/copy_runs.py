@@ -84,8 +84,7 @@ def _copy(
             session = sessions.enter_context(Session.open(there, context.writer, resumed=False))
             with Receiver(session) as receiver:
                 copying = CommitCopy(source.objects, session, receiver, context.progress, None)
-                copying.add(tree)
-                copying.finish()
+                copying.copy([tree], ())
                 sent += receiver.uploaded_bytes
             session.declare(tree)
         for part in sorted(stored.parts, key=lambda part: part == RECORD):

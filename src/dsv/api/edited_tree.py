@@ -47,7 +47,7 @@ class EditedTree:
         if path in self._edits:
             return self._edits[path]
         found = self._in_base(path)
-        return None if found.entry is None else _as_source(found.entry, found.location)
+        return None if found.entry is None else as_source(found.entry, found.location)
 
     def is_folder(self, path: bytes) -> bool:
         """Return whether the path is the whole tree, an empty folder, or has entries below it."""
@@ -71,7 +71,7 @@ class EditedTree:
     def _staying(self, found: Iterable[tuple[Entry, Location | None]]) -> Iterator[tuple[bytes, NewContent]]:
         for entry, location in found:
             if entry.path not in self._edits:
-                yield entry.path, _as_source(entry, location)
+                yield entry.path, as_source(entry, location)
 
     def keep(self, found: Iterable[tuple[bytes, NewContent]]) -> None:
         """Remember entries of `below` or `starting_with` that will be edited, to avoid reading them again."""
@@ -187,7 +187,7 @@ def as_text(path: bytes) -> str:
     return path.decode("utf-8", "backslashreplace")
 
 
-def _as_source(entry: Entry, location: Location | None) -> NewContent:
+def as_source(entry: Entry, location: Location | None) -> NewContent:
     if entry.file_id is None:
         return NewContent(entry.kind, target=entry.target)
     stored = StoredContent(entry.size, entry.file_id, entry.recipe_id, location)

@@ -109,6 +109,8 @@ class EditRequest:
     """The action in the branch's log of moves."""
     create: bool = False
     """Make the dataset if it does not exist."""
+    any_branch: bool = False
+    """With `create`: make the branch too, without a parent."""
     allow_removals: bool = False
     """Allow removing more than half of its files."""
     skip_unsupported: bool = False
@@ -119,6 +121,8 @@ class EditRequest:
     author: str | None = None
     """The author and the time of the commit; None: the writer, and now."""
     time_ms: int | None = None
+    taken_from: tuple[CommitId, ...] = ()
+    """Other commits that have the contents of `PutSources`."""
     confirm: Callable[[str, str], object] = lambda what, dataset: None
     """As in `SyncRequest`."""
 
@@ -179,7 +183,9 @@ def edit_in(
     on_stored: OnStored = lambda *_: None,
 ) -> Edited:
     """Like `edit`, in an open store."""
-    dataset, branch, head = branch_to_edit(context, repository, target, create=request.create)
+    dataset, branch, head = branch_to_edit(
+        context, repository, target, create=request.create, any_branch=request.any_branch
+    )
     name = f"{dataset}@{branch}"
     base = None if head is None or head.commit is None else TreeReader(repository.objects, head.commit)
     plan = EditPlan(base, edits, name, context.progress, apart=request.apart)
@@ -212,8 +218,8 @@ def edit_in(
         return edited(parent, None, bool(plan.changes))
     if what := plan.doubts(context.settings.home):
         request.confirm(what, str(dataset))
-    parents, said = () if parent is None else (parent,), (request.message, request.action)
-    draft = Draft(dataset, branch, head, parents, *said, (), request.author, request.time_ms)
+    parents, said = () if parent is None else (parent,), (request.message, request.action, request.taken_from)
+    draft = Draft(dataset, branch, head, parents, *said, request.author, request.time_ms)
     done = commit_changes(repository, context.writer, draft, base, changes, plan.check_apart)
     if isinstance(done, Committed):
         parent = next(iter(done.commit.parents), None)
@@ -243,12 +249,12 @@ def _check_removals(plan: EditPlan, base: TreeReader | None, name: str) -> None:
 
 
 def branch_to_edit(
-    context: Context, repository: Repository, target: Target, *, create: bool
+    context: Context, repository: Repository, target: Target, *, create: bool, any_branch: bool = False
 ) -> tuple[DatasetName, BranchName, Head | None]:
     """Return the branch that a target names (default: `main`), and its newest move.
 
-    create: allow a missing dataset; its move is None. Raises `NotFound`, and `UsageError` if the target
-    has no dataset or its revision is no branch.
+    create: allow a missing dataset; its move is None. any_branch: and a missing branch. Raises `NotFound`, and
+    `UsageError` if the target has no dataset or its revision is no branch.
     """
     dataset, rev = target.dataset, target.rev
     if dataset is None:
@@ -270,10 +276,12 @@ def branch_to_edit(
         repository.refs.check_new_dataset(dataset)
         return dataset, branch, None
     if head is None and not repository.refs.exists(dataset):
+        making = "--create makes it; in a workspace, change the files and run dsv sync"
         raise repository.refs.erased(dataset) or NotFound(
             f"there is no dataset {dataset} in {repository.store.url}",
             subject=dataset,
-            hint="dsv datasets lists them; --create makes it; in a workspace, change the files and run dsv sync",
+            hint="dsv datasets lists them; "
+            + (f"the first branch is main: leave out @{branch}" if any_branch else making),
         )
     if head is None and repository.refs.tag(dataset, TagName.parse(branch)) is not None:
         raise UsageError(
@@ -281,6 +289,10 @@ def branch_to_edit(
             subject=str(target),
             hint=f"dsv branch NAME {dataset}@{branch} makes a branch there; then name that",
         )
+    if head is None and create and any_branch:
+        repository.refs.require(dataset)
+        repository.refs.check_new_branch(dataset, branch)
+        return dataset, branch, None
     return dataset, branch, repository.refs.head(dataset, branch)  # raises if something is missing
 
 
@@ -301,6 +313,7 @@ class EditPlan:
         self._from: dict[bytes, bytes] = {}
         self._tree = EditedTree(base)
         self._folders: list[Path] = []  # of this machine, and put as a whole
+        self._mirrored: list[bytes] = []
         self.problems: list[Problem] = []
         self.old: dict[bytes, bytes] = {}
         """The old path of each moved path, by new path."""
@@ -334,7 +347,8 @@ class EditPlan:
         return doubts_about(self._folders, put, home)
 
     def check_apart(self, theirs: Iterable[PathChange], winner: Head) -> None:
-        """Raises `Conflict` if this and the commit just published by another process change one path.
+        """Raises `Conflict` if this and the commit just published by another process change one path, or if that
+        changes any path of a mirrored folder.
 
         The same result is no conflict, except for a moved path: its new path has the former content. Also raise
         `Conflict` if the branch was deleted.
@@ -354,7 +368,8 @@ class EditPlan:
                 clash = path in moved or (None if what is None else what.entry(path)) != change.after
             else:
                 below = path in folders or any(folder in present for folder in folders_above(path))
-                clash = change.after is not None and below
+                mirrored = any(not to or path.startswith(to + b"/") for to in self._mirrored)
+                clash = mirrored or (change.after is not None and below)
             if clash:
                 raise Conflict(
                     f"{winner.entry.author} has just changed {show(path)} on {branch}; nothing was published",
@@ -424,7 +439,10 @@ class EditPlan:
         sources = {_join(to, name): source for name, source in edit.sources}
         self._tree.look_up_below(to, sources)
         if edit.mirror:
-            others = [(path, what) for path, what in self._tree.below(to) if path not in sources]
+            self._mirrored.append(to)
+            stay = {path for path, source in sources.items() if source.kind is not Kind.EMPTY_DIRECTORY}
+            below = self._tree.below(to)
+            others = [each for each in below if each[0] not in stay or each[1].kind is Kind.EMPTY_DIRECTORY]
             self._tree.keep(others)
             for path, _ in others:
                 self._tree.remove(path)
@@ -436,7 +454,7 @@ class EditPlan:
                 continue
             here = self._tree.find(path)
             if here is not None and here.is_file and here.stored is not None:
-                if source.kind is Kind.FILE:
+                if source.kind is Kind.FILE and source.open is not None:
                     source.kind = here.kind  # most URLs have no file modes
                 same = source.stored is not None and source.stored.file_id == here.stored.file_id
                 if same and source.kind is here.kind:

@@ -13,6 +13,7 @@ from typing import Final
 from msgspec import structs
 
 from dsv.api.context import Context
+from dsv.api.run_into import move_into
 from dsv.api.run_output import commit_output
 from dsv.errors import NotFound
 from dsv.periodic import Periodic
@@ -55,8 +56,9 @@ _MAX_ARGV: Final = 8 << 20
 @contextmanager
 def output_kept(
     context: Context, order: NodeOrder, start: RunRecord, environ: Mapping[str, str]
-) -> Iterator[Callable[[Repository], RunOutput | None]]:
-    """Yield a function that commits the output, if the run requests that.
+) -> Iterator[Callable[[Repository, RunRecord | None], RunOutput | None]]:
+    """Yield a function that commits the output, if the run requests that, and moves its branch if the whole record,
+    without the output, is known.
 
     gc keeps the commit until the end of the `with` block; a record must name it before.
     """
@@ -65,12 +67,17 @@ def output_kept(
         context = structs.replace(context, writer=writer)
     with ExitStack() as opened:
 
-        def keep(repository: Repository) -> RunOutput | None:
+        def keep(repository: Repository, whole: RunRecord | None) -> RunOutput | None:
             if not order.keep_output:
                 return None
-            folder = Path(order.out)
+            folder, runs = Path(order.out), RunStore(repository.store)
             hide_params(folder, environ.get(f"{PASSED}DSV_PARAMS", ""), start.params)
-            return commit_output(context, lambda: repository, order.dataset, folder, order.run, opened)
+            output = commit_output(context, lambda: repository, order.dataset, folder, start, opened)
+            output = replace(output, into=None if start.output is None else start.output.into)
+            if whole is None or not output.is_due:
+                return output
+            _send_output(runs, runs.listing(order.dataset, order.run)[0], start, output)
+            return move_into(context, replace(whole, output=output))
 
         yield keep
 
@@ -121,7 +128,7 @@ def complete_left(
         job = FoundJob(engine, start.job, JobStatus(RunState.ENDED, left.exit_code, left))
         whole, kept = completed_by(job, start, left, masker, logged=order.log)
         with _seen_alive(folder), output_kept(context, order, start, engines.environ) as keep:
-            whole = runs.add_end(replace(whole, output=keep(repository)), kept)
+            whole = runs.add_end(replace(whole, output=keep(repository, whole)), kept)
         forget_job(whole, engines)
         return True
 
@@ -175,10 +182,10 @@ def _complete_node(
                 masker=masker,
             )
             usage = joint_usage(took for _, took in of_last if took is not None)
-            record = replace(record, usage=usage, output=keep(repository))
+            record = replace(record, usage=usage, output=keep(repository, record))
             runs.add_end(record, None if joined is None else joined.data)
         elif over is None and (len(of_last) == start.nodes or not left.seen):
-            _send_output(runs, stored, start, keep(repository))
+            _send_output(runs, stored, start, keep(repository, None))
     return bool(over)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import stat
@@ -31,7 +32,8 @@ from dsv.repo.objects.objects import Objects
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader
 from dsv.run.active_runs import this_machine
-from dsv.run.record import MOST_OUTPUT_FILES, OUTPUT_OF_RUN, OutputFile, RunId, RunOutput, RunRecord
+from dsv.run.dirs import PARAMS_FILE
+from dsv.run.record import MOST_OUTPUT_FILES, OUTPUT_OF_RUN, OutputFile, RunOutput, RunRecord
 from dsv.transfer.download import Fetcher, WantedFile
 from dsv.transfer.stable_read import Problem, hash_content
 from dsv.values.ids import CommitId, FileId
@@ -54,10 +56,11 @@ def commit_output(
     repository: Callable[[], Repository],
     dataset: DatasetName,
     folder: Path,
-    run: RunId,
+    record: RunRecord,
     opened: ExitStack,
 ) -> RunOutput:
-    """Commit the output of a run, except paths that no commit can hold, and return the commit or the error.
+    """Commit the output of a run, except paths that no commit can hold, and return the commit or the error. If it is
+    for a branch, equal results have to be equal: then without the `params.json` that the job was given.
 
     opened: gets the session that keeps the commit; close it when the record that names it is being sent.
     """
@@ -65,6 +68,10 @@ def commit_output(
     note("sending the output to the store")
     try:
         found, problems = _output_sources(folder)
+        if record.output is not None and record.output.into is not None:
+            params, given = folder / PARAMS_FILE, json.dumps(record.params).encode() + b"\n"
+            if any(path == b"params.json" and len(given) == source.size for path, source in found):
+                found = [item for item in found if item[0] != b"params.json" or params.read_bytes() != given]
         commit, commit_id, session = commit_sources(
             context,
             repository(),
@@ -74,7 +81,7 @@ def commit_output(
             branch=OUTPUT_BRANCH,
             author=context.writer.author,
             time_ms=now_ms(),
-            message=f"{OUTPUT_OF_RUN}{run}",
+            message=f"{OUTPUT_OF_RUN}{record.run}",
         )
     except DsvError as error:
         return RunOutput(error=error.message)

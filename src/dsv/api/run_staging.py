@@ -14,7 +14,7 @@ from dsv.cache.root import CacheRoot
 from dsv.errors import Denied, DsvError, Unreachable
 from dsv.repo.session import Session
 from dsv.run.node_order import StoreAccess
-from dsv.run.record import RunId, RunOutput
+from dsv.run.record import RunId, RunOutput, RunRecord
 from dsv.run.record_store import RunStore
 from dsv.run.spec import JobSpec
 from dsv.run.staged import Staged
@@ -53,6 +53,10 @@ class RunStaging:
             for target in (spec.target, *spec.data.values())
         }
         self.main = self.found[spec.target]
+        if spec.into is not None:
+            from dsv.api.run_into import check_into
+
+            check_into(context, spec.into)
         self._roots: dict[Target, tuple[str | None, str | None]] = {}
 
     def elsewhere(self) -> tuple[str, ...]:
@@ -106,7 +110,12 @@ class RunStaging:
         )
         return None
 
-    def output(self, folder: Path | None, run: RunId) -> RunOutput:
+    def into(self, record: RunRecord) -> RunOutput:
+        from dsv.api.run_into import move_into
+
+        return move_into(self._context, record)
+
+    def output(self, folder: Path | None, record: RunRecord) -> RunOutput:
         dataset, targets = self.main.dataset, self._stager.targets
         if folder is not None and self._offline:
             return RunOutput(error="the store is not asked with --offline")
@@ -114,11 +123,11 @@ class RunStaging:
             from dsv.api.run_output import commit_output
 
             return commit_output(
-                self._context, lambda: targets.repository, dataset, folder, run, self._opened
+                self._context, lambda: targets.repository, dataset, folder, record, self._opened
             )
         try:
-            found = RunStore(targets.repository.store).newest(dataset, run)
-            if found is not None and found.output is not None:
+            found = RunStore(targets.repository.store).newest(dataset, record.run)
+            if found is not None and found.output is not None and (found.output.tree or found.output.error):
                 return found.output
         except DsvError as error:
             return RunOutput(error=error.message)

@@ -21,6 +21,7 @@ from dsv.format.records import ExpiryAction
 from dsv.repo.expiry import read_expiry
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
+from dsv.run.record import is_output
 from dsv.stores.base import StoreBackend, StoreMissing
 from dsv.stores.open import OpenStore, RequestCounts
 from dsv.upkeep.expire import (
@@ -92,7 +93,7 @@ def room(context: Context) -> Iterator[Path]:
         yield Path(folder)
 
 
-Kind = Literal["dataset", "branch", "commit", "range", "folder", "trees", "expired"]
+Kind = Literal["dataset", "branch", "commit", "range", "folder", "trees", "expired", "outputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,8 @@ class StoreUsed:
     """Expired commits whose content gc has not freed yet; it will free their `alone` bytes."""
     free_from_ms: int | None
     """When gc may free the first of these, without a --grace of its own."""
+    outputs: Used
+    """Commits with outputs of runs that are not expired."""
     unused: Sum
     """Objects that no commit has."""
     duplicates: Sum
@@ -187,6 +190,9 @@ def _usage(
         groups = [what.commits(parents, names, roots) for what in wanted]
         unexpired = set(kept(parents, names, lambda dataset: logs[dataset].states))
         expired = [commit for commit in roots if commit not in unexpired]
+        versions = [name for name in names if not name.why.startswith("run ")]
+        of_runs = unexpired.intersection(name.commit for name in names).difference(kept(parents, versions))
+        outputs = [commit for commit in of_runs if is_output(repository.objects.commit(commit))]
         if depth is not None:
             folders, measured = measuring.measure_folders(
                 repository, roots, groups[0], depth, folder, context.progress
@@ -200,12 +206,11 @@ def _usage(
             ]
             return SpaceUsage(repository.store.url, items, measured.unlisted + measured.gone)
         measured = measuring.measure(
-            repository, roots, [*groups, expired], folder, context.progress, packs=not texts
+            repository, roots, [*groups, expired, outputs], folder, context.progress, packs=not texts
         )
-        versions = [name for name in names if not name.why.startswith("run ")]
         items = [  # the commits of what runs have left count in bytes alone
             _used(what.name, what.kind, len(what.commits(parents, versions, roots)), part)
-            for what, part in zip(wanted, measured.groups[:-1], strict=True)
+            for what, part in zip(wanted, measured.groups[:-2], strict=True)
         ]
         store = None
         if measured.packs is not None:
@@ -214,8 +219,8 @@ def _usage(
             shown += [sizes.pop("refs/"), sizes.pop("runs/"), sum(sizes.values())]
             total = measured.packs.bytes + sum(shown)
             store = StoreUsed(
-                total, measured.reached, _used("", "expired", len(expired), measured.groups[-1]),
-                due_ms(repository, logs.values()),
+                total, measured.reached, _used("", "expired", len(expired), measured.groups[-2]),
+                due_ms(repository, logs.values()), _used("", "outputs", len(outputs), measured.groups[-1]),
                 measured.unused, measured.duplicates, measured.packs, *shown,
             )  # fmt: skip
         return SpaceUsage(repository.store.url, items, measured.unlisted + measured.gone, store)

@@ -25,7 +25,7 @@ from dsv.run.engines.base import JobPlan
 from dsv.run.listing import RunView, as_text, flattened
 from dsv.run.parameters import ID_PART, PREFIX, SweepSeat, combination, names_sweep, parse_axes, varied
 from dsv.run.pools import Prefer
-from dsv.run.record import RunId
+from dsv.run.record import RunId, RunOutput
 from dsv.run.spec import OPTIONS, JobSpec, again, asked, parse_env, parse_options
 from dsv.run.sweep import SweepDriver, SweepPlan, as_member, continued_sweep, driving, new_sweep, sweep_folder
 from dsv.values.json import Json
@@ -196,9 +196,8 @@ def _launch_one(call: Call, typed: RunArguments) -> int:
 def _launch(call: Call, typed: RunArguments) -> RunView | None:
     """Return None after a dry run."""
     # Without code, a kept output or a pool nothing is signed, and git need not be asked.
-    signs = (
-        typed.again or typed.on or {"code", "keep_output"} & typed.options.keys() or call.settings.get("pool")
-    )
+    signed = {"code", "keep_output", "into"} & typed.options.keys()
+    signs = typed.again or typed.on or signed or call.settings.get("pool")
     with call.context(writes=bool(signs)) as context:
         place = _place(call)
         spec = member_spec(call, typed, context, place)
@@ -245,6 +244,8 @@ def _check(call: Call, typed: RunArguments) -> None:
         )
     if call.json and not typed.dry_run and not typed.detach and call.session.member is None:
         raise UsageError("stdout is the job's, so the result can't go there", hint="--json-file FILE")
+    if typed.offline and "into" in typed.options:
+        raise UsageError("--offline asks no store, and --into moves a branch there", hint="leave out one")
     if typed.again is None and typed.target is None:
         raise UsageError("dsv run needs a target", hint="dsv run DATASET[@REV] -- CMD...")
 
@@ -257,8 +258,8 @@ def _tell(call: Call, result: RunView, file: FileIO | None) -> int:
     reason = None if result.error is not None else record.error or cause_text(record)
     why = "" if reason is None else f": {reason}"
     call.say(f"run {record.run} ended with exit code {record.exit_code}{took}{why}; output in {result.out}")
-    if record.output is not None and record.output.error is not None:
-        call.warn(f"the output is not in the store: {record.output.error}")
+    if record.output is not None:
+        _tell_output(call, record.run, record.output)
     if record.metrics_error is not None:
         call.warn(f"metrics.json is not in the record: {record.metrics_error}")
     if result.problem is not None:
@@ -269,6 +270,17 @@ def _tell(call: Call, result: RunView, file: FileIO | None) -> int:
         del item["sweep"]
         _write(call, file, to_json(document(item)) + "\n")
     return result.exit_code
+
+
+def _tell_output(call: Call, run: RunId, output: RunOutput) -> None:
+    into = output.into
+    if output.tree is None and output.error is not None:
+        call.warn(f"the output is not in the store: {output.error}")
+    elif into is not None and into.commit is not None:
+        call.say(str(into))
+    elif into is not None and output.tree is not None:
+        later = f"to put the output there: dsv runs {run} --into {into.target}"
+        call.warn(f"{into.target} stays as it is: {into.error or 'nobody has moved it'}; {later}")
 
 
 def _open(name: str) -> FileIO:
@@ -390,6 +402,9 @@ def _check_sweep(call: Call, typed: RunArguments) -> None:
             subject="--offline",
             hint="leave out --offline",
         )
+    if "into" in typed.options:
+        best = "--keep-output, and then for the best of them: dsv runs ID --into TARGET"
+        raise UsageError("each run of a sweep would replace what the one before put there", hint=best)
     if typed.json_file is not None:
         raise UsageError("--json-file is for one run", hint="--json prints the runs of a sweep")
     if typed.again is not None and (typed.options or call.words):

@@ -346,7 +346,8 @@ class Completer:
     ) -> tuple[RunRecord, bytes | None] | None:
         """Return what `_whole` does, from the mark, not the store: it has the last pool. None as `_end_of_job`"""
         if early.state.is_terminal:
-            return replace(early, output=RunOutput(error="dsv was killed while it sent it")), None
+            kept = early.output or RunOutput()
+            return replace(early, output=kept.missed("dsv was killed while it sent it")), None
         end = self._end_of_job(early, warn, grace)
         return None if end is None else self._whole(early, *end)
 

@@ -18,7 +18,7 @@ from dsv.run.node_order import NO_ACCESS, NodeOrder, StoreAccess
 from dsv.run.origin import code_state, interpreter, lock_file, run_around
 from dsv.run.parameters import SweepSeat
 from dsv.run.part import NodeReport
-from dsv.run.record import CodeState, LogInfo, RunData, RunId, RunRecord, RunState
+from dsv.run.record import CodeState, IntoBranch, LogInfo, RunData, RunId, RunOutput, RunRecord, RunState
 from dsv.run.spec import JobSpec, recorded
 from dsv.run.staged import Staged
 from dsv.values.names import data_variable
@@ -81,7 +81,8 @@ class Launch:
         """True if it is committed: on request, or on a cluster where neither run nor pool names a folder."""
         pool = self.spec.pool
         named = self.spec.out is not None or (pool is not None and pool.out is not None)
-        return self.spec.keep_output or (self.chosen.engine.queues and not named)
+        asked = self.spec.keep_output or self.spec.into is not None
+        return asked or (self.chosen.engine.queues and not named)
 
     @property
     def skeleton(self) -> Path | None:
@@ -122,6 +123,7 @@ class Launch:
             shm_bytes=plan.shm_bytes,
             code=None if self.code is None else self._code_state(self.code),
             out=self.masker.name(str(self.out)),
+            output=None if spec.into is None else RunOutput(into=IntoBranch.due(spec.into)),
             sweep=None if spec.sweep is None else self._seat(spec.sweep),
             name=None if spec.name is None else self.masker.name(spec.name),
             host=self.place.host,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from dsv.run.part import EndCause, Int, RunPart
 from dsv.run.resources import PassedOver
 from dsv.values.ids import CommitId
 from dsv.values.json import Json, finite_number, whole_number
-from dsv.values.names import BranchName, DatasetName
+from dsv.values.names import MAIN, BranchName, DatasetName, Target, clean_path
 
 RECORD_VERSION: Final = 1
 MAX_RECORD: Final = 32 << 20
@@ -137,7 +137,7 @@ class OutputFile:
 
 @dataclass(frozen=True, slots=True)
 class IntoBranch:
-    """The branch that got the output of a run."""
+    """The branch that got the output of a run, or was to get it."""
 
     dataset: DatasetName
     branch: BranchName
@@ -150,7 +150,21 @@ class IntoBranch:
     new: bool = False
     """The commit was made for this output; else the branch had the same content before."""
     error: str | None = None
-    """The reason why the branch did not get it."""
+    """The reason why the branch did not get it; None, as `commit`, until somebody has tried."""
+
+    @classmethod
+    def due(cls, target: Target) -> IntoBranch:
+        assert target.dataset is not None  # checked before the run
+        branch = MAIN if target.rev is None else BranchName.parse(target.rev.text)
+        path = clean_path(target.path).decode("utf-8", "surrogateescape")
+        return cls(target.dataset, branch, path=path or None)
+
+    @property
+    def target(self) -> Target:
+        return Target.parse(f"{self.dataset}@{self.branch}" + (f":{self.path}" if self.path else ""))
+
+    def __str__(self) -> str:
+        return f"{self.target} {'is now' if self.new else 'was already'} the output: {str(self.commit)[:12]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +178,23 @@ class RunOutput:
     left_out: tuple[str, ...] = ()
     """Paths that a commit can't hold, with reasons."""
     error: str | None = None
-    """The reason why the commit failed."""
+    """The reason why the commit failed, or the move of the branch after it."""
     root: str | None = None
     """The root of the commit's tree."""
     largest: tuple[OutputFile, ...] = ()
     """The largest of its files, at most `MOST_OUTPUT_FILES`, the largest first."""
     into: IntoBranch | None = None
     """The branch that was to get it, if one was named."""
+
+    @property
+    def is_due(self) -> bool:
+        """A branch was named, and nobody has tried to give it the output."""
+        return self.into is not None and self.into.commit is None and self.into.error is None
+
+    def missed(self, why: str) -> RunOutput:
+        """Return it with the reason why its branch did not get it."""
+        into = None if self.into is None else replace(self.into, error=why)
+        return replace(self, error=self.error or why, into=into)
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,3 +512,7 @@ def tree_of_run(commit: CommitRecord) -> str | None:
         return commit.message
     run = commit.message.removeprefix(OUTPUT_OF_RUN)
     return commit.message if run != commit.message and _RUN_ID.fullmatch(run) else None
+
+
+def is_output(commit: CommitRecord) -> bool:
+    return tree_of_run(commit) not in (None, CODE_OF_A_RUN)

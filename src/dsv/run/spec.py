@@ -54,6 +54,10 @@ class JobSpec(Task):
     keep_output: bool = option(
         "--keep-output", "Commit what is in /out into the store, at the end.", default=False, anew=True
     )
+    into: Target | None = option(
+        "--into DATASET[@BRANCH][:PATH]", "Make this branch, or PATH in it, exactly the output.", Target.parse,
+        anew=True,
+    )  # fmt: skip
     params: Mapping[str, Json] = option(
         "-p --param K=V", "A parameter, in DSV_PARAMS and the record.", parse_params,
         several=True, text=True, anew=True,
@@ -200,6 +204,7 @@ def again(
     out: Path | None = None,
     name: str | None = None,
     keep_output: bool = False,
+    into: Target | None = None,
     moves: bool = False,
 ) -> Again:
     """Make the spec that repeats a run: the same commits, image, engine, code, command and parameters.
@@ -233,11 +238,15 @@ def again(
         params=_params(record, params or {}),
         engine_args=record.engine_args,
         keep_output=keep_output or record.output is not None,
+        into=into,
         name=name,
         again_of=record.run,
         sweep=record.sweep,
         **restored(record),
     )
+    former = None if record.output is None else record.output.into
+    if former is not None and into is None:
+        cannot.append(f"its output is for no branch: the first one's was for --into {former.target}")
     if record.host != place.host:
         cannot.append(f"it ran on {record.host}, and this is {place.host}")
     return Again(spec, tuple(cannot))

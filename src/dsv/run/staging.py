@@ -7,7 +7,7 @@ from threading import Event
 from typing import Protocol
 
 from dsv.run.node_order import StoreAccess
-from dsv.run.record import RunId, RunOutput
+from dsv.run.record import RunId, RunOutput, RunRecord
 from dsv.run.staged import Staged
 from dsv.values.ids import CommitId
 from dsv.values.names import Target
@@ -49,7 +49,11 @@ class Staging(Protocol):
         """Commit the code in this folder into the store. If that is impossible, report why; return None."""
         ...
 
-    def output(self, folder: Path | None, run: RunId) -> RunOutput:
+    def output(self, folder: Path | None, record: RunRecord) -> RunOutput:
         """Commit the job's output in this folder into the store, and return the commit or the error. folder:
         None if the machine of the job has committed it, and only the result is looked up"""
+        ...
+
+    def into(self, record: RunRecord) -> RunOutput:
+        """Make the branch that the record names exactly its output, and return that with the result."""
         ...

@@ -138,7 +138,7 @@ class _Supervisor:
                 data = None if kept is None else kept.data
                 if launch.keeps_output and ended.launched and not ended.may_live:
                     records.ended(record, data)
-                    record = replace(record, output=_kept_output(launch, staging, signals, record))
+                    record = self._kept(launch, staging, signals, record)
                 problem = None
                 # If the job may live, a later dsv that finds this one gone ends it and completes the record.
                 if not ended.may_live:
@@ -154,6 +154,23 @@ class _Supervisor:
             failed = NoRoom(why, hint=f"dsv logs {launch.run}")
         done_here = RunView(record, False, failed, problem, out=launch.out, kept=problem is None)
         return self._sent(done_here, launch.chosen.engine)
+
+    def _kept(self, launch: Launch, staging: Staging, signals: Signals, record: RunRecord) -> RunRecord:
+        """Return the record with its output, which goes to its branch once the mark names the commit."""
+        due = None if record.output is None else record.output.into
+        kept = _kept_output(launch, staging, signals, record)
+        kept = replace(kept, into=kept.into or due)
+        record = replace(record, output=kept)
+        if not kept.is_due:
+            return record
+        if launch.chosen.engine.queues and self.records.completed_elsewhere(record) is not None:
+            return record  # who did that has moved the branch, which others may have moved since
+        self.records.ended(record, None)
+        try:
+            with signals.raising():
+                return replace(record, output=staging.into(record))
+        except KeyboardInterrupt as error:
+            return replace(record, output=kept.missed(str(error) or "it was interrupted"))
 
     def _sent(self, done: RunView, engine: Engine) -> RunView:
         """Send the record, if it is kept, and let the engine forget the job once it is in the store."""
@@ -202,9 +219,9 @@ def _kept_output(launch: Launch, staging: Staging, signals: Signals, record: Run
     try:
         with signals.raising():
             if not launch.chosen.engine.shares_folders:
-                return staging.output(None, launch.run)
+                return staging.output(None, record)
             hide_params(launch.out, json.dumps(launch.spec.params), record.params)
-            return staging.output(launch.out, launch.run)
+            return staging.output(launch.out, record)
     except (KeyboardInterrupt, DsvError, OSError) as error:
         return RunOutput(error=str(error) or "it was interrupted")
 

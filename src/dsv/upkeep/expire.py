@@ -51,6 +51,8 @@ class RetentionRules(msgspec.Struct, frozen=True):
     """Keep commits that were stored in the last so many seconds."""
     also_runs: bool = False
     """Records of runs keep nothing."""
+    outputs: Callable[[CommitRecord], bool] | None = None
+    """Only commits for which this is true and that runs on the dataset alone name; records keep nothing then."""
 
     @property
     def any(self) -> bool:
@@ -149,6 +151,11 @@ def plan_expiry(
     names = list(names_of_refs(repository, dataset))
     gone = read_expiry(repository.refs, dataset).states
     listed = list(history.walk(repository.objects, dict.fromkeys(name.commit for name in names)))
+    if rules.outputs is not None:
+        others, of_runs = {one for one, _ in listed}, list(names_of_runs(repository, dataset))
+        asked = {name.commit for name in of_runs if name.dataset == dataset} - others - gone.keys()
+        found = ask_each(repository.objects.commit, sorted(asked))
+        listed = sorted((item for item in found if rules.outputs(item[1])), key=lambda item: -item[1].time_ms)
     standing = [ExpiryItem.of(commit_id, commit, ()) for commit_id, commit in listed if commit_id not in gone]
     reasons: dict[CommitId, list[str]] = {item.commit: [] for item in standing}
     for name in names:
@@ -160,7 +167,7 @@ def plan_expiry(
     for commit_id, by_rules in kept_by_rules(standing, rules).items():
         reasons[commit_id] += by_rules
     _keep_young(repository, reasons, rules.older_than, dry_run=dry_run)
-    if not rules.also_runs:
+    if not rules.also_runs and rules.outputs is None:
         _keep_of_runs(repository, dataset, reasons, dry_run=dry_run)
     items = (replace(item, reasons=tuple(reasons[item.commit])) for item in standing)
     return Expiry(dataset, tuple(items), dry_run)

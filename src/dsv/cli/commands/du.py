@@ -20,8 +20,8 @@ from dsv.values.units import format_bytes, format_count
         dsv du --unused  # what dsv gc would free
     """,
     result=(
-        "url store(total needed expired free_from unused duplicates packs indexes commits names runs other) lost "
-        "items(name kind commits objects stored alone shared original alone_original shared_original)"
+        "url store(total needed expired free_from outputs unused duplicates packs indexes commits names runs other) "
+        "lost items(name kind commits objects stored alone shared original alone_original shared_original)"
     ),
 )
 def du(
@@ -83,6 +83,7 @@ def _write_store(call: Call, store: StoreUsed, url: str, lost: int) -> None:
     rows = [
         ("needed", store.needed.stored, f"{format_bytes(store.needed.original)} before compression"),
         ("expired", expired.alone, f"of {format_count(expired.commits, 'expired commit')} alone"),
+        ("outputs", store.outputs.alone, f"of {format_count(store.outputs.commits, 'output')} of runs alone"),
         ("unused", store.unused.stored + packs.unindexed_bytes, "that no commit needs"),
         ("duplicates", store.duplicates.stored, "stored in several packs"),
         ("frames", 0 if packs.missing else frames, f"of {format_count(packs.count, 'pack')}"),

@@ -8,6 +8,7 @@ from dsv.cli.declare import argument, command, option, whole
 from dsv.cli.options import Author, DryRun
 from dsv.cli.output import free_from, local_time
 from dsv.errors import UsageError
+from dsv.run.record import is_output
 from dsv.upkeep.expire import Expiry, ExpiryItem, RetentionRules
 from dsv.values.names import DatasetName, Rev
 from dsv.values.units import format_count, parse_duration
@@ -22,6 +23,7 @@ Keep = int | None
         dsv expire chest-xray --keep-last 20 --keep-daily 30 --dry-run  # what would expire, and why not
         dsv expire chest-xray --keep-daily 30 --keep-monthly 12 --older-than 90d  # use it in cron
         dsv expire chest-xray --keep-last 1 --undo-for 0s  # the disk is full: the next dsv gc frees them
+        dsv expire chest-xray --outputs --keep-last 20 --older-than 90d  # what runs have left, not their records
         dsv expire chest-xray --undo  # restore what the last expire took
     """,
     result="dataset dry_run free_from items(commit time author branch message expired reasons)",
@@ -39,6 +41,7 @@ def expire(
     keep_tagged: bool = option("--keep-tagged", "Keep only what is always kept, such as tagged commits."),
     older_than: str | None = option("--older-than DURATION", "Only what was stored longer ago expires."),
     also_runs: bool = option("--also-runs", "Commits expire even if a run of the last year has used them."),
+    outputs: bool = option("--outputs", "Only the kept outputs of runs on DATASET; their records stay."),
     undo_for: int | None = option("--undo-for TIME", "How long gc waits before it frees them (default: 2w)."),
     undo: bool = option("--undo", "Restore COMMITs, or all of the last expire."),
     dry_run: DryRun = False,
@@ -49,7 +52,8 @@ def expire(
 
     A commit expires if no rule keeps it, and if it is older than --older-than. The rules are those of restic forget,
     applied to the commits of each branch by their times in UTC. Always kept are the heads of branches, what has a tag,
-    the commits in which a branch and main meet, and those of runs of the last year.
+    the commits in which a branch and main meet, and those of runs of the last year. With --outputs only what has a
+    branch or a tag is always kept.
 
     Expired commits stay in 'dsv log', and can't be read. 'dsv gc' removes what only they have, after --undo-for
     (dsv gc --grace may ask for more); until then --undo restores them.
@@ -57,6 +61,7 @@ def expire(
     rules = RetentionRules(
         keep_last, keep_hourly, keep_daily, keep_weekly, keep_monthly, keep_yearly, keep_tagged,
         None if older_than is None else parse_duration(older_than), also_runs,
+        is_output if outputs else None,
     )  # fmt: skip
     name = DatasetName.parse(dataset)
     if undo:

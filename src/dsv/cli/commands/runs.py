@@ -17,7 +17,7 @@ from dsv.errors import DsvError, NotFound, Unreachable, UsageError
 from dsv.run.listing import Filter, RunQuery, RunView, differences, run_known_here, runs_known_here
 from dsv.run.record import RunId, RunRecord, RunState
 from dsv.run.sweep import SweepView
-from dsv.values.names import DatasetName
+from dsv.values.names import DatasetName, Target
 from dsv.values.units import format_bytes, format_count, parse_duration
 
 SHOWN = 50
@@ -34,7 +34,7 @@ SHOWN = 50
     """,
     result=(
         f"items({' '.join(RunRecord.keys())} took_seconds sent) copy(to source files bytes known left_out) "
-        "deleted(run dataset) compare(runs differences)"
+        "into(dataset branch commit root path new error) deleted(run dataset) compare(runs differences)"
     ),
 )
 def runs(
@@ -53,6 +53,7 @@ def runs(
     as_csv: bool = option("--csv", "Write it as CSV, exact and with all columns."),
     log: bool = option("--log", "Print the log of the run ID; of a very long one head and tail."),
     out: str | None = option("--out DIR", "Copy the output of the run ID to a new folder."),
+    into: str | None = option("--into TARGET", "Make this branch exactly the kept output of the run ID."),
     delete: bool = option("--delete", "Delete these runs for good, with their own folders here."),
     older_than: str | None = option("--older-than DURATION", "With --delete: all that ended longer ago."),
     yes: bool = option("--yes", "With --delete: do not ask."),
@@ -69,19 +70,23 @@ def runs(
     if delete or older_than is not None or yes or force:
         return _delete(call, ids, of_dataset, older_than, yes, force)
     query = RunQuery(tuple(Filter.parse(text) for text in where or ()), sort, reverse, limit)
-    only = [option for option, given in (("--log", log), ("--out", out is not None)) if given]
+    given = {"--log": log, "--out": out is not None, "--into": into is not None}
+    only = [name for name, is_given in given.items() if is_given]
     if only and (len(ids) != 1 or compare or as_csv or len(only) > 1):
         raise UsageError(f"{only[0]} needs one run, and nothing else", hint=f"dsv runs ID {only[0]}")
     one_of(csv=as_csv, json=call.json)
     most = None if ids or limit or call.json or compare or as_csv else SHOWN
     try:
-        with call.context() as context, open_runs(context, call.around.environ) as found:
+        writes = into is not None
+        with call.context(writes=writes) as context, open_runs(context, call.around.environ) as found:
             warn_of_cut_off(call, found)
             ids, of_dataset = (ids, of_dataset) if only else found.ids_or_dataset(ids, of_dataset)
             asked = _find(call, found, ids, of_dataset, query, most, only=bool(only), compare=compare)
             views, sweep, cut = found.settle(asked[0]), *asked[1:]
             if out is not None:
                 _copy_output(call, context, found, views[0], out)
+            elif into is not None:
+                _put_output(call, context, views[0], into)
             elif log:
                 write_log(call, found, views[0].record)
             elif compare:
@@ -92,7 +97,7 @@ def runs(
                 _write(call, views, query, sweep, each=bool(ids) and sweep is None)
                 if cut:
                     call.say(f"only {len(views)} runs are shown; --limit N shows N")
-            return 0 if log or out is not None else _tell_last_known(call, views)
+            return 0 if only else _tell_last_known(call, views)
     except Unreachable as error:
         if compare or as_csv or only:
             raise
@@ -126,7 +131,7 @@ def _find(
     if isinstance(named, SweepView):
         if only:
             raise UsageError(
-                f"{named.id} has {format_count(len(named.members), 'run')}, and --log and --out are for one",
+                f"{named.id} has {format_count(len(named.members), 'run')}, and --log, --out and --into are for one",
                 subject=named.id,
                 hint=f"dsv runs {named.members[0].record.run} --log",
             )
@@ -250,6 +255,16 @@ def _copy_output(call: Call, context: Context, found: Runs, view: RunView, out: 
     else:
         size = f"{format_count(done.files, 'file')}, {format_bytes(done.bytes)}"
         call.say(f"{out}: {size}{' there already' if done.known else ''}, from {done.source}")
+
+
+def _put_output(call: Call, context: Context, view: RunView, into: str) -> None:
+    from dsv.api.run_into import put_output
+
+    done = put_output(context, view.record, Target.parse(into))
+    if call.json:
+        call.document({"into": {**asdict(done), "commit": str(done.commit)}})
+    else:
+        call.say(str(done))
 
 
 def _write_comparison(call: Call, views: list[RunView], as_csv: bool) -> None:

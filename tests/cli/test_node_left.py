@@ -15,11 +15,22 @@ import pytest
 from dsv.run.engines.slurm.script import comment
 from dsv.run.node_order import NodeOrder
 from dsv.run.part import REPORT, EndCause
-from dsv.run.record import LOG, RECORD, JobRef, JobUsage, LogInfo, RunId, RunRecord, RunState
+from dsv.run.record import (
+    LOG,
+    RECORD,
+    IntoBranch,
+    JobRef,
+    JobUsage,
+    LogInfo,
+    RunId,
+    RunOutput,
+    RunRecord,
+    RunState,
+)
 from dsv.run.record_store import RunStore
 from dsv.stores.directory import DirectoryStore
 from dsv.values.ids import CommitId
-from dsv.values.names import DatasetName
+from dsv.values.names import MAIN, DatasetName
 from tests.exhaustive import some
 from tests.killing import run_killed
 from tests.kit.dsv import PROGRAM, Dsv, write_files
@@ -151,6 +162,62 @@ def test_killed_at_any_step_it_is_completed_by_the_next(either: Left) -> None:
         run_killed(either.complete, step, inside=either.store)
         either.complete()
         check(either)
+
+
+def begin_into(left: Left, exit_code: int = 0) -> None:
+    """Begin a run whose output is for the branch main of models."""
+    left.begin(output=RunOutput(into=IntoBranch(DatasetName.parse("models"), MAIN)))
+    for name in ("ended", "node.1.0", "end"):
+        if (path := left.folder / name).exists():
+            changed = (
+                path.read_text()
+                .replace("code=3", f"code={exit_code}")
+                .replace("10 3 12", f"10 {exit_code} 12")
+            )
+            path.write_text(changed.replace("3 1", f"{exit_code} 1") if name == "end" else changed)
+
+
+def test_a_node_moves_the_branch_for_the_output(either: Left) -> None:
+    begin_into(either)
+    (either.out / "params.json").write_text("{}\n")
+    assert "is complete" in either.complete()
+    output = either.record().output
+    assert (
+        output is not None and output.into is not None and (output.error, output.into.error) == (None, None)
+    )
+    assert output.into.root == output.root and output.into.new
+    assert either.dsv.ok("ls", f"models@{output.into.commit}").lines == ["metrics.json", "model.bin"]
+    assert either.dsv.ok("resolve", "models").out.strip() == str(output.into.commit)
+
+
+def test_a_node_leaves_the_branch_of_a_job_that_failed(either: Left) -> None:
+    begin_into(either, 3)
+    assert "is complete" in either.complete()
+    output = either.record().output
+    assert output is not None and output.into is not None and output.into.error == "the exit code was 3"
+    assert output.tree is not None and either.dsv("ls", "models").code == 3
+
+
+def test_a_node_killed_at_any_step_loses_no_output_for_a_branch(either: Left) -> None:
+    begin_into(either)
+    before = either.store.with_name("before")
+    shutil.copytree(either.store, before)
+    steps = run_killed(either.complete, None, inside=either.store)
+    for step in some(range(1, steps + 1)):
+        shutil.rmtree(either.store)
+        shutil.copytree(before, either.store)
+        run_killed(either.complete, step, inside=either.store)
+        found = either.dsv("ls", "models")
+        assert found.lines == ["metrics.json", "model.bin"] or found.code == 3
+        told = either.record().output
+        assert found.code == 3 or (told is not None and told.tree is not None), (
+            "a later dsv finds it in the record"
+        )
+        either.complete()
+        output = either.record().output
+        assert output is not None and output.into is not None and output.into.commit is not None
+        assert either.dsv.ok("log", "models", "--json").json["items"][0]["commit"] == str(output.into.commit)
+        assert len(either.dsv.ok("log", "models", "--json").json["items"]) == 1
 
 
 def test_of_several_who_complete_it_one_wins(either: Left) -> None:

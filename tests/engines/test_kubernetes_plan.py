@@ -354,7 +354,7 @@ def test_nodes_begin_again_together_and_only_one_of_them_is_counted() -> None:
 
 def test_a_run_without_a_pool_is_refused() -> None:
     """Such as one that is repeated, whose record says which engine it had."""
-    spec = SimpleNamespace(pool=None, out=None, keep_output=False)
+    spec = SimpleNamespace(pool=None, out=None, keep_output=False, into=None)
     with pytest.raises(UsageError, match="kubernetes needs a pool") as caught:
         output_of(spec, None, Kubernetes({}, OPTIONS), None, Path("/nowhere"))  # type: ignore[arg-type]
     assert caught.value.hint == "dsv run --on POOL; dsv pools lists them"

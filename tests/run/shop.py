@@ -96,8 +96,11 @@ class Folders:
     def commit_code(self, folder: Path) -> None:
         """The run sees the folder itself."""
 
-    def output(self, folder: Path | None, run: RunId) -> RunOutput:
+    def output(self, folder: Path | None, record: RunRecord) -> RunOutput:
         return RunOutput(error="there is no store")
+
+    def into(self, record: RunRecord) -> RunOutput:
+        raise AssertionError("no branch was named")
 
 
 @dataclass

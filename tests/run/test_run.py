@@ -17,7 +17,7 @@ import pytest
 from dsv.errors import Conflict, DsvError, LaunchError, NotFound, Unreachable, UsageError
 from dsv.run.engines.attach import Signals
 from dsv.run.listing import ended_here, list_runs, run_log, show_run
-from dsv.run.record import LOG, RECORD, START, RunId, RunOutput, RunState
+from dsv.run.record import LOG, RECORD, START, RunOutput, RunRecord, RunState
 from dsv.stores.base import PutResult
 from dsv.values.json import json_or_text
 from dsv.values.names import DatasetName, Target
@@ -228,7 +228,7 @@ def test_secret_parameters_reach_the_job_but_not_its_committed_output(
     """own: the job has replaced the file, which is then its own"""
     committed: list[str] = []
 
-    def output(self: Folders, folder: Path | None, run: RunId) -> RunOutput:
+    def output(self: Folders, folder: Path | None, record: RunRecord) -> RunOutput:
         assert folder is not None
         committed.append((folder / "params.json").read_text())
         return RunOutput(tree="0" * 64)

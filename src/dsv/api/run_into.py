@@ -44,11 +44,8 @@ def move_into(context: Context, record: RunRecord) -> RunOutput:
 
 
 def put_output(context: Context, record: RunRecord, target: Target) -> IntoBranch:
-    """Make a branch, or a folder of it, exactly the output of a run, which the store has. A missing dataset or branch
-    is made.
-
-    Raises `NotFound` if the store lacks the output, `Conflict` if the run has not ended or its output is empty, and
-    what `edit` raises.
+    """Make a branch, or a folder of it, exactly the output of a run, and make what is missing for that. Raises
+    `NotFound` if the store lacks the output, `Conflict` if the run has not ended or it is empty, and as `edit`.
     """
     output, run = record.output, record.run
     if not record.state.is_terminal:

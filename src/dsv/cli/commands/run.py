@@ -27,7 +27,10 @@ _NAMED: dict[str, Any] = {
         dsv run chest-xray@v1 -p lr=0.1,0.01 --sweep --code . -- python train.py  # a run for each value
         dsv run --detach chest-xray@v1 -- python train.py  # then: dsv logs, dsv stop, dsv wait
     """,
-    result="run dataset commit engine exit_code cache_hit stage_seconds params metrics out sweep(id exit_code runs)",
+    result=(
+        "run dataset commit engine exit_code cache_hit stage_seconds params metrics out output "
+        "sweep(id exit_code runs)"
+    ),
     options=_NAMED,
 )
 def run(

@@ -42,11 +42,9 @@ def runs(
     run: list[str] | None = argument("[ID]..."),
     dataset: str | None = option("--dataset DATASET", "Only runs on this dataset."),
     limit: int | None = option("-n --limit N", "Show the first N of them."),
-    where: list[str] | None = option(
-        "--filter 'KEY OP VALUE'", "Only runs that match; several must all match."
-    ),
+    where: list[str] | None = option("--filter 'KEY OP VALUE'", "Only runs that match; repeat it to narrow."),
     sort: str | None = option(
-        "--sort KEY", "A metric's best first, else the smallest; +KEY: smallest, -KEY: largest first."
+        "--sort KEY", "A metric's best first, else the least; +KEY: least, -KEY: most."
     ),
     reverse: bool = option("--reverse", "Reverse the order."),
     compare: bool = option("--compare", "Compare these runs, or those that a filter leaves."),
@@ -70,15 +68,13 @@ def runs(
     if delete or older_than is not None or yes or force:
         return _delete(call, ids, of_dataset, older_than, yes, force)
     query = RunQuery(tuple(Filter.parse(text) for text in where or ()), sort, reverse, limit)
-    given = {"--log": log, "--out": out is not None, "--into": into is not None}
-    only = [name for name, is_given in given.items() if is_given]
+    only = [what for what, it in (("--log", log or None), ("--out", out), ("--into", into)) if it is not None]
     if only and (len(ids) != 1 or compare or as_csv or len(only) > 1):
         raise UsageError(f"{only[0]} needs one run, and nothing else", hint=f"dsv runs ID {only[0]}")
     one_of(csv=as_csv, json=call.json)
     most = None if ids or limit or call.json or compare or as_csv else SHOWN
     try:
-        writes = into is not None
-        with call.context(writes=writes) as context, open_runs(context, call.around.environ) as found:
+        with call.context(writes=bool(into)) as context, open_runs(context, call.around.environ) as found:
             warn_of_cut_off(call, found)
             ids, of_dataset = (ids, of_dataset) if only else found.ids_or_dataset(ids, of_dataset)
             asked = _find(call, found, ids, of_dataset, query, most, only=bool(only), compare=compare)

@@ -43,9 +43,7 @@ def runs(
     dataset: str | None = option("--dataset DATASET", "Only runs on this dataset."),
     limit: int | None = option("-n --limit N", "Show the first N of them."),
     where: list[str] | None = option("--filter 'KEY OP VALUE'", "Only runs that match; repeat it to narrow."),
-    sort: str | None = option(
-        "--sort KEY", "A metric's best first, else the least; +KEY: least, -KEY: most."
-    ),
+    sort: str | None = option("--sort KEY", "Best metric first, else the least; +KEY: least, -KEY: most."),
     reverse: bool = option("--reverse", "Reverse the order."),
     compare: bool = option("--compare", "Compare these runs, or those that a filter leaves."),
     as_csv: bool = option("--csv", "Write it as CSV, exact and with all columns."),

@@ -1,6 +1,6 @@
 """What a year costs on S3, on paper: `python -m benchmarks.year` prints the table of docs/operations/growth.md.
 
-Requests of a command are those of tests/counts/test_requests.py. Nothing is measured here.
+Requests of a command are those of tests/counts/test_requests.py, each at most. Nothing is measured here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def rows() -> Iterator[Row]:
     packs = BYTES / PACK
     pages = packs / PAGE
     yield Row("edits", "50 a day, 22 requests each, 13 of them LIST or PUT", *_times(EDITS * DAYS, 13, 9))
-    yield Row("cache hits", "1,000 a day, 5 requests each", *_times(HITS * DAYS, 2, 3))
+    yield Row("cache hits", "1,000 a day, 5 requests each", *_times(HITS * DAYS, 1, 4))
     yield Row("cache of a new commit", "20 a day, 10 requests each", *_times(COLD * DAYS, 2, 8))
     yield Row("filling caches", "each byte twice, in reads of 8 MiB", 0, FULL_READS * BYTES / READ)
     yield Row(

@@ -258,7 +258,8 @@ class Lab:
             _age(one.dsv.home / ".cache", self.month * DAY)
 
     def requests(self, *command: str) -> int:
-        """Return how many requests Ann's command makes."""
+        """Return how many requests Ann's command makes when it is called again."""
+        self.people[0].dsv.ok(*command)
         with pytest.MonkeyPatch.context() as patch:
             add = OpenStore._add
 

@@ -45,7 +45,7 @@ class Cluster:
         pod = dict(a_pod(phase="Running" if self.begun else "Pending").raw)
         return [pod]
 
-    def get(self, path: str, **query: str) -> Any:
+    def get(self, path: str, *given: Any, **query: str) -> Any:
         if path != JOB or self.deleted:
             raise Refusal("no such thing", 404)
         metadata = {"name": "job", "uid": "u0", "labels": self.labels, "annotations": self.annotations}

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 _SECONDS: Final = 300
 """Seconds after which the cluster ends a watch, and is asked for another one."""
-_SILENCE: Final = 90.0
-"""Seconds without a word after which the connection is lost: a bookmark comes each minute."""
 _QUERY: Final = {"watch": "true", "timeoutSeconds": str(_SECONDS), "allowWatchBookmarks": "true"}
+"""Bookmarks tell of the version, so it does not become too old. None comes while it does not change."""
 _VERSION: Final = re.compile(r'"resourceVersion":"(\d+)"')
 _ERROR, _BOOKMARK = (f'{{"type":"{kind}"' for kind in ("ERROR", "BOOKMARK"))
 _PAUSES: Final = (0.5, 60.0)
@@ -67,7 +66,7 @@ class Watch(Thread):
             now = self._api.get(self._path, SECONDS, limit="1", **self._query)
             self._version = str(now["metadata"]["resourceVersion"])
         query = {**self._query, **_QUERY, "resourceVersion": self._version}
-        with self._api.stream(self._path, _SILENCE, **query) as answer:
+        with self._api.stream(self._path, _SECONDS + 30.0, **query) as answer:
             self._answer = answer
             if not self.connected:
                 self.connected = True

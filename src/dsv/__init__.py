@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Unsupported,
         UsageError,
     )
+    from dsv.run.lineage import Lineage
     from dsv.run.listing import RunView
     from dsv.values.progress import Progress
 
@@ -52,6 +53,7 @@ __all__ = [
     "__version__",
     "datasets",
     "edit",
+    "lineage",
     "open",
     "runs",
     "store",
@@ -71,6 +73,11 @@ def edit(target: str, *, message: str = "", create: bool = False, allow_removals
 def datasets() -> list[DatasetItem]:
     """See `Store.datasets`."""
     return store().datasets()
+
+
+def lineage(target: str, *, down: bool = False, changes: bool = False, depth: int | None = None) -> Lineage:
+    """See `Store.lineage`."""
+    return store().lineage(target, down=down, changes=changes, depth=depth)
 
 
 def runs(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv.values.trailers import IMPORTED, made_by, with_made_by
+from dsv.values.trailers import IMPORTED, imported_from, made_by, parse_run, with_made_by
 
 RUN = "team/raw/20261120-132145-1f2e3d4c"
 OWN = f"Made-by-run: {RUN}"
@@ -41,3 +41,10 @@ def test_a_named_run_is_found_and_stays_once(message: str, imported: bool) -> No
 def test_a_line_elsewhere_in_a_message_names_no_run() -> None:
     assert made_by(f"{OWN}\n\nis what dsv writes") == ()
     assert made_by("no such line") == ()
+
+
+def test_what_a_message_names_is_read_back() -> None:
+    assert parse_run("team/pets/20261120-132145-1f2e3d4c") == ("team/pets", "20261120-132145-1f2e3d4c")
+    assert parse_run("no-dataset") is None and parse_run("../x/run") is None
+    assert imported_from("scans\n\nImported-from: s3://lab/scans@v2 to x\n") == "s3://lab/scans@v2 to x"
+    assert imported_from("Imported-from: s3://lab/scans\n\nand more") is None

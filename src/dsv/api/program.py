@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dsv.format.locator import Location
     from dsv.format.records import CommitRecord
     from dsv.repo.resolve import Resolved
+    from dsv.run.lineage import Lineage
     from dsv.run.listing import RunView
     from dsv.training.samples import Samples
     from dsv.transfer.download import Layout
@@ -130,6 +131,18 @@ class Store:
         with open_runs(self._connection.reading, self._connection.variables) as found:
             query = RunQuery(tuple(Filter.parse(text) for text in where), sort, limit=limit)
             return found.settle(found.listed(name, query))
+
+    def lineage(
+        self, target: str, *, down: bool = False, changes: bool = False, depth: int | None = None
+    ) -> Lineage:
+        """Return what `[DATASET][@REV][:PATH]` comes from, or with `down` what was made of it, as nodes and edges.
+
+        target: what begins with `./`, `../`, `/` or `~` is a file. changes: also say what has changed since in the raw
+        data. depth: the most runs from one end to the other. Raises `NotFound`, `UsageError`.
+        """
+        from dsv.api.lineage import lineage
+
+        return lineage(self._connection.reading, target, down=down, changes=changes, depth=depth)
 
 
 class Commit:

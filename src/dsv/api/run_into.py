@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec.structs import replace as with_fields
+
 from dsv.api.context import Context
 from dsv.api.edited_tree import as_source
 from dsv.api.edits import EditRequest, PutSources, branch_to_edit, edit_in
@@ -55,6 +57,7 @@ def put_output(context: Context, record: RunRecord, target: Target) -> IntoBranc
             f"the output of run {run} is not in the store", subject=run, hint=f"dsv runs {run} --out DIR"
         )
     commit = CommitId.parse(output.tree)
+    context = with_fields(context, job=None)  # the commit is this run's, not that of one around it
     with context.store() as store:
         repository = context.open_repository(store, Target(target.dataset, target.rev))
         check_not_expired(repository.refs, repository.refs.home(record.dataset), commit)

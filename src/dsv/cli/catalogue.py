@@ -55,6 +55,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "node": "Complete the record of a run from what its job left",
         "pools": "Show the pools that runs may go to, and what is free there",
         "runs": "Show, search, sort and compare the records of runs",
+        "lineage": "Show where data comes from, and what was made of it",
         "logs": "Print what a run writes, or wrote",
         "stop": "Stop a run and wait for its end",
         "wait": "Wait until runs have ended, and exit with their exit code",

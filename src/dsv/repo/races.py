@@ -13,8 +13,9 @@ from dsv.repo.refs.branches import LostRace
 T = TypeVar("T")
 
 DEADLINE: Final = 600.0
+"""Seconds for which races may be lost."""
 LONGEST: Final = 10.0
-"""Seconds to lose races, and to wait after one."""
+"""The most seconds to wait after one."""
 
 
 def publish_in_turn(commit: Callable[[], T | LostRace]) -> T:

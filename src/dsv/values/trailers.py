@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Final
+
+from dsv.errors import UsageError
+from dsv.values.names import DatasetName
 
 MADE_BY: Final = "Made-by-run: "
 IMPORTED: Final = "Imported-from: "
@@ -30,3 +34,17 @@ def made_by(message: str) -> tuple[str, ...]:
     and a copied message has it too: it counts if the record of the run agrees."""
     paragraph = message.rstrip("\n").rpartition("\n\n")[2]
     return tuple(line.removeprefix(MADE_BY) for line in paragraph.split("\n") if line.startswith(MADE_BY))
+
+
+def parse_run(text: str) -> tuple[DatasetName, str] | None:
+    """Return the dataset and the id of `DATASET/RUN`."""
+    dataset, _, run = text.rpartition("/")
+    with suppress(UsageError):
+        return DatasetName.parse(dataset), run
+    return None
+
+
+def imported_from(message: str) -> str | None:
+    """Return the URL that a message names in its last line, with the revision and the path if it has them."""
+    last = message.rstrip("\n").rpartition("\n")[2]
+    return last.removeprefix(IMPORTED) if last.startswith(IMPORTED) else None

@@ -173,7 +173,7 @@ def _behind(before: str, rows: Rows) -> Rows:
 
 
 _FINDERS: dict[str, Callable[[Names, str], Rows]] = {
-    **dict.fromkeys(("TARGET", "TARGET:PATH", "DATASET[@REV]", "A", "B"), _targets),
+    **dict.fromkeys(("TARGET", "TARGET|FILE", "TARGET:PATH", "DATASET[@REV]", "A", "B"), _targets),
     "NAME=TARGET": _named_targets,
     "DATASET": lambda names, _: names.datasets(),
     "BRANCH": lambda names, _: names.branches(),
@@ -185,7 +185,8 @@ _FINDERS: dict[str, Callable[[Names, str], Rows]] = {
     "DIR|NAME": lambda names, _: names.configured("caches", "path"),
 }
 """The values by the metavar of their option or argument, without brackets and dots."""
-_BY_SHELL = {"PATH": FILES, "FILE": FILES, "DIR": FOLDERS, "URL|NAME": FOLDERS, "DIR|NAME": FOLDERS}
+_BY_SHELL = dict.fromkeys(("PATH", "FILE", "TARGET|FILE"), FILES)
+_BY_SHELL |= dict.fromkeys(("DIR", "URL|NAME", "DIR|NAME"), FOLDERS)
 _OF_COMMANDS = {("tag", "NAME"): "TAG", ("branch", "NAME"): "BRANCH"}
 
 

@@ -30,6 +30,7 @@ SHOWN = 50
         dsv runs  # the newest runs on this workspace's dataset, else on all of the store
         dsv runs --sort metrics.acc --filter 'params.lr<0.1' --filter state=ended  # the best of some first
         dsv runs --compare 4f2a9c01 baseline  # in what two runs differ, by an id and by a --name
+        dsv runs --of raw@v1  # those that read or made this commit, or another with the same files
         dsv runs 4f2a9c01  # one run, by the end of its id
     """,
     result=(
@@ -42,6 +43,7 @@ def runs(
     run: list[str] | None = argument("[ID]..."),
     dataset: str | None = option("--dataset DATASET", "Only runs on this dataset."),
     limit: int | None = option("-n --limit N", "Show the first N of them."),
+    of: str | None = option("--of TARGET", "Only runs that read or made it; without @REV, any commit of it."),
     where: list[str] | None = option("--filter 'KEY OP VALUE'", "Only runs that match; repeat it to narrow."),
     sort: str | None = option("--sort KEY", "Best metric first, else the least; +KEY: least, -KEY: most."),
     reverse: bool = option("--reverse", "Reverse the order."),
@@ -93,7 +95,7 @@ def runs(
                     call.say(f"only {len(views)} runs are shown; --limit N shows N")
             return 0 if only else _tell_last_known(call, views)
     except Unreachable as error:
-        if compare or as_csv or only:
+        if compare or as_csv or only or of:
             raise
         return _write_known_here(call, ids, of_dataset, query, error)
 
@@ -121,6 +123,12 @@ def _find(
 ) -> tuple[list[RunView], SweepView | None, bool]:
     """Return the runs that were asked for, their sweep if its id was given, and whether there are more than the
     `most` that a list without a limit gets. only: one run is needed. compare: two are."""
+    if (of := call.params["of"]) is not None:
+        from dsv.api.lineage import runs_of
+
+        if ids or dataset or compare:
+            raise UsageError("--of is for lists, and takes no ID", subject="--of", hint=f"dsv runs --of {of}")
+        return query.choose(runs_of(opened.repository, Target.parse(of), opened.bound)), None, False
     named = opened.show_or_sweep(ids[0], dataset) if len(ids) == 1 else None
     if isinstance(named, SweepView):
         if only:

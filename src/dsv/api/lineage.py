@@ -1,0 +1,79 @@
+"""Where data comes from, what was made of it, and which runs had to do with it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
+from typing import get_args
+
+from dsv.api.context import Context
+from dsv.api.lineage_file import find_file
+from dsv.api.lineage_search import LineageSearch, text
+from dsv.errors import UsageError
+from dsv.repo import history
+from dsv.repo.history import CommitsAhead
+from dsv.repo.repository import Repository
+from dsv.repo.resolve import resolve
+from dsv.run.edges import How
+from dsv.run.lineage import Lineage, Linked
+from dsv.run.listing import RunView, newest_first
+from dsv.stores.base import ask_each, together
+from dsv.values.names import DatasetName, Target, clean_path
+from dsv.values.paths import show
+
+_FILE_BEGINS = ("./", "../", "/", "~")
+"""The beginnings of words that mean a file of this machine, and no target."""
+
+
+def lineage(
+    context: Context, named: str, *, down: bool = False, changes: bool = False, depth: int | None = None
+) -> Lineage:
+    """Return what a target, or a file of this machine, comes from, or with `down` what was made of it.
+
+    changes: also say what has changed since in each of the raw datasets. depth: the most steps from a commit over a run
+    to other commits. Raises `NotFound`, and `UsageError` for what is no file.
+    """
+    target = None if named.startswith(_FILE_BEGINS) else Target.parse(named)
+    with context.repository(target) as repository:
+        search, found, looked = LineageSearch(repository), None, None
+        if target is None:
+            start, found, looked = find_file(search, context.cwd / os.path.expanduser(named))  # noqa: PTH111 (Path raises for ~nobody)
+        else:
+            resolved = context.resolve(repository, target, expired_too=True)
+            path, rev = clean_path(target.path), resolved.branch or resolved.tag
+            if path and not search.part(resolved.commit, path):
+                raise resolved.no_path(show(path), show(path))
+            linked = Linked("", resolved.dataset, resolved.commit, (), text(path), rev and str(rev))
+            start = search.add(linked)
+        made = search.grown(start, down=down, depth=depth, changes=changes)
+        return replace(made, found=found, looked=looked)
+
+
+def runs_of(repository: Repository, target: Target, bound: DatasetName | None = None) -> list[RunView]:
+    """Return the runs that read or made a commit or a part of it, newest first; if the target names no revision, those
+    of any commit of the dataset. bound: the dataset of a target without one. Raises `NotFound`, `UsageError`."""
+    dataset, search = target.dataset or bound, LineageSearch(repository)
+    if dataset is None:
+        raise UsageError(f"{target} names no dataset", subject=str(target), hint=f"DATASET{target}")
+    start = resolve(repository.refs, repository.objects, dataset, target.rev, expired_too=True)
+    path, starts = text(clean_path(target.path)), [start.commit]
+    if target.rev is None:
+        heads, tags = repository.refs.names(start.dataset)
+        starts += [head.commit for head in heads if head.commit] + [value.commit for _, value in tags]
+    walked = history.walk(CommitsAhead(repository.objects, repository.refs, start.dataset, None), starts)
+    some = islice(walked, None if target.rev is None else 1)
+    commits = {about.root.hex(): Linked("", start.dataset, commit, (), path) for commit, about in some}
+    edges: list[tuple[str, How]] = [(root, how) for root in commits for how in get_args(How)]
+    linked = list(ask_each(lambda edge: search.linked(*edge), edges))
+    together([partial(search.record, key) for key in {*chain.from_iterable(keys for _, keys in linked)}])
+    views = dict[tuple[DatasetName, str], RunView]()
+    for ((root, how), keys), node_id in zip(
+        linked, (search.add(commits[edge[0]]) for edge in edges), strict=True
+    ):
+        for key in keys:
+            record, node = search.record(key), search.nodes[node_id]
+            if record is not None and search.how(how, record, node, {root}):
+                views[key] = RunView(record, sent=True)
+    return newest_first(views.values())

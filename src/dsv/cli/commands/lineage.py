@@ -1,0 +1,183 @@
+"""dsv lineage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from dsv.api.lineage import lineage as find
+from dsv.cli.call import Call
+from dsv.cli.declare import argument, command, option, whole
+from dsv.cli.options import ExitCode
+from dsv.cli.output import printable, shortened, to_item
+from dsv.cli.run_views import params_text, result_text
+from dsv.run.lineage import Lineage, LineageEdge, LineageNode, RawChange
+from dsv.run.record import RunRecord
+from dsv.values.trailers import imported_from
+from dsv.values.units import format_bytes, format_count, format_duration
+
+_NODE = "kind id dataset commit path root rev branch branch_state raw run"
+_RUN = "state exit_code started ended user host engine image image_digest code params"
+_COMMIT = "author time message files bytes"
+_CHANGE = "dataset commit path branch head commits added removed changed"
+_NOTES = {
+    "output": "",
+    "read": "read, not declared",
+    "again": "made an equal tree later",
+    "part": "made a part of it",
+    "made": "committed it",
+    "history": "before it",
+    "within": "started that run",
+    "said": "is named as its run, but has no record here that can be read",
+}
+_STATES = {"head": "head of {}", "moved": "{} has moved", "gone": "{} is gone"}
+
+
+@command(
+    "lineage",
+    examples="""
+        dsv lineage models@production  # the runs that made it, the data that they read, back to raw data
+        dsv lineage ./model.pt --changes  # of a file: what has changed since in the data that it was made from
+        dsv lineage raw@v1 --down  # who used it, and what was made of it
+    """,
+    result=(
+        f"start found looked down cut moved nodes({_NODE} {_RUN} {_COMMIT} imported_from) edges(from to name) "
+        f"changes({_CHANGE})"
+    ),
+)
+def lineage(
+    call: Call,
+    target: str = argument("[TARGET|FILE]", ""),
+    down: bool = option("--down", "Show what was made of it, and who used it."),
+    changes: bool = option("--changes", "Show what has changed since in each of the raw datasets."),
+    depth: int | None = option("--depth N", "Go at most N runs far.", parser=whole(0)),
+    exit_code: ExitCode = False,
+) -> int:
+    """Show where data comes from, and what was made of it.
+
+    TARGET is [DATASET][@REV][:PATH]. What begins with ./ ../ / or ~ is a file, sought in the newest outputs of runs and
+    in branches. Runs are joined by the trees that they read and made, as their records have them. With --exit-code the
+    difference is an input whose branch has moved.
+    """
+    with call.context() as context:
+        found = find(context, target, down=down, changes=changes, depth=depth)
+    if call.json:
+        call.result(
+            found,
+            nodes=[_item(node) for node in found.nodes],
+            edges=[{"from": edge.source, "to": edge.target, "name": edge.name} for edge in found.edges],
+        )
+    else:
+        _write(call, found, target)
+    for problem in found.problems:
+        call.complain(problem)
+    if found.problems:
+        return found.problems[0].exit_code
+    return 1 if exit_code and found.moved else 0
+
+
+def _item(node: LineageNode) -> dict[str, object]:
+    about = node.about
+    return {
+        **to_item(node, _NODE),
+        **to_item(node.record, _RUN, True),
+        **to_item(about, _COMMIT, True),
+        "imported_from": None if about is None else imported_from(about.message),
+    }
+
+
+def _write(call: Call, found: Lineage, target: str) -> None:
+    if found.found is not None:
+        call.line(f"{printable(target)} is {found.found}")
+        call.say(f"looked at {found.looked}")
+    if found.changes is not None:
+        columns = ["dataset~", "since", "commits>", "added>", "removed>", "changed>"]
+        call.table(columns, [_change(change) for change in found.changes])
+        if not found.changes:
+            call.say("no raw data is known")
+    else:
+        for line in _tree(found, call.around.columns() if call.around.stdout_is_terminal else None):
+            call.line(line)
+        if found.raw and not found.down:
+            call.line(f"raw data: {', '.join(map(_name, found.raw))}")
+    if found.cut:
+        call.say("it goes on: a larger --depth shows more")
+
+
+def _change(change: RawChange) -> Sequence[str]:
+    name = f"{change.dataset}{f':{change.path}' if change.path else ''}"
+    since = f"{str(change.commit)[:12]}..{change.branch}"
+    if change.commit == change.head or change.commits is None:
+        why = "branch is gone" if change.head is None else "can't be compared"
+        return name, since, "no change" if change.commit == change.head else why, "", "", ""
+    return (
+        name,
+        since,
+        f"{change.commits:,}",
+        f"+{change.added:,}",
+        f"-{change.removed:,}",
+        f"~{change.changed:,}",
+    )
+
+
+def _tree(found: Lineage, room: int | None) -> Iterator[str]:
+    """Yield the lines of the tree, each node with what is below it once."""
+
+    def fitted(line: str) -> str:
+        return printable(line) if room is None else shortened(printable(line), room)
+
+    nodes, below = {node.id: node for node in found.nodes}, dict[str, list[tuple[str, LineageEdge]]]()
+    for edge in found.edges:
+        if edge.name != "file":
+            near, far = (edge.source, edge.target) if found.down else (edge.target, edge.source)
+            below.setdefault(near, []).append((far, edge))
+    seen = set[str]()
+    waiting: list[tuple[str, str, str, LineageEdge | None]] = [(found.start, "", "", None)]
+    while waiting:
+        node_id, lead, indent, above = waiting.pop()
+        node, known = nodes[node_id], below.get(node_id, []) if node_id not in seen else []
+        more = " (see above)" if node_id in seen and below.get(node_id) else ""
+        note = "" if above is None else _NOTES.get(above.name, above.name.removeprefix("data").lstrip())
+        words = [_name(node), *_about(node, is_start=above is None), note + more]
+        yield fitted(lead + "  ".join(filter(None, words)))
+        if node.record is not None and node_id not in seen and (line := _where(node.record)):
+            yield fitted(f"{indent}{'│' if known else ' '} {line}")
+        seen.add(node_id)
+        for number, (other, edge) in enumerate(reversed(known)):
+            mark, rest = ("├ ", "│ ") if number else ("└ ", "  ")
+            waiting.append((other, indent + mark, indent + rest, edge))
+
+
+def _name(node: LineageNode) -> str:
+    """Return `raw@v1 bb0a28496cbe` or `raw@bb0a28496cbe`, with the path; or the run."""
+    if node.commit is None:
+        return f"run {node.run}" if node.record else f"run {node.id}"
+    commit, path = str(node.commit)[:12], f":{node.path}" if node.path else ""
+    return f"{node.dataset}@{node.rev}{path} {commit}" if node.rev else f"{node.dataset}@{commit}{path}"
+
+
+def _about(node: LineageNode, *, is_start: bool) -> Iterator[str]:
+    """Yield what is known of a node, the most important first."""
+    record, about = node.record, node.about
+    if record is not None:
+        took = format_duration(((record.ended_ms or record.started_ms) - record.started_ms) / 1000)
+        yield f"{result_text(record)}, {took}, {record.user}@{record.host}"
+        yield params_text(record.params)
+    elif about is not None:
+        size = format_count(about.files, "file") + (f", {format_bytes(about.bytes)}" if is_start else "")
+        yield "" if node.path else size
+        yield "" if is_start or node.branch_state is None else _STATES[node.branch_state].format(node.branch)
+        url, first = imported_from(about.message), about.message.partition("\n")[0]
+        said = f"{about.author.partition(' <')[0]}: {first}" if url is None else f"imported from {url}"
+        yield said if node.raw else ""
+    elif node.commit is not None:
+        yield "not in this store, or can't be read"
+
+
+def _where(record: RunRecord) -> str:
+    """Return the image and the code of a run."""
+    image, digest, code = record.image or "", record.image_digest, record.code
+    image += f"@{digest[:11]}…" if image and digest and "@" not in image else ""
+    if code is None:
+        return image
+    git = f" (git {code.commit[:8]}{', changed' if code.dirty else ''})" if code.commit else ""
+    return f"{image}  code {code.tree[:12] if code.tree else code.path}{git}".strip()

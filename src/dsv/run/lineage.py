@@ -1,0 +1,151 @@
+"""The graph of a lineage, and what the record of a run must say for an edge to count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from dsv.errors import DsvError, UsageError
+from dsv.format.records import CommitRecord
+from dsv.run.record import RunRecord
+from dsv.values.ids import CommitId
+from dsv.values.names import BranchName, DatasetName, Target
+
+BranchState = Literal["head", "moved", "gone"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LineageNode:
+    kind: Literal["commit", "run", "file", "missing"]
+    """`missing`: a commit or a run of which the store has nothing that can be read."""
+    id: str
+    """`DATASET@COMMIT[:PATH]`, `DATASET/RUN`, or the id of a file's content."""
+    dataset: DatasetName | None = None
+    commit: CommitId | None = None
+    path: str | None = None
+    """The part of the commit; of a file, where it is on this machine."""
+    root: str | None = None
+    rev: str | None = None
+    """The branch or tag by which a person named the commit."""
+    branch: BranchName | None = None
+    branch_state: BranchState | None = None
+    """The branch is now at this commit, elsewhere, or nowhere."""
+    raw: bool = False
+    """It has content that no run is known to have made."""
+    run: str | None = None
+    about: CommitRecord | None = None
+    record: RunRecord | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.id}>"
+
+
+class LineageEdge(NamedTuple):
+    """From what was first to what came of it. name: `data`, `data NAME` or `read` (undeclared) of a run's inputs;
+    `output`, `again` (equal, but after that commit), `part` or `made` of its results; `said` if no record confirms it;
+    `history`, `within`, `file`."""
+
+    source: str
+    target: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RawChange:
+    """What has changed since a commit of raw data; None for what can't be told."""
+
+    dataset: DatasetName
+    commit: CommitId
+    path: str | None
+    branch: BranchName
+    head: CommitId | None
+    commits: int | None = None
+    added: int | None = None
+    removed: int | None = None
+    changed: int | None = None
+    """Paths, also renamed ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    start: str
+    nodes: tuple[LineageNode, ...]
+    edges: tuple[LineageEdge, ...]
+    down: bool
+    cut: bool
+    """It goes on beyond the depth."""
+    problems: tuple[DsvError, ...]
+    """What could not be read."""
+    changes: tuple[RawChange, ...] | None = None
+    found: str | None = None
+    """The place in which a file was found."""
+    looked: str | None = None
+    """How far the search for it went."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<lineage of {self.start}: {len(self.nodes)} nodes, raw data {[node.id for node in self.raw]}>"
+        )
+
+    @property
+    def raw(self) -> tuple[LineageNode, ...]:
+        return tuple(node for node in self.nodes if node.raw)
+
+    @property
+    def moved(self) -> bool:
+        """The branch of an input is elsewhere now, or gone."""
+        inputs = {edge.source for edge in self.edges if edge.name.startswith(("data", "read"))}
+        return any(node.id in inputs and node.branch_state in ("moved", "gone") for node in self.nodes)
+
+
+class Linked(NamedTuple):
+    """A commit that the record of a run names, with the name of the edge and the roots of its tree and of its part."""
+
+    name: str
+    dataset: DatasetName
+    commit: CommitId
+    roots: tuple[str | None, ...]
+    path: str | None = None
+    rev: str | None = None
+    is_new: bool = True
+
+    def agrees(
+        self, commit: CommitId | None, roots: Collection[str], root_of: Callable[[CommitId], str | None]
+    ) -> bool:
+        """Return whether it is this commit, or has one of these roots and its own commit does not deny that; of an
+        output, only the root counts."""
+        same = any(root in roots for root in self.roots if root is not None)
+        is_true = self.commit == commit or (same and root_of(self.commit) in (None, self.roots[0]))
+        return is_true and (same or self.name != "output")
+
+
+def inputs_of(record: RunRecord) -> Iterator[Linked]:
+    rev = None
+    with suppress(UsageError):
+        named = Target.parse(record.target).rev
+        rev = None if named is None or named.commit_prefix else str(named)
+    for data in record.data:
+        name, roots = f"data {data.name}".rstrip(), (data.commit_root, data.root)
+        yield Linked(name, data.dataset, data.commit, roots, data.path or None, None if data.name else rev)
+    for read in record.read:
+        yield Linked("read", read.dataset, read.commit, (read.root,))
+
+
+def results_of(record: RunRecord, *, folder: bool) -> Iterator[Linked]:
+    """folder: yield the commit of the output folder also if a branch got it."""
+    output = record.output
+    into = None if output is None else output.into
+    if into is not None and into.commit is not None:
+        rev = str(into.branch)
+        yield Linked("output", into.dataset, into.commit, (into.root,), into.path or None, rev, into.new)
+    if output is not None and output.tree is not None and (folder or into is None or into.commit is None):
+        yield Linked("output", record.dataset, CommitId.parse(output.tree), (output.root,))
+    for made in record.made:
+        yield Linked("made", made.dataset, made.commit, (made.root,))
+
+
+def covers(path: str | None, other: str | None) -> bool:
+    """Return whether a path (None: the whole tree) has all of another one."""
+    return not path or (other is not None and f"{other}/".startswith(f"{path}/"))

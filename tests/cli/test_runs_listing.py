@@ -161,6 +161,7 @@ def test_a_list_that_is_cut_says_so(trained: Dsv, monkeypatch: pytest.MonkeyPatc
     whole_record = stored.read_bytes()
     stored.unlink()  # it is read-only
     stored.write_bytes(b"damaged")
+    shutil.rmtree(trained.home / ".local/state/dsv/remembered-runs")  # else it is not read again
     of_the_rest = trained.ok("runs")
     assert "not shown" in of_the_rest.err and "only 2 runs are shown" in of_the_rest.err
     stored.write_bytes(whole_record)

@@ -13,7 +13,6 @@ from dsv.api.lineage_file import find_file
 from dsv.api.lineage_search import LineageSearch, text
 from dsv.errors import UsageError
 from dsv.repo import history
-from dsv.repo.history import CommitsAhead
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
 from dsv.run.edges import How
@@ -62,7 +61,7 @@ def runs_of(repository: Repository, target: Target, bound: DatasetName | None = 
     if target.rev is None:
         heads, tags = repository.refs.names(start.dataset)
         starts += [head.commit for head in heads if head.commit] + [value.commit for _, value in tags]
-    walked = history.walk(CommitsAhead(repository.objects, repository.refs, start.dataset, None), starts)
+    walked = history.walk(repository.objects, starts)
     some = islice(walked, None if target.rev is None else 1)
     commits = {about.root.hex(): Linked("", start.dataset, commit, (), path) for commit, about in some}
     edges: list[tuple[str, How]] = [(root, how) for root in commits for how in get_args(How)]

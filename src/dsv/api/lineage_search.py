@@ -17,7 +17,7 @@ from dsv.format.keys import lineage_prefix, parse_lineage_key
 from dsv.format.records import CommitRecord
 from dsv.repo import history
 from dsv.repo.expiry import explained
-from dsv.repo.history import CommitsAhead, PathHistory
+from dsv.repo.history import PathHistory
 from dsv.repo.repository import Repository
 from dsv.repo.tree.hashing import root_of
 from dsv.repo.tree.reader import TreeReader
@@ -171,8 +171,8 @@ class LineageSearch:
         assert node.commit is not None and node.dataset is not None
         if node.about is None:
             return {node.commit: self._makers(node, node.commit, None)}, raw
-        ahead = CommitsAhead(self.repository.objects, self.repository.refs, node.dataset, None)
-        walked, lines, last = history.walk(ahead, [node.commit]), {node.commit: node.commit}, set[CommitId]()
+        walked = history.walk(self.repository.objects, [node.commit])
+        lines, last = {node.commit: node.commit}, set[CommitId]()
 
         def walk() -> None:
             for count in chain((1, 4, 16), repeat(64)):

@@ -48,6 +48,7 @@ class JobNotes:
     def __init__(self, dataset: DatasetName, run: str, folder: Path | None) -> None:
         self._key = run_key(dataset, run, "record")
         self._folder = folder
+        self._over: bool | None = None
         self.run: Final = f"{dataset}/{run}"
 
     @classmethod
@@ -61,12 +62,13 @@ class JobNotes:
 
     def is_over(self, store: StoreBackend) -> bool:
         """Check that the store has the end of the run: a terminal multiplexer that the job started keeps its variables.
-        False if the store may not be asked, as in most jobs."""
-        try:
-            store.modified(self._key)
-        except DsvError:
-            return False
-        return True
+        False if the store may not be asked, as in most jobs. It is asked once."""
+        if self._over is None:
+            self._over = False
+            with suppress(DsvError):
+                store.modified(self._key)
+                self._over = True
+        return self._over
 
     def note(self, how: How, commit: NotedCommit) -> None:
         """Note once that this process read or made a commit. Failures are ignored: they must not end a job."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -49,6 +49,7 @@ from dsv.stores.open import OpenStore, names_of, split_of
 from dsv.values.ids import CommitId, Nonce, StoreId
 
 if TYPE_CHECKING:
+    from dsv.repo.job_notes import JobNotes
     from dsv.values.names import BranchName, DatasetName
 
 MetadataFolder = Callable[[StoreId], AnyPath]
@@ -64,6 +65,7 @@ class Repository:
         self.id = layout.store_id
         self.clock = access.clock
         self.access = access
+        self._job = access.job
         # In no cycle, as a program may run without the garbage collector: `refs` own what `objects` only look at.
         erasures = partial(_erasures, store, access, ref(refs))
         self.objects = Objects(store, metadata, refs.answers, access, erasures)
@@ -193,14 +195,14 @@ class Repository:
             self.format.check(self.store.url, writing=True)
         return False
 
-    @cached_property
-    def made_by(self) -> str | None:
-        """Return the run, as DATASET/RUN, whose job makes commits here; None outside of a job, or after its end."""
-        job = self.access.job
-        if job is not None and job.is_over(self.store):
-            self.access.tell(f"DSV_RUN names run {job.run}, which has ended: the commit does not name it")
-            return None
-        return None if job is None else job.run
+    def made_by(self) -> JobNotes | None:
+        """Return the run whose job makes commits here; None outside of a job, or after its end, which is said once."""
+        if self._job is not None and self._job.is_over(self.store):
+            self.access.tell(
+                f"DSV_RUN names run {self._job.run}, which has ended: the commit does not name it"
+            )
+            self._job = None
+        return self._job
 
     def named(self, commit: CommitRecord, dataset: DatasetName, branch: BranchName) -> CommitRecord:
         """Return the commit as this store keeps it: with its dataset and branch, except in an older store."""

@@ -92,21 +92,23 @@ def completed(
         log=None if kept is None else LogInfo(kept.total, len(kept.data)),
     )
 
+    return _with_what_it_left(record, metrics, masker)
+
+
+def _with_what_it_left(
+    record: RunRecord, metrics: Callable[[RunRecord], Metrics], masker: Masker
+) -> RunRecord:
+    """Add the metrics, and the commits that the job noted."""
+
     def left() -> Metrics:
         its = metrics(record)
         values = None if its.values is None else cast("dict[str, Json]", masker.value(its.values))
-        return Metrics(values, hidden(its.problem), its.notes)
+        return replace(its, values=values, problem=None if its.problem is None else masker.text(its.problem))
 
     its = salvaged(left, lambda problem: Metrics(problem=problem))
     read, made = of_notes(record, its.notes)
-    return replace(
-        record,
-        metrics=its.values,
-        metrics_error=its.problem,
-        read=read,
-        made=made,
-        notes_error=its.notes.problem,
-    )
+    record = replace(record, metrics=its.values, metrics_error=its.problem)
+    return replace(record, read=read, made=made, notes_error=its.notes.problem)
 
 
 def of_notes(record: RunRecord, notes: Notes) -> tuple[tuple[RunCommit, ...], tuple[RunCommit, ...]]:

@@ -148,8 +148,8 @@ def new_commit(
     repository: Repository, writer: WriterIdentity, draft: Draft, tree: WrittenTree | CommitRecord
 ) -> CommitRecord:
     """Return the commit, for a caller that needs its id before it is published. In a job its message names the run."""
-    run = repository.made_by
-    message = draft.message if run is None else with_made_by(draft.message, run)
+    job = repository.made_by()
+    message = draft.message if job is None else with_made_by(draft.message, job.run)
     commit = CommitRecord(
         root=tree.root,
         level=tree.level,
@@ -181,8 +181,8 @@ def publish_commit(
     moved = session.publish(draft.dataset, draft.branch, draft.after, entry, before_ref, put_commit)
     if not isinstance(moved, Head):
         return moved
-    if session.repository.made_by is not None and session.repository.access.job is not None:
-        session.repository.access.job.note("made", NotedCommit(draft.dataset, commit_id, commit.root))
+    if (job := session.repository.made_by()) is not None:
+        job.note("made", NotedCommit(draft.dataset, commit_id, commit.root))
     return Committed(commit_id, commit, moved)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from dsv.run.engines.base import Ended
 from dsv.run.engines.kubernetes.api import Refusal
-from dsv.run.engines.kubernetes.follow import PodLog, read_logs, read_metrics
+from dsv.run.engines.kubernetes.follow import PodLog, read_logs, with_left
 from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob
 from tests.engines.test_kubernetes_end import a_job, a_pod
 from tests.engines.test_kubernetes_run import Cluster
@@ -97,15 +98,17 @@ def test_a_log_that_is_followed_ends_with_the_record_if_the_cluster_is_away(
 
 
 @pytest.mark.parametrize(
-    ("pieces", "metrics"),
+    ("pieces", "metrics", "notes"),
     [
-        ((b'Fetched\n--- metrics.json\n{"loss": ', b"1}\n--- e", b"nd\n"), b'{"loss": 1}\n'),
-        ((b"Fetched\n--- end\n",), None),
-        ((b"--- metrics.json\n\n--- end\n",), b"\n"),
+        ((b'Fetched\n--- metrics.json\n{"loss": ', b"1}\n--- e", b"nd\n"), b'{"loss": 1}\n', None),
+        ((b"Fetched\n--- end\n",), None, None),
+        ((b"--- metrics.json\n\n--- end\n",), b"\n", None),
+        ((b"--- notes\na\n", b"\n--- metrics.json\n{}\n--- end\n"), b"{}\n", b"a\n\n"),
+        ((b"x\n--- notes\na\n\n--- end\n",), None, b"a\n\n"),
     ],
 )
 def test_metrics_are_read_from_a_container_that_still_runs(
-    pieces: tuple[bytes, ...], metrics: bytes | None
+    pieces: tuple[bytes, ...], metrics: bytes | None, notes: bytes | None
 ) -> None:
     class Runs(Answers):
         def iter_bytes(self) -> Iterator[bytes]:
@@ -113,4 +116,5 @@ def test_metrics_are_read_from_a_container_that_still_runs(
             pytest.fail("it would wait for the end of the container")
 
     job = KubernetesJob(Runs(), "training", "job", "u0")  # type: ignore[arg-type]
-    assert read_metrics(job, JobSnapshot(a_job(), (a_pod(code=0),))) == metrics
+    found = with_left(job, JobSnapshot(a_job(), (a_pod(code=0),)), Ended(exit_code=0))
+    assert (found.metrics, found.notes) == (metrics, notes)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dsv.repo.job_notes import FOLDER
 from dsv.run.engines.base import Ended
 from dsv.run.engines.kubernetes.manifest import OWN, SIGNALS, run_script, script
 from dsv.run.engines.kubernetes.pod import read_left, read_log
@@ -191,3 +192,40 @@ def test_a_record_is_completed_once_the_command_has_ended_and_the_container_stay
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(holding.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
+def test_the_holder_prints_the_notes_of_the_job_and_follows_no_link(
+    tmp_path: Path, shell: tuple[str, ...]
+) -> None:
+    notes = tmp_path / "out" / FOLDER / "run"
+    notes.mkdir(parents=True)
+    (tmp_path / "secret").write_text("secret\n")
+    (notes / "a").write_text("one\n")
+    (notes / "b").write_text("two\n")
+    (notes / "c").symlink_to(tmp_path / "secret")
+    (tmp_path / "out" / "metrics.json").symlink_to(tmp_path / "secret")
+    words = ["-c", script("hold").replace(OWN, str(tmp_path)), "hold", "-", "env"]
+    env = {"PATH": os.environ["PATH"], "DSV_METRICS_FILE": str(tmp_path / "out" / "metrics.json")}
+    for folder, printed in (
+        (notes, b"--- notes\none\ntwo\n\n--- end\n"),
+        (tmp_path / "link" / "run", b"--- end\n"),
+    ):
+        if folder != notes:
+            (tmp_path / "link").symlink_to(notes.parent)
+        (tmp_path / "ended").touch()
+        env["DSV_NOTES_FOLDER"] = str(folder)
+        with (tmp_path / "shown").open("wb") as shown:
+            argv = [*shell, *words]
+            with subprocess.Popen(argv, start_new_session=True, env=env, stdout=shown) as holding:
+                try:
+                    until(
+                        lambda: (tmp_path / "shown").read_bytes().endswith(b"--- end\n"),
+                        "the end of its output",
+                    )
+                    holding.terminate()
+                    holding.wait()
+                finally:
+                    with suppress(ProcessLookupError):
+                        os.killpg(holding.pid, signal.SIGKILL)
+        assert (tmp_path / "shown").read_bytes() == printed

@@ -117,7 +117,7 @@ def parse_notes(data: bytes, *, complete: bool = True) -> Notes:
     """Parse the lines of the files. complete: `data` has all of them"""
     known: dict[How, dict[NotedCommit, None]] = {"read": {}, "made": {}}
     problem = None if complete else "it left more notes than a record takes"
-    for line in data.splitlines():
+    for line in filter(None, data.split(b"\n")):
         try:
             fields = json.loads(line)
             dataset, commit = DatasetName.parse(fields["dataset"]), CommitId.parse(fields["commit"])

@@ -54,7 +54,7 @@ from dsv.run.engines.kubernetes.api import (
     too_old,
 )
 from dsv.run.engines.kubernetes.capacity import ask_capacity, gpu_labels, hosts_of, is_beyond_quota
-from dsv.run.engines.kubernetes.follow import KubernetesRun, read_logs, read_metrics
+from dsv.run.engines.kubernetes.follow import KubernetesRun, read_logs, with_left
 from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, deleted, status
 from dsv.run.engines.kubernetes.manifest import (
     GRACE_SECONDS,
@@ -211,7 +211,7 @@ class Kubernetes(Engine):
             return now if found is None else replace(now, reason=found.reason)
         if now.ended is None or not now.ended.launched:
             return now
-        return replace(now, ended=replace(now.ended, metrics=read_metrics(job, facts)))
+        return replace(now, ended=with_left(job, facts, now.ended))
 
     def withdraw(self, ref: JobRef) -> JobStatus | None:
         """Suspend the Job: the cluster then removes its pods, unless the command has begun."""

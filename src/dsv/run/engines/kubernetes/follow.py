@@ -19,7 +19,7 @@ from dsv.run.engines.base import Ended
 from dsv.run.engines.kubernetes.api import IDLE_SECONDS, KubernetesApi, Refusal
 from dsv.run.engines.kubernetes.job import JobSnapshot, KubernetesJob, ended, gone
 from dsv.run.engines.kubernetes.manifest import GRACE_SECONDS, HOLDING, MAIN
-from dsv.run.engines.kubernetes.pod import METRICS, METRICS_END, Obstacle
+from dsv.run.engines.kubernetes.pod import METRICS, METRICS_END, NOTES, Obstacle
 from dsv.run.engines.kubernetes.watch import start_watches
 from dsv.run.engines.output import JobOutput, NodeLines, through_a_pipe
 from dsv.run.record import JobRef
@@ -146,7 +146,7 @@ class KubernetesRun(FollowedJob):
             if facts.evicted_by_queue or (facts.suspended and facts.stopped is not None):
                 self._job.delete()  # the cluster would keep it for ever, or its queue would resume it
             self._job.end_waiting_pods(facts)
-            return replace(done, metrics=read_metrics(self._job, facts)) if done.launched else done
+            return with_left(self._job, facts, done) if done.launched else done
         if (problem := self._job.fail_lost_pods()) is not None:
             self._print_once(f"the cluster does not let a pod of a lost machine be given up: {problem}")
         never = self._why_never(facts)
@@ -335,11 +335,11 @@ def read_logs(
     return through_a_pipe(collect)
 
 
-def read_metrics(job: KubernetesJob, facts: JobSnapshot) -> bytes | None:
-    """Return the first node's metrics.json, which its container `hold` has printed."""
+def with_left(job: KubernetesJob, facts: JobSnapshot, ended: Ended) -> Ended:
+    """Return the end of a job with the notes and metrics.json of its first node, which the container `hold` prints."""
     first = next((each for each in facts.last if each.number == 0 and not each.gone), None)
     if first is None:
-        return None
+        return ended
     try:
         path, seconds = f"{job.pods_path}/{first.name}/log", GRACE_SECONDS + 5.0
         with job.api.stream(path, seconds, container=HOLDING, follow="true") as answer:
@@ -349,6 +349,7 @@ def read_metrics(job: KubernetesJob, facts: JobSnapshot) -> bytes | None:
                 if data.endswith(METRICS_END):  # the container may run on
                     break
     except Refusal:
-        return None
-    _, marker, metrics = data.removesuffix(METRICS_END).rpartition(METRICS)
-    return metrics if marker else None
+        return ended
+    before, marker, metrics = data.removesuffix(METRICS_END).rpartition(METRICS)
+    _, noted, notes = (before if marker else metrics).rpartition(NOTES)
+    return replace(ended, metrics=metrics if marker else None, notes=notes if noted else None)

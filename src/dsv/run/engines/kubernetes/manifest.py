@@ -17,6 +17,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Final, TypeAlias
 
 from dsv.errors import UsageError
+from dsv.repo.job_notes import FOLDER
 from dsv.run.engines.base import OUT, Facts, Job
 from dsv.run.engines.kubernetes.api import KubernetesOptions, Volume
 from dsv.run.node_order import OUTPUT_SECONDS, PASSED, NodeOrder, meeting_port, node_environment
@@ -351,6 +352,7 @@ def _hold_variables(job: Job, name: str, options: KubernetesOptions) -> dict[str
         variables |= {each: value for each, value in of_job.items() if each == "DSV_PARAMS"}
         variables["DSV_PARAMS_FILE"] = f"{folder}/params.json"
         variables["DSV_METRICS_FILE"] = f"{folder}/metrics.json"
+        variables["DSV_NOTES_FOLDER"] = f"{folder}/{FOLDER}/{job.run}"
     if is_gang(job):
         variables |= {
             each: of_job[each] for each in ("DSV_FAILED", "DSV_IGNORED", "DSV_NODES", "NODE_RANK", GANG_PORT)

@@ -25,6 +25,7 @@ CAUSES: Final = {
     "missing": (EndCause.NOT_STARTED, "the image has no such command, or it can't be run"),
 }
 """Its other reasons, with their descriptions."""
+NOTES: Final = b"--- notes\n"
 METRICS: Final = b"--- metrics.json\n"
 METRICS_END: Final = b"--- end\n"
 """The lines that the container `hold` prints before metrics.json, and after it or in its place."""

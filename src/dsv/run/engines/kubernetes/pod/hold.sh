@@ -48,7 +48,13 @@ if [ -z "$over" ] && [ ! -e $own/ended ]; then
 fi
 wait "$holder"
 trap over=yes TERM # which interrupts a wait
-if [ -f "${DSV_METRICS_FILE:-}" ]; then
+notes=${DSV_NOTES_FOLDER:-} # links are not followed: this container sees files that the job must not
+if [ -d "$notes" ] && [ ! -L "$notes" ] && [ ! -L "${notes%/*}" ]; then
+  echo '--- notes'
+  for each in "$notes"/*; do [ -L "$each" ] || [ ! -f "$each" ] || cat "$each"; done | head -c 1048576
+  echo
+fi
+if [ -f "${DSV_METRICS_FILE:-}" ] && [ ! -L "$DSV_METRICS_FILE" ]; then
   printf '%s\n%s\n' '--- metrics.json' "$(head -c 1048577 "$DSV_METRICS_FILE")"
 fi
 echo '--- end'

@@ -18,6 +18,23 @@ from tests.waiting import PATIENCE, until
 
 DSV = str(Path(sys.executable).with_name("dsv"))
 WAIT = 'touch "$DSV_OUT/ready.$DSV_ATTEMPT.$NODE_RANK"; until [ -e "$DSV_OUT/go" ]; do sleep 0.1; done'
+USES_DSV = f"""set -e
+export HOME=$(mktemp -d)
+export DSV_STORE=$HOME/store
+mkdir "$HOME/labels" "$HOME/made"
+cd "$HOME/labels"
+echo label >l
+env -u DSV_RUN {DSV} init labels
+env -u DSV_RUN {DSV} sync -m labels
+{DSV} cat labels:l
+cd "$HOME/made"
+echo made >m
+{DSV} init made
+{DSV} sync -m 'from the job'
+{DSV} log made --json
+rm -r "$HOME"
+"""
+"""A job that reads a commit and makes one, in a store of its own, and prints the log of what it made."""
 TWO_NODES = """
 import json, os, socket, sys, time
 import numpy
@@ -106,6 +123,15 @@ class Site:
         """The record of the newest run."""
         items: list[dict[str, Any]] = json.loads(self.dsv("runs", "--json", "-n", "1"))["items"]
         return items[0] if items else {}
+
+    def check_notes(self, printed: str) -> None:
+        """Check that the newest run, which was `USES_DSV` and printed this, has what the job read and made."""
+        record = self.last()
+        (made,) = json.loads(printed[printed.index("{") :])["items"]
+        assert made["message"] == f"from the job\n\nMade-by-run: digits/{record['run']}"
+        assert [(each["dataset"], each["commit"]) for each in record["made"]] == [("made", made["commit"])]
+        assert [each["dataset"] for each in record["read"]] == ["labels"]
+        assert record["notes_error"] is None
 
     def out(self) -> Path:
         """The output folder of the newest run."""

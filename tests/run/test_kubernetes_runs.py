@@ -18,7 +18,7 @@ import tomli_w
 
 import dsv
 from tests.kit import clusters
-from tests.kit.clusters import DSV, TWO_NODES, save_digits
+from tests.kit.clusters import DSV, TWO_NODES, USES_DSV, save_digits
 from tests.labs import kubernetes as lab
 from tests.labs.kubernetes_config import BUSYBOX
 from tests.waiting import PATIENCE, until
@@ -477,3 +477,11 @@ def test_a_command_that_ends_by_itself_when_its_pod_is_evicted_was_evicted(site:
     out, err = terminal.communicate(timeout=PATIENCE)
     record = site.last()
     assert (terminal.returncode, record["end"], record["exit_code"]) == (9, "evicted", 9), out + err
+
+
+def test_what_a_job_reads_and_makes_is_in_its_record(site: Site) -> None:
+    """Its container has neither the store nor a right to write there."""
+    terminal = site.start(*run_of(script=USES_DSV))
+    out, err = terminal.communicate(timeout=PATIENCE)
+    assert terminal.returncode == 0, out + err
+    site.check_notes(out)

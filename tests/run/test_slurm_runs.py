@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.kit.clusters import TWO_NODES
+from tests.kit.clusters import TWO_NODES, USES_DSV
 from tests.labs.docker_engine import ContainerEngine
 from tests.run.slurm_site import Site, run_of
 from tests.waiting import PATIENCE, until
@@ -192,3 +192,10 @@ def test_a_job_that_can_never_run_says_why(site: Site) -> None:
     assert "no machine of it has 9 GPUs" in site.dsv(*run_of("--gpus", "9"), code=125)
     site.dsv("config", "pools.a.engine_args", "--", "--partition=none")
     assert "invalid partition specified" in site.dsv(*run_of(), code=125).lower()
+
+
+def test_what_a_job_reads_and_makes_is_in_its_record(site: Site) -> None:
+    terminal = site.start(*run_of(script=USES_DSV))
+    out, err = terminal.communicate(timeout=PATIENCE)
+    assert terminal.returncode == 0, out + err
+    site.check_notes(out)

@@ -79,6 +79,19 @@ def test_a_path_and_a_new_branch(here: Dsv) -> None:
     assert commits(here, "models@exp") == [other["into"]["commit"]], "without a parent"
 
 
+def test_a_new_dataset_may_begin_with_another_branch(here: Dsv) -> None:
+    made = run(here, "models@production", MODEL)
+    assert "new dataset models" in made["said"]
+    assert files(here, "models@production") == {"model"}
+    branches = {
+        each["branch"]: each["commit"]
+        for each in here.ok("branch", "--list", "models", "--json").json["items"]
+    }
+    assert branches == {"main": None, "production": made["into"]["commit"]}
+    again = run(here, "models@production", MODEL)
+    assert (again["into"]["commit"], again["into"]["new"]) == (made["into"]["commit"], False)
+
+
 @pytest.mark.parametrize(
     ("into", "code", "said"),
     [
@@ -88,7 +101,6 @@ def test_a_path_and_a_new_branch(here: Dsv) -> None:
         ("@exp", 2, "names no dataset"),
         ("models:../x", 2, "has a part .."),
         ("models:a/.git", 2, "git's own"),
-        ("models@exp", 125, "the first branch is main: leave out @exp"),
         ("Pets", 125, "may not differ in case only"),
     ],
 )

@@ -272,16 +272,14 @@ def branch_to_edit(
     head = repository.refs.newest(dataset, branch)
     if head is not None and not head.entry.deleted:
         return dataset, branch, head
-    if branch == MAIN and create and head is None:
+    if head is None and create and (branch == MAIN or (any_branch and not repository.refs.exists(dataset))):
         repository.refs.check_new_dataset(dataset)
         return dataset, branch, None
     if head is None and not repository.refs.exists(dataset):
-        making = "--create makes it; in a workspace, change the files and run dsv sync"
         raise repository.refs.erased(dataset) or NotFound(
             f"there is no dataset {dataset} in {repository.store.url}",
             subject=dataset,
-            hint="dsv datasets lists them; "
-            + (f"the first branch is main: leave out @{branch}" if any_branch else making),
+            hint="dsv datasets lists them; --create makes it; in a workspace, change the files and run dsv sync",
         )
     if head is None and repository.refs.tag(dataset, TagName.parse(branch)) is not None:
         raise UsageError(

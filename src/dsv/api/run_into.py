@@ -10,6 +10,7 @@ from dsv.api.context import Context
 from dsv.api.edited_tree import as_source
 from dsv.api.edits import EditRequest, PutSources, branch_to_edit, edit_in
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
+from dsv.format.records import RefEntry
 from dsv.repo.expiry import check_not_expired
 from dsv.repo.tree.reader import TreeReader
 from dsv.run.record import OUTPUT_OF_RUN, IntoBranch, RunOutput, RunRecord
@@ -72,13 +73,15 @@ def put_output(context: Context, record: RunRecord, target: Target) -> IntoBranc
             f"{OUTPUT_OF_RUN}{record.dataset}/{run}", "run", create=True, any_branch=True, allow_removals=True,
             taken_from=(commit,),
         )  # fmt: skip
+        dataset, branch, _ = branch_to_edit(context, repository, target, create=True, any_branch=True)
+        is_new = not repository.refs.exists(dataset)
+        if is_new and branch != MAIN:  # every dataset has a main, which is empty here
+            entry = RefEntry.of(context.writer, repository.clock(), None, "run")
+            repository.refs.move(dataset, MAIN, None, entry)
         edits = [PutSources(target.path or b"", entries, mirror=True)]
         done = edit_in(context, repository, store, target, edits, request)
         assert done.commit is not None  # it has entries
-        if done.parent is None:
-            made = (
-                f"branch {done.dataset}@{done.branch}" if done.branch != MAIN else f"dataset {done.dataset}"
-            )
-            context.progress.note(f"new {made}")
+        if is_new or done.parent is None:
+            context.progress.note(f"new dataset {dataset}" if is_new else f"new branch {dataset}@{branch}")
         root = repository.objects.commit(done.commit).root.hex()
     return replace(IntoBranch.due(target), commit=done.commit, root=root, new=done.any_change)

@@ -56,6 +56,11 @@ def test_records_from_before_edges_get_those_of_whole_commits(pets: Dsv) -> None
         (store / key).unlink()
     pets.ok("verify", "--repair")
     assert edges(store) == before
+    (run,) = pets.ok("runs", "--json").json["items"]
+    found = pets.ok("lineage", f"pets@{run['output']['tree']}", "--json").json
+    assert [edge["name"] for edge in found["edges"]] == ["output", "data"]
+    assert run["run"] in [node["run"] for node in found["nodes"]]
+    assert run["run"] in pets.ok("lineage", "pets", "--down").out
 
 
 def test_an_erasure_names_the_runs_that_read_the_file(pets: Dsv) -> None:

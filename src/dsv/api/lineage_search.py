@@ -21,7 +21,7 @@ from dsv.repo.history import PathHistory
 from dsv.repo.repository import Repository
 from dsv.repo.tree.hashing import root_of
 from dsv.repo.tree.reader import TreeReader
-from dsv.run.edges import How
+from dsv.run.edges import How, with_roots
 from dsv.run.lineage import (
     BranchState,
     Lineage,
@@ -95,7 +95,8 @@ class LineageSearch:
     def _record(self, key: _Key) -> RunRecord | None:
         def read() -> RunRecord | None:
             with suppress(NotFound, UsageError):
-                return self.runs.read(StoredRun(key[0], RunId.parse(key[1]), frozenset((RECORD,))))
+                record = self.runs.read(StoredRun(key[0], RunId.parse(key[1]), frozenset((RECORD,))))
+                return with_roots(record, self._root)
             return None
 
         return self.tried(read)

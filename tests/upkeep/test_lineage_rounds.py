@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import time
 from collections import Counter
 from pathlib import Path
@@ -62,6 +63,7 @@ class Rounds:
             time.sleep(1.5 * self.chance.random())
             process.kill()
             process.communicate()
+        shutil.rmtree(self.store / "sessions", ignore_errors=True)  # gc would wait for it for an hour
         self.dsv.ok("runs", "--dataset", self.raw)  # completes the record
 
     def finish(self) -> None:

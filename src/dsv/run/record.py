@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -438,11 +439,16 @@ def _load(data: bytes, subject: str, what: str) -> dict[str, Json]:
 def parse_name(kind: type, value: Json) -> object:
     """Decode ids and names with their own parsers, for msgspec."""
     if kind in (CommitId, DatasetName, BranchName, RunId, SweepId) and isinstance(value, str):
-        try:
-            return kind.parse(value)
-        except DsvError as error:
-            raise ValueError(error.message) from error
+        return _parsed(kind, value)
     raise ValueError(f"{value!r} is not a valid {kind.__name__}")
+
+
+@lru_cache(maxsize=1024)  # many records name a few datasets and commits
+def _parsed(kind: Any, text: str) -> object:
+    try:
+        return kind.parse(text)
+    except DsvError as error:
+        raise ValueError(error.message) from error
 
 
 # msgspec inspects a dataclass on first use, and two threads that cause this at once crash the process

@@ -10,7 +10,6 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit, urlunsplit
 
 from blake3 import blake3
 
@@ -27,6 +26,10 @@ _LOCK_FILES: Final = (
 )
 """In the order in which they count, if a folder has several."""
 _LARGEST_LOCK: Final = 64 << 20
+_REMOTE: Final = re.compile(
+    r"(?!\w[\w.+-]*::)([A-Za-z][A-Za-z0-9+.-]*://)?(?:[^@/?#]*@)?([^@?#\s]+)(?:[?#][^@]*)?", re.ASCII
+)
+"""URL, [user@]host:path or folder, without what may be part of a password, or the address of a remote helper."""
 
 
 def code_state(folder: Path, environ: Mapping[str, str]) -> CodeState:
@@ -43,12 +46,8 @@ def code_state(folder: Path, environ: Mapping[str, str]) -> CodeState:
 
 def without_credentials(url: str) -> str | None:
     """Return a remote's URL without user, password, query and fragment; None if it can't be taken apart."""
-    if "://" not in url:
-        return url.rpartition("@")[2] or None  # [user@]host:path, or a folder
-    with suppress(ValueError):
-        parts = urlsplit(url)
-        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-    return None
+    remote = _REMOTE.fullmatch(url)
+    return None if remote is None else f"{remote[1] or ''}{remote[2]}"
 
 
 def interpreter(environ: Mapping[str, str]) -> str | None:

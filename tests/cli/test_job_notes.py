@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,21 @@ def test_a_record_takes_a_bounded_number() -> None:
     found = parse_notes("\n".join(lines).encode())
     assert len(found.read) == 1000
     assert found.problem == "it read or made more than 1,000 commits"
+
+
+def test_much_that_a_job_left_is_not_read(tmp_path: Path) -> None:
+    folder = tmp_path / FOLDER / RUN
+    folder.mkdir(parents=True)
+    (folder / "large").write_bytes(b" " * (4 << 20) + b"\n")
+    assert read_notes(tmp_path, RUN).problem == "it left more notes than a record takes"
+    (folder / "large").write_bytes(b"{}\n" * (1 << 20))
+    for number in range(200):
+        (folder / f"m{number}").hardlink_to(folder / "large")
+    tracemalloc.start()
+    assert read_notes(tmp_path, RUN).problem is not None
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 200 << 20  # each of the files has 3 MiB
 
 
 def test_a_run_is_over_once_the_store_has_its_record(tmp_path: Path) -> None:

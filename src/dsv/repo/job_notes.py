@@ -29,6 +29,7 @@ FOLDER: Final = ".dsv-notes"
 _MOST_FILES: Final = 1_000
 _MOST_BYTES: Final = 4 << 20
 _MOST_COMMITS: Final = 1_000
+_MOST_LINES: Final = 4 * _MOST_COMMITS
 How = Literal["read", "made"]
 
 
@@ -103,21 +104,25 @@ def read_notes(out: Path, run: str) -> Notes:
     folder = out / FOLDER / run
     if folder.parent.is_symlink() or folder.is_symlink():
         return Notes(problem="the folder of its notes is a symlink")
-    data = b""
+    data = bytearray()
     try:
-        names = sorted(list_names(folder)) if folder.is_dir() else []
+        names = list_names(folder) if folder.is_dir() else []
+        complete = len(names) <= _MOST_FILES
         for name in names[:_MOST_FILES]:
-            data += read_small(folder / name, _MOST_BYTES) or b""
+            piece = read_small(folder / name, _MOST_BYTES - len(data))
+            complete = complete and piece is not None
+            data += piece or b""
     except OSError as error:
         return Notes(problem=f"its notes can't be read: {error.strerror}")
-    return parse_notes(data[:_MOST_BYTES], complete=len(names) <= _MOST_FILES and len(data) <= _MOST_BYTES)
+    return parse_notes(data, complete=complete)
 
 
-def parse_notes(data: bytes, *, complete: bool = True) -> Notes:
+def parse_notes(data: bytes | bytearray, *, complete: bool = True) -> Notes:
     """Parse the lines of the files. complete: `data` has all of them"""
     known: dict[How, dict[NotedCommit, None]] = {"read": {}, "made": {}}
-    problem = None if complete else "it left more notes than a record takes"
-    for line in filter(None, data.split(b"\n")):
+    lines = [*dict.fromkeys(filter(None, bytes(data).split(b"\n")))]
+    problem = None if complete and len(lines) <= _MOST_LINES else "it left more notes than a record takes"
+    for line in lines[:_MOST_LINES]:
         try:
             fields = json.loads(line)
             dataset, commit = DatasetName.parse(fields["dataset"]), CommitId.parse(fields["commit"])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsv.errors import Unreachable
+from dsv.errors import Denied, Unreachable
 from dsv.format import keys
 from dsv.run.edges import Edge, edge_keys, edges_of
 from dsv.run.record import IntoBranch, RunCommit, RunOutput, RunState
@@ -81,6 +81,21 @@ def test_edges_are_there_before_the_record_and_go_before_it() -> None:
     runs.delete(stored)
     assert edges(store) == []
     assert runs.listing(RECORD.dataset) == []
+
+
+def test_who_may_not_put_edges_can_still_put_the_record() -> None:
+    """A policy from before edges allows `runs/` and not `lineage/`."""
+    store = MemoryStore()
+    put = store.put_if_absent
+
+    def denied(key: str, data: bytes) -> object:
+        if key.startswith(keys.LINEAGE_PREFIX):
+            raise Denied("not there")
+        return put(key, data)
+
+    store.put_if_absent = denied  # type: ignore[method-assign,assignment]
+    assert RunStore(store).add_end(RECORD, None) == RECORD
+    assert edges(store) == []
 
 
 def test_a_record_that_another_dsv_has_sent_gets_its_edges_by_the_spool_too() -> None:

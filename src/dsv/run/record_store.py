@@ -102,8 +102,10 @@ class RunStore:
     def add(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> Bytes:
         """Add one part unless it is there, and return what is there now: of several writers, one wins."""
         key = run_key(dataset, run, part)
-        if part == RECORD:  # its edges come before it, so that no record is without them
-            with suppress(IntegrityError, Unsupported):
+        if (
+            part == RECORD
+        ):  # its edges come before it, so that no record is without them where they may be put
+            with suppress(IntegrityError, Unsupported, Denied):
                 self.link(RunRecord.decode(bytes(data), run))
         return (
             data

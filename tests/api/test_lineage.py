@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from dsv.api.erased_runs import runs_that_read
 from dsv.format.keys import commit_key, lineage_key, run_key
 from dsv.run.lineage import Lineage
 from dsv.run.record import RunCommit, RunOutput, RunState
 from dsv.stores.base import LARGEST, ListedObject
 from dsv.stores.memory import MemoryStore
-from dsv.values.ids import CommitId, NodeId
+from dsv.values.ids import CommitId, FileId, NodeId
 from dsv.values.names import DatasetName
 from tests.kit.lineage import MODELS, RAW, RESIZED, Lab, edges
 
@@ -251,6 +252,50 @@ def test_reads_and_runs_inside_others_are_edges(lab: Lab) -> None:
         ("outer", "within", "inner"),
         ("v1", "data", "outer"),
     }
+
+
+def test_a_run_from_a_terminal_of_an_ended_run_is_not_within_that(lab: Lab) -> None:
+    v1 = lab.commit(RAW, {"a": b"a"})
+    outer = lab.record(lab.data(RAW, v1))
+    lab.end(replace(outer, ended_ms=1_700_000_000_000))  # 2023, and the id of the other is of 2026
+    _, model = lab.step(MODELS, {"m": b"m"}, lab.data(RAW, v1), within=f"raw/{outer.run}")
+    assert outer.run not in {node.run for node in lab.lineage(MODELS, model).nodes}
+
+
+def test_a_job_that_restores_or_notes_an_older_commit_has_not_made_it(lab: Lab) -> None:
+    v1 = lab.commit(RAW, {"a": b"1"})
+    v2 = lab.commit(RAW, {"a": b"2"}, v1)
+    record = lab.record(lab.data(RAW, v2))
+    v3 = lab.commit(RAW, {"a": b"1"}, v2, message=f"as before\n\nMade-by-run: raw/{record.run}")
+    lab.end(replace(record, made=(lab.made(RAW, v3), lab.made(RAW, v2))))
+    names = {v1: "v1", v2: "v2", v3: "v3", record.run: "run"}
+    found = lab.lineage(RAW, v1)
+    assert ("run", "again", "v1") in edges(found, names) and v1 in raw(found)
+    found = lab.lineage(RAW, v3)
+    assert ("run", "made", "v3") in edges(found, names) and raw(found) == {v2}
+
+
+def test_records_from_before_roots_count_once_they_have_edges(lab: Lab) -> None:
+    v1 = lab.commit(RAW, {"a": b"a"})
+    run, model = lab.step(MODELS, {"m": b"m"}, lab.data(RAW, v1))
+    lab.runs.delete(lab.runs.find(run.run, [RAW]))
+    assert run.output is not None
+    old = replace(run.data[0], root=None, commit_root=None)
+    lab.end(replace(run, data=(old,), output=replace(run.output, root=None, into=None)))
+    assert lab.runs.repair_edges(lab.root, lambda _: None) == (2, 0)
+    names = {v1: "v1", model: "model", run.run: "run"}
+    found = lab.lineage(MODELS, model)
+    assert edges(found, names) == {("run", "output", "model"), ("v1", "data", "run")} and raw(found) == {v1}
+    down = lab.lineage(RAW, v1, down=True)
+    assert {edge.name for edge in down.edges} == {"data", "output"}
+
+
+def test_an_erasure_names_the_runs_that_read_the_file_without_declaring_it(lab: Lab) -> None:
+    v1, words = lab.commit(RAW, {"a": b"a"}), lab.commit(LABELS, {"b": b"b"})
+    run = lab.end(lab.record(lab.data(RAW, v1), read=(lab.made(LABELS, words),)))
+    lab.end(lab.record(lab.data(RAW, v1)))
+    found = runs_that_read(lab.repository, [FileId.hash(b"b")], [(LABELS, b"b")])
+    assert [each.run for each in found] == [run.run]
 
 
 def test_the_depth_bounds_the_steps(lab: Lab) -> None:

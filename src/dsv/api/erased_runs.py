@@ -54,9 +54,9 @@ def runs_that_read(
         for record in runs.read_all(reversed(runs.listing()), lambda _: None)
         if record.state is not RunState.NOT_LAUNCHED
         and any(
-            has(str(home(data.dataset)), data.commit, data.path)
-            for data in record.data
-            if str(home(data.dataset)) in of_dataset
+            has(str(home(seen.dataset)), seen.commit, getattr(seen, "path", None))
+            for seen in (*record.data, *record.read)
+            if str(home(seen.dataset)) in of_dataset
         )
     ]
     return tuple(found)

@@ -40,6 +40,7 @@ from dsv.values.ids import CommitId, NodeId
 from dsv.values.names import MAIN, BranchName, DatasetName
 from dsv.values.paths import PathSet
 from dsv.values.trailers import made_by, parse_run
+from dsv.values.units import utc
 
 _T = TypeVar("_T")
 _Key = tuple[DatasetName, str]
@@ -157,13 +158,20 @@ class LineageSearch:
         for key in waiting:  # grows by the runs around these
             node_id, record = self._add_run(key), self.record(key)
             inputs += [] if record is None else [(linked, node_id) for linked in inputs_of(record)]
-            if record is not None and (around := parse_run(record.within or "")) is not None:
+            around = None if record is None else self._around(record)
+            if around is not None:
                 self.link(self._add_run(around), node_id, "within")
                 waiting += [] if around in waiting else [around]
         together([partial(self.commit, linked.commit) for linked, _ in inputs])
         for linked, node_id in inputs:
             self.link(self.add(linked), node_id, linked.name)
         return [self.add(linked) for linked, _ in inputs]
+
+    def _around(self, record: RunRecord) -> _Key | None:
+        """Return the run whose job started this one; None if it had ended: its variables live on in its terminals."""
+        outer = None if (key := parse_run(record.within or "")) is None else self.record(key)
+        ended = None if outer is None or outer.ended_ms is None else f"{utc(outer.ended_ms):%Y%m%d-%H%M%S}"
+        return None if ended is not None and record.run[:15] > ended else key
 
     def _origin(self, node_id: str) -> tuple[dict[CommitId, dict[_Key, str]], set[CommitId]]:
         """Return the runs that made a commit, and those that made the commits before it, on each line up to one that a
@@ -219,17 +227,17 @@ class LineageSearch:
 
     def how(self, how: How, run: RunRecord, node: LineageNode, roots: set[str]) -> str:
         """Return the name of the edge between a run and a commit; nothing if the record does not agree. A run that
-        began after the commit was made can't have made it, only an equal tree."""
+        began after the commit was made can't have made it, only an equal tree; but clocks differ."""
         for linked in inputs_of(run) if how == "read" else results_of(run, folder=True):
             if not linked.agrees(node.commit, roots, self._root):
                 continue
-            if linked.name == "made":
-                return "made"
             if how == "read" and (covers(linked.path, node.path) or covers(node.path, linked.path)):
                 return linked.name
             if how == "made" and covers(linked.path, node.path):
-                is_first = node.about is None or run.started_ms <= node.about.time_ms
-                return "output" if is_first or (linked.is_new and linked.commit == node.commit) else "again"
+                if node.about is None or run.started_ms <= node.about.time_ms:
+                    return linked.name
+                said = linked.name == "output" or f"{run.dataset}/{run.run}" in made_by(node.about.message)
+                return linked.name if said and linked.is_new and linked.commit == node.commit else "again"
             if how == "made" and covers(node.path, linked.path):
                 return "part"
         return ""

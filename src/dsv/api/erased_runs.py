@@ -9,7 +9,7 @@ from functools import cache
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader
-from dsv.run.record import RunId, RunState
+from dsv.run.record import RunData, RunId, RunState
 from dsv.run.record_store import RunStore
 from dsv.values.ids import CommitId, FileId
 from dsv.values.names import DatasetName
@@ -54,8 +54,8 @@ def runs_that_read(
         for record in runs.read_all(reversed(runs.listing()), lambda _: None)
         if record.state is not RunState.NOT_LAUNCHED
         and any(
-            has(str(home(seen.dataset)), seen.commit, getattr(seen, "path", None))
-            for seen in (*record.data, *record.read)
+            has(str(home(seen.dataset)), seen.commit, seen.path)
+            for seen in (*record.data, *(RunData("", noted.dataset, noted.commit) for noted in record.read))
             if str(home(seen.dataset)) in of_dataset
         )
     ]

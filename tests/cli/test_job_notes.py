@@ -64,6 +64,11 @@ def test_outside_of_a_job_nothing_is_noted(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_terminal_that_outlives_the_output_makes_no_folder(tmp_path: Path) -> None:
+    notes(tmp_path / "gone").note("read", NotedCommit(RAW, CommitId.hash(b"5"), NodeId.hash(b"5")))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_whatever_a_job_leaves_does_no_harm(tmp_path: Path) -> None:
     job = notes(tmp_path)
     job.note("read", NotedCommit(RAW, CommitId.hash(b"4"), NodeId.hash(b"4")))

@@ -84,7 +84,8 @@ class JobNotes:
         }
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            for folder in (self._folder.parent, self._folder):  # none where the run and its output are gone
+                folder.mkdir(exist_ok=True)
             path = self._folder / f"{host_name()}-{os.getpid()}"
             with Opened(os.open(path, flags, 0o644)) as file:
                 os.write(file, json.dumps(line).encode() + b"\n")

@@ -170,6 +170,22 @@ def test_runs_into_takes_any_kept_output(here: Dsv) -> None:
     here.ok("wait", run_id)
 
 
+def test_lineage_knows_what_was_put_at_a_path_after_the_run(here: Dsv) -> None:
+    (here.cwd / "notes").write_text("by hand")
+    here.ok("put", "--create", "notes", "models:", "-m", "notes")
+    kept = here.process("run", "pets@v1", "--keep-output", "--", "sh", "-c", MODEL)
+    assert kept.code == 0, kept
+    made = newest(here)["run"]
+    here.ok("runs", made, "--into", "models:v1/best")
+    for target, name in (("models", "part"), ("models:v1", "part"), ("models:v1/best/model", "output")):
+        edges = here.ok("lineage", target, "--json").json["edges"]
+        assert (f"pets/{made}", name) in {(edge["from"], edge["name"]) for edge in edges}, target
+    (commit,) = (item for item in here.ok("log", "models", "--json").json["items"] if item["parents"])
+    here.ok("put", "notes", "models:notes2", "-m", commit["message"].replace("best", "better"))
+    found = here.ok("lineage", "models", "--json").json
+    assert {edge["name"] for edge in found["edges"] if edge["to"] == found["start"]} == {"history"}
+
+
 def test_two_runs_into_one_branch_at_once(here: Dsv) -> None:
     """Each is the whole content of one commit, or says why it is not."""
     run(here, "models")

@@ -3,6 +3,7 @@ and on to their commits. Trees are joined, not commits, because equal results of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -33,7 +34,7 @@ from dsv.run.lineage import (
     inputs_of,
     results_of,
 )
-from dsv.run.record import RECORD, RunId, RunRecord, tree_of_run
+from dsv.run.record import OUTPUT_OF_RUN, RECORD, IntoBranch, RunId, RunRecord, tree_of_run
 from dsv.run.record_store import RunStore, StoredRun
 from dsv.stores.base import together
 from dsv.values.ids import CommitId, NodeId
@@ -45,6 +46,8 @@ from dsv.values.units import utc
 _T = TypeVar("_T")
 _Key = tuple[DatasetName, str]
 _Heads = dict[tuple[DatasetName, BranchName], CommitId | None]
+_PUT = re.compile(rf"{OUTPUT_OF_RUN}(\S+) in (.+)", re.DOTALL)
+"""The message of a commit that has the output of a run at a path."""
 _MAKERS = {"output", "part", "made"}
 
 
@@ -207,19 +210,38 @@ class LineageSearch:
     def _makers(self, node: LineageNode, commit: CommitId, record: CommitRecord | None) -> dict[_Key, str]:
         """Return the runs that made a commit of a node's history, or its part, each with the name of the edge. With a
         path, only commits that changed it count."""
-        roots, path, named = set[str](), _raw(node.path), tuple[str, ...]()
+        roots, path, named, put = set[str](), _raw(node.path), tuple[str, ...](), None
         if record is None:
             roots = {node.root} if node.root else roots
         elif not path or self.tried(lambda: self._changed(commit, record, path)):
-            roots, named = {record.root.hex()}, made_by(record.message)
+            put = _PUT.fullmatch(record.message)
+            roots, named = {record.root.hex()}, (*made_by(record.message), *([put[1]] if put else []))
         if record is not None and path and (roots or commit == node.commit):
             roots |= self.part(commit, path)
         keys = dict.fromkeys(chain.from_iterable(self.linked(root, "made") for root in sorted(roots)))
         names, now = dict[_Key, str](), replace(node, commit=commit, about=record)
         for key in (*keys, *filter(None, map(parse_run, named))):
             run = self.record(key)
+            if run is not None and put is not None and "/".join(key) == put[1]:
+                run = self._with_put(run, now, put[2])
             names[key] = "said" if run is None else self.how("made", run, now, roots)
         return {key: name for key, name in names.items() if name}
+
+    def _with_put(self, run: RunRecord, node: LineageNode, at: str) -> RunRecord:
+        """Return the record with the commit that has its output at a path, as the message says: the record is as it was
+        before if `dsv runs ID --into` made the commit, or a dsv that was killed then."""
+        output, about, commit = run.output, node.about, node.commit
+        if (
+            output is None
+            or about is None
+            or commit is None
+            or (output.into and output.into.commit == commit)
+        ):
+            return run
+        if output.root not in self.part(commit, _raw(at)):
+            return run
+        into = IntoBranch(node.dataset or run.dataset, MAIN, commit, about.root.hex(), at, new=True)
+        return replace(run, output=replace(output, into=into))
 
     def _changed(self, commit: CommitId, record: CommitRecord, path: bytes) -> bool:
         looked = self._looked(path)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from msgspec.structs import replace as with_fields
 
 from dsv.api.context import Context
-from dsv.api.edited_tree import as_source
+from dsv.api.edited_tree import as_source, as_text
 from dsv.api.edits import EditRequest, PutSources, branch_to_edit, edit_in
 from dsv.errors import Conflict, DsvError, NotFound, UsageError
 from dsv.format.records import RefEntry
@@ -69,8 +69,9 @@ def put_output(context: Context, record: RunRecord, target: Target) -> IntoBranc
         ]
         if not entries:
             raise Conflict(f"the output of run {run} is empty", subject=run)
+        at = f" in {as_text(clean_path(target.path))}" if clean_path(target.path) else ""  # lineage reads it
         request = EditRequest(
-            f"{OUTPUT_OF_RUN}{record.dataset}/{run}", "run", create=True, any_branch=True, allow_removals=True,
+            f"{OUTPUT_OF_RUN}{record.dataset}/{run}{at}", "run", create=True, any_branch=True, allow_removals=True,
             taken_from=(commit,),
         )  # fmt: skip
         dataset, branch, _ = branch_to_edit(context, repository, target, create=True, any_branch=True)

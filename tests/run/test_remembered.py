@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,6 +92,15 @@ def test_a_damaged_file_costs_requests_and_nothing_else(tmp_path: Path) -> None:
 def _add(state: Path, numbers: range) -> None:
     for number in numbers:
         RememberedRuns(state, STORE).add([record(number)])
+
+
+def test_a_file_that_is_cut_while_it_is_read_costs_requests(tmp_path: Path) -> None:
+    records = [record(number) for number in range(200)]
+    RememberedRuns(tmp_path, STORE).add(records)
+    remembered = RememberedRuns(tmp_path, STORE)
+    (path,) = (path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock")
+    os.truncate(path, 100)
+    assert remembered.get(records[-1].dataset, records[-1].run) is None
 
 
 def test_several_processes_add_and_forget_at_once(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import fcntl
 import json
-import mmap
 import os
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final
+from weakref import finalize
 
 import msgspec
 from xxhash import xxh3_64_hexdigest
@@ -35,16 +36,21 @@ class RememberedRuns:
 
     def __init__(self, state: Path, store: StoreId) -> None:
         self._path = state / FOLDER / str(store)
-        self._data = b""
+        self._file = -1
         self._lines: dict[bytes, tuple[int, int]] = {}
-        """The place of each run's record in the data, by the key of the run."""
-        with suppress(OSError, ValueError), self._path.open("rb") as file:  # ValueError: it is empty
-            self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # type: ignore[assignment]
-            self._lines = dict(_lines(self._data))
+        """The place of each run's record in the file, by the key of the run."""
+        with suppress(OSError), self._path.open("rb") as file:
+            self._lines = dict(_lines(file))
+            self._file = os.dup(
+                file.fileno()
+            )  # not mapped: that would end the process where another cuts the file
+            finalize(self, os.close, self._file)
 
     def get(self, dataset: DatasetName, run: RunId) -> RunRecord | None:
         start, end = self._lines.get(_key(dataset, run), (0, 0))
-        line = self._data[start:end]
+        line = b""
+        with suppress(OSError):
+            line = os.pread(self._file, end - start, start) if end else line
         body = line[_SUM + 1 :]
         if not line or xxh3_64_hexdigest(body).encode() != line[:_SUM]:
             return None
@@ -78,7 +84,7 @@ class RememberedRuns:
             return
         with suppress(OSError), self._alone():
             data = self._path.read_bytes()
-            lines = {key: data[start:end] for key, (start, end) in _lines(data) if key not in keys}
+            lines = {key: data[start:end] for key, (start, end) in _lines(BytesIO(data)) if key not in keys}
             replace_file(self._path, b"".join(line + b"\n" for line in lines.values()), mode=0o600)
 
     @contextmanager
@@ -107,11 +113,11 @@ def _without_nothing(members: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return {name: json_of(value) for name, value in members if value is not None}
 
 
-def _lines(data: bytes) -> Iterator[tuple[bytes, tuple[int, int]]]:
+def _lines(file: Iterable[bytes]) -> Iterator[tuple[bytes, tuple[int, int]]]:
     """Yield the key of each line, and where the line starts and ends. The last line of a run counts."""
     start = 0
-    while (end := data.find(b"\n", start)) >= 0:
-        space = data.find(b" ", start + _SUM + 1, end)
-        if space > 0:
-            yield data[start + _SUM + 1 : space], (start, end)
-        start = end + 1
+    for line in file:
+        space, end = line.find(b" ", _SUM + 1), start + len(line)
+        if space > 0 and line.endswith(b"\n"):
+            yield line[_SUM + 1 : space], (start, end - 1)
+        start = end

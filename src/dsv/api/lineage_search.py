@@ -231,16 +231,11 @@ class LineageSearch:
         """Return the record with the commit that has its output at a path, as the message says: the record is as it was
         before if `dsv runs ID --into` made the commit, or a dsv that was killed then."""
         output, about, commit = run.output, node.about, node.commit
-        if (
-            output is None
-            or about is None
-            or commit is None
-            or (output.into and output.into.commit == commit)
-        ):
+        assert about is not None and commit is not None  # it has the message
+        is_known = output is None or (output.into is not None and output.into.commit == commit)
+        if output is None or is_known or output.root not in self.part(commit, _raw(at)):
             return run
-        if output.root not in self.part(commit, _raw(at)):
-            return run
-        into = IntoBranch(node.dataset or run.dataset, MAIN, commit, about.root.hex(), at, new=True)
+        into = IntoBranch(run.dataset, MAIN, commit, about.root.hex(), at, new=True)
         return replace(run, output=replace(output, into=into))
 
     def _changed(self, commit: CommitId, record: CommitRecord, path: bytes) -> bool:

@@ -42,9 +42,8 @@ class NotedCommit(NamedTuple):
 class JobNotes:
     """The run whose job this process belongs to, and the folder for its notes. Safe in threads."""
 
-    _noted: Final[set[tuple[str, How, NotedCommit]]] = (
-        set()
-    )  # by this process, and by those that it was forked from
+    _noted: Final = set[tuple[str, How, NotedCommit]]()
+    """By this process, and by those that it was forked from."""
 
     def __init__(self, dataset: DatasetName, run: str, folder: Path | None) -> None:
         self._key = run_key(dataset, run, "record")

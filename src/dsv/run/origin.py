@@ -38,8 +38,8 @@ def code_state(folder: Path, environ: Mapping[str, str]) -> CodeState:
     with suppress(GitError), closing(GitView(folder, env=dict(environ), timeout=_GIT_SECONDS)) as git:
         head = git.ask("rev-parse", "--verify", "HEAD").decode("utf-8", "replace").strip()
         if re.fullmatch(r"[0-9a-f]{40,64}", head):
-            found = CodeState(str(folder), head)
-            found = replace(found, remote=without_credentials(git.setting("remote.origin.url") or ""))
+            remote = without_credentials(git.setting("remote.origin.url") or "")
+            found = CodeState(str(folder), head, remote=remote)
             found = replace(found, dirty=git.is_changed())
     return found
 
@@ -52,10 +52,9 @@ def without_credentials(url: str) -> str | None:
 
 def interpreter(environ: Mapping[str, str]) -> str | None:
     """Return the path of the Python that a command finds first in this environment, links followed."""
-    found = shutil.which("python", path=environ.get("PATH")) or shutil.which(
-        "python3", path=environ.get("PATH")
-    )
-    return None if found is None else os.path.realpath(found)
+    path = environ.get("PATH")
+    python = shutil.which("python", path=path) or shutil.which("python3", path=path)
+    return None if python is None else os.path.realpath(python)
 
 
 def lock_file(folder: Path) -> LockFile | None:

@@ -57,10 +57,11 @@ class RememberedRuns:
         text = body.partition(b" ")[2]
         with suppress(msgspec.MsgspecError):
             return _RECORD.decode(text)
-        with suppress(msgspec.MsgspecError, ValueError, RecursionError):  # it is of another version of dsv
-            return msgspec.convert(
-                json.loads(text), RunRecord, dec_hook=parse_name
-            )  # with half of a surrogate pair
+        with suppress(
+            msgspec.MsgspecError, ValueError, RecursionError
+        ):  # else it is of another version of dsv
+            # With half of a surrogate pair.
+            return msgspec.convert(json.loads(text), RunRecord, dec_hook=parse_name)
         return None
 
     def add(self, records: Iterable[RunRecord]) -> None:

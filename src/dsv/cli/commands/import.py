@@ -25,6 +25,7 @@ from dsv.cli.options import (
     override,
 )
 from dsv.exchange.revisions import DVC
+from dsv.run.origin import without_credentials
 from dsv.values.names import Target
 from dsv.values.secrets import hide_in_urls
 from dsv.values.trailers import IMPORTED
@@ -77,7 +78,8 @@ def import_(
     With --reference the files of s3://, http(s)://, hf:// or a folder are read for their ids and not stored. Later they
     are read there, and refused if they are not what they were. --materialize stores them, under the same commits.
     """
-    source = hide_in_urls(_whole(url)).encode("utf-8", "replace").decode()
+    source = _whole(url) if "://" not in url else without_credentials(url) or hide_in_urls(url)
+    source = source.encode("utf-8", "replace").decode()
     said = f"import {source}" if message is None else message
     request = EditRequest(
         f"{said}\n\n{IMPORTED}{source}", "import", create=create, allow_removals=allow_removals,

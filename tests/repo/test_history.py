@@ -10,6 +10,7 @@ from dsv.errors import IntegrityError
 from dsv.format import keys
 from dsv.format.records import CommitRecord
 from dsv.repo.history import ahead_behind, is_ancestor, merge_bases, walk
+from dsv.repo.repository import Repository
 from dsv.stores.memory import MemoryStore
 from dsv.values.ids import CommitId, NodeId
 from tests.kit.repositories import commit as make_commit
@@ -157,3 +158,10 @@ def test_a_missing_parent_is_reported_as_damage_after_the_intact_commits() -> No
         next(walking)
     with pytest.raises(IntegrityError, match=str(first)):
         is_ancestor(fresh.objects, first, third)
+
+
+def test_commits_are_read_when_only_the_objects_of_a_repository_are_kept() -> None:
+    store = MemoryStore()
+    made = make_commit(create(store), {"a": b"1"})
+    objects = Repository.open(store, None).objects
+    assert objects.commit(made).files == 1

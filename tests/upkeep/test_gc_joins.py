@@ -86,6 +86,21 @@ def test_a_pack_with_a_place_that_is_marked_as_damaged_is_not_joined(tmp_path: P
     assert key in packs(store) and len(packs(store)) == 3
 
 
+def test_a_damaged_pack_stays_and_the_others_are_joined(tmp_path: Path) -> None:
+    files, store = some_files(100), MemoryStore()
+    in_edits(store, files)
+    chunk = ChunkId.hash(files["d00/0000"] or b"")
+    key = next(one for one in packs(store) if verify(store.get(one)).ids.find(chunk) >= 0)
+    data = bytearray(store.get(key))
+    data[20] ^= 1
+    store.delete(key)
+    store.put_if_absent(key, bytes(data))
+    done = collect(store, tmp_path / "1")
+    assert done.deleted == 39 and done.plan is not None and len(done.plan.rewrite) == 39
+    assert len(packs(store)) == 3 and store.get(key) == data
+    assert collect(store, tmp_path / "2").deleted == 0 and store.get(key) == data
+
+
 def test_no_more_is_joined_than_may_be_copied(tmp_path: Path) -> None:
     store = MemoryStore()
     in_edits(store, some_files(100))

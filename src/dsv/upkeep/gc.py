@@ -354,6 +354,7 @@ class Collector:
         sizes = listed.sizes[listed.ids.places(rows.packs)[chosen["pack"]]]
         self._progress.start(len(plan.rewrite), plan.copied)
         copies, done = RewrittenPacks(self._repository, chosen, rows.packs), list[PackId]()
+        damaged: dict[PackId, str] = {}
         for some in in_batches(chosen, order, sizes):
             budget = self._options.budget
             if budget is not None and self._clock() - self._begun >= budget:
@@ -362,18 +363,24 @@ class Collector:
             read = together([partial(self._store.get, keys.pack_key(pack_id)) for pack_id in packs.values()])
             data = {number: memoryview(one) for number, one in zip(packs, read, strict=True)}
             for at, number in enumerate(some["pack"].tolist()):
-                copies.add(some[at : at + 1], data[number], packs[number])
+                try:
+                    copies.add(some[at : at + 1], data[number], packs[number])
+                except IntegrityError as error:  # the pack stays; what was copied out of it does no harm
+                    damaged.setdefault(packs[number], error.message)
             stored = int(some["stored"].sum())
             self._progress.advance(files=len(packs), bytes=stored, transferred=stored)
             self.result.copied += len(some)
-            done += packs.values()
+            done += [pack_id for pack_id in packs.values() if pack_id not in damaged]
         copies.finish()
+        for message in damaged.values():
+            self._progress.note(f"{message}, so its pack is kept: dsv verify lists what is lost")
         copies.renew_locators(heads)
         self.result.copied_bytes = copies.stored
         if left := len(plan.rewrite) - len(done):
-            self._progress.note(
-                f"the time is over: {format_count(left, 'pack')} will be written anew next time"
-            )
+            if late := left - len(damaged):
+                self._progress.note(
+                    f"the time is over: {format_count(late, 'pack')} will be written anew next time"
+                )
             self.result.plan = msgspec.structs.replace(plan, rewrite=tuple(done), left=plan.left + left)
         return done
 

@@ -14,12 +14,14 @@ from dsv.format.locator import ObjectKind
 from dsv.format.records import Damage
 from dsv.repo.damage import mark_damage
 from dsv.repo.repository import Repository
+from dsv.repo.session import point_branch
 from dsv.stores.memory import MemoryStore
 from dsv.upkeep import gc_packs
 from dsv.upkeep.gc_packs import Joined
 from dsv.values.ids import ChunkId, CommitId, Nonce
+from dsv.values.names import BranchName
 from tests.kit.packs import verify
-from tests.kit.repositories import WRITER, Files, commit, create, read
+from tests.kit.repositories import DATASET, WRITER, Files, commit, create, read
 from tests.stores.wrapper import Wrapper
 from tests.upkeep.gc_world import SOON, collect
 from tests.upkeep.test_gc import counted
@@ -143,3 +145,19 @@ def test_a_store_that_lets_nobody_delete_locators_is_joined_too(tmp_path: Path) 
     done = collect(KeepsLocators(store), tmp_path / "1")
     assert done.deleted == 40 and len(packs(store)) == 2
     assert read(Repository.open(store, None), head) == files
+
+
+def test_a_locator_is_renewed_again_by_a_machine_with_a_copy_of_the_first_one(tmp_path: Path) -> None:
+    files, store = some_files(200), MemoryStore()
+    names, joined = list(files), 0
+    repository = create(store)
+    for at in range(0, 200, 5):
+        made = commit(repository, {name: files[name] for name in names[at : at + 5]})
+        if at == 95:
+            old = made
+            point_branch(repository, WRITER, (DATASET, BranchName("old")), None, old, "branch")
+        if at in (95, 135):
+            joined += collect(store, tmp_path / f"{at}", metadata=tmp_path / "metadata").copied > 0
+    locator = Repository.open(store, None).objects.commit_locator(old)
+    assert joined > 1 and locator is not None
+    assert {keys.pack_key(pack) for pack in locator.packs} <= set(packs(store))

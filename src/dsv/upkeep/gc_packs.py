@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv.errors import Denied
+from dsv.errors import Denied, IntegrityError, Unsupported
 from dsv.format import index, keys
 from dsv.format.codec import Codec, carrying
 from dsv.format.columns import cut
@@ -449,13 +449,15 @@ class RewrittenPacks:
         """Give the new places of their roots to the locators of these commits, after `finish`. They stay as they are
         if nobody may delete them."""
         store, objects = self._repository.store, self._repository.objects
-        for commit_id in commits if self._repository.format.node_locators else ():
-            commit, old = objects.commit_and_locator(commit_id)
-            if old is not None and (new := self._renewed(old)) != old:
-                key = keys.locator_key(commit_id)
-                with suppress(Denied):
-                    store.delete(key)
-                    store.put_if_absent(key, carrying(new.encode(), commit.encode()))
+        ids = commits if self._repository.format.node_locators else ()
+        # Local copies are not asked: an earlier collection may have replaced what they are of.
+        for commit_id, data in ask_each(lambda one: if_there(partial(store.get, keys.locator_key(one))), ids):
+            with suppress(Denied, IntegrityError, Unsupported):
+                old = Locator.decode(data or b"")
+                if (new := self._renewed(old)) != old:
+                    frame = carrying(new.encode(), objects.commit(commit_id).encode())
+                    store.delete(keys.locator_key(commit_id))
+                    store.put_if_absent(keys.locator_key(commit_id), frame)
 
     def finish(self) -> None:
         for stream in self._streams:

@@ -220,7 +220,7 @@ class HistoryReader:
             if walk.next:
                 self._read_ahead(walk, commit_id)
         except ReferenceError:
-            self._objects.history = None  # the repository and its names were dropped, while the objects are in use
+            self._objects.history = None  # the repository was dropped with its names; its objects are in use
         except Unreachable:
             if self._objects.access.mirrors is None and split_of(self._objects.store) is None:
                 raise

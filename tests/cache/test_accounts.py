@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cache import filler
@@ -16,8 +17,9 @@ from tests.cache.places import make_root, place, publish
 from tests.waiting import until
 
 from dsv.api.cached import cached
+from dsv.cache import account
 from dsv.cache.account import recount
-from dsv.cache.evict import evict, preview
+from dsv.cache.evict import evict, evict_from, preview
 from dsv.cache.fill import directory as fills
 from dsv.cache.fill.fill import fill
 from dsv.cache.fill.plan import FillRequest
@@ -218,3 +220,35 @@ def test_what_others_link_goes_to_the_one_that_was_filled_next(tmp_path: Path) -
     assert rooms == {
         place(2): Extent(one + small, 2), place(3): Extent(19 * one, 19), place(4): Extent(small, 1)
     }  # fmt: skip
+
+
+def test_what_was_passed_on_after_an_inventory_is_passed_on_again(tmp_path: Path) -> None:
+    root = make_root(tmp_path / "cache")
+    files = {str(number): os.urandom(5000) for number in range(20)}
+    first = publish(root, place(1), files, age=400)
+    publish(root, place(2), files, age=300, links=first)
+    publish(root, place(3), files, age=200, links=first)
+    old = take_inventory(root)
+    evict(root, CacheSettings(), only(place(1)))
+    evict_from(root, CacheSettings(), only(place(2)), old)
+    (left,) = take_inventory(root).visible
+    assert left.room == Extent(sum(path.stat().st_blocks for path in left.path.iterdir()) * 512, 20)
+
+
+def test_two_recounts_at_once_correct_an_account_once(
+    root: CacheRoot, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = cache(root, world, world.commit([File(f"{n}", 5000, f"{n}") for n in range(20)]))
+    record = read_record(root, where)
+    assert record is not None
+
+    def overtaken(*arguments: Any) -> None:
+        monkeypatch.setattr(account, "add_share", add_share)
+        recount(root, mend=True)
+        add_share(*arguments)
+
+    for _ in range(2):
+        add_share(root, where, record.fill, Extent(5_000_000, 7))
+        monkeypatch.setattr(account, "add_share", overtaken)
+        recount(root, mend=True)
+        accounts_are_right(root)

@@ -88,5 +88,5 @@ def recount(root: CacheRoot, *, mend: bool) -> list[tuple[CachedCommit, Extent]]
             raise Conflict(message, subject=str(root.path), hint="dsv evict, then try again")
         for item, room in counted if mend else ():
             if item.record is not None and room != item.room:
-                add_share(root, item.place, item.record.fill, room - item.room)
+                add_share(root, item.place, item.record.fill, room - item.room, item.claims.names)
     return counted

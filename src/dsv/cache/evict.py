@@ -22,7 +22,7 @@ from dsv.cache.inventory import Inventory, Remembered, take_inventory
 from dsv.cache.leases import visible_identity
 from dsv.cache.names import hide_tags, show_tag
 from dsv.cache.policy import CachedCommit, DiskSpace, EvictionPlanner, EvictionRequest, Need
-from dsv.cache.record import USED, Extent, add_share, last_used, record_path
+from dsv.cache.record import USED, Extent, account, add_share, last_used, record_path
 from dsv.cache.removal import Removed, Remover
 from dsv.cache.root import CachePlace, CacheRoot, explain, explaining, nearest_folder
 from dsv.cache.settings import CacheSettings, check_writable, load_settings
@@ -217,6 +217,8 @@ class _Executor:
                 remove_empty(root, place)
                 return None
             return reason or "taken into use at this moment"
+        if due.record is not None:  # others may have passed something on to it since the inventory
+            due = replace(due, room=account(root, place, due.record, claims.names))
         forget(root, place, claims)
         try:
             removed = self._remover.remove(intent.folder / place.name)

@@ -18,7 +18,7 @@ import msgspec
 from dsv.cache.claims import Claims, read_claims
 from dsv.cache.names import PREFIX, is_tag_link
 from dsv.cache.policy import CachedCommit
-from dsv.cache.record import USED, Extent, Filled, last_used, read_record, shares
+from dsv.cache.record import USED, Extent, Filled, account, last_used, read_record
 from dsv.cache.root import (
     SETTINGS_FILE,
     CachePlace,
@@ -132,7 +132,7 @@ def read_facts(root: CacheRoot, place: CachePlace, changed: int) -> PlaceFacts:
     if USED in claims.names:
         used = last_used(root, place) or 0.0
     if record is not None:
-        room = Extent(record.own_bytes, record.own_files) + shares(root, place, record.fill, claims.names)
+        room = account(root, place, record, claims.names)
     return PlaceFacts(changed, claims, record, used, room)
 
 

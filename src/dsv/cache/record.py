@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+from blake3 import blake3
 
 from dsv.cache.root import CachePlace, CacheRoot, own_folder
 from dsv.errors import DsvError
@@ -88,18 +89,25 @@ def last_used(root: CacheRoot, place: CachePlace) -> float | None:
     return None if record is None else record.at
 
 
-def add_share(root: CacheRoot, place: CachePlace, fill: str, extent: Extent) -> None:
-    """Add the room that is left of an evicted commit to this commit's account. Raises `OSError`."""
-    path = root.claims(place) / f"{SHARE}{fill[:16]}-{os.urandom(8).hex()}"
+def add_share(
+    root: CacheRoot, place: CachePlace, fill: str, extent: Extent, known: Iterable[str] | None = None
+) -> None:
+    """Add the room that is left of an evicted commit to this commit's account. Raises `OSError`.
+
+    known: the names of claims from which a correction was worked out. Of several of the same, one counts.
+    """
+    seen = None if known is None else "".join(sorted(name for name in known if name.startswith(SHARE)))
+    unique = os.urandom(8).hex() if seen is None else blake3(seen.encode()).hexdigest(length=8)
+    path = root.claims(place) / f"{SHARE}{fill[:16]}-{unique}"
     root.write_once(path, msgspec.json.encode(ShareRecord(fill=fill, bytes=extent.bytes, files=extent.files)))
 
 
-def shares(root: CacheRoot, place: CachePlace, fill: str, names: tuple[str, ...]) -> Extent:
-    """Return the room that this fill took over; `names` lists the claims folder. Raises `OSError`."""
-    total = Extent()
+def account(root: CacheRoot, place: CachePlace, record: Filled, names: tuple[str, ...]) -> Extent:
+    """Return what a fill pays for, with what it took over; `names` lists the claims folder. Raises `OSError`."""
+    total = Extent(record.own_bytes, record.own_files)
     for name in names:
         share = read_json(root.claims(place) / name, _SHARE) if name.startswith(SHARE) else None
-        if share is not None and share.fill == fill:
+        if share is not None and share.fill == record.fill:
             total += Extent(share.bytes, share.files)
     return total
 

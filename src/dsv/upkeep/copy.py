@@ -104,9 +104,10 @@ class TreeCopy:
             self._root(trees[0])
             near = self._base.top() if self._base is not None and self._base.commit.level == 1 else []
             flat = (tree for tree in trees if tree.commit.level == 1)
-            new = {
-                part.id: (tree, part) for tree in flat for part in tree.top() if part.id not in self._placed
-            }
+            parts = ((tree, part) for tree in flat for part in tree.top() if part.id not in self._placed)
+            new: dict[Id, tuple[TreeReader, TreePart]] = {}
+            for tree, part in parts:  # each of its first tree, so that the parts of a tree stay in its order
+                new.setdefault(part.id, (tree, part))
             for leaves in batches(new.values(), _SEGMENTS):
                 self._segments(leaves, near)
             yield from map(self._root, trees)

@@ -59,7 +59,7 @@ def test_trees_of_different_levels(seed: int, monkeypatch: pytest.MonkeyPatch) -
         gone = chance.sample(sorted(now), chance.choice([0, len(now) // 2, len(now)]))
         gone = [name for name in gone if name not in new]
         commits.append(commit(repository, new, removed=tuple(gone)))
-        now = {name: content for name, content in now.items() if name not in gone} | new
+        now = {**{name: now[name] for name in now if name not in gone}, **new}
         states.append(now)
     there = copied(store, commits, seed)
     assert [read(there, made) for made in commits] == states

@@ -87,6 +87,7 @@ CALLS: dict[str, Call] = {
     "Edits.remove": _edit(lambda edits: edits.remove("new/*")),
     "Edits.move": _edit(lambda edits: edits.move("new/*", f"moved/{next(_numbers)}/")),
     "Commit.log": lambda store, _: (store.open("pets").log(limit=5), _pets(store).log(SMALL)),
+    "lineage Store.lineage": lambda store, _: (store.lineage("pets"), store.lineage("pets", down=True)),
     "Commit.diff": lambda store, _: _pets(store).diff("@main"),
     "Commit.cache": lambda store, _: _pets(store).cache(),
     "Commit.export": lambda store, folder: _pets(store).export(folder / f"{next(_numbers)}.tar", SMALL),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from dsv.api.lineage_search import LineageSearch
 from dsv.format.records import CommitRecord, RefEntry
@@ -115,7 +116,7 @@ class Lab:
         files: Mapping[str, bytes],
         *data: RunData,
         parents: Sequence[CommitId] = (),
-        **fields: object,
+        **fields: Any,
     ) -> tuple[RunRecord, CommitId]:
         """A run whose output became a commit of a branch."""
         record = self.record(*data, **fields)

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import chain, islice, repeat
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dsv.api.log import changes_between
 from dsv.diff.paths import Summary
@@ -59,9 +59,30 @@ class LineageSearch:
         self.nodes: dict[str, LineageNode] = {}
         self.edges: dict[LineageEdge, None] = {}
         self.problems: dict[str, DsvError] = {}
-        self.commit, self.record = cache(self._commit), cache(self._record)
-        self.linked, self.part = cache(self._linked), cache(self._part)
-        self._looked = cache(lambda path: PathHistory(repository.objects, PathSet.of([path])))
+        self._answers: dict[tuple[object, ...], Any] = {}
+
+    def _once(self, read: Callable[..., _T], *about: object) -> _T:
+        """Return what is read, and remember it: in no cycle, as a cache of a method of this object would be."""
+        key = (read.__name__, *about)
+        if key not in self._answers:
+            self._answers[key] = read(*about)
+        known: _T = self._answers[key]
+        return known
+
+    def commit(self, commit: CommitId) -> CommitRecord | None:
+        return self._once(self._commit, commit)
+
+    def record(self, key: _Key) -> RunRecord | None:
+        return self._once(self._record, key)
+
+    def linked(self, root: str, how: How) -> list[_Key]:
+        """Return the runs to which the edges of a tree lead."""
+        return self._once(self._linked, root, how)
+
+    def part(self, commit: CommitId, path: bytes) -> frozenset[str]:
+        """Return the roots of trees of a part alone, with its whole paths and without the folders above it; empty if
+        there is no such part."""
+        return self._once(self._part, commit, path)
 
     def grown(
         self, start: str, *, down: bool = False, depth: int | None = None, changes: bool = False
@@ -106,13 +127,10 @@ class LineageSearch:
         return self.tried(read)
 
     def _linked(self, root: str, how: How) -> list[_Key]:
-        """Return the runs to which the edges of a tree lead."""
         listed = self.repository.store.list(lineage_prefix(NodeId.parse(root), how))
         return [parsed[2:] for item in listed if (parsed := parse_lineage_key(item.key)) is not None]
 
     def _part(self, commit: CommitId, path: bytes) -> frozenset[str]:
-        """Return the roots of trees of a part alone, with its whole paths and without the folders above it; empty if
-        there is no such part."""
         tree = self.tried(lambda: list(TreeReader(self.repository.objects, commit).below(path)))
         entries = [entry for entry, _ in tree or ()]
         cut = path.rfind(b"/") + 1 if [entry.path for entry in entries] == [path] else len(path) + 1
@@ -238,8 +256,11 @@ class LineageSearch:
         into = IntoBranch(run.dataset, MAIN, commit, about.root.hex(), at, new=True)
         return replace(run, output=replace(output, into=into))
 
+    def _looked(self, path: bytes) -> PathHistory:
+        return PathHistory(self.repository.objects, PathSet.of([path]))
+
     def _changed(self, commit: CommitId, record: CommitRecord, path: bytes) -> bool:
-        looked = self._looked(path)
+        looked = self._once(self._looked, path)
         return all(looked.differs(parent, commit) for parent in record.parents or (None,))
 
     def how(self, how: How, run: RunRecord, node: LineageNode, roots: set[str]) -> str:

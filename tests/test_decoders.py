@@ -89,4 +89,5 @@ def test_only_what_is_learned_at_import_is_converted() -> None:
         "cache/settings.py",
         "workspace/workspace.py",
         "run/record.py",
+        "run/remembered.py",
     }

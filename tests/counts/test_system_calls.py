@@ -34,9 +34,9 @@ MOST = {
     "first sync": 9.5,
     "sync of nothing": 1.5,  # lstat
     "cold cache": 4.5,  # open, write, utimensat, close
-    "cache of the next commit": 2.5,  # link, and a look whether it is what it was
+    "cache of the next commit": 2.6,  # link, and a look whether it is what it was
     "cache hit": 0.03,  # nothing
-    "evict with nothing due": 0.03,  # nothing: no tree is looked at
+    "evict with nothing due": 0.08,  # once an hour each copy of metadata: no tree is looked at
     "cached": 0.03,  # nothing
     "cat": 0.03,  # nothing
 }

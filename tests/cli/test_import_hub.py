@@ -273,7 +273,7 @@ def test_an_import_continues_after_the_last_revision_that_it_has_committed(lab: 
 def test_one_revision_is_referred_to_and_stored_later(lab: Dsv, hub: Hub, tmp_path: Path) -> None:
     lab.ok("import", f"{URL}@v1", "pets:", "--create", "--reference", "-m", "mine")
     [commit] = lab.ok("log", "pets", "--json").json["items"]
-    assert commit["message"] == "mine"
+    assert commit["message"] == "mine\n\nImported-from: hf://datasets/team/pets@v1"
     hub.tag = "2" * 64  # that server's own
     hub.seen.clear()
     assert exported(lab, "pets", tmp_path) == HISTORY[1][2]

@@ -96,7 +96,7 @@ def test_the_secrets_of_a_url_are_kept_nowhere(pets: Dsv, web: Web, tmp_path: Pa
         assert [one.json["known"] for one in imports] == [0, 1]
         [journal] = tmp_path.rglob("imports/*.jsonl")
         assert journal.stat().st_mode & 0o777 == 0o600
-        assert f"{web.url.replace('://', '://***@')}/labels.csv" in said
+        assert f"{web.url}/labels.csv" in said
     with_secret = [
         path for path in tmp_path.rglob("*") if path.is_file() and b"hunter2XY" in path.read_bytes()
     ]

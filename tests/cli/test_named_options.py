@@ -33,8 +33,9 @@ REFUSED = {
     "with": "--data -j/--jobs",
     "hold": "--for",
     "evict": "--unused-for --max-size --max-files --min-free",
-    "run": "--data --engine --code --out -p/--param --gpus --cpus --memory --time --nodes "
+    "run": "--data --engine --code --out --into -p/--param --gpus --cpus --memory --time --nodes "
     "--retries --parallel",
+    "lineage": "--depth",
     "node": "--rank --attempt",
     "runs": "--dataset -n/--limit --filter",
     "stop": "--grace",

@@ -127,13 +127,13 @@ def test_typer_asks_the_parameters_of_dsv_for_their_values(dsv: Dsv) -> None:
 @pytest.mark.parametrize(
     ("line", "most"),
     [
-        ("status", 72),
-        ("log", 89),
-        ("resolve", 89),
-        ("cache pets@v1", 93),
+        ("status", 73),
+        ("log", 91),
+        ("resolve", 90),
+        ("cache pets@v1", 94),
         ("cached", 155),
         ("sync", 155),
-        ("pull", 155),
+        ("pull", 156),
         ("runs", 155),
         ("doctor", 160),
         ("run pets -- true", 140),

@@ -81,7 +81,9 @@ def test_a_sweep_ends_with_the_exit_code_of_the_first_run_that_failed(ended: tup
     waited = here("wait", "grid", "--json")
     assert waited.code == 1 and [item["exit_code"] for item in waited.json["items"]] == [0, 1, 0]
     assert_documented("wait", waited.json)
-    assert_documented("runs", here.ok("runs", found["id"], "--json").json, ("compare", "copy", "deleted"))
+    assert_documented(
+        "runs", here.ok("runs", found["id"], "--json").json, ("compare", "copy", "deleted", "into")
+    )
 
 
 def test_the_runs_of_a_sweep_have_one_commit_and_one_code_and_the_data_is_fetched_once(

@@ -14,13 +14,13 @@ from dsv.api import environment
 from dsv.api.context import Context
 from dsv.files.process import host_name
 from dsv.format.records import WriterIdentity
-from dsv.repo.job_notes import JobNotes
 from dsv.stores.options import StoreOptions
 from dsv.values.cached import cached
 from dsv.values.progress import NoProgress, Progress
 
 if TYPE_CHECKING:
     from dsv.api.settings import Settings
+    from dsv.repo.job_notes import JobNotes
     from dsv.repo.repository import Repository
     from dsv.values.names import Target
 
@@ -115,8 +115,14 @@ def make_context(
         offline=offline,
         offline_hint=offline_hint,
         open_offline=_open_offline,
-        job=JobNotes.of(environ) if "DSV_RUN" in environ else None,
+        job=_job_of(environ) if "DSV_RUN" in environ else None,
     )
+
+
+def _job_of(environ: Mapping[str, str]) -> JobNotes | None:
+    from dsv.repo.job_notes import JobNotes
+
+    return JobNotes.of(environ)
 
 
 def _open_offline(context: Context, target: Target | None) -> Repository:

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from dsv.errors import Unsupported
 from dsv.format.locator import Locator
 from dsv.format.records import CommitRecord, RefEntry, WriterIdentity
-from dsv.repo.job_notes import NotedCommit
 from dsv.repo.merge_indexes import tidy
 from dsv.repo.races import publish_in_turn
 from dsv.repo.refs.branches import Head, LostRace
@@ -182,6 +181,8 @@ def publish_commit(
     if not isinstance(moved, Head):
         return moved
     if (job := session.repository.made_by()) is not None:
+        from dsv.repo.job_notes import NotedCommit
+
         job.note("made", NotedCommit(draft.dataset, commit_id, commit.root))
     return Committed(commit_id, commit, moved)
 

@@ -140,7 +140,10 @@ def status_of(details: Mapping[str, Any]) -> JobStatus:
     if lives(details):
         return JobStatus(RunState.RUNNING)
     if has_begun(details):
-        return JobStatus(RunState.ENDED, int(state.get("ExitCode", 0)))
+        # Podman has the exit code of a "stopped" container only once it has cleaned up after it.
+        return JobStatus(
+            RunState.ENDED, None if state.get("Status") == "stopped" else int(state.get("ExitCode", 0))
+        )
     failed = bool(state.get("Error")) or bool(state.get("ExitCode"))
     return JobStatus(RunState.NOT_LAUNCHED if failed else RunState.SUBMITTED)
 

@@ -10,6 +10,8 @@ import os
 import random
 import re
 import shlex
+import sys
+import tempfile
 import time
 from bisect import bisect
 from collections.abc import Iterator
@@ -311,3 +313,18 @@ def lab(top: Path, **options: Any) -> Iterator[Lab]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(environment, "SYSTEM_CONFIG", top / "none.toml")
         yield Lab(top, Calendar(patch), **options)
+
+
+def main(years: float) -> None:
+    """Live so many years with 20 users, and print what each month left."""
+    with (
+        tempfile.TemporaryDirectory(prefix="dsv-years-") as top,
+        lab(Path(top), users=20, edits=3, nightly=7) as one,
+    ):
+        while one.day < 365 * years:
+            one.live(MONTH)
+            print(one.day, one.months[-1], flush=True)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))

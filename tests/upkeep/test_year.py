@@ -1,12 +1,11 @@
 """A year of a lab: from month to month nothing grows but what the page "What grows" says, and no command slows down.
 
-By hand, `DSV_YEARS=5 pytest tests/upkeep/test_year.py -n 0 -s -k years` lives five years with 20 users, and prints what
-each month left; figures are in docs/internals/performance.md.
+By hand, `python -m tests.upkeep.lab 5` lives five years with 20 users, and prints what each month left; figures are in
+docs/internals/performance.md.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -16,9 +15,8 @@ from benchmarks import year as paper
 
 from dsv.repo.refs.branches import Refs
 from dsv.upkeep.gc import Collector
-from tests.upkeep.lab import CACHE_FILES, CACHE_SIZE, MONTH, OPERATIONS, Lab, Month, lab
+from tests.upkeep.lab import CACHE_FILES, CACHE_SIZE, OPERATIONS, Lab, Month, lab
 
-YEARS = float(os.environ.get("DSV_YEARS", "0"))
 FOR_GOOD = ("commits", "locators", "refs", "expired", "gc")
 """First parts of the keys that no command removes."""
 OBJECTS, COPIES = 5, 60
@@ -114,13 +112,3 @@ def test_a_planted_leak_is_found(
 
 def test_the_costs_of_the_page_are_those_of_the_formula() -> None:
     assert paper.table() in (OPERATIONS / "growth.md").read_text()
-
-
-@pytest.mark.skipif(not YEARS, reason="takes an hour: DSV_YEARS says how many years")
-@pytest.mark.timeout(30 * 24 * 3600)
-def test_years_of_many_users(tmp_path: Path) -> None:
-    with lab(tmp_path, users=20, edits=3, nightly=7) as years:
-        while years.day < 365 * YEARS:
-            years.live(MONTH)
-            print(years.day, years.months[-1], flush=True)
-    assert problems(years.months[3], years.months[-1]) == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from dsv.run.part import EndCause
 from tests.engines.container_conformance import ContainerConformance
 from tests.engines.harness import Bench
 from tests.labs.docker_engine import ContainerEngine
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -30,8 +32,21 @@ class TestDocker(ContainerConformance):
         assert (done.code, done.outcome.launched) == (125, False)
         assert "could not select device driver" in (done.outcome.reason or "")
 
-    def test_a_failure_after_a_child_beyond_its_memory_names_that(self, bench: Bench) -> None:
-        ended = bench.run(bench.shell("tail -c 200000000 /dev/zero; exit 3", memory_bytes=32 << 20)).outcome
+    def test_a_failure_after_a_child_beyond_its_memory_names_that(
+        self, bench: Bench, docker_engine: ContainerEngine
+    ) -> None:
+        """The job ends once the engine has reported the child: it forgets a report that comes after the end."""
+        told = bench.mount("/told", writable=True)
+        script = "tail -c 200000000 /dev/zero; until [ -e /told/it ]; do sleep 0.1; done; exit 3"
+        running = bench.start(bench.shell(script, memory_bytes=32 << 20, mounts=(told,)))
+        asked = ("events", "--since", "0", "--filter", "event=oom", "--filter", f"container={running.ref.id}")
+
+        def reported() -> bool:
+            return bool(docker_engine.call(*asked, "--until", f"{time.time():.3f}"))
+
+        until(reported, "the engine's report of the child")
+        (told.source / "it").touch()
+        ended = running.wait()
         assert (ended.exit_code, ended.cause) == (3, EndCause.EXITED)
         assert ended.reason == "one of its processes was killed: out of memory"
 

@@ -188,6 +188,20 @@ def test_an_image_is_run_by_what_the_pool_names(container: str, words: str) -> N
     assert shlex.join(found) == words
 
 
+@pytest.mark.parametrize("value", ["one\ntwo", '"1.10"', "'a\""])
+def test_a_value_that_enroot_would_change_is_refused(value: str) -> None:
+    with pytest.raises(UsageError, match="enroot can't pass on the value of A, which") as refused:
+        CONTAINERS["enroot"](job(image="x.sqsh", env={"A": value}), ("A",))
+    assert value not in str(refused.value)
+
+
+@pytest.mark.parametrize(("container", "name"), [("podman", "a:b"), ("apptainer", "a,b"), ("enroot", "a b")])
+def test_a_folder_that_an_option_can_not_name_is_refused(container: str, name: str) -> None:
+    mounts = (Mount(Path("/c") / name, "/data"),)
+    with pytest.raises(UsageError, match="can't be mounted: its name has the character"):
+        CONTAINERS[container](job(image="x", mounts=mounts), ())
+
+
 def test_a_line_of_squeue_may_have_anything_in_its_comment() -> None:
     jobs = read_queue(f"7|RUNNING|n[1-2]|None|dsv:{RUN}:/a|b:c\n8|PENDING||Resources|mine\nnonsense\n")
     assert (jobs["7"].run, jobs["7"].folder, jobs["7"].run_state) == (RUN, Path("/a|b:c"), RunState.RUNNING)

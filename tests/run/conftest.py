@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from tests.run.slurm_site import Site, make_site
 
 # A real Kueue takes minutes to build: see tests/labs/kueue.py.
 collect_ignore = [] if "DSV_KUEUE" in os.environ else ["test_kubernetes_kueue.py"]
+# Debian has neither, and they take minutes to build: see docs/internals/contributing.md.
+if not (shutil.which("enroot") or shutil.which("apptainer")):
+    collect_ignore.append("test_slurm_images.py")
 
 
 @pytest.fixture

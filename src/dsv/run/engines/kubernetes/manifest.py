@@ -53,7 +53,6 @@ _LONGEST_NAME: Final = 52  # the names of pods add the number of the node and fi
 NOT_AGAIN: Final = [124, 125, 126, 127]
 SIGNALS: Final = "/dsv/signals"
 """The folder in which Kubernetes shows a pod its own annotation with the signals for the command."""
-"""The result of `dsv with`, about the data that it has fetched."""
 AGAIN_CODE: Final = 190
 """The exit code of a container that ended because the attempt was over on another node."""
 _SCRIPTS: Final = Path(__file__).with_name("pod")

@@ -59,18 +59,7 @@ from dsv.run.record import JobRef, RunState
 from dsv.run.resources import Capacity, GpuCount, NodeRoom, Resources
 from dsv.values.json import Json
 
-_UNFIT: Final = {
-    "DOWN",
-    "DRAIN",
-    "DRAINING",
-    "DRAINED",
-    "FAIL",
-    "FAILING",
-    "NOT_RESPONDING",
-    "FUTURE",
-    "MAINT",
-    "UNKNOWN",
-}
+_UNFIT: Final = re.compile("DOWN|DRAIN|DRAINING|DRAINED|FAIL|FAILING|NOT_RESPONDING|FUTURE|MAINT|UNKNOWN")
 _GPU: Final = re.compile(r"gpu(?::(\(null\)|[^:(),]+))?:([0-9]+)")
 
 
@@ -94,7 +83,7 @@ def _fits(fields: dict[str, str], options: SlurmOptions) -> bool:
     partitions = fields.get("Partitions", "").split(",")
     features = set(re.split(r"[,&|]", fields.get("ActiveFeatures", "")))
     wanted = _features(options.constraint or "")
-    if state.endswith("*") or _UNFIT & set(re.split(r"[+*]", state)):
+    if state.endswith("*") or any(map(_UNFIT.fullmatch, re.split(r"[+*]", state))):
         return False
     named = options.partition.split(",") if options.partition else partitions
     return bool(set(named) & set(partitions)) and wanted <= features

@@ -14,7 +14,7 @@ import msgspec
 
 from dsv.errors import UsageError
 from dsv.run.engines.base import Job, Mount, check_command
-from dsv.run.node_order import OUTPUT_SECONDS, PASSED, NodeOrder, meeting_port
+from dsv.run.node_order import OUTPUT_SECONDS, PASSED, NodeOrder, meeting_port, node_environment
 from dsv.run.part import REPORT
 from dsv.run.resources import ALL_GPUS
 from dsv.values.units import parse_duration
@@ -62,20 +62,11 @@ DECODER: Final = msgspec.json.Decoder(SlurmOptions, strict=False)
 
 def _podman(job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
     """Run it in the job's own control group, so that Slurm limits, measures and ends it."""
-    words = [
-        "podman",
-        "run",
-        "--rm",
-        "--cgroups=disabled",
-        "--network=host",
-        "--ipc=host",
-        "--log-driver=none",
-    ]
+    words = ["podman", "run", "--rm", "--cgroups=disabled"]
+    words += ["--network=host", "--ipc=host", "--log-driver=none"]
     for mount in job.mounts:
-        words += [
-            "--mount",
-            f"type=bind,source={_plain(mount)},target={mount.target}{'' if mount.writable else ',ro'}",
-        ]
+        how = "" if mount.writable else ",ro"
+        words += ["--mount", f"type=bind,source={_plain(mount)},target={mount.target}{how}"]
     words += [word for name in passed for word in ("--env", name)]
     words += ["--workdir", job.workdir] if job.workdir else []
     words += ["--device", "nvidia.com/gpu=all", "--env", "CUDA_VISIBLE_DEVICES"] if job.gpus else []
@@ -95,17 +86,29 @@ def _apptainer(job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _enroot(job: Job, passed: tuple[str, ...]) -> tuple[str, ...]:
-    """The image is a squashfs file, or a container on each node. enroot has no option for the workdir."""
+    """The image is a squashfs file, or a container on each node. enroot has no option for the workdir. It takes
+    one variable a line, and quotes around a value away."""
+    for name, value in job.env.items():
+        if "\n" in value or re.fullmatch(r"[\"'].*[\"']\s*", value):
+            message = f"enroot can't pass on the value of {name}, which has several lines or quotes around it"
+            raise UsageError(message, subject=name, hint="pass the name of a file that holds it")
     words = ["enroot", "start"]
     for mount in job.mounts:
         how = "rw" if mount.writable else "ro"
-        words += ["--mount", f"{_plain(mount)}:{mount.target}:none:x-create=auto,bind,{how}"]
+        words += ["--mount", f"{_plain(mount, ' ')}:{mount.target}:none:x-create=auto,bind,{how}"]
     words += [word for name in passed for word in ("--env", name)]
     inside = ("sh", "-c", 'cd "$0" && exec "$@"', job.workdir) if job.workdir else ()
     return (*words, str(job.image), *inside, *job.command)
 
 
-_PULL: Final = "{{ podman image exists {0} || podman pull --quiet {0}; }} </dev/null >/dev/null || exit 125"
+_LACKS: Final = """! echo 'error: the image '{0}' is not on' "$SLURMD_NODENAME" >&2"""
+_IMAGE: Final = {
+    "podman": "podman image exists {0} || podman pull --quiet {0}",
+    "apptainer": f"case {{0}} in *://*) ;; /* | ./* | ../* | *.sif) [ -e {{0}} ] || {_LACKS} ;; esac",
+    "enroot": f"[ -f {{0}} ] || enroot list | grep -qxF -- {{0}} || {_LACKS}",
+}
+"""Commands that fail if a node can't have the image."""
+_CHECK: Final = "{{ {}; }} </dev/null >/dev/null || exit 125"
 CONTAINERS: Final[dict[str, Callable[[Job, tuple[str, ...]], tuple[str, ...]]]] = {
     "podman": _podman,
     "apptainer": _apptainer,
@@ -113,11 +116,14 @@ CONTAINERS: Final[dict[str, Callable[[Job, tuple[str, ...]], tuple[str, ...]]]] 
 }
 
 
-def _plain(mount: Mount) -> str:
-    """Return the source. Raises `UsageError` if an option of a mount can't hold it."""
+def _plain(mount: Mount, more: str = "") -> str:
+    """Return the source. Raises `UsageError` if an option of a mount can't hold it. more: characters that it
+    can't hold either"""
     source = str(mount.source)
-    if any(each in source for each in ",:\n"):
-        raise UsageError(f"{source} can't be mounted: its name has a comma or a colon", subject=source)
+    if (character := next((each for each in ",:\n" + more if each in source), None)) is not None:
+        raise UsageError(
+            f"{source} can't be mounted: its name has the character {character!r}", subject=source
+        )
     return source
 
 
@@ -126,16 +132,7 @@ LOST: Final = "Node failure on |io error [a-z ]+on node |on node [^ ]+: (Comm|Co
 _SCRIPTS: Final = Path(__file__).with_name("job")
 COMMENT: Final = "dsv:"
 """The prefix of a job's comment, before the run and the folder of the job."""
-MEETING: Final = (
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "WORLD_SIZE",
-    "NODE_RANK",
-    "PET_NNODES",
-    "PET_NODE_RANK",
-    "PET_MASTER_ADDR",
-    "PET_MASTER_PORT",
-)
+MEETING: Final = ("NODE_RANK", "PET_NODE_RANK", *node_environment([""], 0))
 """The variables that the script passes to each of several nodes."""
 GRACE: Final = 30
 """Seconds that a command has to end once its time is over; as long as Slurm itself gives it in most places."""
@@ -260,14 +257,16 @@ def _task(batch: BatchScript) -> str:
     """Return the script of each node; srun gets it as one argument."""
     job, words = batch.job, batch.command
     command = shlex.join(words)
-    inside = job.workdir is None or batch.options.container != "none"
+    image, container = shlex.quote(str(job.image)), batch.options.container
+    inside = job.workdir is None or container != "none"
+    check = "" if container == "none" else _CHECK.format(_IMAGE[container].format(image))
     text = _script(
         "task",
         end=f"END_OF_TASK_{re.sub(r'[^A-Za-z0-9]', '_', job.run)}",
         wait=_script("wait") if batch.waits else "",
         variables=_exports(job),
         workdir="" if inside else f"cd {shlex.quote(str(job.workdir))} || exit 125",
-        image=_PULL.format(shlex.quote(str(job.image))) if batch.options.container == "podman" else "",
+        image=check,
         program=shlex.quote(words[0]),
         command=command,
         clock=_clock(batch),
@@ -303,6 +302,10 @@ def _exports(job: Job) -> str:
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.shown.items()]
     lines += [f'export {name}="${PASSED}{name}"' for name in job.hidden]
     lines += [f"unset {PASSED}{name}" for name in job.hidden]
+    # which apptainer takes from nowhere else
+    lines += [
+        f'export APPTAINERENV_{name}="${name}"' for name in ("PATH", "LD_LIBRARY_PATH") if name in job.env
+    ]
     return "\n".join(lines)
 
 

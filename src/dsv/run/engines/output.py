@@ -131,11 +131,8 @@ class _Stream:
         while (data := self._next()) is not None:
             try:
                 self._send(data)
-            except OSError as error:  # the job continues without it
-                if error.errno not in (
-                    errno.EPIPE,
-                    errno.EIO,
-                ):  # a reader or a terminal that is gone misses nothing
+            except OSError as error:  # the job continues without it; a reader that is gone misses nothing
+                if error.errno not in (errno.EPIPE, errno.EIO):
                     self.problem = error
                 self.let_go()
 

@@ -147,10 +147,8 @@ class Refusal(DsvError):
         kind, hint = _ERRORS.get(self.status, (LaunchError, "dsv run --dry-run prints the manifest"))
         if is_away:
             kind, hint = Unreachable, "kubectl cluster-info"
-        elif (
-            self.status == 404 and "namespaces" not in self.message
-        ):  # it is something else that is not there
-            hint = None
+        elif self.status == 404 and "namespaces" not in self.message:
+            hint = None  # it is something else that is not there
         return kind(f"{said}: {self.message}", subject=subject, hint=hint)
 
 

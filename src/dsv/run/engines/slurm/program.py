@@ -40,7 +40,7 @@ class ProgramResult:
     @property
     def is_away(self) -> bool:
         """True if the controller gave no answer."""
-        return self.problem is not None and any(each in self.problem for each in _AWAY)
+        return self.problem is not None and _AWAY.search(self.problem) is not None
 
 
 def queue_file(environ: Mapping[str, str]) -> Path | None:
@@ -119,24 +119,12 @@ _OPTIONS: Final = ("SLURM_", "SBATCH_", "SQUEUE_", "SCANCEL_")
 _FORMAT: Final = "%A|%T|%N|%r|%k"
 _ID: Final = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 _QUEUED: Final = {
-    "PENDING",
-    "CONFIGURING",
-    "REQUEUED",
-    "REQUEUE_FED",
-    "REQUEUE_HOLD",
-    "SPECIAL_EXIT",
-    "RESV_DEL_HOLD",
-}
+    "PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD",
+}  # fmt: skip
 _RUNNING: Final = {"RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"}
-_AWAY: Final = (
-    "Unable to contact",
-    "Connection refused",
-    "Socket timed out",
-    "Communication",
-    "Zero Bytes",
-    "Unexpected message",
-    "no answer",
-    "can't be started",
+_AWAY: Final = re.compile(
+    "Unable to contact|Connection refused|Socket timed out|Communication|Zero Bytes|Unexpected message"
+    "|no answer|can't be started"
 )
 _NEVER: Final = re.compile(
     r"BadConstraints|Invalid(?:Account|QOS)|PartitionTimeLimit|PartitionNodeLimit|DependencyNeverSatisfied"
@@ -158,9 +146,8 @@ class Queued:
         self.was_killed = reason == "JobLaunchFailure"
         """Its batch script did not end by itself, or could not be started."""
         self.never_begins = state == "PENDING" and _NEVER.fullmatch(reason) is not None
-        run, _, folder = (
-            comment.removeprefix(COMMENT).partition(":") if comment.startswith(COMMENT) else ("",) * 3
-        )
+        named = comment.removeprefix(COMMENT) if comment.startswith(COMMENT) else ""
+        run, _, folder = named.partition(":")
         self.run = run or None
         """None for a job that isn't dsv's."""
         self.folder = Path(folder)
@@ -225,11 +212,8 @@ class SlurmProgram:
         except OSError as error:
             return ProgramResult(problem=f"{argv[0]} can't be started: {error.strerror or error}")
         text = done.stdout.decode("utf-8", "replace")
-        return (
-            ProgramResult(text)
-            if done.returncode == 0
-            else ProgramResult(text, words(done.stderr.decode("utf-8", "replace")))
-        )
+        failed = done.returncode != 0
+        return ProgramResult(text, words(done.stderr.decode("utf-8", "replace")) if failed else None)
 
     def cluster(self) -> ProgramResult:
         """Return the cluster's name and its controller: the same on every machine that reaches it."""

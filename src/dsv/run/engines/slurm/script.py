@@ -121,9 +121,7 @@ def _plain(mount: Mount, more: str = "") -> str:
     can't hold either"""
     source = str(mount.source)
     if (character := next((each for each in ",:\n" + more if each in source), None)) is not None:
-        raise UsageError(
-            f"{source} can't be mounted: its name has the character {character!r}", subject=source
-        )
+        raise UsageError(f"{source} can't be mounted: its name has a {character!r}", subject=source)
     return source
 
 
@@ -302,10 +300,8 @@ def _exports(job: Job) -> str:
     lines += [f"export {name}={shlex.quote(value)}" for name, value in job.shown.items()]
     lines += [f'export {name}="${PASSED}{name}"' for name in job.hidden]
     lines += [f"unset {PASSED}{name}" for name in job.hidden]
-    # which apptainer takes from nowhere else
-    lines += [
-        f'export APPTAINERENV_{name}="${name}"' for name in ("PATH", "LD_LIBRARY_PATH") if name in job.env
-    ]
+    for name in ("PATH", "LD_LIBRARY_PATH"):  # apptainer passes on no other value of these
+        lines += [f'export APPTAINERENV_{name}="${name}"'] if name in job.env else []
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dsv.errors import LaunchError, NoRoom, Signalled, Terminated
 from dsv.run.active_runs import Marks, RunRecords, under_way
-from dsv.run.listing import list_runs, show_run
+from dsv.run.listing import each_run, show_run
 from dsv.run.record import RunId, RunRecord, RunState
 from dsv.run.staged import Staged
 from dsv.run.supervisor import run
@@ -33,7 +33,7 @@ def test_a_run_is_shown_as_staging_while_its_data_is_fetched(shop: Shop) -> None
 
     class Watched(Folders):
         def stage(self, target: Target, run: RunId) -> tuple[Staged, FolderLease]:
-            views = list_runs(shop.runs, shop.spool, SCANS, early=marks.known())
+            views = list(each_run(shop.runs, shop.spool, SCANS, early=marks.known()))
             seen.extend(view.record for view in views)
             seen.append(show_run(shop.runs, shop.spool, run[-8:], [SCANS], marks.known()).record)
             return super().stage(target, run)
@@ -43,7 +43,7 @@ def test_a_run_is_shown_as_staging_while_its_data_is_fetched(shop: Shop) -> None
     assert [each.state for each in seen] == [RunState.STAGING, RunState.STAGING]
     assert told == [record.run] == [seen[0].run] and record.state is RunState.ENDED
     assert under_way(shop.place.state) == []
-    assert [each.state for each in (view.record for view in list_runs(shop.runs, None, None))] == ["ended"]
+    assert [each.state for each in (view.record for view in each_run(shop.runs, None, None))] == ["ended"]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_what_keeps_its_data_from_being_fetched_is_recorded(
     shop.data.__class__ = Full
     with pytest.raises(raised):
         start(shop, "true")
-    (view,) = list_runs(shop.runs, None, None)
+    (view,) = each_run(shop.runs, None, None)
     assert (view.record.state, view.record.exit_code) == (RunState.NOT_LAUNCHED, code)
     assert (view.record.error, view.record.cancelled_by) == (str(problem) or "interrupted", by)
     assert under_way(shop.place.state) == []

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.errors import NotFound, UsageError
-from dsv.run.listing import Filter, RunItem, RunQuery, RunView, list_runs
+from dsv.run.listing import Filter, RunItem, RunQuery, RunView, each_run
 from dsv.run.record import OutputFile, RunId, RunOutput, RunRecord, RunState
 from dsv.run.record_store import RunStore
 from dsv.run.remembered import RememberedRuns
@@ -62,7 +62,7 @@ def test_only_the_first_listing_asks_the_store(tmp_path: Path) -> None:
     for expected in (20, 0):
         reads.clear()
         runs = RunStore(store, remembered=RememberedRuns(tmp_path, STORE))
-        views = list_runs(runs, None, None)
+        views = list(each_run(runs, None, None))
         assert [view.record for view in views] == [record(number) for number in reversed(range(20))]
         assert len(reads) == expected
 

@@ -16,7 +16,7 @@ import pytest
 
 from dsv.errors import Conflict, DsvError, LaunchError, NotFound, Unreachable, UsageError
 from dsv.run.engines.attach import Signals
-from dsv.run.listing import ended_here, list_runs, run_log, show_run
+from dsv.run.listing import each_run, ended_here, run_log, show_run
 from dsv.run.record import LOG, RECORD, START, RunOutput, RunRecord, RunState
 from dsv.stores.base import PutResult
 from dsv.values.json import json_or_text
@@ -313,8 +313,8 @@ def test_runs_are_listed_newest_first_and_found_by_part_of_their_id(shop: Shop) 
     first = shop.run("true").record
     time.sleep(1.1)
     second = shop.run("false").record
-    assert [view.record.run for view in list_runs(shop.runs, shop.spool, None)] == [second.run, first.run]
-    assert [view.record for view in list_runs(shop.runs, None, SCANS, 1)] == [second]
+    assert [view.record.run for view in each_run(shop.runs, shop.spool, None)] == [second.run, first.run]
+    assert [view.record for view in each_run(shop.runs, None, SCANS, 1)] == [second]
     for text in (first.run, first.run[-8:], first.run[:15]):
         assert show_run(shop.runs, shop.spool, text, [SCANS]).record == first
     with pytest.raises(UsageError, match="means 2 runs"):
@@ -336,9 +336,9 @@ def test_runs_of_one_id_on_two_datasets_hide_nothing_from_each_other(shop: Shop,
         else:
             shop.spool.keep(each.dataset, each.run, RECORD, each.encode())
     places = [SCANS, *(each.dataset for each in copies)]
-    listed = [view.record.dataset for view in list_runs(shop.runs, shop.spool, None)]
+    listed = [view.record.dataset for view in each_run(shop.runs, shop.spool, None)]
     assert sorted(listed) == sorted(places)
-    assert [view.record for view in list_runs(shop.runs, shop.spool, places[1])] == copies[:1]
+    assert [view.record for view in each_run(shop.runs, shop.spool, places[1])] == copies[:1]
     for text in (first.run, first.run[-8:], first.run[:8]):
         with pytest.raises(
             UsageError, match=r"means 3 runs: .* on team/scans, .* on copies/two, .* on copies/one"
@@ -379,7 +379,7 @@ def test_a_record_that_cannot_be_written_is_sent_by_the_next_run(shop: Shop) -> 
     assert result.exit_code == 5
     assert isinstance(result.problem, Unreachable)
     assert shop.runs.listing() == []
-    views = list_runs(shop.runs, shop.spool, None)
+    views = list(each_run(shop.runs, shop.spool, None))
     assert [(view.record, view.sent) for view in views] == [(result.record, False)]
     assert show_run(None, shop.spool, result.record.run, []).record == result.record
     store.away = False
@@ -425,6 +425,6 @@ def test_a_run_that_was_killed_is_known_by_its_start(shop: Shop, tmp_path: Path)
     with suppress(ProcessLookupError):
         os.kill(int(ready.read_text()), signal.SIGKILL)
     later = shop.run("true").record
-    states = {view.record.run: view.record.state for view in list_runs(shop.runs, shop.spool, SCANS)}
+    states = {view.record.run: view.record.state for view in each_run(shop.runs, shop.spool, SCANS)}
     assert states.pop(later.run) is RunState.ENDED
     assert list(states.values()) == [RunState.RUNNING]

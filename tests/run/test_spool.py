@@ -13,7 +13,7 @@ from dsv.files.small_files import replace_file
 from dsv.run.active_runs import Marks
 from dsv.run.completing import Completer
 from dsv.run.engine_list import Engines
-from dsv.run.listing import list_runs, show_run
+from dsv.run.listing import each_run, show_run
 from dsv.run.record import LOG, RECORD, START, RunId, RunState
 from dsv.run.record_store import Spool
 from dsv.stores.base import PutResult
@@ -70,7 +70,7 @@ def test_a_part_that_cannot_be_read_keeps_no_other_back(shop: Shop) -> None:
     assert [part.path for part in shop.spool.waiting()] == [spoiled]
 
     said: list[DsvError] = []
-    views = list_runs(shop.runs, shop.spool, None, skipped=said.append)
+    views = list(each_run(shop.runs, shop.spool, None, skipped=said.append))
     assert {view.record.run: view.record.state for view in views} == {
         first.run: RunState.RUNNING, second.run: RunState.ENDED, later.record.run: RunState.ENDED,
     }  # fmt: skip
@@ -91,7 +91,7 @@ def test_a_part_that_is_too_large_is_not_read_whole(shop: Shop, part: str) -> No
     assert caught.value.subject == str(path) and f"rm {path}" in str(caught.value.hint)
     assert [each.path for each in shop.spool.waiting()] == [path]
     said: list[DsvError] = []
-    found = [view.record.run for view in list_runs(shop.runs, shop.spool, None, skipped=said.append)]
+    found = [view.record.run for view in each_run(shop.runs, shop.spool, None, skipped=said.append)]
     assert sorted(found) == sorted((first.run, second.run))
     assert shop.spool.log(first.dataset, first.run) is None
 
@@ -117,7 +117,7 @@ def test_a_folder_that_cannot_be_read_keeps_no_other_back(shop: Shop) -> None:
     assert later.problem is not None and later.problem.subject == str(folder)
     assert shop.spool.waiting() == []
     said: list[DsvError] = []
-    views = list_runs(shop.runs, shop.spool, None, skipped=said.append)
+    views = list(each_run(shop.runs, shop.spool, None, skipped=said.append))
     assert {view.record.run for view in views} == {first.run, later.record.run}
     assert [error.subject for error in said] == [str(folder)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,15 +20,18 @@ from dsv.run.active_runs import Marks, under_way
 from dsv.run.completing import Completer
 from dsv.run.dirs import remove_run_folder, run_folder
 from dsv.run.engine_list import Engines
-from dsv.run.listing import RunQuery, RunView, each_run, list_runs, run_log, show_run
+from dsv.run.listing import RunQuery, RunView, each_run, run_log, show_run
 from dsv.run.parameters import ID_PART, PREFIX, SweepId, names_sweep
 from dsv.run.record import RECORD, RunId, RunRecord
 from dsv.run.record_store import RunStore, Spool, StoredRun
-from dsv.run.remembered import RememberedRuns
+from dsv.run.remembered import RememberedRuns, Stale
 from dsv.run.sweep import SweepNotes, SweepView, sweep_of
 from dsv.stores.base import together
 from dsv.upkeep.expire import store_time
 from dsv.values.names import DatasetName
+
+_MOST_QUICK = 256
+"""The most shown runs of which each is asked for in place of a listing of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,22 @@ class Runs:
     ) -> list[RunView]:
         """Return the runs on a dataset (None: the workspace's, or else all), newest first or as queried.
 
-        skipped: see `list_runs`. Raises like `RunQuery.choose`, and `NotFound` for a missing dataset.
+        skipped: see `each_run`. Raises like `RunQuery.choose`, and `NotFound` for a missing dataset.
         """
         query = query or RunQuery()
         most, known = None if query.needs_all else query.limit, self.marks.known()
-        views = each_run(self.runs, self.spool, dataset or self.bound, most, early=known, skipped=skipped)
-        chosen = query.choose(views) if query.needs_all else list(views)[:most]
+
+        def choose(quick: bool) -> list[RunView]:
+            of, spool = dataset or self.bound, self.spool
+            views = each_run(self.runs, spool, of, most, early=known, skipped=skipped, quick=quick)
+            chosen = query.choose(views) if query.needs_all else list(views)
+            whole = together([partial(self.runs.whole, view.record) for view in chosen])
+            return [replace(view, record=record) for view, record in zip(chosen, whole, strict=True)]
+
+        try:
+            chosen = choose(quick=query.limit is not None and query.limit <= _MOST_QUICK)
+        except Stale:
+            chosen = choose(quick=False)
         if not chosen and dataset is not None and dataset not in self.repository.refs.datasets():
             raise NotFound(f"there is no dataset {dataset}", subject=dataset, hint="dsv datasets lists them")
         return chosen
@@ -72,7 +85,7 @@ class Runs:
         since = ""
         with suppress(UsageError):
             since = SweepId.parse(text).begun
-        views = list_runs(self.runs, self.spool, None, early=self.marks.known(), since=since)
+        views = each_run(self.runs, self.spool, None, early=self.marks.known(), since=since)
         found = sweep_of(views, text)
         if found is None:
             raise NotFound(f"there is no sweep {text}", subject=text, hint="dsv runs lists them")

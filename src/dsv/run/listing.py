@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from heapq import nlargest, nsmallest
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
@@ -135,22 +135,6 @@ def _moment(time_ms: int | None) -> str | None:
     return None if time_ms is None else rfc3339(time_ms)
 
 
-def list_runs(
-    runs: RunStore | None,
-    spool: Spool | None,
-    dataset: DatasetName | None,
-    limit: int | None = None,
-    *,
-    early: Iterable[RunRecord] = (),
-    since: str = "",
-    skipped: Callable[[DsvError], None] = lambda _: None,
-) -> list[RunView]:
-    """Return the newest `limit` runs, as `each_run` yields them."""
-    return list(
-        islice(each_run(runs, spool, dataset, limit, early=early, since=since, skipped=skipped), limit)
-    )
-
-
 def each_run(
     runs: RunStore | None,
     spool: Spool | None,
@@ -160,32 +144,33 @@ def each_run(
     early: Iterable[RunRecord] = (),
     since: str = "",
     skipped: Callable[[DsvError], None] = lambda _: None,
+    quick: bool = False,
 ) -> Iterator[RunView]:
     """Yield the runs of a dataset (None: of all), newest first, and read them on the way.
 
     runs: None for unsent runs only
     spool: None for stored runs only
-    limit: how many will be taken, and perhaps some more that began in the same second
+    limit: the most runs to yield
     early: runs that may have no record yet
     since: the lowest id
     skipped: called with the error of each record that can't be read, is damaged or is of a newer dsv
+    quick: by a quick listing, with records to make whole (see `RunStore.whole`)
     """
     kept = () if spool is None else spool.records(lambda part: dataset in (None, part.dataset), skipped)
     waiting = {RunKey.of(each): each for each in early if dataset in (None, each.dataset)}
     waiting |= {RunKey.of(each): each for each in kept}
-    stored = {} if runs is None else {RunKey.of(each): each for each in runs.listing(dataset)}
+    listed = () if runs is None else runs.quick_listing(dataset) if quick else runs.listing(dataset)
+    stored = {RunKey.of(each): each for each in listed}
     if runs is not None and limit is None:
         runs.forget_others(dataset, stored.values())
     newest = sorted((key for key in {*stored, *waiting} if key.run >= since), reverse=True)
     if limit is not None and len(newest) > limit:  # ids order the runs of one second at random
         last = newest[max(limit, 1) - 1].run[:_SECOND]
         newest = [key for key in newest if key.run[:_SECOND] >= last]
-    records = iter(
-        () if runs is None else runs.read_all((stored[key] for key in newest if key in stored), skipped)
-    )
-    views = _in_turn(newest, waiting, records)
-    for _, of_second in groupby(views, key=lambda view: view.record.run[:_SECOND]):
-        yield from newest_first(of_second)
+    wanted = (stored[key] for key in newest if key in stored)
+    records = iter(() if runs is None else runs.read_all(wanted, skipped, whole=not quick))
+    of_seconds = groupby(_in_turn(newest, waiting, records), key=lambda view: view.record.run[:_SECOND])
+    yield from islice(chain.from_iterable(newest_first(views) for _, views in of_seconds), limit)
 
 
 def _in_turn(
@@ -208,7 +193,8 @@ def newest_first(views: Iterable[RunView]) -> list[RunView]:
         record = view.record
         return record.run[:_SECOND], record.started_ms, RunKey.of(record)
 
-    return sorted(views, key=order, reverse=True)
+    some = list(views)
+    return sorted(some, key=order, reverse=True) if len(some) > 1 else some
 
 
 def show_run(
@@ -515,11 +501,9 @@ def look_up(value: Json, key: str) -> Json:
         return value
     parts = key.split(".")
     for count in range(len(parts), 0, -1):
-        name = ".".join(parts[:count])
-        if isinstance(value, Mapping) and name in value:
-            found = look_up(value[name], ".".join(parts[count:]))
-            if found is not None:
-                return found
+        inner = value.get(".".join(parts[:count])) if isinstance(value, Mapping) else None
+        if inner is not None and (found := look_up(inner, ".".join(parts[count:]))) is not None:
+            return found
     return None
 
 

@@ -11,10 +11,11 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
+from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar, get_type_hints
 from weakref import finalize
 
 import msgspec
@@ -28,7 +29,29 @@ from dsv.values.names import DatasetName
 
 FOLDER: Final = "remembered-runs"
 _SUM: Final = 16
+_T = TypeVar("_T")
 _RECORD: Final = msgspec.json.Decoder(RunRecord, dec_hook=parse_name)
+
+
+class Stale(Exception):
+    """This machine remembers a record that the store does not have any more, or that this dsv can't decode."""
+
+
+class RememberedRecord(RunRecord):
+    """Each member is decoded when it is asked for: sorting many runs takes one of them. Raises `Stale`."""
+
+    __slots__ = ("_text",)
+    _text: bytes
+
+    def __init__(self, dataset: DatasetName, run: RunId, text: bytes) -> None:
+        for name, value in (("dataset", dataset), ("run", run), ("_text", text)):
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for members that are not set yet."""
+        value = getattr(_decoded(self._text, _member(name)), name)
+        object.__setattr__(self, name, value)
+        return value
 
 
 class RememberedRuns:
@@ -46,7 +69,11 @@ class RememberedRuns:
             )  # not mapped: that would end the process where another cuts the file
             finalize(self, os.close, self._file)
 
-    def get(self, dataset: DatasetName, run: RunId) -> RunRecord | None:
+    def __contains__(self, key: tuple[DatasetName, RunId]) -> bool:
+        return _key(*key) in self._lines
+
+    def get(self, dataset: DatasetName, run: RunId, *, whole: bool = True) -> RunRecord | None:
+        """Return a record, which is decoded later unless `whole`; None if it is not known here."""
         start, end = self._lines.get(_key(dataset, run), (0, 0))
         line = b""
         with suppress(OSError):
@@ -55,13 +82,10 @@ class RememberedRuns:
         if not line or xxh3_64_hexdigest(body).encode() != line[:_SUM]:
             return None
         text = body.partition(b" ")[2]
-        with suppress(msgspec.MsgspecError):
-            return _RECORD.decode(text)
-        with suppress(
-            msgspec.MsgspecError, ValueError, RecursionError
-        ):  # else it is of another version of dsv
-            # With half of a surrogate pair.
-            return msgspec.convert(json.loads(text), RunRecord, dec_hook=parse_name)
+        if not whole:
+            return RememberedRecord(dataset, run, text)
+        with suppress(Stale):
+            return _decoded(text, _RECORD)
         return None
 
     def add(self, records: Iterable[RunRecord]) -> None:
@@ -98,6 +122,24 @@ class RememberedRuns:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             with os.fdopen(os.open(self._path, flags, 0o600), "ab") as file:
                 yield file
+
+
+@cache
+def _member(name: str) -> msgspec.json.Decoder[Any]:
+    default = next(each.default for each in fields(RunRecord) if each.name == name)
+    hint = get_type_hints(RunRecord)[name]
+    field = (name, hint) if default is MISSING else (name, hint, default)
+    return msgspec.json.Decoder(msgspec.defstruct("Member", [field]), dec_hook=parse_name)
+
+
+def _decoded(text: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
+    with suppress(msgspec.MsgspecError):
+        return decoder.decode(text)
+    try:  # with half of a surrogate pair
+        value: _T = msgspec.convert(json.loads(text), decoder.type, dec_hook=parse_name)
+        return value
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Stale from error
 
 
 def _key(dataset: DatasetName, run: RunId) -> bytes:

@@ -12,10 +12,9 @@ from dsv.format.keys import run_key
 from dsv.repo.expiry import read_expiry
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
-from dsv.run.record import MAX_RECORD, RECORD, RunRecord
-from dsv.run.record_store import RunStore, StoredRun
+from dsv.run.record import MAX_RECORD, RECORD
+from dsv.run.record_store import RunStore
 from dsv.upkeep.copy import CommitCopy, Receiver
-from dsv.values.ids import CommitId
 from dsv.values.names import DatasetName
 
 
@@ -44,50 +43,32 @@ def copy_runs(
     Its code and output, which no branch names, are copied before it. skipped: called with the error of each record that
     can't be read
     """
-    done, copied = CopiedRuns(), frozenset(datasets)
-    runs, known = RunStore(source.store), RunStore(there.store)
+    done, runs, known = CopiedRuns(), RunStore(source.store), RunStore(there.store)
     for dataset in datasets:
         have = {stored.run for stored in known.listing(dataset) if RECORD in stored.parts}
-        wanted = {
-            each.run: each for each in runs.listing(dataset) if RECORD in each.parts and each.run not in have
-        }
-        freed = {here: read_expiry(source.refs, here).states for here in ([dataset] if wanted else [])}
+        listed = runs.listing(dataset)
+        wanted = {run.run: run for run in listed if RECORD in run.parts and run.run not in have}
+        freed = read_expiry(source.refs, dataset).states if wanted else {}
         for record in runs.read_all(wanted.values(), skipped):
             inputs = {(data.dataset, data.commit) for data in record.data}
             trees = [tree for of, tree in record.commits if (of, tree) not in inputs]
-            whole = all(
-                (dry_run and of in copied) or there.objects.stored_commit(commit) is not None
+            is_whole = all(
+                (dry_run and of in datasets) or there.objects.stored_commit(commit) is not None
                 for of, commit in inputs
             )
-            if not whole or any(tree in freed[dataset] for tree in trees):
+            if not is_whole or any(tree in freed for tree in trees):
                 done.lacking += 1
                 continue
             done.copied += 1
-            if not dry_run:
-                done.bytes += _copy(context, source, there, wanted[record.run], record, trees)
+            with ExitStack() as sessions:  # gc keeps the trees until the record names them
+                for tree in () if dry_run else trees:
+                    session = sessions.enter_context(Session.open(there, context.writer, resumed=False))
+                    with Receiver(session) as receiver:
+                        CommitCopy(source.objects, session, receiver, context.progress, None).copy([tree], ())
+                        done.bytes += receiver.uploaded_bytes
+                    session.declare(tree)
+                parts = () if dry_run else wanted[record.run].parts
+                for part in sorted(parts, key=lambda part: part == RECORD):
+                    data = source.store.get(run_key(dataset, record.run, part), MAX_RECORD)
+                    known.add(dataset, record.run, part, data)
     return done
-
-
-def _copy(
-    context: Context,
-    source: Repository,
-    there: Repository,
-    stored: StoredRun,
-    record: RunRecord,
-    trees: list[CommitId],
-) -> int:
-    """Copy the trees and then the parts of a record, which comes last. Return the bytes that were sent for trees."""
-    sent = 0
-    runs = RunStore(there.store)
-    with ExitStack() as sessions:  # gc keeps the trees until the record names them
-        for tree in trees:
-            session = sessions.enter_context(Session.open(there, context.writer, resumed=False))
-            with Receiver(session) as receiver:
-                copying = CommitCopy(source.objects, session, receiver, context.progress, None)
-                copying.copy([tree], ())
-                sent += receiver.uploaded_bytes
-            session.declare(tree)
-        for part in sorted(stored.parts, key=lambda part: part == RECORD):
-            data = source.store.get(run_key(stored.dataset, stored.run, part), MAX_RECORD)
-            runs.add(stored.dataset, stored.run, part, data)
-    return sent

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from functools import partial
-from itertools import chain, islice
-from typing import get_args
+from itertools import islice
 
 from dsv.api.context import Context
 from dsv.api.lineage_file import find_file
@@ -15,10 +13,9 @@ from dsv.errors import UsageError
 from dsv.repo import history
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
-from dsv.run.edges import How
-from dsv.run.lineage import Lineage, Linked
+from dsv.run.lineage import Lineage, LineageNode, Linked
 from dsv.run.listing import RunView, newest_first
-from dsv.stores.base import ask_each, together
+from dsv.stores.base import ask_each
 from dsv.values.names import DatasetName, Target, clean_path
 from dsv.values.paths import show
 
@@ -44,10 +41,10 @@ def lineage(
             path, rev = clean_path(target.path), resolved.branch or resolved.tag
             if path and not search.part(resolved.commit, path):
                 raise resolved.no_path(show(path), show(path))
-            linked = Linked("", resolved.dataset, resolved.commit, (), text(path), rev and str(rev))
-            start = search.add(linked)
-        made = search.grown(start, down=down, depth=depth, changes=changes)
-        return replace(made, found=found, looked=looked)
+            start = search.add(
+                Linked("", resolved.dataset, resolved.commit, (), text(path), rev and str(rev))
+            )
+        return replace(search.grown(start, down, depth, changes), found=found, looked=looked)
 
 
 def runs_of(repository: Repository, target: Target, bound: DatasetName | None = None) -> list[RunView]:
@@ -61,18 +58,13 @@ def runs_of(repository: Repository, target: Target, bound: DatasetName | None = 
     if target.rev is None:
         heads, tags = repository.refs.names(start.dataset)
         starts += [head.commit for head in heads if head.commit] + [value.commit for _, value in tags]
-    walked = history.walk(repository.objects, starts)
-    some = islice(walked, None if target.rev is None else 1)
-    commits = {about.root.hex(): Linked("", start.dataset, commit, (), path) for commit, about in some}
-    edges: list[tuple[str, How]] = [(root, how) for root in commits for how in get_args(How)]
-    linked = list(ask_each(lambda edge: search.linked(*edge), edges))
-    together([partial(search.record, key) for key in {*chain.from_iterable(keys for _, keys in linked)}])
-    views = dict[tuple[DatasetName, str], RunView]()
-    for ((root, how), keys), node_id in zip(
-        linked, (search.add(commits[edge[0]]) for edge in edges), strict=True
-    ):
-        for key in keys:
-            record, node = search.record(key), search.nodes[node_id]
-            if record is not None and search.how(how, record, node, {root}):
-                views[key] = RunView(record, sent=True)
-    return newest_first(views.values())
+    walked = islice(history.walk(repository.objects, starts), None if target.rev is None else 1)
+    commits = {about.root.hex(): commit for commit, about in walked}
+    nodes = [search.nodes[search.add(Linked("", start.dataset, one, (), path))] for one in commits.values()]
+
+    def joined(node: LineageNode) -> set[tuple[DatasetName, str]]:
+        roots = [node.root or ""]
+        return {key for how in ("read", "made") for key in search.joined(how, node, roots, both=True)}
+
+    keys = {key: search.record(key) for _, some in ask_each(joined, nodes) for key in some}
+    return newest_first(RunView(record, sent=True) for record in keys.values() if record is not None)

@@ -306,9 +306,9 @@ def run_key(dataset: DatasetName, run_id: str, part: str) -> str:
     return f"{runs_prefix(dataset)}{run_id}/{part}"
 
 
-def lineage_prefix(root: NodeId, how: Literal["made", "read"]) -> str:
-    """Return the prefix of the keys of the runs that made or read a tree."""
-    return f"{LINEAGE_PREFIX}{root.hex()}/{how}/"
+def lineage_prefix(root: NodeId, how: Literal["made", "read"] | None = None) -> str:
+    """Return the prefix of the keys of the runs that made or read a tree (None: of both)."""
+    return f"{LINEAGE_PREFIX}{root.hex()}/{f'{how}/' if how else ''}"
 
 
 def lineage_key(root: NodeId, how: Literal["made", "read"], dataset: DatasetName, run_id: str) -> str:

@@ -12,8 +12,11 @@ from dsv.format.records import CommitRecord
 from dsv.run.record import RunRecord
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName, Target
+from dsv.values.trailers import parse_run
+from dsv.values.units import utc
 
 BranchState = Literal["head", "moved", "gone"]
+RunKey = tuple[DatasetName, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -85,9 +88,8 @@ class Lineage:
     """How far the search for it went."""
 
     def __repr__(self) -> str:
-        return (
-            f"<lineage of {self.start}: {len(self.nodes)} nodes, raw data {[node.id for node in self.raw]}>"
-        )
+        raw = [node.id for node in self.raw]
+        return f"<lineage of {self.start}: {len(self.nodes)} nodes, raw data {raw}>"
 
     @property
     def raw(self) -> tuple[LineageNode, ...]:
@@ -121,6 +123,14 @@ class Linked(NamedTuple):
         return is_true and (same or self.name != "output")
 
 
+def started_in(record: RunRecord, read: Callable[[RunKey], RunRecord | None]) -> RunKey | None:
+    """Return the run whose job started this one; None if it had ended: its variables live on in its terminals."""
+    key = parse_run(record.within or "")
+    outer = None if key is None else read(key)
+    ended = None if outer is None or outer.ended_ms is None else f"{utc(outer.ended_ms):%Y%m%d-%H%M%S}"
+    return None if ended is not None and record.run[: len(ended)] > ended else key
+
+
 def inputs_of(record: RunRecord) -> Iterator[Linked]:
     rev = None
     with suppress(UsageError):
@@ -136,11 +146,11 @@ def inputs_of(record: RunRecord) -> Iterator[Linked]:
 def results_of(record: RunRecord, *, folder: bool) -> Iterator[Linked]:
     """folder: yield the commit of the output folder also if a branch got it."""
     output = record.output
-    into = None if output is None else output.into
+    into = None if output is None or output.into is None or output.into.commit is None else output.into
     if into is not None and into.commit is not None:
         rev = str(into.branch)
         yield Linked("output", into.dataset, into.commit, (into.root,), into.path or None, rev, into.new)
-    if output is not None and output.tree is not None and (folder or into is None or into.commit is None):
+    if output is not None and output.tree is not None and (folder or into is None):
         yield Linked("output", record.dataset, CommitId.parse(output.tree), (output.root,))
     for made in record.made:
         yield Linked("made", made.dataset, made.commit, (made.root,))

@@ -18,7 +18,6 @@ from dsv.values.units import format_bytes, format_count, format_duration
 _NODE = "kind id dataset commit path root rev branch branch_state raw run"
 _RUN = "state exit_code started ended user host engine image image_digest code params"
 _COMMIT = "author time message files bytes"
-_CHANGE = "dataset commit path branch head commits added removed changed"
 _NOTES = {
     "output": "",
     "read": "read, not declared",
@@ -29,7 +28,7 @@ _NOTES = {
     "within": "started that run",
     "said": "is named as its run, but has no record here that can be read",
 }
-_STATES = {"head": "head of {}", "moved": "{} has moved", "gone": "{} is gone"}
+_STATES = {"head": "head of {}", "moved": "{} has moved", "gone": "{} is gone", None: ""}
 
 
 @command(
@@ -41,7 +40,7 @@ _STATES = {"head": "head of {}", "moved": "{} has moved", "gone": "{} is gone"}
     """,
     result=(
         f"start found looked down cut moved nodes({_NODE} {_RUN} {_COMMIT} imported_from) edges(from to name) "
-        f"changes({_CHANGE})"
+        "changes(dataset commit path branch head commits added removed changed)"
     ),
 )
 def lineage(
@@ -77,12 +76,9 @@ def lineage(
 
 def _item(node: LineageNode) -> dict[str, object]:
     about = node.about
-    return {
-        **to_item(node, _NODE),
-        **to_item(node.record, _RUN, True),
-        **to_item(about, _COMMIT, True),
-        "imported_from": None if about is None else imported_from(about.message),
-    }
+    url = None if about is None else imported_from(about.message)
+    parts = to_item(node, _NODE), to_item(node.record, _RUN, True), to_item(about, _COMMIT, True)
+    return {**parts[0], **parts[1], **parts[2], "imported_from": url}
 
 
 def _write(call: Call, found: Lineage, target: str) -> None:
@@ -95,8 +91,9 @@ def _write(call: Call, found: Lineage, target: str) -> None:
         if not found.changes:
             call.say("no raw data is known")
     else:
-        for line in _tree(found, call.around.columns() if call.around.stdout_is_terminal else None):
-            call.line(line)
+        room = call.around.columns() if call.around.stdout_is_terminal else None
+        for line in _tree(found):
+            call.line(line if room is None else shortened(line, room))
         if found.raw and not found.down:
             call.line(f"raw data: {', '.join(map(_name, found.raw))}")
     if found.cut:
@@ -106,25 +103,16 @@ def _write(call: Call, found: Lineage, target: str) -> None:
 def _change(change: RawChange) -> Sequence[str]:
     name = f"{change.dataset}{f':{change.path}' if change.path else ''}"
     since = f"{str(change.commit)[:12]}..{change.branch}"
-    if change.commit == change.head or change.commits is None:
-        why = "branch is gone" if change.head is None else "can't be compared"
-        return name, since, "no change" if change.commit == change.head else why, "", "", ""
-    return (
-        name,
-        since,
-        f"{change.commits:,}",
-        f"+{change.added:,}",
-        f"-{change.removed:,}",
-        f"~{change.changed:,}",
-    )
+    if change.head is None or change.commit == change.head or change.commits is None:
+        is_same, is_gone = change.commit == change.head, change.head is None
+        why = "no change" if is_same else "branch is gone" if is_gone else "can't be compared"
+        return name, since, why, "", "", ""
+    paths = f"+{change.added:,}", f"-{change.removed:,}", f"~{change.changed:,}"
+    return name, since, f"{change.commits:,}", *paths
 
 
-def _tree(found: Lineage, room: int | None) -> Iterator[str]:
+def _tree(found: Lineage) -> Iterator[str]:
     """Yield the lines of the tree, each node with what is below it once."""
-
-    def fitted(line: str) -> str:
-        return printable(line) if room is None else shortened(printable(line), room)
-
     nodes, below = {node.id: node for node in found.nodes}, dict[str, list[tuple[str, LineageEdge]]]()
     for edge in found.edges:
         if edge.name != "file":
@@ -138,9 +126,9 @@ def _tree(found: Lineage, room: int | None) -> Iterator[str]:
         more = " (see above)" if node_id in seen and below.get(node_id) else ""
         note = "" if above is None else _NOTES.get(above.name, above.name.removeprefix("data").lstrip())
         words = [_name(node), *_about(node, is_start=above is None), note + more]
-        yield fitted(lead + "  ".join(filter(None, words)))
+        yield printable(lead + "  ".join(filter(None, words)))
         if node.record is not None and node_id not in seen and (line := _where(node.record)):
-            yield fitted(f"{indent}{'│' if known else ' '} {line}")
+            yield printable(f"{indent}{'│' if known else ' '} {line}")
         seen.add(node_id)
         for number, (other, edge) in enumerate(reversed(known)):
             mark, rest = ("├ ", "│ ") if number else ("└ ", "  ")
@@ -165,7 +153,7 @@ def _about(node: LineageNode, *, is_start: bool) -> Iterator[str]:
     elif about is not None:
         size = format_count(about.files, "file") + (f", {format_bytes(about.bytes)}" if is_start else "")
         yield "" if node.path else size
-        yield "" if is_start or node.branch_state is None else _STATES[node.branch_state].format(node.branch)
+        yield "" if is_start else _STATES[node.branch_state].format(node.branch)
         url, first = imported_from(about.message), about.message.partition("\n")[0]
         said = f"{about.author.partition(' <')[0]}: {first}" if url is None else f"imported from {url}"
         yield said if node.raw else ""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv.errors import NotFound, UsageError
+from dsv.run import remembered
 from dsv.run.listing import Filter, RunItem, RunQuery, RunView, each_run
 from dsv.run.record import OutputFile, RunId, RunOutput, RunRecord, RunState
 from dsv.run.record_store import RunStore
@@ -30,8 +33,8 @@ def record(number: int, **changes: object) -> RunRecord:
 
 
 def known(state: Path, *records: RunRecord) -> list[RunRecord | None]:
-    remembered = RememberedRuns(state, STORE)
-    return [remembered.get(each.dataset, each.run) for each in records]
+    here = RememberedRuns(state, STORE)
+    return [here.get(each.dataset, each.run) for each in records]
 
 
 def test_a_remembered_record_equals_the_stored_one(tmp_path: Path) -> None:
@@ -97,13 +100,29 @@ def _add(state: Path, numbers: range) -> None:
 def test_a_file_that_is_cut_while_it_is_read_costs_requests(tmp_path: Path) -> None:
     records = [record(number) for number in range(200)]
     RememberedRuns(tmp_path, STORE).add(records)
-    remembered = RememberedRuns(tmp_path, STORE)
+    here = RememberedRuns(tmp_path, STORE)
     (path,) = (path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock")
     os.truncate(path, 100)
-    assert remembered.get(records[-1].dataset, records[-1].run) is None
+    assert here.get(records[-1].dataset, records[-1].run) is None
 
 
-def test_several_processes_add_and_forget_at_once(tmp_path: Path) -> None:
+def test_who_does_not_get_the_lock_soon_goes_on_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remembered, "_LOCK_SECONDS", 0.0)
+    RememberedRuns(tmp_path, STORE).add([record(1)])
+    (lock,) = tmp_path.rglob("*.lock")
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        RememberedRuns(tmp_path, STORE).add([record(2)])
+        RememberedRuns(tmp_path, STORE).forget([(RECORD.dataset, record(1).run)])
+        assert known(tmp_path, record(1), record(2)) == [record(1), None]
+    RememberedRuns(tmp_path, STORE).add([record(2)])
+    assert known(tmp_path, record(2)) == [record(2)]
+
+
+def test_several_processes_add_and_forget_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembered, "_LOCK_SECONDS", inf)
     gone = record(999)
     RememberedRuns(tmp_path, STORE).add([gone])
     forking = multiprocessing.get_context("fork")

@@ -11,10 +11,11 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, fields
 from functools import cache
 from io import BytesIO
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, BinaryIO, Final, TypeVar, get_type_hints
 from weakref import finalize
 
@@ -23,12 +24,13 @@ from xxhash import xxh3_64_hexdigest
 
 from dsv.files.descriptors import Opened
 from dsv.files.small_files import replace_file
-from dsv.run.record import RunId, RunRecord, json_of, parse_name
+from dsv.run.record import RunId, RunRecord, parse_name
 from dsv.values.ids import StoreId
 from dsv.values.names import DatasetName
 
 FOLDER: Final = "remembered-runs"
 _SUM: Final = 16
+_LOCK_SECONDS = 1.0
 _T = TypeVar("_T")
 _RECORD: Final = msgspec.json.Decoder(RunRecord, dec_hook=parse_name)
 
@@ -114,11 +116,20 @@ class RememberedRuns:
 
     @contextmanager
     def _alone(self) -> Iterator[BinaryIO]:
-        """Open the file to append to it, while no other process of this machine writes. Raises `OSError`."""
+        """Open the file to append to it, while no other process of this machine writes. Raises `OSError`, also if that
+        takes long: what is not remembered is read from the store."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = self._path.with_name(f"{self._path.name}.lock")
         with Opened(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as locked:
-            fcntl.flock(locked, fcntl.LOCK_EX)
+            patience = monotonic() + _LOCK_SECONDS
+            while True:
+                try:
+                    fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if monotonic() >= patience:
+                        raise
+                    sleep(0.01)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             with os.fdopen(os.open(self._path, flags, 0o600), "ab") as file:
                 yield file
@@ -147,13 +158,9 @@ def _key(dataset: DatasetName, run: RunId) -> bytes:
 
 
 def _line(record: RunRecord) -> bytes:
-    shown = asdict(record, dict_factory=_without_nothing)
+    shown = {name: value for name, value in record.members().items() if value is not None}
     body = _key(record.dataset, record.run) + b" " + json.dumps(shown, separators=(",", ":")).encode()
     return xxh3_64_hexdigest(body).encode() + b" " + body + b"\n"
-
-
-def _without_nothing(members: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: json_of(value) for name, value in members if value is not None}
 
 
 def _lines(file: Iterable[bytes]) -> Iterator[tuple[bytes, tuple[int, int]]]:

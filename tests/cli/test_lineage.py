@@ -218,6 +218,23 @@ def test_runs_of_a_dataset_and_of_a_commit(there: Dsv, digits: Digits) -> None:
     assert there("runs", "--of", "raw", resize).code == 2
 
 
+def test_a_run_is_shown_within_another_only_if_that_had_not_ended(there: Dsv, digits: Digits) -> None:
+    """The terminal of an ended run keeps its variables."""
+    data = digits.data(RAW, digits.v1)
+    outer = digits.end(digits.record(data))
+    ended = digits.end(
+        replace(digits.record(data), ended_ms=1_700_000_000_000)
+    )  # 2023, and the ids are of 2026
+    inner, later, alone = (
+        digits.end(digits.record(data, within=f"raw/{run}")).run
+        for run in (outer.run, ended.run, "20261128-000000-00000000")
+    )
+    expected = {inner: f"raw/{outer.run}", later: None, alone: "raw/20261128-000000-00000000"}
+    items = there.ok("runs", "--json").json["items"]
+    assert {item["run"]: item["within"] for item in items if item["run"] in expected} == expected
+    assert "within" in there.ok("runs", inner).out and "within" not in there.ok("runs", later).out
+
+
 def test_programs_get_the_same(there: Dsv, digits: Digits, tmp_path: Path) -> None:
     store = package.store(str(tmp_path / "store"), environ=dict(there.environ), cwd=there.cwd)
     found = store.lineage("models@main", changes=True)

@@ -20,6 +20,7 @@ from dsv.run.active_runs import Marks, under_way
 from dsv.run.completing import Completer
 from dsv.run.dirs import remove_run_folder, run_folder
 from dsv.run.engine_list import Engines
+from dsv.run.lineage import RunKey, started_in
 from dsv.run.listing import RunQuery, RunView, each_run, run_log, show_run
 from dsv.run.parameters import ID_PART, PREFIX, SweepId, names_sweep
 from dsv.run.record import RECORD, RunId, RunRecord
@@ -195,7 +196,8 @@ class Runs:
         return run_log(self.runs, self.spool, record)
 
     def settle(self, views: Iterable[RunView], *, whole: bool = False) -> list[RunView]:
-        """Return the runs as clusters report them now. Complete records that no other process completes.
+        """Return the runs as clusters report them now, and within others only if those had not ended. Complete records
+        that no other process completes.
 
         whole: a run whose record another process is still to complete has not ended
         """
@@ -207,8 +209,17 @@ class Runs:
             record, sent = completer.settle(view.record, whole=whole)
             if record is not view.record:
                 view = RunView(record, sent and view.sent, last_known=completer.last_known.get(record.run))
+            if record.within is not None and started_in(record, self._ended) is None:
+                view = replace(view, record=replace(record, within=None))
             completed_runs.append(view)
         return completed_runs
+
+    def _ended(self, key: RunKey) -> RunRecord | None:
+        """Return the record of a run that has ended; None if there is none that can be read."""
+        with suppress(NotFound, UsageError):
+            stored = StoredRun(key[0], RunId.parse(key[1]), frozenset((RECORD,)))
+            return next(self.runs.read_all([stored], lambda _: None), None)
+        return None
 
     def complete_cut_off(
         self, warn: Callable[[str], None], stop: Mapping[RunId, float] | None = None

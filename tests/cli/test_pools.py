@@ -7,18 +7,22 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from dsv.api import pools
 from dsv.api.cache import Stager
 from dsv.errors import Unreachable
+from dsv.files.git import GitError
+from dsv.run import origin, supervisor
 from dsv.run.engine_list import ENGINES
 from dsv.run.engines import machine
 from dsv.run.engines.base import NO_OPTIONS, Facts, Job, JobPlan
 from dsv.run.engines.process import ProcessEngine
+from dsv.run.listing import RunView
 from dsv.run.resources import Capacity, GpuCount, NodeRoom, Resources
+from dsv.run.spec import JobSpec
 from dsv.values.json import Json
 from tests.kit.dsv import Dsv, assert_documented, write_files
 
@@ -197,6 +201,31 @@ def test_a_run_that_waited_long_enough_moves_on(pets: Dsv, monkeypatch: pytest.M
     run = last_run(pets)
     assert (run["pool"], len(slept)) == ("b", 2)
     assert run["passed_over"] == [{"pool": "a", "reason": "quota, for 1.0 s"}]
+
+
+def test_git_is_asked_once_however_many_pools_are_tried(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def hangs(folder: Path, **_: object) -> None:
+        asked.append(folder)
+        raise GitError("timed out")
+
+    def announced(spec: JobSpec, **how: Any) -> RunView:
+        return run_it(spec, **{**how, "announce": lambda *_: None})
+
+    run_it = supervisor.run
+    monkeypatch.setattr(supervisor, "run", announced)  # as with --detach
+    monkeypatch.setattr(origin, "GitView", hangs)
+    monkeypatch.setattr(pools, "sleep", lambda seconds: (pets.home / "busy-b").unlink(missing_ok=True))
+    say(pets, "a", "quota")
+    say(pets, "b", "full")
+    write_files(pets.home / "code", {"train.py": b"1"})
+    pets.ok("config", "pools.a.wait", "0s")
+    pets.ok("run", "pets@v1", "--on", "a,b", "--code", str(pets.home / "code"), "--", "true")
+    run = last_run(pets)
+    assert run["pool"] == "b" and asked == [pets.home / "code"]
+    code = run["code"]
+    assert isinstance(code, dict) and code["path"] == str(pets.home / "code") and code["tree"]
 
 
 def test_the_default_pool(pets: Dsv) -> None:

@@ -41,6 +41,7 @@ from dsv.run.engines.output import JobOutput, KeptLog, LiveLog, LogKeeper
 from dsv.run.engines.reaper import GRACE
 from dsv.run.listing import RunView
 from dsv.run.node_order import NO_ACCESS
+from dsv.run.origin import code_state
 from dsv.run.part import EndCause, RunPart, exit_signal, may_try_again
 from dsv.run.plan import Launch, code_of, masker_of, output_of
 from dsv.run.pools import GaveUp, Patience, Route, no_pool
@@ -90,6 +91,9 @@ def run(
     unharmed = informing_ignored() if signals is not None else nullcontext()
     with ExitStack() as stack, as_launch_error(), unharmed:
         decided = _decide(spec, place, staging)
+        if (folder := decided.code) is not None and spec.recorded_code is None:  # git is asked once
+            code = code_state(folder, place.environ)
+            decided = replace(decided, spec=replace(decided.spec, code=folder, recorded_code=code))
         for text in _notes(decided, place):
             progress.note(text)
         live = None
@@ -201,6 +205,8 @@ class _Supervisor:
                     records.announce(replace(now.record(now.plan(), now_ms()), state=RunState.QUEUED))
                 try:
                     spec, staging, reason = route.enter(pool, seconds, passed)
+                    first = decided.spec
+                    spec = replace(spec, code=first.code, recorded_code=first.recorded_code)
                     if passed or not now.chosen.engine.queues:  # what is free has changed while it waited
                         now = _decide(spec, now.place, staging, decided.run)
                     return self.run_at(now, staging, Patience(seconds, reason or "it did not begin"))

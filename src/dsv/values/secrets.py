@@ -60,7 +60,11 @@ _URL_USER = (  # to the last @ before the path
     r")(?=@)"
 )
 _IN_URLS = re.compile(_URL_USER, re.ASCII)  # quotes and spaces end one in a command only
-_IN_A_URL = re.compile(_URL_USER.replace("\\\"'", "").replace(r"[^\s\0@/", r"[^\r\n\0@/"), re.ASCII)
+_ANY_USER = r"|(?:(?<=http://)|(?<=https://))(?!git@)[^\s\0/?#]+)(?=@)"  # it may be a token, however short
+_IN_A_URL = re.compile(
+    _URL_USER.replace("\\\"'", "").replace(r"[^\s\0@/", r"[^\r\n\0@/").removesuffix(")(?=@)") + _ANY_USER,
+    re.ASCII,
+)
 _SHAPES = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"

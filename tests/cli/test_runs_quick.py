@@ -31,6 +31,11 @@ def listed(dsv: Dsv, *options: str) -> list[int]:
     return [item["params"]["x"] for item in dsv.ok("runs", "-n", "9", "--json", *options).json["items"]]
 
 
+def folder_of_newest(dsv: Dsv) -> Path:
+    runs = dsv.home / ".local/share/dsv/store/runs/pets"
+    return max(runs.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
 def folder(dsv: Dsv, number: int) -> Path:
     runs = {item["params"]["x"]: item["run"] for item in dsv.ok("runs", "--json").json["items"]}
     return dsv.home / f".local/share/dsv/store/runs/pets/{runs[number]}"
@@ -51,7 +56,20 @@ def test_a_folder_without_a_record_is_no_run(pets: Dsv, options: tuple[str, ...]
     for path in folder(pets, 2).iterdir():
         path.unlink()
     assert listed(pets, *options) == [1, 0]
+    (kept,) = (path for path in pets.home.rglob("remembered-runs/*") if path.suffix != ".lock")
+    assert len(kept.read_bytes().splitlines()) == 2
     assert listed(pets, *options) == [1, 0]
+
+
+def test_a_damaged_record_is_named_once(pets: Dsv) -> None:
+    run(pets, 3)  # not remembered yet
+    damaged = folder_of_newest(pets) / "record"
+    damaged.unlink()
+    damaged.write_bytes(b"{}")
+    for path in folder(pets, 2).iterdir():
+        path.unlink()
+    shown = pets.ok("runs", "--sort", "params.x", "-n", "9")
+    assert shown.err.count("is not a record of a run") == 1
 
 
 def test_ended_runs_are_not_listed_key_by_key(pets: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from dsv.errors import UsageError
 from dsv.repo import history
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
-from dsv.run.lineage import Lineage, LineageNode, Linked
+from dsv.run.lineage import DatasetRun, Lineage, LineageNode, Linked
 from dsv.run.listing import RunView, newest_first
 from dsv.stores.base import ask_each
 from dsv.values.names import DatasetName, Target, clean_path
@@ -62,7 +62,7 @@ def runs_of(repository: Repository, target: Target, bound: DatasetName | None = 
     commits = {about.root.hex(): commit for commit, about in walked}
     nodes = [search.nodes[search.add(Linked("", start.dataset, one, (), path))] for one in commits.values()]
 
-    def joined(node: LineageNode) -> set[tuple[DatasetName, str]]:
+    def joined(node: LineageNode) -> set[DatasetRun]:
         roots = [node.root or ""]
         return {key for how in ("read", "made") for key in search.joined(how, node, roots, both=True)}
 

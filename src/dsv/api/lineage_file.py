@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +14,7 @@ from dsv.format.tree import Entry
 from dsv.repo.tree.reader import TreeReader
 from dsv.run.lineage import LineageNode, Linked, results_of
 from dsv.run.record import RECORD
-from dsv.stores.base import batches, together
+from dsv.stores.base import ask_each
 from dsv.transfer.stable_read import hash_content
 from dsv.values.ids import CommitId, FileId
 from dsv.values.units import format_count
@@ -31,35 +30,41 @@ def find_file(search: LineageSearch, path: Path) -> tuple[str, str, str]:
     file_id = _hashed(path)
     search.nodes[file_id.hex()] = LineageNode(kind="file", id=file_id.hex(), path=str(path))
     runs, read = [run for run in search.runs.listing() if RECORD in run.parts][::-1], 0
-    far, trees = f"of {format_count(len(runs), 'run')}, newest first", _heads(search)
-    for batch in batches(runs[:_MOST_RUNS], 256):
-        for record in together([partial(search.record, (run.dataset, run.run)) for run in batch]):
-            read, output = read + 1, None if record is None else record.output
-            if record is None or output is None or output.tree is None:
-                continue
-            tree, result = CommitId.parse(output.tree), next(results_of(record, folder=False))
-            for at in (file.path for file in output.largest if file.id == file_id.hex()):
-                if search.commit(tree) is None or _entry(search, tree, file_id, at) is not None:
-                    where = f"{at} of run {record.run} ({_name(result)})"
-                    return _added(search, result, file_id), where, f"the largest files of {read:,} {far}"
-            if output.files > len(output.largest):
-                trees.append(Linked("output", record.dataset, tree, ()))
-    abouts = zip(together([partial(search.commit, one.commit) for one in trees]), trees, strict=True)
-    known = sorted(((row, tree) for row, tree in abouts if row is not None), key=lambda row: row[0].time_ms)
-    newest = list({row.root: tree for row, tree in known}.values())[::-1]
+    refs = search.repository.refs
+    heads = [head for dataset in refs.datasets() for head in refs.heads(dataset)]
+    trees = [Linked("", one.dataset, one.commit, (), None, str(one.branch)) for one in heads if one.commit]
+    for _, record in ask_each(lambda run: search.record((run.dataset, run.run)), runs[:_MOST_RUNS]):
+        read, output = read + 1, None if record is None else record.output
+        if record is None or output is None or output.tree is None:
+            continue
+        tree, result = CommitId.parse(output.tree), next(results_of(record, folder=False))
+        for at in (file.path for file in output.largest if file.id == file_id.hex()):
+            if search.commit(tree) is None or _entry(search, tree, file_id, at) is not None:
+                where = f"{at} of run {record.run} ({_name(result)})"
+                return _added(search, result, file_id), where, _in_runs(read, len(runs))
+        if output.files > len(output.largest):
+            trees.append(Linked("output", record.dataset, tree, ()))
+    abouts = (
+        (about, tree) for tree, about in ask_each(lambda one: search.commit(one.commit), trees) if about
+    )
+    newest = [*{row.root: tree for row, tree in sorted(abouts, key=lambda pair: pair[0].time_ms)}.values()][
+        ::-1
+    ]
+    looked, of = _in_runs(read, len(runs)), format_count(len(newest), "tree")
     for number, one in enumerate(newest[:_MOST_TREES], 1):
         if (entry := _entry(search, one.commit, file_id)) is not None:
             at = entry.path.decode("utf-8", "surrogateescape")
-            looked = (
-                f"the largest files of {read:,} {far}, and {number:,} of {format_count(len(newest), 'tree')}"
-            )
-            return _added(search, one._replace(path=at), file_id), f"{at} of {_name(one)}", looked
-    trees_read = f"{min(len(newest), _MOST_TREES):,} of {format_count(len(newest), 'tree')}"
+            start = _added(search, one._replace(path=at), file_id)
+            return start, f"{at} of {_name(one)}", f"{looked}, and {number:,} of {of}"
     raise NotFound(
-        f"{path} was not found in the largest files of {read:,} {far}, and in {trees_read}",
+        f"{path} was not found in {looked}, and in {min(len(newest), _MOST_TREES):,} of {of}",
         subject=str(path),
         hint="dsv lineage DATASET@REV:PATH, if you know a commit that has it",
     )
+
+
+def _in_runs(read: int, runs: int) -> str:
+    return f"the largest files of {read:,} of {format_count(runs, 'run')}, newest first"
 
 
 def _hashed(path: Path) -> FileId:
@@ -75,14 +80,6 @@ def _hashed(path: Path) -> FileId:
             f"{path} is empty, and so are many files", subject=str(path), hint="dsv lineage DATASET@REV:PATH"
         )
     return file_id
-
-
-def _heads(search: LineageSearch) -> list[Linked]:
-    refs = search.repository.refs
-    heads = [head for dataset in refs.datasets() for head in refs.heads(dataset)]
-    return [
-        Linked("", head.dataset, head.commit, (), None, str(head.branch)) for head in heads if head.commit
-    ]
 
 
 def _entry(search: LineageSearch, commit: CommitId, file_id: FileId, at: str = "") -> Entry | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial, wraps
 from itertools import chain, islice, repeat
@@ -13,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from dsv.api.log import changes_between
 from dsv.diff.paths import Summary
-from dsv.errors import DsvError, IntegrityError, NotFound, Unsupported, UsageError
+from dsv.errors import DsvError, IntegrityError, NotFound, Unsupported
 from dsv.format.keys import lineage_prefix, parse_lineage_key
 from dsv.format.records import CommitRecord
 from dsv.repo import history
@@ -25,19 +24,19 @@ from dsv.repo.tree.reader import TreeReader
 from dsv.run.edges import How, with_roots
 from dsv.run.lineage import (
     BranchState,
+    DatasetRun,
     Lineage,
     LineageEdge,
     LineageNode,
     Linked,
     RawChange,
-    RunKey,
     covers,
     inputs_of,
     results_of,
     started_in,
 )
-from dsv.run.record import OUTPUT_OF_RUN, RECORD, RunId, RunRecord, tree_of_run
-from dsv.run.record_store import RunStore, StoredRun
+from dsv.run.record import OUTPUT_OF_RUN, RunRecord, tree_of_run
+from dsv.run.record_store import RunStore
 from dsv.stores.base import together
 from dsv.values.ids import CommitId, NodeId
 from dsv.values.names import MAIN, BranchName, DatasetName
@@ -85,17 +84,12 @@ class LineageSearch:
         return None if record is None else record.root.hex()
 
     @_once
-    def record(self, key: RunKey) -> RunRecord | None:
-        def read() -> RunRecord | None:
-            with suppress(NotFound, UsageError):
-                record = self.runs.read(StoredRun(key[0], RunId.parse(key[1]), frozenset((RECORD,))))
-                return with_roots(record, self._root)
-            return None
-
-        return self.tried(read)
+    def record(self, key: DatasetRun) -> RunRecord | None:
+        record = self.tried(lambda: self.runs.ended(*key))
+        return None if record is None else with_roots(record, self._root)
 
     @_once
-    def _linked(self, root: str, how: How | None) -> list[tuple[str, RunKey]]:
+    def _linked(self, root: str, how: How | None) -> list[tuple[str, DatasetRun]]:
         """Return what the edges of a tree say, and the runs to which they lead. how: None for both at once"""
         listed = self.repository.store.list(lineage_prefix(NodeId.parse(root), how))
         parsed = (parse_lineage_key(item.key) for item in listed)
@@ -158,7 +152,7 @@ class LineageSearch:
     def link(self, source: str, target: str, name: str) -> None:
         self.edges[LineageEdge(source, target, name)] = None
 
-    def _add_run(self, key: RunKey) -> str:
+    def _add_run(self, key: DatasetRun) -> str:
         node_id, record = "/".join(key), self.record(key)
         if node_id not in self.nodes:
             run = LineageNode(kind="run", id=node_id, dataset=key[0], run=key[1], record=record)
@@ -170,10 +164,10 @@ class LineageSearch:
         how: How,
         node: LineageNode,
         roots: Collection[str],
-        more: Iterable[RunKey] = (),
+        more: Iterable[DatasetRun] = (),
         *,
         both: bool = False,
-    ) -> dict[RunKey, str]:
+    ) -> dict[DatasetRun, str]:
         """Return the runs that read or made a commit, each with the name of the edge: those to which edges of these
         roots lead, and more. both: ask for what read and for what made it at once"""
         edges = chain.from_iterable(self._linked(root, None if both else how) for root in sorted(roots))
@@ -211,7 +205,7 @@ class LineageSearch:
 
     def _up(self, ids: Sequence[str]) -> list[str]:
         """Add the runs that made these commits, and what they read; return the ids of that."""
-        keys, inputs = dict[RunKey, None](), list[tuple[Linked, str]]()
+        keys, inputs = dict[DatasetRun, None](), list[tuple[Linked, str]]()
         origins = together([partial(self._origin, self.nodes[node_id]) for node_id in ids])
         for node_id, (makers, raw) in zip(ids, origins, strict=True):
             node = self.nodes[node_id]
@@ -238,10 +232,10 @@ class LineageSearch:
             self.link(self.add(linked), node_id, linked.name)
         return [self.add(linked) for linked, _ in inputs]
 
-    def _origin(self, node: LineageNode) -> tuple[dict[CommitId, dict[RunKey, str]], set[CommitId]]:
+    def _origin(self, node: LineageNode) -> tuple[dict[CommitId, dict[DatasetRun, str]], set[CommitId]]:
         """Return the runs that made a commit, and those that made the commits before it, on each line up to one that a
         run made as a whole; and the commits from which a line without runs begins."""
-        makers, raw = dict[CommitId, dict[RunKey, str]](), set[CommitId]()
+        makers, raw = dict[CommitId, dict[DatasetRun, str]](), set[CommitId]()
         assert node.commit is not None
         if node.about is None:
             return {node.commit: self._makers(node, node.commit, None)}, raw
@@ -269,7 +263,9 @@ class LineageSearch:
         self.tried(walk)
         return makers, raw
 
-    def _makers(self, node: LineageNode, commit: CommitId, record: CommitRecord | None) -> dict[RunKey, str]:
+    def _makers(
+        self, node: LineageNode, commit: CommitId, record: CommitRecord | None
+    ) -> dict[DatasetRun, str]:
         """Return the runs that made a commit of a node's history, or its part, each with the name of the edge. With a
         path, only commits that changed it count."""
         path, named, roots = _raw(node.path), tuple[str, ...](), set[str]()
@@ -288,7 +284,10 @@ class LineageSearch:
 
     def _down(self, ids: Sequence[str]) -> list[str]:
         """Add the runs that read these commits, and what they made; return the ids of that."""
-        runs, users = dict[RunKey, None](), together([partial(self._users, self.nodes[one]) for one in ids])
+        runs, users = (
+            dict[DatasetRun, None](),
+            together([partial(self._users, self.nodes[one]) for one in ids]),
+        )
         for node_id, names in zip(ids, users, strict=True):
             for key, name in sorted(names.items()):
                 self.link(node_id, self._add_run(key), name)
@@ -301,7 +300,7 @@ class LineageSearch:
             self.link(run_id, self.add(result), result.name)
         return [self.add(result) for result, _ in true]
 
-    def _users(self, node: LineageNode) -> dict[RunKey, str]:
+    def _users(self, node: LineageNode) -> dict[DatasetRun, str]:
         part = self.part(node.commit, _raw(node.path)) if node.path and node.commit else frozenset[str]()
         return self.joined("read", node, part | {*filter(None, [node.root])})
 

@@ -13,14 +13,14 @@ from dsv.api.pools import engines_of
 from dsv.cache.inventory import find_all
 from dsv.cache.leases import end_leases_of_runs
 from dsv.cache.root import CacheRoot
-from dsv.errors import Conflict, DsvError, NotFound, UsageError
+from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, Unsupported, UsageError
 from dsv.format.keys import run_key
 from dsv.repo.repository import Repository
 from dsv.run.active_runs import Marks, under_way
 from dsv.run.completing import Completer
 from dsv.run.dirs import remove_run_folder, run_folder
 from dsv.run.engine_list import Engines
-from dsv.run.lineage import RunKey, started_in
+from dsv.run.lineage import DatasetRun, started_in
 from dsv.run.listing import RunQuery, RunView, each_run, run_log, show_run
 from dsv.run.parameters import ID_PART, PREFIX, SweepId, names_sweep
 from dsv.run.record import RECORD, RunId, RunRecord
@@ -66,10 +66,14 @@ class Runs:
         query = query or RunQuery()
         most, known = None if query.needs_all else query.limit, self.marks.known()
 
+        of, unread = dataset or self.bound, list[DsvError]()
+
         def choose(quick: bool) -> list[RunView]:
-            of, spool = dataset or self.bound, self.spool
-            views = each_run(self.runs, spool, of, most, early=known, skipped=skipped, quick=quick)
+            unread.clear()
+            views = each_run(self.runs, self.spool, of, most, early=known, skipped=unread.append, quick=quick)
             chosen = query.choose(views) if query.needs_all else list(views)
+            if not quick:
+                return chosen
             whole = together([partial(self.runs.whole, view.record) for view in chosen])
             return [replace(view, record=record) for view, record in zip(chosen, whole, strict=True)]
 
@@ -77,6 +81,8 @@ class Runs:
             chosen = choose(quick=query.limit is not None and query.limit <= _MOST_QUICK)
         except Stale:
             chosen = choose(quick=False)
+        for problem in unread:
+            skipped(problem)
         if not chosen and dataset is not None and dataset not in self.repository.refs.datasets():
             raise NotFound(f"there is no dataset {dataset}", subject=dataset, hint="dsv datasets lists them")
         return chosen
@@ -209,16 +215,14 @@ class Runs:
             record, sent = completer.settle(view.record, whole=whole)
             if record is not view.record:
                 view = RunView(record, sent and view.sent, last_known=completer.last_known.get(record.run))
-            if record.within is not None and started_in(record, self._ended) is None:
+            if record.within is not None and started_in(record, self._outer) is None:
                 view = replace(view, record=replace(record, within=None))
             completed_runs.append(view)
         return completed_runs
 
-    def _ended(self, key: RunKey) -> RunRecord | None:
-        """Return the record of a run that has ended; None if there is none that can be read."""
-        with suppress(NotFound, UsageError):
-            stored = StoredRun(key[0], RunId.parse(key[1]), frozenset((RECORD,)))
-            return next(self.runs.read_all([stored], lambda _: None), None)
+    def _outer(self, key: DatasetRun) -> RunRecord | None:
+        with suppress(IntegrityError, Unsupported):
+            return self.runs.ended(*key)
         return None
 
     def complete_cut_off(

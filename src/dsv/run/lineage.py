@@ -16,7 +16,7 @@ from dsv.values.trailers import parse_run
 from dsv.values.units import utc
 
 BranchState = Literal["head", "moved", "gone"]
-RunKey = tuple[DatasetName, str]
+DatasetRun = tuple[DatasetName, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -123,7 +123,7 @@ class Linked(NamedTuple):
         return is_true and (same or self.name != "output")
 
 
-def started_in(record: RunRecord, read: Callable[[RunKey], RunRecord | None]) -> RunKey | None:
+def started_in(record: RunRecord, read: Callable[[DatasetRun], RunRecord | None]) -> DatasetRun | None:
     """Return the run whose job started this one; None if it had ended: its variables live on in its terminals."""
     key = parse_run(record.within or "")
     outer = None if key is None else read(key)

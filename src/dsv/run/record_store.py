@@ -190,6 +190,7 @@ class RunStore:
         if known is None or not any(
             RECORD in each.parts for each in self.listing(record.dataset, record.run)
         ):
+            self._remembered.forget([(record.dataset, record.run)])
             raise Stale
         return known
 
@@ -209,6 +210,13 @@ class RunStore:
         if record.run != stored.run or record.dataset != stored.dataset:
             raise IntegrityError(f"{key} holds the record of another run: {record.run}", subject=key)
         return record
+
+    def ended(self, dataset: DatasetName, run: str) -> RunRecord | None:
+        """Read the record of a run that has ended; None if there is none."""
+        with suppress(NotFound, UsageError):
+            stored = StoredRun(dataset, RunId.parse(run), _ENDED)
+            return self._recall(stored, True) or self.read(stored)
+        return None
 
     def newest(self, dataset: DatasetName, run: RunId) -> RunRecord | None:
         """Read the newest record of a run; None if none is there."""

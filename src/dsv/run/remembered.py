@@ -81,7 +81,7 @@ class RememberedRuns:
         with suppress(OSError):
             line = os.pread(self._file, end - start, start) if end else line
         body = line[_SUM + 1 :]
-        if not line or xxh3_64_hexdigest(body).encode() != line[:_SUM]:
+        if xxh3_64_hexdigest(body).encode() != line[:_SUM]:
             return None
         text = body.partition(b" ")[2]
         if not whole:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
 from dsv.errors import IntegrityError, NotFound, Unsupported
 from dsv.repo.repository import Repository
 from dsv.repo.tree.reader import TreeReader
-from dsv.run.record import RunData, RunId, RunState
+from dsv.run.lineage import inputs_of
+from dsv.run.record import RunId, RunState
 from dsv.run.record_store import RunStore
 from dsv.values.ids import CommitId, FileId
 from dsv.values.names import DatasetName
@@ -28,35 +29,29 @@ def runs_that_read(
 ) -> tuple[ReadingRun, ...]:
     """Return the runs whose job saw one of these files, newest first. paths: dataset and path of each place of a file.
     Records and trees that can't be read are left out: `dsv verify` names them."""
-    of_dataset: dict[str, set[bytes]] = {}
+    of_dataset = dict[str, set[bytes]]()
     for dataset, path in paths:
         of_dataset.setdefault(dataset, set()).add(path)
     home = cache(repository.refs.home)
 
     @cache
     def has(dataset: str, commit: CommitId, part: str | None) -> bool:
-        below = b"" if part is None else part.encode("utf-8", "surrogateescape")
-        within = {
-            path
-            for path in of_dataset[dataset]
-            if not below or path == below or path.startswith(below + b"/")
-        }
+        below = (part or "").encode("utf-8", "surrogateescape")
+        within = [path for path in of_dataset[dataset] if not below or (path + b"/").startswith(below + b"/")]
         try:
             tree = TreeReader(repository.objects, commit)
-            entries = (tree.entry(path) for path in within)
-            return any(entry is not None and entry[0].file_id in files for entry in entries)
+            return any(found[0].file_id in files for found in map(tree.entry, within) if found is not None)
         except (IntegrityError, NotFound, Unsupported):
             return False
 
-    runs = RunStore(repository.store)
-    found = [
-        ReadingRun(record.dataset, record.run, None if record.output is None else record.output.tree)
-        for record in runs.read_all(reversed(runs.listing()), lambda _: None)
-        if record.state is not RunState.NOT_LAUNCHED
-        and any(
-            has(str(home(seen.dataset)), seen.commit, seen.path)
-            for seen in (*record.data, *(RunData("", noted.dataset, noted.commit) for noted in record.read))
-            if str(home(seen.dataset)) in of_dataset
-        )
-    ]
-    return tuple(found)
+    def of_runs() -> Iterator[ReadingRun]:
+        runs = RunStore(repository.store)
+        for record in runs.read_all(reversed(runs.listing()), lambda _: None):
+            saw = [(str(home(one.dataset)), one.commit, one.path) for one in inputs_of(record)]
+            if record.state is not RunState.NOT_LAUNCHED and any(
+                has(*one) for one in saw if one[0] in of_dataset
+            ):
+                tree = None if record.output is None else record.output.tree
+                yield ReadingRun(record.dataset, record.run, tree)
+
+    return tuple(of_runs())

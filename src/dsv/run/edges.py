@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from dsv.errors import UsageError
 from dsv.format.keys import lineage_key
-from dsv.run.record import RunRecord, RunState
+from dsv.run.lineage import Linked, inputs_of, results_of
+from dsv.run.record import RunData, RunRecord, RunState
 from dsv.values.ids import CommitId, NodeId
 
 How: TypeAlias = Literal["made", "read"]
@@ -27,39 +28,27 @@ def edges_of(record: RunRecord) -> set[Edge]:
     to what it made, its output and the commits with it."""
     if not record.state.is_terminal or record.state is RunState.NOT_LAUNCHED:
         return set()
-    output = record.output
-    into = None if output is None else output.into
-    read = [root for data in record.data for root in (data.root, data.commit_root)]
-    read += [each.root for each in record.read]
-    made = [each.root for each in record.made]
-    made += [] if output is None else [output.root]
-    made += [] if into is None or into.commit is None else [into.root]
+    named: list[tuple[How, Linked]] = [("read", linked) for linked in inputs_of(record)]
+    named += [("made", linked) for linked in results_of(record, folder=True)]
     edges = set()
-    how: How
-    for how, roots in (("read", read), ("made", made)):
-        for root in filter(None, roots):
-            with suppress(UsageError):  # an older or newer dsv wrote something else
-                edges.add(Edge(NodeId.parse(root), how))
+    for how, root in ((how, root) for how, linked in named for root in linked.roots if root is not None):
+        with suppress(UsageError):  # an older or newer dsv wrote something else
+            edges.add(Edge(NodeId.parse(root), how))
     return edges
 
 
 def with_roots(record: RunRecord, root: Callable[[CommitId], str | None]) -> RunRecord:
     """Return a record from before edges with the roots of the whole commits that it read and made, as far as `root`
     knows them."""
-    data = tuple(
-        replace(
-            each,
-            root=each.root or (root(each.commit) if each.path is None else None),
-            commit_root=root(each.commit),
-        )
-        if each.commit_root is None
-        else each
-        for each in record.data
-    )
+
+    def known(data: RunData) -> RunData:
+        own = data.commit_root or root(data.commit)
+        return replace(data, root=data.root or (own if data.path is None else None), commit_root=own)
+
     output = record.output
     if output is not None and output.tree is not None and output.root is None:
         output = replace(output, root=root(CommitId.parse(output.tree)))
-    return replace(record, data=data, output=output)
+    return replace(record, data=tuple(map(known, record.data)), output=output)
 
 
 def edge_keys(record: RunRecord) -> list[str]:

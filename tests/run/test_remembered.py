@@ -191,3 +191,18 @@ def test_an_item_has_the_keys_of_the_document() -> None:
     assert item["started"] == "1970-01-01T00:00:00Z"
     with pytest.raises(KeyError):
         item["started_ms"]
+
+
+@pytest.mark.parametrize("unknown", [0, 3, 70])
+def test_a_quick_listing_has_the_runs_of_a_whole_one(tmp_path: Path, unknown: int) -> None:
+    store = MemoryStore()
+    for number in range(4 + unknown):
+        RunStore(store).add_end(record(number, dataset=OTHER if number % 2 else RECORD.dataset), None)
+    RunStore(store).write(OTHER, record(200).run, "start", b"{}")
+    store.put_if_absent("runs/other/notes/start", b"of another program")
+    runs = RunStore(store, remembered=RememberedRuns(tmp_path, STORE))
+    list(runs.read_all(runs.listing()[:4], lambda _: None))
+    runs = RunStore(store, remembered=RememberedRuns(tmp_path, STORE))
+    for dataset in (None, OTHER, DatasetName.parse("none")):
+        listed, quick = runs.listing(dataset), runs.quick_listing(dataset)
+        assert sorted(map(str, quick)) == sorted(map(str, listed))

@@ -132,12 +132,14 @@ class Stager(AbstractContextManager["Stager"]):
             lease.release()
             raise
 
-    def roots(self, target: Target) -> tuple[str | None, str | None]:
+    def roots(self, target: Target, *, must: bool = False) -> tuple[str | None, str | None]:
         """Return the root of the tree of a target, and that of its whole commit; None for what is not known here
-        while the store is not open."""
+        while the store is not open. must: open it then, and raise its errors"""
         found, objects = self.targets.find(target), self.targets.objects
         commit = local_commit(self.root, found.place)
-        with suppress(DsvError):
+        with suppress(*(() if must else (DsvError,))):
+            if must and (commit is None or not found.selection.whole):
+                objects = self.targets.repository.objects
             if commit is None and objects is not None:
                 commit = objects.commit(found.commit)
             if commit is not None and found.selection.whole:

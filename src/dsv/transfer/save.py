@@ -28,7 +28,7 @@ from dsv.repo.objects.erasures import naming_file
 from dsv.repo.tree.writer import TreeChange
 from dsv.transfer.prefetch import FolderItem, Readers, Run, suitable
 from dsv.transfer.stable_read import OPEN_FLAGS, ROW, Problem, read_stable, row_of
-from dsv.transfer.upload import StoredContent, Uploader
+from dsv.transfer.upload import ContentHasher, StoredContent, Uploader
 from dsv.values.ids import FileId
 from dsv.values.paths import show
 from dsv.values.progress import Progress
@@ -194,7 +194,7 @@ class FileSaver(AbstractContextManager["FileSaver[T]"], Generic[T]):
         return save_file(self._uploader, self._descent, item.path)
 
 
-def save_file(uploader: Uploader, descent: Descent, path: bytes) -> Saved | Problem:
+def save_file(uploader: ContentHasher, descent: Descent, path: bytes) -> Saved | Problem:
 
     def upload(descriptor: int, size: int) -> tuple[StoredContent, int]:
         if size > SINGLE_CHUNK_MAX:

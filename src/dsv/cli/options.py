@@ -47,6 +47,7 @@ Names = Annotated[
 """For commands that bind a folder to a store."""
 Offline = Annotated[bool, option("--offline", "Don't ask the store; branches are as last seen.")]
 """For commands that can do without the store."""
+Receipt = Annotated[str | None, option("--receipt FILE", "Write DATASET@COMMIT there, if it differs.")]
 Rehash = Annotated[bool, option("--rehash", "Read contents again, even if sizes and times are unchanged.")]
 SkipUnsupported = Annotated[
     bool, option("--skip-unsupported", "Leave out what can't be stored, such as sockets.")

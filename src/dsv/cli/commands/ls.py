@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from dsv.api.datasets import cat as open_file
 from dsv.api.datasets import ls as list_entries
 from dsv.api.datasets import resolve as find
+from dsv.api.receipts import check_receipt, write_receipt
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
-from dsv.cli.options import JsonLines, Offline, TargetOrBase, commit_target, one_of
+from dsv.cli.options import JsonLines, Offline, Receipt, TargetOrBase, commit_target, one_of
 from dsv.cli.output import printable
 from dsv.format.records import Erasure
 from dsv.format.tree import Entry
-from dsv.values.names import Target
+from dsv.values.names import Rev, Target
 from dsv.values.units import rfc3339
 
 
@@ -104,10 +107,11 @@ def cat(call: Call, target: str = argument("TARGET"), offline: Offline = False) 
         dsv resolve chest-xray@v1  # the commit that the tag names
         dsv resolve @main~2  # in this workspace's dataset, two commits before the head of main
         COMMIT=$(dsv resolve)  # the base of this workspace
+        dsv resolve raw --receipt raw.txt  # the file changes only if the commit does: for make
     """,
     result="dataset commit",
 )
-def resolve(call: Call, target: TargetOrBase = "", offline: Offline = False) -> None:
+def resolve(call: Call, target: TargetOrBase = "", receipt: Receipt = None, offline: Offline = False) -> None:
     """Print the full commit id that a target names.
 
     TARGET is [DATASET][@REV]; without it, the base commit of this workspace.
@@ -115,5 +119,8 @@ def resolve(call: Call, target: TargetOrBase = "", offline: Offline = False) -> 
     wanted = commit_target("resolve", target)
     with call.context(offline=offline) as context:
         found = find(context, wanted)
+    if receipt is not None:
+        check_receipt(Path(receipt), wanted)
+        write_receipt(Path(receipt), [Target(found.dataset, Rev(str(found.commit)))])
     call.result(found)
     call.line(str(found.commit))

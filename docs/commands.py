@@ -139,10 +139,10 @@ def _command(command: Command) -> Iterator[str]:
     yield f"`{context.command_path} {' '.join(command.collect_usage_pieces(context))}`"
     yield ""
     yield inspect.cleandoc(command.help or "").replace("\b\n", "")
-    shown = [(f"`{_cell(option)}`", meaning) for option, meaning in command.option_rows(context)]
-    if shown:
+    for heading, rows in command.option_rows(context).items():
+        shown = [(f"`{_cell(option)}`", meaning) for option, meaning in rows]
         yield ""
-        yield from _table(("option", "meaning"), shown)
+        yield from _table(("option" if heading == "Options" else heading.lower(), "meaning"), shown)
     yield ""
     for line, meaning in command.examples:
         yield f"    {line}{'    # ' + meaning if meaning else ''}"

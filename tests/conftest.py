@@ -63,6 +63,7 @@ REAL = {
     "kubernetes",
     "dsv_image",
     "azurite",
+    "snakemake",
 }
 WITHOUT_REAL_PARTS = "not real"
 FOREIGN = ("DSV_", "AWS_", "DOCKER_", "CONTAINER_", "CONTAINERS_", "XDG_", "GIT_", "SLURM_")

@@ -96,6 +96,11 @@ def test_no_list_is_swallowed_by_the_paragraph_before_it(site: Path) -> None:
             assert not re.search(r"\n(- |\d+\. |\|)", paragraph), f"{page.name}: {paragraph[:200]}"
 
 
+def test_a_makefile_can_be_copied_from_its_page(site: Path) -> None:
+    page = re.sub(r"<[^>]+>", "", (site / "guide/pipelines.html").read_text())
+    assert re.search(r"^raw.txt: FORCE\n\t@?dsv resolve", page, re.MULTILINE), "with its tabs"
+
+
 def test_the_index_links_every_page() -> None:
     linked = set(re.findall(r"\]\(([\w/-]+\.md)\)", (DOCS / "index.md").read_text()))
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}

@@ -120,7 +120,7 @@ def test_a_rule_of_the_branch_is_told_before_or_after_the_job(here: Dsv) -> None
         "branch", "--protect", "models@main", "--max-removals", "5", "-m", "agreed", "--author", "Ann Lee"
     )
     before = commits(here, "models")
-    refused = run(here, "models")
+    refused = run(here, "models", code=4)
     assert refused["error"] == refused["into"]["error"] and "is protected" in refused["error"]
     assert refused["tree"] is not None and refused["into"]["commit"] is None
     assert f"dsv runs {refused['run']} --into models@main" in refused["said"]
@@ -132,7 +132,7 @@ def test_a_rule_of_the_branch_is_told_before_or_after_the_job(here: Dsv) -> None
     assert early.code == 125 and "is protected" in early.err and not (here.cwd / "ran").exists()
     here.ok("branch", "--unprotect", "models@main", "--author", "Ann Lee")
     done = here.ok("runs", refused["run"], "--into", "models@main", "--json").json
-    assert_documented("runs", done, without=("items", "copy", "deleted", "compare"))
+    assert_documented("runs", done, without=("items", "copy", "deleted", "compare", "once"))
     assert (
         done["into"]["new"] and done["into"]["root"] == refused["root"] and files(here, "models") == {"model"}
     )
@@ -146,7 +146,7 @@ def test_a_job_that_failed_or_wrote_nothing_changes_no_branch(here: Dsv) -> None
     assert (failed["error"], failed["into"]["error"]) == (None, "the exit code was 3") and failed[
         "tree"
     ] is not None
-    empty = run(here, "models", "true")
+    empty = run(here, "models", "true", code=4)
     assert "is empty" in empty["into"]["error"] and files(here, "models") == {"model"}
     here.ok("runs", failed["run"], "--into", "models@broken")
     assert files(here, "models@broken") == {"model", "x"}, "somebody wants it all the same"
@@ -195,11 +195,11 @@ def test_two_runs_into_one_branch_at_once(here: Dsv) -> None:
     both = [here.start(*argv, f"{each}.json", "--", "sh", "-c", job, each) for each in ("one", "two")]
     for process in both:
         process.communicate()
-    assert [process.returncode for process in both] == [0, 0]
     landed = set()
-    for each in ("one", "two"):
+    for each, process in zip(("one", "two"), both, strict=True):
         run_id = json.loads((here.cwd / f"{each}.json").read_text())["run"]
         into = here.ok("runs", run_id, "--json").json["items"][0]["output"]["into"]
+        assert process.returncode == (0 if into["error"] is None else 4)
         if into["error"] is None:
             landed.add(into["commit"])
             assert files(here, f"models@{into['commit']}") == {each}

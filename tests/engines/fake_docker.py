@@ -11,8 +11,8 @@ from tests.waiting import until
 # Files of its folder say how the world stands: `down` (no daemon answers), `refused` (why no container is made),
 # `unlogged` (`logs` fails), `left` (what the attached program exits with), `over` (the container's exit code), `gone`
 # (there is no such container), `log` (what the engine keeps of the container's output), `unnoted` (the engine has not
-# noted that the container began), `no-image` (the engine has no image), `said` (the container ends at once, with this
-# on stderr).
+# noted that the container began), `no-image` (the engine has no image until it pulls one), `unknown` (no registry has
+# one), `digests` (those of the image, as JSON has them), `said` (the container ends at once, with this on stderr).
 PROGRAM = r"""#!/bin/sh
 pwd >> '{folder}/started-in'
 cd '{folder}' || exit 1
@@ -48,7 +48,9 @@ logs)
   [ "$2" = --follow ] || exit 0
   until [ -e over ] || [ -e down ]; do sleep 0.05; done ;;
 kill) echo $((128 + $3)) > over.new; mv over.new over ;;
-image) [ -e no-image ] && {{ echo 'no such image' >&2; exit 1; }}; echo '[{{"Id": "sha256:1", "RepoDigests": []}}]' ;;
+image) [ -e no-image ] && {{ echo 'no such image' >&2; exit 1; }}
+  echo '[{{"Id": "sha256:1", "RepoDigests": ['"$(cat digests 2>/dev/null)"']}}]' ;;
+pull) [ -e unknown ] && {{ echo 'Error response from daemon: manifest unknown' >&2; exit 1; }}; rm -f no-image ;;
 rm) [ -e over ] || touch removed-alive ;;
 esac
 """

@@ -7,6 +7,7 @@ python -m tests.labs image           make the files of the Python image and of t
                                      runs are fast
 python -m tests.labs kubernetes      build Kubernetes' programs now, so that later runs are fast
 python -m tests.labs kueue           build Kueue, and print the folder for DSV_KUEUE; see kueue.py
+python -m tests.labs snakemake       install Snakemake now, so that later runs are fast
 python -m tests.labs down DIR        stop all that runs there and remove the folder
 python -m tests.labs keep DIR PID    wait for that process's end, then do the same
 """
@@ -17,7 +18,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from tests.labs import images, kubernetes_programs, kueue, shelf
+from tests.labs import images, kubernetes_programs, kueue, shelf, snakemake
 from tests.labs.machine import LabError, MissingError
 
 
@@ -33,6 +34,8 @@ def main(arguments: list[str]) -> int:
             print(kubernetes_programs.programs_folder())
         case ["kueue"]:
             print(kueue.program_folder())
+        case ["snakemake"]:
+            print(snakemake.program())
         case ["down", folder]:
             shelf.take_down(Path(folder).resolve())
         case ["keep", folder, owner]:

@@ -108,6 +108,11 @@ class Kubernetes:
         for node in NODES:
             self._ctr(node, "images", "import", str(archive))
 
+    def pull(self, image: str) -> None:
+        """Have every node fetch an image of a registry on this machine's loopback, which the nodes do not see."""
+        for node in NODES:
+            self._ctr(node, "images", "pull", "--plain-http", image)
+
     def make_ready(self) -> None:
         """Start again what a test stopped, and wait for both nodes."""
         if not alive(self.folder, "api"):

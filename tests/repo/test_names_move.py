@@ -336,3 +336,14 @@ def test_who_finishes_late_does_not_lead_back_to_a_place_that_was_left() -> None
     late.finish(ordered=True)
     assert [one.names for one in read_format(world.data)[-2:]] == ["memory://new", other]
     world.check(world.places[other])
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["from the data", "from another place"])
+def test_claims_move_with_the_names(split: bool) -> None:
+    world, claims = World(split), [keys.once_key("ab" * 32, number) for number in range(12)]
+    for claim in claims:
+        world.old.put_if_absent(claim, claim.encode())
+    run(world.mover()[0])
+    assert {claim: world.new.get(claim).decode() for claim in claims} == dict(
+        zip(claims, claims, strict=True)
+    )

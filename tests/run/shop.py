@@ -171,7 +171,7 @@ class Shop:
             )  # fmt: skip
 
     def dry_run(self, *command: str, **more: Any) -> JobPlan:
-        return dry_run(self.request(*command, **more), place=self.place, staging=self.data)
+        return dry_run(self.request(*command, **more), place=self.place, staging=self.data)[0]
 
     def again(self, record: RunRecord, **more: Any) -> Again:
         return again(record, self.place, **more)

@@ -85,7 +85,7 @@ def test_words_of_the_command_line() -> None:
         "e": "", "x": "a=b", "nan": "NaN", "id": "007", "open": "[",
     }  # fmt: skip
     env, unset = parse_env(["A=1", "B", "C", "D=a=b", "E="], {"B": "2"})
-    assert (env, unset) == ({"A": "1", "B": "2", "D": "a=b", "E": ""}, ("C",))
+    assert env == {"env": {"A": "1", "B": "2", "D": "a=b", "E": ""}, "passed": {"B"}} and unset == ("C",)
     assert parse_data(["a=xs@v1", "b=ys:z=w"]) == {"a": Target.parse("xs@v1"), "b": Target.parse("ys:z=w")}
 
 

@@ -56,8 +56,9 @@ def test_the_roles_are_the_same_everywhere() -> None:
     assert writes == put_prefixes(ceph, "Write")
     assert put_prefixes(ceph, "Run") == {RUNS_PREFIX}
     of_names = {prefix for prefix in writes if needs_winner(prefix.removeprefix("names/*/"))}
-    assert put_prefixes(names, "Write") == {"refs/", "sessions/"}
-    assert of_names == {"refs/", "sessions/", "names/*/refs/", "names/*/sessions/"}
+    assert put_prefixes(names, "Write") == {"refs/", "sessions/", "once/"}
+    named = {"refs/", "sessions/", "once/"}
+    assert of_names == named | {f"names/*/{prefix}" for prefix in named}
     assert put_prefixes(grid[1]) == writes - of_names
     assert put_prefixes(aws[2]) == put_prefixes(ceph, "Administer") == put_prefixes(grid[2]) == {""}
     assert not put_prefixes(aws[0]) | put_prefixes(grid[0])

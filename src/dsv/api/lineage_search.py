@@ -84,9 +84,18 @@ class LineageSearch:
         return None if record is None else record.root.hex()
 
     @_once
-    def record(self, key: DatasetRun) -> RunRecord | None:
+    def _stored(self, key: DatasetRun) -> RunRecord | None:
         record = self.tried(lambda: self.runs.ended(*key))
         return None if record is None else with_roots(record, self._root)
+
+    def record(self, key: DatasetRun) -> RunRecord | None:
+        """Read a record; that of a run that was not repeated with the output of the run whose result it has."""
+        record = self._stored(key)
+        of = None if record is None or record.once is None else parse_run(record.once.hit_of or "")
+        result = None if of is None else self._stored(of)
+        if record is None or record.output is None or result is None or result.output is None:
+            return record
+        return replace(record, output=replace(record.output, tree=result.output.tree))
 
     @_once
     def _linked(self, root: str, how: How | None) -> list[tuple[str, DatasetRun]]:

@@ -32,6 +32,7 @@ from dsv.run.engine_list import Engines, FoundJob
 from dsv.run.engines.base import Ended, Engine, JobStatus
 from dsv.run.engines.output import KeptLog, LogKeeper
 from dsv.run.node_order import PASSED, NodeOrder
+from dsv.run.once_claims import Beats
 from dsv.run.part import EndCause, RunPart
 from dsv.run.record import (
     RECORD,
@@ -72,7 +73,13 @@ def output_kept(
                 return None
             folder, runs = Path(order.out), RunStore(repository.store)
             hide_params(folder, environ.get(f"{PASSED}DSV_PARAMS", ""), start.params)
-            output = commit_output(context, lambda: repository, order.dataset, folder, start, opened)
+            beats = Beats(repository.store, order.dataset, order.run)
+            if order.beats:
+                beats.start(joins=True)
+            try:
+                output = commit_output(context, lambda: repository, order.dataset, folder, start, opened)
+            finally:
+                beats.stop()
             output = replace(output, into=None if start.output is None else start.output.into)
             if whole is None or not output.is_due:
                 return output

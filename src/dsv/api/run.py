@@ -25,9 +25,11 @@ from dsv.run.listing import RunView, run_known_here
 from dsv.run.record import RunId, RunRecord
 from dsv.run.record_store import RunStore
 from dsv.run.spec import JobSpec
+from dsv.run.staging import OnceGate
 from dsv.run.supervisor import Announce
 from dsv.stores.base import StoreBackend
 from dsv.values.ids import StoreId
+from dsv.values.json import Json
 from dsv.values.names import DatasetName
 
 
@@ -62,20 +64,30 @@ def run(
         runs = RunStore(
             lambda: _opened_again(context, store_id, opened), started=lambda: close_sessions(sessions)
         )
+        records = RunRecords(place.state, store_id, None if offline else runs)
         view = supervisor.run(
             placed.spec,
             place=replace(place, author=context.writer.author),
             staging=staging,
-            records=RunRecords(place.state, store_id, None if offline else runs),
+            records=records,
             signals=signals,
             progress=context.progress,
             grace=grace,
             announce=announce,
             route=None if placing is None else PoolRoute(placing, placed, staging, staging_of),
+            once=_gate(context, staging, records, place, opened) if spec.once else None,
         )
         if keep is not None and not offline:
             _trim_folders(place.state, runs, keep)
         return view
+
+
+def _gate(
+    context: Context, staging: RunStaging, records: RunRecords, place: RunPlace, opened: ExitStack
+) -> OnceGate:
+    from dsv.api.run_once import Gate  # importing it takes longer than many runs
+
+    return Gate(context, staging, records, place.environ, opened)
 
 
 def _trim_folders(state: Path, runs: RunStore, seconds: int) -> None:
@@ -116,8 +128,9 @@ def dry_run(
     offline: bool = False,
     placing: Placing | None = None,
     force: bool = False,
-) -> tuple[JobPlan, JobSpec]:
-    """Return the plan that `run` would submit, except the run's id, and the spec with its pool's settings.
+) -> tuple[JobPlan, JobSpec, dict[str, Json] | None]:
+    """Return the plan that `run` would submit, except the run's id, the spec with its pool's settings, and whether
+    it is done already, if it is not to be repeated.
 
     Nothing is fetched or started. Code that a cluster's machines read from the store is committed, because
     the plan could not be submitted without it. force: commit code of any size.
@@ -125,7 +138,10 @@ def dry_run(
     with as_launch_error(), ExitStack() as opened:
         placed = Placed(spec, cache) if placing is None else placing.choose(spec)
         staging = RunStaging(context, placed.cache, placed.spec, opened, [], offline=offline, force=force)
-        return supervisor.dry_run(placed.spec, place=place, staging=staging), placed.spec
+        records = RunRecords(place.state, staging.main.store, None)
+        gate = _gate(context, staging, records, place, opened) if spec.once else None
+        plan, answer = supervisor.dry_run(placed.spec, place=place, staging=staging, once=gate)
+        return plan, placed.spec, answer
 
 
 def recorded_run(context: Context, place: RunPlace, text: str, *, offline: bool = False) -> RunRecord:

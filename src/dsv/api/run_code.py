@@ -9,16 +9,19 @@ from typing import Final
 from dsv.api.context import Context
 from dsv.api.run_trees import commit_sources
 from dsv.errors import Unsupported, UsageError
-from dsv.format.tree import Kind
+from dsv.files.descent import Descent
+from dsv.files.errors import about
+from dsv.format.tree import Entry, Kind
 from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.run.record import CODE_OF_A_RUN, TREE_AUTHOR
-from dsv.transfer.save import NewContent
+from dsv.transfer.save import NewContent, Saved, save_file
 from dsv.transfer.stable_read import Problem, refusal
+from dsv.transfer.upload import ContentHasher
 from dsv.values.ids import CommitId
 from dsv.values.names import BranchName, DatasetName
 from dsv.values.paths import link_escapes, show
-from dsv.values.progress import Progress
+from dsv.values.progress import NoProgress, Progress
 from dsv.values.units import format_bytes
 from dsv.workspace.scan.ignore import NAME
 from dsv.workspace.scan.scanner import walk
@@ -43,14 +46,7 @@ def commit_code(
     gives the same commit for every user and time. force: allow more than `LARGEST`. Raises `UsageError` if too large or
     empty, `Unsupported` for files that no commit can hold, and the store's errors.
     """
-    found = _code_sources(folder, context.progress)
-    size = sum(source.size for _, source in found)
-    if size > LARGEST and not force:
-        raise UsageError(
-            f"the code in {folder} has {format_bytes(size)}, and without --force {format_bytes(LARGEST)} is the limit",
-            subject=str(folder),
-            hint=f"name what is not code in {NAME} or {GITIGNORE}, or take it all the same by --force",
-        )
+    found = _code_sources(folder, context.progress, force)
     _, commit_id, session = commit_sources(
         context,
         repository,
@@ -65,7 +61,18 @@ def commit_code(
     return commit_id, session
 
 
-def _code_sources(folder: Path, progress: Progress) -> list[tuple[bytes, NewContent]]:
+def code_entries(folder: Path, *, force: bool = False) -> list[Entry]:
+    """Return the entries of the commit that `commit_code` makes, by hashing alone. Raises as that does."""
+    sources, hasher = _code_sources(folder, NoProgress(), force), ContentHasher()
+    with about(folder), Descent(sources[0][1].root or folder) as descent:
+        for source in (source for _, source in sources if source.is_file):
+            saved = save_file(hasher, descent, source.path)
+            _refuse([saved] if isinstance(saved, Problem) else [], folder)
+            source.stored = saved.stored if isinstance(saved, Saved) else None
+    return [entry for path, source in sources if (entry := source.entry(path)) is not None]
+
+
+def _code_sources(folder: Path, progress: Progress, force: bool) -> list[tuple[bytes, NewContent]]:
     """Return the files of the code, in tree order, by their paths in the folder. The .gitignore files of the git work
     tree around it apply.
     """
@@ -88,6 +95,13 @@ def _code_sources(folder: Path, progress: Progress) -> list[tuple[bytes, NewCont
     if not any(source.kind is not Kind.EMPTY_DIRECTORY for _, source in found):
         raise UsageError(
             f"there is no code in {folder}", subject=str(folder), hint="--code names the folder of the code"
+        )
+    size = sum(source.size for _, source in found)
+    if size > LARGEST and not force:
+        raise UsageError(
+            f"the code in {folder} has {format_bytes(size)}, and without --force {format_bytes(LARGEST)} is the limit",
+            subject=str(folder),
+            hint=f"name what is not code in {NAME} or {GITIGNORE}, or take it all the same by --force",
         )
     return found
 

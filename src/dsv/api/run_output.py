@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from heapq import nlargest
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from blake3 import blake3
@@ -59,8 +60,8 @@ def commit_output(
     record: RunRecord,
     opened: ExitStack,
 ) -> RunOutput:
-    """Commit the output of a run, except paths that no commit can hold, and return the commit or the error. If it is
-    for a branch, equal results have to be equal: then without the `params.json` that the job was given.
+    """Commit the output of a run, except paths that no commit can hold, and return the commit or the error. For a
+    branch or equal runs, equal results have to be equal: then without the `params.json` that the job was given.
 
     opened: gets the session that keeps the commit; close it when the record that names it is being sent.
     """
@@ -68,7 +69,7 @@ def commit_output(
     note("sending the output to the store")
     try:
         found, problems = _output_sources(folder)
-        if record.output is not None and record.output.into is not None:
+        if record.once is not None or (record.output is not None and record.output.into is not None):
             params, given = folder / PARAMS_FILE, json.dumps(record.params).encode() + b"\n"
             if any(path == b"params.json" and len(given) == source.size for path, source in found):
                 found = [item for item in found if item[0] != b"params.json" or params.read_bytes() != given]
@@ -250,10 +251,11 @@ class KeptOutput:
             for one, pieces in Fetcher(self.place).files(wanted):
                 save(by_path[one.entry.path], map(bytes, pieces))
         for item in self.items:
-            if item.target is not None:
-                path = item.at(folder)
-                path.unlink(missing_ok=True)
-                path.symlink_to(os.fsdecode(item.target))
+            path, target = item.at(folder), os.fsdecode(item.target or b"")
+            if target and not (path.is_symlink() and os.readlink(path) == target):  # noqa: PTH115 (not its spelling)
+                draft.unlink(missing_ok=True)
+                draft.symlink_to(target)
+                draft.replace(path)
 
 
 def _unchanging(file: int, item: _Item, folder: Path) -> Iterator[bytes]:
@@ -388,6 +390,23 @@ def copy_output(repository: Repository, record: RunRecord, to: Path, progress: P
             sync_folder(whole.parent)
             remove_tree(partial)
     return source.copied(known=known)
+
+
+def serve_output(repository: Repository, record: RunRecord, to: Path, progress: Progress) -> None:
+    """Give a folder the output that the store has of a run. Each path that is missing or differs appears when it is
+    whole, and others stay. Raises `Conflict` if a folder is in the way of a file, or the reverse."""
+    source = _output_of(repository, record)
+    to.mkdir(parents=True, exist_ok=True)
+    progress.start(len(source.items), sum(item.size for item in source.items))
+    with about(to), TemporaryDirectory(prefix=".dsv-", dir=to) as drafts:
+        try:
+            source.write(to, Path(drafts) / "draft", progress)
+        except (NotADirectoryError, IsADirectoryError) as error:
+            raise _in_the_way(Path(os.fsdecode(error.filename2 or error.filename or to))) from error
+        for item in source.items:
+            if item.is_file and (item.at(to).stat().st_mode ^ item.mode) & stat.S_IXUSR:
+                item.at(to).chmod(item.mode)
+    progress.finish()
 
 
 def _put_in_place(tree: Path, whole: Path, source: KeptOutput, to: Path) -> bool:

@@ -12,6 +12,7 @@ from dsv.api.context import Context
 from dsv.cache.leases import Lease
 from dsv.cache.root import CacheRoot
 from dsv.errors import Denied, DsvError, Unreachable
+from dsv.repo.repository import Repository
 from dsv.repo.session import Session
 from dsv.run.node_order import StoreAccess
 from dsv.run.record import RunId, RunOutput, RunRecord
@@ -43,7 +44,7 @@ class RunStaging:
         self._context = context
         self._opened = opened
         self._offline = offline
-        self._force = force
+        self.force = force
         self._sessions = sessions
         jobs = None if spec.pool is None else spec.pool.run.get("jobs")
         self._stager = opened.enter_context(Stager(context, CacheRoot(cache), offline=offline, jobs=jobs))
@@ -58,6 +59,11 @@ class RunStaging:
 
             check_into(context, spec.into)
         self._roots: dict[Target, tuple[str | None, str | None]] = {}
+        self._needs_roots = spec.once
+
+    @property
+    def repository(self) -> Repository:
+        return self._stager.targets.repository
 
     def elsewhere(self) -> tuple[str, ...]:
         store = self._context.settings.store()
@@ -80,9 +86,9 @@ class RunStaging:
 
     def _with_roots(self, target: Target, staged: Staged) -> Staged:
         """Add the roots of the trees, if they are known here or the store is open already: a run of cached data
-        does not wait for a store that does not answer."""
+        does not wait for a store that does not answer, unless the roots are in its key."""
         if target not in self._roots:
-            self._roots[target] = self._stager.roots(self._exact(target))
+            self._roots[target] = self._stager.roots(self._exact(target), must=self._needs_roots)
         root, commit_root = self._roots[target]
         return replace(staged, root=root, commit_root=commit_root)
 
@@ -97,9 +103,9 @@ class RunStaging:
         why = "the store is not asked with --offline"
         if not self._offline:
             try:
-                repository = self._stager.targets.repository
+                repository = self.repository
                 code, session = commit_code(
-                    self._context, repository, self.main.dataset, folder, force=self._force
+                    self._context, repository, self.main.dataset, folder, force=self.force
                 )
                 self._sessions.append(session)
                 return code

@@ -22,6 +22,7 @@ from dsv.run.dirs import remove_run_folder, run_folder
 from dsv.run.engine_list import Engines
 from dsv.run.lineage import DatasetRun, started_in
 from dsv.run.listing import RunQuery, RunView, each_run, run_log, show_run
+from dsv.run.once_claims import Claimant
 from dsv.run.parameters import ID_PART, PREFIX, SweepId, names_sweep
 from dsv.run.record import RECORD, RunId, RunRecord
 from dsv.run.record_store import RunStore, Spool, StoredRun
@@ -30,6 +31,7 @@ from dsv.run.sweep import SweepNotes, SweepView, sweep_of
 from dsv.stores.base import together
 from dsv.upkeep.expire import store_time
 from dsv.values.names import DatasetName
+from dsv.values.trailers import parse_run
 
 _MOST_QUICK = 256
 """The most shown runs of which each is asked for in place of a listing of all."""
@@ -70,8 +72,9 @@ class Runs:
 
         def choose(quick: bool) -> list[RunView]:
             unread.clear()
-            views = each_run(self.runs, self.spool, of, most, early=known, skipped=unread.append, quick=quick)
-            chosen = query.choose(views) if query.needs_all else list(views)
+            chosen = query.choose(
+                each_run(self.runs, self.spool, of, most, early=known, skipped=unread.append, quick=quick)
+            )
             if not quick:
                 return chosen
             whole = together([partial(self.runs.whole, view.record) for view in chosen])
@@ -86,6 +89,11 @@ class Runs:
         if not chosen and dataset is not None and dataset not in self.repository.refs.datasets():
             raise NotFound(f"there is no dataset {dataset}", subject=dataset, hint="dsv datasets lists them")
         return chosen
+
+    def result_of(self, record: RunRecord) -> RunRecord:
+        """Return the run whose result a run has: itself, unless it was not repeated. Raises `NotFound`."""
+        of = None if record.once is None else parse_run(record.once.hit_of or "")
+        return record if of is None else self.show(of[1], of[0]).record
 
     def sweep(self, text: str) -> SweepView:
         """Return a sweep, by its id, the last 4 or more characters of it, or its name. Raises like `show`."""
@@ -224,6 +232,14 @@ class Runs:
         with suppress(IntegrityError, Unsupported):
             return self.runs.ended(*key)
         return None
+
+    def settle_claimed(self, by: Claimant) -> None:
+        """Complete the record of a run for which another waits, if its process on this machine is gone, or its cluster
+        has the end and no other process completes it."""
+        self.complete_cut_off(lambda _: None)
+        record = self.runs.newest(by.dataset, by.run)
+        if record is not None:
+            self.settle([RunView(record, sent=True)])
 
     def complete_cut_off(
         self, warn: Callable[[str], None], stop: Mapping[RunId, float] | None = None

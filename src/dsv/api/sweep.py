@@ -47,8 +47,10 @@ def open_sweep(
     when it has started, or its record when it has ended.
     """
     spec = plan.spec
-    first, _ = dry_run(context, cache, spec, place, placing=placing, force=force)
-    stage = placing is None and not ENGINES[first.engine].queues
+    first, *_ = dry_run(context, cache, replace(spec, once=False), place, placing=placing, force=force)
+    stage = (
+        placing is None and not ENGINES[first.engine].queues and not spec.once
+    )  # each run may have its result
     sessions: list[Session] = []
     with ExitStack() as opened:
         with as_launch_error():

@@ -112,7 +112,7 @@ def _before_the_command(
 def run(
     arguments: Sequence[str],
     around: Surroundings,
-    announce: Callable[[str, Path, Path], None] | None = None,
+    announce: Callable[[str, Path | None, Path | None], None] | None = None,
     member: dict[str, Any] | None = None,
 ) -> int:
     """Run one command line. All output goes to `around`. For `announce` and `member` see `CommandLine`."""

@@ -52,7 +52,7 @@ class CommandLine(msgspec.Struct):
     arguments: tuple[str, ...] = ()
     reported_moves: set[str] = msgspec.field(default_factory=set)
     """Stores whose moved names were reported already."""
-    announce: Callable[[str, Path, Path], None] | None = None
+    announce: Callable[[str, Path | None, Path | None], None] | None = None
     """In the process of a detached run: reports the run to the process that started this one."""
     member: dict[str, Any] | None = None
     """In the process of a run of a sweep: which run it is, and what all runs have in common."""

@@ -137,18 +137,18 @@ class Command(TyperCommand):
         names = [param.metavar or param.name for param in self.params if isinstance(param, TyperArgument)]
         return ["[OPTIONS]", *names, *([self.takes_words] if self.takes_words else [])]
 
-    def option_rows(self, ctx: Any) -> list[tuple[str, str]]:
-        """Return the command's own options as help shows them: names, and meaning."""
-        options = [param for param in self.params if isinstance(param, TyperOption)]
-        rows = [(option.multiple, option.get_help_record(ctx)) for option in options]
-        return [
-            (row[0], row[1] + " May be repeated." * multiple) for multiple, row in rows if row is not None
-        ]
+    def option_rows(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+        """Return the command's own options by heading, as help shows them: names, and meaning."""
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for option in [param for param in self.params if isinstance(param, TyperOption)]:
+            if (row := option.get_help_record(ctx)) is not None:
+                repeated = " May be repeated." * option.multiple
+                rows.setdefault(option.rich_help_panel or "Options", []).append((row[0], row[1] + repeated))
+        return rows
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        rows = self.option_rows(ctx)
-        if rows:
-            with formatter.section("Options"):
+        for heading, rows in self.option_rows(ctx).items():
+            with formatter.section(heading):
                 formatter.write_dl(rows)
         used = [row for row in GLOBAL_OPTIONS if self.unused.isdisjoint(re.split("[, ]+", row[0]))]
         with formatter.section("Global options"):

@@ -52,7 +52,7 @@ def detach(call: Call) -> int:
         call.document(supervisor.launched)
     else:
         call.line(supervisor.launched["run"])
-    return 0
+    return supervisor.process.wait() if supervisor.launched["hit"] else 0
 
 
 def _start(
@@ -106,14 +106,16 @@ def main() -> None:
     os.dup2(nothing, 0)
     os.close(nothing)
 
-    def announce(number: str, folder: Path, out: Path) -> None:
+    def announce(number: str, folder: Path | None, out: Path | None) -> None:
+        launched = {"run": number, "out": None if out is None else str(out), "hit": folder is None}
         try:
             with os.fdopen(pipe, "wb") as answer:
-                answer.write(json.dumps({"run": number, "out": str(out)}).encode("ascii") + b"\n")
+                answer.write(json.dumps(launched).encode("ascii") + b"\n")
         except BrokenPipeError as error:
             raise Interrupted("nobody waited for the run to be started") from error
         sys.stderr.flush()
-        leave_terminal(folder, (1, 2))
+        if folder is not None:
+            leave_terminal(folder, (1, 2))
 
     # No bar: this process leaves the terminal soon.
     around = msgspec.structs.replace(of_process(), stderr_is_terminal=False, stdout_is_terminal=False)

@@ -7,29 +7,31 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
+from shlex import quote
 from signal import SIGHUP
 from typing import TYPE_CHECKING, Any
 
 from dsv.api.context import Context
 from dsv.api.pools import Placing, pools_to_try
+from dsv.api.receipts import check_receipt, write_receipt
 from dsv.api.run import dry_run, recorded_run, run
 from dsv.cli.call import Call
 from dsv.cli.detach import detach, start_supervisor
 from dsv.cli.failure import failure_json, of_error
 from dsv.cli.output import document, to_json
 from dsv.cli.run_views import cause_text, params_text, result_text, write_table
-from dsv.errors import DsvError, LaunchError, UsageError, as_launch_error
+from dsv.errors import Conflict, DsvError, LaunchError, UsageError, as_launch_error
 from dsv.run.dirs import RunPlace
 from dsv.run.engines.attach import Signals, informing_ignored
 from dsv.run.engines.base import JobPlan
 from dsv.run.listing import RunView, as_text, flattened
 from dsv.run.parameters import ID_PART, PREFIX, SweepSeat, combination, names_sweep, parse_axes, varied
 from dsv.run.pools import Prefer
-from dsv.run.record import RunId, RunOutput
+from dsv.run.record import RunId, RunOutput, RunRecord
 from dsv.run.spec import OPTIONS, JobSpec, again, asked, parse_env, parse_options
 from dsv.run.sweep import SweepDriver, SweepPlan, as_member, continued_sweep, driving, new_sweep, sweep_folder
 from dsv.values.json import Json
-from dsv.values.names import HERE, Target
+from dsv.values.names import HERE, Rev, Target
 from dsv.values.units import format_count, format_duration
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ def spec_of(call: Call, typed: RunArguments, context: Context, place: RunPlace) 
         return _again(call, typed, context, place, env)
     assert typed.target is not None  # see _check
     target = Target.parse(typed.target)
-    return JobSpec(target=target, command=call.words, env=env, **parse_options(typed.options))
+    return JobSpec(target=target, command=call.words, **env, **parse_options(typed.options))
 
 
 def member_spec(call: Call, typed: RunArguments, context: Context, place: RunPlace) -> JobSpec:
@@ -75,7 +77,7 @@ def member_spec(call: Call, typed: RunArguments, context: Context, place: RunPla
 
 
 def _again(
-    call: Call, typed: RunArguments, context: Context, place: RunPlace, env: Mapping[str, str]
+    call: Call, typed: RunArguments, context: Context, place: RunPlace, env: Mapping[str, Any]
 ) -> JobSpec:
     assert typed.again is not None
     for name, option in OPTIONS.items():
@@ -87,7 +89,9 @@ def _again(
     if typed.offline:
         call.say(f"run {record.run} is read from this machine: with --offline the store is not asked")
     options = parse_options(typed.options)
-    repeated = again(record, place, command=call.words, env=env, moves=typed.on is not None, **options)
+    if call.session.member is not None and record.once is not None:
+        options |= {"once": True, "key": tuple(record.once.keys)}
+    repeated = again(record, place, command=call.words, **env, moves=typed.on is not None, **options)
     for sentence in repeated.cannot:
         call.warn(sentence)
     return repeated.spec
@@ -114,10 +118,10 @@ def placing_of(call: Call, typed: RunArguments, context: Context, cache: Path) -
     return Placing(context, call.around.environ, pools, cache, first, typed.offline)
 
 
-def show_plan(call: Call, plan: JobPlan, spec: JobSpec) -> None:
+def show_plan(call: Call, plan: JobPlan, spec: JobSpec, once: dict[str, Json] | None) -> None:
     resources = asked(spec)
     if call.json:
-        call.document(plan_document(plan, spec))
+        call.document(plan_document(plan, spec, once))
     else:
         for line in plan.text().split("\n"):
             call.line(line)
@@ -127,10 +131,10 @@ def show_plan(call: Call, plan: JobPlan, spec: JobSpec) -> None:
         call.say(note)
 
 
-def plan_document(plan: JobPlan, spec: JobSpec) -> dict[str, Json]:
+def plan_document(plan: JobPlan, spec: JobSpec, once: dict[str, Json] | None) -> dict[str, Json]:
     shown = {"engine": plan.engine, "argv": list(plan.argv), "env": sorted(plan.env)}
     script = {} if plan.script is None else {"script": plan.script}
-    return {**shown, "resources": asked(spec), **script}
+    return {**shown, "resources": asked(spec), **script, **({} if once is None else {"once": once})}
 
 
 @contextmanager
@@ -190,24 +194,26 @@ def _launch_one(call: Call, typed: RunArguments) -> int:
         raise
     if result is None or not result.record.state.is_terminal:  # it was left to a cluster
         return 0
-    return _tell(call, result, file)
+    return _tell(call, result, file, typed.options.get("receipt"))
 
 
 def _launch(call: Call, typed: RunArguments) -> RunView | None:
     """Return None after a dry run."""
     # Without code, a kept output or a pool nothing is signed, and git need not be asked.
-    signed = {"code", "keep_output", "into"} & typed.options.keys()
+    signed = {"code", "keep_output", "into", "once"} & typed.options.keys()
     signs = typed.again or typed.on or signed or call.settings.get("pool")
     with call.context(writes=bool(signs)) as context:
         place = _place(call)
         spec = member_spec(call, typed, context, place)
+        if spec.receipt is not None and spec.into is not None:
+            check_receipt(spec.receipt, spec.into)
         cache = call.settings.cache().path
         placing = placing_of(call, typed, context, cache)
         if typed.dry_run:
-            plan, spec = dry_run(
+            shown = dry_run(
                 context, cache, spec, place, offline=typed.offline, placing=placing, force=typed.force
             )
-            show_plan(call, plan, spec)
+            show_plan(call, *shown)
             return None
         return run(
             context, cache, spec, place, offline=typed.offline, signals=Signals(), announce=call.session.announce,
@@ -227,6 +233,13 @@ def _check_options(typed: RunArguments) -> None:
         )
     if typed.on is not None and "engine" in typed.options:
         raise UsageError("the pool sets the engine", subject="--engine", hint="leave out --engine, or --on")
+    for what in ("key", "fresh"):
+        if what in typed.options and "once" not in typed.options:
+            raise UsageError(f"--{what} is for --once", hint=f"add --once, or leave out --{what}")
+    if typed.offline and "once" in typed.options:
+        raise UsageError("--offline asks no store, which has the results for --once", hint="leave out one")
+    if "receipt" in typed.options and "into" not in typed.options:
+        raise UsageError("--receipt is about what --into makes", hint="--into DATASET --receipt FILE")
     if typed.again is not None and typed.target is not None:
         raise UsageError(
             "--again takes no target: it repeats that too", hint=f"dsv run --again {typed.again}"
@@ -238,10 +251,10 @@ def _check(call: Call, typed: RunArguments) -> None:
         raise UsageError("--parallel is for a sweep", hint="-p lr=0.1,0.01 --sweep --parallel 2")
     if typed.force and "code" not in typed.options and call.session.member is None:
         raise UsageError("--force is for --code and --again SWEEP", hint="leave out --force")
-    if typed.detach and typed.json_file is not None:
-        raise UsageError(
-            "--detach does not wait for the result that --json-file is for", hint="dsv wait RUN --json"
-        )
+    for flag, given in (("--json-file", typed.json_file), ("--receipt", typed.options.get("receipt"))):
+        if typed.detach and given is not None:
+            why = f"--detach does not wait for the result that {flag} is for"
+            raise UsageError(why, hint="dsv wait RUN --json")
     if call.json and not typed.dry_run and not typed.detach and call.session.member is None:
         raise UsageError("stdout is the job's, so the result can't go there", hint="--json-file FILE")
     if typed.offline and "into" in typed.options:
@@ -250,37 +263,58 @@ def _check(call: Call, typed: RunArguments) -> None:
         raise UsageError("dsv run needs a target", hint="dsv run DATASET[@REV] -- CMD...")
 
 
-def _tell(call: Call, result: RunView, file: FileIO | None) -> int:
+def _tell(call: Call, result: RunView, file: FileIO | None, receipt: str | None) -> int:
     record = result.record
     if result.error is not None:
         call.complain(result.error)
     took = "" if result.took_seconds is None else f" after {format_duration(result.took_seconds)}"
     reason = None if result.error is not None else record.error or cause_text(record)
     why = "" if reason is None else f": {reason}"
-    call.say(f"run {record.run} ended with exit code {record.exit_code}{took}{why}; output in {result.out}")
-    if record.output is not None:
-        _tell_output(call, record.run, record.output)
+    if not result.hit:
+        call.say(
+            f"run {record.run} ended with exit code {record.exit_code}{took}{why}; output in {result.out}"
+        )
+    code = result.exit_code
+    try:
+        _tell_output(call, record, receipt)
+    except Conflict as error:
+        call.complain(error) if not code else None
+        code = code or error.exit_code
     if record.metrics_error is not None:
         call.warn(f"metrics.json is not in the record: {record.metrics_error}")
     if result.problem is not None:
         kept = "the record is kept here, and sent by the next run" if result.kept else "the record is lost"
         call.warn(f"{kept}: {result.problem.message}")
     if file is not None:
-        item = call.head(record, out=str(result.out))
+        out = None if result.out is None else str(result.out)
+        item = call.head(record, out=out, run=result.result_run, hit=result.hit)
         del item["sweep"]
         _write(call, file, to_json(document(item)) + "\n")
-    return result.exit_code
+    return code
 
 
-def _tell_output(call: Call, run: RunId, output: RunOutput) -> None:
+def _tell_output(call: Call, record: RunRecord, receipt: str | None) -> None:
+    """Say where the output is, and write the receipt. Raises `Conflict` if a job has succeeded and that can't be."""
+    output = record.output or RunOutput()
     into = output.into
     if output.tree is None and output.error is not None:
         call.warn(f"the output is not in the store: {output.error}")
-    elif into is not None and into.commit is not None:
+    if into is not None and into.commit is not None:
         call.say(str(into))
-    elif into is not None and output.tree is not None:
-        later = f"to put the output there: dsv runs {run} --into {into.target}"
-        call.warn(f"{into.target} stays as it is: {into.error or 'nobody has moved it'}; {later}")
+        made = Target(into.dataset, Rev(str(into.commit)), into.target.path)
+        try:
+            write_receipt(Path(receipt), [made]) if receipt is not None else None
+        except OSError as error:
+            why, line = f"{receipt} can't be written: {error.strerror}", f"echo {quote(str(made))} > FILE"
+            raise Conflict(why, subject=receipt, hint=line) from error
+    elif into is not None:
+        why = f"{into.target} stays as it is: {into.error or 'nobody has moved it'}"
+        later = f"to put the output there: dsv runs {record.run} --into {into.target}"
+        if record.exit_code == 0:
+            hint = f"dsv runs {record.run} --out DIR" if output.tree is None else later
+            raise Conflict(why, subject=str(into.target), hint=hint)
+        if output.tree is not None:
+            call.warn(f"{why}; {later}")
 
 
 def _open(name: str) -> FileIO:
@@ -378,13 +412,13 @@ def _show(
     items = []
     for number in plan.left:
         spec = plan.of_run(number)
-        shown, spec = dry_run(context, cache, spec, place, placing=placing, force=force)
+        shown = dry_run(context, cache, spec, place, placing=placing, force=force)
         if call.json:
-            items.append({"number": number, "params": spec.params, **plan_document(shown, spec)})
+            items.append({"number": number, "params": spec.params, **plan_document(*shown)})
         else:
             params = " ".join(f"{name}={value}" for name, value in spec.params.items())
             call.line(f"# run {number} of {plan.seat.of}: {params}")
-            show_plan(call, shown, spec)
+            show_plan(call, *shown)
     if call.json:
         call.items(items)
 
@@ -432,7 +466,8 @@ def _watcher(call: Call, seat: SweepSeat) -> Callable[[int, RunId | RunView], No
 
 def _ending(view: RunView) -> str:
     """Return `ok after 3.2 s, acc=0.93`."""
-    took = "" if view.took_seconds is None else f" after {format_duration(view.took_seconds)}"
+    took = "" if view.took_seconds is None or view.hit else f" after {format_duration(view.took_seconds)}"
     metrics = list(flattened(view.record.metrics or {}).items())
     shown = "".join(f", {name}={as_text(value)[:12]}" for name, value in metrics[:_METRICS])
-    return f"{result_text(view.record)}{took}{shown}"
+    how = f"is the same as {view.result_run}" if view.hit else result_text(view.record)
+    return f"{how}{took}{shown}"

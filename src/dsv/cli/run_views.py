@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 
 from dsv.cli.call import Call
 from dsv.cli.output import GAP, Column, local_time, width
+from dsv.errors import NotFound
 from dsv.files.process import host_name
 from dsv.run.listing import RunView, as_text, flattened
+from dsv.run.once import computed_again, document, in_rfc8785
 from dsv.run.part import EndCause
 from dsv.run.record import RunRecord, RunState
 from dsv.run.sweep import SweepView, grouped
@@ -28,7 +30,7 @@ def result_text(record: RunRecord) -> str:
     match record.state:
         case RunState.ENDED:
             if record.exit_code == 0 and record.end in (None, EndCause.EXITED):
-                return "ok"
+                return "ok" if record.once is None or record.once.hit_of is None else "hit"
             return f"{cause_text(record) or 'failed'} ({record.exit_code})"
         case RunState.NOT_LAUNCHED:
             return f"not run ({record.exit_code})"
@@ -201,9 +203,27 @@ def write_one(call: Call, view: RunView) -> None:
                 lines.append((key, params_text(known)))
         elif value not in (None, "", [], (), {}):
             lines.append((key, _readable(key, value)))
+    _write_lines(call, lines)
+
+
+def _write_lines(call: Call, lines: Sequence[tuple[str, str]]) -> None:
     room = max(len(key) for key, _ in lines)
     for key, text in lines:
         call.line(f"{key:<{room}}  {text}")
+
+
+def write_key(call: Call, record: RunRecord) -> bool:
+    """Write what is in the key of a run, and return whether its record gives the same key."""
+    if record.once is None:
+        raise NotFound(f"run {record.run} has no key", subject=record.run, hint="dsv run --once gives it one")
+    key, members, again = record.once.key, document(record, {}), computed_again(record)
+    call.result(once={"key": key, "again": again, "same": again == key, "document": in_rfc8785(members)})
+    rows = flattened({"key": key, **members}).items()
+    _write_lines(call, [(name.rstrip("."), "-" if value is None else as_text(value)) for name, value in rows])
+    lacks = f"the key can't be computed again without the values of {', '.join(record.once.values)}"
+    same = "the same" if again == key else f"another: {again}"
+    call.say(f"the key, computed again from the record, is {same}" if again else lacks)
+    return again == key
 
 
 def _readable(key: str, value: Json) -> str:

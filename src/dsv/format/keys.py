@@ -25,12 +25,14 @@ SESSIONS_PREFIX = "sessions/"
 GC_PREFIX = "gc/"
 RUNS_PREFIX = "runs/"
 LINEAGE_PREFIX = "lineage/"
+ONCE_PREFIX = "once/"
+BEATS_PREFIX = "beats/"
 PROBE_PREFIX = "probe/"
 ERASURE_PREFIX = "erased/"
 DAMAGE_PREFIX = f"{GC_PREFIX}damage-"
 VERIFIED_PREFIX = f"{GC_PREFIX}verified-"
 
-_NEED_A_WINNER = (FORMAT_PREFIX, REFS_PREFIX, SESSIONS_PREFIX, GC_PREFIX)
+_NEED_A_WINNER = (FORMAT_PREFIX, REFS_PREFIX, SESSIONS_PREFIX, GC_PREFIX, ONCE_PREFIX)
 _FIRST_STAYS = (*_NEED_A_WINNER, RUNS_PREFIX)
 
 _TOP_SEQ = 0xFFFF_FFFF_FFFF_FFFF
@@ -47,6 +49,8 @@ _BRANCH = re.compile(r"refs/([^/]+)/branches/([^/]+)/([0-9a-f]{16})", re.ASCII)
 _BRANCH_RULE = re.compile(rf"refs/([^/]+)/branches/([^/]+)/{_RULE}([0-9a-f]{{16}})", re.ASCII)
 _TAG = re.compile(rf"refs/([^/]+)/tags/([^/]+)/(value|value{TAG_COPY}|deleted)", re.ASCII)
 _EXPIRY = re.compile(r"refs/([^/]+)/expired/([0-9a-f]{16})", re.ASCII)
+_ONCE = re.compile(r"once/([0-9a-f]{64})/([0-9a-f]{16})", re.ASCII)
+_BEAT = re.compile(rf"beats/([^/]+)/({_RUN_ID.pattern})/([0-9a-f]{{16}})", re.ASCII)
 _GC = re.compile(r"gc/([0-9a-f]{16})/(condemned|decision|done)", re.ASCII)
 I = TypeVar("I", bound=Id)  # noqa: E741
 N = TypeVar("N", DatasetName, BranchName, TagName)
@@ -335,3 +339,35 @@ def parse_run_key(key: str) -> tuple[DatasetName, str, str] | None:
         return None
     dataset = _parse_name(DatasetName, parts[1])
     return None if dataset is None else (dataset, parts[2], parts[3])
+
+
+def once_prefix(key: str) -> str:
+    """Return the prefix of the claims on the key of a run that is not repeated: 64 lower-case hex digits."""
+    return f"{ONCE_PREFIX}{key}/"
+
+
+def once_key(key: str, number: int) -> str:
+    """Return the key of the n-th claim; the first is 0. Later ones have smaller keys."""
+    return f"{once_prefix(key)}{_up(_TOP_SEQ - number)}"
+
+
+def parse_once_key(key: str) -> tuple[str, int] | None:
+    """Return the key that is claimed, and the number of the claim."""
+    match = _ONCE.fullmatch(key)
+    return (match[1], _TOP_SEQ - int(match[2], 16)) if match else None
+
+
+def beats_prefix(dataset: DatasetName, run_id: str) -> str:
+    return f"{BEATS_PREFIX}{dataset.component}/{run_id}/"
+
+
+def beat_key(dataset: DatasetName, run_id: str, number: int) -> str:
+    """Return the key of a run's n-th beat; the first is 0. Later ones have larger keys."""
+    return f"{beats_prefix(dataset, run_id)}{_up(number)}"
+
+
+def parse_beat_key(key: str) -> tuple[DatasetName, str, int] | None:
+    """Return the dataset, the run id and the number of the beat."""
+    match = _BEAT.fullmatch(key)
+    dataset = _parse_name(DatasetName, match[1]) if match else None
+    return (dataset, match[2], int(match[3], 16)) if match and dataset is not None else None

@@ -42,7 +42,7 @@ from dsv.stores.base import PutResult, StoreBackend, batches, if_there, together
 _AT_ONCE: Final = 256
 """Keys, or branches, that are copied at the same time."""
 _STIR_SECONDS: Final = 0.05
-_COPIED: Final = (keys.REFS_PREFIX, keys.SESSIONS_PREFIX, keys.GC_PREFIX)
+_COPIED: Final = (keys.REFS_PREFIX, keys.SESSIONS_PREFIX, keys.GC_PREFIX, keys.ONCE_PREFIX)
 
 
 class NamesMove:

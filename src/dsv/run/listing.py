@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from heapq import nlargest, nsmallest
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar
@@ -85,6 +85,17 @@ class RunView:
         return self.record.exit_code or (0 if self.error is None else self.error.exit_code)
 
     @property
+    def hit(self) -> bool:
+        """Nothing was run: it has the result of another."""
+        return self.record.once is not None and self.record.once.hit_of is not None
+
+    @property
+    def result_run(self) -> RunId:
+        """The run whose result it has: itself, unless it was not repeated."""
+        of = None if self.record.once is None else self.record.once.hit_of
+        return self.record.run if of is None else RunId.parse(of.rpartition("/")[2])
+
+    @property
     def took_seconds(self) -> float | None:
         record = self.record
         return None if record.ended_ms is None else (record.ended_ms - record.started_ms) / 1000
@@ -150,7 +161,7 @@ def each_run(
 
     runs: None for unsent runs only
     spool: None for stored runs only
-    limit: the most runs to yield
+    limit: how many will probably be taken
     early: runs that may have no record yet
     since: the lowest id
     skipped: called with the error of each record that can't be read, is damaged or is of a newer dsv
@@ -164,13 +175,13 @@ def each_run(
     if runs is not None and limit is None:
         runs.forget_others(dataset, stored.values())
     newest = sorted((key for key in {*stored, *waiting} if key.run >= since), reverse=True)
-    if limit is not None and len(newest) > limit:  # ids order the runs of one second at random
-        last = newest[max(limit, 1) - 1].run[:_SECOND]
-        newest = [key for key in newest if key.run[:_SECOND] >= last]
     wanted = (stored[key] for key in newest if key in stored)
-    records = iter(() if runs is None else runs.read_all(wanted, skipped, whole=not quick))
-    of_seconds = groupby(_in_turn(newest, waiting, records), key=lambda view: view.record.run[:_SECOND])
-    yield from islice(chain.from_iterable(newest_first(views) for _, views in of_seconds), limit)
+    # One more, as ids order the runs of one second at random.
+    count = None if limit is None else limit + 1
+    records = iter(() if runs is None else runs.read_all(wanted, skipped, count, whole=not quick))
+    views = _in_turn(newest, waiting, records)
+    for _, of_second in groupby(views, key=lambda view: view.record.run[:_SECOND]):
+        yield from newest_first(of_second)
 
 
 def _in_turn(
@@ -432,6 +443,8 @@ class RunQuery:
     best. Runs without the key are last. None keeps the order."""
     reverse: bool = False
     limit: int | None = None
+    hits: bool = False
+    """Also runs outside of a sweep for which nothing was run."""
 
     @property
     def needs_all(self) -> bool:
@@ -445,6 +458,7 @@ class RunQuery:
     def choose(self, views: Iterable[RunView]) -> list[RunView]:
         """Return the wanted runs; at most these are kept in memory. Raises `UsageError` for a key that no record has,
         and `NotFound` for a parameter or metric that no run here has."""
+        views = (view for view in views if self.hits or not view.hit or view.record.sweep is not None)
         first: list[Item] = []
         unseen = set(self.keys)
         lacks: list[RunView] = []

@@ -32,6 +32,8 @@ NO_ACCESS: Final = StoreAccess()
 LOWEST_PORT: Final = 20_000
 PORTS: Final = 10_000
 """The number of ports from `LOWEST_PORT` on: below those that Linux gives to outgoing connections."""
+BEATING: Final = "DSV_NODE_BEATS"
+"""The variable that tells `dsv with` on a node whose signs of life to show."""
 PASSED: Final = "DSV_JOB_"
 """The prefix of the job's variables in the environment of dsv on a node, where they thus have no effect."""
 
@@ -82,6 +84,8 @@ class NodeOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Commit the output folder into the store when the run is over."""
     author: str | None = None
     """The author of that commit."""
+    beats: bool = False
+    """Show signs of life of the run, for which others wait."""
 
     def encode(self) -> bytes:
         """Return a JSON object in one line."""
@@ -91,6 +95,12 @@ class NodeOrder(msgspec.Struct, frozen=True, kw_only=True):
     def sends_output(text: str, run: str) -> bool:
         """Check that an order commits the output to the store. text: the encoded order; empty for none"""
         return bool(text) and NodeOrder.decode(text.encode(), run).keep_output
+
+    @staticmethod
+    def beating(text: str, run: str) -> str:
+        """Return the run, as DATASET/RUN, whose signs of life an order wants; empty if it wants none."""
+        order = NodeOrder.decode(text.encode(), run) if text else None
+        return f"{order.dataset}/{order.run}" if order is not None and order.beats else ""
 
     @classmethod
     def decode(cls, data: bytes, subject: str) -> NodeOrder:

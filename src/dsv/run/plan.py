@@ -18,7 +18,17 @@ from dsv.run.node_order import NO_ACCESS, NodeOrder, StoreAccess
 from dsv.run.origin import code_state, interpreter, lock_file, run_around
 from dsv.run.parameters import SweepSeat
 from dsv.run.part import NodeReport
-from dsv.run.record import CodeState, IntoBranch, LogInfo, RunData, RunId, RunOutput, RunRecord, RunState
+from dsv.run.record import (
+    CodeState,
+    IntoBranch,
+    LogInfo,
+    OnceKey,
+    RunData,
+    RunId,
+    RunOutput,
+    RunRecord,
+    RunState,
+)
 from dsv.run.spec import JobSpec, recorded
 from dsv.run.staged import Staged
 from dsv.values.names import data_variable
@@ -47,6 +57,8 @@ class Launch:
     elsewhere: tuple[str, ...] = ()
     """The options with which dsv on another machine finds the same store and cache."""
     access: StoreAccess = NO_ACCESS
+    once: OnceKey | None = None
+    """The key of a run that is not repeated, if this one has claimed it."""
 
     def masked(self, text: str | None) -> str | None:
         return None if text is None else self.masker.text(text)
@@ -81,7 +93,7 @@ class Launch:
         """True if it is committed: on request, or on a cluster where neither run nor pool names a folder."""
         pool = self.spec.pool
         named = self.spec.out is not None or (pool is not None and pool.out is not None)
-        asked = self.spec.keep_output or self.spec.into is not None
+        asked = self.spec.keep_output or self.spec.into is not None or self.spec.once
         return asked or (self.chosen.engine.queues and not named)
 
     @property
@@ -134,6 +146,7 @@ class Launch:
             within=None if around is None else "/".join(around),
             python=interpreter(self.place.environ) if is_process else None,
             lock=lock_file(self.code or self.place.cwd) if is_process else None,
+            once=self.once,
             dsv=__version__,
             cache_hit=bool(report.cache_hit),
             stage_seconds=report.stage_seconds or 0.0,
@@ -241,6 +254,7 @@ class Launch:
             log=self.spec.log,
             keep_output=self.keeps_output,
             author=self.place.author if self.keeps_output else None,
+            beats=self.once is not None,
         )
         try:
             return order.encode().decode()

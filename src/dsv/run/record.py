@@ -198,6 +198,28 @@ class RunOutput:
         return replace(self, error=self.error or why, into=into)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnceKey:
+    """What decides whether a run is done already, as far as the rest of its record does not have it."""
+
+    key: str
+    """The digest of all that decides, as 64 hex digits. Runs with equal keys have equal results."""
+    image: str | None = None
+    """The digest of the image, or its local id if no registry has it. None without an image."""
+    system: str | None = None
+    """Without an image: the operating system and the architecture, such as `linux/x86_64`."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Words of the command that are files, with the BLAKE3 of their content; only without an image."""
+    keys: dict[str, str | None] = field(default_factory=dict)
+    """What `--key` named, with the BLAKE3 of the content if that is a file."""
+    erased: tuple[str, ...] = ()
+    """The ids of erased files that the inputs list."""
+    values: tuple[str, ...] = ()
+    """Variables whose values are in the key and nowhere else: it can't be computed again from the record."""
+    hit_of: str | None = None
+    """The run, as DATASET/RUN, whose result this is: nothing was run."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuUse:
     """One GPU while the job ran: mean utilisation in per cent, most memory seen in bytes."""
@@ -348,6 +370,7 @@ class RunRecord:
     python: str | None = None
     """The Python of a run of the process engine: the path of the interpreter that its environment finds."""
     lock: LockFile | None = None
+    once: OnceKey | None = field(default=None, metadata=_NOT_COMPARED)
     dsv: str = field(default="", metadata=_NOT_SHOWN)
 
     @classmethod

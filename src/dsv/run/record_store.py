@@ -27,8 +27,10 @@ from dsv.errors import (
 from dsv.files.folders import sync_folder
 from dsv.files.small_files import replace_file
 from dsv.format.keys import (
+    BEATS_PREFIX,
     LINEAGE_PREFIX,
     RUNS_PREFIX,
+    parse_beat_key,
     parse_lineage_key,
     parse_run_key,
     run_key,
@@ -36,6 +38,7 @@ from dsv.format.keys import (
 )
 from dsv.repo.refs.tags import named_parts
 from dsv.run.edges import edge_keys, with_roots
+from dsv.run.once_claims import remove_beats
 from dsv.run.part import RunPart
 from dsv.run.record import (
     LOG,
@@ -53,7 +56,7 @@ from dsv.run.record import (
     start_number,
 )
 from dsv.run.remembered import RememberedRecord, RememberedRuns, Stale
-from dsv.stores.base import Bytes, PutResult, StoreBackend, batches, together
+from dsv.stores.base import Bytes, PutResult, StoreBackend, batches, parsed, together
 from dsv.values.ids import CommitId, StoreId
 from dsv.values.names import DatasetName
 
@@ -105,17 +108,17 @@ class RunStore:
 
     def add(self, dataset: DatasetName, run: RunId, part: str, data: Bytes) -> Bytes:
         """Add one part unless it is there, and return what is there now: of several writers, one wins."""
-        key = run_key(dataset, run, part)
-        if (
-            part == RECORD
-        ):  # its edges come before it, so that no record is without them where they may be put
+        key, beats = run_key(dataset, run, part), False
+        if part == RECORD:  # edges come before it, so that no record is without them where they may be put
             with suppress(IntegrityError, Unsupported, Denied):
-                self.link(RunRecord.decode(bytes(data), run))
-        return (
-            data
-            if self._store.put_if_absent(key, data) is PutResult.WON
-            else self._store.get(key, MAX_RECORD)
-        )
+                record = RunRecord.decode(bytes(data), run)
+                beats = record.once is not None
+                self.link(record)
+        won = self._store.put_if_absent(key, data) is PutResult.WON
+        if beats:  # they go after it, so that others see the one or the other; who may not delete leaves them
+            with suppress(DsvError):
+                remove_beats(self._store, dataset, run)
+        return data if won else self._store.get(key, MAX_RECORD)
 
     def link(self, record: RunRecord) -> None:
         """Put the edges of a run, by which lineage finds it."""
@@ -125,19 +128,24 @@ class RunStore:
         self, root: Callable[[CommitId], str | None], skipped: Callable[[DsvError], None]
     ) -> tuple[int, int]:
         """Put the edges that records of ended runs lack, and delete those of runs that have no key any more. Return how
-        many. root: of the tree of a commit, for records from before edges; None if the store does not have it"""
+        many. Delete beats that ended runs have left, too. root: of the tree of a commit, for records from before edges;
+        None if the store does not have it"""
         there = {item.key for item in self._store.list(LINEAGE_PREFIX)}
+        beating = {beat[:2] for beat in parsed(parse_beat_key, self._store.list(BEATS_PREFIX))}
         runs = self.listing()  # after the edges: the start of a run is written before them
-        ended = (stored for stored in runs if RECORD in stored.parts)
+        ended = [stored for stored in runs if RECORD in stored.parts]
         needed = [
             key for record in self.read_all(ended, skipped) for key in edge_keys(with_roots(record, root))
         ]
         missing = [key for key in needed if key not in there]
         known = {(stored.dataset, stored.run) for stored in runs}
-        parsed = ((key, parse_lineage_key(key)) for key in there)
-        left = [key for key, edge in parsed if edge is not None and (edge[2], edge[3]) not in known]
+        edges = ((key, parse_lineage_key(key)) for key in there)
+        left = [key for key, edge in edges if edge is not None and (edge[2], edge[3]) not in known]
         together([partial(self._store.put_if_absent, key, b"") for key in missing])
         together([partial(self._store.delete, key) for key in left])
+        for stored in ended:
+            if (stored.dataset, stored.run) in beating:
+                remove_beats(self._store, stored.dataset, stored.run)
         return len(missing), len(left)
 
     def add_end(self, record: RunRecord, log: bytes | None) -> RunRecord:
@@ -223,11 +231,17 @@ class RunStore:
         return next((self.read(stored) for stored in self.listing(dataset, run)), None)
 
     def read_all(
-        self, stored: Iterable[StoredRun], skipped: Callable[[DsvError], None], *, whole: bool = True
+        self,
+        stored: Iterable[StoredRun],
+        skipped: Callable[[DsvError], None],
+        count: int | None = None,
+        *,
+        whole: bool = True,
     ) -> Iterator[RunRecord]:
-        """Yield records in this order, read several at a time. Raises errors of the store as `read` does. skipped:
-        called in this thread with the error of each record that is damaged or of a newer dsv. whole: see `whole`"""
-        for some in batches(stored, _TOGETHER):
+        """Yield records in this order, read several at a time, at most `count`. Raises errors of the store as `read`
+        does. skipped: called in this thread with the error of each record that is damaged or of a newer dsv. whole: see
+        `whole`"""
+        for some in batches(stored, min(count or _TOGETHER, _TOGETHER)):
             here = [self._recall(each, whole) for each in some]
             asked = [each for each, known in zip(some, here, strict=True) if known is None]
             answers = together([partial(self._read_or_not, each) for each in asked])
@@ -269,9 +283,12 @@ class RunStore:
         return self._store.get(run_key(stored.dataset, stored.run, LOG), MAX_RECORD)
 
     def delete(self, stored: StoredRun) -> None:
-        """Delete a run's edges and its keys, `record` or else `start` last: until then the run remains listed."""
+        """Delete a run's edges, beats and keys, `record` or else `start` last: until then the run remains listed."""
         with suppress(IntegrityError, Unsupported, NotFound):
-            together([partial(self._store.delete, key) for key in edge_keys(self.read(stored))])
+            record = self.read(stored)
+            together([partial(self._store.delete, key) for key in edge_keys(record)])
+            if record.once is not None:
+                remove_beats(self._store, stored.dataset, stored.run)
         order = sorted(
             stored.parts, key=lambda part: (part == RECORD, part == START, start_number(part) is not None)
         )

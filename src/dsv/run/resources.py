@@ -55,7 +55,7 @@ def option(
 ) -> Any:
     """Make a field of `JobSpec` or a base class that an option of `dsv run` fills. An option needs no more;
     what engines and records do with it is their part."""
-    made = {"default_factory": dict} if more.get("several") else {"default": default}
+    made = {"default_factory": dict} if more.get("several") and default is None else {"default": default}
     return field(**made, metadata={"option": Option(written, meaning, parse, **more)})
 
 

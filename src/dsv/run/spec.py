@@ -58,6 +58,19 @@ class JobSpec(Task):
         "--into DATASET[@BRANCH][:PATH]", "Make this branch, or PATH in it, exactly the output.", Target.parse,
         anew=True,
     )  # fmt: skip
+    once: bool = option(
+        "--once", "Don't repeat a run: serve the result of an equal one.", default=False, anew=True
+    )
+    key: tuple[str, ...] = option(
+        "--key TEXT|FILE", "With --once: what else decides, a text or a file's content.", tuple, default=(),
+        several=True, text=True, anew=True,
+    )  # fmt: skip
+    fresh: bool = option(
+        "--fresh", "With --once: run it anyway, and compare the outputs.", default=False, anew=True
+    )
+    receipt: Path | None = option(
+        "--receipt FILE", "With --into: write DATASET@COMMIT there, if it differs.", Path, anew=True
+    )
     params: Mapping[str, Json] = option(
         "-p --param K=V", "A parameter, in DSV_PARAMS and the record.", parse_params,
         several=True, text=True, anew=True,
@@ -65,6 +78,8 @@ class JobSpec(Task):
     name: str | None = option("--name NAME", "A name for the container and the record.", text=True, anew=True)
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Names and values. Records never have the values."""
+    passed: frozenset[str] = frozenset()
+    """The variables of `env` that were named without a value, which is the caller's own."""
     pool: Pool | None = None
     passed_over: tuple[PassedOver, ...] = ()
     then: tuple[str, ...] = ()
@@ -79,11 +94,11 @@ class JobSpec(Task):
     again_of: RunId | None = None
 
 
-def parse_env(texts: Iterable[str], environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Parse the values of `-e`: `K=V`, or `K` for the caller's own value. Return the variables, and the names
-    for which the caller has no value; these stay unset. Raises `UsageError`."""
+def parse_env(texts: Iterable[str], environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Parse the values of `-e`: `K=V`, or `K` for the caller's own value. Return the fields of the spec, and the
+    names for which the caller has no value; these stay unset. Raises `UsageError`."""
     env: dict[str, str] = {}
-    unset = []
+    passed, unset = set[str](), []
     for text in texts:
         name, equals, value = text.partition("=")
         if _ENV_NAME.fullmatch(name) is None or "\0" in value:
@@ -92,11 +107,13 @@ def parse_env(texts: Iterable[str], environ: Mapping[str, str]) -> tuple[dict[st
             )
         if equals:
             env[name] = value
+            passed.discard(name)
         elif name in environ:
             env[name] = environ[name]
+            passed.add(name)
         else:
             unset.append(name)
-    return env, tuple(unset)
+    return {"env": env, "passed": frozenset(passed)}, tuple(unset)
 
 
 def seated(spec: JobSpec, seat: SweepSeat) -> JobSpec:
@@ -200,18 +217,17 @@ def again(
     *,
     command: tuple[str, ...] = (),
     env: Mapping[str, str] | None = None,
+    passed: frozenset[str] = frozenset(),
     params: Mapping[str, Json] | None = None,
-    out: Path | None = None,
-    name: str | None = None,
     keep_output: bool = False,
-    into: Target | None = None,
     moves: bool = False,
+    **anew: Any,
 ) -> Again:
     """Make the spec that repeats a run: the same commits, image, engine, code, command and parameters.
 
-    command: replaces the recorded one; env: takes precedence over the caller's environment; params: values
-    for those that the record hides; moves: the run moves to a pool, whose settings it takes. Raise
-    `UsageError` if a hidden value is not given again.
+    command: replaces the recorded one; env, passed: take precedence over the caller's environment; params: values
+    for those that the record hides; moves: the run moves to a pool, whose settings it takes; anew: further fields
+    of the spec. Raise `UsageError` if a hidden value is not given again.
     """
     cannot: list[str] = []
     for given, recorded, hint in (
@@ -232,20 +248,19 @@ def again(
         engine=record.engine,
         code=_code(record.code, place, cannot),
         recorded_code=record.code if record.code is not None and record.code.tree is not None else None,
-        out=out,
         shm_bytes=record.shm_bytes,
         env=_env(record, place, dict(env or {}), cannot),
+        passed=passed | (set(record.env) - (env or {}).keys()),
         params=_params(record, params or {}),
         engine_args=record.engine_args,
         keep_output=keep_output or record.output is not None,
-        into=into,
-        name=name,
         again_of=record.run,
         sweep=record.sweep,
         **restored(record),
+        **anew,
     )
     former = None if record.output is None else record.output.into
-    if former is not None and into is None:
+    if former is not None and anew.get("into") is None:
         cannot.append(f"its output is for no branch: the first one's was for --into {former.target}")
     if record.host != place.host:
         cannot.append(f"it ran on {record.host}, and this is {place.host}")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dsv.run.node_order import StoreAccess
 from dsv.run.record import RunId, RunOutput, RunRecord
 from dsv.run.staged import Staged
 from dsv.values.ids import CommitId
+from dsv.values.json import Json
 from dsv.values.names import Target
+
+if TYPE_CHECKING:
+    from dsv.run.listing import RunView
+    from dsv.run.plan import Launch
 
 
 class DataLease(Protocol):
@@ -56,4 +62,27 @@ class Staging(Protocol):
 
     def into(self, record: RunRecord) -> RunOutput:
         """Make the branch that the record names exactly its output, and return that with the result."""
+        ...
+
+
+class OnceGate(Protocol):
+    """Decides whether a run with `--once` has to run."""
+
+    def look(self, launch: Launch) -> RunView | None:
+        """Return the run with the result of an equal one, served where this one's was to go. None if there is no result
+        now; nothing is waited for. It has a record only if that is of use."""
+
+    def around(self, launch: Launch, run: Callable[[Launch], RunView]) -> RunView:
+        """As `look`, but wait for an equal run; if there is none, claim the key and run."""
+        ...
+
+    def checked(self, launch: Launch) -> Launch:
+        """Return the launch, its data and code staged, without its key if that turned out to be another."""
+        ...
+
+    def submitted(self, *, queues: bool) -> None:
+        """Note that an engine has the job. queues: it keeps the job alive, and not this process"""
+
+    def explain(self, launch: Launch) -> dict[str, Json]:
+        """Say what would become of the run, also as JSON. Nothing is pulled or written."""
         ...

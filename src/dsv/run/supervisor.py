@@ -49,16 +49,18 @@ from dsv.run.record import GpuUse, JobRef, JobUsage, RunId, RunOutput, RunRecord
 from dsv.run.resources import PassedOver
 from dsv.run.spec import JobSpec, check_spec
 from dsv.run.staged import Staged
-from dsv.run.staging import DataLease, Staging
+from dsv.run.staging import DataLease, OnceGate, Staging
 from dsv.values.ids import CommitId
+from dsv.values.json import Json
 from dsv.values.names import Rev, Target
 from dsv.values.progress import NoProgress, Progress
 
 _GPUS: Final = re.compile(r"gpu|cdi|nvidia|device|gres|node configuration", re.IGNORECASE)
 """Words in messages of engines that can't start a job because of its GPUs."""
 
-Announce: TypeAlias = Callable[[RunId, Path, Path], None]
-"""Called with the run's id, its own folder in the user's state, and its output folder."""
+Announce: TypeAlias = Callable[[RunId, Path | None, Path | None], None]
+"""Called with the run's id, its own folder in the user's state, and its output folder. Without a folder: nothing runs,
+because this run has the result already."""
 
 
 def run(
@@ -74,6 +76,7 @@ def run(
     grace: float = GRACE,
     announce: Announce | None = None,
     route: Route | None = None,
+    once: OnceGate | None = None,
 ) -> RunView:
     """Run a job until its end, and return the run. Its output goes to these descriptors, None for nowhere.
 
@@ -85,12 +88,17 @@ def run(
     announce: called after all checks, before any data is fetched. From then on the run has a record in any
         case, and its output goes only to the live log in its own folder, until the record is kept.
     route: the pools that it may go to, this one first; it moves to the next if it doesn't begin in time
+    once: given if the run is not to be repeated
     """
     check_spec(spec)
     progress = progress if progress is not None else NoProgress()
     unharmed = informing_ignored() if signals is not None else nullcontext()
     with ExitStack() as stack, as_launch_error(), unharmed:
         decided = _decide(spec, place, staging)
+        if once is not None and (hit := once.look(decided)) is not None:
+            if announce is not None and hit.error is None:  # a sweep looks for its own run
+                announce(hit.record.run if spec.sweep is not None else hit.result_run, None, hit.out)
+            return hit
         if (folder := decided.code) is not None and spec.recorded_code is None:  # git is asked once
             code = code_state(folder, place.environ)
             decided = replace(decided, spec=replace(decided.spec, code=folder, recorded_code=code))
@@ -101,10 +109,14 @@ def run(
             stdout = stderr = None
             live = stack.enter_context(_announced(decided, records, announce))
         terminals = tuple(each for each in (0, 1, 2) if signals is not None and os.isatty(each))
-        supervisor = _Supervisor(records, signals, progress, grace, (stdout, stderr), live, terminals)
-        if route is None:
-            return supervisor.run_at(decided, staging, Patience())
-        return supervisor.run_along(decided, route)
+        supervisor = _Supervisor(records, signals, progress, grace, (stdout, stderr), live, terminals, once)
+
+        def run_it(launch: Launch) -> RunView:
+            if route is None:
+                return supervisor.run_at(launch, staging, Patience())
+            return supervisor.run_along(launch, route)
+
+        return run_it(decided) if once is None else once.around(decided, run_it)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +132,7 @@ class _Supervisor:
     live: LiveLog | None
     terminals: tuple[int, ...]
     """This process's descriptors that are terminals, found early: a closed one can't be recognized."""
+    once: OnceGate | None
 
     def run_at(self, decided: Launch, staging: Staging, patience: Patience) -> RunView:
         """Stage the data, run the job and keep its record, which ends the leases; then send the record. Raises
@@ -128,6 +141,7 @@ class _Supervisor:
         signals = self.signals or Signals()
         with ExitStack() as leases:
             launch, held = _stage(decided, staging, leases)
+            launch = launch if self.once is None else self.once.checked(launch)
             self.progress.finish()
             log = LogKeeper(live=None if self.live is None else self.live.add) if decided.spec.log else None
             with signals.caught() if self.signals is not None else nullcontext():
@@ -167,8 +181,8 @@ class _Supervisor:
         record = replace(record, output=kept)
         if not kept.is_due:
             return record
-        if launch.chosen.engine.queues and self.records.completed_elsewhere(record) is not None:
-            return record  # who did that has moved the branch, which others may have moved since
+        if launch.chosen.engine.queues and (there := self.records.completed_elsewhere(record)) is not None:
+            return replace(record, output=there.output or kept)  # its branch may have moved since
         self.records.ended(record, None)
         try:
             with signals.raising():
@@ -208,7 +222,7 @@ class _Supervisor:
                     first = decided.spec
                     spec = replace(spec, code=first.code, recorded_code=first.recorded_code)
                     if passed or not now.chosen.engine.queues:  # what is free has changed while it waited
-                        now = _decide(spec, now.place, staging, decided.run)
+                        now = replace(_decide(spec, now.place, staging, decided.run), once=now.once)
                     return self.run_at(now, staging, Patience(seconds, reason or "it did not begin"))
                 except GaveUp as left:
                     passed = (*passed, PassedOver(pool, str(left)))
@@ -290,15 +304,18 @@ def _record_not_started(decided: Launch, records: RunRecords, error: BaseExcepti
     records.send()
 
 
-def dry_run(spec: JobSpec, *, place: RunPlace, staging: Staging) -> JobPlan:
-    """Return the plan that `run` would submit, except for the run's id. Fetch and start nothing; but code for
-    machines that share no folders is committed, because the plan names its commit."""
+def dry_run(
+    spec: JobSpec, *, place: RunPlace, staging: Staging, once: OnceGate | None = None
+) -> tuple[JobPlan, dict[str, Json] | None]:
+    """Return the plan that `run` would submit, except for the run's id, and whether it is done already. Fetch and start
+    nothing; but code for machines that share no folders is committed, because the plan names its commit."""
     check_spec(spec)
     with as_launch_error():
         launch = _decide(spec, place, staging)
+        answer = None if once is None else once.explain(launch)
         if not launch.chosen.engine.shares_folders:
             launch = replace(launch, staged_code=_code(launch, staging, staging.locate))
-        return launch.plan()
+        return launch.plan(), answer
 
 
 def _decide(spec: JobSpec, place: RunPlace, staging: Staging, run: RunId | None = None) -> Launch:
@@ -496,6 +513,8 @@ class _Attempts:
         """Record the reference of the job, which begins after that."""
         self._began_ms, self._began = now_ms(), monotonic()
         engine = self.launch.chosen.engine
+        if self.by.once is not None:
+            self.by.once.submitted(queues=engine.queues)
         if self.by.records.begun:
             self.record = replace(self.record, job=ref)
             self.by.records.announce(self.record)

@@ -16,6 +16,7 @@ from pathlib import Path
 from signal import SIGHUP
 from threading import Thread
 from time import monotonic, sleep
+from typing import Any
 
 import msgspec
 
@@ -346,8 +347,8 @@ class Started:
     """The process of a detached run or sweep."""
 
     process: subprocess.Popen[bytes]
-    launched: Mapping[str, str] | None = None
-    """The id and the output folder, as it has announced them; None if it ended before."""
+    launched: Mapping[str, Any] | None = None
+    """The id and the output folder, and whether nothing runs, as it has announced them; None if it ended before."""
     said: str = ""
     """The reason why it ended before, for a run of a sweep."""
 
@@ -455,7 +456,8 @@ class SweepDriver:
             self._refuse(number, started.said, started.poll())
             return
         self._going[number] = run, started
-        self.watch(number, run)
+        if started.launched is not None and not started.launched["hit"]:
+            self.watch(number, run)
 
     def _refuse(self, number: int, why: str, code: int | None) -> None:
         """Start no more runs: what stops one run before it has a record would stop all others too."""

@@ -8,10 +8,11 @@ from dsv.cli.call import Call
 from dsv.cli.declare import COMMAND, argument, command, option, text
 from dsv.run.spec import OPTIONS
 
+_ONCE = dict.fromkeys(("once", "key", "fresh", "receipt"), "Runs that are not repeated")
 _NAMED: dict[str, Any] = {
     name: Annotated[
         list[str] | None if each.several else bool if each.written == each.flag else str | None,
-        option(each.written, each.help, parser=text if each.text else None),
+        option(each.written, each.help, parser=text if each.text else None, rich_help_panel=_ONCE.get(name)),
     ]
     for name, each in OPTIONS.items()
 }
@@ -28,7 +29,7 @@ _NAMED: dict[str, Any] = {
         dsv run --detach chest-xray@v1 -- python train.py  # then: dsv logs, dsv stop, dsv wait
     """,
     result=(
-        "run dataset commit engine exit_code cache_hit stage_seconds params metrics out output "
+        "run hit dataset commit engine exit_code cache_hit stage_seconds params metrics out output "
         "sweep(id exit_code runs)"
     ),
     options=_NAMED,
@@ -58,7 +59,7 @@ def run(
     to /out/metrics.json goes into the record that 'dsv runs' shows.
 
     With --detach the run continues without this terminal; its data stays held, and it is recorded. With --json that
-    prints the keys run and out alone.
+    prints the keys run, hit and out alone.
     """
     typed = {name: value for name, value in locals().items() if name not in ("call", "options", "env")}
     from dsv.cli.launch import RunArguments, launch

@@ -12,7 +12,7 @@ from dsv.api.runs import Runs, open_runs
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
 from dsv.cli.options import one_of
-from dsv.cli.run_views import write_csv, write_differences, write_one, write_table
+from dsv.cli.run_views import write_csv, write_differences, write_key, write_one, write_table
 from dsv.errors import DsvError, NotFound, Unreachable, UsageError
 from dsv.run.listing import Filter, RunQuery, RunView, differences, run_known_here, runs_known_here
 from dsv.run.record import RunId, RunRecord, RunState
@@ -35,7 +35,8 @@ SHOWN = 50
     """,
     result=(
         f"items({' '.join(RunRecord.keys())} took_seconds sent) copy(to source files bytes known left_out) "
-        "into(dataset branch commit root path new error) deleted(run dataset) compare(runs differences)"
+        "into(dataset branch commit root path new error) once(key again same document) deleted(run dataset) "
+        "compare(runs differences)"
     ),
 )
 def runs(
@@ -47,8 +48,10 @@ def runs(
     where: list[str] | None = option("--filter 'KEY OP VALUE'", "Only runs that match; repeat it to narrow."),
     sort: str | None = option("--sort KEY", "Best metric first, else the least; +KEY: least, -KEY: most."),
     reverse: bool = option("--reverse", "Reverse the order."),
+    hits: bool = option("--hits", "Also runs for which nothing was run, as another had the result."),
     compare: bool = option("--compare", "Compare these runs, or those that a filter leaves."),
     as_csv: bool = option("--csv", "Write it as CSV, exact and with all columns."),
+    once: bool = option("--once", "Show what is in the key of the run ID, and compute it again."),
     log: bool = option("--log", "Print the log of the run ID; of a very long one head and tail."),
     out: str | None = option("--out DIR", "Copy the output of the run ID to a new folder."),
     into: str | None = option("--into TARGET", "Make this branch exactly the kept output of the run ID."),
@@ -67,8 +70,9 @@ def runs(
     ids, of_dataset = run or [], None if dataset is None else DatasetName.parse(dataset)
     if delete or older_than is not None or yes or force:
         return _delete(call, ids, of_dataset, older_than, yes, force)
-    query = RunQuery(tuple(Filter.parse(text) for text in where or ()), sort, reverse, limit)
-    only = [what for what, it in (("--log", log or None), ("--out", out), ("--into", into)) if it is not None]
+    query = RunQuery(tuple(Filter.parse(text) for text in where or ()), sort, reverse, limit, hits)
+    asked_for = {"--log": log or None, "--out": out, "--into": into, "--once": once or None}
+    only = [what for what, it in asked_for.items() if it is not None]
     if only and (len(ids) != 1 or compare or as_csv or len(only) > 1):
         raise UsageError(f"{only[0]} needs one run, and nothing else", hint=f"dsv runs ID {only[0]}")
     one_of(csv=as_csv, json=call.json)
@@ -79,13 +83,9 @@ def runs(
             ids, of_dataset = (ids, of_dataset) if only else found.ids_or_dataset(ids, of_dataset)
             asked = _find(call, found, ids, of_dataset, query, most, only=bool(only), compare=compare)
             views, sweep, cut = found.settle(asked[0]), *asked[1:]
-            if out is not None:
-                _copy_output(call, context, found, views[0], out)
-            elif into is not None:
-                _put_output(call, context, views[0], into)
-            elif log:
-                write_log(call, found, views[0].record)
-            elif compare:
+            if only:
+                return _answer(call, context, found, views[0].record)
+            if compare:
                 _write_comparison(call, views, as_csv)
             elif as_csv:
                 write_csv(call, views)
@@ -93,11 +93,25 @@ def runs(
                 _write(call, views, query, sweep, each=bool(ids) and sweep is None)
                 if cut:
                     call.say(f"only {len(views)} runs are shown; --limit N shows N")
-            return 0 if only else _tell_last_known(call, views)
+            return _tell_last_known(call, views)
     except Unreachable as error:
         if compare or as_csv or only or of:
             raise
         return _write_known_here(call, ids, of_dataset, query, error)
+
+
+def _answer(call: Call, context: Context, found: Runs, record: RunRecord) -> int:
+    """Do what an option asks for about one run; of its output and log, about the run whose result it has."""
+    if call.params["once"]:
+        return 0 if write_key(call, record) else 1
+    result = found.result_of(record)
+    if (out := call.params["out"]) is not None:
+        _copy_output(call, context, found, result, out)
+    elif (into := call.params["into"]) is not None:
+        _put_output(call, context, result, into)
+    else:
+        write_log(call, found, result)
+    return 0
 
 
 def _tell_last_known(call: Call, views: list[RunView]) -> int:
@@ -133,7 +147,7 @@ def _find(
     if isinstance(named, SweepView):
         if only:
             raise UsageError(
-                f"{named.id} has {format_count(len(named.members), 'run')}, and --log, --out and --into are for one",
+                f"{named.id} has {format_count(len(named.members), 'run')}, and this needs one",
                 subject=named.id,
                 hint=f"dsv runs {named.members[0].record.run} --log",
             )
@@ -246,10 +260,10 @@ def write_log(call: Call, found: Runs, record: RunRecord) -> None:
     call.out.write(data)
 
 
-def _copy_output(call: Call, context: Context, found: Runs, view: RunView, out: str) -> None:
+def _copy_output(call: Call, context: Context, found: Runs, record: RunRecord, out: str) -> None:
     from dsv.api.run_output import copy_output
 
-    done = copy_output(found.repository, view.record, Path(out), context.progress)
+    done = copy_output(found.repository, record, Path(out), context.progress)
     for path in done.left_out:
         call.warn(f"not in the copy: {path}")
     if call.json:
@@ -259,10 +273,10 @@ def _copy_output(call: Call, context: Context, found: Runs, view: RunView, out: 
         call.say(f"{out}: {size}{' there already' if done.known else ''}, from {done.source}")
 
 
-def _put_output(call: Call, context: Context, view: RunView, into: str) -> None:
+def _put_output(call: Call, context: Context, record: RunRecord, into: str) -> None:
     from dsv.api.run_into import put_output
 
-    done = put_output(context, view.record, Target.parse(into))
+    done = put_output(context, record, Target.parse(into))
     if call.json:
         call.document({"into": {**asdict(done), "commit": str(done.commit)}})
     else:

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from time import sleep
 
 from dsv.api.hold_while import HeldData, Watched, environment_of, hold_while
 from dsv.cache.hold import PROGRAM
@@ -16,8 +17,11 @@ from dsv.cli.launch import launching
 from dsv.cli.options import Offline
 from dsv.cli.output import document, to_json
 from dsv.errors import UsageError
+from dsv.run.node_order import BEATING
+from dsv.run.once_claims import Beats
 from dsv.run.part import REPORT, NodeReport
-from dsv.values.names import Target, parse_data
+from dsv.run.record import RunId
+from dsv.values.names import DatasetName, Target, parse_data
 
 
 @command(
@@ -52,6 +56,9 @@ def with_(
     if not call.words or not call.words[0]:
         raise UsageError("no command given", hint="dsv with TARGET -- CMD...")
     wanted = [Target.parse(target), *further.values()]
+    environ = dict(call.around.environ)
+    if beating := environ.pop(BEATING, None):
+        _beat_meanwhile(call, beating)
     with launching(), call.context() as context:
         held = hold_while(
             context,
@@ -64,7 +71,6 @@ def with_(
             offline=offline,
             jobs=jobs,
         )
-    environ = dict(call.around.environ)
     if json_file is not None:
         items = [item_of(each) for each in held.staged]
         _write(call, json_file, to_json(document({"items": items})).encode() + b"\n")
@@ -74,6 +80,23 @@ def with_(
     with launching():
         _exec(held, call.words, {**environ, **variables})
     raise AssertionError("unreachable")
+
+
+def _beat_meanwhile(call: Call, run: str) -> None:
+    """Show signs of life of a run in a process of its own, which ends after this one, as this becomes a small program.
+    Of several nodes, the first one does it."""
+    environ, watched = call.around.environ, Watched(os.getpid())
+    if (environ.get("SLURM_NODEID") or environ.get("DSV_INDEX") or "0") != "0" or os.fork() != 0:
+        return
+    try:
+        os.setsid()
+        dataset, _, number = run.rpartition("/")
+        with call.context() as context, context.repository() as repository:
+            Beats(repository.store, DatasetName.parse(dataset), RunId.parse(number)).start(joins=True)
+            while not watched.has_ended():
+                sleep(1.0)
+    finally:
+        os._exit(0)
 
 
 def _write(call: Call, name: str, data: bytes) -> None:

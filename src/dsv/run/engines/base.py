@@ -447,8 +447,11 @@ class Engine(ABC):
         """Check that no attempt follows those of these parts. None if only the cluster can tell."""
         return None
 
-    def find_image(self, reference: str) -> ImageIdentity | None:
-        """Return the image of this name or id, if this machine has it."""
+    def find_image(
+        self, reference: str, *, pulling: Callable[[str], None] | None = None
+    ) -> ImageIdentity | None:
+        """Return the image of this name or id, if this machine has it. pulling: pull one that is missing, and say so
+        before; raises `ImageNotPulled`"""
         return None
 
 

@@ -61,11 +61,20 @@ class ContainerProgram(LocalEngine):
     def read_image(self, image: dict[str, Any]) -> ImageIdentity:
         """Read what `image inspect` answers."""
 
-    def find_image(self, reference: str) -> ImageIdentity | None:
+    def find_image(
+        self, reference: str, *, pulling: Callable[[str], None] | None = None
+    ) -> ImageIdentity | None:
         if reference.startswith("-"):
             return None
         image = _one(self.call("image", "inspect", reference))
-        return None if image is None else self.read_image(image)
+        if image is not None or pulling is None:
+            return None if image is None else self.read_image(image)
+        pulling(f"{self.name} pulls {reference}")
+        done = self.call("pull", "--quiet", reference, seconds=None)
+        if done is None or done.returncode != 0:
+            said = "" if done is None else done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise _not_pulled(self.name, reference, why(said) or f"{self.name} did not pull {reference}")
+        return self.find_image(reference)
 
     def call(
         self, *arguments: str, seconds: float | None = CALL_SECONDS
@@ -213,14 +222,17 @@ def create(
         raise LaunchError("interrupted before the command began")
     if code != 0 or not said or not is_id(said[-1]):
         reason = why(output.last_line()) or f"{engine.name} ended with {code}"
-        missing = plan.image is not None and engine.find_image(plan.image) is None
-        if missing:
-            fuller = f"--image REGISTRY/{plan.image}, such as docker.io/{plan.image}"
-            pull = f"see why this fails: {engine.name} pull {plan.image}"
-            raise ImageNotPulled(reason, hint=fuller if "short-name" in reason else pull)
+        if plan.image is not None and engine.find_image(plan.image) is None:
+            raise _not_pulled(engine.name, plan.image, reason)
         hint = "choose another --name, or remove that container" if "is already in use" in reason else None
         raise LaunchError(reason, hint=hint)
     return said[-1]
+
+
+def _not_pulled(engine: str, image: str, reason: str) -> ImageNotPulled:
+    fuller = f"--image REGISTRY/{image}, such as docker.io/{image}"
+    pull = f"see why this fails: {engine} pull {image}"
+    return ImageNotPulled(reason, hint=fuller if "short-name" in reason else pull)
 
 
 def is_id(text: str) -> bool:

@@ -315,9 +315,11 @@ class Podman(ContainerEngine):
         return [word for name in names for word in ("--device", f"nvidia.com/gpu={name}")]
 
     def read_image(self, image: dict[str, Any]) -> ImageIdentity:
-        """Ignore digests of images built here, which no registry has: they begin with `localhost/`."""
+        """Ignore digests of images built here, which no registry has: they begin with `localhost/`. An image for
+        several kinds of machines has two: that of its list, which docker names too, and its own."""
         digests = [str(digest) for digest in image.get("RepoDigests") or ()]
         known = [digest for digest in digests if not digest.startswith("localhost/")]
+        known.sort(key=lambda digest: digest.endswith(str(image.get("Digest"))))
         number = str(image.get("Id", ""))
         return ImageIdentity(number if ":" in number else f"sha256:{number}", known[0] if known else None)
 

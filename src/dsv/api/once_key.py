@@ -1,0 +1,168 @@
+"""What decides the result of a run, collected before anything of it is staged; and the run that is most like it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from dsv.api.run_code import code_entries
+from dsv.api.run_staging import RunStaging
+from dsv.errors import DsvError, IntegrityError, NotFound, UsageError
+from dsv.files.descriptors import Opened
+from dsv.format.columns import cut
+from dsv.format.tree import Entry
+from dsv.repo.repository import Repository
+from dsv.repo.tree.diff import diff_entries, difference
+from dsv.repo.tree.hashing import root_of
+from dsv.repo.tree.reader import TreeReader
+from dsv.run.once import differences, document, key_of
+from dsv.run.plan import Launch
+from dsv.run.record import OnceKey, RunRecord
+from dsv.run.record_store import RunStore
+from dsv.transfer.stable_read import hash_content
+from dsv.values.ids import CommitId, FileId
+from dsv.values.progress import Progress
+from dsv.values.secrets import HIDDEN, is_secret_name
+from dsv.values.units import format_bytes
+
+LARGEST_FILE: Final = 64 << 20
+"""Bytes of a file that the command names, if its content is to count."""
+_MOST_RUNS: Final = 200
+_MOST_NAMES: Final = 5
+Near: TypeAlias = tuple[RunRecord, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class MadeKey:
+    """The key of a run that has not begun."""
+
+    record: RunRecord
+    """As it will be at the start, with `once`."""
+    values: Mapping[str, str]
+    """Of the variables whose values are in the key."""
+    code: list[Entry]
+    left_out: tuple[str, ...]
+    """What may decide too, and is not in the key."""
+
+
+def once_key(launch: Launch, staging: RunStaging, progress: Progress, *, pull: bool = True) -> MadeKey:
+    """Make the key of a run. pull: fetch an image that is not on this machine.
+
+    Raises `UsageError` for an image that a cluster knows by a mere tag, and for a `--key` that can't be used,
+    `NotFound` for an image that was not pulled, and the errors of the store, the code and the engine.
+    """
+    spec, early, machine, code = launch.spec, launch.record(launch.plan(), 0), os.uname(), list[Entry]()
+    if early.code is not None and launch.code is not None:
+        tree = early.code.tree
+        code = _entries(staging.repository, tree) if tree else code_entries(launch.code, force=staging.force)
+        early = replace(early, code=replace(early.code, root=root_of(code).hex()))
+    values, image = dict(_values(launch)), _image(launch, progress, pull)
+    keys, files, left_out = dict[str, str | None](), dict[str, str](), list[str]()
+    for text in spec.key:
+        keys[launch.masker.argv((text,))[0]], why = _content(launch, text)
+        if why is not None:
+            raise UsageError(f"--key {text}: {why}", subject=text, hint="--key TEXT, or --key FILE")
+    for word, shown in zip(spec.command, early.command, strict=True):
+        # With --code, which is in the key anyway, the command runs in that folder.
+        if word == shown and image is None and (launch.code is None or word.startswith("/")):
+            digest, why = _content(launch, word, LARGEST_FILE)
+            files |= {} if digest is None else {word: digest}
+            left_out += [] if why is None else [f"the content of {word} is not in its key: {why}"]
+    if (early.command, early.params) != (spec.command, spec.params):
+        left_out.append("what the record hides of its command and its parameters is not in its key")
+    once = OnceKey(
+        key="", image=image, files=files, keys=keys, erased=_erased(staging, code), values=tuple(sorted(values)),
+        system=None if image else f"{machine.sysname.lower()}/{machine.machine}",
+    )  # fmt: skip
+    early = replace(early, once=once)
+    early = replace(early, once=replace(once, key=key_of(document(early, values))))
+    return MadeKey(early, values, code, tuple(left_out))
+
+
+def _entries(repository: Repository, tree: str) -> list[Entry]:
+    return [entry for entry, _ in TreeReader(repository.objects, CommitId.parse(tree)).below(b"")]
+
+
+def _erased(staging: RunStaging, code: Iterable[Entry]) -> tuple[str, ...]:
+    """Return the ids of erased files that the inputs and the code list."""
+    objects = staging.repository.objects
+    erasures, listed = objects.erasures, list(code)
+    for found in staging.found.values() if erasures else ():
+        tree = TreeReader(objects, found.commit)
+        for located in tree.segments(tree.leaves_of(found.selection)):
+            if any(map(erasures.file, map(FileId, cut(located.segment.file_ids, 32)))):
+                listed += [row for row in located.segment.entries() if row.path in found.selection]
+    return tuple(sorted({str(row.file_id) for row in listed if erasures.of(row) is not None}))
+
+
+def _values(launch: Launch) -> Iterator[tuple[str, str]]:
+    """Yield the variables whose values count, without what looks like a secret in them."""
+    for name, value in launch.spec.env.items():
+        if name not in launch.spec.passed and not is_secret_name(name):
+            yield name, launch.masker.by_name.argv((f"{name}={value}",))[0].partition("=")[2]
+
+
+def _image(launch: Launch, progress: Progress, pull: bool) -> str | None:
+    """Return the digest of the image, or its local id if no registry has it."""
+    image, engine = launch.spec.image, launch.chosen.engine
+    named = re.fullmatch(r".+@(sha256:[0-9a-f]{64})", image or "", re.ASCII)
+    if image is None or named is not None:
+        return None if named is None else named[1]
+    if engine.queues:
+        why = f"each node may have another image {image}, so no result of it can be known"
+        raise UsageError(why, subject=image, hint="give NAME@sha256:… with --image")
+    there = engine.find_image(image, pulling=progress.note if pull else None)
+    if there is None:
+        why = f"the digest of {image} is not known until it is pulled"
+        raise NotFound(why, subject=image, hint=f"{engine.name} pull {image}")
+    return there.id if there.digest is None else there.digest.rpartition("@")[2]
+
+
+def _content(launch: Launch, word: str, most: int | None = None) -> tuple[str | None, str | None]:
+    """Return the BLAKE3 of a file's content, or why that does not count; neither if the word names no file. A file that
+    is a secret does not count, because the digest of a short one would give it away."""
+    path = launch.place.cwd / word
+    if not word or not os.path.exists(path):  # noqa: PTH110 (any text, however long)
+        return None, None
+    try:
+        if not path.is_file():
+            return None, "it is no file"
+        with Opened(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as file:
+            size, start = os.fstat(file).st_size, os.pread(file, 4096, 0)
+            named = len(start.split()) == 1 and is_secret_name(path.name)
+            if named or launch.masker.data(start).strip() == HIDDEN.encode():
+                return None, "it is a secret"
+            if most is not None and size > most:
+                return None, f"it has more than {format_bytes(most)}"
+            return hash_content(file, size)[0].hex(), None
+    except OSError as error:
+        return None, f"it can't be read: {error.strerror}"
+
+
+def nearest(made: MadeKey, repository: Repository, runs: RunStore) -> Near | None:
+    """Return the run that is most like this one, among the newest of its dataset that have a result, and in words what
+    changed since then. Records that can't be read are left out."""
+    mine, found = document(made.record, made.values), list[Near]()
+    newest = runs.listing(made.record.dataset)[: -_MOST_RUNS - 1 : -1]
+    for record in runs.read_all(newest, lambda _: None):
+        if record.once is not None and not record.once.hit_of and record.exit_code == 0:
+            with suppress(IntegrityError):
+                names = record.once.values
+                theirs = document(record, {name: made.values.get(name, HIDDEN) for name in names})
+                unknown = tuple(f"env.{name} may have another value" for name in names)
+                found.append((record, differences(mine, theirs) or unknown))
+    if not found:
+        return None
+    best, changed = min(found, key=lambda near: len(near[1]))
+    with suppress(DsvError):
+        if best.code is not None and best.code.tree is not None and made.code:
+            before, after = _entries(repository, best.code.tree), ((entry, None) for entry in made.code)
+            changes = (row for row in diff_entries(before, after) if difference(row.before, row.after))
+            paths = [row.path.decode("utf-8", "backslashreplace") for row in changes]
+            shown = ", ".join(paths[:_MOST_NAMES]) + (", …" if len(paths) > _MOST_NAMES else "")
+            changed = tuple(f"code {shown} changed" if each.startswith("code ") else each for each in changed)
+    return best, changed

@@ -3,6 +3,7 @@
     python -m benchmarks.edits                               3,000 files in 600 edits, 1,000 in 200: half an hour
     python -m benchmarks.edits --files 300 --edits 60        a look, not a result
     python -m benchmarks.edits --source OLD/src              an earlier dsv too, in turns, on the same stores
+    python -m benchmarks.edits --only cache --rounds 5       some of the commands, several times; prints all seconds
 
 Each edit adds its part of the files, which are in random order. The same files are also synced at once, to another
 store. Each command runs with a home of its own, without copies of metadata. Prints its seconds and, from the server's
@@ -80,8 +81,10 @@ class Bench:
                 shutil.copytree(self._data, work, dirs_exist_ok=True)
                 self._dsv(OWN, store, work, "sync", "-m", "at once")
 
-    def measure(self, store: str, sources: Sequence[Path], only: Sequence[str]) -> dict[str, list[Measured]]:
-        """Return seconds and requests of each command with each dsv."""
+    def measure(
+        self, found: dict[str, list[Measured]], store: str, sources: Sequence[Path], only: Sequence[str]
+    ) -> None:
+        """Add seconds and requests of each command with each dsv."""
         path, back = "d3/", f"bench@main~{BACK}"
         commands = {
             "cache": ("cache", "bench", "--cache", "./cache"),
@@ -97,7 +100,6 @@ class Bench:
             f"show ~{BACK}": ("show", back),
             f"diff ~{BACK}": ("diff", "--stat", back, "bench"),
         }
-        found: dict[str, list[Measured]] = {}
         for what, words in commands.items():
             of_history = self.edits <= BACK or store == "whole"
             if (only and what.split()[0] not in only) or (of_history and str(BACK) in what):
@@ -106,7 +108,6 @@ class Bench:
                 measured = self._dsv(source, store, None, *words) if words else self._load(source, store)
                 found.setdefault(what, []).append(measured)
                 print(f"  {store} {what}: {_text([measured])} {source}", file=sys.stderr, flush=True)
-        return found
 
     def gc(self) -> Measured:
         return self._dsv(OWN, "edits", None, "gc", "--yes", "--grace", "0s")
@@ -145,6 +146,7 @@ def main() -> None:
     parser.add_argument("--files", type=int)
     parser.add_argument("--edits", type=int)
     parser.add_argument("--source", type=Path, action="append", default=[], help="the src of an earlier dsv")
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", default="", help="some of the commands: cache,log")
     options = parser.parse_args()
     sizes = (
@@ -157,19 +159,20 @@ def main() -> None:
             bench = Bench(server, Path(folder), files, edits)
             bench.make()
             sources, only = [OWN, *options.source], [one for one in options.only.split(",") if one]
-            columns = {
-                "at once": bench.measure("whole", [OWN], only),
-                "in edits": bench.measure("edits", sources, only),
-            }
-            print(f"gc: {_text([bench.gc()])}", flush=True)
-            columns["after gc"] = bench.measure("edits", sources, only)
+            columns: dict[str, dict[str, list[Measured]]] = {"at once": {}, "in edits": {}, "after gc": {}}
+            for column in ("in edits", "after gc"):
+                for _ in range(options.rounds):  # in turns, so that a load meets both
+                    bench.measure(columns["at once"], "whole", [OWN], only)
+                    bench.measure(columns[column], "edits", sources, only)
+                if column == "in edits":
+                    print(f"gc: {_text([bench.gc()])}", flush=True)
             print(
                 f"{files:,} files of 8 KB in {edits} edits; seconds (requests), of this dsv and of each --source"
             )
-            print(f"{'':14}" + "".join(f"{name:>32}" for name in columns))
+            print(f"{'':14}" + "".join(f"  {name:>30}" for name in columns))
             for what in columns["in edits"]:
                 cells = (_text(column.get(what, [])) for column in columns.values())
-                print(f"{what:14}" + "".join(f"{cell:>32}" for cell in cells), flush=True)
+                print(f"{what:14}" + "".join(f"  {cell:>30}" for cell in cells), flush=True)
 
 
 def _text(costs: Sequence[Measured]) -> str:

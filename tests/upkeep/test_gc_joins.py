@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from dsv.errors import Denied
+from dsv.errors import Denied, NotFound
 from dsv.format import keys
 from dsv.format.locator import ObjectKind
 from dsv.format.records import Damage
@@ -22,7 +22,8 @@ from dsv.values.ids import ChunkId, CommitId, Nonce
 from dsv.values.names import BranchName
 from tests.kit.packs import verify
 from tests.kit.repositories import DATASET, WRITER, Files, commit, create, read
-from tests.stores.wrapper import Wrapper
+from tests.stores.faulty import Crash
+from tests.stores.wrapper import Watched, Wrapper
 from tests.upkeep.gc_world import SOON, collect
 from tests.upkeep.test_gc import counted
 
@@ -161,3 +162,35 @@ def test_a_locator_is_renewed_again_by_a_machine_with_a_copy_of_the_first_one(tm
     locator = Repository.open(store, None).objects.commit_locator(old)
     assert joined > 1 and locator is not None
     assert {keys.pack_key(pack) for pack in locator.packs} <= set(packs(store))
+
+
+class DiesAfterDelete(Wrapper):
+    """Ends the process when the first locator is deleted."""
+
+    def delete(self, key: str) -> None:
+        self.inner.delete(key)
+        if key.startswith(keys.LOCATOR_PREFIX):
+            raise Crash
+
+
+@pytest.mark.parametrize("same_machine", [False, True])
+def test_the_next_gc_puts_the_locator_of_a_head_that_a_killed_one_has_deleted(
+    tmp_path: Path, same_machine: bool
+) -> None:
+    """Also where copies of metadata answer for the trees."""
+    files, store = some_files(100), MemoryStore()
+    head = in_edits(store, files)
+    metadata = tmp_path / "metadata" if same_machine else None
+    with pytest.raises(Crash):
+        collect(DiesAfterDelete(store), tmp_path / "1", metadata=metadata)
+    with pytest.raises(NotFound):
+        store.get(keys.locator_key(head))
+    collect(store, tmp_path / "2", metadata=metadata)
+    locator = Repository.open(store, None).objects.commit_locator(head)
+    assert locator is not None and {keys.pack_key(pack) for pack in locator.packs} <= set(packs(store))
+    assert len(locator) == 1, "the root's place is all that such a locator has"
+    assert len(packs(store)) == 2 and read(Repository.open(store, None), head) == files
+    asked = list[str]()
+    watched = Watched(store, lambda what, key: asked.append(key) if what == "get" else None)
+    assert collect(watched, tmp_path / "3", metadata=tmp_path / "other").deleted == 0
+    assert asked.count(keys.locator_key(head)) == 1, "by the walk; a gc that deletes nothing renews nothing"

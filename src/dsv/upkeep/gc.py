@@ -60,6 +60,7 @@ from dsv.upkeep.gc_packs import (
     in_batches,
     list_packs,
     order_of_copying,
+    renew_locators,
     replace_indexes,
 )
 from dsv.upkeep.ids import IdSet, Seen
@@ -337,19 +338,23 @@ class Collector:
             self._check_missing(found.missing, rows, listed)
             plan = self.result.plan = found.choose(self._options.max_repack)
             self._progress.note(plan.text)
-            copied = self._copy(found, rows, listed, plan) if plan.rewrite else []
+            heads = [commit for commit in self._heads if commit in self._reached]
+            copied = self._copy(found, rows, listed, plan, heads) if plan.rewrite else []
         packs = sorted({*plan.whole, *copied})
         if len(packs) > MAX_CONDEMNED:
             self._progress.note(f"{len(packs) - MAX_CONDEMNED:,} of these packs will be deleted next time")
-        return packs[:MAX_CONDEMNED]
+        packs = packs[:MAX_CONDEMNED]
+        renew_locators(self._repository, heads, set(packs))
+        return packs
 
-    def _copy(self, found: Needed, rows: IndexRows, listed: ListedPacks, plan: GcPlan) -> list[PackId]:
+    def _copy(
+        self, found: Needed, rows: IndexRows, listed: ListedPacks, plan: GcPlan, heads: list[CommitId]
+    ) -> list[PackId]:
         """Copy objects to new packs, check each, and write indexes of the copies. Return the packs that were
         copied completely within the time."""
         chosen = found.rows_of(plan.rewrite)
         if not len(chosen):
             return []
-        heads = [commit for commit in self._heads if commit in self._reached]
         order = order_of_copying(self._repository.objects, heads, chosen)
         sizes = listed.sizes[listed.ids.places(rows.packs)[chosen["pack"]]]
         self._progress.start(len(plan.rewrite), plan.copied)
@@ -374,7 +379,6 @@ class Collector:
         copies.finish()
         for message in damaged.values():
             self._progress.note(f"{message}, so its pack is kept: dsv verify lists what is lost")
-        copies.renew_locators(heads)
         self.result.copied_bytes = copies.stored
         if left := len(plan.rewrite) - len(done):
             if late := left - len(damaged):

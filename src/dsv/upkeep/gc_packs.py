@@ -445,20 +445,6 @@ class RewrittenPacks:
             for where, (pack, offset, tail) in zip(locator.locations(), moved, strict=True)
         )
 
-    def renew_locators(self, commits: Iterable[CommitId]) -> None:
-        """Give the new places of their roots to the locators of these commits, after `finish`. They stay as they are
-        if nobody may delete them."""
-        store, objects = self._repository.store, self._repository.objects
-        ids = commits if self._repository.format.node_locators else ()
-        # Local copies are not asked: an earlier collection may have replaced what they are of.
-        for commit_id, data in ask_each(lambda one: if_there(partial(store.get, keys.locator_key(one))), ids):
-            with suppress(Denied, IntegrityError, Unsupported):
-                old = Locator.decode(data or b"")
-                if (new := self._renewed(old)) != old:
-                    frame = carrying(new.encode(), objects.commit(commit_id).encode())
-                    store.delete(keys.locator_key(commit_id))
-                    store.put_if_absent(keys.locator_key(commit_id), frame)
-
     def finish(self) -> None:
         for stream in self._streams:
             stream.flush()
@@ -479,6 +465,27 @@ class RewrittenPacks:
         if self._rows:
             put_index(self._repository, self._builder.finish())
         self._builder, self._rows, self._bytes = IndexBuilder(), 0, 0
+
+
+def renew_locators(repository: Repository, commits: Iterable[CommitId], gone: set[PackId]) -> None:
+    """Give the locators of these commits a place of their root outside of the packs that will go, also if a gc was
+    killed between the two writes that this takes. They stay as they are if nobody may delete them."""
+    store, objects = repository.store, repository.objects
+    ids = commits if gone and repository.format.node_locators else ()  # such a locator names the root alone
+
+    def usable(kind: ObjectKind, object_id: Id, pack: PackId) -> bool:
+        return pack not in gone and objects.packs.may_rely(kind, object_id, pack)
+
+    # Local copies are not asked: an earlier collection may have replaced what they are of.
+    for commit_id, data in ask_each(lambda one: if_there(partial(store.get, keys.locator_key(one))), ids):
+        with suppress(Denied, IntegrityError, Unsupported):
+            if data is not None and gone.isdisjoint(Locator.decode(data).packs):
+                continue
+            commit = objects.commit(commit_id)
+            if place := objects.indexes.find(ObjectKind.NODE, commit.root, usable=usable):
+                store.delete(keys.locator_key(commit_id))
+                frame = carrying(Locator.of([place]).encode(), commit.encode())
+                store.put_if_absent(keys.locator_key(commit_id), frame)
 
 
 def _keys(packs: Any, offsets: Any) -> Any:

@@ -126,6 +126,10 @@ class Kept(OpenStore):
     def __init__(self, store: StoreBackend) -> None:
         if isinstance(store, OpenStore):
             super().__init__(store.data, store.names, store._open_names)
+            self._counts, self._lock = (
+                store._counts,
+                store._lock,
+            )  # what all contexts ask for is counted there
         else:
             super().__init__(store)
 

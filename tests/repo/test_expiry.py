@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,22 +11,24 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dsv import reader
-from dsv.errors import Conflict, IntegrityError, NotFound
+from dsv.errors import Conflict, Denied, IntegrityError, NotFound
 from dsv.format import keys, records
 from dsv.format.records import ExpiryAction, ExpiryEntry, TagValue
-from dsv.repo.expiry import ExpiryLog, append, expired, fold, read_expiry
+from dsv.repo import expiry
+from dsv.repo.expiry import ExpiryLog, _ends, append, expired, fold, read_expiry
 from dsv.repo.format_log import EXPIRED_COMMITS
 from dsv.repo.move_refs import _chain_of, _in_order
 from dsv.repo.repository import Repository
 from dsv.repo.resolve import resolve
 from dsv.repo.session import naming
-from dsv.stores.base import Bytes, PutResult
+from dsv.stores.base import Bytes, ListedObject, PutResult, StoreBackend
 from dsv.stores.directory import DirectoryStore
 from dsv.stores.memory import MemoryStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import Rev, TagName
 from tests.kit.repositories import DATASET, WRITER, commit, create
-from tests.stores.wrapper import Wrapper
+from tests.stores.faulty import Crash
+from tests.stores.wrapper import Watched, Wrapper
 
 EXPIRE, DELETE, UNDO, FREE = ExpiryAction
 IDS = [CommitId(bytes([number]) * 32) for number in range(4)]
@@ -137,6 +139,93 @@ def test_a_missing_entry_and_a_moved_one_are_damage(repository: Repository) -> N
     repository.store.put_if_absent(first, replace(ExpiryEntry.decode(data), number=7).encode())
     with pytest.raises(IntegrityError, match="was written for scans 7"):
         read_expiry(Repository.open(repository.store, None).refs, DATASET)
+
+
+def many(repository: Repository, count: int) -> ExpiryLog:
+    """A log of so many entries: the first commit expires and comes back again and again."""
+    for number in range(len(read_expiry(repository.refs, DATASET).entries), count):
+        log = put(repository, UNDO if number % 2 else EXPIRE, IDS[0])
+    return log
+
+
+def joined(store: StoreBackend) -> dict[int, str]:
+    """The keys of joined copies, by the number of the entry after the last one in it."""
+    found = [item.key for item in store.list(keys.expiry_prefix(DATASET)) if item.key.endswith("-joined")]
+    numbers = [keys.parse_expiry_key(key.removesuffix("-joined")) for key in found]
+    return {number[1] + 1: key for number, key in zip(numbers, found, strict=True) if number is not None}
+
+
+@pytest.mark.parametrize("lost", ["nothing", "one", "damaged", "of another", "all"])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_log_is_the_same_with_and_without_joined_copies(lost: str, ordered: bool) -> None:
+    store = MemoryStore()
+    log = many(create(store), 29)
+    copies = joined(store)
+    assert copies.keys() == {8, 16, 24}
+    if lost == "all":
+        for key in copies.values():
+            store.delete(key)
+    elif lost != "nothing":
+        data = store.get(copies[24])
+        store.delete(copies[24])
+        if lost != "one":
+            store.put_if_absent(copies[24], data[:-1] if lost == "damaged" else store.get(copies[8]))
+    refs = Repository.open(store, None).refs
+    if not ordered:
+        refs.store = Backwards(store)
+    assert read_expiry(refs, DATASET) == log == read_expiry(refs, DATASET, singly=True)
+
+
+class Backwards(Wrapper):
+    ordered_listing = False
+
+    def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
+        return iter([*self.inner.list(prefix, start_after)][::-1])
+
+
+def test_joined_copies_have_each_entry_a_few_times_and_lead_to_all(repository: Repository) -> None:
+    many(repository, 520)
+    assert list(joined(repository.store)) == list(range(520, 0, -8))
+    for end in joined(repository.store):
+        parts = [range(one & (one - 1), one) for one in _ends(end)]
+        assert sorted(number for part in parts for number in part) == list(range(end))
+        assert len(parts) <= 7
+
+
+@pytest.mark.parametrize("before", range(3))
+def test_joined_copies_that_a_kill_left_out_are_made_with_the_next_entry(
+    before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what an older version has written, in which there is none. before: how many the killed one has made."""
+    store = MemoryStore()
+    with monkeypatch.context() as older:
+        older.setattr(expiry, "JOINED", 1000)
+        many(create(store), 60)
+
+    def die(what: str, key: str) -> None:
+        if what == "put" and key.endswith("-joined") and len(joined(store)) == before:
+            raise Crash
+
+    with pytest.raises(Crash):
+        many(Repository.open(Watched(store, die), None), 61)
+    assert len(joined(store)) == before
+    log = many(Repository.open(store, None), 62)
+    assert joined(store).keys() == {32, 48, 56} and len(log.entries) == 62
+    assert read_expiry(Repository.open(store, None).refs, DATASET) == log
+
+
+def test_who_may_not_write_a_joined_copy_writes_entries_all_the_same() -> None:
+    class Refuses(Wrapper):
+        def put_if_absent(self, key: str, data: Bytes) -> PutResult:
+            if key.endswith("-joined"):
+                raise Denied("no", subject=key)
+            return self.inner.put_if_absent(key, data)
+
+    store = MemoryStore()
+    create(store)
+    log = many(Repository.open(Refuses(store), None), 9)
+    assert len(log.entries) == 9 and not joined(store)
+    assert many(Repository.open(store, None), 10).entries[:9] == log.entries and joined(store).keys() == {8}
 
 
 def test_the_error_says_when_and_by_whom(repository: Repository) -> None:

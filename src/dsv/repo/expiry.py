@@ -13,6 +13,9 @@ gc frees commits whose grace (`upkeep.expire.grace_ends`) is over, by the store'
 them. Then exactly the commits of `log.freed` are no roots, whatever names them. A commit that expired by `expire` is
 not freed while a branch or a tag names it. One that expired by `delete` is: its whole dataset is deleted.
 
+So that a log of many entries is read with few requests, `append` stores joined copies of them: of each 8, and of the
+entries before their end whose number is the largest power of two that divides it. Entries without one are read singly.
+
 A store gets the feature `expired-commits` before its first entry. Without the feature the log is not read.
 
 Races: a process that names an older commit by a branch or a tag writes the name and then reads the log
@@ -30,9 +33,17 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from dsv.errors import Conflict, DsvError, IntegrityError, NotFound
+from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, Unsupported
 from dsv.format import keys
-from dsv.format.records import MAX_COMMITS, ExpiryAction, ExpiryEntry, Feature, FeatureRule, WriterIdentity
+from dsv.format.records import (
+    JOINED_MAX,
+    MAX_COMMITS,
+    ExpiryAction,
+    ExpiryEntry,
+    Feature,
+    FeatureRule,
+    WriterIdentity,
+)
 from dsv.repo.errors import broken, explain_denied_write
 from dsv.repo.format_log import EXPIRED_COMMITS
 from dsv.repo.refs.branches import Refs, is_deleted_dataset
@@ -45,6 +56,10 @@ from dsv.values.units import rfc3339
 if TYPE_CHECKING:
     from dsv.repo.repository import Repository
     from dsv.values.names import DatasetName
+
+
+JOINED = 8
+"""Entries of an expiry log after which a joined copy is stored."""
 
 
 class ExpiryState(msgspec.Struct, frozen=True):
@@ -101,26 +116,73 @@ def fold(entries: Iterable[ExpiryEntry]) -> dict[CommitId, ExpiryState]:
     return states
 
 
-def read_expiry(refs: Refs, dataset: DatasetName) -> ExpiryLog:
+def read_expiry(refs: Refs, dataset: DatasetName, *, singly: bool = False) -> ExpiryLog:
     """Return the log of a dataset. If the store has no log, it is empty and no request is sent. Entries that
-    this process has already read are not read again, because they never change.
+    this process has already read are not read again, because they never change. singly: read each entry by itself.
 
     Raises `IntegrityError` if an entry is missing or damaged.
     """
-    entries = list(refs.expiry.get(dataset, ()))
+    entries = {} if singly else dict(enumerate(refs.expiry.get(dataset, ())))
     if refs.layout is None or not refs.layout.has(EXPIRED_COMMITS):
         return ExpiryLog(dataset)
-    listed = () if entries else parsed(keys.parse_expiry_key, refs.store.list(keys.expiry_prefix(dataset)))
-    newest = max((number for _, number in listed), default=len(entries) - 1)
-    for number, entry in ask_each(partial(expiry_entry, refs, dataset), range(len(entries), newest + 1)):
+    newest = len(entries) - 1
+    if not entries:
+        newest, refs.joined[dataset] = _listed(refs, dataset)
+        ends = [] if singly else _ends(refs.joined[dataset])
+        for _, together in ask_each(partial(_joined, refs, dataset), ends):
+            entries.update(together)
+    left = [number for number in range(newest + 1) if number not in entries]
+    for number, entry in ask_each(partial(expiry_entry, refs, dataset), left):
         if entry is None:
             key = keys.expiry_key(dataset, number)
             raise refs.erased(dataset) or broken(key, f"the expiry log of {dataset} lacks its entry {number}")
-        entries.append(entry)
+        entries[number] = entry
     while (later := expiry_entry(refs, dataset, len(entries))) is not None:  # a listing may lag behind
-        entries.append(later)
-    refs.expiry[dataset] = tuple(entries)
-    return ExpiryLog(dataset, tuple(entries))
+        entries[len(entries)] = later
+    refs.expiry[dataset] = tuple(entries[number] for number in range(len(entries)))
+    return ExpiryLog(dataset, refs.expiry[dataset])
+
+
+def _listed(refs: Refs, dataset: DatasetName) -> tuple[int, int]:
+    """Return the number of the newest listed entry, and the end of the last joined copy. Later ones come first."""
+    newest, joined = -1, 0
+    for item in refs.store.list(keys.expiry_prefix(dataset)):
+        if (found := keys.parse_expiry_key(item.key.removesuffix(keys.EXPIRY_JOINED))) is not None:
+            newest = max(newest, found[1])
+            if item.key.endswith(keys.EXPIRY_JOINED):
+                joined = max(joined, found[1] + 1)
+                if refs.store.ordered_listing:
+                    break
+    return newest, joined
+
+
+def _ends(end: int) -> list[int]:
+    """Return where the joined copies end that together have all entries before this end, the last one first."""
+    return [end, *_ends(end & (end - 1))] if end else []
+
+
+def _joined(refs: Refs, dataset: DatasetName, end: int) -> dict[int, ExpiryEntry]:
+    """Return the entries of a joined copy by number; none if it is missing or damaged."""
+    with suppress(IntegrityError, NotFound, Unsupported, msgspec.DecodeError):
+        data = refs.store.get(keys.expiry_key(dataset, end - 1) + keys.EXPIRY_JOINED, JOINED_MAX)
+        entries = [ExpiryEntry.decode(one) for one in msgspec.msgpack.decode(data, type=list[bytes])]
+        numbers = range(end & (end - 1), end)
+        if [(one.dataset, one.number) for one in entries] == [(dataset, number) for number in numbers]:
+            return dict(zip(numbers, entries, strict=True))
+    return {}
+
+
+def _join(repository: Repository, log: ExpiryLog) -> None:
+    """Store the joined copies that a log lacks, the first one first. Readers do without them."""
+    refs, dataset = repository.refs, log.dataset
+    for end in reversed(_ends(len(log.entries) // JOINED * JOINED)):
+        if end > refs.joined.get(dataset, 0):
+            repository.format.check(repository.store.url, writing=True)
+            data = msgspec.msgpack.encode([one.encode() for one in log.entries[end & (end - 1) : end]])
+            if len(data) <= JOINED_MAX:
+                key = keys.expiry_key(dataset, end - 1) + keys.EXPIRY_JOINED
+                refs.put(key, data, f"the expiry log of {dataset}")
+            refs.joined[dataset] = end
 
 
 def freed_at_least(refs: Refs, dataset: DatasetName) -> set[CommitId]:
@@ -192,6 +254,8 @@ def append(
         log = read_expiry(refs, dataset)
         commits = log.affected(action, choose(log))
         if not commits:
+            with suppress(DsvError):
+                _join(repository, log)
             return log
         # After the log is read: a process that renames the dataset takes the next number after that.
         gone = refs.dataset_tombstone(dataset)

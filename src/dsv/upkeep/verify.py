@@ -259,7 +259,7 @@ class Verifier:
         refs = self.repository.refs
         home = refs.home(dataset)
         try:
-            self._expired.update((log := read_expiry(refs, home)).states)
+            self._expired.update((log := read_expiry(refs, home, singly=True)).states)
             return log.freed
         except IntegrityError as error:
             self._failed("expiry", str(home), error)

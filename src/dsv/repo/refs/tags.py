@@ -43,6 +43,7 @@ class Tags:
         self.store = store
         self.expiry: dict[DatasetName, tuple[ExpiryEntry, ...]] = {}
         """The entries of expiry logs that were read; see `repo.expiry`."""
+        self.joined: dict[DatasetName, int] = {}  # how many first entries of such a log have joined copies
         self.answers = Answers()
         self._lost: dict[tuple[DatasetName, TagName], TagValue] = {}  # of which only the copy is there
         self.layout: FormatLog | None = None

@@ -31,6 +31,7 @@ from dsv.format import locator as place
 from dsv.format.locator import ObjectKind
 from dsv.format.segment import Segment
 from dsv.format.tree import Entry, Kind
+from dsv.repo import expiry
 from dsv.repo.objects import checks
 from dsv.run import record
 from dsv.values import names, paths
@@ -375,6 +376,7 @@ LIMITS = {
     "packs in one `gc-condemned`": records.MAX_CONDEMNED,
     "packs, objects, or missing objects of a `damage`": records.MAX_MARKS,
     "commits of an entry of an expiry log": records.MAX_COMMITS,
+    "bytes of a joined copy of entries of an expiry log": expiry.JOINED_MAX,
     "files, or objects, of an `erasure`": records.MAX_ERASED,
     "parents of a commit": records.MAX_PARENTS,
     "levels of a tree": tree.MAX_LEVEL,

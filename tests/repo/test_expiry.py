@@ -24,6 +24,7 @@ from dsv.repo.session import naming
 from dsv.stores.base import Bytes, ListedObject, PutResult, StoreBackend
 from dsv.stores.directory import DirectoryStore
 from dsv.stores.memory import MemoryStore
+from dsv.stores.open import OpenStore
 from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import Rev, TagName
 from tests.kit.repositories import DATASET, WRITER, commit, create
@@ -181,6 +182,17 @@ class Backwards(Wrapper):
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ListedObject]:
         return iter([*self.inner.list(prefix, start_after)][::-1])
+
+
+@pytest.mark.parametrize("suffix", ["", keys.EXPIRY_JOINED])
+def test_a_key_of_a_far_entry_is_refused_with_few_requests(suffix: str) -> None:
+    store = OpenStore(MemoryStore())
+    many(create(store), 9)
+    store.put_if_absent(f"{keys.expiry_prefix(DATASET)}{0:016x}{suffix}", b"x")
+    refs, before = Repository.open(store, None).refs, store.counts
+    with pytest.raises(IntegrityError, match="lacks its entry 9"):
+        read_expiry(refs, DATASET)
+    assert (store.counts - before).requests < 300
 
 
 def test_joined_copies_have_each_entry_a_few_times_and_lead_to_all(repository: Repository) -> None:

@@ -27,6 +27,12 @@ LAST = RetentionRules(last=1)
 ENTRY = keys.expiry_key(DATASET, 0)
 
 
+@pytest.fixture(autouse=True, params=[8, 1], ids=["", "joined"])
+def joined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with a joined copy after each entry."""
+    monkeypatch.setattr("dsv.repo.expiry.JOINED", request.param)
+
+
 def four() -> tuple[MemoryStore, list[CommitId]]:
     store = MemoryStore()
     repository = create(store)

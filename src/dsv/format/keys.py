@@ -40,8 +40,7 @@ LAST_MOVE = _TOP_SEQ
 """The largest number of a move of a branch."""
 TAG_COPY = "-copy"
 """Behind the key of a tag's record: the key of its second copy."""
-EXPIRY_JOINED = "-joined"
-"""Behind the key of an entry of an expiry log: the key of a copy of it and of entries before it."""
+EXPIRY_JOINED = "-joined"  # behind the key of an entry: the key of a copy of it and of entries before it
 _RULE = "0-rule-"
 _FILTER = "-filter"
 _MERGE = "merge-"

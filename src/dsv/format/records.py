@@ -397,10 +397,6 @@ class ExpiryAction(enum.StrEnum):
     """A garbage collection removes the content of expired commits. This can't be undone."""
 
 
-JOINED_MAX = 1 << 26
-"""Maximum size in bytes of a copy of several entries of an expiry log."""
-
-
 class ExpiryEntry(Record, frozen=True):
     kind = "expiry"
     action: ExpiryAction

@@ -13,8 +13,8 @@ gc frees commits whose grace (`upkeep.expire.grace_ends`) is over, by the store'
 them. Then exactly the commits of `log.freed` are no roots, whatever names them. A commit that expired by `expire` is
 not freed while a branch or a tag names it. One that expired by `delete` is: its whole dataset is deleted.
 
-So that a log of many entries is read with few requests, `append` stores joined copies of them: of each 8, and of the
-entries before their end whose number is the largest power of two that divides it. Entries without one are read singly.
+After each 8 entries a joined copy is stored, so that a log is read with few requests: of as many entries as the
+largest power of two that divides the number of all. Entries that are in none are read one by one.
 
 A store gets the feature `expired-commits` before its first entry. Without the feature the log is not read.
 
@@ -35,15 +35,7 @@ from msgspec.structs import replace
 
 from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, Unsupported
 from dsv.format import keys
-from dsv.format.records import (
-    JOINED_MAX,
-    MAX_COMMITS,
-    ExpiryAction,
-    ExpiryEntry,
-    Feature,
-    FeatureRule,
-    WriterIdentity,
-)
+from dsv.format.records import MAX_COMMITS, ExpiryAction, ExpiryEntry, Feature, FeatureRule, WriterIdentity
 from dsv.repo.errors import broken, explain_denied_write
 from dsv.repo.format_log import EXPIRED_COMMITS
 from dsv.repo.refs.branches import Refs, is_deleted_dataset
@@ -56,10 +48,6 @@ from dsv.values.units import rfc3339
 if TYPE_CHECKING:
     from dsv.repo.repository import Repository
     from dsv.values.names import DatasetName
-
-
-JOINED = 8
-"""Entries of an expiry log after which a joined copy is stored."""
 
 
 class ExpiryState(msgspec.Struct, frozen=True):
@@ -117,21 +105,25 @@ def fold(entries: Iterable[ExpiryEntry]) -> dict[CommitId, ExpiryState]:
 
 
 def read_expiry(refs: Refs, dataset: DatasetName, *, singly: bool = False) -> ExpiryLog:
-    """Return the log of a dataset. If the store has no log, it is empty and no request is sent. Entries that
-    this process has already read are not read again, because they never change. singly: read each entry by itself.
+    """Return the log of a dataset. If the store has no log, it is empty and no request is sent. What this process has
+    read is not read again, because it never changes. singly: read each entry by itself, and all of them again.
 
     Raises `IntegrityError` if an entry is missing or damaged.
     """
     entries = {} if singly else dict(enumerate(refs.expiry.get(dataset, ())))
     if refs.layout is None or not refs.layout.has(EXPIRED_COMMITS):
         return ExpiryLog(dataset)
-    newest = len(entries) - 1
-    if not entries:
-        newest, refs.joined[dataset] = _listed(refs, dataset)
-        ends = [] if singly else _ends(refs.joined[dataset])
-        for _, together in ask_each(partial(_joined, refs, dataset), ends):
-            entries.update(together)
-    left = [number for number in range(newest + 1) if number not in entries]
+    newest, joined = len(entries) - 1, 0
+    for item in () if entries else refs.store.list(keys.expiry_prefix(dataset)):
+        key = item.key.removesuffix(keys.EXPIRY_JOINED)
+        if (found := keys.parse_expiry_key(key)) is not None:
+            newest, joined = max(newest, found[1]), max(joined, (found[1] + 1) * (key != item.key))
+        if joined and refs.store.ordered_listing:
+            break
+    refs.joined[dataset] = joined or refs.joined.get(dataset, 0)
+    for _, some in ask_each(partial(_joined, refs, dataset), () if singly else _ends(joined)):
+        entries.update(some)
+    left = (number for number in range(newest + 1) if number not in entries)
     for number, entry in ask_each(partial(expiry_entry, refs, dataset), left):
         if entry is None:
             key = keys.expiry_key(dataset, number)
@@ -141,19 +133,6 @@ def read_expiry(refs: Refs, dataset: DatasetName, *, singly: bool = False) -> Ex
         entries[len(entries)] = later
     refs.expiry[dataset] = tuple(entries[number] for number in range(len(entries)))
     return ExpiryLog(dataset, refs.expiry[dataset])
-
-
-def _listed(refs: Refs, dataset: DatasetName) -> tuple[int, int]:
-    """Return the number of the newest listed entry, and the end of the last joined copy. Later ones come first."""
-    newest, joined = -1, 0
-    for item in refs.store.list(keys.expiry_prefix(dataset)):
-        if (found := keys.parse_expiry_key(item.key.removesuffix(keys.EXPIRY_JOINED))) is not None:
-            newest = max(newest, found[1])
-            if item.key.endswith(keys.EXPIRY_JOINED):
-                joined = max(joined, found[1] + 1)
-                if refs.store.ordered_listing:
-                    break
-    return newest, joined
 
 
 def _ends(end: int) -> list[int]:
@@ -166,23 +145,8 @@ def _joined(refs: Refs, dataset: DatasetName, end: int) -> dict[int, ExpiryEntry
     with suppress(IntegrityError, NotFound, Unsupported, msgspec.DecodeError):
         data = refs.store.get(keys.expiry_key(dataset, end - 1) + keys.EXPIRY_JOINED, JOINED_MAX)
         entries = [ExpiryEntry.decode(one) for one in msgspec.msgpack.decode(data, type=list[bytes])]
-        numbers = range(end & (end - 1), end)
-        if [(one.dataset, one.number) for one in entries] == [(dataset, number) for number in numbers]:
-            return dict(zip(numbers, entries, strict=True))
+        return {one.number: one for one in entries if one.dataset == dataset and one.number < end}
     return {}
-
-
-def _join(repository: Repository, log: ExpiryLog) -> None:
-    """Store the joined copies that a log lacks, the first one first. Readers do without them."""
-    refs, dataset = repository.refs, log.dataset
-    for end in reversed(_ends(len(log.entries) // JOINED * JOINED)):
-        if end > refs.joined.get(dataset, 0):
-            repository.format.check(repository.store.url, writing=True)
-            data = msgspec.msgpack.encode([one.encode() for one in log.entries[end & (end - 1) : end]])
-            if len(data) <= JOINED_MAX:
-                key = keys.expiry_key(dataset, end - 1) + keys.EXPIRY_JOINED
-                refs.put(key, data, f"the expiry log of {dataset}")
-            refs.joined[dataset] = end
 
 
 def freed_at_least(refs: Refs, dataset: DatasetName) -> set[CommitId]:
@@ -233,6 +197,8 @@ def check_not_expired(refs: Refs, dataset: DatasetName, commit: CommitId) -> Non
 
 
 FEATURE = Feature(EXPIRED_COMMITS, FeatureRule.READ_ONLY)
+JOINED, JOINED_MAX = 8, 1 << 26
+"""The entries of a log after which a joined copy is stored, and the maximum size of such a copy in bytes."""
 
 
 def append(
@@ -254,8 +220,6 @@ def append(
         log = read_expiry(refs, dataset)
         commits = log.affected(action, choose(log))
         if not commits:
-            with suppress(DsvError):
-                _join(repository, log)
             return log
         # After the log is read: a process that renames the dataset takes the next number after that.
         gone = refs.dataset_tombstone(dataset)
@@ -273,14 +237,22 @@ def append(
 
 
 def put_entry(repository: Repository, entry: ExpiryEntry) -> bool:
-    """Write an entry after those that were read. Return False if another writer has won its number."""
+    """Write an entry after those that were read, and joined copies that are missing then, the first one first. Return
+    False if another writer has won its number."""
     refs, dataset = repository.refs, entry.dataset
     key, what = keys.expiry_key(dataset, entry.number), f"the expiry log of {dataset}"
     with explain_denied_write(repository.store.url):
         won = refs.put_record(key, entry, what, partial(expiry_entry, refs, dataset, entry.number))
     known = refs.expiry.get(dataset, ())
     if won and len(known) == entry.number:  # all entries before it are known
-        refs.expiry[dataset] = (*known, entry)
+        entries = refs.expiry[dataset] = (*known, entry)
+        ends = _ends(len(entries) // JOINED * JOINED)
+        with suppress(DsvError):  # readers do without joined copies
+            for end in sorted(one for one in ends if one > refs.joined.get(dataset, 0)):
+                data = msgspec.msgpack.encode([one.encode() for one in entries[end & (end - 1) : end]])
+                if len(data) <= JOINED_MAX:
+                    refs.put(keys.expiry_key(dataset, end - 1) + keys.EXPIRY_JOINED, data, what)
+                refs.joined[dataset] = end
     return won
 
 

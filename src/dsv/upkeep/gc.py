@@ -268,6 +268,7 @@ class Collector:
         self._progress.note(f"{format_count(len(roots), 'commit')} needed, {len(new):,} of them to look at")
         reach(self._repository.objects, new, lambda _, ids: needed.add(ids), self._seen, self._progress)
         self._reached.update(new)
+        self._heads[:] = [commit_id for commit_id in dict.fromkeys(self._heads) if commit_id in self._reached]
         for commit_id in following:
             self._keep(commit_id)
 
@@ -338,24 +339,20 @@ class Collector:
             self._check_missing(found.missing, rows, listed)
             plan = self.result.plan = found.choose(self._options.max_repack)
             self._progress.note(plan.text)
-            heads = [commit for commit in self._heads if commit in self._reached]
-            copied = self._copy(found, rows, listed, plan, heads) if plan.rewrite else []
+            copied = self._copy(found, rows, listed, plan) if plan.rewrite else []
         packs = sorted({*plan.whole, *copied})
         if len(packs) > MAX_CONDEMNED:
             self._progress.note(f"{len(packs) - MAX_CONDEMNED:,} of these packs will be deleted next time")
-        packs = packs[:MAX_CONDEMNED]
-        renew_locators(self._repository, heads, set(packs))
-        return packs
+        renew_locators(self._repository, self._heads, set(packs[:MAX_CONDEMNED]))
+        return packs[:MAX_CONDEMNED]
 
-    def _copy(
-        self, found: Needed, rows: IndexRows, listed: ListedPacks, plan: GcPlan, heads: list[CommitId]
-    ) -> list[PackId]:
+    def _copy(self, found: Needed, rows: IndexRows, listed: ListedPacks, plan: GcPlan) -> list[PackId]:
         """Copy objects to new packs, check each, and write indexes of the copies. Return the packs that were
         copied completely within the time."""
         chosen = found.rows_of(plan.rewrite)
         if not len(chosen):
             return []
-        order = order_of_copying(self._repository.objects, heads, chosen)
+        order = order_of_copying(self._repository.objects, self._heads, chosen)
         sizes = listed.sizes[listed.ids.places(rows.packs)[chosen["pack"]]]
         self._progress.start(len(plan.rewrite), plan.copied)
         copies, done = RewrittenPacks(self._repository, chosen, rows.packs), list[PackId]()

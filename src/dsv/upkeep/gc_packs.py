@@ -472,20 +472,15 @@ def renew_locators(repository: Repository, commits: Iterable[CommitId], gone: se
     killed between the two writes that this takes. They stay as they are if nobody may delete them."""
     store, objects = repository.store, repository.objects
     ids = commits if gone and repository.format.node_locators else ()  # such a locator names the root alone
-
-    def usable(kind: ObjectKind, object_id: Id, pack: PackId) -> bool:
-        return pack not in gone and objects.packs.may_rely(kind, object_id, pack)
-
     # Local copies are not asked: an earlier collection may have replaced what they are of.
     for commit_id, data in ask_each(lambda one: if_there(partial(store.get, keys.locator_key(one))), ids):
         with suppress(Denied, IntegrityError, Unsupported):
-            if data is not None and gone.isdisjoint(Locator.decode(data).packs):
-                continue
-            commit = objects.commit(commit_id)
-            if place := objects.indexes.find(ObjectKind.NODE, commit.root, usable=usable):
-                store.delete(keys.locator_key(commit_id))
-                frame = carrying(Locator.of([place]).encode(), commit.encode())
-                store.put_if_absent(keys.locator_key(commit_id), frame)
+            if data is None or not gone.isdisjoint(Locator.decode(data).packs):
+                commit, usable = objects.commit(commit_id), lambda *at: at[2] not in gone
+                if place := objects.indexes.find(ObjectKind.NODE, commit.root, usable=usable):
+                    store.delete(keys.locator_key(commit_id))
+                    frame = carrying(Locator.of([place]).encode(), commit.encode())
+                    store.put_if_absent(keys.locator_key(commit_id), frame)
 
 
 def _keys(packs: Any, offsets: Any) -> Any:

@@ -41,8 +41,7 @@ Name = TypeVar("Name", DatasetName, BranchName, TagName)
 class Tags:
     def __init__(self, store: StoreBackend) -> None:
         self.store = store
-        self.expiry: dict[DatasetName, tuple[ExpiryEntry, ...]] = {}
-        """The entries of expiry logs that were read; see `repo.expiry`."""
+        self.expiry: dict[DatasetName, tuple[ExpiryEntry, ...]] = {}  # of logs that were read: `repo.expiry`
         self.joined: dict[DatasetName, int] = {}  # how many first entries of such a log have joined copies
         self.answers = Answers()
         self._lost: dict[tuple[DatasetName, TagName], TagValue] = {}  # of which only the copy is there

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dsv.errors import Denied
 from dsv.format import keys
-from dsv.format.records import TagValue
-from dsv.repo.expiry import read_expiry
+from dsv.format.records import ExpiryAction, TagValue
+from dsv.repo.expiry import append, read_expiry
 from dsv.repo.session import naming, point_branch
 from dsv.stores.base import StoreBackend
 from dsv.stores.memory import MemoryStore
@@ -21,6 +23,7 @@ from dsv.values.ids import CommitId, Nonce
 from dsv.values.names import BranchName, TagName
 from tests.kit.repositories import DATASET, WRITER, commit, create, read
 from tests.stores.wrapper import ReadOnly
+from tests.upkeep.gc_world import SOON, collect
 from tests.upkeep.test_delete_dataset import Died, Dying, heads, make, opened
 
 LAST = RetentionRules(last=1)
@@ -97,6 +100,31 @@ def test_killed_at_any_write_the_same_command_does_the_rest(
         if dying.puts <= at:
             break
     assert at > 3
+
+
+def test_undo_and_grace_hold_in_a_log_of_many_entries(tmp_path: Path) -> None:
+    store, commits = four()
+    repository = opened(store)
+    for number in range(20):
+        action = ExpiryAction.UNDO if number % 2 else ExpiryAction.EXPIRE
+        append(repository, WRITER, DATASET, action, lambda _: commits[:1])
+    assert len(list(store.list(keys.expiry_prefix(DATASET)))) > 20, "joined copies"
+    expire(repository, WRITER, plan_expiry(repository, DATASET, LAST))
+    own_grace = replace(SOON, grace=None)
+    assert collect(store, tmp_path / "1", own_grace).freed == {}, "for two weeks"
+    assert undo_expiry(opened(store), WRITER, DATASET, commits[:2]) == (commits[:2], [])
+    assert collect(store, tmp_path / "2").freed == {DATASET: 1}
+    again = opened(store)
+    expire(again, WRITER, replace(plan_expiry(again, DATASET, LAST), undo_for=3600))
+    assert collect(store, tmp_path / "3").freed == {}, "for an hour"
+    assert undo_expiry(opened(store), WRITER, DATASET, commits[:1]) == (commits[:1], [])
+    again = opened(store)
+    expire(again, WRITER, plan_expiry(again, DATASET, LAST))
+    assert collect(store, tmp_path / "4").freed == {DATASET: 1}
+    assert undo_expiry(opened(store), WRITER, DATASET, commits[:3]) == (
+        commits[1:2],
+        [commits[0], commits[2]],
+    )
 
 
 def test_a_run_of_the_last_year_keeps_its_commit() -> None:

@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 from dsv.api.doctor import LITTLE_ROOM
+from dsv.cache.inventory import take_inventory
+from dsv.cache.record import Extent, add_share, read_record
+from dsv.cache.root import CacheRoot
 from dsv.format.locator import ObjectKind
 from dsv.stores.base import Bytes, PutResult
 from dsv.stores.directory import DirectoryStore
@@ -40,6 +43,19 @@ def test_the_size_of_the_runs_own_folders_is_named(pets: Dsv) -> None:
     write_files(folder, {"pets/a-run/out/m": bytes(range(256)) * 4000})
     size = 512 * (folder / "pets/a-run/out/m").stat().st_blocks
     assert findings(pets)["run folders"]["text"].startswith(f"{format_bytes(size)} in {folder}; ")
+
+
+def test_accounts_of_a_cache_are_compared_with_the_disk_and_corrected(pets: Dsv) -> None:
+    folder = Path(pets.ok("cache", "pets@v1", "--json").json["items"][0]["path"])
+    assert findings(pets)["cache accounts"]["text"].endswith("agree with the disk")
+    (record,) = take_inventory(root := CacheRoot(Path(pets.environ["DSV_CACHE"]))).visible
+    known = read_record(root, record.place)
+    assert known is not None and folder == record.path
+    add_share(root, record.place, known.fill, Extent(5_000_000, 1))
+    wrong = findings(pets)["cache accounts"]
+    assert wrong["state"] == "warn" and wrong["text"].endswith("are wrong by 5.00 MB")
+    pets.ok("cached", "--recount")
+    assert findings(pets)["cache accounts"]["text"].endswith("agree with the disk")
 
 
 def test_all_is_well(pets: Dsv) -> None:

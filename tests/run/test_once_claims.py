@@ -21,7 +21,6 @@ from dsv.run.once_claims import (
     KeyClaims,
     Miss,
     NotEnded,
-    Unclaimed,
     Wait,
     beats_of,
     look,
@@ -80,7 +79,7 @@ class Lab:
         self.looks += 1
         self.meanwhile()
 
-    def settle(self, number: int = 9) -> Hit | KeyClaim | Unclaimed:
+    def settle(self, number: int = 9) -> Hit | KeyClaim:
         wait = Wait(
             self.notes.append,
             lambda by: self.settled.append(by.run),
@@ -289,7 +288,8 @@ def test_who_may_not_write_the_names_runs_unclaimed_and_may_hit(lab: Lab) -> Non
         return put(key, data)
 
     lab.store.put_if_absent = denied  # type: ignore[method-assign,assignment]
-    assert lab.settle() == Unclaimed("not there")
+    with pytest.raises(Denied):
+        lab.settle()
     assert lab.beating() == []
     lab.store.put_if_absent = put  # type: ignore[method-assign]
     lab.claimed_by(1)

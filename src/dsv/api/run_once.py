@@ -15,7 +15,7 @@ from dsv.api.run_into import put_output
 from dsv.api.run_output import serve_output
 from dsv.api.run_staging import RunStaging
 from dsv.api.runs import Runs, open_runs
-from dsv.errors import Conflict, DsvError, IntegrityError, NotFound, UsageError
+from dsv.errors import Conflict, Denied, DsvError, IntegrityError, NotFound, Unsupported
 from dsv.files.errors import as_error
 from dsv.periodic import now_ms
 from dsv.repo.expiry import check_not_expired
@@ -31,10 +31,10 @@ from dsv.run.once_claims import (
     Claimant,
     Hit,
     Judge,
+    KeyClaim,
     KeyClaims,
     Miss,
     NotEnded,
-    Unclaimed,
     Verdict,
     Wait,
     look,
@@ -66,40 +66,37 @@ class Gate:
     """None if this run is not to be claimed."""
     _beats: Beats | None = None
     _runs: Runs | None = None
+    _waited: bool = False
 
     def look(self, launch: Launch) -> RunView | None:
         try:
             self._make(launch)
             verdict = None if launch.spec.fresh else look(self._claims(), self._judge)[1]
-        except UsageError:
-            raise
-        except DsvError as error:
+        except Denied as error:  # who may not read the claims; any other error of the store is one of the run
             self._say_unclaimed(error.message)
             return None
         return self._served(launch, verdict.record) if isinstance(verdict, Hit) else None
 
     def around(self, launch: Launch, run: Callable[[Launch], RunView]) -> RunView:
+        if self._made is not None and (why := _former_content(launch)) is not None:
+            self._say_unclaimed(why)
         if self._made is None:
             return run(launch)
-        claims, last = self._claims(), None
-        judge: Judge = self._judge
-        place, store, note = launch.place, self._repository.store, self.context.progress.note
+        last, place, store, note = None, launch.place, self._repository.store, self.context.progress.note
         mine = Claimant(dataset=launch.main.dataset, run=launch.run, host=place.host, user=place.user)
         beats = Beats(store, mine.dataset, mine.run)
         try:
             if launch.spec.fresh:
-                last, judge = look(claims, self._judge)[1], _never
+                last = look(self._claims(), self._judge)[1]
             self._repository.format.check(store.url, writing=True)
-            decided = settle(claims, mine, judge, beats, Wait(note, self._complete))
-        except DsvError as error:
-            decided = Unclaimed(error.message)
-        if isinstance(decided, Hit):
-            return self._served(launch, decided.record)
-        if isinstance(decided, Unclaimed):
-            self._say_unclaimed(decided.why)
+            decided = self._settled(launch, mine, beats)
+        except (Denied, Unsupported) as error:
+            self._say_unclaimed(error.message)
         else:
+            if isinstance(decided, Hit):
+                return self._served(launch, decided.record)
             launch, self._beats = replace(launch, once=self._once), beats
-            if not claims.one_wins and first_time(place, "once-without-winner"):
+            if not self._claims().one_wins and first_time(place, "once-without-winner"):
                 note("in this store, two equal runs that begin at once may both run")
         try:
             view = run(launch)
@@ -112,6 +109,24 @@ class Gate:
         if isinstance(last, Hit):
             self._compare(view.record, last.record)
         return view
+
+    def _settled(self, launch: Launch, mine: Claimant, beats: Beats) -> Hit | KeyClaim:
+        """Return the result or the claim of this run. After waiting for another run the key is made again: inputs may
+        have been erased meanwhile."""
+        judge: Judge = _never if launch.spec.fresh else self._judge
+        while True:
+            self._waited, key = False, self._once.key
+            decided = settle(
+                self._claims(), mine, judge, beats, Wait(self.context.progress.note, self._complete)
+            )
+            if not self._waited:
+                return decided
+            self._repository.objects.forget_erasures()
+            self._make(launch)
+            if isinstance(decided, KeyClaim):
+                if self._once.key == key:
+                    return decided
+                beats.remove()  # nobody is to wait for that claim
 
     def checked(self, launch: Launch) -> Launch:
         if launch.once is None:
@@ -173,6 +188,7 @@ class Gate:
         return KeyClaims(self._repository.store, self._once.key)
 
     def _complete(self, by: Claimant) -> None:
+        self._waited = True
         with suppress(DsvError, OSError):
             self._runs = self._runs or self.opened.enter_context(open_runs(self.context, self.environ))
             self._runs.settle_claimed(by)
@@ -182,9 +198,15 @@ class Gate:
         self.context.progress.note(f"this run is nobody's result, so it may be repeated: {why}")
 
     def _judge(self, by: Claimant) -> Verdict:
-        runs, record = RunStore(self._repository.store), None
         try:
-            record = runs.read(StoredRun(by.dataset, by.run, frozenset((RECORD,))))
+            return self._judged(by)
+        except (IntegrityError, Unsupported) as error:
+            return Miss(f"run {by.run} has a record or an output that can't be read: {error.message}")
+
+    def _judged(self, by: Claimant) -> Verdict:
+        runs = RunStore(self._repository.store)
+        try:
+            record: RunRecord | None = runs.read(StoredRun(by.dataset, by.run, frozenset((RECORD,))))
         except NotFound:
             record = runs.newest(by.dataset, by.run)
         if record is None:
@@ -265,6 +287,18 @@ class Gate:
 
 def _imports_freely(launch: Launch) -> bool:
     return launch.spec.image is None and launch.code is None
+
+
+def _former_content(launch: Launch) -> str | None:
+    """Return why something that the job has not made may be in its output, or None."""
+    if launch.spec.out is None:
+        return None
+    if not launch.chosen.engine.shares_folders:
+        return f"nobody knows here what lies in {launch.out} already"
+    with suppress(OSError):
+        if {path.name for path in launch.out.iterdir()} - {PARAMS_FILE}:
+            return f"{launch.out} is not empty, and what lies there becomes part of the output"
+    return None
 
 
 def _never(_: Claimant) -> Verdict:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from dsv.errors import Denied, DsvError, Unsupported
+from dsv.errors import DsvError, IntegrityError
 from dsv.format.keys import beat_key, beats_prefix, once_key, once_prefix, parse_beat_key, parse_once_key
 from dsv.periodic import NEVER, Periodic, now_ms
 from dsv.run.record import RunId, RunRecord, parse_name
@@ -62,9 +62,8 @@ class KeyClaims:
         number = max((number for _, number in listed), default=None)
         if number is None:
             return None
-        data = self.store.get(once_key(self.key, number), _MAX)
-        with suppress(msgspec.DecodeError):
-            return KeyClaim(number, _CLAIMANT.decode(data))
+        with suppress(msgspec.DecodeError, IntegrityError):  # too long
+            return KeyClaim(number, _CLAIMANT.decode(self.store.get(once_key(self.key, number), _MAX)))
         return KeyClaim(number, None)
 
     def take(self, after: KeyClaim | None, mine: Claimant) -> KeyClaim | None:
@@ -154,12 +153,6 @@ class NotEnded(NamedTuple):
     record: RunRecord | None
 
 
-class Unclaimed(NamedTuple):
-    """This run may not claim the key: nobody waits for it. why: for people"""
-
-    why: str
-
-
 Verdict: TypeAlias = Hit | Miss | NotEnded
 Judge: TypeAlias = Callable[[Claimant], Verdict]
 
@@ -183,9 +176,7 @@ class Wait:
     clock: Callable[[], float] = time.monotonic
 
 
-def settle(
-    claims: KeyClaims, mine: Claimant, judge: Judge, beats: Beats, wait: Wait
-) -> Hit | KeyClaim | Unclaimed:
+def settle(claims: KeyClaims, mine: Claimant, judge: Judge, beats: Beats, wait: Wait) -> Hit | KeyClaim:
     """Return the result, or the claim of this run, after waiting for a run that is computing it. Beats begin before
     the claim, and go on until the caller ends them. Raises errors of the store; Ctrl-C ends the waiting."""
     watch: _Watch | None = None
@@ -204,8 +195,6 @@ def settle(
         try:
             beats.start()
             taken = claims.take(claim, mine)
-        except (Denied, Unsupported) as error:
-            return Unclaimed(error.message)
         finally:
             if taken is None:
                 beats.remove()

@@ -95,13 +95,13 @@ def run(
     unharmed = informing_ignored() if signals is not None else nullcontext()
     with ExitStack() as stack, as_launch_error(), unharmed:
         decided = _decide(spec, place, staging)
+        if (folder := decided.code) is not None and spec.recorded_code is None:  # git is asked once
+            code = code_state(folder, place.environ)
+            decided = replace(decided, spec=replace(decided.spec, code=folder, recorded_code=code))
         if once is not None and (hit := once.look(decided)) is not None:
             if announce is not None and hit.error is None:  # a sweep looks for its own run
                 announce(hit.record.run if spec.sweep is not None else hit.result_run, None, hit.out)
             return hit
-        if (folder := decided.code) is not None and spec.recorded_code is None:  # git is asked once
-            code = code_state(folder, place.environ)
-            decided = replace(decided, spec=replace(decided.spec, code=folder, recorded_code=code))
         for text in _notes(decided, place):
             progress.note(text)
         live = None

@@ -7,7 +7,6 @@ from pathlib import Path
 from dsv.api.datasets import cat as open_file
 from dsv.api.datasets import ls as list_entries
 from dsv.api.datasets import resolve as find
-from dsv.api.receipts import check_receipt, write_receipt
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
 from dsv.cli.options import JsonLines, Offline, Receipt, TargetOrBase, commit_target, one_of
@@ -120,6 +119,8 @@ def resolve(call: Call, target: TargetOrBase = "", receipt: Receipt = None, offl
     with call.context(offline=offline) as context:
         found = find(context, wanted)
     if receipt is not None:
+        from dsv.api.receipts import check_receipt, write_receipt
+
         check_receipt(Path(receipt), wanted)
         write_receipt(Path(receipt), [Target(found.dataset, Rev(str(found.commit)))])
     call.result(found)

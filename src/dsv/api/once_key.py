@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
@@ -26,11 +26,12 @@ from dsv.run.record_store import RunStore
 from dsv.transfer.stable_read import hash_content
 from dsv.values.ids import CommitId, FileId
 from dsv.values.progress import Progress
-from dsv.values.secrets import HIDDEN, is_secret_name
+from dsv.values.secrets import HIDDEN, hide_env_values, is_secret_name
 from dsv.values.units import format_bytes
 
 LARGEST_FILE: Final = 64 << 20
 """Bytes of a file that the command names, if its content is to count."""
+_SECRET_FILES: Final = (".netrc", ".pgpass")
 _MOST_RUNS: Final = 200
 _MOST_NAMES: Final = 5
 Near: TypeAlias = tuple[RunRecord, tuple[str, ...]]
@@ -42,11 +43,16 @@ class MadeKey:
 
     record: RunRecord
     """As it will be at the start, with `once`."""
-    values: Mapping[str, str]
+    values: dict[str, str]
     """Of the variables whose values are in the key."""
     code: list[Entry]
     left_out: tuple[str, ...]
     """What may decide too, and is not in the key."""
+
+    @property
+    def once(self) -> OnceKey:
+        assert self.record.once is not None
+        return self.record.once
 
 
 def once_key(launch: Launch, staging: RunStaging, progress: Progress, *, pull: bool = True) -> MadeKey:
@@ -62,25 +68,36 @@ def once_key(launch: Launch, staging: RunStaging, progress: Progress, *, pull: b
         early = replace(early, code=replace(early.code, root=root_of(code).hex()))
     values, image = dict(_values(launch)), _image(launch, progress, pull)
     keys, files, left_out = dict[str, str | None](), dict[str, str](), list[str]()
+    if image is None and launch.code is None:
+        left_out.append(
+            "what its command imports is not in its key: --code DIR or an image would put that there"
+        )
+    # The record hides each value of -e wherever that occurs; the key what is known to be secret.
+    secrets = replace(launch.masker, known=tuple(pair for pair in launch.masker.known if pair[0]))
+    options, given = hide_env_values(spec.engine_args)
+    exact = replace(early, command=secrets.argv(spec.command), engine_args=secrets.argv(options))
+    unrecorded = {*values}
+    if (exact.command, exact.engine_args) != (early.command, early.engine_args):
+        unrecorded |= {name for name in (*given, *spec.env) if not is_secret_name(name)}
     for text in spec.key:
-        keys[launch.masker.argv((text,))[0]], why = _content(launch, text)
+        (shown,) = secrets.argv((text,))
+        keys[shown], why = _content(launch, text)
         if why is not None:
             raise UsageError(f"--key {text}: {why}", subject=text, hint="--key TEXT, or --key FILE")
-    for word, shown in zip(spec.command, early.command, strict=True):
+    for at, (word, kept, shown) in enumerate(zip(spec.command, exact.command, early.command, strict=True)):
         # With --code, which is in the key anyway, the command runs in that folder.
-        if word == shown and image is None and (launch.code is None or word.startswith("/")):
+        if word == kept and image is None and (launch.code is None or word.startswith("/")):
             digest, why = _content(launch, word, LARGEST_FILE)
-            files |= {} if digest is None else {word: digest}
-            left_out += [] if why is None else [f"the content of {word} is not in its key: {why}"]
-    if (early.command, early.params) != (spec.command, spec.params):
-        left_out.append("what the record hides of its command and its parameters is not in its key")
+            files |= {} if digest is None else {word if word == shown else f"{shown} (word {at})": digest}
+            left_out += [] if why is None else [f"the content of {shown} is not in its key: {why}"]
+    if (exact.command, early.params) != (spec.command, spec.params) or not {*spec.key} <= keys.keys():
+        left_out.append("secrets in its command, its parameters and --key are not in its key")
     once = OnceKey(
-        key="", image=image, files=files, keys=keys, erased=_erased(staging, code), values=tuple(sorted(values)),
+        key="", image=image, files=files, keys=keys, erased=_erased(staging, code), values=tuple(sorted(unrecorded)),
         system=None if image else f"{machine.sysname.lower()}/{machine.machine}",
     )  # fmt: skip
-    early = replace(early, once=once)
-    early = replace(early, once=replace(once, key=key_of(document(early, values))))
-    return MadeKey(early, values, code, tuple(left_out))
+    key = key_of(document(replace(exact, once=once), values))
+    return MadeKey(replace(early, once=replace(once, key=key)), values, code, tuple(left_out))
 
 
 def _entries(repository: Repository, tree: str) -> list[Entry]:
@@ -133,14 +150,25 @@ def _content(launch: Launch, word: str, most: int | None = None) -> tuple[str | 
             return None, "it is no file"
         with Opened(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as file:
             size, start = os.fstat(file).st_size, os.pread(file, 4096, 0)
-            named = len(start.split()) == 1 and is_secret_name(path.name)
-            if named or launch.masker.data(start).strip() == HIDDEN.encode():
+            if _is_secret(path.name, start) or launch.masker.data(start).strip() == HIDDEN.encode():
                 return None, "it is a secret"
             if most is not None and size > most:
                 return None, f"it has more than {format_bytes(most)}"
             return hash_content(file, size)[0].hex(), None
     except OSError as error:
         return None, f"it can't be read: {error.strerror}"
+
+
+def _is_secret(name: str, start: bytes) -> bool:
+    """Return whether a file with this name and this start has one secret, or sets variables of which one is secret."""
+    lines = [line for line in start.splitlines() if line.strip() and not line.startswith(b"#")]
+    sets = [re.fullmatch(rb"\s*(?:export\s+)?(\w+)\s*=.*", line, re.ASCII) for line in lines]
+    alone = len(lines) == 1 and is_secret_name(name)
+    return (
+        alone
+        or name in _SECRET_FILES
+        or (all(sets) and any(each is not None and is_secret_name(each[1].decode()) for each in sets))
+    )
 
 
 def nearest(made: MadeKey, repository: Repository, runs: RunStore) -> Near | None:
@@ -152,7 +180,10 @@ def nearest(made: MadeKey, repository: Repository, runs: RunStore) -> Near | Non
         if record.once is not None and not record.once.hit_of and record.exit_code == 0:
             with suppress(IntegrityError):
                 names = record.once.values
-                theirs = document(record, {name: made.values.get(name, HIDDEN) for name in names})
+                others = {name: HIDDEN for name in names if name not in made.once.values}
+                theirs = document(
+                    record, {**others, **{name: made.values[name] for name in names if name in made.values}}
+                )
                 unknown = tuple(f"env.{name} may have another value" for name in names)
                 found.append((record, differences(mine, theirs) or unknown))
     if not found:

@@ -48,7 +48,6 @@ from dsv.values.json import Json
 from dsv.values.paths import show
 from dsv.values.units import format_duration
 
-_IMPORTS = "what its command imports is not in its key: --code DIR or an image would put that there"
 _NAMED = 3
 """The most paths that a note about different outputs names."""
 
@@ -165,11 +164,16 @@ class Gate:
             near = None if claim else nearest(made, self._repository, RunStore(self._repository.store))
         if near is not None:
             note(f"the nearest run is {near[0].run}: {'; '.join(near[1])}")
-        left_out = [*([_IMPORTS] if _imports_freely(launch) else ()), *made.left_out]
-        for text in left_out:
+        for text in made.left_out:
             note(text)
         differs = None if near is None else {"run": near[0].run, "differs": list(near[1])}
-        return {"key": self._once.key, "hit": hit, "why": why, "nearest": differs, "not_in_key": left_out}
+        return {
+            "key": self._once.key,
+            "hit": hit,
+            "why": why,
+            "nearest": differs,
+            "not_in_key": list(made.left_out),
+        }
 
     @property
     def _repository(self) -> Repository:
@@ -177,8 +181,8 @@ class Gate:
 
     @property
     def _once(self) -> OnceKey:
-        assert self._made is not None and self._made.record.once is not None  # made before
-        return self._made.record.once
+        assert self._made is not None  # made before
+        return self._made.once
 
     def _make(self, launch: Launch, *, pull: bool = True) -> MadeKey:
         self._made = once_key(launch, self.staging, self.context.progress, pull=pull)
@@ -224,8 +228,8 @@ class Gate:
         spec, note, now, kept = launch.spec, self.context.progress.note, now_ms(), result.output
         took = format_duration(((result.ended_ms or 0) - result.started_ms) / 1000)
         note(f"same as run {result.run} ({result.user}@{result.host}, {took}): not run again")
-        if _imports_freely(launch):
-            note(_IMPORTS)
+        for text in self._made.left_out:
+            note(text)
         error, into = None, None if spec.into is None else IntoBranch.due(spec.into)
         try:
             if spec.out is not None:
@@ -283,10 +287,6 @@ class Gate:
             else f"is the same as that of run {last.run}"
         )
         self.context.progress.note(f"its output {how}")
-
-
-def _imports_freely(launch: Launch) -> bool:
-    return launch.spec.image is None and launch.code is None
 
 
 def _former_content(launch: Launch) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from tests.waiting import until
 __all__ = ["here"]
 
 EACH = 8
+ROUNDS = int(os.environ.get("ONCE_ROUNDS", "25" if is_full() else "1"))
 HASTY = """
 import sys
 from dsv.run import once_claims
@@ -79,7 +81,7 @@ def opened(here: Dsv) -> Callable[[str], set[str]]:
 
 @pytest.mark.timeout(1800)
 def test_the_job_of_sixteen_equal_commands_runs_once(here: Dsv, opened: Callable[[str], set[str]]) -> None:
-    for number in range(25 if is_full() else 1):
+    for number in range(ROUNDS):
         one = Round(here, number, hasty=False)
         said = one.ends()
         assert set(said) == {0}, said
@@ -91,8 +93,8 @@ def test_the_job_of_sixteen_equal_commands_runs_once(here: Dsv, opened: Callable
 @pytest.mark.timeout(1800)
 def test_others_take_over_from_those_that_are_killed(here: Dsv, opened: Callable[[str], set[str]]) -> None:
     chance = random.Random(1)
-    for number in range(25 if is_full() else 2):
-        step = STEPS[number % len(STEPS)] if is_full() else STEPS[1 + 2 * number]
+    for number in range(ROUNDS):
+        step = STEPS[(number + 1) % len(STEPS)]
         before = opened(step) if step.endswith("/") else set()
         one = Round(here, number, hasty=True)
         until(lambda: opened(step) - before if step.endswith("/") else (one.folder / step).exists())  # noqa: B023

@@ -109,3 +109,11 @@ def test_a_link_and_a_lock_file_of_several_lines_are_receipts(here: Dsv) -> None
     assert (
         json.loads(here.ok("resolve", "models", "--json").out)["commit"] in (here.cwd / "empty").read_text()
     )
+
+
+def test_a_receipt_that_is_a_loop_of_links_is_refused_before_the_job(here: Dsv) -> None:
+    (here.cwd / "loop").symlink_to("loop")
+    said = run(here, "models", "touch ran", "loop", code=125)
+    assert "loop" in said and not (here.cwd / "ran").exists()
+    refused = here("resolve", "pets", "--receipt", "loop")
+    assert refused.code not in (0, 70) and "loop" in refused.err

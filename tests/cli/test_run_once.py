@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -406,6 +409,103 @@ def test_interrupting_a_waiting_run_leaves_the_other(here: Dsv) -> None:
     assert waiting.returncode == 130
     (here.cwd / "go").touch()
     assert here("wait", detached).code == 0 and times(here) == 1
+
+
+WAITS = 'echo ran >> ran; until [ -e go ]; do sleep 0.05; done; echo made > "$DSV_OUT/made"'
+
+
+def test_inputs_that_are_erased_while_a_run_waits_are_noticed(here: Dsv) -> None:
+    detached = once(here, "--detach", script=WAITS).out.strip()
+    await_file(here, "ran")
+    with here.start("run", "pets@v1", "--once", "--", "sh", "-c", WAITS) as waiting:
+        assert waiting.stderr is not None and "waits for run" in waiting.stderr.readline().decode()
+        here.ok("erase", "pets@v1:a.txt", "--reason", "withdrawn", "--yes", "--author", "Ann Lee")
+        (here.cwd / "go").touch()
+        said = waiting.stderr.read().decode()
+    assert waiting.returncode == 0 and "same as" not in said and times(here) == 2, said
+    assert here("wait", detached).code == 0
+    second, first = runs(here)
+    assert first["once"]["erased"] == [] and len(second["once"]["erased"]) == 1
+    once(here, script=WAITS)
+    assert times(here) == 2 and dry(here, script=WAITS)["hit"] == second["run"]
+
+
+def test_a_store_that_fails_while_a_run_waits_starts_no_second_one(here: Dsv) -> None:
+    detached = once(here, "--detach", script=WAITS).out.strip()
+    await_file(here, "ran")
+    store = Path(here.ok("config", "store").out.split()[0])
+    with here.start("run", "pets@v1", "--once", "--", "sh", "-c", WAITS) as waiting:
+        assert waiting.stderr is not None and "waits for run" in waiting.stderr.readline().decode()
+        shutil.copytree(store, store.with_name("away"))
+        shutil.rmtree(store)
+        said = waiting.stderr.read().decode()
+    store.with_name("away").rename(store)
+    assert waiting.returncode == 125 and "error: " in said, said
+    (here.cwd / "go").touch()
+    assert here("wait", detached).code == 0 and times(here) == 1
+
+
+def test_the_record_of_a_hit_has_the_state_of_the_code(here: Dsv, tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    write_files(code, {"job.sh": b"echo ran >> $1/ran; echo made > $DSV_OUT/made\n"})
+    for words in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm first"):
+        subprocess.run(["git", "-C", str(code), *words.split()], check=True)
+    words = ("--once", "--code", str(code), "--", "sh", "job.sh", str(here.cwd))
+    assert here.process("run", "pets@v1", *words).code == 0
+    work = here.at(here.home.parent / "work")
+    write_files(work.cwd, {"a.txt": b"alpha\n"})
+    work.ok("sync")
+    subprocess.run(["git", "-C", str(code), "rm", "-q", "--cached", "job.sh"], check=True)
+    hit = here.process("run", "pets", *words)
+    assert hit.code == 0 and "same as run" in hit.err and times(here) == 1, hit
+    second, first = runs(here, "--hits")
+    assert first["code"]["commit"] == second["code"]["commit"] and len(first["code"]["commit"]) == 40
+    assert (first["code"]["dirty"], second["code"]["dirty"]) == (False, True)
+    assert first["code"]["root"] == second["code"]["root"] and second["code"]["tree"] is None
+
+
+def test_what_lay_in_out_before_is_no_part_of_a_result(here: Dsv) -> None:
+    write_files(here.cwd / "out", {"old": b"old"})
+    said = once(here, "--out", "out").err
+    assert "is nobody's result" in said and "out is not empty" in said and runs(here)[0]["once"] is None
+    once(here, "--out", "new")
+    assert times(here) == 2 and not (here.cwd / "new/old").exists()
+    once(here, "--out", "out")
+    assert times(here) == 2, "a hit fills it all the same"
+
+
+def test_a_run_that_can_be_no_result_says_so_at_its_end(here: Dsv) -> None:
+    lacking = once(here, script='mkfifo "$DSV_OUT/pipe"')
+    assert (
+        "this run is nobody's result, so it may be repeated: it has an output that the store lacks"
+        in lacking.err
+    )
+    dsv = f"{sys.executable} -m dsv.cli.main"
+    more = once(here, target="pets@v1:train", script=f"{dsv} cat $DSV_DATASET@$DSV_COMMIT:a.txt")
+    assert more.out == "alpha\n" and "nobody's result, so it may be repeated: it has read pets@" in more.err
+    assert len(runs(here)[0]["read"]) == 1
+    made = once(here, script=f"echo x > x; {dsv} put x pets:x --author 'Ann Lee'")
+    assert "it may be repeated: it has made pets@" in made.err, made
+    assert "nobody" not in once(here).err and "nobody" not in once(here, script="exit 1", code=1).err
+
+
+def test_a_damaged_record_or_claim_is_a_miss(here: Dsv) -> None:
+    once(here)
+    store = Path(here.ok("config", "store").out.split()[0])
+    (record,) = store.glob("runs/pets/*/record")
+    record.chmod(0o644)
+    record.write_text("{")
+    assert "that can't be read" in dry(here)["why"]
+    once(here)
+    once(here)
+    assert times(here) == 2
+    claim = min(store.glob("once/*/*"))
+    claim.chmod(0o644)
+    claim.write_bytes(b"{" * 100_000)
+    assert dry(here)["why"] == "its claim can't be read"
+    once(here, "--fresh")
+    once(here)
+    assert times(here) == 3
 
 
 def test_pools_are_not_in_the_key(here: Dsv) -> None:

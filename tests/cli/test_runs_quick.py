@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -98,3 +99,26 @@ def test_what_this_dsv_can_not_decode_is_read_from_the_store(pets: Dsv) -> None:
     path.write_bytes(b"".join(xxh3_64_hexdigest(body).encode() + b" " + body + b"\n" for body in bodies))
     assert listed(pets, "--sort", "-params.x") == [2, 1, 0]
     assert listed(pets) == [2, 1, 0]
+
+
+@pytest.mark.parametrize("most", [256, 0])
+def test_hidden_hits_take_no_place_in_a_bounded_list(
+    pets: Dsv, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Quick, where this machine remembers them, and whole."""
+    monkeypatch.setattr("dsv.api.runs._MOST_QUICK", most)
+    folders = pets.home / ".local/share/dsv/store/runs/pets"
+    (old, *others) = folders.iterdir()
+    record = json.loads((old / "record").read_text())
+    for path in (old, *others):
+        shutil.rmtree(path)
+    for number in range(10):
+        run = f"20261120-1321{number:02}-00000000"
+        hit = {"key": "ab" * 32, "hit_of": "pets/20261120-132100-00000000"} if number % 2 else None
+        changed = record | {"run": run, "params": {"x": number}, "once": hit}
+        write_files(folders / run, {"record": json.dumps(changed).encode()})
+    for _ in ("read", "remembered"):
+        assert listed(pets, "-n", "3") == [8, 6, 4]
+        assert listed(pets, "-n", "3", "--hits") == [9, 8, 7]
+        assert listed(pets, "-n", "3", "--sort", "-params.x") == [8, 6, 4]
+        assert listed(pets, "-n", "9", "--reverse") == [0, 2, 4, 6, 8]

@@ -17,7 +17,7 @@ from tests.exhaustive import is_full
 from tests.labs.s3_server import S3Server
 from tests.run.once_racers import EACH, HOSTS, STEPS, judge_of, key_of, opened
 
-ROUNDS = {"folder": 25, "s3": 25 if is_full() else 8}
+ROUNDS = int(os.environ.get("ONCE_ROUNDS", "25" if is_full() else "3"))
 """With kills, and as many without."""
 
 
@@ -30,10 +30,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     return f"s3://{server.bucket()}/lab"
-
-
-def kind_of(url: str) -> str:
-    return "s3" if url.startswith("s3:") else "folder"
 
 
 def race(url: str, folder: Path, rounds: int, kills: str) -> dict[int, dict[str, list[str]]]:
@@ -60,10 +56,9 @@ def race(url: str, folder: Path, rounds: int, kills: str) -> dict[int, dict[str,
 
 @pytest.mark.timeout(600)
 def test_one_result_counts_for_each_key_and_without_kills_its_job_ran_once(url: str, tmp_path: Path) -> None:
-    rounds = ROUNDS[kind_of(url)]
-    said = race(url, tmp_path, rounds, "-")
+    said = race(url, tmp_path, ROUNDS, "-")
     store = opened(url)
-    assert sorted(said) == list(range(rounds))
+    assert sorted(said) == list(range(ROUNDS))
     for number, did in said.items():
         (made,) = did["made"]
         assert did["job"] == [made]
@@ -74,12 +69,11 @@ def test_one_result_counts_for_each_key_and_without_kills_its_job_ran_once(url: 
 
 @pytest.mark.timeout(600)
 def test_of_killed_processes_others_take_over_and_one_result_counts(url: str, tmp_path: Path) -> None:
-    rounds = ROUNDS[kind_of(url)]
-    said = race(url, tmp_path, rounds, "1")
+    said = race(url, tmp_path, ROUNDS, "1")
     store = opened(url)
-    assert sorted(said) == list(range(rounds))
+    assert sorted(said) == list(range(ROUNDS))
     killed = [int(step) for did in said.values() for step in did["killed"]]
-    assert len(killed) > rounds and (rounds < 25 or set(killed) == set(range(1, STEPS + 1)))
+    assert len(killed) > ROUNDS and (ROUNDS < 25 or set(killed) == set(range(1, STEPS + 1)))
     for number, did in said.items():
         assert len(did["made"]) + len(did["hit"]) + len(did["killed"]) == len(HOSTS) * EACH
         listed = [keys.parse_once_key(item.key) for item in store.list(keys.once_prefix(key_of(number)))]

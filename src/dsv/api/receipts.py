@@ -17,7 +17,7 @@ _LINES = re.compile(rb"([^@:\n]+@[0-9a-f]{64}(:[^\n]+)?\n)*")
 
 def write_receipt(path: Path, targets: Iterable[Target]) -> None:
     """Make this file the sorted lines of these targets. One that is equal already keeps its time. Raises `OSError`."""
-    path = path.resolve()
+    path = _resolved(path)
     data = b"".join(sorted({f"{target}\n".encode("utf-8", "surrogateescape") for target in targets}))
     if read_small(path) != data:
         replace_file(path, data)
@@ -28,7 +28,7 @@ def check_receipt(path: Path, target: Target) -> None:
     for a target that is not one line, and `OSError` if nothing can be written there."""
     if b"\n" in (target.path or b""):
         raise UsageError("a receipt can't hold a path with a line break", subject=str(target))
-    path = path.resolve()
+    path = _resolved(path)
     content = read_small(path)
     if path.exists() and (content is None or not _LINES.fullmatch(content)):
         raise UsageError(
@@ -37,3 +37,10 @@ def check_receipt(path: Path, target: Target) -> None:
     if not os.access(path.parent, os.W_OK | os.X_OK):
         number = errno.EACCES if path.parent.is_dir() else errno.ENOENT
         raise OSError(number, os.strerror(number), str(path))
+
+
+def _resolved(path: Path) -> Path:
+    path = Path(os.path.realpath(path))
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    return path

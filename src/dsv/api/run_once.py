@@ -105,6 +105,10 @@ class Gate:
             raise
         finally:
             beats.stop()
+        if self._made is not None and view.record.exit_code == 0:
+            with suppress(DsvError):
+                if (why := next(_faults(self._repository, view.record), None)) is not None:
+                    self._say_unclaimed(f"it {why}")
         if isinstance(last, Hit):
             self._compare(view.record, last.record)
         return view
@@ -120,7 +124,7 @@ class Gate:
             )
             if not self._waited:
                 return decided
-            self._repository.objects.forget_erasures()
+            self._repository.objects.check_erasures()  # reads them anew
             self._make(launch)
             if isinstance(decided, KeyClaim):
                 if self._once.key == key:
@@ -317,7 +321,9 @@ def _faults(repository: Repository, record: RunRecord) -> Iterator[str]:
     elif once.image not in (None, record.image_id, *named):
         yield f"has run in another image: {record.image_digest or record.image_id}"
     for read in record.read:
-        yield f"has read {read.dataset}@{str(read.commit)[:12]}, which is no --data of it"
+        yield f"has read {read.dataset}@{str(read.commit)[:12]} beside its --data"
+    for made in record.made:
+        yield f"has made {made.dataset}@{str(made.commit)[:12]} itself, which is not done again"
     if record.notes_error:
         yield f"may have read more than its --data: {record.notes_error}"
     if output is None or output.tree is None:

@@ -112,8 +112,10 @@ def _with_what_it_left(
 
 
 def of_notes(record: RunRecord, notes: Notes) -> tuple[tuple[RunCommit, ...], tuple[RunCommit, ...]]:
-    """Return what a job read beside its data, and what it made."""
-    known = {(data.dataset, data.commit) for data in record.data} | {each[:2] for each in notes.made}
+    """Return what a job read beside its data, and what it made. With `--once`, the commit of which it got a part is
+    beside it: the key has only that part."""
+    given = [data for data in record.data if record.once is None or data.path is None]
+    known = {(data.dataset, data.commit) for data in given} | {each[:2] for each in notes.made}
     read = [each for each in notes.read if each[:2] not in known]
     return tuple(map(_run_commit, read)), tuple(map(_run_commit, notes.made))
 

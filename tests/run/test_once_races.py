@@ -73,7 +73,7 @@ def test_of_killed_processes_others_take_over_and_one_result_counts(url: str, tm
     store = opened(url)
     assert sorted(said) == list(range(ROUNDS))
     killed = [int(step) for did in said.values() for step in did["killed"]]
-    assert len(killed) > ROUNDS and (ROUNDS < 25 or set(killed) == set(range(1, STEPS + 1)))
+    assert ROUNDS < 25 or (len(killed) > ROUNDS and set(killed) == set(range(1, STEPS + 1)))
     for number, did in said.items():
         assert len(did["made"]) + len(did["hit"]) + len(did["killed"]) == len(HOSTS) * EACH
         listed = [keys.parse_once_key(item.key) for item in store.list(keys.once_prefix(key_of(number)))]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dsv.errors import NotFound, UsageError
 from dsv.run import remembered
 from dsv.run.listing import Filter, RunItem, RunQuery, RunView, each_run
-from dsv.run.record import OutputFile, RunId, RunOutput, RunRecord, RunState
+from dsv.run.record import OnceKey, OutputFile, RunId, RunOutput, RunRecord, RunState
 from dsv.run.record_store import RunStore
 from dsv.run.remembered import RememberedRuns
 from dsv.stores.memory import MemoryStore
@@ -206,3 +206,15 @@ def test_a_quick_listing_has_the_runs_of_a_whole_one(tmp_path: Path, unknown: in
     for dataset in (None, OTHER, DatasetName.parse("none")):
         listed, quick = runs.listing(dataset), runs.quick_listing(dataset)
         assert sorted(map(str, quick)) == sorted(map(str, listed))
+
+
+def test_records_without_a_key_are_not_decoded_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyed = record(2, once=OnceKey(key="ab" * 32, hit_of="pets/20261120-000001-1f2e3d4c"))
+    RememberedRuns(tmp_path, STORE).add([record(1), keyed])
+    here, decoded = RememberedRuns(tmp_path, STORE), list[str]()
+    member = remembered._member
+    monkeypatch.setattr(remembered, "_member", lambda name: decoded.append(name) or member(name))
+    shown = [here.get(each.dataset, each.run, whole=False) for each in (record(1), keyed)]
+    assert [each.once for each in shown if each is not None] == [None, keyed.once] and decoded == ["once"]

@@ -51,7 +51,10 @@ class RememberedRecord(RunRecord):
 
     def __getattr__(self, name: str) -> Any:
         """Called for members that are not set yet."""
-        value = getattr(_decoded(self._text, _member(name)), name)
+        is_there = (
+            name != "once" or b'"once":' in self._text
+        )  # each list asks for it, and few records have it
+        value = getattr(_decoded(self._text, _member(name)), name) if is_there else None
         object.__setattr__(self, name, value)
         return value
 

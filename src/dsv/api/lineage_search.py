@@ -91,7 +91,7 @@ class LineageSearch:
     def record(self, key: DatasetRun) -> RunRecord | None:
         """Read a record; that of a run that was not repeated with the output of the run whose result it has."""
         record = self._stored(key)
-        of = None if record is None or record.once is None else parse_run(record.once.hit_of or "")
+        of = None if record is None else record.hit_of
         result = None if of is None else self._stored(of)
         if record is None or record.output is None or result is None or result.output is None:
             return record

@@ -41,7 +41,7 @@ from dsv.run.once_claims import (
     settle,
 )
 from dsv.run.plan import Launch
-from dsv.run.record import RECORD, IntoBranch, OnceKey, RunOutput, RunRecord, RunState
+from dsv.run.record import RECORD, IntoBranch, OnceKey, RunRecord, RunState
 from dsv.run.record_store import RunStore, StoredRun
 from dsv.values.ids import CommitId
 from dsv.values.json import Json
@@ -154,8 +154,7 @@ class Gate:
                 self._beats.last() if queues else self._beats.start()
 
     def explain(self, launch: Launch) -> dict[str, Json]:
-        note = self.context.progress.note
-        made = self._make(launch, pull=False)
+        note, made = self.context.progress.note, self._make(launch, pull=False)
         claim, verdict = look(self._claims(), self._judge)
         hit = why = near = None
         if isinstance(verdict, Hit):
@@ -171,13 +170,8 @@ class Gate:
         for text in made.left_out:
             note(text)
         differs = None if near is None else {"run": near[0].run, "differs": list(near[1])}
-        return {
-            "key": self._once.key,
-            "hit": hit,
-            "why": why,
-            "nearest": differs,
-            "not_in_key": list(made.left_out),
-        }
+        left_out = list(made.left_out)
+        return {"key": made.once.key, "hit": hit, "why": why, "nearest": differs, "not_in_key": left_out}
 
     @property
     def _repository(self) -> Repository:
@@ -245,13 +239,10 @@ class Gate:
             if isinstance(error, IntegrityError):
                 error.hint = "the same command with --fresh computes it again"
             into = into and replace(into, error=error.message)
-        output = RunOutput(
-            files=kept.files, bytes=kept.bytes, root=kept.root, largest=kept.largest, into=into
-        )
         hit = replace(
             self._made.record, once=replace(self._once, hit_of=f"{result.dataset}/{result.run}"),
             state=RunState.ENDED, exit_code=0, started_ms=now, ended_ms=now, metrics=result.metrics,
-            output=output, log=None,
+            output=replace(kept, tree=None, error=None, into=into), log=None,
         )  # fmt: skip
         view = RunView(hit, sent=False, error=error, out=None if spec.out is None else launch.out)
         mine, its = ([(data.name, data.commit) for data in each.data] for each in (hit, result))
@@ -265,9 +256,7 @@ class Gate:
         """Make the folder of `--out` as the job would have left it."""
         assert self._made is not None
         if not launch.chosen.engine.shares_folders:
-            what = (
-                f"{launch.out} is a folder of the cluster's machines, where nothing can be written from here"
-            )
+            what = f"{launch.out} is on the cluster's machines, where nothing can be written from here"
             raise Conflict(what, subject=str(launch.out), hint=f"dsv runs {result.run} --out DIR")
         params, given = launch.out / PARAMS_FILE, self._made.record.params
         launch.out.mkdir(parents=True, exist_ok=True)
@@ -277,20 +266,18 @@ class Gate:
 
     def _compare(self, record: RunRecord, last: RunRecord) -> None:
         """Say whether the output of a run differs from the last result's."""
-        roots = [(each.output.root, each.output.tree) for each in (last, record) if each.output is not None]
-        trees = [CommitId.parse(tree) for _, tree in roots if tree is not None]
+        trees = [
+            CommitId.parse(each.output.tree) for each in (last, record) if each.output and each.output.tree
+        ]
         if len(trees) < 2 or record.exit_code != 0:
             return
         before, now = map(partial(TreeReader, self._repository.objects), trees)
         rows = (row for row in diff_trees(before, now) if difference(row.before, row.after) is not None)
-        differ = [show(row.path) for row in islice(rows, _NAMED + 1)]
-        shown = ", ".join((*differ[:_NAMED], *(["…"] if len(differ) > _NAMED else [])))
-        how = (
-            f"differs from that of run {last.run}: {shown}"
-            if differ
-            else f"is the same as that of run {last.run}"
+        paths = ", ".join(show(row.path) for row in islice(rows, _NAMED)) + (
+            ", …" if next(rows, None) else ""
         )
-        self.context.progress.note(f"its output {how}")
+        how, which = "differs from" if paths else "is the same as", f"that of run {last.run}"
+        self.context.progress.note(f"its output {how} {which}{paths and ': '}{paths}")
 
 
 def _former_content(launch: Launch) -> str | None:
@@ -301,7 +288,7 @@ def _former_content(launch: Launch) -> str | None:
         return f"nobody knows here what lies in {launch.out} already"
     with suppress(OSError):
         if {path.name for path in launch.out.iterdir()} - {PARAMS_FILE}:
-            return f"{launch.out} is not empty, and what lies there becomes part of the output"
+            return f"{launch.out} is not empty, and its files become part of the output; --out NEW has none"
     return None
 
 
@@ -316,7 +303,7 @@ def _faults(repository: Repository, record: RunRecord) -> Iterator[str]:
     named = [image.rpartition("@")[2] for image in (record.image, record.image_digest) if image]
     if record.state is not RunState.ENDED or record.exit_code != 0:
         yield f"has failed (exit code {record.exit_code})"
-    if once is None or once.hit_of or (not once.values and computed_again(record) != once.key):
+    if once is None or record.hit_of or (not once.values and computed_again(record) != once.key):
         yield "has a record that does not agree with its key"
     elif once.image not in (None, record.image_id, *named):
         yield f"has run in another image: {record.image_digest or record.image_id}"

@@ -31,7 +31,6 @@ from dsv.run.sweep import SweepNotes, SweepView, sweep_of
 from dsv.stores.base import together
 from dsv.upkeep.expire import store_time
 from dsv.values.names import DatasetName
-from dsv.values.trailers import parse_run
 
 _MOST_QUICK = 256
 """The most shown runs of which each is asked for in place of a listing of all."""
@@ -92,7 +91,7 @@ class Runs:
 
     def result_of(self, record: RunRecord) -> RunRecord:
         """Return the run whose result a run has: itself, unless it was not repeated. Raises `NotFound`."""
-        of = None if record.once is None else parse_run(record.once.hit_of or "")
+        of = record.hit_of
         return record if of is None else self.show(of[1], of[0]).record
 
     def sweep(self, text: str) -> SweepView:

@@ -30,7 +30,7 @@ def result_text(record: RunRecord) -> str:
     match record.state:
         case RunState.ENDED:
             if record.exit_code == 0 and record.end in (None, EndCause.EXITED):
-                return "ok" if record.once is None or record.once.hit_of is None else "hit"
+                return "ok" if record.hit_of is None else "hit"
             return f"{cause_text(record) or 'failed'} ({record.exit_code})"
         case RunState.NOT_LAUNCHED:
             return f"not run ({record.exit_code})"

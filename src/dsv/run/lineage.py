@@ -150,9 +150,8 @@ def results_of(record: RunRecord, *, folder: bool) -> Iterator[Linked]:
     if into is not None and into.commit is not None:
         rev = str(into.branch)
         yield Linked("output", into.dataset, into.commit, (into.root,), into.path or None, rev, into.new)
-    of = None if record.once is None else parse_run(record.once.hit_of or "")
-    dataset = record.dataset if of is None else of[0]
     if output is not None and output.tree is not None and (folder or into is None):
+        dataset, _ = record.hit_of or (record.dataset, None)
         yield Linked("output", dataset, CommitId.parse(output.tree), (output.root,))
     for made in record.made:
         yield Linked("made", made.dataset, made.commit, (made.root,))

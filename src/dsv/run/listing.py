@@ -87,13 +87,13 @@ class RunView:
     @property
     def hit(self) -> bool:
         """Nothing was run: it has the result of another."""
-        return self.record.once is not None and self.record.once.hit_of is not None
+        return self.record.hit_of is not None
 
     @property
     def result_run(self) -> RunId:
         """The run whose result it has: itself, unless it was not repeated."""
-        of = None if self.record.once is None else self.record.once.hit_of
-        return self.record.run if of is None else RunId.parse(of.rpartition("/")[2])
+        of = self.record.hit_of
+        return self.record.run if of is None else RunId.parse(of[1])
 
     @property
     def took_seconds(self) -> float | None:

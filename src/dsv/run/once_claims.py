@@ -219,9 +219,7 @@ class _Watch:
         if not numbers:
             return False
         now = self._wait.clock()
-        self._silent += min(
-            now - self._seen, 2 * POLL[1]
-        )  # a pause of this machine is no silence of the other
+        self._silent += min(now - self._seen, 2 * POLL[1])  # a pause of this machine is no silence
         self._seen = now
         if (newest := max(numbers)) != self._beat:
             self._beat, self._silent = newest, 0.0

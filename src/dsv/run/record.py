@@ -21,6 +21,7 @@ from dsv.run.resources import PassedOver
 from dsv.values.ids import CommitId
 from dsv.values.json import Json, finite_number, whole_number
 from dsv.values.names import MAIN, BranchName, DatasetName, Target, clean_path
+from dsv.values.trailers import parse_run
 
 RECORD_VERSION: Final = 1
 MAX_RECORD: Final = 32 << 20
@@ -372,6 +373,11 @@ class RunRecord:
     lock: LockFile | None = None
     once: OnceKey | None = field(default=None, metadata=_NOT_COMPARED)
     dsv: str = field(default="", metadata=_NOT_SHOWN)
+
+    @property
+    def hit_of(self) -> tuple[DatasetName, str] | None:
+        """The run whose result this is, if nothing was run."""
+        return None if self.once is None else parse_run(self.once.hit_of or "")
 
     @classmethod
     def keys(cls, mark: str = "") -> list[str]:

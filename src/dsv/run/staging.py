@@ -69,20 +69,17 @@ class OnceGate(Protocol):
     """Decides whether a run with `--once` has to run."""
 
     def look(self, launch: Launch) -> RunView | None:
-        """Return the run with the result of an equal one, served where this one's was to go. None if there is no result
-        now; nothing is waited for. It has a record only if that is of use."""
+        """Serve the result of an equal run, without waiting, and return this run, which has it; None if there is none.
+        It has a record only if that is of use."""
 
     def around(self, launch: Launch, run: Callable[[Launch], RunView]) -> RunView:
         """As `look`, but wait for an equal run; if there is none, claim the key and run."""
-        ...
 
     def checked(self, launch: Launch) -> Launch:
         """Return the launch, its data and code staged, without its key if that turned out to be another."""
-        ...
 
     def submitted(self, *, queues: bool) -> None:
         """Note that an engine has the job. queues: it keeps the job alive, and not this process"""
 
     def explain(self, launch: Launch) -> dict[str, Json]:
         """Say what would become of the run, also as JSON. Nothing is pulled or written."""
-        ...

@@ -383,6 +383,20 @@ def test_a_cluster_needs_the_digest_itself(
     assert refused.value.exit_code == 2 and "NAME@sha256:…" in str(refused.value.hint)
 
 
+def test_variables_in_engine_args_count_but_for_secrets(ann: Person, docker: FakeDocker) -> None:
+    def made(*engine_args: str) -> MadeKey:
+        image = f"x/y@{DIGEST}"
+        return make(ann, image=image, environ=docker.environ, engine_args=engine_args, engine="docker")
+
+    first, second = made("-e", "LEVEL=1"), made("-e", "LEVEL=2")
+    assert once(first).key != once(second).key and once(first).values == ("LEVEL",)
+    assert first.record.engine_args == ("-e", "LEVEL=***") and computed_again(first.record) is None
+    secret = made("-e", "API_TOKEN=hunter2", "--env-file", "x")
+    assert once(secret).key == once(made("-e", "API_TOKEN=sesame2", "--env-file", "x")).key
+    assert computed_again(secret.record) in (None, once(secret).key) and not secret.values
+    assert secret.left_out == ("the content of --env-file is not in its key",)
+
+
 # --- erased files
 
 

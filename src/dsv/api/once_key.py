@@ -74,11 +74,13 @@ def once_key(launch: Launch, staging: RunStaging, progress: Progress, *, pull: b
         )
     # The record hides each value of -e wherever that occurs; the key what is known to be secret.
     secrets = replace(launch.masker, known=tuple(pair for pair in launch.masker.known if pair[0]))
-    options, given = hide_env_values(spec.engine_args)
-    exact = replace(early, command=secrets.argv(spec.command), engine_args=secrets.argv(options))
+    exact = replace(early, command=secrets.argv(spec.command), engine_args=secrets.argv(spec.engine_args))
     unrecorded = {*values}
     if (exact.command, exact.engine_args) != (early.command, early.engine_args):
-        unrecorded |= {name for name in (*given, *spec.env) if not is_secret_name(name)}
+        given = {*hide_env_values(spec.engine_args)[1], *spec.env}
+        unrecorded |= {name for name in given if not is_secret_name(name)} or given
+    if any(word.startswith("--env-file") for word in spec.engine_args):
+        left_out.append("the content of --env-file is not in its key")
     for text in spec.key:
         (shown,) = secrets.argv((text,))
         keys[shown], why = _content(launch, text)

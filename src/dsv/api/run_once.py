@@ -116,7 +116,7 @@ class Gate:
     def _settled(self, launch: Launch, mine: Claimant, beats: Beats) -> Hit | KeyClaim:
         """Return the result or the claim of this run. After waiting for another run the key is made again: inputs may
         have been erased meanwhile."""
-        judge: Judge = _never if launch.spec.fresh else self._judge
+        judge: Judge = (lambda _: Miss("it is to run anyway")) if launch.spec.fresh else self._judge
         while True:
             self._waited, key = False, self._once.key
             decided = settle(
@@ -290,10 +290,6 @@ def _former_content(launch: Launch) -> str | None:
         if {path.name for path in launch.out.iterdir()} - {PARAMS_FILE}:
             return f"{launch.out} is not empty, and its files become part of the output; --out NEW has none"
     return None
-
-
-def _never(_: Claimant) -> Verdict:
-    return Miss("it is to run anyway")
 
 
 def _faults(repository: Repository, record: RunRecord) -> Iterator[str]:

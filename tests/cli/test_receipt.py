@@ -37,7 +37,9 @@ def test_a_receipt_is_the_full_id_of_what_into_made_and_a_target(here: Dsv) -> N
     assert re.fullmatch(r"[0-9a-f]{64}", first) and aged(file) == f"models@{first}\n"
     run(here, "models", 'echo 1 > "$DSV_OUT/m"')
     assert file.stat().st_mtime == _OLD, "an equal result keeps the time"
+    file.chmod(0o640)
     run(here, "models", 'echo 2 > "$DSV_OUT/m"')
+    assert file.stat().st_mode & 0o777 == 0o640
     second = newest(here)["output"]["into"]["commit"]
     assert file.read_text() == f"models@{second}\n" and second != first and file.stat().st_mtime != _OLD
     here.ok("put", "r.txt", "models:r.txt", "-m", "the branch moves on")

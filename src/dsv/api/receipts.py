@@ -16,11 +16,12 @@ _LINES = re.compile(rb"([^@:\n]+@[0-9a-f]{64}(:[^\n]+)?\n)*")
 
 
 def write_receipt(path: Path, targets: Iterable[Target]) -> None:
-    """Make this file the sorted lines of these targets. One that is equal already keeps its time. Raises `OSError`."""
+    """Make this file the sorted lines of these targets. One that is equal already keeps its time, one that changes its
+    mode. Raises `OSError`."""
     path = _resolved(path)
     data = b"".join(sorted({f"{target}\n".encode("utf-8", "surrogateescape") for target in targets}))
     if read_small(path) != data:
-        replace_file(path, data)
+        replace_file(path, data, mode=path.stat().st_mode & 0o777 if path.exists() else None)
 
 
 def check_receipt(path: Path, target: Target) -> None:

@@ -274,7 +274,7 @@ def test_no_secret_is_in_the_key_nor_in_the_record(ann: Person) -> None:
     assert first.left_out[1:] == (
         "the content of token.txt is not in its key: it is a secret",
         "the content of pw is not in its key: it is a secret",
-        "secrets in its command, its parameters and --key are not in its key",
+        "its key hides the secrets in its command, its parameters and --key",
     )
     text = json.dumps(document(first.record, first.values)) + first.record.encode().decode()
     assert "hunter2" not in text and "sesame" not in text and "***" in text

@@ -93,7 +93,7 @@ def once_key(launch: Launch, staging: RunStaging, progress: Progress, *, pull: b
             files |= {} if digest is None else {word if word == shown else f"{shown} (word {at})": digest}
             left_out += [] if why is None else [f"the content of {shown} is not in its key: {why}"]
     if (exact.command, early.params) != (spec.command, spec.params) or not {*spec.key} <= keys.keys():
-        left_out.append("secrets in its command, its parameters and --key are not in its key")
+        left_out.append("its key hides the secrets in its command, its parameters and --key")
     once = OnceKey(
         key="", image=image, files=files, keys=keys, erased=_erased(staging, code), values=tuple(sorted(unrecorded)),
         system=None if image else f"{machine.sysname.lower()}/{machine.machine}",

@@ -105,6 +105,8 @@ class Gate:
             raise
         finally:
             beats.stop()
+        if self._made is not None and view.sent and view.record.state.is_terminal:
+            beats.remove()  # one may have come as the record did
         if self._made is not None and view.record.exit_code == 0:
             with suppress(DsvError):
                 if (why := next(_faults(self._repository, view.record), None)) is not None:

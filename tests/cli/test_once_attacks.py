@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,11 @@ import pytest
 from tests.cli.detached import here
 from tests.cli.test_run_once import SAYS, dry, once, runs, times
 from tests.kit.dsv import Dsv, write_files
+from tests.waiting import until
 
 __all__ = ["here"]
+
+DSV = f"{sys.executable} -m dsv.cli.main"
 
 
 def store_of(here: Dsv) -> Path:
@@ -195,7 +200,7 @@ def test_words_that_name_devices_and_pipes_neither_hang_nor_count(here: Dsv) -> 
 
 
 def test_reading_what_no_option_names_makes_a_run_nobodys_result(here: Dsv) -> None:
-    script = counting('dsv cat pets:a.txt > "$DSV_OUT/a"')
+    script = counting(f'{DSV} cat pets:a.txt > "$DSV_OUT/a"')
     once(here, script=script)  # pets@main, and the target is pets@v1
     (first,) = runs(here)
     assert [item["dataset"] for item in first["read"]] == ["pets"]
@@ -203,7 +208,7 @@ def test_reading_what_no_option_names_makes_a_run_nobodys_result(here: Dsv) -> N
     assert asked["hit"] is None and f"run {first['run']} has read pets@" in asked["why"]
     once(here, script=script)
     assert times(here) == 2
-    declared = counting('dsv cat "$DSV_DATASET@$DSV_COMMIT:a.txt" > "$DSV_OUT/a"')
+    declared = counting(f'{DSV} cat "$DSV_DATASET@$DSV_COMMIT:a.txt" > "$DSV_OUT/a"')
     once(here, script=declared)
     once(here, script=declared)
     assert times(here) == 3
@@ -211,7 +216,7 @@ def test_reading_what_no_option_names_makes_a_run_nobodys_result(here: Dsv) -> N
 
 def test_reading_more_than_the_declared_part_makes_a_run_nobodys_result(here: Dsv) -> None:
     """The key has only the part: another commit with the same part would get what was read beside it."""
-    script = counting('dsv cat "$DSV_DATASET@$DSV_COMMIT:a.txt" > "$DSV_OUT/a"')
+    script = counting(f'{DSV} cat "$DSV_DATASET@$DSV_COMMIT:a.txt" > "$DSV_OUT/a"')
     once(here, "--out", "first", script=script, target="pets@v1:train")
     once(here, "--out", "second", script=script, target="pets@v2:train")
     assert (here.cwd / "first/a").read_text() == "alpha\n"
@@ -219,7 +224,9 @@ def test_reading_more_than_the_declared_part_makes_a_run_nobodys_result(here: Ds
 
 
 def test_without_the_notes_of_the_job_it_is_nobodys_result(here: Dsv) -> None:
-    script = counting('echo 1 > "$DSV_OUT/1"; rm -rf "$DSV_NOTES"; echo x > "$DSV_NOTES"')
+    script = counting(
+        'echo 1 > "$DSV_OUT/1"; rm -rf "$DSV_NOTES"; mkdir -p "${DSV_NOTES%/*}"; echo x > "$DSV_NOTES"'
+    )
     once(here, script=script)
     (first,) = runs(here)
     assert first["notes_error"] is not None
@@ -241,7 +248,9 @@ def test_after_the_erasure_of_an_input_the_result_is_computed_anew(here: Dsv) ->
     script = counting('cat "$DSV_DATA"/*.txt > "$DSV_OUT/all"')
     once(here, "--out", "before", script=script)
     assert (here.cwd / "before/all").read_text() == "alpha\n"
-    here.ok("erase", "pets@v1:a.txt", "--reason", "withdrawn", "--yes", "--author", "Ann Lee")
+    here.ok(
+        "erase", "pets@v1:a.txt", "--reason", "withdrawn", "--yes", "--shared", "erase", "--author", "Ann Lee"
+    )
     here.process("run", "pets@v1", "--once", "--out", "after", "--", "sh", "-c", script)
     assert times(here) == 2 and "alpha" not in (here.cwd / "after/all").read_text()
     assert len(runs(here)[0]["once"]["erased"]) == 1
@@ -253,10 +262,6 @@ def test_a_continued_sweep_keeps_once_and_its_keys(here: Dsv) -> None:
     (here.cwd / "go").touch()
     once(here, "--key", "k1", "-p", "n=3", script=script)
     (here.cwd / "go").unlink()
-    import signal
-
-    from tests.waiting import until
-
     with here.start(*words, "--", "sh", "-c", script) as driver:
         until(lambda: times(here) == 2, "the first run of the sweep")
         driver.send_signal(signal.SIGINT)
@@ -300,7 +305,7 @@ def test_a_receipt_of_a_dataset_and_a_path_with_unusual_names_is_a_target(here: 
         assert here.ok("cat", f"{line}/m").out == "1\n"
         hit = once(here, "--receipt", "r.txt", "--into", into, script=script)
         assert "was already the output" in hit.err
-        used = here.process("run", line, "--", "sh", "-c", 'cat "$DSV_DATA/m"')
+        used = here.process("run", line, "--", "sh", "-c", 'find "$DSV_DATA/" -type f | xargs -d "\\n" cat')
         assert used.code == 0 and used.out == "1\n"
 
 

@@ -225,7 +225,7 @@ def test_reading_more_than_the_declared_part_makes_a_run_nobodys_result(here: Ds
 
 def test_without_the_notes_of_the_job_it_is_nobodys_result(here: Dsv) -> None:
     script = counting(
-        'echo 1 > "$DSV_OUT/1"; rm -rf "$DSV_NOTES"; mkdir -p "${DSV_NOTES%/*}"; echo x > "$DSV_NOTES"'
+        'echo 1 > "$DSV_OUT/1"; rm -rf "$DSV_NOTES"; mkdir -p "${DSV_NOTES%/*}"; ln -s . "$DSV_NOTES"'
     )
     once(here, script=script)
     (first,) = runs(here)

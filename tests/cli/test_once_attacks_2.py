@@ -225,7 +225,6 @@ NOT_IN_KEY: dict[str, Callable[[Dsv], tuple[str, ...]]] = {
     "cpus": lambda here: ("--cpus", "1"),
     "out": lambda here: ("--out", "elsewhere"),
     "into": lambda here: ("--into", "models"),
-    "no log": lambda here: ("--no-log",),
 }
 
 

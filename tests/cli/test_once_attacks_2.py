@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dsv.api.once_key import MadeKey
 from dsv.api.run_once import _faults
 from dsv.api.run_staging import RunStaging
 from dsv.errors import Unreachable
@@ -23,10 +24,13 @@ from dsv.run.once import document, key_of
 from dsv.run.record import OnceKey, RunRecord
 from dsv.stores.open import open_store
 from dsv.values.ids import CommitId
+from tests.api.test_once_key import make
+from tests.api.test_once_key import once as once_of
 from tests.cli.detached import here
 from tests.cli.test_once_attacks import counting, store_of
 from tests.cli.test_once_together import HASTY
 from tests.cli.test_run_once import SAYS, dry, once, runs, times
+from tests.engines.fake_docker import FakeDocker
 from tests.kit.dsv import Dsv, Result, write_files
 from tests.kit.people import Person
 from tests.waiting import until
@@ -250,3 +254,22 @@ def test_the_clock_does_not_count(here: Dsv, monkeypatch: pytest.MonkeyPatch) ->
     once(here, "--fresh", script=script)
     once(here, "--out", "out", script=script)
     assert (here.cwd / "out/state").read_bytes() == b"2" and times(here) == 2
+
+
+@pytest.mark.parametrize("form", ["-e {}", "-e{}", "--env {}", "--env={}"])
+def test_variables_in_engine_args_count(tmp_path: Path, form: str) -> None:
+    """As those of `-e`: by their values, unless they have the name of a secret."""
+    ann = Person.who_synced(tmp_path, {"a": b"1", "part/b": b"2"})
+    (ann.home / "elsewhere").mkdir()
+    environ = FakeDocker.make(tmp_path / "docker").environ
+
+    def made(variable: str) -> MadeKey:
+        args = tuple(form.format(variable).split())
+        return make(ann, image=f"x/y@sha256:{'d0' * 32}", engine="docker", environ=environ, engine_args=args)
+
+    one, other, secret, another = (
+        made(each) for each in ("LEVEL=1", "LEVEL=2", "API_KEY=hunter2", "API_KEY=hunter3")
+    )
+    assert once_of(one).key != once_of(other).key
+    assert once_of(secret).key == once_of(another).key, "not even a digest of it"
+    assert "hunter" not in secret.record.encode().decode()

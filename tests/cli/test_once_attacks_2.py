@@ -273,3 +273,33 @@ def test_variables_in_engine_args_count(tmp_path: Path, form: str) -> None:
     assert once_of(one).key != once_of(other).key
     assert once_of(secret).key == once_of(another).key, "not even a digest of it"
     assert "hunter" not in secret.record.encode().decode()
+
+
+def test_keys_of_hits_and_results_are_computed_again_and_claims_say_no_more_than_who(here: Dsv) -> None:
+    write_files(here.cwd, {"job.sh": b'echo 1 > "$DSV_OUT/1"\n', "code/x": b"x", "uv.lock": b"1"})
+    job = ("sh", str(here.cwd / "job.sh"), "--token", "hunter2hunter2", "$int:1", "\udcff")
+    given = (
+        "--once",
+        "--code",
+        "code",
+        "--key",
+        "uv.lock",
+        "--key",
+        "gpu=A100",
+        "-e",
+        "API_KEY=sesame7sesame7",
+    )
+    for name in ("one", "two"):
+        words = (*given, "-p", "n=1,9007199254740993", "-p", "lr=1.0", "--sweep", "--name", name)
+        done = here.process("run", "pets@v1", *words, "--", *job)
+        assert done.code == 0, done
+    records = here.ok("runs", "--json", "--hits").json["items"]
+    assert [item["once"]["hit_of"] is None for item in records].count(True) == 2 and len(records) == 4
+    for item in records:
+        assert here.ok("runs", item["run"], "--once", "--json").json["once"]["same"] is True
+    assert len(claims(here)) == 2
+    for claim in claims(here):
+        assert set(json.loads(claim.read_text())) == {"dataset", "run", "host", "user"}
+    for path in store_of(here).rglob("*"):
+        data = path.read_bytes() if path.is_file() else b""
+        assert b"hunter2" not in data and b"sesame7" not in data, path

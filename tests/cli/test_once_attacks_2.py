@@ -26,7 +26,7 @@ from dsv.stores.open import open_store
 from dsv.values.ids import CommitId
 from tests.api.test_once_key import make
 from tests.api.test_once_key import once as once_of
-from tests.cli.detached import here
+from tests.cli.detached import await_file, here, kill_with_reaper, shown
 from tests.cli.test_once_attacks import counting, store_of
 from tests.cli.test_once_together import HASTY
 from tests.cli.test_run_once import SAYS, dry, once, runs, times
@@ -72,7 +72,8 @@ def test_code_that_changes_between_its_hash_and_its_commit_is_nobodys_result(
         patch.setattr(RunStaging, "commit_code", changed)
         done = here_run(here, "--code", "code", script=script)
     assert done.code == 0 and "nobody's result, so it may be repeated: its code has changed" in done.err
-    assert runs(here)[0]["once"] is None and not list((store_of(here) / "beats").rglob("*.*"))
+    assert runs(here)[0]["once"] is None
+    assert not list(open_store(str(store_of(here))).list(keys.BEATS_PREFIX)), "nobody waits for it"
     for number, content in ((2, "1\n"), (3, "2\n"), (3, "1\n")):
         value.write_text(content)
         once(here, "--code", "code", "--out", f"out{number}{content.strip()}", script=script)
@@ -199,6 +200,20 @@ def test_of_a_stopped_run_and_the_one_that_took_over_the_latter_counts(here: Dsv
     done = once(here, "--out", "out", script=script)
     assert f"same as run {counts} " in done.err and (here.cwd / "out/run").read_text() == f"{counts}\n"
     assert not list(open_store(str(store_of(here))).list(keys.BEATS_PREFIX)) and times(here) == 2
+
+
+@pytest.mark.timeout(300)
+def test_who_waits_on_the_machine_of_a_dead_supervisor_completes_its_record(here: Dsv) -> None:
+    """And does not wait for ten minutes without a beat."""
+    script = counting('until [ -e go ]; do sleep 0.05; done; echo 1 > "$DSV_OUT/1"')
+    detached = once(here, "--detach", script=script).out.strip()
+    await_file(here, "ran")
+    until(lambda: shown(here, detached)["sent"], "the start in the store")
+    kill_with_reaper(here, detached)
+    (here.cwd / "go").touch()
+    once(here, script=script)
+    assert shown(here, detached)["state"] != "running"
+    assert "same as run" in once(here, script=script).err and times(here) == 2
 
 
 # --- what is said

@@ -32,7 +32,7 @@ case "$*" in *PENDING*) ;; *) [ ! -e "$CALLS.killed" ] || touch "$CALLS.asked" ;
 cat "$CALLS"/[0-9]* 2>/dev/null; exit 0
 """
 KILL = "kill -9 $PPID"
-LATE = f'{KILL}; touch "$CALLS.killed"; until [ -e "$CALLS.asked" ]; do sleep 0.1; done'
+LATE = f'touch "$CALLS.killed"; {KILL}; until [ -e "$CALLS.asked" ]; do sleep 0.1; done'
 """A dsv that looks asks before the job is in the queue."""
 
 

@@ -144,7 +144,7 @@ def _joined(refs: Refs, dataset: DatasetName, end: int) -> dict[int, ExpiryEntry
     """Return the entries of a joined copy by number; none if it is missing or damaged."""
     with suppress(IntegrityError, NotFound, Unsupported, msgspec.DecodeError):
         data = refs.store.get(keys.expiry_key(dataset, end - 1) + keys.EXPIRY_JOINED, JOINED_MAX)
-        entries = [ExpiryEntry.decode(one) for one in msgspec.msgpack.decode(data, type=list[bytes])]
+        entries = [ExpiryEntry.decode(one) for one in _ENTRIES.decode(data)]
         return {one.number: one for one in entries if one.dataset == dataset and one.number < end}
     return {}
 
@@ -197,6 +197,7 @@ def check_not_expired(refs: Refs, dataset: DatasetName, commit: CommitId) -> Non
 
 
 FEATURE = Feature(EXPIRED_COMMITS, FeatureRule.READ_ONLY)
+_ENTRIES = msgspec.msgpack.Decoder(list[bytes])
 JOINED, JOINED_MAX = 8, 1 << 26
 """The entries of a log after which a joined copy is stored, and the maximum size of such a copy in bytes."""
 

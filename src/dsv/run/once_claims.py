@@ -46,6 +46,7 @@ class KeyClaim(NamedTuple):
     """None if the claim can't be read: nobody's result."""
 
 
+_BEAT: Final = msgspec.json.Decoder(dict[str, bool])
 _CLAIMANT: Final = msgspec.json.Decoder(Claimant, dec_hook=parse_name)
 
 
@@ -225,7 +226,7 @@ class _Watch:
             self._beat, self._silent = newest, 0.0
             data = if_there(partial(self._store.get, beat_key(self.by.dataset, self.by.run, newest), _MAX))
             with suppress(msgspec.DecodeError, KeyError):
-                self._more = data is None or msgspec.json.decode(data, type=dict[str, bool])["more"]
+                self._more = data is None or _BEAT.decode(data)["more"]
         if self._more and self._silent >= SILENCE:
             return False
         if self._noted is not self._more:

@@ -496,8 +496,9 @@ def only_collect(store: StoreBackend, folder: Path, seed: int, dsv: Dsv) -> None
     while not (folder / "stop").exists():
         if chance.random() < 0.3:
             done = dsv("cache", str(DATASET))
-            assert done.code == 0 or (done.code == 3 and "renamed" in done.err), done
-            counts["fills" if done.code == 0 else "fills during a renaming"] += 1
+            again = done.code == 6 and "is being changed by others: try again" in done.err
+            assert done.code == 0 or again or (done.code == 3 and "renamed" in done.err), done
+            counts["fills" if done.code == 0 else "fills during a change by others"] += 1
         kind = chance.choice([Kind.CRASH_AFTER, Kind.LOST_ANSWER, Kind.SLOW, Kind.SLOW])
         faulty = Faulty(store, {chance.randrange(1, REQUESTS): Fault(kind)})
         try:

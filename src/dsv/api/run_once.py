@@ -99,12 +99,10 @@ class Gate:
                 note("in this store, two equal runs that begin at once may both run")
         try:
             view = run(launch)
-        except BaseException:
-            if not self.records.begun:
-                beats.remove()  # no record will come
-            raise
         finally:
             beats.stop()
+            if not self.records.begun:
+                beats.remove()  # no record will come
         if self._made is not None and view.sent and view.record.state.is_terminal:
             beats.remove()  # one may have come as the record did
         if self._made is not None and view.record.exit_code == 0:

@@ -24,8 +24,13 @@ HEAD = """\
 This page is made from the commands themselves. `dsv COMMAND --help` says the same in a terminal.
 
 Data goes to stdout and everything else to stderr. Without `--json`, stdout stays empty when a
-command fails; results come with the exit codes 0 and 1, and with 7 from `dsv evict`. Nothing ever
-asks a question.
+command fails; results come with the exit codes 0 and 1, and with 7 from `dsv evict`. Only on a
+terminal does a command ever ask a question.
+
+A terminal gets colours, unless `NO_COLOR` is set or `TERM` is `dumb`; words or signs say the same.
+What `log`, `diff`, `show` and `runs` print there is shown by a pager: `$DSV_PAGER`, or else
+`$PAGER`, or else `less`, for which `LESS` is set to `FRX` if it is unset, so that only what does
+not fit waits for a key. `--no-pager`, `--json`, and a pager called `cat` or nothing print at once.
 
 A target is `[DATASET][@REV][:PATH]`. REV is a branch, a tag, or at least 8 hex digits of a commit
 id, with `~N` for the N-th commit before it. A dataset without REV means the head of its `main`. In

@@ -14,7 +14,7 @@ from dsv.cli.declare import global_options
 from tests.kit.dsv import Dsv, write_files
 
 FLAGS = {flag for option in global_options() for flag in option.opts if flag.startswith("-")}
-EVERYWHERE = {"--json", "-C", "--progress", "-q", "--quiet", "--debug", "-h", "--help"}
+EVERYWHERE = {"--json", "-C", "--progress", "-q", "--quiet", "--no-pager", "--debug", "-h", "--help"}
 UNUSED = [(name, flag) for name in COMMANDS for flag in sorted(load(name).unused)]
 TAKES_TEXT = [
     (name, param)

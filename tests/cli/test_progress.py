@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import threading
 
 import pytest
@@ -112,14 +113,17 @@ def test_a_summary_fits_and_keeps_the_time_left(clock: Clock) -> None:
 def test_the_bar_is_one_line_that_fits_and_goes_away(clock: Clock, columns: int) -> None:
     stream = io.StringIO()
     bar = Bar("cache", stream, columns, False, clock)
-    bar.start(1000, 1_000_000_000)
+    bar.start(30, 30_000_000)
     clock.now += 1
     bar.advance(files=10, bytes=10_000_000)
     bar.note("part 3 was taken over")
     clock.now += 1
     bar.advance(files=10, bytes=10_000_000)
     shown = stream.getvalue()
-    assert "10" in shown
+    assert "10" in shown and "━" in shown
+    assert all(
+        len(re.sub(r"\x1b[^A-Za-z]*[A-Za-z]", "", line)) <= columns for line in re.split("[\r\n]", shown)
+    )
     assert "part 3 was taken over" in shown
     bar.finish()
     bar.finish()

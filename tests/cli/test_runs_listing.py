@@ -189,10 +189,8 @@ def test_a_run_is_found_by_any_unique_part_of_its_id_and_by_its_name(dsv: Dsv) -
 
 
 def test_no_digit_is_cut_in_a_narrow_window(trained: Dsv) -> None:
-    wide = trained("runs", terminal=True, width=80)
-    assert "0.123457" in wide.out and all(
-        len(line) <= 80 + len("\x1b[1m\x1b[0m") for line in wide.out.splitlines()
-    )
+    wide = re.sub(r"\x1b[^m]*m", "", trained("runs", terminal=True, width=80).out)
+    assert "0.123457" in wide and all(len(line) <= 80 for line in wide.splitlines())
     shown = trained("runs", "--sort", "metrics.val.loss", terminal=True, width=70)
     text = re.sub(r"\x1b[^m]*m", "", shown.out)
     assert all(len(line) <= 70 for line in text.splitlines()) and "…" not in text
@@ -263,13 +261,47 @@ def test_runs_that_are_known_here_are_listed_while_the_store_is_away(pets: Dsv) 
 def test_runs_are_compared(trained: Dsv) -> None:
     lines = [line.split() for line in trained.ok("runs", "--compare", "base1", "base3").lines]
     assert lines[:4] == [
-        ["KEY", "base1", "base3"], ["params.n", "1", "3"], ["metrics.acc", "0.123457", "0.123457"],
-        ["metrics.val.loss", "1", "3"],
+        ["KEY", "base1", "base3"], ["params.n", "1", "3"], ["metrics.acc", "0.123457", "0.123457*"],
+        ["metrics.val.loss", "1*", "3"],
     ]  # fmt: skip
     assert ["exit_code", "0", "1"] in lines and not any(line[0] in ("commit", "command") for line in lines)
     compared = trained.ok("runs", "--compare", "base1", "base3", "--json").json["compare"]
     assert compared["differences"][0] == {"key": "params.n", "values": [1, 3]} and len(compared["runs"]) == 2
     assert trained.ok("runs", "--compare", "base1", "base3", "--csv").lines[1] == "params.n,1,3"
+
+
+def test_of_many_runs_each_is_a_row_and_the_best_of_a_metric_has_a_star(sweep: Dsv) -> None:
+    shown = sweep.ok("runs", "--compare", "lr1", "lr2", "lr3", "lr4")
+    assert [line.split()[:7] for line in shown.lines] == [
+        ["RUN", "lr", "acc", "loss", "bytes", "exit_code", shown.lines[0].split()[6]],
+        ["lr1", "1", "0.1", "4", "1.00", "kB*", "0"],
+        ["lr2", "2", "0.2", "3", "2.00", "kB", "0"],
+        ["lr3", "3", "0.3*", "2*", "3.00", "kB", "1"],
+        ["lr4", "4", "-", "-", "-", "0", shown.lines[4].split()[6]],
+    ]
+    narrow = sweep("runs", "--compare", "lr1", "lr2", "lr3", "lr4", terminal=True, width=30)
+    assert "\x1b[1;32m0.3*\x1b[0m" in narrow.out and "Hidden columns: " in narrow.err
+
+
+def test_colours_tell_results_as_the_words_do(sweep: Dsv) -> None:
+    shown = sweep("runs", terminal=True, width=120).out
+    assert "\x1b[32mok\x1b[0m" in shown and "\x1b[31mfailed (1)\x1b[0m" in shown
+    assert "\x1b[1;32m0.3*\x1b[0m" in shown
+    assert "*" not in sweep.ok("runs").out, "programs may read it"
+    assert "\x1b" not in sweep.at(sweep.cwd, NO_COLOR="1")("runs", terminal=True).out
+
+
+@pytest.fixture
+def sweep(pets: Dsv) -> Dsv:
+    """With four runs of one parameter and three metrics, which the last does not have."""
+    job = """
+        n=$(echo $DSV_PARAMS | tr -cd 0-9)
+        [ $n = 4 ] || echo "{\\"acc\\": 0.$n, \\"loss\\": $((5 - n)), \\"bytes\\": ${n}000}" > $DSV_OUT/metrics.json
+        [ $n != 3 ]
+    """
+    for n in range(1, 5):
+        pets.process("run", "pets", "--name", f"lr{n}", "-p", f"lr={n}", "--", "sh", "-c", job)
+    return pets
 
 
 def test_a_comparison_of_runs_says_bytes_for_people_and_what_to_type_for_the_data(pets: Dsv) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from dsv.cli.call import Call
+from dsv.cli.commands import demo
 from dsv.cli.declare import Command, command
 from dsv.cli.failure import failure_text
 from dsv.cli.terminal import PLAIN, Ink, Surroundings, wrapped
@@ -68,6 +69,24 @@ def test_who_wants_no_colour_gets_no_escape_code(
     assert "\x1b" not in shown.out + shown.err
 
 
+def test_headings_of_help_are_bold_and_a_page_is_the_same_without(changed: Dsv) -> None:
+    shown, plain = changed("status", "--help", terminal=True).out, changed("status", "--help").out
+    assert CODES.sub("", shown) == plain
+    assert set(re.findall(r"\x1b\[1m(.*?)\x1b\[0m", shown)) >= {"Usage:", "Options:", "Examples:"}
+    assert "\x1b" not in changed.at(changed.cwd, NO_COLOR="1")("status", "--help", terminal=True).out
+
+
+def test_damage_and_the_lines_of_a_demo_stand_out(changed: Dsv, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "\x1b[32m" in changed("verify", terminal=True).err
+    for pack in (changed.home / ".local/share/dsv/store/packs").glob("*/*"):
+        pack.unlink()
+    lost = changed("verify", terminal=True)
+    assert re.search(r"\x1b\[31m[0-9a-f]{12} .* has lost:\x1b\[0m\n", lost.out) and "\x1b[31m" in lost.err
+    monkeypatch.setattr(demo, "TOUR", "# What is here.\nls")
+    shown = changed("demo", terminal=True).out
+    assert shown == "\x1b[36m# What is here.\x1b[0m\n\x1b[1m$ ls\x1b[0m\ncircle\ncross\nsquare\n"
+
+
 def test_each_stream_is_judged_alone() -> None:
     around = Surroundings({}, io.BytesIO(), io.StringIO(), False, True)
     assert (around.stdout_ink, around.stderr_ink) == (Ink(False), Ink(True))
@@ -104,6 +123,6 @@ def test_a_bar_is_drawn_only_where_it_can_be_drawn_over(
 def test_long_notes_break_between_words_and_commands_stay_whole() -> None:
     text = "\x1b[33mwarning:\x1b[0m the store was not asked\nhint: dsv cache pets@v1 --hold 3d\n"
     assert wrapped(text, 20) == (
-        "\x1b[33mwarning:\x1b[0m the store\nwas not asked\nhint: dsv cache pets@v1 --hold 3d\n"
-    )
+        "\x1b[33mwarning:\x1b[0m the store\nwas not asked\nhint: dsv cache     pets@v1 --hold 3d\n"
+    ), "spaces fill the row of a command, which stays one line to copy"
     assert wrapped("a-word-that-is-longer-than-the-line", 10) == "a-word-that-is-longer-than-the-line"

@@ -141,12 +141,18 @@ def _invoke(arguments: Sequence[str], session: CommandLine) -> int:
             code = ctx.command.invoke(ctx)
     except typer.Exit as end:
         code = end.exit_code
+    if (line := session.pager) is not None:
+        from dsv.cli.pager import show_in
+
+        show_in(line, session.out, session.around.environ)
     session.out.publish()
+    session.tell()
     return int(code or 0)
 
 
 def _fail(error: BaseException, arguments: Sequence[str], session: CommandLine) -> int:
     session.out.discard()
+    session.tell()
     around = session.around
     if session.flags.debug or "--debug" in _options(arguments):
         import traceback

@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -40,6 +40,11 @@ class Flags(msgspec.Struct):
     quiet: bool = False
     debug: bool = False
     progress: str | None = None
+    no_pager: bool = False
+
+
+PAGED = frozenset({"diff", "log", "runs", "show"})
+"""Commands whose output is for a pager."""
 
 
 class CommandLine(msgspec.Struct):
@@ -56,6 +61,26 @@ class CommandLine(msgspec.Struct):
     """In the process of a detached run: reports the run to the process that started this one."""
     member: dict[str, Any] | None = None
     """In the process of a run of a sweep: which run it is, and what all runs have in common."""
+    later: list[str] = msgspec.field(default_factory=list)
+    """Notes and warnings that follow the output, as a pager would hide them."""
+
+    @property
+    def pager(self) -> str | None:
+        """The command line of the pager that shows the output, if one does."""
+        flags, around = self.flags, self.around
+        if self.command not in PAGED or flags.json or flags.no_pager or around.is_dumb:
+            return None
+        if self.out.streaming or not self.out.isatty():
+            return None
+        line = around.environ.get("DSV_PAGER", around.environ.get("PAGER", "less")).strip()
+        return None if line in ("", "cat") else line
+
+    def tell(self) -> None:
+        """Print the notes and warnings that follow the output."""
+        with suppress(BrokenPipeError):
+            self.around.stderr.write("".join(self.later))
+            self.around.stderr.flush()
+        self.later.clear()
 
 
 def name_of(param: Any) -> str:
@@ -149,10 +174,11 @@ class Call(typer.Context):
         flags = {"store": self.flags.store, "names": self.flags.names, "cache": self.flags.cache}
         return gather(self.around.environ, working_folder(self.around.environ), flags)
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, style: str = "") -> None:
         """Print a line of the result, for people: nothing with --json."""
         if not self.json:
-            self.out.line(printable(text))
+            text = self.around.stdout_ink.paint(style, printable(text))
+            self.out.line(wrapped(text, self.around.columns()) if self.around.stdout_is_terminal else text)
 
     def routine(self, text: str) -> None:
         """Print a line of the result that says that all went well: nothing with --quiet, as cron mails it."""
@@ -214,10 +240,10 @@ class Call(typer.Context):
             write_items(self.out, items, head)
             self.answered = True
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, style: str = "") -> None:
         """Print a note for people on stderr, unless --quiet is given, or the result was printed as JSON."""
         if not (self.quiet or self.answered):
-            self._stderr(printable(text))
+            self._stderr(self.around.stderr_ink.paint(style, printable(text)))
 
     def warn(self, text: str) -> None:
         """Print a warning on stderr, with --quiet too, unless the result was printed as JSON."""
@@ -339,8 +365,6 @@ class Call(typer.Context):
         text = without_passwords(text)
         if self.around.stderr_is_terminal:
             text = wrapped(text, self.around.columns())
-        try:
-            self.around.stderr.write(text + "\n")
-            self.around.stderr.flush()
-        except BrokenPipeError:
-            pass
+        self.session.later.append(text + "\n")
+        if self.session.pager is None:
+            self.session.tell()

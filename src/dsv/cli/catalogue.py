@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 SECTIONS: dict[str, dict[str, str]] = {
     "Workspaces": {
         "init": "Bind this folder to a new dataset",
@@ -83,10 +85,28 @@ GLOBAL_OPTIONS: tuple[tuple[str, str], ...] = (
     ("--json", "One JSON document on stdout, also of a failure"),
     ("--progress MODE", "Progress on stderr: auto, bar, lines, json, none"),
     ("-q, --quiet", "No notes on stderr, and progress only if asked for"),
+    ("--no-pager", "Don't show long output in a pager ($DSV_PAGER, $PAGER, or less)"),
     ("--debug", "Show the traceback of a failure"),
     ("-h, --help", "Show help, also of one command"),
     ("--version", "Show the version"),
 )
+
+
+def has_colour(environ: Mapping[str, str]) -> bool:
+    """Return whether a terminal gets colours. As on https://no-color.org, any value that isn't empty turns them off."""
+    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+
+def with_headings(text: str) -> str:
+    """Return a help page with bold headings."""
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        head = (
+            "Usage:" if line.startswith("Usage:") else line if line[:1].isalpha() and line[-1] == ":" else ""
+        )
+        if head:
+            lines[number] = f"\x1b[1m{head}\x1b[0m{line[len(head) :]}"
+    return "\n".join(lines)
 
 
 def _row(name: str, text: str, room: int, width: int) -> str:

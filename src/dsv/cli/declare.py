@@ -21,7 +21,7 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 from typer.main import get_command
 
 from dsv.cli.call import Call, CommandLine, name_of
-from dsv.cli.catalogue import GLOBAL_OPTIONS
+from dsv.cli.catalogue import GLOBAL_OPTIONS, with_headings
 from dsv.cli.output import Keys
 from dsv.errors import UsageError
 from dsv.values.json import LONG_MAX, check_length, is_text
@@ -275,7 +275,8 @@ def _remember(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Non
 def _show_help(ctx: typer.Context, value: bool) -> None:
     session = ctx.find_object(CommandLine)
     if session is not None and value and not ctx.resilient_parsing:
-        session.out.line(ctx.get_help())
+        text = ctx.get_help()
+        session.out.line(with_headings(text) if session.around.stdout_ink.on else text)
         raise typer.Exit
 
 
@@ -290,7 +291,8 @@ def global_options() -> tuple[Any, ...]:
     for written, meaning in GLOBAL_OPTIONS:
         names = written.replace(",", "")
         flag = names.split()[-1].startswith("-")
-        name = "directory" if names == "-C DIR" else names.partition("--")[2].partition(" ")[0]
+        long = names.partition("--")[2].partition(" ")[0].replace("-", "_")
+        name = "directory" if names == "-C DIR" else long
         callback = _show_help if name == "help" else _remember
         made = option(names, meaning, expose_value=False, is_eager=True, callback=callback)
         kinds[name] = Annotated[bool, made] if flag else Annotated[str | None, made]

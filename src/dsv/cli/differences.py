@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from dsv.cli.declare import option, whole
-from dsv.cli.output import Keys, printable, to_item, width
-from dsv.cli.terminal import CHANGES
+from dsv.cli.output import Keys, printable, to_item
+from dsv.cli.terminal import CHANGES, width
 from dsv.diff.paths import OTHERS
 from dsv.format.tree import Kind
 from dsv.repo.tree.diff import What

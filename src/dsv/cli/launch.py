@@ -20,6 +20,7 @@ from dsv.cli.detach import detach, start_supervisor
 from dsv.cli.failure import failure_json, of_error
 from dsv.cli.output import document, to_json
 from dsv.cli.run_views import cause_text, params_text, result_text, write_table
+from dsv.cli.terminal import Style
 from dsv.errors import Conflict, DsvError, LaunchError, UsageError, as_launch_error
 from dsv.run.dirs import RunPlace
 from dsv.run.engines.attach import Signals, informing_ignored
@@ -272,7 +273,8 @@ def _tell(call: Call, result: RunView, file: FileIO | None, receipt: str | None)
     why = "" if reason is None else f": {reason}"
     if not result.hit:
         call.say(
-            f"run {record.run} ended with exit code {record.exit_code}{took}{why}; output in {result.out}"
+            f"run {record.run} ended with exit code {record.exit_code}{took}{why}; output in {result.out}",
+            Style.GOOD if record.exit_code == 0 else Style.BAD,
         )
     code = result.exit_code
     try:

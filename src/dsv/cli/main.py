@@ -28,10 +28,11 @@ def main() -> int:
     if arguments in (["--version"], ["-V"], ["version"]):
         return _print(f"dsv {__version__}\n")
     if arguments in ([], ["--help"], ["-h"], ["help"]):
-        from dsv.cli.catalogue import root_help
+        from dsv.cli.catalogue import has_colour, root_help, with_headings
 
         stream = 1 if arguments else 2
-        code = _print(root_help(_columns(stream)), stream)
+        text = root_help(_columns(stream))
+        code = _print(with_headings(text) if _columns(stream, 0) and has_colour(os.environ) else text, stream)
         return code if arguments else 2
     from dsv.errors import memory_ran_out
 
@@ -67,11 +68,11 @@ def _speak_utf8() -> None:
         os.execv(sys.executable, [sys.orig_argv[0], "-X", "utf8", *sys.orig_argv[1:]])
 
 
-def _columns(stream: int) -> int:
-    """Return the width of the terminal that help is for, or 80."""
+def _columns(stream: int, otherwise: int = 80) -> int:
+    """Return the width of the terminal that help is for."""
     with suppress(OSError):
         return os.get_terminal_size(stream).columns or 80
-    return 80
+    return otherwise
 
 
 def _print(text: str, stream: int = 1) -> int:

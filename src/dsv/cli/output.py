@@ -6,7 +6,6 @@ import io
 import json
 import re
 import time
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
@@ -17,7 +16,7 @@ from typing import IO, TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from dsv.cli.terminal import Style
+from dsv.cli.terminal import PLAIN, Ink, Style, width
 from dsv.errors import NoRoom
 from dsv.values import units
 
@@ -45,7 +44,7 @@ class CommandOutput(AbstractContextManager["CommandOutput"]):
     def __init__(self, raw: BinaryIO) -> None:
         self._raw = raw
         self._held: IO[bytes] = io.BytesIO()
-        self._streaming = False
+        self.streaming = False
         self._may_stream = False
 
     def line(self, text: str) -> None:
@@ -53,7 +52,7 @@ class CommandOutput(AbstractContextManager["CommandOutput"]):
 
     def write(self, data: bytes) -> None:
         """Collect data, or send it while streaming. Raises `ReaderGone`."""
-        if self._streaming:
+        if self.streaming:
             self._send(data)
             return
         self._held.write(data)
@@ -73,7 +72,7 @@ class CommandOutput(AbstractContextManager["CommandOutput"]):
     def stream(self) -> None:
         """Send what is held, and from now on send everything at once."""
         self.publish()
-        self._streaming = True
+        self.streaming = True
 
     def stream_when_large(self) -> None:
         """Send output beyond `HELD_IN_MEMORY` at once: contents may be larger than a disk."""
@@ -81,10 +80,15 @@ class CommandOutput(AbstractContextManager["CommandOutput"]):
 
     def publish(self) -> None:
         """Send everything. Raises `ReaderGone`, or `NoRoom` if stdout can't take it."""
-        self._held.seek(0)
-        while data := self._held.read(1 << 20):
+        for data in self.held():
             self._send(data)
         self.discard()
+
+    def held(self) -> Iterator[bytes]:
+        """Yield what was collected and not yet sent."""
+        self._held.seek(0)
+        while data := self._held.read(1 << 20):
+            yield data
 
     def discard(self) -> None:
         self._held.close()
@@ -271,6 +275,17 @@ NARROWEST = 8
 """Columns that a shortened cell keeps."""
 
 
+class Painted(str):
+    """A cell of a table in a colour."""
+
+    style: str
+
+    def __new__(cls, text: str, style: str) -> Painted:
+        made = super().__new__(cls, text)
+        made.style = style
+        return made
+
+
 class Column(msgspec.Struct, frozen=True):
     title: str
     right: bool = False
@@ -301,8 +316,8 @@ def write_table(
     if not rows:
         return
     parsed = [Column.parse(column) if isinstance(column, str) else column for column in columns]
-    cells = [[printable(cell) for cell in row] for row in rows]
-    titles = [column.head for column in parsed]
+    cells = [[Painted(printable(cell), getattr(cell, "style", "")) for cell in row] for row in rows]
+    titles = [Painted(column.head, "") for column in parsed]
     widths = [max(width(row[i]) for row in [titles, *cells]) for i in range(len(parsed))]
     if around.stdout_is_terminal:
         fitted = _fitted(widths, parsed, around.columns())
@@ -310,20 +325,11 @@ def write_table(
             _write_stacked(out, around, parsed, cells, details)
             return
         widths = fitted
-    head = _row(titles, widths, parsed)
-    out.line(around.stdout_ink.paint(Style.HEADING, head))
+    ink = around.stdout_ink
+    out.line(ink.paint(Style.HEADING, _row(titles, widths, parsed, PLAIN)))
     for number, row in enumerate(cells):
-        out.line(_row(row, widths, parsed))
+        out.line(_row(row, widths, parsed, ink))
         _write_details(out, details, number)
-
-
-def width(text: str) -> int:
-    """Return the columns that a terminal needs: two for East Asian wide characters, none for combining marks."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
-    )
 
 
 def shortened(text: str, room: int) -> str:
@@ -353,11 +359,12 @@ def _fitted(widths: Sequence[int], columns: Sequence[Column], room: int) -> list
     return fitted
 
 
-def _row(row: Sequence[str], widths: Sequence[int], columns: Sequence[Column]) -> str:
+def _row(row: Sequence[Painted], widths: Sequence[int], columns: Sequence[Column], ink: Ink) -> str:
     cells = []
     for cell, room, column in zip(row, widths, columns, strict=True):
         text = shortened(cell, room)
         space = " " * (room - width(text))
+        text = ink.paint(cell.style, text)
         cells.append(space + text if column.right else text + space)
     return GAP.join(cells).rstrip()
 
@@ -366,7 +373,7 @@ def _write_stacked(
     out: CommandOutput,
     around: Surroundings,
     columns: Sequence[Column],
-    rows: Sequence[Sequence[str]],
+    rows: Sequence[Sequence[Painted]],
     details: Sequence[Sequence[str]],
 ) -> None:
     """Write each row as a block, one value a line, for windows too narrow for the table."""
@@ -375,7 +382,8 @@ def _write_stacked(
     for number, row in enumerate(rows):
         out.line(around.stdout_ink.paint(Style.HEADING, row[0]))
         for cell, title in zip(row[1:], titles[1:], strict=True):
-            out.line(f"  {title}{' ' * (longest - width(title))}  {cell}")
+            painted = around.stdout_ink.paint(cell.style, cell.rstrip())
+            out.line(f"  {title}{' ' * (longest - width(title))}  {painted}")
         _write_details(out, details, number)
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dsv.cli.output import printable, to_json
+from dsv.cli.terminal import wrapped
 from dsv.values.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ LINE_SECONDS = 10.0
 JSON_SECONDS = 1.0
 BAR_SECONDS = 0.2
 BAR_WIDTH = 20
+"""Columns, or an eighth of a narrow terminal."""
 BAR_AFTER = 0.5
 """Seconds. A command that ends earlier shows no bar, and does not import the library that draws it."""
 
@@ -204,7 +206,7 @@ class Bar(Meter):
 
     def say(self, text: str) -> None:
         if self._bar is None:
-            self.put(f"{printable(text)}\n")
+            self.put(wrapped(printable(text), self._columns) + "\n")
         else:
             self._bar.console.print(printable(text), markup=False, highlight=False)
 
@@ -222,10 +224,9 @@ class Bar(Meter):
             file=self._stream, force_terminal=True, no_color=not self._colour, width=self._columns
         )
         columns = [TextColumn("{task.description}", markup=False)]
-        self._room = self._columns - len(self.what) - 2
-        if self._columns >= 90:
-            self._room -= BAR_WIDTH + 1
-            columns.append(BarColumn(bar_width=BAR_WIDTH))  # type: ignore[arg-type]
+        bar_width = min(BAR_WIDTH, self._columns // 8)
+        self._room = self._columns - len(self.what) - bar_width - 3
+        columns.append(BarColumn(bar_width=bar_width))  # type: ignore[arg-type]
         text = TextColumn("{task.fields[summary]}", markup=False, table_column=Column(no_wrap=True, ratio=1))
         # The working thread draws it, five times a second: a refresh thread would compete with it.
         self._bar = Progress(*columns, text, console=console, transient=True, auto_refresh=False, expand=True)

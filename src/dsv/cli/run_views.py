@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from dsv.cli.call import Call
-from dsv.cli.output import GAP, Column, local_time, width
+from dsv.cli.output import GAP, Column, Painted, local_time
+from dsv.cli.terminal import Style, width
 from dsv.errors import NotFound
 from dsv.files.process import host_name
-from dsv.run.listing import RunView, as_text, flattened
+from dsv.run.listing import RunView, as_text, flattened, sort_order
 from dsv.run.once import computed_again, document, in_rfc8785
 from dsv.run.part import EndCause
 from dsv.run.record import RunRecord, RunState
@@ -47,6 +49,13 @@ def state_text(view: RunView) -> str:
     return result_text(view.record) + (" (last known)" if view.last_known is not None else "")
 
 
+def _painted(result: str) -> Painted:
+    """Return how runs ended in its colour. An exit code in parentheses is that of a failure."""
+    failed = re.search(r"\(\d|cut off", result)
+    good = re.fullmatch(r"([\d,]+ )?(ok|hit)", result)
+    return Painted(result, Style.BAD if failed else Style.GOOD if good else "")
+
+
 def cause_text(record: RunRecord) -> str | None:
     """Return why it ended, if the command itself was not the cause."""
     return None if record.end in (None, EndCause.EXITED) else str(record.end).replace("-", " ")
@@ -58,6 +67,8 @@ _WITH_STARTED = 100
 """Columns of a terminal that shows when a run started; otherwise the whole id, which begins with that, is shown."""
 _WIDEST = 24
 """Columns that a parameter or a metric gets on a terminal, unless it is a number."""
+_BESIDE = 3
+"""The most runs that are compared in columns. Of more, each is a row, and the keys are columns."""
 _HIDDEN_NAMED = 20
 """The most hidden columns that are named."""
 # fmt: off
@@ -89,7 +100,23 @@ def write_table(
             del row[-3]
     values = [_values(view) for view in views]
     keys = _keys(values)
-    cells = {key: [_cell(each[key]) if key in each else "-" for each in values] for key in keys}
+    cells: dict[str, Sequence[str]] = {key: [_cell(each.get(key)) for each in values] for key in keys}
+    if call.around.stdout_is_terminal:
+        cells = {key: _best_marked(key, [each.get(key) for each in values], cells[key]) for key in keys}
+    hidden = _add_columns(call, columns, rows, cells, first)
+    _write_groups(call, columns, rows, groups, whole)
+    _tell_hidden(call, hidden)
+
+
+def _add_columns(
+    call: Call,
+    columns: list[Column],
+    rows: Sequence[list[str]],
+    cells: Mapping[str, Sequence[str]],
+    first: Sequence[str] = (),
+) -> list[str]:
+    """Add a column for each key, on a terminal those that fit. Return the titles of the others."""
+    keys = list(cells)
     titles = {key: _title(key, keys) for key in keys}
     shown = keys
     if call.around.stdout_is_terminal:
@@ -101,8 +128,23 @@ def write_table(
         columns.append(Column(titles[key], right=numbers, keep=numbers, exact=True))
         for row, cell in zip(rows, cells[key], strict=True):
             row.append(cell)
-    _write_groups(call, columns, rows, groups, whole)
-    if hidden := [titles[key] for key in keys if key not in shown]:
+    return [titles[key] for key in keys if key not in shown]
+
+
+def _best_marked(key: str, values: Sequence[Json], cells: Sequence[str]) -> Sequence[str]:
+    """Return the cells of a metric that differs with a star and a colour at the best. Digits stay aligned."""
+    numbers = {value for value in values if isinstance(value, int | float) and not isinstance(value, bool)}
+    if not key.startswith("metrics.") or len(numbers) < 2:
+        return cells
+    best = max(numbers) if sort_order(key)[1] else min(numbers)
+    return [
+        Painted(f"{cell}*", Style.BEST) if value == best else f"{cell} "
+        for value, cell in zip(values, cells, strict=True)
+    ]
+
+
+def _tell_hidden(call: Call, hidden: Sequence[str]) -> None:
+    if hidden:
         named = [title[:_WIDEST] for title in hidden[:_HIDDEN_NAMED]]
         named += [f"and {len(hidden) - _HIDDEN_NAMED} more"] if len(hidden) > _HIDDEN_NAMED else []
         call.say(f"Hidden columns: {', '.join(named)} (see --csv)")
@@ -133,6 +175,7 @@ def _write_groups(
             own[result] += f", {len(whole.not_begun)} not begun"
         elif len(known.latest) < known.seat.of:
             own[result] += f" of {known.seat.of}"
+        own[result] = _painted(own[result])
         for row in rows[at : at + len(each.members)]:
             row[0] = f"  {row[0]}"
         rows.insert(at, own)
@@ -164,8 +207,17 @@ def write_differences(
         _write_csv(call, [*heads, *([key, *map(_exact, values)] for key, values in differ)])
         return
     names = [view.record.name or _short(call, view.record) for view in views]
-    columns = [Column("key", keep=True), *(Column(name, exact=True) for name in names)]
-    call.table(columns, [[key, *(_shown(key, value) for value in values)] for key, values in differ])
+    cells = {
+        key: _best_marked(key, values, [_shown(key, value) for value in values]) for key, values in differ
+    }
+    if len(views) > _BESIDE:
+        columns, rows = [Column("run", keep=True)], [[name] for name in names]
+        hidden = _add_columns(call, columns, rows, cells)
+        call.table(columns, rows if differ else ())
+        _tell_hidden(call, hidden)
+    else:
+        columns = [Column("key", keep=True), *(Column(name, exact=True) for name in names)]
+        call.table(columns, [[key, *cells[key]] for key in cells])
     call.say(
         f"{format_count(same, 'key')} the same"
         if differ
@@ -244,7 +296,7 @@ def _row(call: Call, view: RunView) -> list[str]:
         _data(record, 8 if call.around.stdout_is_terminal else 12),
         local_time(record.started_ms),
         took,
-        state_text(view),
+        _painted(state_text(view)),
     ]
 
 
@@ -276,8 +328,8 @@ def _keys(values: Sequence[Mapping[str, Json]]) -> list[str]:
 def _title(key: str, keys: Sequence[str]) -> str:
     """Return the key without `params.` or `metrics.`, unless both have the name."""
     head, _, name = key.partition(".")
-    other = f"metrics.{name}" if head == "params" else f"params.{name}"
-    return name if name and other not in keys else key
+    other = {"params": f"metrics.{name}", "metrics": f"params.{name}"}.get(head, key)
+    return key if other in keys else name
 
 
 def _by_interest(keys: Sequence[str], cells: Mapping[str, Sequence[str]], first: Sequence[str]) -> list[str]:
@@ -312,17 +364,19 @@ def _wide(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
 
 
 def _cell(value: Json) -> str:
-    """Return a value in a short form: six digits of a number."""
+    """Return a value in a short form: six digits of a number, and a dash for none."""
+    if value is None:
+        return "-"
     if isinstance(value, float):
         return repr(value) if len(repr(value)) <= 8 else f"{value:.6g}"
     return as_text(value)
 
 
 def _shown(key: str, value: Json) -> str:
-    if value is None:
-        return "-"
-    if key.endswith("bytes") and isinstance(value, int):
-        return _readable(key, value)
+    if isinstance(value, int) and key.endswith("bytes"):
+        return format_bytes(value)
+    if key.endswith("seconds"):  # of a metric all digits may count
+        return _cell(value) if key.startswith(("params.", "metrics.")) else _readable(key, value)
     return str(value)[:12] if key in ("commit", "code.commit") else _cell(value)
 
 

@@ -7,10 +7,13 @@ import io
 import os
 import re
 import sys
+import unicodedata
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, BinaryIO, Final, TextIO, cast
 
 import msgspec
+
+from dsv.cli.catalogue import has_colour
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
 class Style:
     """The codes of colours, as git and most tools use them."""
 
+    NONE: Final = ""
+    GOOD: Final = "32"
+    BAD: Final = "31"
+    BEST: Final = "1;32"
     HEADING: Final = "1"
     NAME: Final = "1"
     ERROR: Final = "1;31"
@@ -38,7 +45,7 @@ class Ink(msgspec.Struct, frozen=True):
 
     def paint(self, style: str, text: str) -> str:
         """Add the codes to text that is printable already."""
-        return f"\x1b[{style}m{text}\x1b[0m" if self.on and text else text
+        return f"\x1b[{style}m{text}\x1b[0m" if self.on and style and text else text
 
 
 PLAIN = Ink(on=False)
@@ -53,26 +60,36 @@ CHANGES = {
 """By the words that `dsv status` uses."""
 
 
+def width(text: str) -> int:
+    """Return the columns that a terminal needs: two for East Asian wide characters, none for combining marks."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
+    )
+
+
 _PAINT = re.compile(r"\x1b\[[0-9;]*m")
-_KEPT = re.compile(r" |hint:|next:|then:|or, ")
+_TO_COPY = re.compile(r" |hint:|next:|then:|or, ")
 """The beginning of lines with a command to copy, and of indented ones."""
 
 
 def wrapped(text: str, columns: int) -> str:
-    """Break lines that are longer than `columns` between words, except lines with a command to copy."""
+    """Break lines that are longer than `columns` between words. Lines with a command to copy stay one line: spaces
+    fill a row of the terminal, which goes on in the next."""
     lines = []
     for line in text.split("\n"):
-        if _KEPT.match(_PAINT.sub("", line)):
-            lines.append(line)
-            continue
-        row, *words = line.split(" ")
+        fill = bool(_TO_COPY.match(_PAINT.sub("", line)))
+        done, (row, *words) = "", line.split(" ")
         for word in words:
-            if len(_PAINT.sub("", row)) + 1 + len(_PAINT.sub("", word)) > columns:
-                lines.append(row)
-                row = word
-            else:
+            used = width(_PAINT.sub("", row))
+            if used + 1 + width(_PAINT.sub("", word)) <= columns:
                 row = f"{row} {word}"
-        lines.append(row)
+            elif fill:
+                done, row = done + row + " " * (-used % columns), word
+            else:
+                done, row = f"{done}{row}\n", word
+        lines.append(done + row)
     return "\n".join(lines)
 
 
@@ -91,8 +108,8 @@ class Surroundings(msgspec.Struct, frozen=True):
 
     @property
     def colour(self) -> bool:
-        """True if colours are on. As on https://no-color.org, any value that isn't empty turns them off."""
-        return not self.environ.get("NO_COLOR") and not self.is_dumb
+        """True if a terminal gets colours."""
+        return has_colour(self.environ)
 
     @property
     def is_dumb(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Literal
 
 from dsv.cli.call import Call
 from dsv.cli.declare import command, option
+from dsv.cli.terminal import Style
 from dsv.errors import DsvError, LaunchError, NotFound
 
 STEP_SECONDS = 120.0
@@ -79,6 +80,8 @@ dsv verify --repair --from ../copy
 # Your own data: dsv init in its folder, then dsv sync -m TEXT. dsv --help lists all commands.
 """
 """Comments, commands and pictures to draw. ENGINE: the engine's options. LARGEST: the largest pack."""
+_STYLES = {"# ": Style.HINT, "$ ": Style.HEADING}
+"""By the beginning of a line."""
 FAILING = {"dsv verify shapes@v1": 5}
 """The exit codes of commands that have to fail."""
 
@@ -108,7 +111,9 @@ def demo(
         call.out.stream()
     folder = Path(tempfile.mkdtemp(prefix="dsv-demo-"))
     try:
-        steps = take(folder, call.around.environ, engine, (lambda line: None) if call.json else call.line)
+        steps = take(
+            folder, call.around.environ, engine, lambda line: call.line(line, _STYLES.get(line[:2], ""))
+        )
     finally:
         _writable(folder)
         shutil.rmtree(folder, ignore_errors=True)

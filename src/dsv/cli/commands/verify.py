@@ -9,6 +9,7 @@ from dsv.api.verify import verify as verify_store
 from dsv.cli.call import Call
 from dsv.cli.declare import argument, command, option
 from dsv.cli.output import first
+from dsv.cli.terminal import Style
 from dsv.errors import IntegrityError, Unreachable, UsageError
 from dsv.upkeep.verify import UnreadablePart, Verification
 from dsv.values.names import Target
@@ -119,7 +120,7 @@ def _items(done: Verification) -> Iterator[dict[str, object]]:
 
 def _show(call: Call, done: Verification) -> None:
     for fault in done.faults[:_COMMITS]:
-        call.line(f"{fault.what} {fault.name}: {fault.text}")
+        call.line(f"{fault.what} {fault.name}: {fault.text}", Style.BAD)
     by_commit: dict[str, list[UnreadablePart]] = {}
     for one in done.lost:
         for commit_id in one.commits:
@@ -128,7 +129,7 @@ def _show(call: Call, done: Verification) -> None:
     for commit in sorted(by_commit, key=lambda one: named[one][:1] and named[one][0].startswith("history"))[
         :_COMMITS
     ]:
-        call.line(f"{commit[:12]} ({', '.join(named[commit][:3])}) has lost:")
+        call.line(f"{commit[:12]} ({', '.join(named[commit][:3])}) has lost:", Style.BAD)
         lines = [line for one in by_commit[commit] for line in _lines(one)]
         for line in first(lines, _PATHS):
             call.line(f"  {line}")
@@ -154,7 +155,8 @@ def _show(call: Call, done: Verification) -> None:
         looked += f", {done.packs_read:,} of them{read}" if read else ""
     else:  # with --budget: the packs alone
         looked = f"{format_count(done.packs_read, 'pack')}{read}"
-    call.say(f"{looked}: {_verdict(done)}")
+    style = Style.BAD if not done.is_whole else "" if done.packs or done.unasked else Style.GOOD
+    call.say(f"{looked}: {_verdict(done)}", style)
     if done.repaired:
         call.say(f"{format_count(done.repaired, 'object')} stored again")
     if done.lost_objects:

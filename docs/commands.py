@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from dsv.cli.app import load
-from dsv.cli.catalogue import GLOBAL_OPTIONS, SECTIONS
+from dsv.cli.catalogue import GLOBAL_OPTIONS, SECTIONS, look_alikes
 from dsv.cli.declare import Command
 
 if TYPE_CHECKING:
@@ -148,6 +148,9 @@ def _command(command: Command) -> Iterator[str]:
         shown = [(f"`{_cell(option)}`", meaning) for option, meaning in rows]
         yield ""
         yield from _table(("option" if heading == "Options" else heading.lower(), "meaning"), shown)
+    if others := look_alikes(str(command.name)):
+        yield ""
+        yield "Not to be confused with " + ", ".join(f"[{name}](#dsv-{name})" for name in others) + "."
     yield ""
     for line, meaning in command.examples:
         yield f"    {line}{'    # ' + meaning if meaning else ''}"

@@ -76,6 +76,23 @@ HIDDEN = ("node",)
 
 COMMANDS: dict[str, str] = {name: line for section in SECTIONS.values() for name, line in section.items()}
 
+_ALIKE = (
+    ("cache", "cached"),
+    ("run", "runs", "logs"),
+    ("log", "logs"),
+    ("restore", "revert", "rollback"),
+    ("verify", "doctor", "store"),
+    ("evict", "expire", "gc"),
+)
+"""Commands that are taken for each other."""
+
+
+def look_alikes(name: str) -> dict[str, str]:
+    """Return the commands that this one is taken for, with their lines of help."""
+    names = [other for group in _ALIKE if name in group for other in group if other != name]
+    return {other: COMMANDS[other] for other in names}
+
+
 MODES = ("auto", "bar", "lines", "json", "none")
 """Of --progress."""
 GLOBAL_OPTIONS: tuple[tuple[str, str], ...] = (

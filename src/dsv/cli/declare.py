@@ -21,7 +21,7 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 from typer.main import get_command
 
 from dsv.cli.call import Call, CommandLine, name_of
-from dsv.cli.catalogue import GLOBAL_OPTIONS, with_headings
+from dsv.cli.catalogue import GLOBAL_OPTIONS, look_alikes, with_headings
 from dsv.cli.output import Keys
 from dsv.errors import UsageError
 from dsv.values.json import LONG_MAX, check_length, is_text
@@ -150,9 +150,10 @@ class Command(TyperCommand):
         for heading, rows in self.option_rows(ctx).items():
             with formatter.section(heading):
                 formatter.write_dl(rows)
-        used = [row for row in GLOBAL_OPTIONS if self.unused.isdisjoint(re.split("[, ]+", row[0]))]
-        with formatter.section("Global options"):
-            formatter.write_dl([row for row in used if row[0] != "--version"])
+        formatter.write("\nOptions of every command, such as --json and -q: dsv --help\n")
+        if alike := look_alikes(str(self.name)):
+            with formatter.section("Not to be confused with"):
+                formatter.write_dl([(f"dsv {name}", line) for name, line in alike.items()])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples, unwrapped, so that they can be copied."""
